@@ -1,0 +1,136 @@
+//! Owned memory for payloads, aligned for O_DIRECT and recycled by the thread that drops it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// Alignment of the first byte of every buffer: enough for O_DIRECT on any Linux device.
+pub const ALIGNMENT: usize = 4096;
+/// The smallest and largest sizes that are kept for the next user.
+const SMALLEST_CLASS: usize = 4096;
+const LARGEST_CLASS: usize = 1 << 20;
+const CLASS_COUNT: usize = (LARGEST_CLASS / SMALLEST_CLASS).ilog2() as usize + 1;
+/// A thread keeps at most this many bytes of each class for reuse.
+const KEPT_BYTES_PER_CLASS: usize = 4 << 20;
+
+thread_local! {
+    static POOL: RefCell<[Vec<Vec<u8>>; CLASS_COUNT]> = const { RefCell::new([const { Vec::new() }; CLASS_COUNT]) };
+}
+
+/// Memory for one payload. The first byte is aligned to [`ALIGNMENT`].
+///
+/// A `Vec` rather than a boxed slice holds the memory: moving a `Buffer` while the kernel writes
+/// into it (an io_uring read) must not assert that nobody else looks at the bytes.
+pub struct Buffer {
+    storage: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Buffer {
+    /// `length` bytes whose contents are left over from an earlier use: the caller overwrites all
+    /// of them before anyone else sees them.
+    pub fn for_overwrite(length: usize) -> Self {
+        let storage = match class_of(length) {
+            Some(class) => POOL
+                .try_with(|pool| pool.borrow_mut()[class].pop())
+                .ok()
+                .flatten()
+                .unwrap_or_else(|| vec![0; (SMALLEST_CLASS << class) + ALIGNMENT]),
+            None => vec![0; length + ALIGNMENT],
+        };
+        let start = storage.as_ptr().align_offset(ALIGNMENT);
+        assert!(start + length <= storage.len(), "buffer class too small for {length} bytes");
+        Self { storage, start, length }
+    }
+
+    /// `length` bytes of zero.
+    pub fn zeroed(length: usize) -> Self {
+        let mut buffer = Self::for_overwrite(length);
+        buffer.fill(0);
+        buffer
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut buffer = Self::for_overwrite(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+
+    /// Shortens the buffer; longer lengths are ignored.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
+    }
+}
+
+fn class_of(length: usize) -> Option<usize> {
+    let size = length.max(SMALLEST_CLASS).next_power_of_two();
+    (size <= LARGEST_CLASS).then(|| (size / SMALLEST_CLASS).ilog2() as usize)
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let storage = std::mem::take(&mut self.storage);
+        let Some(class) = class_of(storage.len().saturating_sub(ALIGNMENT)) else { return };
+        if storage.len() != (SMALLEST_CLASS << class) + ALIGNMENT {
+            return;
+        }
+        // A buffer that outlives its thread's pool is simply freed.
+        let _ = POOL.try_with(|pool| {
+            let kept = &mut pool.borrow_mut()[class];
+            if (kept.len() + 1) * (SMALLEST_CLASS << class) <= KEPT_BYTES_PER_CLASS {
+                kept.push(storage);
+            }
+        });
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.storage[self.start..self.start + self.length]
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.storage[self.start..self.start + self.length]
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_is_aligned_and_reused() {
+        for length in [0, 1, 512, 4096, 4097, 65536, LARGEST_CLASS, LARGEST_CLASS + 1] {
+            let buffer = Buffer::zeroed(length);
+            assert_eq!(buffer.len(), length);
+            assert_eq!(buffer.as_ptr().align_offset(ALIGNMENT), 0, "{length}");
+        }
+        let first = Buffer::for_overwrite(4096).as_ptr();
+        assert_eq!(first, Buffer::for_overwrite(100).as_ptr(), "the thread reuses what it dropped");
+    }
+
+    #[test]
+    fn zeroed_hides_what_the_last_user_left() {
+        Buffer::for_overwrite(8192).fill(0xee);
+        assert!(Buffer::zeroed(8192).iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn the_pool_keeps_a_bounded_amount() {
+        let many: Vec<_> = (0..64).map(|_| Buffer::for_overwrite(LARGEST_CLASS)).collect();
+        drop(many);
+        let kept = POOL.with(|pool| pool.borrow()[CLASS_COUNT - 1].len());
+        assert_eq!(kept, KEPT_BYTES_PER_CLASS / LARGEST_CLASS);
+    }
+}

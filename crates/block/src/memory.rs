@@ -1,0 +1,110 @@
+//! A store in ordinary memory, one lock around it: the model that tests and simulation compare
+//! with, and the simplest example of a store. What `sarsen serve` offers as `ram` is in
+//! `sarsen-node`.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Extent,
+    Geometry, Io, Reply, Request, Store, Unmap,
+};
+
+/// Blocks in a map; those that are absent read as zero.
+pub struct MemoryStore {
+    block_size: BlockSize,
+    state: Mutex<State>,
+}
+
+struct State {
+    block_count: u64,
+    blocks: BTreeMap<u64, Box<[u8]>>,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new(block_size: BlockSize, block_count: u64) -> Self {
+        let state = Mutex::new(State { block_count, blocks: BTreeMap::new() });
+        Self { block_size, state }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn perform(&self, request: Request) -> Result<Reply, BlockError> {
+        let mut state = self.state();
+        let size = self.block_size.bytes();
+        let check = |extent: Extent| match extent.fits(state.block_count) {
+            true => Ok(()),
+            false => Err(BlockError::OutOfRange { extent, block_count: state.block_count }),
+        };
+        match request {
+            Request::Read(extent) => {
+                check(extent)?;
+                let mut buffer = Buffer::zeroed(extent.byte_count(self.block_size) as usize);
+                for (lba, chunk) in (extent.lba.0..).zip(buffer.chunks_exact_mut(size)) {
+                    if let Some(block) = state.blocks.get(&lba) {
+                        chunk.copy_from_slice(block);
+                    }
+                }
+                Ok(Reply::Data(Data::Buffer(buffer)))
+            }
+            Request::Write { extent, data, durability: _ } => {
+                check(extent)?;
+                assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
+                for (lba, chunk) in (extent.lba.0..).zip(data.chunks_exact(size)) {
+                    state.blocks.insert(lba, chunk.into());
+                }
+                Ok(Reply::Done)
+            }
+            Request::Flush => Ok(Reply::Done),
+            Request::Unmap(extent) => {
+                check(extent)?;
+                state.blocks.retain(|&lba, _| lba < extent.lba.0 || lba >= extent.end());
+                Ok(Reply::Done)
+            }
+            Request::WriteZeroes { extent, durability: _ } => {
+                check(extent)?;
+                for lba in extent.lba.0..extent.end() {
+                    state.blocks.insert(lba, vec![0; size].into());
+                }
+                Ok(Reply::Done)
+            }
+            Request::Allocation(extent) => {
+                check(extent)?;
+                let mapped = |lba: u64| state.blocks.contains_key(&lba);
+                let first = mapped(extent.lba.0);
+                let block_count = (extent.lba.0..extent.end())
+                    .take_while(|&lba| mapped(lba) == first)
+                    .count() as u64;
+                let allocation = if first { Allocation::Mapped } else { Allocation::Deallocated };
+                Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
+            }
+            Request::Resize { block_count } => {
+                state.block_count = block_count;
+                state.blocks.split_off(&block_count);
+                Ok(Reply::Done)
+            }
+        }
+    }
+}
+
+impl Store for MemoryStore {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: self.block_size, block_count: self.state().block_count }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics {
+            volatile_cache: false,
+            read_only: false,
+            unmap: Some(Unmap { granularity_blocks: 1 }),
+            physical_block_exponent: 0,
+        }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        Io::Ready(self.perform(request))
+    }
+}

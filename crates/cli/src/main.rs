@@ -1,0 +1,2 @@
+//! sarsen.
+fn main() {}
