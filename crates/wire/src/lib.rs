@@ -1,1 +1,5 @@
-//! See ARCHITECTURE.md.
+//! Byte layouts of iSCSI and SCSI: declared, sized at compile time, without `std`.
+
+#![no_std]
+
+pub mod iscsi;

@@ -1,0 +1,451 @@
+//! The text keys of RFC 7143 §13: one row a key, with its result function, who may send it and
+//! when.
+
+use sarsen_wire::iscsi::DEFAULT_DATA_SEGMENT_LENGTH;
+use sarsen_wire::iscsi::text::{self, IRRELEVANT, REJECT};
+
+/// Whether PDUs carry a digest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DigestKind {
+    /// No digest.
+    #[default]
+    None,
+    /// CRC32C.
+    Crc32c,
+}
+
+/// Whether a session moves data or only finds targets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SessionType {
+    /// SCSI commands.
+    #[default]
+    Normal,
+    /// SendTargets and little more.
+    Discovery,
+}
+
+/// The operational parameters of a session and its connection. [`Default`] gives what RFC 7143
+/// section 13 says holds until negotiated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// HeaderDigest in use.
+    pub header_digest: DigestKind,
+    /// DataDigest in use.
+    pub data_digest: DigestKind,
+    /// Connections that the session may have.
+    pub max_connections: u32,
+    /// Data-Out waits for an R2T.
+    pub initial_r2t: bool,
+    /// Commands may carry data.
+    pub immediate_data: bool,
+    /// The longest data segment that we take, in bytes.
+    pub local_max_recv_data_segment_length: u32,
+    /// The longest data segment that the peer takes, in bytes.
+    pub peer_max_recv_data_segment_length: u32,
+    /// The longest sequence of Data-In or solicited Data-Out, in bytes.
+    pub max_burst_length: u32,
+    /// The most unsolicited data of a command, in bytes.
+    pub first_burst_length: u32,
+    /// Seconds to wait before a reconnection.
+    pub default_time2wait: u32,
+    /// Seconds for which tasks are kept for a reconnection.
+    pub default_time2retain: u32,
+    /// R2Ts that a task may have open.
+    pub max_outstanding_r2t: u32,
+    /// Data PDUs of a sequence come in order.
+    pub data_pdu_in_order: bool,
+    /// Sequences come in order.
+    pub data_sequence_in_order: bool,
+    /// ErrorRecoveryLevel.
+    pub error_recovery_level: u32,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            header_digest: DigestKind::None,
+            data_digest: DigestKind::None,
+            max_connections: 1,
+            initial_r2t: true,
+            immediate_data: true,
+            local_max_recv_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH,
+            peer_max_recv_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH,
+            max_burst_length: 262_144,
+            first_burst_length: 65_536,
+            default_time2wait: 2,
+            default_time2retain: 20,
+            max_outstanding_r2t: 1,
+            data_pdu_in_order: true,
+            data_sequence_in_order: true,
+            error_recovery_level: 0,
+        }
+    }
+}
+
+/// What a target is willing to agree to; also what it declares.
+#[derive(Clone, Debug)]
+pub struct TargetOffer {
+    /// CRC32C header digests are accepted.
+    pub header_digest: bool,
+    /// CRC32C data digests are accepted.
+    pub data_digest: bool,
+    /// Most connections of a session.
+    pub max_connections: u32,
+    /// R2Ts are demanded for all data beyond what is immediate.
+    pub initial_r2t: bool,
+    /// Immediate data is accepted.
+    pub immediate_data: bool,
+    /// The longest data segment that we take, in bytes.
+    pub max_recv_data_segment_length: u32,
+    /// Longest burst, in bytes.
+    pub max_burst_length: u32,
+    /// Most unsolicited data, in bytes.
+    pub first_burst_length: u32,
+    /// Seconds to wait before a reconnection.
+    pub default_time2wait: u32,
+    /// Seconds for which tasks are kept.
+    pub default_time2retain: u32,
+    /// Most open R2Ts of a task.
+    pub max_outstanding_r2t: u32,
+    /// Highest ErrorRecoveryLevel.
+    pub error_recovery_level: u32,
+}
+
+impl Default for TargetOffer {
+    fn default() -> Self {
+        Self {
+            header_digest: true,
+            data_digest: true,
+            max_connections: 1,
+            initial_r2t: false,
+            immediate_data: true,
+            max_recv_data_segment_length: 256 * 1024,
+            max_burst_length: 16 * 1024 * 1024 - 512,
+            first_burst_length: 256 * 1024,
+            default_time2wait: 2,
+            default_time2retain: 0,
+            max_outstanding_r2t: 8,
+            error_recovery_level: 0,
+        }
+    }
+}
+
+/// When a key may be sent (RFC 7143 §13: the "Use" line).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// During the login of a session's first connection only (LO).
+    LeadingOnly,
+    /// During any login (IO).
+    Login,
+    /// In the full feature phase only (FFPO).
+    FullFeature,
+    /// Any time (ALL).
+    Always,
+}
+
+/// How a key's value comes about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The sender states it; there is no answer.
+    Declaration,
+    /// The initiator states it; a target must not be sent it.
+    TargetDeclaration,
+    /// The first value of the initiator's list that we support.
+    Choice,
+    /// Yes only if both say Yes.
+    And,
+    /// Yes if either says Yes.
+    Or,
+    /// The smaller of two numbers in a range.
+    Minimum(u32, u32),
+    /// The larger of two numbers in a range.
+    Maximum(u32, u32),
+    /// A number that the sender states, in a range.
+    DeclaredNumber(u32, u32),
+    /// Taken out of the standard by RFC 7143 §13.26: answered with this.
+    Obsolete(&'static str),
+    /// Answered outside the table: SendTargets.
+    Request,
+}
+
+/// A row of the table.
+#[derive(Debug)]
+pub struct Key {
+    /// Name.
+    pub name: &'static str,
+    /// Kind.
+    pub kind: Kind,
+    /// When it may be sent.
+    pub usage: Use,
+    /// It has no meaning in a discovery session.
+    pub irrelevant_in_discovery: bool,
+}
+
+const fn row(name: &'static str, kind: Kind, usage: Use) -> Key {
+    Key { name, kind, usage, irrelevant_in_discovery: false }
+}
+
+const fn normal_only(name: &'static str, kind: Kind, usage: Use) -> Key {
+    Key { name, kind, usage, irrelevant_in_discovery: true }
+}
+
+const MAX_24: u32 = 0x00ff_ffff;
+
+/// RFC 7143 section 13, in its order; the last row is from RFC 7144.
+pub static KEYS: &[Key] = &[
+    row("HeaderDigest", Kind::Choice, Use::Login),
+    row("DataDigest", Kind::Choice, Use::Login),
+    normal_only("MaxConnections", Kind::Minimum(1, 65535), Use::LeadingOnly),
+    row("SendTargets", Kind::Request, Use::FullFeature),
+    row("TargetName", Kind::Declaration, Use::Login),
+    row("InitiatorName", Kind::Declaration, Use::Login),
+    row("TargetAlias", Kind::TargetDeclaration, Use::Always),
+    row("InitiatorAlias", Kind::Declaration, Use::Always),
+    row("TargetAddress", Kind::TargetDeclaration, Use::Always),
+    row("TargetPortalGroupTag", Kind::TargetDeclaration, Use::Login),
+    normal_only("InitialR2T", Kind::Or, Use::LeadingOnly),
+    normal_only("ImmediateData", Kind::And, Use::LeadingOnly),
+    row("MaxRecvDataSegmentLength", Kind::DeclaredNumber(512, MAX_24), Use::Always),
+    normal_only("MaxBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
+    normal_only("FirstBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
+    row("DefaultTime2Wait", Kind::Maximum(0, 3600), Use::LeadingOnly),
+    row("DefaultTime2Retain", Kind::Minimum(0, 3600), Use::LeadingOnly),
+    normal_only("MaxOutstandingR2T", Kind::Minimum(1, 65535), Use::LeadingOnly),
+    normal_only("DataPDUInOrder", Kind::Or, Use::LeadingOnly),
+    normal_only("DataSequenceInOrder", Kind::Or, Use::LeadingOnly),
+    row("ErrorRecoveryLevel", Kind::Minimum(0, 2), Use::LeadingOnly),
+    row("SessionType", Kind::Declaration, Use::LeadingOnly),
+    normal_only("TaskReporting", Kind::Choice, Use::LeadingOnly),
+    row("OFMarker", Kind::Obsolete("No"), Use::Login),
+    row("IFMarker", Kind::Obsolete("No"), Use::Login),
+    row("OFMarkInt", Kind::Obsolete(REJECT), Use::Login),
+    row("IFMarkInt", Kind::Obsolete(REJECT), Use::Login),
+    row("AuthMethod", Kind::Choice, Use::Login),
+    normal_only("iSCSIProtocolLevel", Kind::Minimum(0, 31), Use::LeadingOnly),
+];
+
+/// The row of a key.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+/// The version of the protocol that we implement: 1 is RFC 7143.
+const PROTOCOL_LEVEL: u32 = 1;
+
+/// One negotiation of operational keys, from the target's side.
+#[derive(Debug)]
+pub struct Negotiation<'a> {
+    /// What we are willing to agree to.
+    pub offer: &'a TargetOffer,
+    /// Where results go.
+    pub parameters: &'a mut Parameters,
+    /// Kind of session.
+    pub session_type: SessionType,
+}
+
+impl Negotiation<'_> {
+    /// Takes an operational key and gives the answer, if one is due. Keys of login that are not
+    /// operational (names, SessionType, AuthMethod) are the login machine's and not passed here.
+    pub fn answer(&mut self, key: &Key, value: &str) -> Option<String> {
+        if key.irrelevant_in_discovery && self.session_type == SessionType::Discovery {
+            return Some(IRRELEVANT.into());
+        }
+        match key.kind {
+            Kind::Declaration | Kind::TargetDeclaration | Kind::Request => None,
+            Kind::Obsolete(answer) => Some(answer.into()),
+            Kind::Choice => Some(self.choose(key.name, value)),
+            Kind::And | Kind::Or => {
+                let Some(theirs) = text::boolean(value) else { return Some(REJECT.into()) };
+                let ours = self.our_boolean(key.name);
+                let result = if key.kind == Kind::And { theirs && ours } else { theirs || ours };
+                self.set_boolean(key.name, result);
+                Some(if result { "Yes" } else { "No" }.into())
+            }
+            Kind::Minimum(low, high) => {
+                let Some(theirs) = in_range(value, low, high) else { return Some(REJECT.into()) };
+                Some(self.set_number(key.name, theirs.min(self.our_number(key.name))))
+            }
+            Kind::Maximum(low, high) => {
+                let Some(theirs) = in_range(value, low, high) else { return Some(REJECT.into()) };
+                Some(self.set_number(key.name, theirs.max(self.our_number(key.name))))
+            }
+            Kind::DeclaredNumber(low, high) => {
+                let Some(theirs) = in_range(value, low, high) else { return Some(REJECT.into()) };
+                self.parameters.peer_max_recv_data_segment_length = theirs;
+                None
+            }
+        }
+    }
+
+    /// The first value of the list that we support, or Reject (RFC 7143 §6.2.1).
+    fn choose(&mut self, name: &str, list: &str) -> String {
+        let mut values = list.split(',');
+        let chosen = match name {
+            "HeaderDigest" => {
+                let chosen = choose_digest(values, self.offer.header_digest);
+                self.parameters.header_digest = chosen.map_or(DigestKind::None, |(kind, _)| kind);
+                chosen.map(|(_, name)| name)
+            }
+            "DataDigest" => {
+                let chosen = choose_digest(values, self.offer.data_digest);
+                self.parameters.data_digest = chosen.map_or(DigestKind::None, |(kind, _)| kind);
+                chosen.map(|(_, name)| name)
+            }
+            "TaskReporting" => values.find(|value| *value == "RFC3720"),
+            _ => None,
+        };
+        chosen.unwrap_or(REJECT).into()
+    }
+
+    fn our_boolean(&self, name: &str) -> bool {
+        match name {
+            "InitialR2T" => self.offer.initial_r2t,
+            "ImmediateData" => self.offer.immediate_data,
+            // DataPDUInOrder and DataSequenceInOrder: we rely on order.
+            _ => true,
+        }
+    }
+
+    fn set_boolean(&mut self, name: &str, value: bool) {
+        match name {
+            "InitialR2T" => self.parameters.initial_r2t = value,
+            "ImmediateData" => self.parameters.immediate_data = value,
+            "DataPDUInOrder" => self.parameters.data_pdu_in_order = value,
+            "DataSequenceInOrder" => self.parameters.data_sequence_in_order = value,
+            other => unreachable!("{other} is not a boolean of the table"),
+        }
+    }
+
+    fn our_number(&self, name: &str) -> u32 {
+        match name {
+            "MaxConnections" => self.offer.max_connections,
+            "MaxBurstLength" => self.offer.max_burst_length,
+            "FirstBurstLength" => self.offer.first_burst_length,
+            "DefaultTime2Wait" => self.offer.default_time2wait,
+            "DefaultTime2Retain" => self.offer.default_time2retain,
+            "MaxOutstandingR2T" => self.offer.max_outstanding_r2t,
+            "ErrorRecoveryLevel" => self.offer.error_recovery_level,
+            "iSCSIProtocolLevel" => PROTOCOL_LEVEL,
+            other => unreachable!("{other} is not a number of the table"),
+        }
+    }
+
+    fn set_number(&mut self, name: &str, value: u32) -> String {
+        match name {
+            "MaxConnections" => self.parameters.max_connections = value,
+            "MaxBurstLength" => self.parameters.max_burst_length = value,
+            "FirstBurstLength" => self.parameters.first_burst_length = value,
+            "DefaultTime2Wait" => self.parameters.default_time2wait = value,
+            "DefaultTime2Retain" => self.parameters.default_time2retain = value,
+            "MaxOutstandingR2T" => self.parameters.max_outstanding_r2t = value,
+            "ErrorRecoveryLevel" => self.parameters.error_recovery_level = value,
+            "iSCSIProtocolLevel" => {}
+            other => unreachable!("{other} is not a number of the table"),
+        }
+        value.to_string()
+    }
+}
+
+fn in_range(value: &str, low: u32, high: u32) -> Option<u32> {
+    let value = u32::try_from(text::number(value)?).ok()?;
+    (low..=high).contains(&value).then_some(value)
+}
+
+fn choose_digest<'v>(
+    mut values: impl Iterator<Item = &'v str>,
+    crc32c: bool,
+) -> Option<(DigestKind, &'static str)> {
+    values.find_map(|value| match value {
+        "CRC32C" if crc32c => Some((DigestKind::Crc32c, "CRC32C")),
+        "None" => Some((DigestKind::None, text::NONE)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(session_type: SessionType, name: &str, value: &str) -> (Option<String>, Parameters) {
+        let mut parameters = Parameters::default();
+        let offer = TargetOffer::default();
+        let mut negotiation =
+            Negotiation { offer: &offer, parameters: &mut parameters, session_type };
+        let answer = negotiation.answer(find(name).expect("a row"), value);
+        (answer, parameters)
+    }
+
+    fn normal(name: &str, value: &str) -> Option<String> {
+        answer(SessionType::Normal, name, value).0
+    }
+
+    #[test]
+    fn rfc7143_6_2_1_the_first_supported_value_of_a_list_is_chosen() {
+        assert_eq!(normal("HeaderDigest", "CRC32C,None").as_deref(), Some("CRC32C"));
+        assert_eq!(normal("HeaderDigest", "None,CRC32C").as_deref(), Some("None"));
+        assert_eq!(normal("DataDigest", "X-other,CRC32C").as_deref(), Some("CRC32C"));
+        assert_eq!(normal("DataDigest", "X-other").as_deref(), Some("Reject"));
+        assert_eq!(normal("TaskReporting", "FastAbort,RFC3720").as_deref(), Some("RFC3720"));
+    }
+
+    #[test]
+    fn rfc7143_13_result_functions() {
+        for (name, value, result) in [
+            ("InitialR2T", "No", "No"),
+            ("InitialR2T", "Yes", "Yes"),
+            ("ImmediateData", "No", "No"),
+            ("ImmediateData", "Yes", "Yes"),
+            ("DataPDUInOrder", "No", "Yes"),
+            ("MaxConnections", "8", "1"),
+            ("MaxBurstLength", "0x1000", "4096"),
+            ("FirstBurstLength", "16777215", "262144"),
+            ("DefaultTime2Wait", "0", "2"),
+            ("DefaultTime2Retain", "20", "0"),
+            ("ErrorRecoveryLevel", "2", "0"),
+            ("MaxOutstandingR2T", "16", "8"),
+            ("iSCSIProtocolLevel", "2", "1"),
+        ] {
+            assert_eq!(normal(name, value).as_deref(), Some(result), "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn rfc7143_6_2_2_inadmissible_values_are_rejected_and_the_default_stays() {
+        for (name, value) in [
+            ("MaxConnections", "0"),
+            ("MaxBurstLength", "511"),
+            ("MaxBurstLength", "16777216"),
+            ("InitialR2T", "yes"),
+            ("ErrorRecoveryLevel", "3"),
+            ("MaxRecvDataSegmentLength", "100"),
+            ("DefaultTime2Wait", "3601"),
+        ] {
+            let (answer, parameters) = answer(SessionType::Normal, name, value);
+            assert_eq!(answer.as_deref(), Some("Reject"), "{name}={value}");
+            assert_eq!(parameters, Parameters::default(), "{name}={value}");
+        }
+    }
+
+    #[test]
+    fn rfc7143_13_session_keys_are_irrelevant_in_discovery() {
+        for key in KEYS.iter().filter(|key| key.irrelevant_in_discovery) {
+            let (answer, _) = answer(SessionType::Discovery, key.name, "1");
+            assert_eq!(answer.as_deref(), Some("Irrelevant"), "{}", key.name);
+        }
+        assert_eq!(KEYS.iter().filter(|key| key.irrelevant_in_discovery).count(), 10);
+    }
+
+    #[test]
+    fn rfc7143_13_26_obsolete_keys_are_never_not_understood() {
+        assert_eq!(normal("OFMarker", "Yes").as_deref(), Some("No"));
+        assert_eq!(normal("IFMarkInt", "1~65535").as_deref(), Some("Reject"));
+    }
+
+    #[test]
+    fn rfc7143_13_12_max_recv_data_segment_length_is_declared_without_answer() {
+        let (answer, parameters) =
+            answer(SessionType::Normal, "MaxRecvDataSegmentLength", "65536");
+        assert_eq!(answer, None);
+        assert_eq!(parameters.peer_max_recv_data_segment_length, 65536);
+    }
+}

@@ -1,0 +1,15 @@
+//! iSCSI (RFC 7143).
+//!
+//! [`framer`] cuts PDUs from the stream for both sides; [`keys`] holds the negotiation table;
+//! [`output`] gathers what is to be sent; [`target`] and [`initiator`] are the two ends.
+
+pub mod digest;
+pub mod framer;
+pub mod initiator;
+pub mod keys;
+pub mod output;
+pub mod target;
+
+pub use framer::{Frame, Framer, FramingError, Landing, Segment};
+pub use keys::{DigestKind, Parameters};
+pub use output::Output;

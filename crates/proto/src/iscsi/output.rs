@@ -1,0 +1,295 @@
+//! What is to be sent: headers and small payloads copied into one arena, larger payloads by
+//! reference, so that one vectored send takes everything that is ready.
+
+use std::collections::VecDeque;
+
+use sarsen_block::{Data, Piece};
+use sarsen_wire::iscsi::{BasicHeader, DIGEST_LENGTH, RawHeader, U24, padding};
+
+use super::digest;
+
+/// Payloads up to this many bytes are copied: cheaper than an iovec each (29 % less CPU at 512 B).
+const COPY_LIMIT: usize = 1024;
+/// An arena that grew past this is given back when it is empty.
+const ARENA_KEPT: usize = 4096;
+/// Sent bytes at the front of an arena that never runs empty are dropped from here on.
+const ARENA_SENT_LIMIT: usize = 64 * 1024;
+
+/// A queue of bytes towards the peer.
+#[derive(Default)]
+pub struct Output {
+    header_digest: bool,
+    data_digest: bool,
+    /// Bytes of all `Run::Arena`, in order; the first ones may have been sent.
+    arena: Vec<u8>,
+    runs: VecDeque<Run>,
+    /// Bytes of the first run that were sent.
+    sent_of_first: usize,
+    queued: usize,
+}
+
+enum Run {
+    Arena { start: usize, length: usize },
+    Payload { data: std::rc::Rc<Data>, offset: usize, length: usize },
+}
+
+impl Run {
+    fn length(&self) -> usize {
+        match self {
+            Self::Arena { length, .. } | Self::Payload { length, .. } => *length,
+        }
+    }
+}
+
+/// A payload of which PDUs send ranges.
+#[derive(Clone)]
+pub struct Payload(std::rc::Rc<Data>);
+
+impl Output {
+    /// Digests that hold from the next PDU on.
+    pub fn set_digests(&mut self, header: bool, data: bool) {
+        self.header_digest = header;
+        self.data_digest = data;
+    }
+
+    /// Bytes that wait to be sent.
+    pub fn len(&self) -> usize {
+        self.queued
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.queued == 0
+    }
+
+    /// Appends a PDU with a short data segment. The header's length field is set here.
+    pub fn push(&mut self, header: impl Into<RawHeader>, segment: &[u8]) {
+        self.push_header(header.into(), segment.len());
+        let start = self.arena.len();
+        self.arena.extend_from_slice(segment);
+        self.finish_arena(start, segment.len());
+    }
+
+    /// Prepares `data` to be sent by [`Self::push_payload`]. With a data digest, memory that
+    /// others may write is copied first: the digest must match what is sent.
+    pub fn payload(&self, data: Data) -> Payload {
+        let data = match data {
+            Data::Shared { .. } if self.data_digest => Data::Buffer(data.into_buffer()),
+            data => data,
+        };
+        Payload(std::rc::Rc::new(data))
+    }
+
+    /// Appends a PDU whose data segment is `length` bytes of `payload` from `offset`.
+    pub fn push_payload(
+        &mut self,
+        header: impl Into<RawHeader>,
+        payload: &Payload,
+        offset: usize,
+        length: usize,
+    ) {
+        self.push_header(header.into(), length);
+        if length <= COPY_LIMIT {
+            let start = self.arena.len();
+            self.arena.resize(start + length, 0);
+            payload.0.copy_out(offset, &mut self.arena[start..]);
+            self.finish_arena(start, length);
+            return;
+        }
+        let digest = self.data_digest.then(|| payload_digest(&payload.0, offset, length));
+        self.runs.push_back(Run::Payload { data: payload.0.clone(), offset, length });
+        self.queued += length;
+        let start = self.arena.len();
+        self.arena.resize(start + padding(length), 0);
+        self.arena.extend_from_slice(digest.as_ref().map_or(&[], |digest| digest));
+        self.note_arena(start);
+    }
+
+    fn push_header(&mut self, mut header: RawHeader, segment_length: usize) {
+        let mut basic = BasicHeader::from(header);
+        basic.data_segment_length = U24::new(segment_length as u32);
+        header = basic.into();
+        let start = self.arena.len();
+        self.arena.extend_from_slice(&header.0);
+        if self.header_digest {
+            self.arena.extend_from_slice(&digest::crc32c(&header.0));
+        }
+        self.note_arena(start);
+    }
+
+    /// Pads and digests the `length` bytes of data that stand in the arena from `start`.
+    fn finish_arena(&mut self, start: usize, length: usize) {
+        self.arena.resize(start + length + padding(length), 0);
+        if self.data_digest && length > 0 {
+            let digest: [u8; DIGEST_LENGTH] = digest::crc32c(&self.arena[start..]);
+            self.arena.extend_from_slice(&digest);
+        }
+        self.note_arena(start);
+    }
+
+    /// The arena's bytes from `start` to its end join the queue.
+    fn note_arena(&mut self, start: usize) {
+        let added = self.arena.len() - start;
+        if added == 0 {
+            return;
+        }
+        self.queued += added;
+        if let Some(Run::Arena { start: first, length }) = self.runs.back_mut()
+            && *first + *length == start
+        {
+            *length += added;
+            return;
+        }
+        self.runs.push_back(Run::Arena { start, length: added });
+    }
+
+    /// The first pieces to send, at most `limit` of them.
+    pub fn pieces<'a>(&'a self, into: &mut Vec<Piece<'a>>, limit: usize) {
+        let mut skip = self.sent_of_first;
+        for run in &self.runs {
+            if into.len() >= limit {
+                return;
+            }
+            match run {
+                Run::Arena { start, length } => {
+                    into.push(Piece::Bytes(&self.arena[start + skip..start + length]));
+                }
+                Run::Payload { data, offset, length } => {
+                    let (mut at, end) = (offset + skip, offset + length);
+                    while at < end && into.len() < limit {
+                        let piece = data.piece(at, end - at);
+                        at += match &piece {
+                            Piece::Bytes(bytes) => bytes.len(),
+                            Piece::Shared { length, .. } => *length,
+                        };
+                        into.push(piece);
+                    }
+                }
+            }
+            skip = 0;
+        }
+    }
+
+    /// `count` bytes of the pieces were sent.
+    pub fn sent(&mut self, mut count: usize) {
+        self.queued -= count;
+        count += self.sent_of_first;
+        while let Some(first) = self.runs.front()
+            && count >= first.length()
+        {
+            count -= first.length();
+            self.runs.pop_front();
+        }
+        self.sent_of_first = count;
+        if self.runs.is_empty() {
+            self.arena.clear();
+            self.arena.shrink_to(ARENA_KEPT);
+        } else {
+            self.drop_sent_arena();
+        }
+    }
+
+    fn drop_sent_arena(&mut self) {
+        let first_arena = self.runs.iter().find_map(|run| match run {
+            Run::Arena { start, .. } => Some(*start),
+            Run::Payload { .. } => None,
+        });
+        let sent = first_arena.unwrap_or(self.arena.len());
+        if sent < ARENA_SENT_LIMIT {
+            return;
+        }
+        self.arena.drain(..sent);
+        for run in &mut self.runs {
+            if let Run::Arena { start, .. } = run {
+                *start -= sent;
+            }
+        }
+    }
+}
+
+fn payload_digest(data: &Data, offset: usize, length: usize) -> [u8; DIGEST_LENGTH] {
+    let pad = &[0; 3][..padding(length)];
+    match data {
+        Data::Buffer(buffer) if pad.is_empty() => digest::crc32c(&buffer[offset..offset + length]),
+        Data::Buffer(buffer) => digest::crc32c_of(&[&buffer[offset..offset + length], pad]),
+        other => {
+            let mut bytes = vec![0; length + pad.len()];
+            other.copy_out(offset, &mut bytes[..length]);
+            digest::crc32c(&bytes)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use sarsen_block::Buffer;
+    use sarsen_wire::iscsi::Opcode;
+
+    use super::super::{Frame, Framer, Landing};
+    use super::*;
+
+    fn drain(output: &mut Output, step: usize) -> Vec<u8> {
+        let mut stream = Vec::new();
+        while !output.is_empty() {
+            let mut pieces = Vec::new();
+            output.pieces(&mut pieces, 3);
+            let mut bytes = Vec::new();
+            for piece in pieces {
+                match piece {
+                    Piece::Bytes(slice) => bytes.extend_from_slice(slice),
+                    Piece::Shared { .. } => unreachable!("not used here"),
+                }
+            }
+            bytes.truncate(step);
+            output.sent(bytes.len());
+            stream.extend(bytes);
+        }
+        assert!(output.runs.is_empty());
+        stream
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_sent_in_any_steps_is_what_the_framer_receives(
+            payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..4000), 1..6),
+            step in 1usize..5000, header_digest: bool, data_digest: bool,
+        ) {
+            let mut output = Output::default();
+            output.set_digests(header_digest, data_digest);
+            for bytes in &payloads {
+                let payload = output.payload(Data::Buffer(Buffer::copy_of(bytes)));
+                output.push_payload(RawHeader::with_opcode(Opcode::DataIn), &payload, 0, bytes.len());
+                output.push(RawHeader::with_opcode(Opcode::NopIn), &bytes[..bytes.len() / 2]);
+            }
+            let stream = drain(&mut output, step);
+            let mut framer = Framer::default();
+            framer.set_digests(header_digest, data_digest);
+            let mut input = &stream[..];
+            let mut received = Vec::new();
+            loop {
+                match framer.advance(&mut input).expect("own PDUs are well-formed") {
+                    Frame::Starved => break,
+                    Frame::Header => framer.place(Landing::Collect),
+                    Frame::Segment { segment, digest_valid } => {
+                        prop_assert!(digest_valid);
+                        received.push(segment.bytes().to_vec());
+                    }
+                }
+            }
+            let expected: Vec<Vec<u8>> = payloads
+                .iter()
+                .flat_map(|bytes| [bytes.clone(), bytes[..bytes.len() / 2].to_vec()])
+                .collect();
+            prop_assert_eq!(received, expected);
+        }
+    }
+
+    #[test]
+    fn zeroes_longer_than_a_run_are_sent_whole() {
+        let mut output = Output::default();
+        let payload = output.payload(Data::Zeroes(300_000));
+        output.push_payload(RawHeader::with_opcode(Opcode::DataIn), &payload, 0, 300_000);
+        assert_eq!(drain(&mut output, 100_000).len(), 48 + 300_000);
+    }
+}
