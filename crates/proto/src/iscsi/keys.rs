@@ -443,8 +443,7 @@ mod tests {
 
     #[test]
     fn rfc7143_13_12_max_recv_data_segment_length_is_declared_without_answer() {
-        let (answer, parameters) =
-            answer(SessionType::Normal, "MaxRecvDataSegmentLength", "65536");
+        let (answer, parameters) = answer(SessionType::Normal, "MaxRecvDataSegmentLength", "65536");
         assert_eq!(answer, None);
         assert_eq!(parameters.peer_max_recv_data_segment_length, 65536);
     }

@@ -1,1 +1,494 @@
-//! The target end.
+//! The target end of a connection (RFC 7143): login, then the full feature phase.
+//!
+//! [`Connection`] takes bytes ([`Connection::handle_input`]) and answers of the layer above
+//! ([`Connection::establish`], [`Connection::complete`], …), and gives [`Event`]s and
+//! [`Connection::output`]. What it has to know of its surroundings at once, it asks the
+//! [`Environment`].
+//!
+//! Files: [`login`] negotiates; [`full_feature`] takes requests apart; [`tasks`] holds commands
+//! and their data; [`data_out`] collects data, [`data_in`] sends it; [`management`] ends tasks;
+//! [`text`] answers text requests; [`window`] counts commands.
+
+mod data_in;
+mod data_out;
+mod full_feature;
+mod link;
+mod login;
+mod management;
+mod tasks;
+#[cfg(test)]
+mod tests;
+mod text;
+mod window;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sarsen_block::{Buffer, Data};
+use sarsen_wire::iscsi::{
+    AsyncEvent, Isid, LoginStatus, RawHeader, SerialNumber, TaskManagementFunction,
+    TaskManagementResponse,
+};
+
+use self::full_feature::FullFeature;
+use self::link::Link;
+use self::login::{Login, LoginStep};
+pub use self::tasks::{AbortScope, TaskId};
+use super::keys::{SessionType, TargetOffer};
+use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
+
+/// What a target's connections are set up with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What is offered in negotiations.
+    pub offer: TargetOffer,
+    /// Commands that a session may have outstanding.
+    pub command_window: u32,
+    /// Immediate commands that may be outstanding beside them.
+    pub immediate_limit: usize,
+    /// A login must be done by then.
+    pub login_timeout: Duration,
+    /// A peer that was silent for so long is pinged.
+    pub ping_interval: Duration,
+    /// A peer that leaves a ping unanswered for so long is given up.
+    pub ping_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            offer: TargetOffer::default(),
+            command_window: 128,
+            immediate_limit: 32,
+            login_timeout: Duration::from_secs(15),
+            ping_interval: Duration::from_secs(30),
+            ping_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Who wants in, as far as the first login request tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// InitiatorName.
+    pub initiator_name: String,
+    /// The initiator's name for its end of the session.
+    pub isid: Isid,
+    /// The session that the connection wants to join, or 0 for a new one.
+    pub tsih: u16,
+    /// The connection's id within the session.
+    pub cid: u16,
+    /// Kind of session.
+    pub session_type: SessionType,
+    /// TargetName; always there for a normal session.
+    pub target_name: Option<String>,
+}
+
+/// What the initiator is told of the target during login.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// TargetPortalGroupTag of the portal that was connected to.
+    pub portal_group_tag: u16,
+    /// TargetAlias.
+    pub alias: Option<String>,
+}
+
+/// A target as SendTargets tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetRecord {
+    /// iSCSI name.
+    pub name: String,
+    /// `host:port,portal group tag`, one for each portal.
+    pub addresses: Vec<String>,
+}
+
+/// What a connection asks of its surroundings and needs to know at once.
+pub trait Environment {
+    /// Whether this initiator may log in to that target.
+    fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus>;
+    /// The targets that this initiator may see, all or the one that is named.
+    fn targets(&mut self, admission: &Admission, only: Option<&str>) -> Vec<TargetRecord>;
+    /// How many bytes of Data-Out the command will take.
+    fn data_out_length(&mut self, lun: [u8; 8], cdb: &Cdb) -> usize;
+    /// Whether there is a logical unit.
+    fn unit_exists(&mut self, lun: [u8; 8]) -> bool;
+}
+
+/// A CDB as it came: sixteen bytes, and the rest of a longer one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cdb {
+    /// The first sixteen bytes.
+    pub head: [u8; 16],
+    /// What an extended CDB header adds.
+    pub extension: Option<Box<[u8]>>,
+}
+
+/// A command whose data is here and whose turn it is.
+#[derive(Debug)]
+pub struct Command {
+    /// To name it when it is done.
+    pub task: TaskId,
+    /// Logical unit.
+    pub lun: [u8; 8],
+    /// Command descriptor block.
+    pub cdb: Cdb,
+    /// Task attribute (RFC 7143 §11.3.1).
+    pub attribute: u8,
+    /// What the initiator sent; shorter than the command needs only if it announced less.
+    pub data_out: Option<Buffer>,
+}
+
+/// A task management function that reaches beyond this session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Management {
+    /// To name it in [`Connection::respond`].
+    pub initiator_task_tag: u32,
+    /// What is asked. The tasks of this session that it names have ended.
+    pub function: TaskManagementFunction,
+    /// Logical unit.
+    pub lun: [u8; 8],
+}
+
+/// What a connection tells the layer above.
+#[derive(Debug)]
+pub enum Event {
+    /// The negotiation is done. Make room for the session (ending the one that it reinstates,
+    /// RFC 7143 §6.3.5), then call [`Connection::establish`] or [`Connection::refuse`].
+    Establish(Admission),
+    /// Carry out the command, then call [`Connection::complete`].
+    Command(Command),
+    /// Carry out the function, then call [`Connection::respond`].
+    Management(Management),
+    /// The tasks that [`Connection::abort_tasks`] named with this token have ended.
+    TasksEnded(u64),
+}
+
+/// The end of a command.
+#[derive(Debug)]
+pub struct Completion<'a> {
+    /// SCSI status.
+    pub status: u8,
+    /// Data for the initiator; more than it expects is cut off and told as overflow.
+    pub data_in: Data,
+    /// Sense data.
+    pub sense: &'a [u8],
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CloseReason {
+    /// The initiator logged out, or the login was refused and the answer says why.
+    #[error("closed in good order")]
+    InGoodOrder,
+    /// A login took too long.
+    #[error("the login was not done within its time")]
+    LoginTimeout,
+    /// A ping was not answered.
+    #[error("the initiator stopped answering")]
+    Silent,
+    /// The byte stream makes no sense.
+    #[error(transparent)]
+    Framing(#[from] FramingError),
+    /// The peer broke the protocol in a way that ends the connection.
+    #[error("{what} (RFC 7143 {clause})")]
+    Protocol {
+        /// What happened.
+        what: &'static str,
+        /// Where it says otherwise.
+        clause: &'static str,
+    },
+    /// A login was refused.
+    #[error("login refused: {0:?}")]
+    LoginRefused(LoginStatus),
+}
+
+impl CloseReason {
+    fn protocol(what: &'static str, clause: &'static str) -> Self {
+        Self::Protocol { what, clause }
+    }
+}
+
+enum Phase {
+    Login(Box<Login>),
+    /// The layer above is making room for the session.
+    Establishing(Box<Login>),
+    FullFeature(Box<FullFeature>),
+    /// Send what is left, then close.
+    Closing(CloseReason),
+}
+
+/// One connection, from its first byte.
+pub struct Connection {
+    settings: Arc<Settings>,
+    framer: Framer,
+    link: Link,
+    phase: Phase,
+    events: VecDeque<Event>,
+    /// When the phase or the peer's silence runs out.
+    last_heard: Instant,
+    login_deadline: Instant,
+    ping_sent: Option<Instant>,
+}
+
+impl Connection {
+    /// A connection that was just accepted.
+    pub fn new(settings: Arc<Settings>, now: Instant) -> Self {
+        Self {
+            login_deadline: now + settings.login_timeout,
+            framer: Framer::default(),
+            link: Link::new(SerialNumber(0), SerialNumber(0), settings.command_window),
+            phase: Phase::Login(Box::default()),
+            events: VecDeque::new(),
+            last_heard: now,
+            ping_sent: None,
+            settings,
+        }
+    }
+
+    /// Memory into which the next bytes may be received directly; see [`Framer::landing`].
+    pub fn landing(&mut self) -> Option<&mut [u8]> {
+        self.framer.landing()
+    }
+
+    /// `count` bytes were received into [`Self::landing`].
+    pub fn landed(&mut self, count: usize) {
+        self.framer.landed(count);
+    }
+
+    /// Takes bytes from the stream, all of them.
+    pub fn handle_input(
+        &mut self,
+        mut input: &[u8],
+        now: Instant,
+        environment: &mut dyn Environment,
+    ) -> Result<(), CloseReason> {
+        self.last_heard = now;
+        self.ping_sent = None;
+        loop {
+            match &self.phase {
+                Phase::Closing(_) => return Ok(()),
+                // The answer to the last login request has not been sent.
+                Phase::Establishing(_) if !input.is_empty() => {
+                    return Err(CloseReason::protocol("bytes before the login's answer", "§6.3"));
+                }
+                _ => {}
+            }
+            match self.framer.advance(&mut input)? {
+                Frame::Starved => return Ok(()),
+                Frame::Header => {
+                    let header = *self.framer.header();
+                    let landing = self.place(&header, environment)?;
+                    self.framer.place(landing);
+                }
+                Frame::Segment { segment, digest_valid } => {
+                    let header = *self.framer.header();
+                    self.handle_pdu(&header, segment, digest_valid, environment)?;
+                }
+            }
+        }
+    }
+
+    fn place(
+        &mut self,
+        header: &RawHeader,
+        environment: &mut dyn Environment,
+    ) -> Result<Landing, CloseReason> {
+        match &mut self.phase {
+            Phase::FullFeature(full_feature) => {
+                let ahs = self.framer.additional_headers();
+                full_feature.place(&mut self.link, header, ahs, environment)
+            }
+            Phase::Login(_) | Phase::Establishing(_) | Phase::Closing(_) => Ok(Landing::Collect),
+        }
+    }
+
+    fn handle_pdu(
+        &mut self,
+        header: &RawHeader,
+        segment: Segment,
+        digest_valid: bool,
+        environment: &mut dyn Environment,
+    ) -> Result<(), CloseReason> {
+        match &mut self.phase {
+            Phase::Login(login) => {
+                let step = login.handle_pdu(
+                    header,
+                    segment.bytes(),
+                    &self.settings,
+                    &mut self.link,
+                    environment,
+                )?;
+                match step {
+                    LoginStep::Continue => {}
+                    LoginStep::Establish(admission) => {
+                        self.events.push_back(Event::Establish(admission));
+                        let Phase::Login(login) = std::mem::replace(
+                            &mut self.phase,
+                            Phase::Closing(CloseReason::InGoodOrder),
+                        ) else {
+                            unreachable!("the phase was just matched")
+                        };
+                        self.phase = Phase::Establishing(login);
+                    }
+                    LoginStep::Refused(status) => {
+                        self.phase = Phase::Closing(CloseReason::LoginRefused(status));
+                    }
+                }
+                Ok(())
+            }
+            Phase::FullFeature(full_feature) => {
+                let closing = full_feature.handle_pdu(
+                    &mut self.link,
+                    header,
+                    segment,
+                    digest_valid,
+                    &mut self.events,
+                    environment,
+                )?;
+                if closing {
+                    self.phase = Phase::Closing(CloseReason::InGoodOrder);
+                }
+                Ok(())
+            }
+            Phase::Establishing(_) | Phase::Closing(_) => Ok(()),
+        }
+    }
+
+    /// What happened, in order.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Events that wait to be polled.
+    pub fn event_count(&self) -> usize {
+        self.events.len()
+    }
+
+    /// What is to be sent.
+    pub fn output(&mut self) -> &mut Output {
+        &mut self.link.output
+    }
+
+    /// Once the output is sent, the connection is to be closed for this reason.
+    pub fn closing(&self) -> Option<&CloseReason> {
+        match &self.phase {
+            Phase::Closing(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// What was negotiated, once the login is done.
+    pub fn parameters(&self) -> &Parameters {
+        &self.link.parameters
+    }
+
+    /// Whether the login is done and the connection serves.
+    pub fn is_established(&self) -> bool {
+        matches!(self.phase, Phase::FullFeature(_))
+    }
+
+    /// Answers [`Event::Establish`]: the session has this TSIH.
+    pub fn establish(&mut self, tsih: u16) {
+        let phase = std::mem::replace(&mut self.phase, Phase::Closing(CloseReason::InGoodOrder));
+        let Phase::Establishing(login) = phase else {
+            self.phase = phase;
+            return;
+        };
+        let admission = login.finish(tsih, &mut self.link);
+        let parameters = &self.link.parameters;
+        let header_digest = parameters.header_digest == super::DigestKind::Crc32c;
+        let data_digest = parameters.data_digest == super::DigestKind::Crc32c;
+        self.framer.set_digests(header_digest, data_digest);
+        self.framer.set_max_data_segment_length(parameters.local_max_recv_data_segment_length);
+        self.link.output.set_digests(header_digest, data_digest);
+        self.phase =
+            Phase::FullFeature(Box::new(FullFeature::new(admission, self.settings.clone())));
+    }
+
+    /// Answers [`Event::Establish`]: there is no session to be had.
+    pub fn refuse(&mut self, status: LoginStatus) {
+        if let Phase::Establishing(login) = &mut self.phase {
+            login.refuse(status, &mut self.link);
+            self.phase = Phase::Closing(CloseReason::LoginRefused(status));
+        }
+    }
+
+    /// Ends a command. A task that was aborted meanwhile ends without a word to the initiator.
+    pub fn complete(&mut self, task: TaskId, completion: Completion<'_>) {
+        if let Phase::FullFeature(full_feature) = &mut self.phase
+            && full_feature.complete(&mut self.link, task, completion, &mut self.events)
+        {
+            self.phase = Phase::Closing(CloseReason::InGoodOrder);
+        }
+    }
+
+    /// Answers [`Event::Management`].
+    pub fn respond(&mut self, initiator_task_tag: u32, response: TaskManagementResponse) {
+        if let Phase::FullFeature(_) = &self.phase {
+            management::push_response(&mut self.link, initiator_task_tag, response);
+        }
+    }
+
+    /// Aborts tasks on behalf of another session or of the server itself. When those that are
+    /// being carried out have ended, [`Event::TasksEnded`] comes with `token`.
+    pub fn abort_tasks(&mut self, scope: AbortScope, token: u64) {
+        match &mut self.phase {
+            Phase::FullFeature(full_feature) => {
+                full_feature.abort_for_others(&mut self.link, scope, token, &mut self.events);
+            }
+            _ => self.events.push_back(Event::TasksEnded(token)),
+        }
+    }
+
+    /// Tasks that are being carried out by the layer above.
+    pub fn running_tasks(&self) -> usize {
+        match &self.phase {
+            Phase::FullFeature(full_feature) => full_feature.running_tasks(),
+            _ => 0,
+        }
+    }
+
+    /// Asks the initiator to log out within so many seconds (RFC 7143 §11.9.1, event 1).
+    pub fn request_logout(&mut self, seconds: u16) {
+        if self.is_established() {
+            self.link.asynchronous_message(AsyncEvent::LogoutRequest, [0, 0, seconds]);
+        }
+    }
+
+    /// Tells that the session is dropped, and closes (RFC 7143 §11.9.1, event 3).
+    pub fn drop_session(&mut self) {
+        if self.is_established() {
+            let time2wait = self.link.parameters.default_time2wait as u16;
+            self.link.asynchronous_message(AsyncEvent::SessionDrop, [0, time2wait, 0]);
+        }
+        self.phase = Phase::Closing(CloseReason::InGoodOrder);
+    }
+
+    /// When [`Self::handle_timeout`] is to be called at the latest. Moves with the peer's
+    /// signs of life, so that a driver may look at it only when its timer ends.
+    pub fn poll_timeout(&self) -> Instant {
+        match (&self.phase, self.ping_sent) {
+            (Phase::FullFeature(_), None) => self.last_heard + self.settings.ping_interval,
+            (Phase::FullFeature(_), Some(sent)) => sent + self.settings.ping_timeout,
+            _ => self.login_deadline,
+        }
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) -> Result<(), CloseReason> {
+        if now < self.poll_timeout() {
+            return Ok(());
+        }
+        match (&mut self.phase, self.ping_sent) {
+            (Phase::FullFeature(full_feature), None) => {
+                full_feature.ping(&mut self.link);
+                self.ping_sent = Some(now);
+                Ok(())
+            }
+            (Phase::FullFeature(_), Some(_)) => Err(CloseReason::Silent),
+            (Phase::Closing(reason), _) => Err(reason.clone()),
+            (Phase::Login(_) | Phase::Establishing(_), _) => Err(CloseReason::LoginTimeout),
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Data on its way to a command: immediate, unsolicited, and solicited by R2T
+//! (RFC 7143 §4.2.5.2, §11.7, §11.8).
+
+use sarsen_block::Buffer;
+use sarsen_wire::iscsi::{DataOut, Opcode, R2t, RESERVED_TAG, RawHeader};
+
+use super::link::Link;
+use super::tasks::{Fault, OpenR2t, Task};
+use crate::iscsi::{Landing, Segment};
+
+/// Where the `length` bytes of a data segment go that come next for `task`: straight into the
+/// command's buffer when they fit it.
+pub(super) fn landing(task: &mut Task, length: usize) -> Landing {
+    let collection = &mut task.collection;
+    let fits = task.fault.is_none()
+        && length > 0
+        && collection.position.checked_add(length).is_some_and(|end| end <= collection.wanted);
+    match collection.buffer.take_if(|_| fits) {
+        Some(buffer) => Landing::Into { buffer, offset: collection.position },
+        None if fits => Landing::Into {
+            buffer: Buffer::for_overwrite(collection.wanted),
+            offset: collection.position,
+        },
+        None => Landing::Collect,
+    }
+}
+
+/// Takes a data segment that [`landing`] placed. Bytes beyond what the command takes are dropped.
+pub(super) fn absorb(task: &mut Task, segment: Segment, digest_valid: bool) {
+    if !digest_valid {
+        task.fault.get_or_insert(Fault::ProtocolServiceCrcError);
+    }
+    let collection = &mut task.collection;
+    let Segment::Placed { buffer, range } = segment else { return };
+    let in_place = collection.buffer.is_none()
+        && buffer.len() == collection.wanted
+        && range.start == collection.position
+        && range.end <= collection.wanted;
+    let length = range.len();
+    if in_place {
+        collection.buffer = Some(buffer);
+    } else if task.fault.is_none() && collection.position < collection.wanted {
+        let useful = length.min(collection.wanted - collection.position);
+        let wanted = collection.wanted;
+        let target = collection.buffer.get_or_insert_with(|| Buffer::for_overwrite(wanted));
+        target[collection.position..collection.position + useful]
+            .copy_from_slice(&buffer[range.start..range.start + useful]);
+    }
+    collection.position += length;
+}
+
+/// Holds a Data-Out header against the sequence that is expected. `Ok` says that its data comes
+/// next for the task.
+pub(super) fn check(task: &Task, header: &DataOut, first_burst_length: u32) -> Result<(), Fault> {
+    let collection = &task.collection;
+    let length = header.data_segment_length.value() as usize;
+    let offset = header.buffer_offset.get() as usize;
+    if header.target_transfer_tag.get() == RESERVED_TAG {
+        let limit = first_burst_length.min(task.expected_data_transfer_length) as usize;
+        if !collection.unsolicited {
+            return Err(Fault::UnexpectedUnsolicitedData);
+        }
+        if offset.saturating_add(length) > limit {
+            return Err(Fault::IncorrectAmountOfData);
+        }
+    } else {
+        let end = collection.r2ts.front().map_or(0, |r2t| r2t.end);
+        let current = collection
+            .r2ts
+            .front()
+            .is_some_and(|r2t| r2t.target_transfer_tag == header.target_transfer_tag.get());
+        if !current || offset.saturating_add(length) > end {
+            return Err(Fault::IncorrectAmountOfData);
+        }
+    }
+    if offset != collection.position || header.data_sn.get() != collection.data_sn {
+        return Err(Fault::IncorrectAmountOfData);
+    }
+    Ok(())
+}
+
+/// A Data-Out PDU is complete: moves the sequence on, and says whether it ended.
+pub(super) fn step(task: &mut Task, header: &DataOut) {
+    let is_final = header.flags & sarsen_wire::iscsi::pdu::FINAL != 0;
+    let collection = &mut task.collection;
+    collection.data_sn = collection.data_sn.wrapping_add(1);
+    if header.target_transfer_tag.get() == RESERVED_TAG {
+        if is_final {
+            end_unsolicited(task);
+        }
+        return;
+    }
+    let Some(r2t) = collection.r2ts.front() else { return };
+    let complete = collection.position >= r2t.end;
+    if is_final && !complete {
+        // RFC 7143 §11.7.1: F ends the sequence, so these bytes will never come.
+        task.fault.get_or_insert(Fault::IncorrectAmountOfData);
+    }
+    if is_final || complete {
+        collection.position = r2t.end;
+        collection.r2ts.pop_front();
+        collection.data_sn = 0;
+    }
+}
+
+/// No more unsolicited data comes: what is missing is asked for from here on.
+pub(super) fn end_unsolicited(task: &mut Task) {
+    let collection = &mut task.collection;
+    collection.unsolicited = false;
+    collection.data_sn = 0;
+    collection.solicited = collection.position.min(collection.wanted);
+    collection.position = collection.solicited;
+}
+
+/// Asks for what no R2T has asked for, within MaxOutstandingR2T and MaxBurstLength.
+pub(super) fn solicit(task: &mut Task, link: &mut Link, next_tag: &mut u32) {
+    if task.fault.is_some() {
+        // What was asked for already may come; more is not wanted.
+        task.collection.solicited = task.collection.wanted;
+        return;
+    }
+    while !task.collection.unsolicited
+        && task.collection.solicited < task.collection.wanted
+        && task.collection.r2ts.len() < link.parameters.max_outstanding_r2t as usize
+    {
+        let collection = &mut task.collection;
+        let start = collection.solicited;
+        let length = (collection.wanted - start).min(link.parameters.max_burst_length as usize);
+        *next_tag = next_tag.wrapping_add(1);
+        if *next_tag == RESERVED_TAG {
+            *next_tag = 0;
+        }
+        let stamp = link.peek();
+        let mut r2t = R2t::from(RawHeader::with_opcode(Opcode::R2t));
+        r2t.lun = task.lun;
+        r2t.initiator_task_tag = task.id.initiator_task_tag.into();
+        r2t.target_transfer_tag = (*next_tag).into();
+        r2t.stat_sn = stamp.stat_sn.into();
+        r2t.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        r2t.max_cmd_sn = stamp.max_cmd_sn.into();
+        r2t.r2t_sn = collection.r2t_sn.into();
+        r2t.buffer_offset = (start as u32).into();
+        r2t.desired_data_transfer_length = (length as u32).into();
+        link.output.push(r2t, &[]);
+        collection.r2t_sn += 1;
+        collection.solicited = start + length;
+        collection.r2ts.push_back(OpenR2t { target_transfer_tag: *next_tag, end: start + length });
+    }
+}

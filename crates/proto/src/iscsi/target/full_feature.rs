@@ -1,0 +1,555 @@
+//! The full feature phase: requests are put in the order of their CmdSN, taken apart, and
+//! answered or handed on (RFC 7143 §4.2.2, §11).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use sarsen_wire::iscsi::pdu::FINAL;
+use sarsen_wire::iscsi::{
+    DataOut, LogoutReason, LogoutRequest, LogoutResponse, LogoutResponsePdu, NopIn, NopOut, Opcode,
+    RESERVED_TAG, RawHeader, RejectReason, ScsiCommand, SerialNumber, TaskManagementResponse, ahs,
+};
+
+use super::link::Link;
+use super::management::{Afterwards, Barrier, push_response};
+use super::tasks::{Collection, Fault, Progress, Task, TaskId, Tasks};
+use super::text::Text;
+use super::window::Standing;
+use super::{
+    Admission, Cdb, CloseReason, Command, Completion, Environment, Event, Settings, data_in,
+    data_out,
+};
+use crate::iscsi::keys::SessionType;
+use crate::iscsi::{Landing, Segment};
+
+/// Requests above a gap in CmdSN hold at most this much immediate data together.
+const HELD_BYTES_LIMIT: usize = 4 << 20;
+
+/// A session with its one connection.
+pub(super) struct FullFeature {
+    settings: Arc<Settings>,
+    admission: Admission,
+    pub(super) tasks: Tasks,
+    pub(super) barriers: Vec<Barrier>,
+    text: Text,
+    /// What the header that is being received will be: decided when it was complete.
+    incoming: Incoming,
+    /// The additional headers of a request that will be held.
+    incoming_ahs: Vec<u8>,
+    /// Requests that wait for a CmdSN before theirs.
+    held: Vec<Held>,
+    /// CmdSNs that an ABORT TASK declared as received.
+    skipped: Vec<SerialNumber>,
+    next_transfer_tag: u32,
+    ping_tag: u32,
+    ping_count: u32,
+}
+
+/// What a header is taken for.
+enum Incoming {
+    /// A command that became a task.
+    Command(TaskId),
+    /// Data for a task.
+    Data(TaskId),
+    /// Data for a task that is not there (any more), or a request outside the window.
+    Dropped,
+    /// A request above a gap.
+    Held,
+    /// A request whose turn it is.
+    Request,
+    /// A PDU that was rejected already.
+    Rejected,
+}
+
+struct Held {
+    cmd_sn: SerialNumber,
+    header: RawHeader,
+    additional_headers: Vec<u8>,
+    data: Vec<u8>,
+}
+
+impl FullFeature {
+    pub(super) fn new(admission: Admission, settings: Arc<Settings>) -> Self {
+        Self {
+            settings,
+            admission,
+            tasks: Tasks::default(),
+            barriers: Vec::new(),
+            text: Text::default(),
+            incoming: Incoming::Dropped,
+            incoming_ahs: Vec::new(),
+            held: Vec::new(),
+            skipped: Vec::new(),
+            next_transfer_tag: 0,
+            ping_tag: RESERVED_TAG,
+            ping_count: 0,
+        }
+    }
+
+    pub(super) fn running_tasks(&self) -> usize {
+        self.tasks.iter().filter(|task| task.progress != Progress::Collecting).count()
+    }
+
+    /// A header is complete: decides what it is and where its data goes.
+    pub(super) fn place(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+        additional_headers: &[u8],
+        environment: &mut dyn Environment,
+    ) -> Result<Landing, CloseReason> {
+        let basic = header.basic();
+        let length = basic.data_segment_length.value() as usize;
+        self.incoming = match basic.opcode() {
+            Opcode::DataOut => return Ok(self.place_data_out(DataOut::view(header))),
+            Opcode::SnackRequest => Incoming::Request,
+            _ => self.admit_request(link, header)?,
+        };
+        if let Incoming::Request = self.incoming
+            && basic.opcode() == Opcode::ScsiCommand
+        {
+            self.incoming = self.begin_command(link, header, additional_headers, environment);
+            if let Incoming::Command(id) = self.incoming
+                && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
+            {
+                return Ok(data_out::landing(task, length));
+            }
+        }
+        if let Incoming::Held = self.incoming {
+            self.incoming_ahs = additional_headers.to_vec();
+        }
+        Ok(match self.incoming {
+            Incoming::Dropped | Incoming::Rejected => Landing::Discard,
+            _ => Landing::Collect,
+        })
+    }
+
+    /// Holds a request's CmdSN against the window.
+    fn admit_request(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+    ) -> Result<Incoming, CloseReason> {
+        if header.basic().is_immediate() {
+            return Ok(Incoming::Request);
+        }
+        // All requests carry CmdSN in the same place.
+        let cmd_sn = SerialNumber(NopOut::view(header).cmd_sn.get());
+        match link.window.standing(cmd_sn) {
+            Standing::Next => {
+                link.window.advance();
+                Ok(Incoming::Request)
+            }
+            Standing::Outside => Ok(Incoming::Dropped),
+            Standing::AboveGap => {
+                let held: usize = self.held.iter().map(|held| held.data.len()).sum();
+                if held > HELD_BYTES_LIMIT {
+                    return Err(CloseReason::protocol("too much data above a gap", "§4.2.2.1"));
+                }
+                Ok(Incoming::Held)
+            }
+        }
+    }
+
+    fn place_data_out(&mut self, header: &DataOut) -> Landing {
+        let length = header.data_segment_length.value() as usize;
+        let tag = header.initiator_task_tag.get();
+        let Some(task) =
+            self.tasks.by_tag(tag).filter(|task| task.progress == Progress::Collecting)
+        else {
+            // Data that was under way when its task was aborted.
+            self.incoming = Incoming::Dropped;
+            return Landing::Discard;
+        };
+        self.incoming = Incoming::Data(task.id);
+        data_out::landing(task, length)
+    }
+
+    /// Makes a task of a command, if it may become one.
+    fn begin_command(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+        additional_headers: &[u8],
+        environment: &mut dyn Environment,
+    ) -> Incoming {
+        let command = ScsiCommand::view(header);
+        let tag = command.initiator_task_tag.get();
+        let immediate = header.basic().is_immediate();
+        let refusal = if self.admission.session_type == SessionType::Discovery {
+            Some(RejectReason::ProtocolError)
+        } else if tag == RESERVED_TAG {
+            Some(RejectReason::InvalidPduField)
+        } else if self.tasks.contains(tag) {
+            Some(RejectReason::TaskInProgress)
+        } else if immediate && self.tasks.immediate_count() >= self.settings.immediate_limit {
+            Some(RejectReason::ImmediateCommandReject)
+        } else {
+            None
+        };
+        if let Some(reason) = refusal {
+            link.reject(reason, header);
+            return Incoming::Rejected;
+        }
+        let cdb = Cdb {
+            head: command.cdb,
+            extension: ahs::extended_cdb(additional_headers).map(Box::from),
+        };
+        let expected = command.expected_data_transfer_length.get();
+        let writes = command.flags & ScsiCommand::WRITE != 0;
+        let data_out_length = environment.data_out_length(command.lun, &cdb);
+        let wanted = if writes { data_out_length.min(expected as usize) } else { 0 };
+        let is_final = command.flags & FINAL != 0;
+        let length = command.data_segment_length.value();
+        let limit = link.parameters.first_burst_length.min(expected);
+        let fault = if length > 0 && (!writes || !link.parameters.immediate_data) {
+            Some(Fault::UnexpectedUnsolicitedData)
+        } else if length > limit {
+            Some(Fault::IncorrectAmountOfData)
+        } else if !is_final && (!writes || link.parameters.initial_r2t) {
+            Some(Fault::UnexpectedUnsolicitedData)
+        } else {
+            None
+        };
+        let id = self.tasks.name(tag);
+        if !immediate {
+            link.window.begin();
+        }
+        self.tasks.insert(Task {
+            id,
+            lun: command.lun,
+            cdb,
+            flags: command.flags,
+            immediate,
+            expected_data_transfer_length: expected,
+            data_out_length,
+            collection: Collection { wanted, unsolicited: !is_final, ..Collection::default() },
+            progress: Progress::Collecting,
+            fault,
+        });
+        Incoming::Command(id)
+    }
+
+    /// A PDU is complete. Says whether the connection is to be closed.
+    pub(super) fn handle_pdu(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+        segment: Segment,
+        digest_valid: bool,
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
+        match std::mem::replace(&mut self.incoming, Incoming::Dropped) {
+            Incoming::Command(id) => {
+                self.finish_command(link, id, segment, digest_valid, events);
+            }
+            Incoming::Data(id) => {
+                let header = DataOut::view(header);
+                self.handle_data_out(link, id, header, segment, digest_valid, events);
+            }
+            Incoming::Dropped | Incoming::Rejected => return Ok(false),
+            Incoming::Held if digest_valid => {
+                self.held.push(Held {
+                    cmd_sn: SerialNumber(NopOut::view(header).cmd_sn.get()),
+                    header: *header,
+                    additional_headers: std::mem::take(&mut self.incoming_ahs),
+                    data: segment.bytes().to_vec(),
+                });
+                return Ok(false);
+            }
+            Incoming::Request if digest_valid => {
+                if self.handle_request(link, header, segment.bytes(), events, environment)? {
+                    return Ok(true);
+                }
+            }
+            Incoming::Request | Incoming::Held => {
+                // Text or a ping that is lost cannot be asked for again at this level.
+                link.reject(RejectReason::DataDigestError, header);
+                return Err(CloseReason::protocol("data digest error", "§7.8"));
+            }
+        }
+        self.release_held(link, events, environment)
+    }
+
+    /// Requests whose turn has come because the gap before them closed.
+    fn release_held(
+        &mut self,
+        link: &mut Link,
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
+        loop {
+            let next = link.window.exp_cmd_sn();
+            if let Some(index) = self.skipped.iter().position(|&skipped| skipped == next) {
+                self.skipped.swap_remove(index);
+                link.window.advance();
+                continue;
+            }
+            let Some(index) = self.held.iter().position(|held| held.cmd_sn == next) else {
+                return Ok(false);
+            };
+            let held = self.held.swap_remove(index);
+            link.window.advance();
+            if held.header.basic().opcode() == Opcode::ScsiCommand {
+                let ahs = &held.additional_headers;
+                if let Incoming::Command(id) =
+                    self.begin_command(link, &held.header, ahs, environment)
+                {
+                    let buffer = sarsen_block::Buffer::copy_of(&held.data);
+                    let range = 0..held.data.len();
+                    let segment = Segment::Placed { buffer, range };
+                    self.finish_command(link, id, segment, true, events);
+                }
+            } else if self.handle_request(link, &held.header, &held.data, events, environment)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// An ABORT TASK named a command that has not arrived: its number counts as received.
+    pub(super) fn forget_expected(&mut self, cmd_sn: SerialNumber) {
+        self.held.retain(|held| held.cmd_sn != cmd_sn);
+        if self.skipped.len() < self.settings.command_window as usize
+            && !self.skipped.contains(&cmd_sn)
+        {
+            self.skipped.push(cmd_sn);
+        }
+    }
+
+    fn finish_command(
+        &mut self,
+        link: &mut Link,
+        id: TaskId,
+        segment: Segment,
+        digest_valid: bool,
+        events: &mut VecDeque<Event>,
+    ) {
+        let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
+        data_out::absorb(task, segment, digest_valid);
+        if !task.collection.unsolicited {
+            data_out::end_unsolicited(task);
+        }
+        self.advance_task(link, id, events);
+    }
+
+    fn handle_data_out(
+        &mut self,
+        link: &mut Link,
+        id: TaskId,
+        header: &DataOut,
+        segment: Segment,
+        digest_valid: bool,
+        events: &mut VecDeque<Event>,
+    ) {
+        let first_burst = link.parameters.first_burst_length;
+        let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
+        if let Err(fault) = data_out::check(task, header, first_burst) {
+            task.fault.get_or_insert(fault);
+        }
+        data_out::absorb(task, segment, digest_valid);
+        data_out::step(task, header);
+        self.advance_task(link, id, events);
+    }
+
+    /// Asks for more data, or starts the command when all is here.
+    fn advance_task(&mut self, link: &mut Link, id: TaskId, events: &mut VecDeque<Event>) {
+        let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
+        data_out::solicit(task, link, &mut self.next_transfer_tag);
+        if !task.collection.is_complete() {
+            return;
+        }
+        if let Some(fault) = task.fault {
+            if let Some(task) = self.end_task(link, id) {
+                data_in::push_fault(&task, fault, link);
+            }
+            return;
+        }
+        task.progress = Progress::Running;
+        events.push_back(Event::Command(Command {
+            task: id,
+            lun: task.lun,
+            cdb: task.cdb.clone(),
+            attribute: task.flags & ScsiCommand::ATTRIBUTE,
+            data_out: task.collection.buffer.take(),
+        }));
+    }
+
+    fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
+        let task = self.tasks.remove(id)?;
+        if !task.immediate {
+            link.window.end();
+        }
+        Some(task)
+    }
+
+    /// A task is forgotten without a word.
+    pub(super) fn forget(&mut self, link: &mut Link, id: TaskId) {
+        self.end_task(link, id);
+    }
+
+    /// The layer above is done with a task. Says whether the connection is to be closed.
+    pub(super) fn complete(
+        &mut self,
+        link: &mut Link,
+        id: TaskId,
+        completion: Completion<'_>,
+        events: &mut VecDeque<Event>,
+    ) -> bool {
+        let Some(task) = self.end_task(link, id) else { return false };
+        if task.progress == Progress::Running {
+            data_in::push(&task, completion, link);
+            return false;
+        }
+        let mut closing = false;
+        while let Some(index) = self.barriers.iter_mut().position(|barrier| barrier.passes(id)) {
+            let barrier = self.barriers.remove(index);
+            closing |= self.pass(link, barrier, events);
+        }
+        closing
+    }
+
+    /// The tasks that a request waited for have ended. Says whether to close the connection.
+    fn pass(&mut self, link: &mut Link, barrier: Barrier, events: &mut VecDeque<Event>) -> bool {
+        match barrier.into_afterwards() {
+            Afterwards::Answer { initiator_task_tag } => {
+                let complete = TaskManagementResponse::FunctionComplete;
+                push_response(link, initiator_task_tag, complete);
+            }
+            Afterwards::HandOver(management) => events.push_back(Event::Management(management)),
+            Afterwards::Tell { token } => events.push_back(Event::TasksEnded(token)),
+            Afterwards::Logout { initiator_task_tag } => {
+                self.push_logout_response(link, initiator_task_tag, LogoutResponse::Closed);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn wait_or_pass(
+        &mut self,
+        link: &mut Link,
+        (barrier, passed): (Barrier, bool),
+        events: &mut VecDeque<Event>,
+    ) -> bool {
+        if passed {
+            return self.pass(link, barrier, events);
+        }
+        self.barriers.push(barrier);
+        false
+    }
+
+    /// A request other than a SCSI command. Says whether to close the connection.
+    fn handle_request(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+        segment: &[u8],
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
+        let discovery = self.admission.session_type == SessionType::Discovery;
+        match header.basic().opcode() {
+            Opcode::NopOut => self.handle_nop_out(link, header, segment),
+            Opcode::TextRequest => {
+                let offer = &self.settings.offer;
+                self.text.handle(link, header, segment, &self.admission, offer, environment);
+            }
+            Opcode::LogoutRequest => return Ok(self.handle_logout(link, header, events)),
+            // RFC 7143 §4.3: a discovery session takes text and logout only.
+            _ if discovery => link.reject(RejectReason::ProtocolError, header),
+            Opcode::TaskManagementRequest => {
+                if let Some(waiting) = self.handle_task_management(link, header, environment) {
+                    return Ok(self.wait_or_pass(link, waiting, events));
+                }
+            }
+            Opcode::SnackRequest => link.reject(RejectReason::SnackReject, header),
+            Opcode::LoginRequest => {
+                link.reject(RejectReason::ProtocolError, header);
+                return Err(CloseReason::protocol("a login in the full feature phase", "§6.3"));
+            }
+            _ => link.reject(RejectReason::CommandNotSupported, header),
+        }
+        Ok(false)
+    }
+
+    /// RFC 7143 §11.18.
+    fn handle_nop_out(&mut self, link: &mut Link, header: &RawHeader, segment: &[u8]) {
+        let ping = NopOut::view(header);
+        let tag = ping.initiator_task_tag.get();
+        if tag == RESERVED_TAG {
+            if ping.target_transfer_tag.get() == self.ping_tag {
+                self.ping_tag = RESERVED_TAG;
+            }
+            return;
+        }
+        let limit = link.parameters.peer_max_recv_data_segment_length as usize;
+        let stamp = link.stamp();
+        let mut answer = NopIn::from(RawHeader::with_opcode(Opcode::NopIn));
+        answer.lun = ping.lun;
+        answer.initiator_task_tag = tag.into();
+        answer.stat_sn = stamp.stat_sn.into();
+        answer.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        answer.max_cmd_sn = stamp.max_cmd_sn.into();
+        link.output.push(answer, &segment[..segment.len().min(limit)]);
+    }
+
+    /// Asks the initiator for a sign of life (RFC 7143 §11.19).
+    pub(super) fn ping(&mut self, link: &mut Link) {
+        self.ping_count = self.ping_count.wrapping_add(1) % RESERVED_TAG;
+        self.ping_tag = self.ping_count;
+        let stamp = link.peek();
+        let mut ping = NopIn::from(RawHeader::with_opcode(Opcode::NopIn));
+        ping.initiator_task_tag = RESERVED_TAG.into();
+        ping.target_transfer_tag = self.ping_tag.into();
+        ping.stat_sn = stamp.stat_sn.into();
+        ping.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        ping.max_cmd_sn = stamp.max_cmd_sn.into();
+        link.output.push(ping, &[]);
+    }
+
+    /// RFC 7143 §11.14.
+    fn handle_logout(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+        events: &mut VecDeque<Event>,
+    ) -> bool {
+        let request = LogoutRequest::view(header);
+        let tag = request.initiator_task_tag.get();
+        let response = match request.reason() {
+            LogoutReason::CloseSession => None,
+            LogoutReason::CloseConnection if request.cid.get() == self.admission.cid => None,
+            LogoutReason::CloseConnection => Some(LogoutResponse::CidNotFound),
+            LogoutReason::RemoveForRecovery => Some(LogoutResponse::RecoveryNotSupported),
+            _ => {
+                link.reject(RejectReason::InvalidPduField, header);
+                return false;
+            }
+        };
+        match response {
+            Some(response) => {
+                self.push_logout_response(link, tag, response);
+                false
+            }
+            None => {
+                let waiting = self.logout_barrier(link, tag);
+                self.wait_or_pass(link, waiting, events)
+            }
+        }
+    }
+
+    fn push_logout_response(&self, link: &mut Link, tag: u32, response: LogoutResponse) {
+        let stamp = link.stamp();
+        let mut pdu = LogoutResponsePdu::from(RawHeader::with_opcode(Opcode::LogoutResponse));
+        pdu.response = response.0;
+        pdu.initiator_task_tag = tag.into();
+        pdu.reserved_tag = 0.into();
+        pdu.stat_sn = stamp.stat_sn.into();
+        pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        pdu.max_cmd_sn = stamp.max_cmd_sn.into();
+        pdu.time2wait = (link.parameters.default_time2wait as u16).into();
+        pdu.time2retain = (link.parameters.default_time2retain as u16).into();
+        link.output.push(pdu, &[]);
+    }
+}

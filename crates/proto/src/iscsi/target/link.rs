@@ -1,0 +1,80 @@
+//! What every phase of a connection needs: the way out, the numbers that each PDU carries, and
+//! what was negotiated.
+
+use sarsen_wire::iscsi::{
+    AsyncEvent, AsyncMessage, Opcode, RESERVED_TAG, RawHeader, Reject, RejectReason, SerialNumber,
+};
+
+use super::window::CommandWindow;
+use crate::iscsi::{Output, Parameters};
+
+pub(super) struct Link {
+    pub(super) output: Output,
+    pub(super) parameters: Parameters,
+    pub(super) window: CommandWindow,
+    stat_sn: SerialNumber,
+}
+
+/// StatSN, ExpCmdSN and MaxCmdSN of one PDU.
+pub(super) struct Stamp {
+    pub(super) stat_sn: u32,
+    pub(super) exp_cmd_sn: u32,
+    pub(super) max_cmd_sn: u32,
+}
+
+impl Link {
+    pub(super) fn new(first_cmd_sn: SerialNumber, stat_sn: SerialNumber, window: u32) -> Self {
+        Self {
+            output: Output::default(),
+            parameters: Parameters::default(),
+            window: CommandWindow::new(first_cmd_sn, window),
+            stat_sn,
+        }
+    }
+
+    /// Numbers for a PDU that carries status and takes a StatSN.
+    pub(super) fn stamp(&mut self) -> Stamp {
+        let stamp = self.peek();
+        self.stat_sn = self.stat_sn.next();
+        stamp
+    }
+
+    /// Numbers for a PDU that carries no status: StatSN is the next one.
+    pub(super) fn peek(&mut self) -> Stamp {
+        Stamp {
+            stat_sn: self.stat_sn.0,
+            exp_cmd_sn: self.window.exp_cmd_sn().0,
+            max_cmd_sn: self.window.max_cmd_sn().0,
+        }
+    }
+
+    /// RFC 7143 §11.17. The rejected header is the data.
+    pub(super) fn reject(&mut self, reason: RejectReason, rejected: &RawHeader) {
+        let stamp = self.stamp();
+        let mut reject = Reject::from(RawHeader::with_opcode(Opcode::Reject));
+        reject.reason = reason.0;
+        reject.initiator_task_tag = RESERVED_TAG.into();
+        reject.reserved_tag = 0.into();
+        reject.stat_sn = stamp.stat_sn.into();
+        reject.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        reject.max_cmd_sn = stamp.max_cmd_sn.into();
+        self.output.push(reject, &rejected.0);
+    }
+
+    /// RFC 7143 §11.9, for events without sense data.
+    pub(super) fn asynchronous_message(&mut self, event: AsyncEvent, parameters: [u16; 3]) {
+        let stamp = self.stamp();
+        let mut message = AsyncMessage::from(RawHeader::with_opcode(Opcode::AsyncMessage));
+        message.initiator_task_tag = RESERVED_TAG.into();
+        message.reserved_tag = 0.into();
+        message.stat_sn = stamp.stat_sn.into();
+        message.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        message.max_cmd_sn = stamp.max_cmd_sn.into();
+        message.event = event.0;
+        let [parameter1, parameter2, parameter3] = parameters;
+        message.parameter1 = parameter1.into();
+        message.parameter2 = parameter2.into();
+        message.parameter3 = parameter3.into();
+        self.output.push(message, &[]);
+    }
+}

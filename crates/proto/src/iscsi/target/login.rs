@@ -1,0 +1,373 @@
+//! The login phase (RFC 7143 §6.3, §11.12, §11.13).
+
+use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, current_stage, next_stage};
+use sarsen_wire::iscsi::text::{self, NONE, NOT_UNDERSTOOD, REJECT};
+use sarsen_wire::iscsi::{
+    DEFAULT_DATA_SEGMENT_LENGTH, Isid, LoginRequest, LoginResponse, LoginStatus, MAX_NAME_LENGTH,
+    Opcode, RawHeader, SerialNumber, Stage,
+};
+
+use super::link::Link;
+use super::{Admission, CloseReason, Environment, Settings};
+use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, Use};
+
+/// The most text that one login may send us, over all PDUs that the C bit joins.
+const MAX_TEXT_LENGTH: usize = 64 * 1024;
+/// The most keys of one login.
+const MAX_KEYS: usize = 256;
+/// The most requests of one login: a negotiation that does not end is ended.
+const MAX_REQUESTS: usize = 64;
+/// The version of the protocol (RFC 7143 §11.12.4).
+const VERSION: u8 = 0;
+
+/// What is known of a login so far.
+pub(super) struct Login {
+    /// Fields of the first request, which later ones must repeat.
+    first: Option<First>,
+    stage: Stage,
+    session_type: SessionType,
+    initiator_name: Option<String>,
+    target_name: Option<String>,
+    admission: Option<Admission>,
+    /// Keys that were sent already: none is negotiated twice (RFC 7143 §6.3).
+    seen: Vec<String>,
+    /// Text of requests with the C bit, until the last one comes.
+    partial: Vec<u8>,
+    /// Answers that wait to be sent.
+    answers: Vec<u8>,
+    declared_segment_length: bool,
+    request_count: usize,
+    /// Header of the answer that [`Login::finish`] sends.
+    pending: Option<LoginResponse>,
+}
+
+#[derive(Clone, Copy)]
+struct First {
+    isid: Isid,
+    tsih: u16,
+    cid: u16,
+    initiator_task_tag: u32,
+}
+
+impl Default for Login {
+    fn default() -> Self {
+        Self {
+            first: None,
+            stage: Stage::Security,
+            session_type: SessionType::Normal,
+            initiator_name: None,
+            target_name: None,
+            admission: None,
+            seen: Vec::new(),
+            partial: Vec::new(),
+            answers: Vec::new(),
+            declared_segment_length: false,
+            request_count: 0,
+            pending: None,
+        }
+    }
+}
+
+/// What a login request led to.
+pub(super) enum LoginStep {
+    /// An answer was queued; the next request is awaited.
+    Continue,
+    /// The negotiation is done, the last answer waits for the session.
+    Establish(Admission),
+    /// The refusal was queued.
+    Refused(LoginStatus),
+}
+
+impl Login {
+    pub(super) fn handle_pdu(
+        &mut self,
+        header: &RawHeader,
+        segment: &[u8],
+        settings: &Settings,
+        link: &mut Link,
+        environment: &mut dyn Environment,
+    ) -> Result<LoginStep, CloseReason> {
+        if header.basic().opcode() != Opcode::LoginRequest {
+            // RFC 7143 §6.3: before a login, anything else is a protocol error.
+            return Err(CloseReason::protocol("a request before the login", "§6.3"));
+        }
+        let request = LoginRequest::view(header);
+        if self.first.is_none() {
+            let cmd_sn = SerialNumber(request.cmd_sn.get());
+            self.first = Some(First {
+                isid: request.isid,
+                tsih: request.tsih.get(),
+                cid: request.cid.get(),
+                initiator_task_tag: request.initiator_task_tag.get(),
+            });
+            self.stage = current_stage(request.flags);
+            *link =
+                Link::new(cmd_sn, SerialNumber(request.exp_stat_sn.get()), settings.command_window);
+        }
+        match self.negotiate(request, segment, settings, link, environment) {
+            Ok(step) => Ok(step),
+            Err(status) => {
+                self.push_response(request.flags & 0x0c, status, 0, &[], link);
+                Ok(LoginStep::Refused(status))
+            }
+        }
+    }
+
+    fn negotiate(
+        &mut self,
+        request: &LoginRequest,
+        segment: &[u8],
+        settings: &Settings,
+        link: &mut Link,
+        environment: &mut dyn Environment,
+    ) -> Result<LoginStep, LoginStatus> {
+        self.check_header(request)?;
+        if self.partial.len() + segment.len() > MAX_TEXT_LENGTH {
+            return Err(LoginStatus::OutOfResources);
+        }
+        self.partial.extend_from_slice(segment);
+        if request.flags & CONTINUE != 0 {
+            // RFC 7143 §11.12.2: with C, T must be 0; an empty response asks for the rest.
+            if request.flags & FINAL != 0 {
+                return Err(LoginStatus::InitiatorError);
+            }
+            self.push_response(request.flags & 0x0c, LoginStatus::Success, 0, &[], link);
+            return Ok(LoginStep::Continue);
+        }
+        let text = std::mem::take(&mut self.partial);
+        self.handle_text(&text, settings, link)?;
+        if self.admission.is_none() {
+            self.admit(request, environment)?;
+        }
+        if self.stage == Stage::Operational && !self.declared_segment_length {
+            self.declared_segment_length = true;
+            let length = settings.offer.max_recv_data_segment_length;
+            link.parameters.local_max_recv_data_segment_length = length;
+            self.push_answer("MaxRecvDataSegmentLength", &length.to_string());
+        }
+        self.respond(request, link)
+    }
+
+    fn check_header(&mut self, request: &LoginRequest) -> Result<(), LoginStatus> {
+        self.request_count += 1;
+        let first = self.first.ok_or(LoginStatus::InitiatorError)?;
+        if request.version_min > VERSION {
+            return Err(LoginStatus::UnsupportedVersion);
+        }
+        let repeats = request.isid == first.isid
+            && request.tsih.get() == first.tsih
+            && request.cid.get() == first.cid
+            && request.initiator_task_tag.get() == first.initiator_task_tag;
+        let stage = current_stage(request.flags);
+        let transit = request.flags & FINAL != 0;
+        let next = next_stage(request.flags);
+        let stages_valid = matches!(stage, Stage::Security | Stage::Operational)
+            && stage == self.stage
+            && (!transit || (next.0 > stage.0 && next != Stage(2)));
+        if !repeats || !stages_valid || self.request_count > MAX_REQUESTS {
+            return Err(LoginStatus::InitiatorError);
+        }
+        Ok(())
+    }
+
+    fn handle_text(
+        &mut self,
+        text: &[u8],
+        settings: &Settings,
+        link: &mut Link,
+    ) -> Result<(), LoginStatus> {
+        for pair in text::pairs(text) {
+            let (name, value) = pair.map_err(|_| LoginStatus::InitiatorError)?;
+            if self.seen.iter().any(|seen| seen == name) || self.seen.len() >= MAX_KEYS {
+                return Err(LoginStatus::InitiatorError);
+            }
+            self.seen.push(name.to_owned());
+            self.handle_key(name, value, settings, link)?;
+        }
+        Ok(())
+    }
+
+    fn handle_key(
+        &mut self,
+        name: &str,
+        value: &str,
+        settings: &Settings,
+        link: &mut Link,
+    ) -> Result<(), LoginStatus> {
+        let Some(key) = keys::find(name) else {
+            self.push_answer(name, NOT_UNDERSTOOD);
+            return Ok(());
+        };
+        match name {
+            "InitiatorName" => self.initiator_name = Some(valid_name(value)?),
+            "TargetName" => self.target_name = Some(valid_name(value)?),
+            "SessionType" => {
+                self.session_type = match value {
+                    "Normal" => SessionType::Normal,
+                    "Discovery" => SessionType::Discovery,
+                    _ => return Err(LoginStatus::SessionTypeNotSupported),
+                }
+            }
+            "AuthMethod" => {
+                // RFC 7143 §13.1.1: only in the security stage.
+                if self.stage != Stage::Security {
+                    return Err(LoginStatus::InitiatorError);
+                }
+                if !value.split(',').any(|method| method == NONE) {
+                    return Err(LoginStatus::AuthenticationFailure);
+                }
+                self.push_answer(name, NONE);
+            }
+            _ if key.usage == Use::FullFeature => self.push_answer(name, REJECT),
+            _ if key.kind == Kind::TargetDeclaration => return Err(LoginStatus::InitiatorError),
+            _ => {
+                let answer = Negotiation {
+                    offer: &settings.offer,
+                    parameters: &mut link.parameters,
+                    session_type: self.session_type,
+                }
+                .answer(key, value);
+                if let Some(answer) = answer {
+                    self.push_answer(name, &answer);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The first request is complete: it must say who wants what (RFC 7143 §6.3).
+    fn admit(
+        &mut self,
+        request: &LoginRequest,
+        environment: &mut dyn Environment,
+    ) -> Result<(), LoginStatus> {
+        let initiator_name = self.initiator_name.clone().ok_or(LoginStatus::MissingParameter)?;
+        if self.session_type == SessionType::Normal && self.target_name.is_none() {
+            return Err(LoginStatus::MissingParameter);
+        }
+        let admission = Admission {
+            initiator_name,
+            isid: request.isid,
+            tsih: request.tsih.get(),
+            cid: request.cid.get(),
+            session_type: self.session_type,
+            target_name: self.target_name.clone(),
+        };
+        if admission.tsih != 0 {
+            // One connection a session: there is none to join.
+            return Err(LoginStatus::SessionDoesNotExist);
+        }
+        let welcome = environment.admit(&admission)?;
+        if self.session_type == SessionType::Normal {
+            if let Some(alias) = &welcome.alias {
+                self.push_answer("TargetAlias", alias);
+            }
+            self.push_answer("TargetPortalGroupTag", &welcome.portal_group_tag.to_string());
+        }
+        self.admission = Some(admission);
+        Ok(())
+    }
+
+    /// Answers with as much as one PDU holds, and moves on when nothing is left to say.
+    fn respond(
+        &mut self,
+        request: &LoginRequest,
+        link: &mut Link,
+    ) -> Result<LoginStep, LoginStatus> {
+        let limit = DEFAULT_DATA_SEGMENT_LENGTH as usize;
+        let stage_bits = request.flags & 0x0c;
+        if self.answers.len() > limit {
+            let rest = self.answers.split_off(limit);
+            let part = std::mem::replace(&mut self.answers, rest);
+            self.push_response(stage_bits | CONTINUE, LoginStatus::Success, 0, &part, link);
+            return Ok(LoginStep::Continue);
+        }
+        let answers = std::mem::take(&mut self.answers);
+        if request.flags & FINAL == 0 {
+            self.push_response(stage_bits, LoginStatus::Success, 0, &answers, link);
+            return Ok(LoginStep::Continue);
+        }
+        let next = next_stage(request.flags);
+        let flags = FINAL | stage_bits | next.0;
+        if next != Stage::FullFeature {
+            self.stage = next;
+            self.push_response(flags, LoginStatus::Success, 0, &answers, link);
+            return Ok(LoginStep::Continue);
+        }
+        self.settle(link);
+        self.pending = Some(self.response(flags, LoginStatus::Success, 0));
+        self.answers = answers;
+        self.admission.clone().map(LoginStep::Establish).ok_or(LoginStatus::TargetError)
+    }
+
+    /// RFC 7143 §13.14: FirstBurstLength must not exceed MaxBurstLength. Keys come one by one,
+    /// so this can only be seen at the end; nothing on the wire changes, we just ask for less.
+    fn settle(&self, link: &mut Link) {
+        let parameters = &mut link.parameters;
+        parameters.first_burst_length =
+            parameters.first_burst_length.min(parameters.max_burst_length);
+    }
+
+    /// Sends the last answer: the session stands. Gives who it is with.
+    pub(super) fn finish(mut self, tsih: u16, link: &mut Link) -> Admission {
+        let mut response = self.pending.take().expect("a login that waits has its answer ready");
+        response.tsih = tsih.into();
+        let answers = std::mem::take(&mut self.answers);
+        send(response, &answers, link);
+        self.admission.take().expect("a login that waits knows who it is")
+    }
+
+    /// Sends a refusal instead of the last answer.
+    pub(super) fn refuse(&mut self, status: LoginStatus, link: &mut Link) {
+        let stage_bits = self.stage.0 << 2;
+        self.push_response(stage_bits, status, 0, &[], link);
+    }
+
+    fn push_answer(&mut self, name: &str, value: &str) {
+        for part in [name, "=", value, "\0"] {
+            self.answers.extend_from_slice(part.as_bytes());
+        }
+    }
+
+    fn response(&self, flags: u8, status: LoginStatus, tsih: u16) -> LoginResponse {
+        let mut response = LoginResponse::from(RawHeader::with_opcode(Opcode::LoginResponse));
+        response.flags = flags;
+        response.version_max = VERSION;
+        response.version_active = VERSION;
+        if let Some(first) = self.first {
+            response.isid = first.isid;
+            response.initiator_task_tag = first.initiator_task_tag.into();
+            response.tsih = if tsih == 0 { first.tsih } else { tsih }.into();
+        }
+        response.reserved = 0.into();
+        response.status = status.0.into();
+        response
+    }
+
+    fn push_response(
+        &self,
+        flags: u8,
+        status: LoginStatus,
+        tsih: u16,
+        text: &[u8],
+        link: &mut Link,
+    ) {
+        send(self.response(flags, status, tsih), text, link);
+    }
+}
+
+fn send(mut response: LoginResponse, text: &[u8], link: &mut Link) {
+    // RFC 7143 §11.13.4: StatSN counts, also during login.
+    let stamp = link.stamp();
+    response.stat_sn = stamp.stat_sn.into();
+    response.exp_cmd_sn = stamp.exp_cmd_sn.into();
+    response.max_cmd_sn = stamp.max_cmd_sn.into();
+    link.output.push(response, text);
+}
+
+fn valid_name(value: &str) -> Result<String, LoginStatus> {
+    if value.is_empty() || value.len() > MAX_NAME_LENGTH {
+        return Err(LoginStatus::InitiatorError);
+    }
+    Ok(value.to_owned())
+}

@@ -1,0 +1,181 @@
+//! The commands of a session from their header to their status.
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use sarsen_block::Buffer;
+
+use super::Cdb;
+
+/// Names a command for the layer above. Unlike the initiator's tag, it is never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskId {
+    pub(super) initiator_task_tag: u32,
+    pub(super) sequence: u64,
+}
+
+/// Which tasks are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AbortScope {
+    /// Those of one logical unit.
+    Unit([u8; 8]),
+    /// All.
+    All,
+}
+
+impl AbortScope {
+    pub(super) fn covers(self, task: &Task) -> bool {
+        match self {
+            Self::Unit(lun) => task.lun == lun,
+            Self::All => true,
+        }
+    }
+}
+
+/// How far a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Its data is not complete.
+    Collecting,
+    /// The layer above carries it out.
+    Running,
+    /// The same, but its end will not be told to the initiator.
+    Aborted,
+}
+
+/// Why a task is not carried out although its header was good: the additional sense code and
+/// qualifier with ABORTED COMMAND (RFC 7143 §11.4.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Unsolicited data came that was not agreed on.
+    UnexpectedUnsolicitedData,
+    /// Data came in the wrong place or amount.
+    IncorrectAmountOfData,
+    /// Data did not match its digest.
+    ProtocolServiceCrcError,
+}
+
+impl Fault {
+    pub(super) fn additional_sense(self) -> [u8; 2] {
+        match self {
+            Self::UnexpectedUnsolicitedData => [0x0c, 0x0c],
+            Self::IncorrectAmountOfData => [0x0c, 0x0d],
+            Self::ProtocolServiceCrcError => [0x47, 0x05],
+        }
+    }
+}
+
+/// An R2T whose data is not complete.
+#[derive(Debug)]
+pub(super) struct OpenR2t {
+    pub(super) target_transfer_tag: u32,
+    /// One past the last byte that it asks for.
+    pub(super) end: usize,
+}
+
+/// Data on its way to us.
+#[derive(Debug, Default)]
+pub(super) struct Collection {
+    /// `wanted` bytes long, once a command wants any.
+    pub(super) buffer: Option<Buffer>,
+    /// Bytes that the command takes and the initiator has.
+    pub(super) wanted: usize,
+    /// The next byte of the sequence: DataPDUInOrder and DataSequenceInOrder hold.
+    pub(super) position: usize,
+    /// DataSN of the next PDU of the sequence.
+    pub(super) data_sn: u32,
+    /// Unsolicited Data-Out PDUs are still to come.
+    pub(super) unsolicited: bool,
+    /// First byte that no R2T has asked for.
+    pub(super) solicited: usize,
+    pub(super) r2t_sn: u32,
+    pub(super) r2ts: VecDeque<OpenR2t>,
+}
+
+impl Collection {
+    pub(super) fn is_complete(&self) -> bool {
+        !self.unsolicited && self.r2ts.is_empty() && self.solicited >= self.wanted
+    }
+}
+
+/// A command.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) id: TaskId,
+    pub(super) lun: [u8; 8],
+    pub(super) cdb: Cdb,
+    /// R, W and the attribute.
+    pub(super) flags: u8,
+    pub(super) immediate: bool,
+    pub(super) expected_data_transfer_length: u32,
+    /// Bytes of Data-Out that the CDB asks for, whatever the initiator announced.
+    pub(super) data_out_length: usize,
+    pub(super) collection: Collection,
+    pub(super) progress: Progress,
+    pub(super) fault: Option<Fault>,
+}
+
+/// Tags come from the peer; the table is bounded by the command window, so that a simple mix
+/// is enough.
+#[derive(Default)]
+pub(super) struct TagHasher(u64);
+
+impl Hasher for TagHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(self.0 as u32 ^ u32::from(byte)));
+    }
+
+    fn write_u32(&mut self, tag: u32) {
+        // The golden ratio spreads tags that count up over the high bits that the table uses.
+        self.0 = u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 32;
+    }
+}
+
+/// The tasks of a session by the initiator's tag.
+#[derive(Default)]
+pub(super) struct Tasks {
+    by_tag: HashMap<u32, Task, BuildHasherDefault<TagHasher>>,
+    next_sequence: u64,
+}
+
+impl Tasks {
+    pub(super) fn contains(&self, tag: u32) -> bool {
+        self.by_tag.contains_key(&tag)
+    }
+
+    pub(super) fn by_tag(&mut self, tag: u32) -> Option<&mut Task> {
+        self.by_tag.get_mut(&tag)
+    }
+
+    /// A name for a task that is about to be inserted.
+    pub(super) fn name(&mut self, initiator_task_tag: u32) -> TaskId {
+        self.next_sequence += 1;
+        TaskId { initiator_task_tag, sequence: self.next_sequence }
+    }
+
+    pub(super) fn insert(&mut self, task: Task) {
+        self.by_tag.insert(task.id.initiator_task_tag, task);
+    }
+
+    /// Removes the task if it still stands under its tag.
+    pub(super) fn remove(&mut self, id: TaskId) -> Option<Task> {
+        match self.by_tag.get(&id.initiator_task_tag) {
+            Some(task) if task.id == id => self.by_tag.remove(&id.initiator_task_tag),
+            _ => None,
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Task> {
+        self.by_tag.values()
+    }
+
+    pub(super) fn immediate_count(&self) -> usize {
+        self.by_tag.values().filter(|task| task.immediate).count()
+    }
+}
