@@ -1,0 +1,229 @@
+//! What a connection tells its owner, and why it ends.
+
+use sarsen_block::Buffer;
+use sarsen_wire::iscsi::text::TextError;
+use sarsen_wire::iscsi::{
+    AsyncEvent, LoginStatus, LogoutResponse, Opcode, RejectReason, TaskManagementResponse,
+};
+
+use super::super::FramingError;
+use super::Token;
+
+/// How far a command's data fell short of, or went beyond, what was expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Residual {
+    /// Neither.
+    #[default]
+    None,
+    /// So many bytes fewer were moved.
+    Underflow(u32),
+    /// So many bytes more would have been moved.
+    Overflow(u32),
+}
+
+/// The end of a SCSI command.
+#[derive(Debug)]
+pub struct Completion {
+    /// The command.
+    pub token: Token,
+    /// The iSCSI service response; not 0 means that the target could not carry the command out
+    /// and `status` says nothing.
+    pub response: u8,
+    /// SCSI status.
+    pub status: u8,
+    /// Bytes of Data-In that arrived.
+    pub received: u32,
+    /// The target's count.
+    pub residual: Residual,
+    /// The Data-In of a command that wanted it in a buffer, cut to what arrived.
+    pub data: Option<Buffer>,
+    /// Sense data, without its length field.
+    pub sense: Vec<u8>,
+}
+
+impl Completion {
+    /// Whether the command was carried out with status GOOD.
+    pub const fn is_good(&self) -> bool {
+        self.response == 0 && self.status == 0
+    }
+}
+
+/// Something that the owner may want to know.
+#[derive(Debug)]
+pub enum Event {
+    /// The login is over: commands may be sent.
+    LoggedIn,
+    /// A command ended.
+    Completed(Completion),
+    /// A command was ended by a task management function and will have no completion.
+    Aborted {
+        /// The command.
+        token: Token,
+    },
+    /// The answer to a task management function; the commands that it ended were told before.
+    TaskManagementDone {
+        /// The request.
+        token: Token,
+        /// The answer.
+        response: TaskManagementResponse,
+    },
+    /// The answer to a text request, all of it.
+    TextDone {
+        /// The request.
+        token: Token,
+        /// Pairs of keys and values, each ended by a zero byte.
+        text: Vec<u8>,
+    },
+    /// The answer to a ping of ours.
+    Pong {
+        /// The ping.
+        token: Token,
+    },
+    /// The answer to a logout: the connection is to be closed.
+    LoggedOut {
+        /// The answer.
+        response: LogoutResponse,
+    },
+    /// An asynchronous message (RFC 7143 §11.9).
+    AsyncMessage {
+        /// What it tells.
+        event: AsyncEvent,
+        /// Logical unit of a SCSI event.
+        lun: [u8; 8],
+        /// Parameter1 to Parameter3.
+        parameters: [u16; 3],
+        /// Sense data of a SCSI event, with its length field.
+        data: Vec<u8>,
+    },
+    /// The target refused a PDU (RFC 7143 §11.17).
+    Rejected {
+        /// Why.
+        reason: RejectReason,
+        /// The request that the rejected PDU belonged to, if it is still open.
+        token: Option<Token>,
+    },
+}
+
+/// A login that the target did not grant, by what the initiator can do next.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LoginError {
+    /// Try at another address.
+    #[error("the target moved to {address}")]
+    Redirected {
+        /// `host[:port][,portal group tag]`.
+        address: String,
+        /// Whether to remember it.
+        permanent: bool,
+    },
+    /// Ask a person for other credentials or for permission.
+    #[error("the target refuses this initiator ({status:?})")]
+    Denied {
+        /// Which of the two.
+        status: LoginStatus,
+    },
+    /// Look for another name.
+    #[error("the target does not exist there ({status:?})")]
+    NotFound {
+        /// Never there, or removed.
+        status: LoginStatus,
+    },
+    /// Try again later.
+    #[error("the target cannot serve now ({status:?})")]
+    Unavailable {
+        /// Which trouble it has.
+        status: LoginStatus,
+    },
+    /// Nothing: the two do not fit together.
+    #[error("the target does not take this login ({status:?})")]
+    Refused {
+        /// The target's words.
+        status: LoginStatus,
+    },
+    /// Nothing: no agreement over a key.
+    #[error("no agreement over {key}: the target answered {value:?}")]
+    NoAgreement {
+        /// The key.
+        key: String,
+        /// The target's answer.
+        value: String,
+    },
+}
+
+/// A breach of RFC 7143 by the target. Each ends the connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// A PDU that has no place in this phase.
+    #[error("{0:?} has no place in this phase")]
+    UnexpectedOpcode(Opcode),
+    /// An answer to something that was not asked.
+    #[error("{opcode:?} for tag {tag:#x}, which has no such task")]
+    UnknownTask {
+        /// Of the answer.
+        opcode: Opcode,
+        /// Its tag.
+        tag: u32,
+    },
+    /// Data-In that is out of order or beyond the end.
+    #[error("Data-In of {length} bytes at {offset}, where {expected} of {total} have arrived")]
+    DataInPlace {
+        /// Its offset.
+        offset: u32,
+        /// Its length.
+        length: u32,
+        /// Where the next data belongs.
+        expected: u32,
+        /// Bytes that the command expects.
+        total: u32,
+    },
+    /// An R2T for bytes that it may not ask for.
+    #[error("an R2T for {length} bytes at {offset} of {total}")]
+    R2tRange {
+        /// Its offset.
+        offset: u32,
+        /// Its length.
+        length: u32,
+        /// Bytes that the command sends.
+        total: u32,
+    },
+    /// Text that cannot be taken apart.
+    #[error("malformed text ({0:?})")]
+    Text(TextError),
+    /// Text without an end.
+    #[error("text longer than {limit} bytes")]
+    TextTooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// A login stage that does not follow.
+    #[error("login stages out of order")]
+    LoginStage,
+    /// A login that does not come to an end.
+    #[error("no end of the login after {0} answers")]
+    LoginTooLong(u32),
+    /// Pings faster than answers can be sent.
+    #[error("{0} pings without reading an answer")]
+    PingFlood(u32),
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectionError {
+    /// The login failed.
+    #[error("login failed: {0}")]
+    Login(#[from] LoginError),
+    /// The stream cannot be followed.
+    #[error("cannot follow the target's stream: {0}")]
+    Framing(#[from] FramingError),
+    /// The target broke the protocol.
+    #[error("the target broke the protocol: {0}")]
+    Protocol(#[from] ProtocolError),
+    /// Data changed on the way (RFC 7143 §7.8: at level 0 the session starts anew).
+    #[error("data digest error in {0:?}")]
+    DataDigest(Opcode),
+}
+
+impl From<TextError> for ConnectionError {
+    fn from(error: TextError) -> Self {
+        Self::Protocol(ProtocolError::Text(error))
+    }
+}

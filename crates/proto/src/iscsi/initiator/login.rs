@@ -1,0 +1,280 @@
+//! The login (RFC 7143 §6.3): security, operational negotiation, full feature phase.
+//!
+//! AuthMethod=None is the one method here; another one is a further [`Step`] between the first
+//! request and the operational stage.
+
+use sarsen_wire::iscsi::pdu::{self, CONTINUE, FINAL, current_stage, next_stage};
+use sarsen_wire::iscsi::text::{self, IRRELEVANT, NOT_UNDERSTOOD, REJECT};
+use sarsen_wire::iscsi::{
+    DEFAULT_DATA_SEGMENT_LENGTH, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, Stage,
+};
+
+use super::super::keys::{self, DigestKind, Kind, Negotiation};
+use super::super::{Output, Parameters};
+use super::event::{ConnectionError, LoginError, ProtocolError};
+use super::options::{DigestOffer, LoginOptions, SessionTarget};
+
+/// Text of one answer is gathered up to this many bytes.
+const TEXT_LIMIT: usize = 64 * 1024;
+/// A login takes two or three exchanges; more answers than this are an endless one.
+const EXCHANGE_LIMIT: u32 = 64;
+/// The tag of every login request: one is open at a time.
+const TAG: u32 = 0;
+
+/// Where the login stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Names and AuthMethod are out.
+    Security,
+    /// The operational keys are out.
+    Operational,
+}
+
+/// A login in progress.
+pub(super) struct Login {
+    options: LoginOptions,
+    step: Step,
+    /// Text that is still to be sent, in pieces that a login may carry.
+    to_send: Vec<u8>,
+    /// Text of an answer that goes on.
+    received: Vec<u8>,
+    tsih: u16,
+    exchanges: u32,
+    /// The operational keys that wait for an answer.
+    open_keys: Vec<&'static str>,
+}
+
+impl Login {
+    pub(super) fn new(options: LoginOptions) -> Self {
+        Self {
+            options,
+            step: Step::Security,
+            to_send: Vec::new(),
+            received: Vec::new(),
+            tsih: 0,
+            exchanges: 0,
+            open_keys: Vec::new(),
+        }
+    }
+
+    /// Sends the first request.
+    pub(super) fn begin(&mut self, output: &mut Output, cmd_sn: u32) {
+        let name = self.options.initiator_name.clone();
+        self.add("InitiatorName", &name);
+        match self.options.target.clone() {
+            SessionTarget::Named(target) => {
+                self.add("SessionType", "Normal");
+                self.add("TargetName", &target);
+            }
+            SessionTarget::Discovery => self.add("SessionType", "Discovery"),
+        }
+        self.add("AuthMethod", text::NONE);
+        self.send(output, cmd_sn, 0);
+    }
+
+    fn add(&mut self, key: &str, value: &str) {
+        for part in [key, "=", value, "\0"] {
+            self.to_send.extend_from_slice(part.as_bytes());
+        }
+    }
+
+    /// Sends as much text as one request may carry; the last piece asks to move on.
+    fn send(&mut self, output: &mut Output, cmd_sn: u32, exp_stat_sn: u32) {
+        let length = self.to_send.len().min(DEFAULT_DATA_SEGMENT_LENGTH as usize);
+        let (current, next) = match self.step {
+            Step::Security => (Stage::Security, Stage::Operational),
+            Step::Operational => (Stage::Operational, Stage::FullFeature),
+        };
+        let last = length == self.to_send.len();
+        let bits = if last { FINAL | next.0 } else { CONTINUE };
+        let mut header = LoginRequest::from(RawHeader::ZERO);
+        header.opcode_byte = Opcode::LoginRequest.0 | pdu::IMMEDIATE;
+        header.flags = current.0 << 2 | bits;
+        header.isid = self.options.isid;
+        header.tsih = self.tsih.into();
+        header.initiator_task_tag = TAG.into();
+        header.cmd_sn = cmd_sn.into();
+        header.exp_stat_sn = exp_stat_sn.into();
+        output.push(header, &self.to_send[..length]);
+        self.to_send.drain(..length);
+    }
+
+    /// Takes an answer. True when the login is over.
+    pub(super) fn handle(
+        &mut self,
+        response: &LoginResponse,
+        segment: &[u8],
+        parameters: &mut Parameters,
+        output: &mut Output,
+        cmd_sn: u32,
+    ) -> Result<bool, ConnectionError> {
+        self.exchanges += 1;
+        if self.exchanges > EXCHANGE_LIMIT {
+            return Err(ProtocolError::LoginTooLong(EXCHANGE_LIMIT).into());
+        }
+        if response.initiator_task_tag.get() != TAG {
+            let tag = response.initiator_task_tag.get();
+            let opcode = Opcode::LoginResponse;
+            return Err(ProtocolError::UnknownTask { opcode, tag }.into());
+        }
+        if self.received.len() + segment.len() > TEXT_LIMIT {
+            return Err(ProtocolError::TextTooLong { limit: TEXT_LIMIT }.into());
+        }
+        self.received.extend_from_slice(segment);
+        if response.status() != LoginStatus::Success {
+            return Err(self.failure(response.status())?.into());
+        }
+        self.tsih = response.tsih.get();
+        let exp_stat_sn = response.stat_sn.get().wrapping_add(1);
+        if response.flags & CONTINUE != 0 {
+            self.continue_receiving(output, cmd_sn, exp_stat_sn);
+            return Ok(false);
+        }
+        let text = std::mem::take(&mut self.received);
+        match self.step {
+            Step::Security => self.check_security(&text)?,
+            Step::Operational => self.apply(&text, parameters)?,
+        }
+        if response.flags & FINAL == 0 {
+            self.send(output, cmd_sn, exp_stat_sn);
+            return Ok(false);
+        }
+        self.transit(response.flags, output, cmd_sn, exp_stat_sn, parameters)
+    }
+
+    /// RFC 7143 §6.2: an answer that goes on is fetched with an empty request.
+    fn continue_receiving(&mut self, output: &mut Output, cmd_sn: u32, exp_stat_sn: u32) {
+        let mut header = LoginRequest::from(RawHeader::ZERO);
+        header.opcode_byte = Opcode::LoginRequest.0 | pdu::IMMEDIATE;
+        let stage = match self.step {
+            Step::Security => Stage::Security,
+            Step::Operational => Stage::Operational,
+        };
+        header.flags = stage.0 << 2;
+        header.isid = self.options.isid;
+        header.tsih = self.tsih.into();
+        header.initiator_task_tag = TAG.into();
+        header.cmd_sn = cmd_sn.into();
+        header.exp_stat_sn = exp_stat_sn.into();
+        output.push(header, &[]);
+    }
+
+    fn transit(
+        &mut self,
+        flags: u8,
+        output: &mut Output,
+        cmd_sn: u32,
+        exp_stat_sn: u32,
+        parameters: &mut Parameters,
+    ) -> Result<bool, ConnectionError> {
+        match (self.step, current_stage(flags), next_stage(flags)) {
+            (Step::Security, Stage::Security, Stage::Operational) => {
+                self.step = Step::Operational;
+                parameters.local_max_recv_data_segment_length =
+                    self.options.max_recv_data_segment_length;
+                self.to_send.clear();
+                for (key, value) in self.options.operational() {
+                    self.add(key, &value);
+                    self.open_keys.push(key);
+                }
+                self.send(output, cmd_sn, exp_stat_sn);
+                Ok(false)
+            }
+            (Step::Operational, Stage::Operational, Stage::FullFeature) => {
+                self.check_digests(parameters)?;
+                parameters.first_burst_length =
+                    parameters.first_burst_length.min(parameters.max_burst_length);
+                Ok(true)
+            }
+            _ => Err(ProtocolError::LoginStage.into()),
+        }
+    }
+
+    fn failure(&self, status: LoginStatus) -> Result<LoginError, ConnectionError> {
+        let class = status.0 >> 8;
+        Ok(match status {
+            LoginStatus::TargetMovedTemporarily | LoginStatus::TargetMovedPermanently => {
+                let mut address = String::new();
+                for pair in text::pairs(&self.received) {
+                    if let ("TargetAddress", value) = pair? {
+                        value.clone_into(&mut address);
+                    }
+                }
+                LoginError::Redirected {
+                    address,
+                    permanent: status == LoginStatus::TargetMovedPermanently,
+                }
+            }
+            LoginStatus::AuthenticationFailure | LoginStatus::AuthorizationFailure => {
+                LoginError::Denied { status }
+            }
+            LoginStatus::NotFound | LoginStatus::TargetRemoved => LoginError::NotFound { status },
+            _ if class == 3 => LoginError::Unavailable { status },
+            _ => LoginError::Refused { status },
+        })
+    }
+
+    fn check_security(&self, text: &[u8]) -> Result<(), ConnectionError> {
+        for pair in text::pairs(text) {
+            let (key, value) = pair?;
+            if key == "AuthMethod" && value != text::NONE {
+                return Err(no_agreement(key, value));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes answers to our keys and declarations, and answers keys that the target offers.
+    fn apply(&mut self, text: &[u8], parameters: &mut Parameters) -> Result<(), ConnectionError> {
+        let offer = self.options.as_offer();
+        let session_type = self.options.target.session_type();
+        for pair in text::pairs(text) {
+            let (name, value) = pair?;
+            let Some(key) = keys::find(name) else {
+                if !matches!(value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
+                    self.add(name, NOT_UNDERSTOOD);
+                }
+                continue;
+            };
+            let open = self.open_keys.iter().position(|open| *open == name);
+            let declared = matches!(key.kind, Kind::DeclaredNumber(..));
+            if matches!(value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
+                // The default stays (RFC 7143 §6.2).
+                if let Some(open) = open {
+                    self.open_keys.swap_remove(open);
+                }
+                continue;
+            }
+            // What we offered decides whether an answer is admissible: taking an answer as if it
+            // were an offer to us must give the answer itself.
+            let mut negotiation = Negotiation { offer: &offer, parameters, session_type };
+            let result = negotiation.answer(key, value);
+            match (open, result) {
+                (Some(open), Some(result)) if result == value => {
+                    self.open_keys.swap_remove(open);
+                }
+                (Some(_), None) if declared => {}
+                (Some(_), _) => return Err(no_agreement(name, value)),
+                (None, Some(result)) => self.add(name, &result),
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn check_digests(&self, parameters: &Parameters) -> Result<(), ConnectionError> {
+        for (key, offer, result) in [
+            ("HeaderDigest", self.options.header_digest, parameters.header_digest),
+            ("DataDigest", self.options.data_digest, parameters.data_digest),
+        ] {
+            if offer == DigestOffer::Require && result != DigestKind::Crc32c {
+                return Err(no_agreement(key, text::NONE));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn no_agreement(key: &str, value: &str) -> ConnectionError {
+    LoginError::NoAgreement { key: key.to_owned(), value: value.to_owned() }.into()
+}

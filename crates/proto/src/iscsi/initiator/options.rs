@@ -1,0 +1,140 @@
+//! What an initiator asks for when it logs in.
+
+use sarsen_wire::iscsi::Isid;
+
+use super::super::keys::{SessionType, TargetOffer};
+
+/// Whether a digest is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DigestOffer {
+    /// Not wanted.
+    #[default]
+    None,
+    /// CRC32C if the target has it.
+    Prefer,
+    /// CRC32C, or the login fails.
+    Require,
+}
+
+impl DigestOffer {
+    pub(super) const fn values(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::Prefer => "CRC32C,None",
+            Self::Require => "CRC32C",
+        }
+    }
+}
+
+/// What the session is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SessionTarget {
+    /// SCSI commands to the target of this iSCSI name.
+    Named(String),
+    /// Asking which targets there are.
+    Discovery,
+}
+
+impl SessionTarget {
+    pub(super) const fn session_type(&self) -> SessionType {
+        match self {
+            Self::Named(_) => SessionType::Normal,
+            Self::Discovery => SessionType::Discovery,
+        }
+    }
+}
+
+/// A login's identity and offers. [`LoginOptions::new`] offers what suits a target best.
+#[derive(Clone, Debug)]
+pub struct LoginOptions {
+    /// The iSCSI name of the initiator.
+    pub initiator_name: String,
+    /// What the session is for.
+    pub target: SessionTarget,
+    /// With the initiator's name, the initiator port: a second session of the same port to the
+    /// same target takes the first one's place.
+    pub isid: Isid,
+    /// HeaderDigest.
+    pub header_digest: DigestOffer,
+    /// DataDigest.
+    pub data_digest: DigestOffer,
+    /// InitialR2T: whether data beyond what is immediate waits to be asked for.
+    pub initial_r2t: bool,
+    /// ImmediateData: whether a command may carry data.
+    pub immediate_data: bool,
+    /// MaxBurstLength, in bytes.
+    pub max_burst_length: u32,
+    /// FirstBurstLength, in bytes.
+    pub first_burst_length: u32,
+    /// MaxRecvDataSegmentLength that we declare, in bytes.
+    pub max_recv_data_segment_length: u32,
+    /// MaxOutstandingR2T.
+    pub max_outstanding_r2t: u32,
+}
+
+impl LoginOptions {
+    /// Offers of no digests, no needless R2Ts and long bursts.
+    pub fn new(initiator_name: impl Into<String>, target: SessionTarget, isid: Isid) -> Self {
+        Self {
+            initiator_name: initiator_name.into(),
+            target,
+            isid,
+            header_digest: DigestOffer::None,
+            data_digest: DigestOffer::None,
+            initial_r2t: false,
+            immediate_data: true,
+            max_burst_length: 16 * 1024 * 1024 - 512,
+            first_burst_length: 256 * 1024,
+            max_recv_data_segment_length: 1024 * 1024,
+            max_outstanding_r2t: 8,
+        }
+    }
+
+    /// The same offers as the table takes them, to answer a target that offers keys itself.
+    pub(super) const fn as_offer(&self) -> TargetOffer {
+        TargetOffer {
+            header_digest: !matches!(self.header_digest, DigestOffer::None),
+            data_digest: !matches!(self.data_digest, DigestOffer::None),
+            max_connections: 1,
+            initial_r2t: self.initial_r2t,
+            immediate_data: self.immediate_data,
+            max_recv_data_segment_length: self.max_recv_data_segment_length,
+            max_burst_length: self.max_burst_length,
+            first_burst_length: self.first_burst_length,
+            default_time2wait: 0,
+            default_time2retain: 0,
+            max_outstanding_r2t: self.max_outstanding_r2t,
+            error_recovery_level: 0,
+        }
+    }
+
+    /// The operational keys with the values that are offered, in the order of the standard.
+    pub(super) fn operational(&self) -> Vec<(&'static str, String)> {
+        let boolean = |value| if value { "Yes" } else { "No" }.to_owned();
+        let mut keys = vec![
+            ("HeaderDigest", self.header_digest.values().to_owned()),
+            ("DataDigest", self.data_digest.values().to_owned()),
+            ("MaxRecvDataSegmentLength", self.max_recv_data_segment_length.to_string()),
+            ("DefaultTime2Wait", "0".to_owned()),
+            ("DefaultTime2Retain", "0".to_owned()),
+            ("ErrorRecoveryLevel", "0".to_owned()),
+        ];
+        if self.target.session_type() == SessionType::Normal {
+            keys.extend([
+                ("MaxConnections", "1".to_owned()),
+                ("InitialR2T", boolean(self.initial_r2t)),
+                ("ImmediateData", boolean(self.immediate_data)),
+                ("MaxBurstLength", self.max_burst_length.to_string()),
+                // RFC 7143 §13.14: FirstBurstLength may not exceed MaxBurstLength.
+                (
+                    "FirstBurstLength",
+                    self.first_burst_length.min(self.max_burst_length).to_string(),
+                ),
+                ("MaxOutstandingR2T", self.max_outstanding_r2t.to_string()),
+                ("DataPDUInOrder", boolean(true)),
+                ("DataSequenceInOrder", boolean(true)),
+            ]);
+        }
+        keys
+    }
+}
