@@ -1,0 +1,301 @@
+//! libiscsi's suite (`iscsi-test-cu`), one process a family, so that a test that hangs or aborts
+//! costs itself alone: the family's other tests are then run one by one.
+
+use std::collections::BTreeSet;
+use std::fmt::{self, Display};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::process::{self, Finished};
+use crate::serving::Url;
+
+/// The suite's program.
+const PROGRAM: &str = "iscsi-test-cu";
+/// A family takes seconds; the slowest tests wait for replies that must not come.
+const FAMILY_LIMIT: Duration = Duration::from_secs(120);
+/// One test, when it is run alone.
+const TEST_LIMIT: Duration = Duration::from_secs(60);
+/// Names of the suite's two initiators.
+const INITIATORS: [&str; 2] = ["iqn.2026-11.proof:a", "iqn.2026-11.proof:b"];
+
+/// How one test of the suite ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It ran and nothing was wrong.
+    Passed,
+    /// It said that the target lacks what it tests, in whole or in part.
+    Skipped,
+    /// Something was wrong.
+    Failed,
+    /// It had to be killed.
+    Stuck,
+    /// The suite's process ended in the middle of it.
+    Aborted,
+}
+
+/// One test of the suite.
+#[derive(Clone, Debug)]
+pub struct Test {
+    /// Its name within the family.
+    pub name: String,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// What it said.
+    pub said: String,
+}
+
+/// One family of tests.
+#[derive(Clone, Debug)]
+pub struct Family {
+    /// Its name, `Read10` for instance.
+    pub name: String,
+    /// Its tests, in the suite's order.
+    pub tests: Vec<Test>,
+}
+
+impl Family {
+    /// How many tests ended so.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.tests.iter().filter(|test| test.verdict == verdict).count()
+    }
+
+    /// The tests that show a fault.
+    pub fn faults(&self) -> impl Iterator<Item = &Test> {
+        self.tests.iter().filter(|test| !matches!(test.verdict, Verdict::Passed | Verdict::Skipped))
+    }
+}
+
+/// What the suite found.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Every family that was run.
+    pub families: Vec<Family>,
+}
+
+impl Report {
+    /// A family by its name.
+    pub fn family(&self, name: &str) -> Option<&Family> {
+        self.families.iter().find(|family| family.name == name)
+    }
+
+    fn total(&self, verdict: Verdict) -> usize {
+        self.families.iter().map(|family| family.count(verdict)).sum()
+    }
+
+    /// Every fault, with what the test said.
+    pub fn faults(&self) -> String {
+        let mut text = String::new();
+        for family in &self.families {
+            for test in family.faults() {
+                text += &format!("{}.{}: {:?}\n", family.name, test.name, test.verdict);
+                for line in test.said.lines().filter(|line| !line.trim().is_empty()) {
+                    text += &format!("    {}\n", line.trim());
+                }
+            }
+        }
+        text
+    }
+}
+
+/// A table by family, with totals.
+impl Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const COLUMNS: [(Verdict, &str); 5] = [
+            (Verdict::Passed, "passed"),
+            (Verdict::Failed, "failed"),
+            (Verdict::Skipped, "skipped"),
+            (Verdict::Stuck, "stuck"),
+            (Verdict::Aborted, "aborted"),
+        ];
+        write!(f, "{:<24}", "family")?;
+        COLUMNS.iter().try_for_each(|(_, title)| write!(f, "{title:>9}"))?;
+        writeln!(f)?;
+        for family in &self.families {
+            write!(f, "{:<24}", family.name)?;
+            for (verdict, _) in COLUMNS {
+                match family.count(verdict) {
+                    0 => write!(f, "{:>9}", ".")?,
+                    count => write!(f, "{count:>9}")?,
+                }
+            }
+            writeln!(f)?;
+        }
+        write!(f, "{:<24}", "total")?;
+        COLUMNS.iter().try_for_each(|(verdict, _)| write!(f, "{:>9}", self.total(*verdict)))?;
+        let all: usize = self.families.iter().map(|family| family.tests.len()).sum();
+        writeln!(f, "\n{all} tests in {} families", self.families.len())
+    }
+}
+
+/// Families and the names of their tests.
+pub type Catalogue = Vec<(String, Vec<String>)>;
+
+/// All families of the suite that is installed.
+pub fn catalogue() -> Result<Catalogue> {
+    let listed = process::output(Command::new(PROGRAM).arg("--list"), TEST_LIMIT)?;
+    let families = parse_list(&listed);
+    ensure!(!families.is_empty(), "{PROGRAM} --list names no family:\n{listed}");
+    Ok(families)
+}
+
+/// Runs `families` against the logical unit at `url`, whose data it destroys.
+pub fn run(url: &Url, families: &Catalogue, mut done: impl FnMut(&Family)) -> Result<Report> {
+    let mut report = Report { families: Vec::new() };
+    for (name, tests) in families {
+        let family = run_family(url, name, tests)?;
+        done(&family);
+        report.families.push(family);
+    }
+    Ok(report)
+}
+
+fn run_family(url: &Url, name: &str, names: &[String]) -> Result<Family> {
+    let mut tests = parse_run(&suite(url, name, FAMILY_LIMIT)?);
+    let ran: BTreeSet<_> = tests.iter().map(|test| test.name.clone()).collect();
+    for missing in names.iter().filter(|name| !ran.contains(*name)) {
+        let alone = parse_run(&suite(url, &format!("{name}.{missing}"), TEST_LIMIT)?);
+        let test = alone.into_iter().find(|test| test.name == *missing);
+        tests.push(test.unwrap_or_else(|| Test {
+            name: missing.clone(),
+            verdict: Verdict::Aborted,
+            said: "the suite ended before this test began".into(),
+        }));
+    }
+    Ok(Family { name: name.into(), tests })
+}
+
+fn suite(url: &Url, tests: &str, limit: Duration) -> Result<Finished> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["--dataloss", "--allow-sanitize", "--verbose"]);
+    command.args(["--initiator-name", INITIATORS[0], "--initiator-name-2", INITIATORS[1]]);
+    command.arg(format!("--test=ALL.{tests}")).arg(url.to_string());
+    process::finish(&mut command, limit).with_context(|| format!("the suite's {tests}"))
+}
+
+/// The lines `ALL.family.test` of `--list`.
+fn parse_list(listed: &str) -> Catalogue {
+    let mut families = Catalogue::new();
+    for line in listed.lines() {
+        let mut parts = line.trim().split('.');
+        if parts.next() != Some("ALL") {
+            continue;
+        }
+        match (parts.next(), parts.next()) {
+            (Some(family), None) => families.push((family.into(), Vec::new())),
+            (Some(family), Some(test)) => {
+                if let Some((name, tests)) = families.last_mut() {
+                    assert_eq!(name, family, "a test follows its family");
+                    tests.push(test.into());
+                }
+            }
+            (None, _) => {}
+        }
+    }
+    families
+}
+
+/// CUnit's verbose output: `Test: NAME ...`, what the test says, then `passed` or `FAILED`.
+fn parse_run(finished: &Finished) -> Vec<Test> {
+    let mut tests = Vec::new();
+    // What follows the run summary belongs to no test.
+    let body = finished.output.split("Run Summary:").next().unwrap_or_default();
+    for section in body.split("  Test: ").skip(1) {
+        let Some((name, said)) = section.split_once(" ...") else { continue };
+        let (name, said) = (name.trim().to_owned(), said.to_owned());
+        let ended = said.lines().map(str::trim).find_map(|line| match line {
+            "FAILED" => Some(Verdict::Failed),
+            // What a test's clean-up says comes behind its verdict, on the same line.
+            _ if line.starts_with("passed") => Some(Verdict::Passed),
+            _ if line.ends_with("FAILED") => Some(Verdict::Failed),
+            _ => None,
+        });
+        let verdict = match ended {
+            Some(Verdict::Passed) if said.contains("[SKIPPED]") => Verdict::Skipped,
+            Some(verdict) => verdict,
+            None if finished.status.is_none() => Verdict::Stuck,
+            None => Verdict::Aborted,
+        };
+        tests.push(Test { name, verdict, said });
+    }
+    tests
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    const RUN: &str = "
+Suite: Reserve6
+  Test: Simple ...passed
+  Test: 2Initiators ...    Take out a RESERVE6 from the first initiator
+    [FAILED] MODESENSE6 successful but should have failed
+FAILED
+    1. test_reserve6_2initiators.c:70  - CU_ASSERT_EQUAL(_r,0)
+  Test: TargetColdReset ...    [SKIPPED] Task Management is not implemented
+
+passed
+  Test: LUNReset ...passed    [FAILED] PRIN command: failed with sense.
+
+Run Summary:    Type  Total    Ran Passed Failed Inactive
+               tests      4      4      3      1        0
+";
+
+    fn verdicts(output: &str, status: Option<i32>) -> Vec<(String, Verdict)> {
+        let status = status.map(ExitStatus::from_raw);
+        parse_run(&Finished { status, output: output.into() })
+            .into_iter()
+            .map(|test| (test.name, test.verdict))
+            .collect()
+    }
+
+    #[test]
+    fn each_test_gets_its_own_verdict() {
+        let expected = [
+            ("Simple", Verdict::Passed),
+            ("2Initiators", Verdict::Failed),
+            ("TargetColdReset", Verdict::Skipped),
+            ("LUNReset", Verdict::Passed),
+        ];
+        assert_eq!(verdicts(RUN, Some(0)), expected.map(|(name, v)| (name.to_owned(), v)));
+    }
+
+    #[test]
+    fn a_test_without_a_verdict_is_stuck_when_killed_and_aborted_otherwise() {
+        let cut = &RUN[..RUN.find("FAILED\n").unwrap()];
+        assert_eq!(verdicts(cut, None)[1], ("2Initiators".into(), Verdict::Stuck));
+        assert_eq!(verdicts(cut, Some(6))[1], ("2Initiators".into(), Verdict::Aborted));
+        assert_eq!(verdicts("iscsi_connect failed", Some(10)), []);
+    }
+
+    #[test]
+    fn the_list_is_read_by_family_and_other_suites_are_left_out() {
+        let listed = "ALL\nALL.Read6\nALL.Read6.Simple\nALL.Unmap\nALL.Unmap.VPD\nSCSI\nSCSI.Read6";
+        let expected = [("Read6", "Simple"), ("Unmap", "VPD")]
+            .map(|(family, test)| (family.to_owned(), vec![test.to_owned()]));
+        assert_eq!(parse_list(listed), expected);
+    }
+
+    #[test]
+    fn the_table_sums_its_columns() {
+        let test = |verdict| Test { name: "T".into(), verdict, said: "why".into() };
+        let family = |name: &str, verdicts: &[Verdict]| Family {
+            name: name.into(),
+            tests: verdicts.iter().copied().map(test).collect(),
+        };
+        let report = Report {
+            families: vec![
+                family("A", &[Verdict::Passed, Verdict::Failed]),
+                family("B", &[Verdict::Passed, Verdict::Stuck]),
+            ],
+        };
+        let table = report.to_string();
+        let total = table.lines().find(|line| line.starts_with("total")).unwrap();
+        assert_eq!(total.split_whitespace().collect::<Vec<_>>()[1..], ["2", "1", "0", "1", "0"]);
+        assert_eq!(report.faults(), "A.T: Failed\n    why\nB.T: Stuck\n    why\n");
+    }
+}

@@ -1,0 +1,120 @@
+//! Which kernel modules a guest needs, and in which order they load. The packages carry no
+//! `modules.dep` (their installation makes it), so each module is asked itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+/// The modules of one kernel.
+pub(super) struct Modules {
+    paths: BTreeMap<String, PathBuf>,
+    built_in: BTreeSet<String>,
+}
+
+impl Modules {
+    /// Those below `folder`, which is `/lib/modules/VERSION` of the unpacked package.
+    pub(super) fn below(folder: &Path) -> Result<Self> {
+        let mut paths = BTreeMap::new();
+        collect(folder, &mut paths)?;
+        let list = fs::read_to_string(folder.join("modules.builtin"))?;
+        let built_in = list.lines().filter_map(|line| module_name(Path::new(line))).collect();
+        Ok(Self { paths, built_in })
+    }
+
+    /// The files of `names` and of all that they depend on, each behind what it needs.
+    pub(super) fn in_load_order(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
+        let mut visit = Visit { modules: self, seen: BTreeSet::new(), order: Vec::new() };
+        for name in names {
+            visit.module(name)?;
+        }
+        Ok(visit.order)
+    }
+}
+
+struct Visit<'a> {
+    modules: &'a Modules,
+    seen: BTreeSet<String>,
+    order: Vec<PathBuf>,
+}
+
+impl Visit<'_> {
+    fn module(&mut self, name: &str) -> Result<()> {
+        let name = name.replace('-', "_");
+        if self.modules.built_in.contains(&name) || !self.seen.insert(name.clone()) {
+            return Ok(());
+        }
+        let Some(path) = self.modules.paths.get(&name) else {
+            bail!("this kernel has no module {name}");
+        };
+        let image = fs::read(path).with_context(|| path.display().to_string())?;
+        for needed in dependencies(&image) {
+            self.module(&needed).with_context(|| format!("which {name} needs"))?;
+        }
+        self.order.push(path.clone());
+        Ok(())
+    }
+}
+
+fn collect(folder: &Path, paths: &mut BTreeMap<String, PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            collect(&entry.path(), paths)?;
+        } else if let Some(name) = module_name(&entry.path()) {
+            paths.insert(name, entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// `crc32c_generic` of `kernel/crypto/crc32c-generic.ko`.
+fn module_name(path: &Path) -> Option<String> {
+    let name = path.file_name()?.to_str()?.strip_suffix(".ko")?;
+    Some(name.replace('-', "_"))
+}
+
+/// The zero-terminated `depends=a,b` of a module's `.modinfo` section.
+fn dependencies(image: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(start) = image.windows(KEY.len()).position(|window| window == KEY) else {
+        return Vec::new();
+    };
+    let value = image[start + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(value).split(',').filter(|n| !n.is_empty()).map(Into::into).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_loads_behind_what_it_needs_and_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::write(root.join("modules.builtin"), "kernel/lib/crc16.ko\n").unwrap();
+        fs::create_dir(root.join("kernel")).unwrap();
+        let write = |name: &str, needs: &str| {
+            let image = format!("license=GPL\0depends={needs}\0retpoline=Y\0");
+            fs::write(root.join("kernel").join(format!("{name}.ko")), image).unwrap();
+        };
+        write("ext4", "jbd2,crc16");
+        write("jbd2", "");
+        write("iscsi_tcp", "lib-iscsi");
+        write("lib-iscsi", "jbd2");
+        let order = Modules::below(root).unwrap().in_load_order(&["ext4", "iscsi-tcp"]).unwrap();
+        let names: Vec<_> = order.iter().filter_map(|path| module_name(path)).collect();
+        assert_eq!(names, ["jbd2", "ext4", "lib_iscsi", "iscsi_tcp"]);
+    }
+
+    #[test]
+    fn a_module_that_is_absent_is_named_with_who_needs_it() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("modules.builtin"), "").unwrap();
+        fs::write(folder.path().join("a.ko"), "\0depends=b\0").unwrap();
+        let modules = Modules::below(folder.path()).unwrap();
+        let error = format!("{:#}", modules.in_load_order(&["a"]).unwrap_err());
+        assert_eq!(error, "which a needs: this kernel has no module b");
+    }
+}

@@ -1,0 +1,20 @@
+//! What proves the program from the outside: it is started as a person would start it, and real
+//! clients (libiscsi's suite, QEMU's tools, a Linux kernel in a guest) decide whether it is right.
+//!
+//! The proofs are in `proofs/`; `cargo xtask` uses the same pieces for its conformance table and
+//! its benchmark. Nothing here links the program: a proof that shares code with what it proves
+//! shares its mistakes.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "drives other processes in real time; nothing of the program runs in here"
+)]
+
+pub mod conformance;
+pub mod guest;
+pub mod peers;
+pub mod process;
+pub mod program;
+pub mod qemu;
+pub mod serving;
+
+pub use serving::{Backing, Serving, Volume};

@@ -1,0 +1,131 @@
+//! QEMU's tools on a logical unit: `qemu-img` copies and measures, `qemu-io` checks patterns.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::process;
+use crate::serving::Url;
+
+/// Copying a gigabyte on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// How an image's content is laid out: random pieces with holes between them.
+const PIECE_BYTES: u64 = 256 << 10;
+
+/// Makes an image whose content follows from `seed` alone: about a quarter data, the rest holes.
+pub fn make_image(path: &Path, byte_count: u64, seed: u64) -> Result<()> {
+    let file = File::create(path)?;
+    file.set_len(byte_count)?;
+    let mut state = seed;
+    let mut piece = vec![0; PIECE_BYTES as usize];
+    for offset in (0..byte_count).step_by(PIECE_BYTES as usize) {
+        if split_mix(&mut state).is_multiple_of(4) {
+            for word in piece.chunks_exact_mut(8) {
+                word.copy_from_slice(&split_mix(&mut state).to_le_bytes());
+            }
+            // Pieces begin and end off the grid, so that copies have ragged edges.
+            let cut = (split_mix(&mut state) % (PIECE_BYTES / 512)) as usize * 512;
+            file.write_all_at(&piece[cut..], offset + cut as u64)?;
+        }
+    }
+    Ok(())
+}
+
+/// The next number of the splitmix64 sequence.
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = *state;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// SHA-256 of a file, in hexadecimal.
+pub fn sha256(path: &Path) -> Result<String> {
+    let said = process::output(Command::new("sha256sum").arg(path), LIMIT)?;
+    let digest = said.split_whitespace().next().context("sha256sum printed nothing")?;
+    Ok(digest.to_owned())
+}
+
+/// Copies an image file onto a logical unit, with every block written.
+pub fn copy_to(image: &Path, url: &Url) -> Result<()> {
+    let mut command = Command::new("qemu-img");
+    command.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(image).arg(url.to_string());
+    process::output(&mut command, LIMIT).map(drop)
+}
+
+/// Copies a logical unit into an image file.
+pub fn copy_from(url: &Url, image: &Path) -> Result<()> {
+    let mut command = Command::new("qemu-img");
+    command.args(["convert", "-f", "raw", "-O", "raw"]).arg(url.to_string()).arg(image);
+    process::output(&mut command, LIMIT).map(drop)
+}
+
+/// `qemu-img bench`: so many 4 KiB requests, 32 at once.
+pub fn bench(url: &Url, writes: bool, count: u32) -> Result<String> {
+    let mut command = Command::new("qemu-img");
+    command.args(["bench", "-f", "raw", "-d", "32", "-s", "4096", "-c", &count.to_string()]);
+    if writes {
+        command.args(["-w", "--pattern=165", "--flush-interval=64"]);
+    }
+    let said = process::output(command.arg(url.to_string()), LIMIT)?;
+    ensure!(said.contains("Run completed"), "qemu-img bench did not complete:\n{said}");
+    Ok(said)
+}
+
+/// CRC32C over each header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderDigest {
+    /// Insisted on.
+    Crc32c,
+    /// Refused.
+    Off,
+}
+
+/// `qemu-io` on a logical unit, one command after the other; a pattern that does not match is an
+/// error.
+pub fn patterns(url: &Url, digest: HeaderDigest, commands: &[&str]) -> Result<String> {
+    let digest = match digest {
+        HeaderDigest::Crc32c => "crc32c",
+        HeaderDigest::Off => "none",
+    };
+    let mut command = Command::new("qemu-io");
+    command.arg("--image-opts").arg(format!(
+        "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.target={},\
+         file.lun={},file.header-digest={digest}",
+        url.portal, url.iqn, url.lun
+    ));
+    for line in commands {
+        command.args(["-c", line]);
+    }
+    let said = process::output(&mut command, LIMIT)?;
+    // Old versions end with status 0 although a pattern did not match.
+    let wrong = ["Pattern verification failed", "failed:", "error"];
+    ensure!(!wrong.iter().any(|sign| said.contains(sign)), "qemu-io {commands:?}:\n{said}");
+    Ok(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_follows_from_its_seed_alone_and_is_neither_empty_nor_full() {
+        let folder = tempfile::tempdir().unwrap();
+        let make = |name: &str, seed| {
+            let path = folder.path().join(name);
+            make_image(&path, 16 << 20, seed).unwrap();
+            std::fs::read(path).unwrap()
+        };
+        let image = make("a", 1);
+        assert_eq!(image, make("b", 1));
+        assert_ne!(image, make("c", 2));
+        let data = image.iter().filter(|byte| **byte != 0).count();
+        assert!((1 << 20..8 << 20).contains(&data), "{data} bytes of data");
+    }
+}
