@@ -1,1 +1,30 @@
-//! See ARCHITECTURE.md.
+//! A SCSI device server without I/O: commands in, statuses, data and sense out.
+//!
+//! A transport opens an I_T nexus on a [`TargetDevice`] and gives each command to its
+//! [`NexusHandle`]. Below lies `sarsen-block`: a [`LogicalUnit`] is a store with an identity, mode
+//! parameters, reservations and unit attentions. [`command_table`] has one row for each command;
+//! the handlers are in `commands`. Nothing here has a clock, a socket or a thread.
+
+mod attention;
+mod cdb;
+pub mod command_table;
+mod commands;
+mod completion;
+mod identity;
+mod logical_unit;
+mod lun;
+mod nexus;
+mod sense;
+mod target;
+#[cfg(test)]
+mod testing;
+
+pub use attention::UnitAttention;
+pub use cdb::{Cdb, Command};
+pub use completion::{Completion, Status};
+pub use identity::Identity;
+pub use logical_unit::{Limits, LogicalUnit};
+pub use lun::Lun;
+pub use nexus::{InitiatorPort, NexusHandle};
+pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
+pub use target::TargetDevice;

@@ -1,0 +1,112 @@
+//! Unit attention conditions: a short queue for each I_T_L nexus (SAM-5 5.14, SPC-4 5.11).
+
+use crate::{AdditionalSense, Sense, SenseKey};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What happened, in order of precedence: a condition comes before those after it in this list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum UnitAttention {
+    /// The nexus is new, or the target was cold reset.
+    PowerOn,
+    /// A reset by task management.
+    Reset,
+    /// The target has other logical units than before.
+    ReportedLunsDataHasChanged,
+    /// The medium has another size.
+    CapacityDataHasChanged,
+    /// Another initiator changed the mode parameters.
+    ModeParametersChanged,
+    /// Another initiator cleared the task set.
+    CommandsClearedByAnotherInitiator,
+}
+
+impl UnitAttention {
+    const fn additional(self) -> AdditionalSense {
+        match self {
+            Self::PowerOn => AdditionalSense::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED,
+            Self::Reset => AdditionalSense::BUS_DEVICE_RESET_FUNCTION_OCCURRED,
+            Self::ReportedLunsDataHasChanged => AdditionalSense::REPORTED_LUNS_DATA_HAS_CHANGED,
+            Self::CapacityDataHasChanged => AdditionalSense::CAPACITY_DATA_HAS_CHANGED,
+            Self::ModeParametersChanged => AdditionalSense::MODE_PARAMETERS_CHANGED,
+            Self::CommandsClearedByAnotherInitiator => {
+                AdditionalSense::COMMANDS_CLEARED_BY_ANOTHER_INITIATOR
+            }
+        }
+    }
+
+    /// The sense data that tells it.
+    pub const fn sense(self) -> Sense {
+        Sense::new(SenseKey::UnitAttention, self.additional())
+    }
+}
+
+/// The conditions that one I_T nexus has yet to be told of one logical unit. Each kind waits at
+/// most once, so the number of kinds bounds the queue.
+#[derive(Debug, Default)]
+pub(crate) struct Attentions {
+    waiting: AtomicBool,
+    queue: Mutex<Vec<UnitAttention>>,
+}
+
+impl Attentions {
+    /// Whether any condition waits: one relaxed load on the way of each command. A condition that
+    /// is raised at the same moment is told by the next command.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Vec<UnitAttention>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn raise(&self, attention: UnitAttention) {
+        let mut queue = self.queue();
+        if let Err(position) = queue.binary_search(&attention) {
+            queue.insert(position, attention);
+        }
+        // SPC-4 5.11: power on tells all that a reset tells.
+        if queue.first() == Some(&UnitAttention::PowerOn) {
+            queue.retain(|&waiting| waiting != UnitAttention::Reset);
+        }
+        self.waiting.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn take(&self) -> Option<UnitAttention> {
+        let mut queue = self.queue();
+        let first = (!queue.is_empty()).then(|| queue.remove(0));
+        self.waiting.store(!queue.is_empty(), Ordering::Relaxed);
+        first
+    }
+
+    pub(crate) fn clear(&self, attention: UnitAttention) {
+        let mut queue = self.queue();
+        queue.retain(|&waiting| waiting != attention);
+        self.waiting.store(!queue.is_empty(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spc4_5_11_conditions_are_told_once_and_by_precedence() {
+        let attentions = Attentions::default();
+        for attention in [
+            UnitAttention::ModeParametersChanged,
+            UnitAttention::ReportedLunsDataHasChanged,
+            UnitAttention::Reset,
+            UnitAttention::ModeParametersChanged,
+            UnitAttention::PowerOn,
+        ] {
+            attentions.raise(attention);
+        }
+        attentions.clear(UnitAttention::ReportedLunsDataHasChanged);
+        assert_eq!(attentions.take(), Some(UnitAttention::PowerOn));
+        assert!(attentions.is_waiting());
+        assert_eq!(attentions.take(), Some(UnitAttention::ModeParametersChanged));
+        assert!(!attentions.is_waiting());
+        assert_eq!(attentions.take(), None);
+    }
+}

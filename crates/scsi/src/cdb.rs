@@ -1,0 +1,87 @@
+//! What arrives: a command descriptor block and its data.
+
+use sarsen_block::Buffer;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// A command descriptor block: sixteen bytes in line, longer ones beside them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cdb {
+    fixed: [u8; 16],
+    whole: Option<Box<[u8]>>,
+}
+
+impl Cdb {
+    /// A block of up to sixteen bytes, padded with zeroes.
+    pub const fn new(fixed: &[u8; 16]) -> Self {
+        Self { fixed: *fixed, whole: None }
+    }
+
+    /// A block of sixteen bytes and those of its extension (RFC 7143 §11.2.2.3). The transport
+    /// has held the length of the extension against its own limit.
+    pub fn with_extension(fixed: &[u8; 16], extension: &[u8]) -> Self {
+        let whole = (!extension.is_empty()).then(|| [fixed, extension].concat().into());
+        Self { fixed: *fixed, whole }
+    }
+
+    /// All bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.whole.as_deref().unwrap_or(&self.fixed)
+    }
+
+    /// OPERATION CODE.
+    pub const fn operation_code(&self) -> u8 {
+        self.fixed[0]
+    }
+
+    /// The low five bits of byte 1, where most commands that have one keep their SERVICE ACTION.
+    pub(crate) const fn service_action(&self) -> u16 {
+        (self.fixed[1] & 0x1f) as u16
+    }
+
+    /// The byte at `offset`, below sixteen.
+    pub(crate) const fn byte(&self, offset: usize) -> u8 {
+        self.fixed[offset]
+    }
+
+    /// The block as one of the declared layouts, none of which is longer than sixteen bytes.
+    pub(crate) fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self) -> &T {
+        const { assert!(size_of::<T>() <= 16) };
+        match T::ref_from_prefix(&self.fixed) {
+            Ok((layout, _)) => layout,
+            Err(_) => unreachable!("a CDB layout of at most sixteen bytes, without alignment"),
+        }
+    }
+}
+
+impl From<[u8; 16]> for Cdb {
+    fn from(fixed: [u8; 16]) -> Self {
+        Self::new(&fixed)
+    }
+}
+
+/// A command as the transport has it when all its data has arrived.
+#[derive(Debug)]
+pub struct Command {
+    /// The command descriptor block.
+    pub cdb: Cdb,
+    /// What arrived of the bytes that [`crate::NexusHandle::data_out_length`] asked for. Fewer
+    /// bytes than the command needs, since the initiator promised fewer, end it without effect.
+    /// More are ignored.
+    pub data_out: Option<Buffer>,
+    /// How many bytes the initiator said that it would send (iSCSI's Expected Data Transfer
+    /// Length of a write), where the transport knows. COMPARE AND WRITE and WRITE SAME are
+    /// refused when it is not what their CDB asks for; other commands ignore a surplus.
+    pub expected_data_out_length: Option<u64>,
+}
+
+impl Command {
+    /// A command without Data-Out.
+    pub const fn new(cdb: Cdb) -> Self {
+        Self { cdb, data_out: None, expected_data_out_length: None }
+    }
+
+    /// A command with the Data-Out that arrived.
+    pub const fn with_data_out(cdb: Cdb, data_out: Buffer) -> Self {
+        Self { cdb, data_out: Some(data_out), expected_data_out_length: None }
+    }
+}

@@ -1,0 +1,88 @@
+//! The handlers, by family. A handler checks its CDB and parameter list completely before it has
+//! any effect; what it needs from the store it waits for.
+
+pub(crate) mod block;
+pub(crate) mod cache;
+pub(crate) mod capacity;
+pub(crate) mod inquiry;
+pub(crate) mod mode;
+pub(crate) mod provisioning;
+pub(crate) mod report;
+pub(crate) mod reservation;
+pub(crate) mod verify;
+
+use crate::attention::Attentions;
+use crate::command_table::Row;
+use crate::nexus::{Attachment, Nexus};
+use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense};
+use sarsen_block::{Buffer, Data, Io};
+use sarsen_wire::scsi::opcode;
+use std::sync::Arc;
+
+/// What a row of the command table calls.
+pub(crate) type Handler = for<'a> fn(Task<'a>) -> Result<Io<Completion>, Sense>;
+
+/// A command on its way through a handler.
+pub(crate) struct Task<'a> {
+    pub(crate) cdb: Cdb,
+    pub(crate) unit: &'a Arc<LogicalUnit>,
+    pub(crate) attentions: &'a Attentions,
+    pub(crate) nexus: &'a Nexus,
+    data_out: Option<Buffer>,
+    expected_data_out_length: Option<u64>,
+}
+
+impl<'a> Task<'a> {
+    pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Nexus) -> Self {
+        let Command { cdb, data_out, expected_data_out_length } = command;
+        let Attachment { unit, attentions } = attachment;
+        Self { cdb, unit, attentions, nexus, data_out, expected_data_out_length }
+    }
+
+    /// The first `length` bytes of Data-Out; refused where fewer arrived.
+    pub(crate) fn take_data_out(&mut self, length: usize) -> Result<Buffer, Sense> {
+        let mut data = match self.data_out.take() {
+            Some(data) => data,
+            None if length == 0 => Buffer::for_overwrite(0),
+            None => return Err(Sense::invalid_field_in_command_information_unit()),
+        };
+        if data.len() < length {
+            return Err(Sense::invalid_field_in_command_information_unit());
+        }
+        data.truncate(length);
+        Ok(data)
+    }
+
+    /// The same for commands whose Data-Out must be exactly so long: a surplus means that the
+    /// initiator and we read the CDB differently.
+    pub(crate) fn take_data_out_exactly(&mut self, length: usize) -> Result<Buffer, Sense> {
+        if self.expected_data_out_length.is_some_and(|expected| expected != length as u64) {
+            return Err(Sense::invalid_field_in_command_information_unit());
+        }
+        self.take_data_out(length)
+    }
+}
+
+/// GOOD with parameter data, cut to the allocation length.
+fn parameter_data(bytes: &[u8], allocation_length: usize) -> Completion {
+    let length = bytes.len().min(allocation_length);
+    Completion::data(Data::Buffer(Buffer::copy_of(&bytes[..length])))
+}
+
+/// Commands to a number where no unit is (SPC-4 6.6.2, 6.33, 6.39; SAM-5 5.11).
+pub(crate) fn without_unit(
+    nexus: &Nexus,
+    lun: Option<Lun>,
+    cdb: &Cdb,
+    row: Result<&'static Row, Sense>,
+) -> Result<Completion, Sense> {
+    match row.map(|row| row.operation_code) {
+        Ok(opcode::INQUIRY) => inquiry::inquiry_without_unit(cdb),
+        Ok(opcode::REQUEST_SENSE) => {
+            Ok(inquiry::sense_parameter_data(cdb, Sense::logical_unit_not_supported()))
+        }
+        // LUN 0 answers for the target even where it has no unit 0.
+        Ok(opcode::REPORT_LUNS) if lun == Some(Lun::ZERO) => inquiry::luns_data(nexus, cdb),
+        _ => Err(Sense::logical_unit_not_supported()),
+    }
+}

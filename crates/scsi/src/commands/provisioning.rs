@@ -1,0 +1,241 @@
+//! WRITE SAME, UNMAP and GET LBA STATUS (SBC-3 4.7, 5.4, 5.28, 5.41, 5.42).
+
+use super::block::{BlockCdb, check_protect};
+use super::{Task, parameter_data};
+use crate::{Cdb, Completion, LogicalUnit, Sense};
+use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io, Store};
+use sarsen_wire::scsi::{cdb as wire, opcode, report};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// WRITE SAME repeats its block in memory up to so many bytes.
+const PATTERN_BYTES: u64 = 1 << 20;
+/// Obsolete bits that asked for the block's address within its data, and SBC's reserved ones.
+const WRITE_SAME_OBSOLETE: u8 = 0x06;
+/// GET LBA STATUS tells at most so many runs at once; the initiator asks again from where it ends.
+const MAXIMUM_LBA_STATUS_DESCRIPTORS: usize = 1024;
+/// PROVISIONING STATUS values (SBC-3 5.4.3).
+const STATUS_MAPPED: u8 = 0;
+const STATUS_DEALLOCATED: u8 = 1;
+
+struct WriteSame {
+    extent: Extent,
+    unmap: bool,
+    no_data_out: bool,
+}
+
+impl WriteSame {
+    fn parse(cdb: &Cdb, unit: &LogicalUnit) -> Result<Self, Sense> {
+        let BlockCdb { mut extent, flags, length_field } = BlockCdb::parse(cdb);
+        check_protect(flags)?;
+        let unmap = flags & wire::FLAGS_UNMAP != 0;
+        let no_data_out = flags & wire::FLAGS_NDOB != 0;
+        if flags & wire::FLAGS_ANCHOR != 0 {
+            return Err(Sense::invalid_bit_in_cdb(1, 4));
+        }
+        if unmap && unit.characteristics().unmap.is_none() {
+            return Err(Sense::invalid_bit_in_cdb(1, 3));
+        }
+        if flags & WRITE_SAME_OBSOLETE != 0 {
+            return Err(Sense::invalid_bit_in_cdb(1, 2));
+        }
+        if no_data_out && cdb.operation_code() != opcode::WRITE_SAME_16 {
+            return Err(Sense::invalid_bit_in_cdb(1, 0));
+        }
+        if extent.block_count == 0 {
+            // WSNZ is 0: no number means all blocks to the end.
+            unit.check_range(extent)?;
+            extent.block_count = unit.geometry().block_count.saturating_sub(extent.lba.0);
+        }
+        if extent.block_count > unit.limits().maximum_write_same_blocks {
+            return Err(Sense::invalid_field_in_cdb(length_field));
+        }
+        unit.check_range(extent)?;
+        Ok(Self { extent, unmap, no_data_out })
+    }
+
+    fn data_out_length(&self, unit: &LogicalUnit) -> usize {
+        if self.no_data_out { 0 } else { unit.byte_count(1) }
+    }
+}
+
+pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let command = WriteSame::parse(&task.cdb, unit)?;
+    let block = task.take_data_out_exactly(command.data_out_length(unit))?;
+    let extent = command.extent;
+    let durability = unit.durability(false);
+    if extent.block_count == 0 {
+        return Ok(Io::Ready(Completion::good()));
+    }
+    // With UNMAP the block's content is not looked at, as initiators and their tests expect; they
+    // send zeroes, which is what deallocated blocks read as (LBPRZ).
+    if command.unmap {
+        let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
+        return Ok(unit.pending(async move {
+            let _guard = gate.read_arc().await;
+            unmap_extents(&*store, &[extent], durability).await
+        }));
+    }
+    if command.no_data_out || block.iter().all(|&byte| byte == 0) {
+        return Ok(unit.write_shared(move |store| store.write_zeroes(extent, durability)));
+    }
+    let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
+    Ok(unit.pending(async move {
+        let _guard = gate.read_arc().await;
+        write_pattern(&*store, extent, &block, durability).await?;
+        Ok(Completion::good())
+    }))
+}
+
+async fn write_pattern(
+    store: &dyn Store,
+    extent: Extent,
+    block: &[u8],
+    durability: Durability,
+) -> Result<(), BlockError> {
+    let pattern_blocks = PATTERN_BYTES / block.len() as u64;
+    let mut done = 0;
+    while done < extent.block_count {
+        let block_count = pattern_blocks.min(extent.block_count - done);
+        let mut pattern = Buffer::for_overwrite(block_count as usize * block.len());
+        for copy in pattern.chunks_exact_mut(block.len()) {
+            copy.copy_from_slice(block);
+        }
+        let piece = Extent::new(extent.lba.0 + done, block_count);
+        store.write(piece, pattern, durability).wait().await?;
+        done += block_count;
+    }
+    Ok(())
+}
+
+async fn unmap_extents(
+    store: &dyn Store,
+    extents: &[Extent],
+    durability: Durability,
+) -> Result<Completion, Sense> {
+    for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
+        store.unmap(extent).wait().await?;
+    }
+    if durability == Durability::Durable {
+        store.flush().wait().await?;
+    }
+    Ok(Completion::good())
+}
+
+pub(crate) fn write_same_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
+    Ok(WriteSame::parse(cdb, unit)?.data_out_length(unit))
+}
+
+/// The UNMAP parameter list (SBC-3 5.28.2), held against the limits and the medium.
+fn parse_unmap_list(list: &[u8], unit: &LogicalUnit) -> Result<Vec<Extent>, Sense> {
+    let Ok((header, descriptors)) = report::UnmapHeader::ref_from_prefix(list) else {
+        return Err(Sense::parameter_list_length_error());
+    };
+    let length = usize::from(header.block_descriptor_data_length.get());
+    let data_length = usize::from(header.data_length.get());
+    if descriptors.len() < length {
+        return Err(Sense::parameter_list_length_error());
+    }
+    if data_length < length + size_of::<report::UnmapHeader>() - 2 {
+        return Err(Sense::invalid_field_in_parameter_list(0));
+    }
+    // SBC-3 5.28.2: an incomplete descriptor at the end is ignored.
+    let count = length / size_of::<report::UnmapDescriptor>();
+    if count > unit.limits().maximum_unmap_descriptors as usize {
+        return Err(Sense::invalid_field_in_parameter_list(2));
+    }
+    let mut extents = Vec::with_capacity(count);
+    let mut total = 0;
+    for chunk in descriptors[..length].chunks_exact(size_of::<report::UnmapDescriptor>()) {
+        let Ok(descriptor) = report::UnmapDescriptor::ref_from_bytes(chunk) else {
+            return Err(Sense::parameter_list_length_error());
+        };
+        let block_count = u64::from(descriptor.block_count.get());
+        let extent = Extent::new(descriptor.lba.get(), block_count);
+        unit.check_range(extent)?;
+        total += block_count;
+        extents.push(extent);
+    }
+    if total > unit.limits().maximum_unmap_blocks.into() {
+        return Err(Sense::invalid_field_in_parameter_list(8));
+    }
+    Ok(extents)
+}
+
+pub(crate) fn unmap(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let length = unmap_data_out(&task.cdb, unit)?;
+    let list = task.take_data_out(length)?;
+    if length == 0 {
+        return Ok(Io::Ready(Completion::good()));
+    }
+    let extents = parse_unmap_list(&list, unit)?;
+    let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
+    let durability = unit.durability(false);
+    Ok(unit.pending(async move {
+        let _guard = gate.read_arc().await;
+        unmap_extents(&*store, &extents, durability).await
+    }))
+}
+
+pub(crate) fn unmap_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
+    let fields = cdb.view::<wire::Unmap>();
+    match fields.flags & 0x01 {
+        0 => Ok(fields.parameter_list_length.get().into()),
+        _ => Err(Sense::invalid_bit_in_cdb(1, 0)),
+    }
+}
+
+pub(crate) fn get_lba_status(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let fields = task.cdb.view::<wire::ServiceActionIn16>();
+    let start = fields.lba.get();
+    let allocation_length = fields.allocation_length.get() as usize;
+    if start >= unit.geometry().block_count {
+        return Err(Sense::lba_out_of_range());
+    }
+    let wanted = allocation_length
+        .saturating_sub(size_of::<report::LbaStatusHeader>())
+        .div_ceil(size_of::<report::LbaStatusDescriptor>())
+        .clamp(1, MAXIMUM_LBA_STATUS_DESCRIPTORS);
+    let store = unit.store().clone();
+    Ok(unit.pending(async move {
+        let descriptors = lba_status(&*store, start, wanted).await?;
+        let length = 4 + size_of_val(&*descriptors);
+        let header = report::LbaStatusHeader {
+            parameter_data_length: (length as u32).into(),
+            reserved: [0; 4],
+        };
+        let bytes = [header.as_bytes(), descriptors.as_bytes()].concat();
+        Ok(parameter_data(&bytes, allocation_length))
+    }))
+}
+
+async fn lba_status(
+    store: &dyn Store,
+    start: u64,
+    wanted: usize,
+) -> Result<Vec<report::LbaStatusDescriptor>, BlockError> {
+    let end = store.geometry().block_count;
+    let mut descriptors = Vec::new();
+    let mut lba = start;
+    while lba < end && descriptors.len() < wanted {
+        let limit = (end - lba).min(u32::MAX.into());
+        let run = store.allocation(Extent::new(lba, limit)).wait().await?;
+        let block_count = run.block_count.min(limit);
+        if block_count == 0 {
+            break;
+        }
+        descriptors.push(report::LbaStatusDescriptor {
+            lba: lba.into(),
+            block_count: (block_count as u32).into(),
+            provisioning_status: match run.allocation {
+                Allocation::Mapped => STATUS_MAPPED,
+                Allocation::Deallocated => STATUS_DEALLOCATED,
+            },
+            reserved: [0; 3],
+        });
+        lba += block_count;
+    }
+    Ok(descriptors)
+}

@@ -1,0 +1,184 @@
+//! Commands that compare: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE (SBC-3 5.2, 5.29 to 5.31,
+//! 5.38 to 5.40).
+
+use super::Task;
+use super::block::{BlockCdb, check_protect};
+use crate::{Cdb, Completion, LogicalUnit, Sense};
+use sarsen_block::{BlockError, BlockSize, Buffer, Extent, Io, Store};
+use sarsen_wire::scsi::cdb as wire;
+use std::sync::Arc;
+
+/// Blocks are read back in pieces of at most so many bytes.
+const VERIFY_PIECE_BYTES: u64 = 1 << 20;
+
+/// What the BYTCHK field asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ByteCheck {
+    /// The medium is read, nothing is compared.
+    MediumOnly,
+    /// Each block is compared with its own block of Data-Out.
+    EachBlock,
+    /// Each block is compared with the one block of Data-Out.
+    OneBlock,
+}
+
+impl ByteCheck {
+    fn of(flags: u8) -> Result<Self, Sense> {
+        match (flags & wire::FLAGS_BYTCHK) >> 1 {
+            0 => Ok(Self::MediumOnly),
+            1 => Ok(Self::EachBlock),
+            3 => Ok(Self::OneBlock),
+            _ => Err(Sense::invalid_bit_in_cdb(1, 2)),
+        }
+    }
+
+    fn data_out_blocks(self, block_count: u64) -> u64 {
+        match self {
+            Self::MediumOnly => 0,
+            Self::EachBlock => block_count,
+            Self::OneBlock => block_count.min(1),
+        }
+    }
+}
+
+/// Reads the extent; compares it where there is something to compare it with.
+async fn check_medium(
+    store: &dyn Store,
+    extent: Extent,
+    expected: Option<&[u8]>,
+) -> Result<Completion, Sense> {
+    let block_size = store.geometry().block_size;
+    match first_difference(store, extent, expected, block_size).await? {
+        Some(offset) => Err(Sense::miscompare(offset)),
+        None => Ok(Completion::good()),
+    }
+}
+
+/// The offset of the first byte that differs. `expected` is repeated until the extent's end.
+async fn first_difference(
+    store: &dyn Store,
+    extent: Extent,
+    expected: Option<&[u8]>,
+    block_size: BlockSize,
+) -> Result<Option<u64>, BlockError> {
+    let piece_blocks = VERIFY_PIECE_BYTES >> block_size.shift();
+    let mut done = 0;
+    while done < extent.block_count {
+        let block_count = piece_blocks.min(extent.block_count - done);
+        let data = store.read(Extent::new(extent.lba.0 + done, block_count)).wait().await?;
+        let offset = done << block_size.shift();
+        if let Some(expected) = expected.filter(|expected| !expected.is_empty()) {
+            let data = data.into_buffer();
+            let wanted = &expected[offset as usize % expected.len()..];
+            if let Some(position) = difference(&data, wanted, expected) {
+                return Ok(Some(offset + position as u64));
+            }
+        }
+        done += block_count;
+    }
+    Ok(None)
+}
+
+/// Where `data` first differs from `wanted` followed by `repeated` as often as needed.
+fn difference(data: &[u8], wanted: &[u8], repeated: &[u8]) -> Option<usize> {
+    let mut position = 0;
+    let mut wanted = wanted;
+    while position < data.len() {
+        let length = wanted.len().min(data.len() - position);
+        let (left, right) = (&data[position..position + length], &wanted[..length]);
+        if left != right {
+            let within = left.iter().zip(right).position(|(left, right)| left != right);
+            return within.map(|within| position + within);
+        }
+        position += length;
+        wanted = repeated;
+    }
+    None
+}
+
+pub(crate) fn verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
+    let check = ByteCheck::of(transfer.flags)?;
+    let data_out_blocks = check.data_out_blocks(transfer.extent.block_count);
+    let expected = task.take_data_out(unit.byte_count(data_out_blocks))?;
+    let store = unit.store().clone();
+    Ok(unit.pending(async move {
+        let expected = (check != ByteCheck::MediumOnly).then_some(&*expected);
+        check_medium(&*store, transfer.extent, expected).await
+    }))
+}
+
+pub(crate) fn verify_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
+    let transfer = BlockCdb::parse_transfer(cdb, unit)?;
+    let check = ByteCheck::of(transfer.flags)?;
+    Ok(unit.byte_count(check.data_out_blocks(transfer.extent.block_count)))
+}
+
+fn parse_write_and_verify(cdb: &Cdb, unit: &LogicalUnit) -> Result<(BlockCdb, ByteCheck), Sense> {
+    let transfer = BlockCdb::parse_transfer(cdb, unit)?;
+    match ByteCheck::of(transfer.flags)? {
+        // SBC-3 5.38: reserved for this command.
+        ByteCheck::OneBlock => Err(Sense::invalid_bit_in_cdb(1, 2)),
+        check => Ok((transfer, check)),
+    }
+}
+
+pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let (transfer, check) = parse_write_and_verify(&task.cdb, unit)?;
+    let data = task.take_data_out(unit.byte_count(transfer.extent.block_count))?;
+    let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
+    // What is verified is the medium, so the write is durable first; no other write comes between.
+    let durability = unit.durability(true);
+    Ok(unit.pending(async move {
+        if transfer.extent.block_count == 0 {
+            return Ok(Completion::good());
+        }
+        let _guard = gate.write_arc().await;
+        let expected = (check == ByteCheck::EachBlock).then(|| Buffer::copy_of(&data));
+        store.write(transfer.extent, data, durability).wait().await?;
+        check_medium(&*store, transfer.extent, expected.as_deref()).await
+    }))
+}
+
+pub(crate) fn write_and_verify_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
+    let (transfer, _) = parse_write_and_verify(cdb, unit)?;
+    Ok(unit.byte_count(transfer.extent.block_count))
+}
+
+fn parse_compare_and_write(cdb: &Cdb, unit: &LogicalUnit) -> Result<(Extent, bool), Sense> {
+    let fields = cdb.view::<wire::CompareAndWrite>();
+    check_protect(fields.flags)?;
+    if fields.block_count > unit.limits().maximum_compare_and_write_blocks {
+        return Err(Sense::invalid_field_in_cdb(13));
+    }
+    let extent = Extent::new(fields.lba.get(), fields.block_count.into());
+    unit.check_range(extent)?;
+    Ok((extent, fields.flags & wire::FLAGS_FUA != 0))
+}
+
+pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let (extent, force_unit_access) = parse_compare_and_write(&task.cdb, unit)?;
+    let half = unit.byte_count(extent.block_count);
+    let data = task.take_data_out_exactly(2 * half)?;
+    let (store, gate) = (Arc::clone(unit.store()), unit.write_gate().clone());
+    let durability = unit.durability(force_unit_access);
+    Ok(unit.pending(async move {
+        if extent.block_count == 0 {
+            return Ok(Completion::good());
+        }
+        let (expected, new) = data.split_at(half);
+        // SBC-3 5.2: nothing else writes between the comparison and the write.
+        let _guard = gate.write_arc().await;
+        check_medium(&*store, extent, Some(expected)).await?;
+        store.write(extent, Buffer::copy_of(new), durability).wait().await?;
+        Ok(Completion::good())
+    }))
+}
+
+pub(crate) fn compare_and_write_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
+    let (extent, _) = parse_compare_and_write(cdb, unit)?;
+    Ok(2 * unit.byte_count(extent.block_count))
+}

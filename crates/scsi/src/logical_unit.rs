@@ -1,0 +1,338 @@
+//! A logical unit: a store, its identity, and the state that SCSI adds to it.
+//!
+//! What every command looks at (reservation, mode bits, stopped) is in atomics; the rest is behind
+//! locks that only unusual commands take.
+
+use crate::attention::Attentions;
+use crate::{Completion, Identity, Sense, UnitAttention};
+use async_lock::RwLock;
+use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Which I_T nexus; 0 is none.
+pub(crate) type NexusId = u64;
+pub(crate) const NO_NEXUS: NexusId = 0;
+
+/// What the Block Limits page promises (SBC-3 6.6.4), in blocks of the unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The longest READ, WRITE, VERIFY or WRITE AND VERIFY.
+    pub maximum_transfer_blocks: u32,
+    /// The length of transfers that run best.
+    pub optimal_transfer_blocks: u32,
+    /// The longest COMPARE AND WRITE.
+    pub maximum_compare_and_write_blocks: u8,
+    /// The longest WRITE SAME.
+    pub maximum_write_same_blocks: u64,
+    /// The most blocks of one UNMAP.
+    pub maximum_unmap_blocks: u32,
+    /// The most descriptors of one UNMAP.
+    pub maximum_unmap_descriptors: u32,
+}
+
+const MAXIMUM_TRANSFER_BYTES: u32 = 16 << 20;
+const OPTIMAL_TRANSFER_BYTES: u32 = 1 << 20;
+const MAXIMUM_WRITE_SAME_BYTES: u64 = 256 << 20;
+const MAXIMUM_UNMAP_BLOCKS: u32 = 1 << 20;
+const MAXIMUM_UNMAP_DESCRIPTORS: u32 = 256;
+
+impl Limits {
+    const fn new(geometry: Geometry) -> Self {
+        let shift = geometry.block_size.shift();
+        Self {
+            maximum_transfer_blocks: MAXIMUM_TRANSFER_BYTES >> shift,
+            optimal_transfer_blocks: OPTIMAL_TRANSFER_BYTES >> shift,
+            maximum_compare_and_write_blocks: u8::MAX,
+            maximum_write_same_blocks: MAXIMUM_WRITE_SAME_BYTES >> shift,
+            maximum_unmap_blocks: MAXIMUM_UNMAP_BLOCKS,
+            maximum_unmap_descriptors: MAXIMUM_UNMAP_DESCRIPTORS,
+        }
+    }
+}
+
+/// One disk as initiators see it. Shared by all cores and by every target that offers it.
+pub struct LogicalUnit {
+    identity: Identity,
+    store: Arc<dyn Store>,
+    characteristics: Characteristics,
+    limits: Limits,
+    /// The nexus that holds an SPC-2 reservation.
+    reservation: AtomicU64,
+    stopped: AtomicBool,
+    write_cache_enabled: AtomicBool,
+    software_write_protect: AtomicBool,
+    descriptor_sense: AtomicBool,
+    /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
+    write_gate: Arc<RwLock<()>>,
+    /// Held while mode parameters are compared and changed.
+    mode_select: Mutex<()>,
+    nexuses: Mutex<Vec<(NexusId, Arc<Attentions>)>>,
+}
+
+/// The mode parameters that can change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ModeParameters {
+    pub(crate) write_cache_enabled: bool,
+    pub(crate) software_write_protect: bool,
+    pub(crate) descriptor_sense: bool,
+}
+
+impl LogicalUnit {
+    /// A unit over a store. The store's characteristics are asked once; its geometry may change.
+    pub fn new(identity: Identity, store: Arc<dyn Store>) -> Arc<Self> {
+        let characteristics = store.characteristics();
+        let unit = Self {
+            identity,
+            characteristics,
+            limits: Limits::new(store.geometry()),
+            store,
+            reservation: AtomicU64::new(NO_NEXUS),
+            stopped: AtomicBool::new(false),
+            write_cache_enabled: AtomicBool::new(false),
+            software_write_protect: AtomicBool::new(false),
+            descriptor_sense: AtomicBool::new(false),
+            write_gate: Arc::new(RwLock::new(())),
+            mode_select: Mutex::new(()),
+            nexuses: Mutex::new(Vec::new()),
+        };
+        unit.set_mode_parameters(unit.default_mode_parameters());
+        Arc::new(unit)
+    }
+
+    /// Its names.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// What is below.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// What it promises in the Block Limits page.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Tells every initiator that the store has another size: call it after a resize.
+    pub fn capacity_changed(&self) {
+        self.raise_except(NO_NEXUS, UnitAttention::CapacityDataHasChanged);
+    }
+
+    pub(crate) fn characteristics(&self) -> &Characteristics {
+        &self.characteristics
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.store.geometry()
+    }
+
+    /// Bytes in `block_count` blocks, which are known to be few.
+    pub(crate) fn byte_count(&self, block_count: u64) -> usize {
+        (block_count as usize) << self.geometry().block_size.shift()
+    }
+
+    /// Refuses blocks outside the medium. An empty extent may lie just behind its last block.
+    pub(crate) fn check_range(&self, extent: Extent) -> Result<(), Sense> {
+        match extent.fits(self.geometry().block_count) {
+            true => Ok(()),
+            false => Err(Sense::lba_out_of_range()),
+        }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_stopped(&self, stopped: bool) {
+        self.stopped.store(stopped, Ordering::Relaxed);
+    }
+
+    /// Why a write is refused now, if it is.
+    pub(crate) fn check_writable(&self) -> Result<(), Sense> {
+        if self.characteristics.read_only {
+            return Err(Sense::write_protected());
+        }
+        match self.software_write_protect.load(Ordering::Relaxed) {
+            true => Err(Sense::software_write_protected()),
+            false => Ok(()),
+        }
+    }
+
+    /// When a write may be acknowledged: a volatile cache that was switched off makes each one
+    /// durable.
+    pub(crate) fn durability(&self, force_unit_access: bool) -> Durability {
+        let write_through = self.characteristics.volatile_cache
+            && !self.write_cache_enabled.load(Ordering::Relaxed);
+        match force_unit_access || write_through {
+            true => Durability::Durable,
+            false => Durability::Volatile,
+        }
+    }
+
+    pub(crate) fn mode_parameters(&self) -> ModeParameters {
+        ModeParameters {
+            write_cache_enabled: self.write_cache_enabled.load(Ordering::Relaxed),
+            software_write_protect: self.software_write_protect.load(Ordering::Relaxed),
+            descriptor_sense: self.descriptor_sense.load(Ordering::Relaxed),
+        }
+    }
+
+    pub(crate) fn default_mode_parameters(&self) -> ModeParameters {
+        ModeParameters {
+            write_cache_enabled: self.characteristics.volatile_cache,
+            software_write_protect: false,
+            descriptor_sense: false,
+        }
+    }
+
+    fn set_mode_parameters(&self, parameters: ModeParameters) {
+        self.write_cache_enabled.store(parameters.write_cache_enabled, Ordering::Relaxed);
+        self.software_write_protect.store(parameters.software_write_protect, Ordering::Relaxed);
+        self.descriptor_sense.store(parameters.descriptor_sense, Ordering::Relaxed);
+    }
+
+    /// Changes the mode parameters for `changer`; the other nexuses are told.
+    pub(crate) fn change_mode_parameters(&self, changer: NexusId, parameters: ModeParameters) {
+        let _guard = self.mode_select.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.mode_parameters() == parameters {
+            return;
+        }
+        self.set_mode_parameters(parameters);
+        self.raise_except(changer, UnitAttention::ModeParametersChanged);
+    }
+
+    /// Whether another nexus holds a reservation.
+    pub(crate) fn is_reserved_against(&self, nexus: NexusId) -> bool {
+        let holder = self.reservation.load(Ordering::Relaxed);
+        holder != NO_NEXUS && holder != nexus
+    }
+
+    /// SPC-2 RESERVE: whether `nexus` holds the reservation now.
+    pub(crate) fn reserve(&self, nexus: NexusId) -> bool {
+        match self.reservation.compare_exchange(
+            NO_NEXUS,
+            nexus,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        ) {
+            Ok(_) => true,
+            Err(holder) => holder == nexus,
+        }
+    }
+
+    /// SPC-2 RELEASE: without effect for a nexus that holds nothing.
+    pub(crate) fn release(&self, nexus: NexusId) {
+        let _ = self.reservation.compare_exchange(
+            nexus,
+            NO_NEXUS,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+    }
+
+    fn nexuses(&self) -> MutexGuard<'_, Vec<(NexusId, Arc<Attentions>)>> {
+        self.nexuses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to keep unit attentions for a nexus.
+    pub(crate) fn attach(&self, nexus: NexusId) -> Arc<Attentions> {
+        let attentions = Arc::new(Attentions::default());
+        attentions.raise(UnitAttention::PowerOn);
+        self.nexuses().push((nexus, attentions.clone()));
+        attentions
+    }
+
+    /// I_T nexus loss (SAM-5 6.3.4).
+    pub(crate) fn detach(&self, nexus: NexusId) {
+        self.release(nexus);
+        self.nexuses().retain(|(id, _)| *id != nexus);
+    }
+
+    pub(crate) fn raise_except(&self, spared: NexusId, attention: UnitAttention) {
+        for (nexus, attentions) in self.nexuses().iter() {
+            if *nexus != spared {
+                attentions.raise(attention);
+            }
+        }
+    }
+
+    /// Logical unit reset (SAM-5 6.3.3). The tasks are the transport's to end.
+    pub(crate) fn reset(&self, attention: UnitAttention) {
+        let _guard = self.mode_select.lock().unwrap_or_else(PoisonError::into_inner);
+        self.reservation.store(NO_NEXUS, Ordering::Relaxed);
+        self.set_stopped(false);
+        self.set_mode_parameters(self.default_mode_parameters());
+        self.raise_except(NO_NEXUS, attention);
+    }
+
+    /// The end of a command, its sense data in the format that D_SENSE asks for.
+    pub(crate) fn complete(&self, result: Result<Completion, Sense>) -> Completion {
+        match result {
+            Ok(completion) => completion,
+            Err(sense) => {
+                let descriptor_format = self.descriptor_sense.load(Ordering::Relaxed);
+                Completion::check_condition(sense.in_descriptor_format(descriptor_format))
+            }
+        }
+    }
+
+    /// Waits for what `future` does, then completes the command.
+    pub(crate) fn pending(
+        self: &Arc<Self>,
+        future: impl Future<Output = Result<Completion, Sense>> + 'static,
+    ) -> Io<Completion> {
+        let unit = Arc::clone(self);
+        Io::pending(async move { unit.complete(future.await) })
+    }
+
+    /// Completes the command with what `then` makes of a store's answer.
+    pub(crate) fn finish<T: 'static>(
+        self: &Arc<Self>,
+        answer: Io<Result<T, BlockError>>,
+        then: impl FnOnce(T) -> Completion + 'static,
+    ) -> Io<Completion> {
+        match answer {
+            Io::Ready(result) => Io::Ready(self.complete(result.map(then).map_err(Sense::from))),
+            Io::Pending(future) => self.pending(async move { Ok(future.await.map(then)?) }),
+        }
+    }
+
+    /// Submits one write, excluded against COMPARE AND WRITE until it has ended.
+    pub(crate) fn write_shared(
+        self: &Arc<Self>,
+        submit: impl FnOnce(&dyn Store) -> Io<Result<(), BlockError>> + 'static,
+    ) -> Io<Completion> {
+        let Some(guard) = self.write_gate.try_read_arc() else {
+            let unit = Arc::clone(self);
+            return self.pending(async move {
+                let _guard = unit.write_gate.read_arc().await;
+                submit(&*unit.store).wait().await?;
+                Ok(Completion::good())
+            });
+        };
+        match submit(&*self.store) {
+            Io::Ready(result) => {
+                Io::Ready(self.complete(result.map(|()| Completion::good()).map_err(Sense::from)))
+            }
+            Io::Pending(future) => self.pending(async move {
+                let result = future.await;
+                drop(guard);
+                result?;
+                Ok(Completion::good())
+            }),
+        }
+    }
+
+    /// The gate that every write passes.
+    pub(crate) fn write_gate(&self) -> &Arc<RwLock<()>> {
+        &self.write_gate
+    }
+}
+
+impl std::fmt::Debug for LogicalUnit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogicalUnit").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,268 @@
+//! An I_T nexus, and the handle through which a connection gives it commands: the way of each
+//! command from its CDB to its handler.
+
+use crate::attention::Attentions;
+use crate::command_table::{Flags, Row};
+use crate::commands::{Task, without_unit};
+use crate::logical_unit::NexusId;
+use crate::target::{Luns, TargetDevice};
+use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense, Status, UnitAttention};
+use sarsen_block::Io;
+use sarsen_wire::scsi::CONTROL_NACA;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The initiator's end of a nexus.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct InitiatorPort {
+    /// The initiator port name, such as `iqn.1993-08.org.debian:01:abc,i,0x00023d000001`.
+    pub name: String,
+}
+
+/// A logical unit as one nexus sees it.
+#[derive(Clone)]
+pub(crate) struct Attachment {
+    pub(crate) unit: Arc<LogicalUnit>,
+    pub(crate) attentions: Arc<Attentions>,
+}
+
+pub(crate) type Attachments = BTreeMap<Lun, Attachment>;
+
+/// What all handles of one nexus share. Its end is the end of its last handle.
+pub(crate) struct Nexus {
+    pub(crate) id: NexusId,
+    pub(crate) device: Arc<TargetDevice>,
+    pub(crate) relative_target_port: u16,
+    pub(crate) target_port_name: String,
+    initiator_port: InitiatorPort,
+    /// Counts the replacements of `attachments`.
+    generation: AtomicU64,
+    attachments: Mutex<Arc<Attachments>>,
+}
+
+/// Nexuses are told apart by a number, since two targets may offer one unit.
+static NEXT_NEXUS: AtomicU64 = AtomicU64::new(1);
+
+impl Nexus {
+    pub(crate) fn new(
+        device: Arc<TargetDevice>,
+        initiator_port: InitiatorPort,
+        relative_target_port: u16,
+        target_port_name: String,
+    ) -> Self {
+        Self {
+            id: NEXT_NEXUS.fetch_add(1, Ordering::Relaxed),
+            device,
+            relative_target_port,
+            target_port_name,
+            initiator_port,
+            generation: AtomicU64::new(0),
+            attachments: Mutex::default(),
+        }
+    }
+
+    fn attachments(&self) -> MutexGuard<'_, Arc<Attachments>> {
+        self.attachments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Attaches to the units of `luns` that are new and leaves those that are gone.
+    pub(crate) fn set_luns(&self, luns: &Luns) {
+        let mut attachments = self.attachments();
+        let old = std::mem::take(&mut *attachments);
+        let kept = |unit: &Arc<LogicalUnit>| {
+            old.values().find(|attachment| Arc::ptr_eq(&attachment.unit, unit)).cloned()
+        };
+        let attach = |unit: &Arc<LogicalUnit>| Attachment {
+            unit: unit.clone(),
+            attentions: unit.attach(self.id),
+        };
+        *attachments = Arc::new(
+            luns.iter()
+                .map(|(&lun, unit)| (lun, kept(unit).unwrap_or_else(|| attach(unit))))
+                .collect(),
+        );
+        for Attachment { unit, .. } in old.values() {
+            if !luns.values().any(|other| Arc::ptr_eq(unit, other)) {
+                unit.detach(self.id);
+            }
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn raise(&self, attention: UnitAttention) {
+        for attachment in self.attachments().values() {
+            attachment.attentions.raise(attention);
+        }
+    }
+
+    pub(crate) fn clear(&self, attention: UnitAttention) {
+        for attachment in self.attachments().values() {
+            attachment.attentions.clear(attention);
+        }
+    }
+}
+
+impl Drop for Nexus {
+    fn drop(&mut self) {
+        for attachment in self.attachments().values() {
+            attachment.unit.detach(self.id);
+        }
+    }
+}
+
+/// One connection's hold on an I_T nexus. Clones share the nexus; the last one to go ends it.
+#[derive(Clone)]
+pub struct NexusHandle {
+    nexus: Arc<Nexus>,
+    attachments: Arc<Attachments>,
+    generation: u64,
+}
+
+impl NexusHandle {
+    pub(crate) fn new(nexus: Arc<Nexus>) -> Self {
+        let generation = nexus.generation.load(Ordering::Acquire);
+        let attachments = nexus.attachments().clone();
+        Self { nexus, attachments, generation }
+    }
+
+    /// The initiator's end.
+    pub fn initiator_port(&self) -> &InitiatorPort {
+        &self.nexus.initiator_port
+    }
+
+    /// How many bytes of Data-Out the command takes, by its CDB: none for commands that read, that
+    /// are unknown, or whose CDB will be refused.
+    pub fn data_out_length(&mut self, lun: Option<Lun>, cdb: &Cdb) -> usize {
+        let Ok(row) = Row::of(cdb) else { return 0 };
+        let Some(data_out) = row.data_out else { return 0 };
+        self.refresh();
+        let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else { return 0 };
+        match row.is_supported_by(&attachment.unit) {
+            true => data_out(cdb, &attachment.unit).unwrap_or(0),
+            false => 0,
+        }
+    }
+
+    /// Executes a command. A store that answers at once makes this answer at once. Dropping a
+    /// pending answer does not undo the command; a write that was submitted may still happen, and
+    /// is then no longer kept apart from COMPARE AND WRITE.
+    pub fn execute(&mut self, lun: Option<Lun>, command: Command) -> Io<Completion> {
+        self.refresh();
+        let row = Row::of(&command.cdb);
+        let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else {
+            let result = without_unit(&self.nexus, lun, &command.cdb, row);
+            return Io::Ready(result.unwrap_or_else(Completion::check_condition));
+        };
+        let unit = &attachment.unit;
+        match admit(row, &command.cdb, attachment, self.nexus.id) {
+            Ok(row) => {
+                let task = Task::new(command, attachment, &self.nexus);
+                (row.handler)(task).unwrap_or_else(|sense| Io::Ready(unit.complete(Err(sense))))
+            }
+            Err(Refusal::Sense(sense)) => Io::Ready(unit.complete(Err(sense))),
+            Err(Refusal::ReservationConflict) => {
+                Io::Ready(Completion::with_status(Status::ReservationConflict))
+            }
+        }
+    }
+
+    /// CLEAR TASK SET by this nexus: the others that use the unit are told (SAM-5 7.5).
+    pub fn task_set_cleared(&mut self, lun: Lun) {
+        if let Some(unit) = self.logical_unit(lun) {
+            let attention = UnitAttention::CommandsClearedByAnotherInitiator;
+            unit.raise_except(self.nexus.id, attention);
+        }
+    }
+
+    /// LOGICAL UNIT RESET: whether there is such a unit. Ends reservations, restores the mode
+    /// parameters and tells every nexus; ending the tasks is the transport's part.
+    pub fn logical_unit_reset(&mut self, lun: Lun) -> bool {
+        let unit = self.logical_unit(lun);
+        if let Some(unit) = &unit {
+            unit.reset(UnitAttention::Reset);
+        }
+        unit.is_some()
+    }
+
+    /// Resets every unit of the target: warm, or `cold` as after power on.
+    pub fn target_reset(&mut self, cold: bool) {
+        let attention = if cold { UnitAttention::PowerOn } else { UnitAttention::Reset };
+        for unit in self.nexus.device.luns().values() {
+            unit.reset(attention);
+        }
+    }
+
+    /// The unit at a number.
+    pub fn logical_unit(&mut self, lun: Lun) -> Option<Arc<LogicalUnit>> {
+        self.refresh();
+        self.attachments.get(&lun).map(|attachment| attachment.unit.clone())
+    }
+
+    /// Lets go of the nexus. The last handle's end is I_T nexus loss: SPC-2 reservations end.
+    pub fn close(self) {}
+
+    fn refresh(&mut self) {
+        let generation = self.nexus.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.attachments = self.nexus.attachments().clone();
+            self.generation = generation;
+        }
+    }
+}
+
+impl std::fmt::Debug for NexusHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NexusHandle")
+            .field("id", &self.nexus.id)
+            .field("initiator_port", &self.nexus.initiator_port)
+            .finish_non_exhaustive()
+    }
+}
+
+enum Refusal {
+    Sense(Sense),
+    ReservationConflict,
+}
+
+impl From<Sense> for Refusal {
+    fn from(sense: Sense) -> Self {
+        Self::Sense(sense)
+    }
+}
+
+/// What every command must pass before its handler: the order is SPC-4's of precedence.
+fn admit(
+    row: Result<&'static Row, Sense>,
+    cdb: &Cdb,
+    attachment: &Attachment,
+    nexus: NexusId,
+) -> Result<&'static Row, Refusal> {
+    let unit = &attachment.unit;
+    let row = row.and_then(|row| match row.is_supported_by(unit) {
+        true => Ok(row),
+        false => Err(Sense::invalid_operation_code()),
+    });
+    let flags = row.as_ref().map_or(Flags::NONE, |row| row.flags);
+    if attachment.attentions.is_waiting()
+        && !flags.contains(Flags::IGNORES_UNIT_ATTENTION)
+        && let Some(attention) = attachment.attentions.take()
+    {
+        return Err(attention.sense().into());
+    }
+    let row = row?;
+    if unit.is_reserved_against(nexus) && !flags.contains(Flags::ALLOWED_WHEN_RESERVED) {
+        return Err(Refusal::ReservationConflict);
+    }
+    let control = row.cdb_length() - 1;
+    if cdb.byte(control) & CONTROL_NACA != 0 {
+        return Err(Sense::invalid_bit_in_cdb(control as u16, 2).into());
+    }
+    if flags.contains(Flags::NEEDS_MEDIUM) && unit.is_stopped() {
+        return Err(Sense::stopped().into());
+    }
+    if flags.contains(Flags::WRITES) {
+        unit.check_writable()?;
+    }
+    Ok(row)
+}

@@ -1,0 +1,356 @@
+//! Sense data: named builders, the one mapping from a store's errors, both byte formats.
+
+use sarsen_block::{BlockError, Direction};
+use sarsen_wire::scsi::sense::{self as wire, DescriptorSense, FixedSense};
+use zerocopy::IntoBytes;
+
+/// SENSE KEY (SPC-4 4.5.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum SenseKey {
+    /// NO SENSE.
+    NoSense = 0x0,
+    /// NOT READY.
+    NotReady = 0x2,
+    /// MEDIUM ERROR.
+    MediumError = 0x3,
+    /// HARDWARE ERROR.
+    HardwareError = 0x4,
+    /// ILLEGAL REQUEST.
+    IllegalRequest = 0x5,
+    /// UNIT ATTENTION.
+    UnitAttention = 0x6,
+    /// DATA PROTECT.
+    DataProtect = 0x7,
+    /// ABORTED COMMAND.
+    AbortedCommand = 0xb,
+    /// MISCOMPARE.
+    Miscompare = 0xe,
+}
+
+/// ADDITIONAL SENSE CODE in the high byte, its QUALIFIER in the low one (SPC-4 annex F).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdditionalSense(pub u16);
+
+macro_rules! additional_sense {
+    ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {
+        impl AdditionalSense { $($(#[$doc])* pub const $name: Self = Self($value);)* }
+    };
+}
+
+additional_sense! {
+    /// NO ADDITIONAL SENSE INFORMATION.
+    NONE = 0x0000;
+    /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED.
+    INITIALIZING_COMMAND_REQUIRED = 0x0402;
+    /// WRITE ERROR.
+    WRITE_ERROR = 0x0c00;
+    /// INVALID FIELD IN COMMAND INFORMATION UNIT.
+    INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03;
+    /// UNRECOVERED READ ERROR.
+    UNRECOVERED_READ_ERROR = 0x1100;
+    /// PARAMETER LIST LENGTH ERROR.
+    PARAMETER_LIST_LENGTH_ERROR = 0x1a00;
+    /// MISCOMPARE DURING VERIFY OPERATION.
+    MISCOMPARE_DURING_VERIFY_OPERATION = 0x1d00;
+    /// INVALID COMMAND OPERATION CODE.
+    INVALID_COMMAND_OPERATION_CODE = 0x2000;
+    /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
+    LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE = 0x2100;
+    /// INVALID FIELD IN CDB.
+    INVALID_FIELD_IN_CDB = 0x2400;
+    /// LOGICAL UNIT NOT SUPPORTED.
+    LOGICAL_UNIT_NOT_SUPPORTED = 0x2500;
+    /// INVALID FIELD IN PARAMETER LIST.
+    INVALID_FIELD_IN_PARAMETER_LIST = 0x2600;
+    /// WRITE PROTECTED.
+    WRITE_PROTECTED = 0x2700;
+    /// LOGICAL UNIT SOFTWARE WRITE PROTECTED.
+    LOGICAL_UNIT_SOFTWARE_WRITE_PROTECTED = 0x2702;
+    /// SPACE ALLOCATION FAILED WRITE PROTECT.
+    SPACE_ALLOCATION_FAILED_WRITE_PROTECT = 0x2707;
+    /// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED.
+    POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED = 0x2900;
+    /// POWER ON OCCURRED.
+    POWER_ON_OCCURRED = 0x2901;
+    /// BUS DEVICE RESET FUNCTION OCCURRED.
+    BUS_DEVICE_RESET_FUNCTION_OCCURRED = 0x2903;
+    /// MODE PARAMETERS CHANGED.
+    MODE_PARAMETERS_CHANGED = 0x2a01;
+    /// CAPACITY DATA HAS CHANGED.
+    CAPACITY_DATA_HAS_CHANGED = 0x2a09;
+    /// COMMANDS CLEARED BY ANOTHER INITIATOR.
+    COMMANDS_CLEARED_BY_ANOTHER_INITIATOR = 0x2f00;
+    /// SAVING PARAMETERS NOT SUPPORTED.
+    SAVING_PARAMETERS_NOT_SUPPORTED = 0x3900;
+    /// REPORTED LUNS DATA HAS CHANGED.
+    REPORTED_LUNS_DATA_HAS_CHANGED = 0x3f0e;
+}
+
+/// Which byte, and perhaps bit, of a CDB or a parameter list was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldPointer {
+    /// Offset of the byte.
+    pub byte: u16,
+    /// The field's highest bit.
+    pub bit: Option<u8>,
+    /// In the CDB rather than in the parameter list.
+    pub in_cdb: bool,
+}
+
+/// Sense data before it is bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sense {
+    key: SenseKey,
+    additional: AdditionalSense,
+    information: Option<u64>,
+    field: Option<FieldPointer>,
+    descriptor_format: bool,
+}
+
+impl Sense {
+    /// Sense data with a key and an additional sense code.
+    pub const fn new(key: SenseKey, additional: AdditionalSense) -> Self {
+        Self { key, additional, information: None, field: None, descriptor_format: false }
+    }
+
+    /// Nothing to tell.
+    pub const fn none() -> Self {
+        Self::new(SenseKey::NoSense, AdditionalSense::NONE)
+    }
+
+    /// No such operation code.
+    pub const fn invalid_operation_code() -> Self {
+        let sense = Self::illegal_request(AdditionalSense::INVALID_COMMAND_OPERATION_CODE);
+        sense.at(FieldPointer { byte: 0, bit: None, in_cdb: true })
+    }
+
+    /// A field of the CDB, beginning in `byte`.
+    pub const fn invalid_field_in_cdb(byte: u16) -> Self {
+        let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_CDB);
+        sense.at(FieldPointer { byte, bit: None, in_cdb: true })
+    }
+
+    /// A field of the CDB of which `bit` of `byte` is the highest bit.
+    pub const fn invalid_bit_in_cdb(byte: u16, bit: u8) -> Self {
+        let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_CDB);
+        sense.at(FieldPointer { byte, bit: Some(bit), in_cdb: true })
+    }
+
+    /// A field of the parameter list, beginning in `byte`.
+    pub const fn invalid_field_in_parameter_list(byte: u16) -> Self {
+        let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
+        sense.at(FieldPointer { byte, bit: None, in_cdb: false })
+    }
+
+    /// The parameter list ends within one of its structures.
+    pub const fn parameter_list_length_error() -> Self {
+        Self::illegal_request(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR)
+    }
+
+    /// The transport's expected length does not fit the command (FCP-4 9.4.2, and by custom iSCSI).
+    pub const fn invalid_field_in_command_information_unit() -> Self {
+        Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT)
+    }
+
+    /// Blocks beyond the last one.
+    pub const fn lba_out_of_range() -> Self {
+        Self::illegal_request(AdditionalSense::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE)
+    }
+
+    /// No such logical unit.
+    pub const fn logical_unit_not_supported() -> Self {
+        Self::illegal_request(AdditionalSense::LOGICAL_UNIT_NOT_SUPPORTED)
+    }
+
+    /// No saved mode pages.
+    pub const fn saving_parameters_not_supported() -> Self {
+        Self::illegal_request(AdditionalSense::SAVING_PARAMETERS_NOT_SUPPORTED)
+    }
+
+    /// The unit was stopped by START STOP UNIT.
+    pub const fn stopped() -> Self {
+        Self::new(SenseKey::NotReady, AdditionalSense::INITIALIZING_COMMAND_REQUIRED)
+    }
+
+    /// The store takes no writes.
+    pub const fn write_protected() -> Self {
+        Self::new(SenseKey::DataProtect, AdditionalSense::WRITE_PROTECTED)
+    }
+
+    /// SWP is set in the control mode page.
+    pub const fn software_write_protected() -> Self {
+        Self::new(SenseKey::DataProtect, AdditionalSense::LOGICAL_UNIT_SOFTWARE_WRITE_PROTECTED)
+    }
+
+    /// The first byte that differs lies at `offset` of the Data-Out (SBC-3 5.2).
+    pub const fn miscompare(offset: u64) -> Self {
+        let additional = AdditionalSense::MISCOMPARE_DURING_VERIFY_OPERATION;
+        Self { information: Some(offset), ..Self::new(SenseKey::Miscompare, additional) }
+    }
+
+    const fn illegal_request(additional: AdditionalSense) -> Self {
+        Self::new(SenseKey::IllegalRequest, additional)
+    }
+
+    const fn at(self, field: FieldPointer) -> Self {
+        Self { field: Some(field), ..self }
+    }
+
+    /// The same in descriptor format (D_SENSE), or in fixed format.
+    #[must_use]
+    pub const fn in_descriptor_format(self, descriptor_format: bool) -> Self {
+        Self { descriptor_format, ..self }
+    }
+
+    /// SENSE KEY.
+    pub const fn key(&self) -> SenseKey {
+        self.key
+    }
+
+    /// ADDITIONAL SENSE CODE and QUALIFIER.
+    pub const fn additional(&self) -> AdditionalSense {
+        self.additional
+    }
+
+    /// INFORMATION.
+    pub const fn information(&self) -> Option<u64> {
+        self.information
+    }
+
+    /// The field that was refused.
+    pub const fn field(&self) -> Option<FieldPointer> {
+        self.field
+    }
+
+    /// The bytes, in the format that was chosen.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        if self.descriptor_format { self.descriptor_bytes() } else { self.fixed_bytes() }
+    }
+
+    fn field_pointer_bytes(&self) -> Option<wire::FieldPointer> {
+        let field = self.field?;
+        let which = if field.in_cdb { wire::COMMAND_DATA } else { 0 };
+        let bit = field.bit.map_or(0, |bit| wire::BIT_POINTER_VALID | (bit & 0x07));
+        Some(wire::FieldPointer { flags: wire::SKSV | which | bit, field: field.byte.into() })
+    }
+
+    fn fixed_bytes(&self) -> Vec<u8> {
+        // SPC-4 4.5.3: information that needs more than 32 bits is left out, VALID says so.
+        let information = self.information.and_then(|value| u32::try_from(value).ok());
+        let valid = if information.is_some() { wire::VALID } else { 0 };
+        let fixed = FixedSense {
+            response_code: wire::RESPONSE_FIXED_CURRENT | valid,
+            sense_key: self.key as u8,
+            information: information.unwrap_or(0).into(),
+            additional_sense_length: (size_of::<FixedSense>() - 8) as u8,
+            additional_sense: self.additional.0.into(),
+            field_pointer: self.field_pointer_bytes().unwrap_or_default(),
+            ..FixedSense::default()
+        };
+        fixed.as_bytes().to_vec()
+    }
+
+    fn descriptor_bytes(&self) -> Vec<u8> {
+        let mut descriptors = Vec::new();
+        if let Some(information) = self.information {
+            let descriptor = wire::InformationDescriptor {
+                descriptor_type: wire::DESCRIPTOR_INFORMATION,
+                additional_length: 0x0a,
+                valid: wire::VALID,
+                reserved: 0,
+                information: information.into(),
+            };
+            descriptors.extend_from_slice(descriptor.as_bytes());
+        }
+        if let Some(field_pointer) = self.field_pointer_bytes() {
+            let descriptor = wire::SenseKeySpecificDescriptor {
+                descriptor_type: wire::DESCRIPTOR_SENSE_KEY_SPECIFIC,
+                additional_length: 0x06,
+                field_pointer,
+                ..Default::default()
+            };
+            descriptors.extend_from_slice(descriptor.as_bytes());
+        }
+        let header = DescriptorSense {
+            response_code: wire::RESPONSE_DESCRIPTOR_CURRENT,
+            sense_key: self.key as u8,
+            additional_sense: self.additional.0.into(),
+            reserved: [0; 3],
+            additional_sense_length: descriptors.len() as u8,
+        };
+        [header.as_bytes(), &descriptors].concat()
+    }
+}
+
+/// The one mapping from what a store says to what an initiator is told.
+impl From<&BlockError> for Sense {
+    fn from(error: &BlockError) -> Self {
+        match error {
+            BlockError::OutOfRange { .. } => Self::lba_out_of_range(),
+            BlockError::NoSpace { lba } => Self {
+                information: Some(lba.0),
+                ..Self::new(
+                    SenseKey::DataProtect,
+                    AdditionalSense::SPACE_ALLOCATION_FAILED_WRITE_PROTECT,
+                )
+            },
+            BlockError::Medium { lba, direction, source: _ } => {
+                let additional = match direction {
+                    Direction::Read => AdditionalSense::UNRECOVERED_READ_ERROR,
+                    Direction::Write => AdditionalSense::WRITE_ERROR,
+                };
+                Self { information: Some(lba.0), ..Self::new(SenseKey::MediumError, additional) }
+            }
+            BlockError::ReadOnly => Self::write_protected(),
+            // Retrying helps no more than on a failed medium, and initiators treat it as final.
+            BlockError::Stopped => Self::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR),
+            BlockError::Unsupported => Self::invalid_operation_code(),
+        }
+    }
+}
+
+impl From<BlockError> for Sense {
+    fn from(error: BlockError) -> Self {
+        Self::from(&error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sarsen_block::Lba;
+
+    fn medium(lba: u64) -> Sense {
+        let source = std::io::Error::from_raw_os_error(5);
+        BlockError::Medium { lba: Lba(lba), direction: Direction::Read, source }.into()
+    }
+
+    #[test]
+    fn spc4_4_5_3_fixed_format_carries_the_address_with_valid() {
+        let bytes = medium(0x1234).to_bytes();
+        assert_eq!(bytes.len(), 18);
+        assert_eq!(bytes[..8], [0xf0, 0, 3, 0, 0, 0x12, 0x34, 10]);
+        assert_eq!(bytes[12..14], [0x11, 0]);
+    }
+
+    #[test]
+    fn spc4_4_5_3_fixed_format_leaves_out_an_address_of_more_than_32_bits() {
+        let bytes = medium(1 << 32).to_bytes();
+        assert_eq!(bytes[..7], [0x70, 0, 3, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn spc4_4_5_2_descriptor_format_carries_a_long_address() {
+        let bytes = medium(1 << 32).in_descriptor_format(true).to_bytes();
+        assert_eq!(bytes[..8], [0x72, 3, 0x11, 0, 0, 0, 0, 12]);
+        assert_eq!(bytes[8..], [0, 0x0a, 0x80, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn spc4_4_5_2_4_2_field_pointer_names_byte_and_bit() {
+        let sense = Sense::invalid_bit_in_cdb(1, 7);
+        assert_eq!(sense.to_bytes()[15..], [0xcf, 0, 1]);
+        assert_eq!(sense.in_descriptor_format(true).to_bytes()[8..], [2, 6, 0, 0, 0xcf, 0, 1, 0]);
+    }
+}

@@ -1,0 +1,82 @@
+//! A SCSI target device: a name and its logical units, seen through I_T nexuses.
+
+use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
+use crate::{LogicalUnit, Lun, UnitAttention};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The logical units of a target device.
+pub(crate) type Luns = BTreeMap<Lun, Arc<LogicalUnit>>;
+
+/// A target device (SAM-5 4.5.18).
+pub struct TargetDevice {
+    name: String,
+    state: Mutex<State>,
+}
+
+struct State {
+    luns: Arc<Luns>,
+    nexuses: Vec<Weak<Nexus>>,
+}
+
+impl TargetDevice {
+    /// A target with these units.
+    pub fn new(name: String, luns: Luns) -> Arc<Self> {
+        let state = State { luns: Arc::new(luns), nexuses: Vec::new() };
+        Arc::new(Self { name, state: Mutex::new(state) })
+    }
+
+    /// Its SCSI device name: the iSCSI name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The units at this moment.
+    pub fn luns(&self) -> Arc<Luns> {
+        self.state().luns.clone()
+    }
+
+    /// Replaces the units. Units that stay keep their reservations; every nexus is told that the
+    /// list has changed.
+    pub fn set_luns(&self, luns: Luns) {
+        let mut state = self.state();
+        let luns = Arc::new(luns);
+        state.luns = luns.clone();
+        state.nexuses.retain(|nexus| nexus.strong_count() > 0);
+        for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
+            nexus.set_luns(&luns);
+            nexus.raise(UnitAttention::ReportedLunsDataHasChanged);
+        }
+    }
+
+    /// Begins an I_T nexus. Its first command on each unit is told of it.
+    pub fn open_nexus(
+        self: &Arc<Self>,
+        initiator_port: InitiatorPort,
+        relative_target_port: u16,
+        target_port_name: String,
+    ) -> NexusHandle {
+        let mut state = self.state();
+        let nexus = Arc::new(Nexus::new(
+            self.clone(),
+            initiator_port,
+            relative_target_port,
+            target_port_name,
+        ));
+        nexus.set_luns(&state.luns);
+        state.nexuses.retain(|nexus| nexus.strong_count() > 0);
+        state.nexuses.push(Arc::downgrade(&nexus));
+        drop(state);
+        NexusHandle::new(nexus)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for TargetDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TargetDevice").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,175 @@
+//! INQUIRY data and vital product data pages (SPC-4 6.6 and 7.8, SBC-3 6.6).
+
+use super::assert_sizes;
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// PERIPHERAL QUALIFIER 011b and DEVICE TYPE 1Fh: no logical unit at this number.
+pub const PERIPHERAL_NONE: u8 = 0x7f;
+/// PERIPHERAL QUALIFIER 000b and DEVICE TYPE 00h: a direct access block device.
+pub const PERIPHERAL_DISK: u8 = 0x00;
+/// VERSION: SPC-4.
+pub const VERSION_SPC_4: u8 = 0x06;
+/// VERSION DESCRIPTOR: SAM-5, no version claimed.
+pub const DESCRIPTOR_SAM_5: u16 = 0x00a0;
+/// VERSION DESCRIPTOR: SPC-4, no version claimed.
+pub const DESCRIPTOR_SPC_4: u16 = 0x0460;
+/// VERSION DESCRIPTOR: SBC-3, no version claimed.
+pub const DESCRIPTOR_SBC_3: u16 = 0x04c0;
+/// VERSION DESCRIPTOR: iSCSI, no version claimed.
+pub const DESCRIPTOR_ISCSI: u16 = 0x0960;
+
+/// Supported VPD Pages.
+pub const PAGE_SUPPORTED: u8 = 0x00;
+/// Unit Serial Number.
+pub const PAGE_UNIT_SERIAL_NUMBER: u8 = 0x80;
+/// Device Identification.
+pub const PAGE_DEVICE_IDENTIFICATION: u8 = 0x83;
+/// Block Limits.
+pub const PAGE_BLOCK_LIMITS: u8 = 0xb0;
+/// Block Device Characteristics.
+pub const PAGE_BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
+/// Logical Block Provisioning.
+pub const PAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
+
+/// Standard INQUIRY data (SPC-4 6.6.2).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct StandardInquiry {
+    /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE.
+    pub peripheral: u8,
+    /// RMB and LU_CONG.
+    pub removable: u8,
+    /// VERSION.
+    pub version: u8,
+    /// NORMACA, HISUP and RESPONSE DATA FORMAT.
+    pub response_data_format: u8,
+    /// ADDITIONAL LENGTH: the bytes after this one.
+    pub additional_length: u8,
+    /// SCCS, TPGS, 3PC and PROTECT.
+    pub flags_5: u8,
+    /// ENCSERV and MULTIP.
+    pub flags_6: u8,
+    /// CMDQUE.
+    pub flags_7: u8,
+    /// T10 VENDOR IDENTIFICATION.
+    pub vendor: [u8; 8],
+    /// PRODUCT IDENTIFICATION.
+    pub product: [u8; 16],
+    /// PRODUCT REVISION LEVEL.
+    pub revision: [u8; 4],
+    /// Vendor specific.
+    pub vendor_specific: [u8; 20],
+    /// Reserved.
+    pub reserved_56: [u8; 2],
+    /// VERSION DESCRIPTORs.
+    pub version_descriptors: [U16; 8],
+    /// Reserved.
+    pub reserved_74: [u8; 22],
+}
+
+/// The header of every VPD page (SPC-4 7.8.2).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct VpdHeader {
+    /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE.
+    pub peripheral: u8,
+    /// PAGE CODE.
+    pub page_code: u8,
+    /// PAGE LENGTH: the bytes after this header.
+    pub page_length: U16,
+}
+
+/// The header of a designation descriptor (SPC-4 7.8.6).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct DesignationHeader {
+    /// PROTOCOL IDENTIFIER and CODE SET.
+    pub code_set: u8,
+    /// PIV, ASSOCIATION and DESIGNATOR TYPE.
+    pub designator_type: u8,
+    /// Reserved.
+    pub reserved: u8,
+    /// DESIGNATOR LENGTH.
+    pub designator_length: u8,
+}
+
+/// The designator of relative target ports and target port groups (SPC-4 7.8.6.7, 7.8.6.8).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct NumberDesignator {
+    /// Reserved.
+    pub reserved: [u8; 2],
+    /// RELATIVE TARGET PORT IDENTIFIER or TARGET PORT GROUP.
+    pub number: U16,
+}
+
+/// Block Limits after its header (SBC-3 6.6.4).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct BlockLimits {
+    /// WSNZ.
+    pub flags: u8,
+    /// MAXIMUM COMPARE AND WRITE LENGTH.
+    pub maximum_compare_and_write_length: u8,
+    /// OPTIMAL TRANSFER LENGTH GRANULARITY.
+    pub optimal_transfer_length_granularity: U16,
+    /// MAXIMUM TRANSFER LENGTH.
+    pub maximum_transfer_length: U32,
+    /// OPTIMAL TRANSFER LENGTH.
+    pub optimal_transfer_length: U32,
+    /// MAXIMUM PREFETCH LENGTH.
+    pub maximum_prefetch_length: U32,
+    /// MAXIMUM UNMAP LBA COUNT.
+    pub maximum_unmap_lba_count: U32,
+    /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT.
+    pub maximum_unmap_block_descriptor_count: U32,
+    /// OPTIMAL UNMAP GRANULARITY.
+    pub optimal_unmap_granularity: U32,
+    /// UGAVALID and UNMAP GRANULARITY ALIGNMENT.
+    pub unmap_granularity_alignment: U32,
+    /// MAXIMUM WRITE SAME LENGTH.
+    pub maximum_write_same_length: U64,
+    /// Reserved here; later standards put the limits of atomic writes in them.
+    pub reserved: [u8; 20],
+}
+
+/// Block Device Characteristics after its header (SBC-3 6.6.3).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct BlockDeviceCharacteristics {
+    /// MEDIUM ROTATION RATE; 0001h for a medium that does not rotate.
+    pub medium_rotation_rate: U16,
+    /// PRODUCT TYPE.
+    pub product_type: u8,
+    /// WABEREQ, WACEREQ and NOMINAL FORM FACTOR.
+    pub form_factor: u8,
+    /// FUAB and VBULS.
+    pub flags: u8,
+    /// Reserved.
+    pub reserved: [u8; 55],
+}
+
+/// Logical Block Provisioning after its header (SBC-3 6.6.5).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogicalBlockProvisioning {
+    /// THRESHOLD EXPONENT.
+    pub threshold_exponent: u8,
+    /// LBPU, LBPWS, LBPWS10, LBPRZ, ANC_SUP and DP.
+    pub flags: u8,
+    /// PROVISIONING TYPE in the low three bits.
+    pub provisioning_type: u8,
+    /// Reserved.
+    pub reserved: u8,
+}
+
+assert_sizes!(
+    StandardInquiry = 96,
+    VpdHeader = 4,
+    DesignationHeader = 4,
+    NumberDesignator = 4,
+    BlockLimits = 60,
+    BlockDeviceCharacteristics = 60,
+    LogicalBlockProvisioning = 4,
+);

@@ -1,0 +1,181 @@
+//! Mode parameters (SPC-4 7.5, SBC-3 6.5).
+
+use super::assert_sizes;
+use zerocopy::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The caching mode page.
+pub const PAGE_CACHING: u8 = 0x08;
+/// The control mode page.
+pub const PAGE_CONTROL: u8 = 0x0a;
+/// The informational exceptions control mode page.
+pub const PAGE_INFORMATIONAL_EXCEPTIONS: u8 = 0x1c;
+/// Asks for all pages.
+pub const PAGE_ALL: u8 = 0x3f;
+/// Asks for all subpages.
+pub const SUBPAGE_ALL: u8 = 0xff;
+/// The bits of PAGE CODE.
+pub const PAGE_CODE: u8 = 0x3f;
+/// SPF: the page has a subpage code.
+pub const SUBPAGE_FORMAT: u8 = 0x40;
+/// WP in the device-specific parameter (SBC-3 6.5.1).
+pub const DEVICE_SPECIFIC_WP: u8 = 0x80;
+/// DPOFUA in the device-specific parameter.
+pub const DEVICE_SPECIFIC_DPOFUA: u8 = 0x10;
+/// LONGLBA in the header of the ten-byte commands.
+pub const LONG_LBA: u8 = 0x01;
+/// DBD in MODE SENSE.
+pub const FLAGS_DBD: u8 = 0x08;
+/// LLBAA in MODE SENSE(10).
+pub const FLAGS_LLBAA: u8 = 0x10;
+/// PF in MODE SELECT.
+pub const FLAGS_PAGE_FORMAT: u8 = 0x10;
+/// SP in MODE SELECT.
+pub const FLAGS_SAVE_PAGES: u8 = 0x01;
+/// WCE in the caching page.
+pub const CACHING_WCE: u8 = 0x04;
+/// D_SENSE in the control page.
+pub const CONTROL_D_SENSE: u8 = 0x04;
+/// SWP in the control page.
+pub const CONTROL_SWP: u8 = 0x08;
+
+/// The mode parameter header of the six-byte commands.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header6 {
+    /// MODE DATA LENGTH: the bytes after this one.
+    pub mode_data_length: u8,
+    /// MEDIUM TYPE.
+    pub medium_type: u8,
+    /// DEVICE-SPECIFIC PARAMETER.
+    pub device_specific: u8,
+    /// BLOCK DESCRIPTOR LENGTH.
+    pub block_descriptor_length: u8,
+}
+
+/// The mode parameter header of the ten-byte commands.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header10 {
+    /// MODE DATA LENGTH: the bytes after this field.
+    pub mode_data_length: U16,
+    /// MEDIUM TYPE.
+    pub medium_type: u8,
+    /// DEVICE-SPECIFIC PARAMETER.
+    pub device_specific: u8,
+    /// LONGLBA.
+    pub long_lba: u8,
+    /// Reserved.
+    pub reserved: u8,
+    /// BLOCK DESCRIPTOR LENGTH.
+    pub block_descriptor_length: U16,
+}
+
+/// The short LBA mode parameter block descriptor (SBC-3 6.5.2.2).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ShortBlockDescriptor {
+    /// NUMBER OF LOGICAL BLOCKS; FFFFFFFFh where it does not fit.
+    pub block_count: U32,
+    /// A reserved byte and the 24 bits of LOGICAL BLOCK LENGTH.
+    pub block_length: U32,
+}
+
+/// The long LBA mode parameter block descriptor (SBC-3 6.5.2.3).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LongBlockDescriptor {
+    /// NUMBER OF LOGICAL BLOCKS.
+    pub block_count: U64,
+    /// Reserved.
+    pub reserved: [u8; 4],
+    /// LOGICAL BLOCK LENGTH.
+    pub block_length: U32,
+}
+
+/// The first bytes of a mode page in page_0 format.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PageHeader {
+    /// PS, SPF and PAGE CODE.
+    pub page_code: u8,
+    /// PAGE LENGTH: the bytes after this one.
+    pub page_length: u8,
+}
+
+/// The caching mode page (SBC-3 6.5.5).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct CachingPage {
+    /// 08h and 12h.
+    pub header: PageHeader,
+    /// IC, ABPF, CAP, DISC, SIZE, WCE, MF and RCD.
+    pub flags: u8,
+    /// Retention priorities.
+    pub retention_priority: u8,
+    /// DISABLE PRE-FETCH TRANSFER LENGTH.
+    pub disable_prefetch_transfer_length: U16,
+    /// MINIMUM PRE-FETCH.
+    pub minimum_prefetch: U16,
+    /// MAXIMUM PRE-FETCH.
+    pub maximum_prefetch: U16,
+    /// MAXIMUM PRE-FETCH CEILING.
+    pub maximum_prefetch_ceiling: U16,
+    /// FSW, LBCSS, DRA and NV_DIS.
+    pub flags_12: u8,
+    /// NUMBER OF CACHE SEGMENTS.
+    pub cache_segment_count: u8,
+    /// CACHE SEGMENT SIZE.
+    pub cache_segment_size: U16,
+    /// Reserved and obsolete.
+    pub reserved: [u8; 4],
+}
+
+/// The control mode page (SPC-4 7.5.8).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ControlPage {
+    /// 0Ah and 0Ah.
+    pub header: PageHeader,
+    /// TST, TMF_ONLY, DPICZ, D_SENSE, GLTSD and RLEC.
+    pub flags_2: u8,
+    /// QUEUE ALGORITHM MODIFIER, NUAR and QERR.
+    pub queueing: u8,
+    /// VS, RAC, UA_INTLCK_CTRL and SWP.
+    pub flags_4: u8,
+    /// ATO, TAS, ATMPE, RWWP and AUTOLOAD MODE.
+    pub flags_5: u8,
+    /// Obsolete.
+    pub obsolete: [u8; 2],
+    /// BUSY TIMEOUT PERIOD, in tenths of a second; FFFFh for unlimited.
+    pub busy_timeout_period: U16,
+    /// EXTENDED SELF-TEST COMPLETION TIME, in seconds.
+    pub extended_self_test_completion_time: U16,
+}
+
+/// The informational exceptions control mode page (SBC-3 6.5.6).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct InformationalExceptionsPage {
+    /// 1Ch and 0Ah.
+    pub header: PageHeader,
+    /// PERF, EBF, EWASC, DEXCPT, TEST, EBACKERR and LOGERR.
+    pub flags: u8,
+    /// MRIE.
+    pub method_of_reporting: u8,
+    /// INTERVAL TIMER.
+    pub interval_timer: U32,
+    /// REPORT COUNT.
+    pub report_count: U32,
+}
+
+assert_sizes!(
+    Header6 = 4,
+    Header10 = 8,
+    ShortBlockDescriptor = 8,
+    LongBlockDescriptor = 16,
+    PageHeader = 2,
+    CachingPage = 20,
+    ControlPage = 12,
+    InformationalExceptionsPage = 12,
+);
