@@ -3,3 +3,4 @@
 #![no_std]
 
 pub mod iscsi;
+pub mod scsi;
