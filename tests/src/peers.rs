@@ -81,6 +81,7 @@ impl Tgt {
             let target = ["--mode", "target", "--tid", &id];
             let unit = ["--mode", "logicalunit", "--tid", &id, "--lun", "1"];
             let block_size = volume.block_size.to_string();
+            const BOTH: &str = "CRC32C,None";
             let steps = [
                 [&["--op", "new"], &target[..], &["--targetname", &iqn]].concat(),
                 [
@@ -90,6 +91,11 @@ impl Tgt {
                 ]
                 .concat(),
                 [&["--op", "update"], &unit[..], &["--params", "thin_provisioning=1"]].concat(),
+                // Digests stay the initiator's choice.
+                [&["--op", "update"], &target[..], &["--name", "HeaderDigest", "--value", BOTH]]
+                    .concat(),
+                [&["--op", "update"], &target[..], &["--name", "DataDigest", "--value", BOTH]]
+                    .concat(),
                 [&["--op", "bind"], &target[..], &["--initiator-address", "ALL"]].concat(),
             ];
             for step in steps {
