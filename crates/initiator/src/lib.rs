@@ -1,1 +1,22 @@
-//! See ARCHITECTURE.md.
+//! A user-space iSCSI initiator: sessions with one connection, on a current-thread runtime.
+//!
+//! [`Session::connect`] logs in to the logical unit that a [`Url`] names; its methods take `&self`,
+//! and as many as one likes may wait at once: their commands share the connection. [`discover`]
+//! asks a portal which targets there are. The protocol itself is in `sarsen_proto::iscsi::initiator`;
+//! here are the socket, the futures, and what the common SCSI commands look like.
+
+mod discovery;
+mod disk;
+mod driver;
+mod error;
+mod session;
+mod url;
+
+pub use discovery::{DiscoveredTarget, discover};
+pub use disk::{Capacity, Inquiry};
+pub use error::{Sense, SenseKey, SessionError};
+pub use sarsen_proto::iscsi::initiator::{
+    Completion, ConnectionError, DigestOffer, LoginError, Residual, TaskAttribute, TaskManagement,
+};
+pub use session::{Command, Session, SessionOptions, TransferRequest};
+pub use url::{Portal, Secret, Url, UrlError};

@@ -1,0 +1,78 @@
+//! SendTargets (RFC 7143 appendix C).
+
+use sarsen_proto::iscsi::initiator::{ConnectionError, Event, SessionTarget};
+use sarsen_wire::iscsi::text;
+
+use crate::driver::LOGOUT;
+use crate::error::SessionError;
+use crate::session::{SessionOptions, establish, spawn};
+use crate::url::Portal;
+
+/// A target that a portal knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoveredTarget {
+    /// iSCSI name.
+    pub name: String,
+    /// `address:port,portal group tag`, as the target gives them; none means the portal that was
+    /// asked.
+    pub addresses: Vec<String>,
+}
+
+/// Asks a portal which targets this initiator may use.
+pub async fn discover(
+    portal: &Portal,
+    options: &SessionOptions,
+) -> Result<Vec<DiscoveredTarget>, SessionError> {
+    let login = options.login(SessionTarget::Discovery);
+    let (link, shared, _) = establish(portal, &login, options.login_timeout).await?;
+    let (shared, driver) = spawn(link, shared);
+    let result = async {
+        let token = shared.token();
+        let ask = |text: &[u8]| shared.connection.borrow_mut().text(text, token);
+        match shared.answer(token, |_| ask(b"SendTargets=All\0")).await? {
+            Event::TextDone { text, .. } => targets(&text),
+            Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
+            _ => Err(SessionError::Aborted),
+        }
+    }
+    .await;
+    if result.is_ok() {
+        // The answer is here: how the target takes leave changes nothing.
+        let _ = shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout()).await;
+    }
+    driver.abort();
+    result
+}
+
+fn targets(answer: &[u8]) -> Result<Vec<DiscoveredTarget>, SessionError> {
+    let mut targets: Vec<DiscoveredTarget> = Vec::new();
+    for pair in text::pairs(answer) {
+        match pair.map_err(ConnectionError::from)? {
+            ("TargetName", name) => {
+                targets.push(DiscoveredTarget { name: name.to_owned(), addresses: Vec::new() });
+            }
+            ("TargetAddress", address) => match targets.last_mut() {
+                Some(target) => target.addresses.push(address.to_owned()),
+                None => return Err(SessionError::MalformedAnswer { command: "SendTargets" }),
+            },
+            _ => {}
+        }
+    }
+    Ok(targets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rfc7143_appendix_c_addresses_belong_to_the_name_before_them() {
+        let answer =
+            b"TargetName=iqn.a\0TargetAddress=1.2.3.4:3260,1\0TargetAddress=[::1]:3260,1\0\
+            TargetName=iqn.b\0";
+        let found = targets(answer).unwrap();
+        assert_eq!(found[0].addresses, ["1.2.3.4:3260,1", "[::1]:3260,1"]);
+        assert_eq!((found[1].name.as_str(), found[1].addresses.len()), ("iqn.b", 0));
+        assert!(targets(b"TargetAddress=1.2.3.4:3260,1\0").is_err());
+    }
+}

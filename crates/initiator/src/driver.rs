@@ -1,0 +1,254 @@
+//! Moves bytes between a socket and a connection machine, and answers to those who wait for them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use sarsen_io::net::Stream;
+use sarsen_proto::iscsi::initiator::{CommandRequest, Connection, Event, LoginOptions, Token};
+use sarsen_wire::iscsi::AsyncEvent;
+use tokio::sync::{Notify, oneshot};
+
+use crate::error::SessionError;
+
+/// Received bytes that do not land in their buffers pass through here.
+const SCRATCH_LENGTH: usize = 64 * 1024;
+/// Pieces of one vectored send.
+const PIECE_LIMIT: usize = 256;
+/// The token of what waits for the end of the session.
+pub(crate) const LOGOUT: Token = Token(0);
+
+/// What a session and its driver share.
+pub(crate) struct Shared {
+    pub(crate) connection: RefCell<Connection>,
+    waiters: RefCell<HashMap<Token, oneshot::Sender<Event>>>,
+    /// Commands for which the window was full.
+    queue: RefCell<VecDeque<(CommandRequest, Token)>>,
+    next_token: Cell<u64>,
+    /// There is something to send.
+    wake: Notify,
+    /// Why the session is over.
+    ended: RefCell<Option<SessionError>>,
+}
+
+impl Shared {
+    fn new(connection: Connection) -> Self {
+        Self {
+            connection: RefCell::new(connection),
+            waiters: RefCell::default(),
+            queue: RefCell::default(),
+            next_token: Cell::new(LOGOUT.0 + 1),
+            wake: Notify::new(),
+            ended: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        let token = self.next_token.get();
+        self.next_token.set(token + 1);
+        Token(token)
+    }
+
+    /// The session's end, if it is over.
+    pub(crate) fn ended(&self) -> Option<SessionError> {
+        self.ended.borrow().clone()
+    }
+
+    /// Sends a command, now or when the window opens.
+    pub(crate) fn enqueue(&self, request: CommandRequest, token: Token) {
+        let mut queue = self.queue.borrow_mut();
+        if !queue.is_empty() {
+            queue.push_back((request, token));
+            return;
+        }
+        if let Err(request) = self.connection.borrow_mut().command(request, token) {
+            queue.push_back((request, token));
+        }
+    }
+
+    /// Waits for the event that has this token. What `start` asks of the connection is sent.
+    pub(crate) async fn answer(
+        &self,
+        token: Token,
+        start: impl FnOnce(&Self),
+    ) -> Result<Event, SessionError> {
+        if let Some(error) = self.ended() {
+            return Err(error);
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.waiters.borrow_mut().insert(token, sender);
+        start(self);
+        self.wake.notify_one();
+        receiver.await.map_err(|_| self.ended().unwrap_or(SessionError::LoggedOut))
+    }
+
+    fn end(&self, error: SessionError) {
+        self.ended.replace(Some(error));
+        self.queue.borrow_mut().clear();
+        self.waiters.borrow_mut().clear();
+    }
+
+    fn issue_queued(&self) {
+        let (mut queue, mut connection) = (self.queue.borrow_mut(), self.connection.borrow_mut());
+        while let Some((request, token)) = queue.pop_front() {
+            if let Err(request) = connection.command(request, token) {
+                queue.push_front((request, token));
+                return;
+            }
+        }
+    }
+
+    fn deliver(&self) {
+        let mut connection = self.connection.borrow_mut();
+        while let Some(event) = connection.poll_event() {
+            let token = match &event {
+                Event::Completed(completion) => completion.token,
+                Event::Aborted { token }
+                | Event::TaskManagementDone { token, .. }
+                | Event::TextDone { token, .. }
+                | Event::Pong { token }
+                | Event::Rejected { token: Some(token), .. } => *token,
+                Event::LoggedOut { .. } => LOGOUT,
+                Event::LoggedIn => continue,
+                Event::Rejected { reason, token: None } => {
+                    tracing::warn!(?reason, "the target rejected a PDU of no open request");
+                    continue;
+                }
+                Event::AsyncMessage { event: message, .. } => {
+                    tracing::info!(event = ?message, "asynchronous message");
+                    if *message == AsyncEvent::LogoutRequest {
+                        connection.logout();
+                    }
+                    continue;
+                }
+            };
+            // One that no longer waits has dropped its future: its answer goes with it.
+            if let Some(waiter) = self.waiters.borrow_mut().remove(&token) {
+                let _ = waiter.send(event);
+            }
+        }
+    }
+}
+
+/// A socket with its scratch memory.
+pub(crate) struct Link {
+    stream: Stream,
+    scratch: Vec<u8>,
+}
+
+impl Link {
+    pub(crate) fn new(stream: Stream) -> Self {
+        Self { stream, scratch: vec![0; SCRATCH_LENGTH] }
+    }
+
+    /// Logs in.
+    pub(crate) async fn login(&mut self, options: LoginOptions) -> Result<Shared, SessionError> {
+        let mut connection = Connection::new(options);
+        loop {
+            let blocked = self.send(&mut connection)?;
+            self.receive(&mut connection)?;
+            if let Some(Event::LoggedIn) = connection.poll_event() {
+                return Ok(Shared::new(connection));
+            }
+            if connection.output().is_empty() || blocked {
+                self.ready(blocked).await?;
+            }
+        }
+    }
+
+    /// Serves a session to its end.
+    pub(crate) async fn serve(&mut self, shared: &Shared) {
+        let error = loop {
+            match self.serve_once(shared) {
+                Ok(blocked) => {
+                    let woken = async {
+                        shared.wake.notified().await;
+                        Ok(())
+                    };
+                    let result = tokio::select! {
+                        biased;
+                        result = self.ready(blocked) => result,
+                        result = woken => result,
+                    };
+                    if let Err(error) = result {
+                        break error;
+                    }
+                }
+                Err(error) => break error,
+            }
+        };
+        shared.deliver();
+        shared.end(error);
+    }
+
+    /// Sends and receives until both would block. Whether sending does.
+    fn serve_once(&mut self, shared: &Shared) -> Result<bool, SessionError> {
+        loop {
+            shared.issue_queued();
+            let blocked = self.send(&mut shared.connection.borrow_mut())?;
+            self.receive(&mut shared.connection.borrow_mut())?;
+            shared.deliver();
+            let mut connection = shared.connection.borrow_mut();
+            if !connection.is_full_feature() {
+                return Err(SessionError::LoggedOut);
+            }
+            let may_issue = connection.window() > 0 && !shared.queue.borrow().is_empty();
+            if !may_issue && (blocked || connection.output().is_empty()) {
+                return Ok(blocked);
+            }
+        }
+    }
+
+    async fn ready(&self, to_send: bool) -> Result<(), SessionError> {
+        let result = if to_send {
+            tokio::select! {
+                biased;
+                result = self.stream.readable() => result,
+                result = self.stream.writable() => result,
+            }
+        } else {
+            self.stream.readable().await
+        };
+        result.map(drop).map_err(lost)
+    }
+
+    /// Sends what is ready. True if the socket is full.
+    fn send(&self, connection: &mut Connection) -> Result<bool, SessionError> {
+        let output = connection.output();
+        while !output.is_empty() {
+            let mut pieces = Vec::new();
+            output.pieces(&mut pieces, PIECE_LIMIT);
+            let result = self.stream.try_send(&pieces);
+            drop(pieces);
+            match result {
+                Ok(count) => output.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(lost(error)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Receives until there is nothing.
+    fn receive(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
+        loop {
+            let landing = connection.landing().unwrap_or_default();
+            let wanted = landing.len();
+            match self.stream.try_receive(landing, &mut self.scratch) {
+                Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => {
+                    let landed = count.min(wanted);
+                    connection.landed(landed);
+                    connection.handle_input(&self.scratch[..count - landed])?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(lost(error)),
+            }
+        }
+    }
+}
+
+fn lost(error: io::Error) -> SessionError {
+    SessionError::Lost(Arc::new(error))
+}

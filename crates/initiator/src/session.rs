@@ -1,0 +1,338 @@
+//! A session with a logical unit.
+
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sarsen_block::Buffer;
+use sarsen_io::net::Stream;
+use sarsen_proto::iscsi::Parameters;
+use sarsen_proto::iscsi::initiator::{
+    CommandRequest, Completion, ConnectionError, DigestOffer, Event, LoginError, LoginOptions,
+    ReadLanding, SessionTarget, TaskAttribute, TaskManagement, Transfer,
+};
+use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
+use tokio::task::JoinHandle;
+
+use crate::disk::Capacity;
+use crate::driver::{LOGOUT, Link, Shared};
+use crate::error::{Sense, SenseKey, SessionError};
+use crate::url::{Portal, Url};
+
+/// A target may send elsewhere this often in a row.
+const REDIRECTION_LIMIT: u32 = 4;
+/// Unit attentions that a new session may be told before its first answer.
+const UNIT_ATTENTION_LIMIT: u32 = 16;
+/// Who we are unless told otherwise.
+const DEFAULT_INITIATOR_NAME: &str = "iqn.2026-01.invalid.example:sarsen.initiator";
+
+/// How to log in.
+#[derive(Clone, Debug)]
+pub struct SessionOptions {
+    /// The iSCSI name of the initiator.
+    pub initiator_name: String,
+    /// HeaderDigest.
+    pub header_digest: DigestOffer,
+    /// DataDigest.
+    pub data_digest: DigestOffer,
+    /// The initiator port; a random one lets sessions stand beside each other.
+    pub isid: Isid,
+    /// How long connection and login may take in all.
+    pub login_timeout: Duration,
+}
+
+impl Default for SessionOptions {
+    fn default() -> Self {
+        Self {
+            initiator_name: DEFAULT_INITIATOR_NAME.to_owned(),
+            header_digest: DigestOffer::None,
+            data_digest: DigestOffer::None,
+            isid: random_isid(),
+            login_timeout: Duration::from_secs(15),
+        }
+    }
+}
+
+/// An ISID of the random format (RFC 7143 §11.12.5).
+fn random_isid() -> Isid {
+    let mut isid = [0; 6];
+    sarsen_io::random::fill(&mut isid);
+    isid[0] = 0x80;
+    Isid(isid)
+}
+
+impl SessionOptions {
+    pub(crate) fn login(&self, target: SessionTarget) -> LoginOptions {
+        let mut login = LoginOptions::new(&self.initiator_name, target, self.isid);
+        login.header_digest = self.header_digest;
+        login.data_digest = self.data_digest;
+        login
+    }
+}
+
+/// The data of a [`Command`].
+#[derive(Debug)]
+pub enum TransferRequest {
+    /// None.
+    None,
+    /// From the target, at most so many bytes.
+    Read(u32),
+    /// To the target.
+    Write(Buffer),
+}
+
+/// A SCSI command of any kind.
+#[derive(Debug)]
+pub struct Command {
+    /// CDB, filled up with zeroes.
+    pub cdb: [u8; 16],
+    /// Data.
+    pub transfer: TransferRequest,
+    /// Ordering.
+    pub attribute: TaskAttribute,
+}
+
+impl Command {
+    /// A command that may run in any order. A CDB of more than 16 bytes is a mistake of the
+    /// caller's, and cut.
+    pub fn new(cdb: &[u8], transfer: TransferRequest) -> Self {
+        let mut whole = [0; 16];
+        let length = cdb.len().min(whole.len());
+        whole[..length].copy_from_slice(&cdb[..length]);
+        Self { cdb: whole, transfer, attribute: TaskAttribute::Simple }
+    }
+}
+
+/// A session with one logical unit. Dropping it closes the connection; [`Session::logout`] takes
+/// leave first. A future that is dropped gives up the answer, not the command.
+///
+/// It lives on the current-thread runtime (a `LocalRuntime` or `LocalSet`) that connected it.
+pub struct Session {
+    shared: Rc<Shared>,
+    driver: JoinHandle<()>,
+    portal: Portal,
+    target: String,
+    lun: [u8; 8],
+    capacity: Cell<Capacity>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Session {
+    /// Logs in, following redirections, takes the unit attentions that a new session is told,
+    /// and asks for the capacity.
+    pub async fn connect(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
+        let session = Self::connect_unit(url, options).await?;
+        session.settle().await?;
+        session.read_capacity().await?;
+        Ok(session)
+    }
+
+    /// Logs in without a command: what the unit tells first, its attentions, is left to see.
+    /// Reads and writes want [`Session::read_capacity`] before them.
+    pub async fn connect_unit(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
+        if url.user.is_some() {
+            return Err(SessionError::CredentialsUnsupported);
+        }
+        let login = options.login(SessionTarget::Named(url.target.clone()));
+        let (link, shared, portal) = establish(&url.portal, &login, options.login_timeout).await?;
+        let (shared, driver) = spawn(link, shared);
+        Ok(Self {
+            shared,
+            driver,
+            portal,
+            target: url.target.clone(),
+            lun: url.lun_field(),
+            capacity: Cell::default(),
+        })
+    }
+
+    /// Takes what unit attentions there are.
+    async fn settle(&self) -> Result<(), SessionError> {
+        let mut result = Ok(());
+        for _ in 0..UNIT_ATTENTION_LIMIT {
+            result = self.test_unit_ready().await;
+            match result.as_ref().err().and_then(SessionError::sense) {
+                Some(Sense { key: SenseKey::UnitAttention, .. }) => {}
+                _ => return result,
+            }
+        }
+        result
+    }
+
+    /// Where the session is, after redirections.
+    pub const fn portal(&self) -> &Portal {
+        &self.portal
+    }
+
+    /// The target's name.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
+    /// The capacity that the unit had when it was connected or last asked.
+    pub const fn capacity(&self) -> Capacity {
+        self.capacity.get()
+    }
+
+    pub(crate) fn note_capacity(&self, capacity: Capacity) {
+        self.capacity.set(capacity);
+    }
+
+    /// What was negotiated.
+    pub fn parameters(&self) -> Parameters {
+        self.shared.connection.borrow().parameters().clone()
+    }
+
+    /// Why the session is over, if it is.
+    pub fn ended(&self) -> Option<SessionError> {
+        self.shared.ended()
+    }
+
+    /// Carries a command out and gives its end, whatever the status. Waits while the target's
+    /// window is full.
+    pub async fn execute(&self, command: Command) -> Result<Completion, SessionError> {
+        let transfer = match command.transfer {
+            TransferRequest::None => Transfer::None,
+            TransferRequest::Read(length) => {
+                Transfer::Read { length, landing: ReadLanding::Buffer }
+            }
+            TransferRequest::Write(buffer) => {
+                let length = u32::try_from(buffer.len()).map_err(|_| SessionError::TooLong {
+                    blocks: buffer.len() as u64,
+                    block_length: 1,
+                })?;
+                Transfer::Write { payload: self.shared.connection.borrow().payload(buffer), length }
+            }
+        };
+        let request = CommandRequest {
+            lun: self.lun,
+            cdb: command.cdb,
+            attribute: command.attribute,
+            transfer,
+        };
+        let token = self.shared.token();
+        match self.shared.answer(token, |shared| shared.enqueue(request, token)).await? {
+            Event::Completed(completion) => Ok(completion),
+            Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
+            _ => Err(SessionError::Aborted),
+        }
+    }
+
+    /// Carries a command out; any status but GOOD is an error.
+    pub async fn command(&self, command: Command) -> Result<Completion, SessionError> {
+        let completion = self.execute(command).await?;
+        if completion.response != 0 {
+            return Err(SessionError::TargetFailure(completion.response));
+        }
+        const CHECK_CONDITION: u8 = 2;
+        match (completion.status, Sense::parse(&completion.sense)) {
+            (0, _) => Ok(completion),
+            (CHECK_CONDITION, Some(sense)) => Err(SessionError::CheckCondition(sense)),
+            (status, _) => Err(SessionError::Status(status)),
+        }
+    }
+
+    /// Resets the logical unit.
+    pub async fn reset_unit(&self) -> Result<TaskManagementResponse, SessionError> {
+        self.task_management(TaskManagement::LogicalUnitReset(self.lun)).await
+    }
+
+    /// Asks for a task management function.
+    pub async fn task_management(
+        &self,
+        request: TaskManagement,
+    ) -> Result<TaskManagementResponse, SessionError> {
+        let token = self.shared.token();
+        let start = |shared: &Shared| {
+            shared.connection.borrow_mut().task_management(request, token);
+        };
+        match self.shared.answer(token, start).await? {
+            Event::TaskManagementDone { response, .. } => Ok(response),
+            Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
+            _ => Err(SessionError::Aborted),
+        }
+    }
+
+    /// Asks whether the target is there.
+    pub async fn ping(&self) -> Result<(), SessionError> {
+        let token = self.shared.token();
+        self.shared.answer(token, |shared| shared.connection.borrow_mut().ping(token)).await?;
+        Ok(())
+    }
+
+    /// Ends the session in good order. Commands that wait end with [`SessionError::LoggedOut`].
+    pub async fn logout(self) -> Result<(), SessionError> {
+        self.shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout()).await?;
+        Ok(())
+    }
+}
+
+/// Starts the task that serves a session.
+pub(crate) fn spawn(mut link: Link, shared: Shared) -> (Rc<Shared>, JoinHandle<()>) {
+    let shared = Rc::new(shared);
+    let served = shared.clone();
+    let driver = tokio::task::spawn_local(async move { link.serve(&served).await });
+    (shared, driver)
+}
+
+/// Connects and logs in, following redirections.
+pub(crate) async fn establish(
+    portal: &Portal,
+    login: &LoginOptions,
+    within: Duration,
+) -> Result<(Link, Shared, Portal), SessionError> {
+    let mut portal = portal.clone();
+    for _ in 0..=REDIRECTION_LIMIT {
+        let attempt = async {
+            let stream = dial(&portal).await?;
+            let mut link = Link::new(stream);
+            let shared = link.login(login.clone()).await?;
+            Ok((link, shared))
+        };
+        let result = tokio::time::timeout(within, attempt).await.unwrap_or_else(|_| {
+            Err(SessionError::LoginTimedOut { portal: portal.clone(), after: within })
+        });
+        match result {
+            Ok((link, shared)) => return Ok((link, shared, portal)),
+            Err(SessionError::Connection(ConnectionError::Login(LoginError::Redirected {
+                address,
+                ..
+            }))) => {
+                // RFC 7143 §13.8: a portal group tag may follow the address.
+                let place = address.split(',').next().unwrap_or_default();
+                portal = place
+                    .parse()
+                    .map_err(|_| SessionError::RedirectedNowhere { address: address.clone() })?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(SessionError::RedirectedTooOften { portal })
+}
+
+async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
+    let failed = |source: io::Error| SessionError::Connect {
+        portal: portal.clone(),
+        source: Arc::new(source),
+    };
+    let addresses: Vec<SocketAddr> = tokio::net::lookup_host((portal.host.as_str(), portal.port))
+        .await
+        .map_err(failed)?
+        .collect();
+    let mut last = io::ErrorKind::AddrNotAvailable.into();
+    for address in addresses {
+        match Stream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(failed(last))
+}
