@@ -65,7 +65,16 @@ impl Attentions {
         if let Err(position) = queue.binary_search(&attention) {
             queue.insert(position, attention);
         }
-        // SPC-4 5.11: power on tells all that a reset tells.
+        // A reset restores the modes and ends the tasks itself, and power on tells all that a reset
+        // tells. What initiators learn nowhere else (units, capacity) stays.
+        queue.retain(|&waiting| match (attention, waiting) {
+            (
+                UnitAttention::PowerOn | UnitAttention::Reset,
+                UnitAttention::ModeParametersChanged
+                | UnitAttention::CommandsClearedByAnotherInitiator,
+            ) => false,
+            _ => true,
+        });
         if queue.first() == Some(&UnitAttention::PowerOn) {
             queue.retain(|&waiting| waiting != UnitAttention::Reset);
         }
@@ -96,16 +105,17 @@ mod tests {
         for attention in [
             UnitAttention::ModeParametersChanged,
             UnitAttention::ReportedLunsDataHasChanged,
-            UnitAttention::Reset,
-            UnitAttention::ModeParametersChanged,
+            UnitAttention::CapacityDataHasChanged,
             UnitAttention::PowerOn,
+            UnitAttention::Reset,
+            UnitAttention::CapacityDataHasChanged,
         ] {
             attentions.raise(attention);
         }
         attentions.clear(UnitAttention::ReportedLunsDataHasChanged);
         assert_eq!(attentions.take(), Some(UnitAttention::PowerOn));
         assert!(attentions.is_waiting());
-        assert_eq!(attentions.take(), Some(UnitAttention::ModeParametersChanged));
+        assert_eq!(attentions.take(), Some(UnitAttention::CapacityDataHasChanged));
         assert!(!attentions.is_waiting());
         assert_eq!(attentions.take(), None);
     }

@@ -11,7 +11,7 @@ pub enum Status {
     Good = 0x00,
     /// CHECK CONDITION: there is sense data.
     CheckCondition = 0x02,
-    /// CONDITION MET: PRE-FETCH has all its blocks in the cache.
+    /// CONDITION MET.
     ConditionMet = 0x04,
     /// BUSY.
     Busy = 0x08,

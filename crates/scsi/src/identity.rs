@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn an_identity_never_changes() {
         let identity = Identity::new("data", "iqn.2026-01.example:sarsen");
-        assert_eq!(identity.serial, "PLACEHOLDER");
+        assert_eq!(identity.serial, "68f0c0c3b969125c");
         assert_eq!(identity.naa >> 60, 3);
     }
 

@@ -18,6 +18,8 @@ mod sense;
 mod target;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use attention::UnitAttention;
 pub use cdb::{Cdb, Command};

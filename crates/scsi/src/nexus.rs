@@ -202,7 +202,9 @@ impl NexusHandle {
     /// Lets go of the nexus. The last handle's end is I_T nexus loss: SPC-2 reservations end.
     pub fn close(self) {}
 
-    fn refresh(&mut self) {
+    /// Takes up a changed list of units and lets go of those that are gone. Every command does
+    /// it; an idle connection does it so that a removed unit's store can close.
+    pub fn refresh(&mut self) {
         let generation = self.nexus.generation.load(Ordering::Acquire);
         if generation != self.generation {
             self.attachments = self.nexus.attachments().clone();

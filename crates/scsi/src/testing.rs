@@ -1,1 +1,191 @@
-//! placeholder
+//! What the tests of this crate share: a target with one unit over a store that can be slow or
+//! fail, and a loop that polls futures.
+
+use crate::{
+    Cdb, Command, Completion, Identity, InitiatorPort, LogicalUnit, Lun, NexusHandle, Sense,
+    Status, TargetDevice,
+};
+use sarsen_block::{
+    BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Geometry, Io, Lba,
+    MemoryStore, Request, Store, Unmap,
+};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+pub(crate) const BLOCKS: u64 = 4096;
+
+/// A memory store that can delay, fail, and remembers how it was asked.
+pub(crate) struct TestStore {
+    inner: MemoryStore,
+    pub(crate) characteristics: Characteristics,
+    /// Every answer waits for so many polls.
+    pub(crate) delay_polls: AtomicUsize,
+    /// Reads and writes of this block fail.
+    pub(crate) bad_block: Mutex<Option<u64>>,
+    pub(crate) is_full: AtomicBool,
+    pub(crate) flushes: AtomicUsize,
+    pub(crate) durable_writes: AtomicUsize,
+}
+
+impl TestStore {
+    pub(crate) fn new(block_size: BlockSize) -> Self {
+        let characteristics = Characteristics {
+            volatile_cache: true,
+            read_only: false,
+            unmap: Some(Unmap { granularity_blocks: 1 }),
+            physical_block_exponent: 0,
+        };
+        Self {
+            inner: MemoryStore::new(block_size, BLOCKS),
+            characteristics,
+            delay_polls: AtomicUsize::new(0),
+            bad_block: Mutex::new(None),
+            is_full: AtomicBool::new(false),
+            flushes: AtomicUsize::new(0),
+            durable_writes: AtomicUsize::new(0),
+        }
+    }
+
+    fn fault(&self, request: &Request) -> Option<BlockError> {
+        let (extent, direction) = match request {
+            Request::Read(extent) => (*extent, Direction::Read),
+            Request::Write { extent, durability, .. } => {
+                if *durability == Durability::Durable {
+                    self.durable_writes.fetch_add(1, Ordering::Relaxed);
+                }
+                (*extent, Direction::Write)
+            }
+            Request::Flush => {
+                self.flushes.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+            _ => return None,
+        };
+        if direction == Direction::Write && self.is_full.load(Ordering::Relaxed) {
+            return Some(BlockError::NoSpace { lba: extent.lba });
+        }
+        let bad = self.bad_block.lock().unwrap().filter(|&lba| {
+            (extent.lba.0..extent.lba.0.saturating_add(extent.block_count)).contains(&lba)
+        })?;
+        let source = std::io::Error::from_raw_os_error(5);
+        Some(BlockError::Medium { lba: Lba(bad), direction, source })
+    }
+}
+
+impl Store for TestStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.characteristics
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<sarsen_block::Reply, BlockError>> {
+        let answer = match self.fault(&request) {
+            Some(error) => Io::Ready(Err(error)),
+            None => self.inner.submit(request),
+        };
+        let mut polls = self.delay_polls.load(Ordering::Relaxed);
+        if polls == 0 {
+            return answer;
+        }
+        Io::pending(async move {
+            std::future::poll_fn(|context| {
+                polls = polls.saturating_sub(1);
+                context.waker().wake_by_ref();
+                if polls == 0 { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            answer.wait().await
+        })
+    }
+}
+
+/// Polls until the result is there. A test that would wait for ever fails instead.
+pub(crate) fn block_on<T>(io: Io<T>) -> T {
+    let mut future = pin!(io.wait());
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..1_000_000 {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+    }
+    panic!("a future that nothing completes");
+}
+
+/// A target with a unit at LUN 0 and a nexus whose unit attention has been told.
+pub(crate) struct Fixture {
+    pub(crate) store: Arc<TestStore>,
+    pub(crate) unit: Arc<LogicalUnit>,
+    pub(crate) device: Arc<TargetDevice>,
+    pub(crate) nexus: NexusHandle,
+}
+
+impl Fixture {
+    pub(crate) fn new() -> Self {
+        Self::over(TestStore::new(BlockSize::B512))
+    }
+
+    pub(crate) fn over(store: TestStore) -> Self {
+        let store = Arc::new(store);
+        let unit = LogicalUnit::new(Identity::new("data", "iqn.2026-01.example:t"), store.clone());
+        let luns = BTreeMap::from([(Lun(0), unit.clone())]);
+        let device = TargetDevice::new("iqn.2026-01.example:t".into(), luns);
+        let nexus = open(&device, "one");
+        let mut fixture = Self { store, unit, device, nexus };
+        assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x2900));
+        fixture
+    }
+
+    pub(crate) fn run(&mut self, cdb: &[u8], data_out: &[u8]) -> Completion {
+        run(&mut self.nexus, cdb, data_out)
+    }
+
+    pub(crate) fn read(&mut self, lba: u8, block_count: u8) -> Vec<u8> {
+        let completion = self.run(&[0x28, 0, 0, 0, 0, lba, 0, 0, block_count, 0], &[]);
+        assert_eq!(completion.status, Status::Good);
+        bytes(completion)
+    }
+
+    pub(crate) fn write(&mut self, lba: u8, data: &[u8]) -> Completion {
+        let block_count = (data.len() / 512) as u8;
+        self.run(&[0x2a, 0, 0, 0, 0, lba, 0, 0, block_count, 0], data)
+    }
+}
+
+pub(crate) fn open(device: &Arc<TargetDevice>, initiator: &str) -> NexusHandle {
+    let name = format!("iqn.2026-01.example:{initiator},i,0x1");
+    device.open_nexus(InitiatorPort { name }, 1, format!("{},t,0x0001", device.name()))
+}
+
+pub(crate) fn cdb(bytes: &[u8]) -> Cdb {
+    let mut fixed = [0; 16];
+    fixed[..bytes.len()].copy_from_slice(bytes);
+    Cdb::new(&fixed)
+}
+
+pub(crate) fn command(cdb_bytes: &[u8], data_out: &[u8]) -> Command {
+    let cdb = cdb(cdb_bytes);
+    match data_out {
+        [] => Command::new(cdb),
+        data_out => Command::with_data_out(cdb, Buffer::copy_of(data_out)),
+    }
+}
+
+pub(crate) fn run(nexus: &mut NexusHandle, cdb: &[u8], data_out: &[u8]) -> Completion {
+    block_on(nexus.execute(Some(Lun(0)), command(cdb, data_out)))
+}
+
+pub(crate) fn bytes(completion: Completion) -> Vec<u8> {
+    completion.data_in.into_buffer().to_vec()
+}
+
+/// The additional sense code of a CHECK CONDITION.
+pub(crate) fn additional(completion: &Completion) -> Option<u16> {
+    assert_eq!(completion.status == Status::CheckCondition, completion.sense.is_some());
+    completion.sense.as_ref().map(|sense: &Sense| sense.additional().0)
+}

@@ -3,7 +3,7 @@
 
 use super::Task;
 use super::block::BlockCdb;
-use crate::{Completion, Sense, Status};
+use crate::{Completion, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
 
@@ -20,18 +20,18 @@ pub(crate) fn synchronize_cache(task: Task<'_>) -> Result<Io<Completion>, Sense>
     Ok(unit.finish(unit.store().flush(), |()| Completion::good()))
 }
 
-/// A hint that is taken as already followed only where it is true of nothing: GOOD says that not
-/// all of the blocks may be in the cache.
+/// A hint that nothing follows: stores have caches of their own. GOOD, unlike CONDITION MET, promises
+/// nothing about what is in one.
 pub(crate) fn pre_fetch(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     task.unit.check_range(BlockCdb::parse(&task.cdb).extent)?;
-    Ok(Io::Ready(Completion::with_status(Status::ConditionMet)))
+    Ok(Io::Ready(Completion::good()))
 }
 
 pub(crate) fn start_stop_unit(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let action = task.cdb.view::<wire::Short6>().length;
     let stops = match action >> 4 {
-        // START_VALID
+        // START_VALID; the medium cannot be ejected.
         0x0 if action & LOAD_EJECT != 0 => return Err(Sense::invalid_bit_in_cdb(4, 1)),
         0x0 => action & START == 0,
         // ACTIVE, LU_CONTROL

@@ -4,26 +4,20 @@
 use super::Task;
 use crate::{Completion, Sense, Status};
 use sarsen_block::Io;
-use sarsen_wire::scsi::opcode;
 
-/// EXTENT (in both) and 3RDPTY: obsolete, never supported. RESERVE(6) has its third party bit at
-/// the same place.
+/// EXTENT and 3RDPTY, at the same place in the short and the long forms: obsolete, not supported.
 const EXTENT: u8 = 0x01;
 const THIRD_PARTY: u8 = 0x10;
 
 fn check(task: &Task<'_>) -> Result<(), Sense> {
-    let operation_code = task.cdb.operation_code();
     let flags = task.cdb.byte(1);
     if flags & EXTENT != 0 {
         return Err(Sense::invalid_bit_in_cdb(1, 0));
     }
-    // SPC-2's six-byte forms keep the third party's identifier beside the bit.
-    let is_short = matches!(operation_code, opcode::RESERVE_6 | opcode::RELEASE_6);
     match flags & THIRD_PARTY {
         0 => Ok(()),
         _ => Err(Sense::invalid_bit_in_cdb(1, 4)),
     }
-    .map_err(|sense| if is_short { Sense::invalid_bit_in_cdb(1, 4) } else { sense })
 }
 
 pub(crate) fn reserve(task: Task<'_>) -> Result<Io<Completion>, Sense> {

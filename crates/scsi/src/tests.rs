@@ -1,0 +1,6 @@
+//! The device server from outside: commands in, completions out.
+
+mod block;
+mod primary;
+mod properties;
+mod provisioning;

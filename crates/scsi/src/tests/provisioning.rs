@@ -1,0 +1,131 @@
+//! WRITE SAME, UNMAP, GET LBA STATUS.
+
+use crate::testing::*;
+use crate::{Lun, Status};
+use sarsen_block::BlockSize;
+
+fn unmap_list(descriptors: &[(u64, u32)]) -> Vec<u8> {
+    let length = 16 * descriptors.len() as u16;
+    let mut list = [&(length + 6).to_be_bytes()[..], &length.to_be_bytes(), &[0; 4]].concat();
+    for (lba, block_count) in descriptors {
+        list.extend(lba.to_be_bytes());
+        list.extend(block_count.to_be_bytes());
+        list.extend([0; 4]);
+    }
+    list
+}
+
+fn unmap(fixture: &mut Fixture, list: &[u8]) -> Option<u16> {
+    let [high, low] = (list.len() as u16).to_be_bytes();
+    let cdb_bytes = [0x42, 0, 0, 0, 0, 0, 0, high, low, 0];
+    assert_eq!(fixture.nexus.data_out_length(Some(Lun(0)), &cdb(&cdb_bytes)), list.len());
+    additional(&fixture.run(&cdb_bytes, list))
+}
+
+#[test]
+fn sbc3_5_28_unmapped_blocks_read_as_zero_and_are_told_as_deallocated() {
+    let mut fixture = Fixture::new();
+    fixture.write(0, &[1; 8 * 512]);
+    assert_eq!(unmap(&mut fixture, &unmap_list(&[(1, 2), (5, 1)])), None);
+    let data = fixture.read(0, 8);
+    for (block, mapped) in [1, 0, 0, 1, 1, 0, 1, 1].into_iter().enumerate() {
+        assert_eq!(data[block * 512..][..512], [mapped; 512]);
+    }
+    let mut get = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 56, 0, 0];
+    let status = bytes(fixture.run(&get, &[]));
+    assert_eq!(status[..4], [0, 0, 0, 52]);
+    let runs: Vec<_> = status[8..].chunks(16).map(|run| (run[7], run[11], run[12])).collect();
+    assert_eq!(runs, [(0, 1, 0), (1, 2, 1), (3, 2, 0)]);
+    get[2] = 0x80;
+    assert_eq!(additional(&fixture.run(&get, &[])), Some(0x2100));
+}
+
+#[test]
+fn sbc3_5_28_2_an_unmap_list_is_checked_before_anything_is_unmapped() {
+    let mut fixture = Fixture::new();
+    fixture.write(0, &[1; 512]);
+    let limits = *fixture.unit.limits();
+    let many = vec![(0, 0); limits.maximum_unmap_descriptors as usize + 1];
+    let half = limits.maximum_unmap_blocks / BLOCKS as u32 + 1;
+    let large = vec![(0, BLOCKS as u32); half as usize];
+    let mut short = unmap_list(&[(0, 1)]);
+    short.truncate(23);
+    let mut inconsistent = unmap_list(&[(0, 1)]);
+    inconsistent[1] = 6;
+    for (list, expected) in [
+        (unmap_list(&[(0, 1), (BLOCKS, 1)]), 0x2100),
+        (unmap_list(&[(0, 1), (u64::MAX, 1)]), 0x2100),
+        (unmap_list(&many), 0x2600),
+        (unmap_list(&large), 0x2600),
+        (short, 0x1a00),
+        (vec![0; 7], 0x1a00),
+        (inconsistent, 0x2600),
+    ] {
+        assert_eq!(unmap(&mut fixture, &list), Some(expected), "{} bytes", list.len());
+    }
+    assert_eq!(fixture.read(0, 1), [1; 512]);
+    for harmless in [unmap_list(&[]), unmap_list(&[(BLOCKS, 0)]), Vec::new()] {
+        assert_eq!(unmap(&mut fixture, &harmless), None);
+    }
+    assert_eq!(additional(&fixture.run(&[0x42, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[])), Some(0x2400));
+}
+
+#[test]
+fn a_store_that_cannot_deallocate_has_no_unmap() {
+    let mut store = TestStore::new(BlockSize::B512);
+    store.characteristics.unmap = None;
+    let mut fixture = Fixture::over(store);
+    assert_eq!(additional(&fixture.run(&[0x42, 0, 0, 0, 0, 0, 0, 0, 8, 0], &[])), Some(0x2000));
+    let write_same_unmap = [0x41, 0x08, 0, 0, 0, 0, 0, 0, 1, 0];
+    assert_eq!(additional(&fixture.run(&write_same_unmap, &[0; 512])), Some(0x2400));
+    let capacity = bytes(fixture.run(&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32], &[]));
+    assert_eq!(capacity[14], 0);
+    let one = bytes(fixture.run(&[0xa3, 0x0c, 1, 0x42, 0, 0, 0, 0, 1, 0, 0, 0], &[]));
+    assert_eq!(one, [0, 1, 0, 0]);
+    let limits = bytes(fixture.run(&[0x12, 1, 0xb0, 0, 64, 0], &[]));
+    assert_eq!(limits[20..32], [0; 12]);
+}
+
+#[test]
+fn sbc3_5_41_write_same_repeats_its_block() {
+    let mut fixture = Fixture::new();
+    let block: Vec<u8> = (0..512).map(|byte| byte as u8).collect();
+    // More than one piece of memory holds.
+    let cdb_bytes = [0x41, 0, 0, 0, 0, 2, 0, 0x0f, 0, 0];
+    assert_eq!(fixture.nexus.data_out_length(Some(Lun(0)), &cdb(&cdb_bytes)), 512);
+    assert_eq!(fixture.run(&cdb_bytes, &block).status, Status::Good);
+    assert_eq!(fixture.read(1, 3), [&[0; 512][..], &block, &block].concat());
+    let end = [0x28, 0, 0, 0, 0x0f, 0x01, 0, 0, 2, 0];
+    assert_eq!(bytes(fixture.run(&end, &[])), [&block[..], &[0; 512]].concat());
+}
+
+#[test]
+fn sbc3_5_41_write_same_without_a_number_goes_to_the_end() {
+    let mut fixture = Fixture::new();
+    let [.., high, low] = (BLOCKS - 3).to_be_bytes();
+    assert_eq!(
+        fixture.run(&[0x41, 0, 0, 0, high, low, 0, 0, 0, 0], &[7; 512]).status,
+        Status::Good
+    );
+    let last = [0x28, 0, 0, 0, high, low - 1, 0, 0, 4, 0];
+    assert_eq!(bytes(fixture.run(&last, &[])), [&[0; 512][..], &[7; 1536]].concat());
+    let [.., high, low] = (BLOCKS + 1).to_be_bytes();
+    let beyond = fixture.run(&[0x41, 0, 0, 0, high, low, 0, 0, 0, 0], &[7; 512]);
+    assert_eq!(additional(&beyond), Some(0x2100));
+}
+
+#[test]
+fn sbc3_5_42_write_same_16_unmaps_and_needs_no_data_with_ndob() {
+    let mut fixture = Fixture::new();
+    fixture.write(0, &[1; 2048]);
+    let ndob = [0x93, 0x09, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0];
+    assert_eq!(fixture.nexus.data_out_length(Some(Lun(0)), &cdb(&ndob)), 0);
+    assert_eq!(fixture.run(&ndob, &[]).status, Status::Good);
+    assert_eq!(fixture.read(0, 4), [[0; 1024], [1; 1024]].concat());
+    for (flags, expected) in [(0x18, 0x2400), (0x10, 0x2400), (0x02, 0x2400), (0x04, 0x2400)] {
+        let cdb = [0x93, flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0];
+        assert_eq!(additional(&fixture.run(&cdb, &[0; 512])), Some(expected), "{flags:02x}");
+    }
+    let too_long = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0, 0, 0];
+    assert_eq!(additional(&fixture.run(&too_long, &[0; 512])), Some(0x2400));
+}
