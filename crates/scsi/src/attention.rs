@@ -35,6 +35,10 @@ impl UnitAttention {
         }
     }
 
+    const fn is_told_by_a_reset(self) -> bool {
+        matches!(self, Self::ModeParametersChanged | Self::CommandsClearedByAnotherInitiator)
+    }
+
     /// The sense data that tells it.
     pub const fn sense(self) -> Sense {
         Sense::new(SenseKey::UnitAttention, self.additional())
@@ -67,14 +71,8 @@ impl Attentions {
         }
         // A reset restores the modes and ends the tasks itself, and power on tells all that a reset
         // tells. What initiators learn nowhere else (units, capacity) stays.
-        queue.retain(|&waiting| match (attention, waiting) {
-            (
-                UnitAttention::PowerOn | UnitAttention::Reset,
-                UnitAttention::ModeParametersChanged
-                | UnitAttention::CommandsClearedByAnotherInitiator,
-            ) => false,
-            _ => true,
-        });
+        let resets = matches!(attention, UnitAttention::PowerOn | UnitAttention::Reset);
+        queue.retain(|&waiting| !(resets && waiting.is_told_by_a_reset()));
         if queue.first() == Some(&UnitAttention::PowerOn) {
             queue.retain(|&waiting| waiting != UnitAttention::Reset);
         }
