@@ -1,0 +1,74 @@
+//! CPU time and memory of processes, as the kernel tells them.
+
+use std::fs;
+use std::io;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::LoadError;
+
+/// CPU time of the calling thread.
+pub(super) fn own_cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// CPU time of all threads of these processes. Threads that ended take theirs with them.
+pub(super) fn cpu_ns(pids: &[u32]) -> Result<u64, LoadError> {
+    let mut total = 0;
+    for &pid in pids {
+        total += process_cpu_ns(pid).map_err(|source| LoadError::Process { pid, source })?;
+    }
+    Ok(total)
+}
+
+fn process_cpu_ns(pid: u32) -> io::Result<u64> {
+    let mut total = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end between the listing and the reading.
+        let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        let run_time = text.split_ascii_whitespace().next().and_then(|field| field.parse().ok());
+        total += run_time.unwrap_or(0);
+    }
+    Ok(total)
+}
+
+/// Resident memory of these processes.
+pub(super) fn resident_kib(pids: &[u32]) -> Result<u64, LoadError> {
+    let mut total = 0;
+    for &pid in pids {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))
+            .map_err(|source| LoadError::Process { pid, source })?;
+        total += resident_of(&status);
+    }
+    Ok(total)
+}
+
+fn resident_of(status: &str) -> u64 {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_ascii_whitespace().next())
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_used_time_and_memory() {
+        let me = [std::process::id()];
+        assert!(cpu_ns(&me).unwrap() > 0);
+        assert!(own_cpu_ns() > 0);
+        assert!(resident_kib(&me).unwrap() > 100);
+        assert!(cpu_ns(&[u32::MAX]).is_err());
+    }
+
+    #[test]
+    fn a_process_without_memory_counts_nothing() {
+        assert_eq!(resident_of("Name:\tkthreadd\nThreads:\t1\n"), 0);
+        assert_eq!(resident_of("VmRSS:\t    1234 kB\n"), 1234);
+    }
+}
