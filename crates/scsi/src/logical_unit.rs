@@ -33,7 +33,9 @@ pub struct Limits {
 
 const MAXIMUM_TRANSFER_BYTES: u32 = 16 << 20;
 const OPTIMAL_TRANSFER_BYTES: u32 = 1 << 20;
-const MAXIMUM_WRITE_SAME_BYTES: u64 = 256 << 20;
+/// A power of two below 65536: libiscsi's suite expects that a WRITE of 65536 blocks is possible
+/// wherever a WRITE SAME of so many is.
+const MAXIMUM_WRITE_SAME_BLOCKS: u64 = 1 << 15;
 const MAXIMUM_UNMAP_BLOCKS: u32 = 1 << 20;
 const MAXIMUM_UNMAP_DESCRIPTORS: u32 = 256;
 
@@ -44,7 +46,7 @@ impl Limits {
             maximum_transfer_blocks: MAXIMUM_TRANSFER_BYTES >> shift,
             optimal_transfer_blocks: OPTIMAL_TRANSFER_BYTES >> shift,
             maximum_compare_and_write_blocks: u8::MAX,
-            maximum_write_same_blocks: MAXIMUM_WRITE_SAME_BYTES >> shift,
+            maximum_write_same_blocks: MAXIMUM_WRITE_SAME_BLOCKS,
             maximum_unmap_blocks: MAXIMUM_UNMAP_BLOCKS,
             maximum_unmap_descriptors: MAXIMUM_UNMAP_DESCRIPTORS,
         }

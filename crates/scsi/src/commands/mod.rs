@@ -54,12 +54,19 @@ impl<'a> Task<'a> {
     }
 
     /// The same for commands whose Data-Out must be exactly so long: a surplus means that the
-    /// initiator and we read the CDB differently.
-    pub(crate) fn take_data_out_exactly(&mut self, length: usize) -> Result<Buffer, Sense> {
-        if self.expected_data_out_length.is_some_and(|expected| expected != length as u64) {
-            return Err(Sense::invalid_field_in_command_information_unit());
+    /// initiator and we read the length in the CDB, which begins in byte `length_field`,
+    /// differently. COMPARE AND WRITE of 256 blocks, which its one byte cannot say, is such a case.
+    pub(crate) fn take_data_out_exactly(
+        &mut self,
+        length: usize,
+        length_field: u16,
+    ) -> Result<Buffer, Sense> {
+        match self.expected_data_out_length {
+            Some(expected) if expected > length as u64 => {
+                Err(Sense::invalid_field_in_cdb(length_field))
+            }
+            Some(_) | None => self.take_data_out(length),
         }
-        self.take_data_out(length)
     }
 }
 

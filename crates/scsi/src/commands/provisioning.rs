@@ -21,6 +21,7 @@ struct WriteSame {
     extent: Extent,
     unmap: bool,
     no_data_out: bool,
+    length_field: u16,
 }
 
 impl WriteSame {
@@ -50,7 +51,7 @@ impl WriteSame {
             return Err(Sense::invalid_field_in_cdb(length_field));
         }
         unit.check_range(extent)?;
-        Ok(Self { extent, unmap, no_data_out })
+        Ok(Self { extent, unmap, no_data_out, length_field })
     }
 
     fn data_out_length(&self, unit: &LogicalUnit) -> usize {
@@ -61,7 +62,7 @@ impl WriteSame {
 pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let command = WriteSame::parse(&task.cdb, unit)?;
-    let block = task.take_data_out_exactly(command.data_out_length(unit))?;
+    let block = task.take_data_out_exactly(command.data_out_length(unit), command.length_field)?;
     let extent = command.extent;
     let durability = unit.durability(false);
     if extent.block_count == 0 {

@@ -162,7 +162,7 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
     let unit = task.unit;
     let (extent, force_unit_access) = parse_compare_and_write(&task.cdb, unit)?;
     let half = unit.byte_count(extent.block_count);
-    let data = task.take_data_out_exactly(2 * half)?;
+    let data = task.take_data_out_exactly(2 * half, 13)?;
     let (store, gate) = (Arc::clone(unit.store()), unit.write_gate().clone());
     let durability = unit.durability(force_unit_access);
     Ok(unit.pending(async move {

@@ -199,6 +199,8 @@ fn sbc3_5_2_compare_and_write_with_another_length_than_its_cdb_is_refused() {
     let mut command = command(&COMPARE_AND_WRITE_2, &[0; 2048]);
     command.expected_data_out_length = Some(4096);
     let completion = block_on(fixture.nexus.execute(Some(Lun(0)), command));
+    assert_eq!(additional(&completion), Some(0x2400));
+    let completion = fixture.run(&COMPARE_AND_WRITE_2, &[0; 1024]);
     assert_eq!(additional(&completion), Some(0x0e03));
 }
 
