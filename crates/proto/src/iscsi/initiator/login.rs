@@ -9,7 +9,7 @@ use sarsen_wire::iscsi::{
     DEFAULT_DATA_SEGMENT_LENGTH, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, Stage,
 };
 
-use super::super::keys::{self, DigestKind, Kind, Negotiation};
+use super::super::keys::{self, DigestKind, Key, Kind, Negotiation};
 use super::super::{Output, Parameters};
 use super::event::{ConnectionError, LoginError, ProtocolError};
 use super::options::{DigestOffer, LoginOptions, SessionTarget};
@@ -250,7 +250,7 @@ impl Login {
             let mut negotiation = Negotiation { offer: &offer, parameters, session_type };
             let result = negotiation.answer(key, value);
             match (open, result) {
-                (Some(open), Some(result)) if result == value => {
+                (Some(open), Some(result)) if result == value || is_minimum(key, &result) => {
                     self.open_keys.swap_remove(open);
                 }
                 (Some(_), None) if declared => {}
@@ -273,6 +273,12 @@ impl Login {
         }
         Ok(())
     }
+}
+
+/// A target that answers its own number where ours is smaller: ours holds, and nothing that it
+/// then does goes beyond what it said.
+fn is_minimum(key: &Key, result: &str) -> bool {
+    matches!(key.kind, Kind::Minimum(..)) && result != REJECT
 }
 
 fn no_agreement(key: &str, value: &str) -> ConnectionError {
