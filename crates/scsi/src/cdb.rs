@@ -65,12 +65,13 @@ pub struct Command {
     /// The command descriptor block.
     pub cdb: Cdb,
     /// What arrived of the bytes that [`crate::NexusHandle::data_out_length`] asked for. Fewer
-    /// bytes than the command needs, since the initiator promised fewer, end it without effect.
-    /// More are ignored.
+    /// bytes than the command needs end it without effect, unless `expected_data_out_length`
+    /// explains them. More are ignored.
     pub data_out: Option<Buffer>,
     /// How many bytes the initiator said that it would send (iSCSI's Expected Data Transfer
-    /// Length of a write), where the transport knows. COMPARE AND WRITE and WRITE SAME are
-    /// refused when it is not what their CDB asks for; other commands ignore a surplus.
+    /// Length of a write, 0 for a command that is no write), where the transport knows. With it a
+    /// WRITE of fewer blocks than its CDB says is done as far as it goes; COMPARE AND WRITE and
+    /// WRITE SAME are refused when more is coming than their CDB asks for.
     pub expected_data_out_length: Option<u64>,
 }
 

@@ -2,7 +2,7 @@
 
 use super::Task;
 use crate::{Cdb, Completion, LogicalUnit, Sense};
-use sarsen_block::{Durability, Extent, Io};
+use sarsen_block::{Extent, Io};
 use sarsen_wire::scsi::{cdb as wire, opcode};
 
 /// The shape that READ, WRITE, VERIFY, WRITE SAME and their like share, whatever their length.
@@ -87,12 +87,12 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
 pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
-    let data = task.take_data_out(unit.byte_count(transfer.extent.block_count))?;
-    if transfer.extent.block_count == 0 {
+    let (extent, data) = task.take_blocks(transfer.extent)?;
+    if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
-    let durability: Durability = unit.durability(transfer.has(wire::FLAGS_FUA));
-    Ok(unit.write_shared(move |store| store.write(transfer.extent, data, durability)))
+    let durability = unit.durability(transfer.has(wire::FLAGS_FUA));
+    Ok(unit.write_shared(move |store| store.write(extent, data, durability)))
 }
 
 pub(crate) fn write_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {

@@ -15,7 +15,7 @@ use crate::attention::Attentions;
 use crate::command_table::Row;
 use crate::nexus::{Attachment, Nexus};
 use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense};
-use sarsen_block::{Buffer, Data, Io};
+use sarsen_block::{Buffer, Data, Extent, Io};
 use sarsen_wire::scsi::opcode;
 use std::sync::Arc;
 
@@ -53,7 +53,24 @@ impl<'a> Task<'a> {
         Ok(data)
     }
 
-    /// The same for commands whose Data-Out must be exactly so long: a surplus means that the
+    /// The Data-Out of a write, and the blocks that it fills. Where the initiator promised fewer
+    /// bytes than the CDB needs, whole blocks are written and the transport tells the overflow
+    /// (FCP-4 9.4.2 a, as Debian's libiscsi 1.19 expects); a part of a block is refused, and so is
+    /// a shortage that the transport cannot explain.
+    pub(crate) fn take_blocks(&mut self, extent: Extent) -> Result<(Extent, Buffer), Sense> {
+        let arrived = self.data_out.as_ref().map_or(0, |data| data.len());
+        let promised = self.expected_data_out_length == Some(arrived as u64);
+        let arrived_blocks = (arrived / self.unit.byte_count(1)) as u64;
+        let is_whole = self.unit.byte_count(arrived_blocks) == arrived;
+        let block_count = match promised && is_whole {
+            true => extent.block_count.min(arrived_blocks),
+            false => extent.block_count,
+        };
+        let data = self.take_data_out(self.unit.byte_count(block_count))?;
+        Ok((Extent { block_count, ..extent }, data))
+    }
+
+    /// The same as [`Self::take_data_out`] for commands whose Data-Out must be exactly so long: a surplus means that the
     /// initiator and we read the length in the CDB, which begins in byte `length_field`,
     /// differently. COMPARE AND WRITE of 256 blocks, which its one byte cannot say, is such a case.
     pub(crate) fn take_data_out_exactly(

@@ -127,18 +127,18 @@ fn parse_write_and_verify(cdb: &Cdb, unit: &LogicalUnit) -> Result<(BlockCdb, By
 pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let (transfer, check) = parse_write_and_verify(&task.cdb, unit)?;
-    let data = task.take_data_out(unit.byte_count(transfer.extent.block_count))?;
+    let (extent, data) = task.take_blocks(transfer.extent)?;
     let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
     // What is verified is the medium, so the write is durable first; no other write comes between.
     let durability = unit.durability(true);
     Ok(unit.pending(async move {
-        if transfer.extent.block_count == 0 {
+        if extent.block_count == 0 {
             return Ok(Completion::good());
         }
         let _guard = gate.write_arc().await;
         let expected = (check == ByteCheck::EachBlock).then(|| Buffer::copy_of(&data));
-        store.write(transfer.extent, data, durability).wait().await?;
-        check_medium(&*store, transfer.extent, expected.as_deref()).await
+        store.write(extent, data, durability).wait().await?;
+        check_medium(&*store, extent, expected.as_deref()).await
     }))
 }
 

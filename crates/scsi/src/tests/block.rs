@@ -98,6 +98,31 @@ fn fcp4_9_4_2_a_write_whose_data_falls_short_writes_nothing() {
 }
 
 #[test]
+fn fcp4_9_4_2_a_write_that_promised_fewer_whole_blocks_writes_those() {
+    let mut fixture = Fixture::new();
+    for (length, expected, status) in [
+        (512, Some(512), Status::Good),
+        (512, None, Status::CheckCondition),
+        (512, Some(1024), Status::CheckCondition),
+        (0, Some(0), Status::Good),
+        (200, Some(200), Status::CheckCondition),
+    ] {
+        for operation_code in [0x2a, 0x2e] {
+            fixture.write(0, &[1; 1024]);
+            let mut short =
+                command(&[operation_code, 0, 0, 0, 0, 0, 0, 0, 2, 0], &[2; 512][..length]);
+            short.expected_data_out_length = expected;
+            let completion = block_on(fixture.nexus.execute(Some(Lun(0)), short));
+            assert_eq!(completion.status, status, "{length} {expected:?}");
+            let written = if status == Status::Good { length } else { 0 };
+            let data = fixture.read(0, 2);
+            assert!(data[..written].iter().all(|&byte| byte == 2));
+            assert!(data[written..].iter().all(|&byte| byte == 1));
+        }
+    }
+}
+
+#[test]
 fn sbc3_5_32_fua_makes_one_write_durable_and_a_cleared_wce_every_write() {
     let mut fixture = Fixture::new();
     let durable = |fixture: &Fixture| fixture.store.durable_writes.load(Ordering::Relaxed);
