@@ -1,2 +1,50 @@
-//! chores.
-fn main() {}
+//! The project's chores, one subcommand each: `cargo xtask --help`.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "drives other processes in real time; nothing of the program runs in here"
+)]
+
+mod bench;
+mod ci;
+mod conformance;
+mod fuzz;
+mod requirements;
+mod shell;
+mod tidy;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Chores of the project.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// The whole gate, the same for a person and for CI.
+    Ci(ci::Options),
+    /// Rules that neither the compiler nor clippy knows.
+    Tidy,
+    /// libiscsi's suite, with a table by family.
+    Conformance(conformance::Options),
+    /// Coverage-guided fuzzing of every target in `fuzz/`.
+    Fuzz(fuzz::Options),
+    /// The program beside tgt and istgt, with one client, interleaved.
+    Bench(bench::Options),
+}
+
+fn main() -> Result<()> {
+    // Wherever it is called from, chores run at the root.
+    std::env::set_current_dir(shell::root())?;
+    match Arguments::parse().chore {
+        Chore::Ci(options) => ci::run(&options),
+        Chore::Tidy => tidy::run(),
+        Chore::Conformance(options) => conformance::run(&options),
+        Chore::Fuzz(options) => fuzz::run(&options),
+        Chore::Bench(options) => bench::run(&options),
+    }
+}

@@ -1,0 +1,99 @@
+//! `cargo xtask ci`: everything that decides whether a change may go in, cheapest first. The tests
+//! come last, so that the output ends with cargo's own summary.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use sarsen_proof::{process, program};
+
+use crate::{fuzz, requirements, shell, tidy};
+
+/// For each target, in the short and in the full run.
+const FUZZ_SECONDS: (u64, u64) = (5, 60);
+
+/// Fetching the database of advisories and looking through it.
+const ADVISORIES_LIMIT: Duration = Duration::from_secs(120);
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Also what takes long: kernel guests, other ignored tests, long fuzzing, cargo-deny.
+    #[arg(long)]
+    full: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let begun = Instant::now();
+    step("packages", || requirements::install(options.full))?;
+    step("format", format)?;
+    step("tidy", tidy::run)?;
+    step("clippy", || {
+        let mut clippy = shell::cargo();
+        clippy.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+        shell::run(&mut clippy)
+    })?;
+    step("documentation", || {
+        let mut doc = shell::cargo();
+        doc.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]);
+        shell::run(doc.env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    let mut program = None;
+    step("release build", || {
+        program = Some(program::build()?);
+        Ok(())
+    })?;
+    let (short, long) = FUZZ_SECONDS;
+    step("fuzzing", || fuzz::all(if options.full { long } else { short }))?;
+    if options.full {
+        step("licences and advisories", deny)?;
+    }
+    step("tests", || {
+        let mut test = shell::cargo();
+        test.args(["test", "--workspace"]);
+        if options.full {
+            test.args(["--", "--include-ignored"]);
+        }
+        // Errors of the proofs carry the whole story already.
+        test.env("RUST_LIB_BACKTRACE", "0");
+        shell::run(test.env(program::VARIABLE, program.context("the release build's program")?))
+    })?;
+    println!("== the gate is passed: {:.0} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn step(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    println!("== {name}");
+    let begun = Instant::now();
+    let done = work();
+    let seconds = begun.elapsed().as_secs_f64();
+    match &done {
+        Ok(()) => println!("== {name}: {seconds:.1} s"),
+        Err(_) => println!("== {name}: FAILED after {seconds:.1} s"),
+    }
+    done.with_context(|| format!("the gate's step `{name}`"))
+}
+
+fn format() -> Result<()> {
+    shell::run(shell::cargo().args(["fmt", "--all", "--check"]))?;
+    shell::run(shell::cargo().args(["fmt", "--manifest-path", fuzz::MANIFEST, "--check"]))
+}
+
+fn deny() -> Result<()> {
+    let cargo_deny = |checks: &[&str]| {
+        let mut command = shell::cargo();
+        command.args(["deny", "--workspace", "check"]).args(checks);
+        command
+    };
+    if !shell::succeeds(shell::cargo().args(["deny", "--version"])) {
+        println!("not checked: `cargo install --locked cargo-deny` brings the tool");
+        return Ok(());
+    }
+    shell::run(&mut cargo_deny(&["bans", "licenses", "sources"]))?;
+    // Needs its database from the network, which a machine may not have.
+    let advisories = process::finish(&mut cargo_deny(&["advisories"]), ADVISORIES_LIMIT)?;
+    if advisories.output.contains("failed to fetch advisory database") {
+        println!("advisories were not checked: their database cannot be reached from here");
+        return Ok(());
+    }
+    advisories.success().map(drop)
+}

@@ -1,0 +1,57 @@
+//! `cargo xtask conformance`: libiscsi's suite and its table.
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use sarsen_proof::conformance;
+use sarsen_proof::serving::Url;
+use sarsen_proof::{Backing, Serving, Volume};
+
+const BYTE_COUNT: u64 = 256 << 20;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// A logical unit that is already served; ITS DATA IS DESTROYED.
+    #[arg(long, conflicts_with = "store")]
+    url: Option<Url>,
+    /// Otherwise the program is built and serves such a volume.
+    #[arg(long, value_enum, default_value = "ram")]
+    store: Store,
+    /// Bytes in a logical block of that volume.
+    #[arg(long, default_value_t = 512)]
+    block_size: u32,
+    /// These families alone, `Read10` for instance.
+    families: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Store {
+    Ram,
+    File,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut catalogue = conformance::catalogue()?;
+    if !options.families.is_empty() {
+        let known = |name: &String| catalogue.iter().any(|(family, _)| family == name);
+        let unknown = options.families.iter().find(|name| !known(name));
+        ensure!(unknown.is_none(), "the suite has no family {}", unknown.map_or("", |name| name));
+        catalogue.retain(|(family, _)| options.families.contains(family));
+    }
+    let folder = tempfile::tempdir()?;
+    let (serving, url) = match &options.url {
+        Some(url) => (None, url.clone()),
+        None => {
+            let backing = match options.store {
+                Store::Ram => Backing::Ram,
+                Store::File => Backing::File(folder.path().join("data.img")),
+            };
+            let volume = Volume::new("proof", backing, BYTE_COUNT).block_size(options.block_size);
+            let serving = Serving::start(&[volume])?;
+            let url = serving.url("proof").clone();
+            (Some(serving), url)
+        }
+    };
+    let report = conformance::run(&url, &catalogue, |family| eprintln!("{}", family.name))?;
+    println!("{report}\n{}", report.faults());
+    serving.map_or(Ok(()), Serving::stop)
+}

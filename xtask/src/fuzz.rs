@@ -1,0 +1,158 @@
+//! `cargo xtask fuzz`: builds the targets of `fuzz/` with libFuzzer's instrumentation and runs
+//! them. The flags are those of cargo-fuzz without a sanitizer, which a stable compiler takes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+
+use crate::shell;
+
+/// The workspace of the targets.
+pub(crate) const MANIFEST: &str = "fuzz/Cargo.toml";
+
+/// Coverage counters and comparisons for libFuzzer.
+const INSTRUMENTATION: &[&str] = &[
+    "--cfg=fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Ccodegen-units=1",
+];
+
+/// An input that takes so long is a find: everything here is meant to be quick.
+const TIMEOUT_SECONDS: u64 = 10;
+/// A peer's length that was believed shows as memory.
+const MEMORY_LIMIT_MIB: u64 = 1024;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// For each target.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// This target alone.
+    #[arg(long)]
+    target: Option<String>,
+    /// Replay this input instead (needs --target).
+    #[arg(long, requires = "target")]
+    input: Option<PathBuf>,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut targets = build()?;
+    if let Some(name) = &options.target {
+        let known = names(&targets);
+        targets.retain(|target| target.name == *name);
+        ensure!(!targets.is_empty(), "there is no target {name}; there are {known}");
+    }
+    match &options.input {
+        Some(input) => {
+            for target in &targets {
+                shell::run(std::process::Command::new(&target.program).arg(input))?;
+            }
+            Ok(())
+        }
+        None => targets.iter().try_for_each(|target| target.fuzz(options.seconds)),
+    }
+}
+
+/// Every target for so long.
+pub(crate) fn all(seconds: u64) -> Result<()> {
+    build()?.iter().try_for_each(|target| target.fuzz(seconds))
+}
+
+struct Target {
+    name: String,
+    program: PathBuf,
+}
+
+impl Target {
+    fn fuzz(&self, seconds: u64) -> Result<()> {
+        let folder = |kind: &str| Path::new("fuzz").join(kind).join(&self.name);
+        let (corpus, artifacts) = (folder("corpus"), folder("artifacts"));
+        fs::create_dir_all(&corpus)?;
+        fs::create_dir_all(&artifacts)?;
+        println!("fuzzing {} for {seconds} s", self.name);
+        let mut command = std::process::Command::new(&self.program);
+        command
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-timeout={TIMEOUT_SECONDS}"))
+            .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}"))
+            .arg(format!("-artifact_prefix={}/", artifacts.display()))
+            .args(["-verbosity=0", "-print_final_stats=1"])
+            .arg(&corpus);
+        // What is found goes to the corpus; the seeds are part of the project and stay as they are.
+        let seeds = folder("seeds");
+        if seeds.is_dir() {
+            command.arg(seeds);
+        }
+        shell::run(&mut command).with_context(|| {
+            format!(
+                "{name} found something: the input lies in {artifacts}; replay it with `cargo \
+                 xtask fuzz --target {name} --input FILE`, and keep it in fuzz/seeds/{name} when \
+                 it is mended",
+                name = self.name,
+                artifacts = artifacts.display(),
+            )
+        })
+    }
+}
+
+fn names(targets: &[Target]) -> String {
+    targets.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// Lints and builds every target; they come in the order of their names.
+fn build() -> Result<Vec<Target>> {
+    let said = shell::output(shell::cargo().arg("-vV"))?;
+    let host = said
+        .lines()
+        .find_map(|line| line.strip_prefix("host: "))
+        .context("`cargo -vV` names no host")?;
+    let cargo = |verb: &str| {
+        let mut command = shell::cargo();
+        command.args([verb, "--quiet", "--manifest-path", MANIFEST, "--release"]);
+        // With a target of its own, build scripts and macros are left uninstrumented.
+        command.args(["--target", host, "--target-dir", "fuzz/target"]);
+        command.env("CARGO_ENCODED_RUSTFLAGS", INSTRUMENTATION.join("\x1f"));
+        command
+    };
+    shell::run(cargo("clippy").args(["--", "-D", "warnings"]))?;
+    let messages =
+        shell::output(cargo("build").args(["--message-format", "json-render-diagnostics"]))?;
+    let mut targets = executables(&messages);
+    targets.sort_by(|one, other| one.name.cmp(&other.name));
+    ensure!(!targets.is_empty(), "{MANIFEST} has no target");
+    Ok(targets)
+}
+
+fn executables(messages: &str) -> Vec<Target> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|message| {
+            let program = message["executable"].as_str()?.into();
+            Some(Target { name: message["target"]["name"].as_str()?.into(), program })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_the_executables_that_cargo_built() {
+        let messages = concat!(
+            r#"{"target":{"name":"sarsen_block"},"executable":null}"#,
+            "\n",
+            r#"{"target":{"name":"framer"},"executable":"/t/framer"}"#,
+        );
+        let targets = executables(messages);
+        assert_eq!(names(&targets), "framer");
+        assert_eq!(targets[0].program, Path::new("/t/framer"));
+    }
+}

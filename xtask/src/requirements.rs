@@ -1,0 +1,53 @@
+//! Debian packages that the gate wants: installed when we are root, named when we are not.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::shell;
+
+/// Wanted by every run: the real clients, and libFuzzer's compiler.
+const ALWAYS: &[&str] = &["g++", "libiscsi-bin", "qemu-block-extra", "qemu-utils"];
+/// Wanted by the full run besides: the guest's machine.
+const FULL: &[&str] = &["qemu-system-x86"];
+
+/// Installs what is missing, or says what that is. Tests that need it fail by themselves.
+pub(crate) fn install(full: bool) -> Result<()> {
+    let wanted = ALWAYS.iter().chain(if full { FULL } else { &[] });
+    let missing: Vec<_> = wanted.filter(|package| !is_installed(package)).copied().collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let may_install = shell::output(Command::new("id").arg("-u"))?.trim() == "0"
+        && shell::succeeds(Command::new("apt-get").arg("--version"));
+    if !may_install {
+        let list = missing.join(" ");
+        println!("missing: {list}; their tests will fail. `sudo apt-get install {list}` helps.");
+        return Ok(());
+    }
+    println!("installing {}", missing.join(" "));
+    if apt_install(&missing).is_err() {
+        // The package lists are absent or old.
+        shell::run(apt_get().args(["-qq", "update"]))?;
+        apt_install(&missing)?;
+    }
+    Ok(())
+}
+
+fn apt_install(packages: &[&str]) -> Result<()> {
+    let mut command = apt_get();
+    command.args(["-qq", "-y", "--no-install-recommends", "install"]).args(packages);
+    shell::output(&mut command).map(drop)
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", "Dpkg::Use-Pty=0"]);
+    command
+}
+
+fn is_installed(package: &str) -> bool {
+    let mut query = Command::new("dpkg-query");
+    query.args(["-W", "-f", "${db:Status-Status}", package]);
+    query.output().is_ok_and(|answer| answer.stdout == b"installed")
+}

@@ -1,0 +1,121 @@
+//! The floors of `ARCHITECTURE.md`: a crate imports only from below.
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::Finding;
+
+/// From the top to the bottom.
+const FLOORS: &[&str] = &[
+    "sarsen",
+    "sarsen-lab",
+    "sarsen-node",
+    "sarsen-initiator",
+    "sarsen-io",
+    "sarsen-proto",
+    "sarsen-scsi",
+    "sarsen-block",
+    "sarsen-wire",
+];
+
+/// Floors that do not know each other although one lies above.
+const STRANGERS: &[(&str, &str)] = &[("sarsen-proto", "sarsen-scsi")];
+
+/// Beside the house: they drive it from the outside, and nothing in it imports them.
+const BESIDE: &[&str] = &["sarsen-proof", "xtask"];
+
+/// A package of the workspace and what it imports, for whatever purpose.
+pub(super) struct Package {
+    pub(super) name: String,
+    pub(super) imports: Vec<String>,
+}
+
+/// The packages in the output of `cargo metadata`.
+pub(super) fn packages(metadata: &str) -> Result<Vec<Package>> {
+    let metadata: Value = serde_json::from_str(metadata).context("the output of cargo metadata")?;
+    let packages = metadata["packages"].as_array().context("`packages` of cargo metadata")?;
+    packages
+        .iter()
+        .map(|package| {
+            let name = package["name"].as_str().context("a package's name")?.to_owned();
+            let imports = package["dependencies"].as_array().context("its dependencies")?;
+            let imports = imports.iter().filter_map(|import| import["name"].as_str());
+            Ok(Package { name, imports: imports.map(Into::into).collect() })
+        })
+        .collect()
+}
+
+/// Holds every import, those of tests and build scripts too, against the floors.
+pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
+    let floor = |name: &str| FLOORS.iter().position(|floor| *floor == name);
+    let mut findings = Vec::new();
+    for Package { name, imports } in packages {
+        if BESIDE.contains(&name.as_str()) {
+            continue;
+        }
+        let Some(own) = floor(name) else {
+            let what = "it has no floor: a new crate wants a page in docs/decisions and a line in \
+                        xtask/src/tidy/layers.rs";
+            findings.push(Finding::new(name, what));
+            continue;
+        };
+        for import in imports {
+            let strangers = STRANGERS
+                .iter()
+                .any(|(a, b)| (a, b) == (&&**name, &&**import) || (b, a) == (&&**name, &&**import));
+            if BESIDE.contains(&import.as_str()) {
+                let what = format!("it imports {import}, which stands beside the house");
+                findings.push(Finding::new(name, what));
+            } else if strangers {
+                findings.push(Finding::new(name, format!("it may not know {import}")));
+            } else if floor(import).is_some_and(|other| other <= own) {
+                let what = format!("it imports {import}, which is not below it");
+                findings.push(Finding::new(name, what));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(name: &str, imports: &[&str]) -> Vec<String> {
+        let imports = imports.iter().map(|&import| import.into()).collect();
+        check(&[Package { name: name.into(), imports }]).into_iter().map(|f| f.what).collect()
+    }
+
+    #[test]
+    fn imports_from_below_and_from_others_are_fine() {
+        assert!(findings("sarsen-node", &["sarsen-io", "sarsen-wire", "tokio"]).is_empty());
+        assert!(findings("xtask", &["sarsen-proof"]).is_empty());
+    }
+
+    #[test]
+    fn an_import_from_above_or_of_oneself_is_found() {
+        let found = findings("sarsen-io", &["sarsen-node"]);
+        assert_eq!(found, ["it imports sarsen-node, which is not below it"]);
+        assert_eq!(findings("sarsen-block", &["sarsen-block"]).len(), 1);
+    }
+
+    #[test]
+    fn proto_and_scsi_do_not_know_each_other() {
+        assert_eq!(findings("sarsen-proto", &["sarsen-scsi"]), ["it may not know sarsen-scsi"]);
+        assert_eq!(findings("sarsen-scsi", &["sarsen-proto"]), ["it may not know sarsen-proto"]);
+    }
+
+    #[test]
+    fn a_crate_without_a_floor_and_an_import_from_beside_are_found() {
+        assert!(findings("sarsen-extra", &[])[0].contains("no floor"));
+        assert!(findings("sarsen-io", &["sarsen-proof"])[0].contains("beside"));
+    }
+
+    #[test]
+    fn tests_imports_count_as_well() {
+        let metadata = r#"{"packages":[{"name":"sarsen-wire","dependencies":[
+            {"name":"sarsen-block","kind":"dev"}]}]}"#;
+        assert_eq!(check(&packages(metadata).unwrap()).len(), 1);
+        assert!(packages("{}").is_err());
+    }
+}
