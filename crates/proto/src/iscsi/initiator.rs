@@ -12,6 +12,8 @@ mod login;
 mod options;
 mod request;
 mod task;
+#[cfg(test)]
+mod tests;
 
 pub use connection::Connection;
 pub use event::{Completion, ConnectionError, Event, LoginError, ProtocolError, Residual};
