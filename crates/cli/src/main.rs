@@ -1,2 +1,54 @@
-//! sarsen.
-fn main() {}
+//! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
+
+mod demo;
+mod exit;
+mod lab;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// A SAN in one program: serves disks over iSCSI, attaches to them, and measures them.
+#[derive(Parser)]
+#[command(name = "sarsen", version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Serve volumes over iSCSI until SIGTERM or SIGINT.
+    Serve(serve::Arguments),
+    /// Serve a RAM volume, attach to it, check it and measure it: half a minute, no root.
+    Demo(demo::Arguments),
+    /// Measure any iSCSI target.
+    #[command(subcommand)]
+    Lab(lab::Verb),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    start_logging();
+    let outcome = match arguments.verb {
+        Verb::Serve(arguments) => serve::run(arguments),
+        Verb::Demo(arguments) => demo::run(arguments),
+        Verb::Lab(verb) => lab::run(verb),
+    };
+    exit::code(outcome)
+}
+
+/// Logs go to stderr; `RUST_LOG` chooses how much.
+fn start_logging() {
+    use std::io::IsTerminal;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(colour)
+        .with_target(false)
+        .init();
+}

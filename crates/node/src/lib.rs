@@ -1,1 +1,11 @@
-//! See ARCHITECTURE.md.
+//! The server: [`config`] says what it is to be, [`stores`] are the disks that do I/O, `fronts`
+//! speak to clients, [`server`] starts all of it and ends it in good order.
+
+pub mod config;
+mod fronts;
+pub mod server;
+pub mod stores;
+mod targets;
+
+pub use config::{Config, ConfigError};
+pub use server::{Export, Server, StartError};

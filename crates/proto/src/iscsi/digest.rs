@@ -19,7 +19,8 @@ pub fn crc32c_of(parts: &[&[u8]]) -> [u8; DIGEST_LENGTH] {
 /// Whether the fast implementation agrees with a second, independent one on lengths that take
 /// each of its paths. Called once at start-up: a wrong digest would refuse good data, or worse.
 pub fn self_check() -> bool {
-    let bytes: Vec<u8> = (0..4096u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let bytes: Vec<u8> =
+        (0..4096u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     [0, 1, 3, 16, 48, 63, 64, 127, 128, 255, 256, 1000, 1024, 4096].into_iter().all(|length| {
         let bytes = &bytes[..length];
         let (left, right) = bytes.split_at(length / 3);

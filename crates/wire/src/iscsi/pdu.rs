@@ -22,8 +22,9 @@ pub const FINAL: u8 = 0x80;
 pub const CONTINUE: u8 = 0x40;
 
 /// 24 bits, big-endian: the length of a data segment.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct U24([u8; 3]);
 
@@ -52,8 +53,21 @@ impl fmt::Debug for U24 {
 }
 
 /// The six bytes with which an initiator names its end of a session (RFC 7143 §11.12.5).
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+    Unaligned,
+)]
 #[repr(C)]
 pub struct Isid(pub [u8; 6]);
 
@@ -98,8 +112,7 @@ macro_rules! header {
 }
 
 /// 48 bytes whose opcode has not been looked at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawHeader(pub [u8; BASIC_HEADER_LENGTH]);
 

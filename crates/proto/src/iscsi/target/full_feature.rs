@@ -372,6 +372,10 @@ impl FullFeature {
             cdb: task.cdb.clone(),
             attribute: task.flags & ScsiCommand::ATTRIBUTE,
             data_out: task.collection.buffer.take(),
+            expected_data_out_length: match task.flags & ScsiCommand::WRITE {
+                0 => 0,
+                _ => task.expected_data_transfer_length,
+            },
         }));
     }
 

@@ -137,6 +137,8 @@ pub struct Command {
     pub attribute: u8,
     /// What the initiator sent; shorter than the command needs only if it announced less.
     pub data_out: Option<Buffer>,
+    /// What it announced: the expected data transfer length of a write, else 0.
+    pub expected_data_out_length: u32,
 }
 
 /// A task management function that reaches beyond this session.

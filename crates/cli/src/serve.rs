@@ -1,0 +1,131 @@
+//! `sarsen serve`.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use sarsen_io::cores::FileEngine;
+use sarsen_node::config::{self, Config, VolumeConfig, render_size};
+use sarsen_node::{ConfigError, Server, StartError};
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+
+/// Flags of `sarsen serve`. What flags say is added to what the file says.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// A TOML file with listen, [[volume]] and [[target]].
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A volume: NAME=ram:SIZE, NAME=file:PATH or NAME=null:SIZE, then options such as
+    /// ,size=10GiB ,cache=none ,block-size=4096 ,read-only ,serial=TEXT.
+    #[arg(short, long = "volume", value_name = "SPEC")]
+    volumes: Vec<String>,
+    /// An address to listen on, such as 0.0.0.0:3260 or [::]:3260; port 0 takes a free one.
+    #[arg(short, long, value_name = "ADDRESS", value_parser = config::parse_address)]
+    listen: Vec<SocketAddr>,
+    /// Threads that serve; one for each processor unless given.
+    #[arg(long)]
+    cores: Option<NonZeroUsize>,
+    /// How files are read and written: auto, uring or pool.
+    #[arg(long, value_name = "ENGINE", value_parser = config::parse_engine)]
+    io_engine: Option<FileEngine>,
+    /// Seconds that initiators get to log out when the server ends.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3)]
+    logout_grace: u64,
+    /// Print what is served as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Arguments {
+    fn config(&self) -> Result<Config, ConfigError> {
+        let mut config = match &self.config {
+            None => Config::default(),
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
+                    place: path.display().to_string(),
+                    message: format!("cannot read the configuration: {error}"),
+                })?;
+                config::parse_file(path, &text)?
+            }
+        };
+        for spec in &self.volumes {
+            config.volumes.push(config::parse_volume(spec)?);
+        }
+        config.listen.extend(&self.listen);
+        config.cores = self.cores.or(config.cores);
+        config.io_engine = self.io_engine.unwrap_or(config.io_engine);
+        config.finish()
+    }
+}
+
+pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let config = arguments.config().map_err(StartError::from)?;
+    let volumes = config.volumes.clone();
+    // The main thread only waits; the cores have threads of their own.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // Before anything is told, so that no signal is lost.
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let server = Server::start(config)?;
+        announce(&server, &volumes, arguments.json).context("cannot write to stdout")?;
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM: ending"),
+            _ = interrupt.recv() => info!("SIGINT: ending"),
+        }
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        let clean = server.shutdown(Duration::from_secs(arguments.logout_grace)).await;
+        anyhow::ensure!(clean, "not everything could be brought to disk; see the log");
+        Ok(())
+    })
+}
+
+#[derive(Serialize)]
+struct Announcement {
+    portals: Vec<SocketAddr>,
+    volumes: Vec<AnnouncedVolume>,
+}
+
+#[derive(Serialize)]
+struct AnnouncedVolume {
+    name: String,
+    target: String,
+    lun: u16,
+    size_bytes: u64,
+    url: String,
+    urls: Vec<String>,
+}
+
+/// Prints what is served, with URLs to paste.
+fn announce(server: &Server, volumes: &[VolumeConfig], json: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        let volumes = server.exports().iter().map(|export| AnnouncedVolume {
+            name: export.volume.clone(),
+            target: export.target.clone(),
+            lun: export.lun,
+            size_bytes: export.size,
+            url: export.urls[0].clone(),
+            urls: export.urls.clone(),
+        });
+        let announcement =
+            Announcement { portals: server.portals().to_vec(), volumes: volumes.collect() };
+        serde_json::to_writer(&mut out, &announcement)?;
+        writeln!(out)?;
+        return out.flush();
+    }
+    let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0);
+    for export in server.exports() {
+        let size = render_size(export.size);
+        for url in &export.urls {
+            writeln!(out, "{:width$}  {size:>10}  {url}", export.volume)?;
+        }
+    }
+    out.flush()
+}

@@ -1,0 +1,347 @@
+//! The TOML file. Every complaint names file, line, key and remedy.
+//!
+//! ```toml
+//! listen = ["127.0.0.1:3260"]
+//!
+//! [[volume]]
+//! name = "data"
+//! store = "file"
+//! path = "/srv/data.img"
+//! size = "10GiB"
+//! cache = "none"
+//!
+//! [[target]]
+//! name = "iqn.2026-11.example:disks"
+//! luns = ["data"]
+//! ```
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use sarsen_block::BlockSize;
+use sarsen_io::cores::FileEngine;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
+use crate::stores::CacheMode;
+
+const TOP_KEYS: [&str; 5] = ["listen", "cores", "io-engine", "volume", "target"];
+const VOLUME_KEYS: [&str; 8] =
+    ["name", "store", "path", "size", "block-size", "cache", "read-only", "serial"];
+const TARGET_KEYS: [&str; 3] = ["name", "alias", "luns"];
+const STORES: [&str; 3] = ["ram", "file", "null"];
+const CACHES: [(&str, CacheMode); 5] = [
+    ("writeback", CacheMode::WriteBack),
+    ("writethrough", CacheMode::WriteThrough),
+    ("none", CacheMode::None),
+    ("directsync", CacheMode::DirectSync),
+    ("unsafe", CacheMode::Unsafe),
+];
+const ENGINES: [(&str, FileEngine); 3] =
+    [("auto", FileEngine::Auto), ("uring", FileEngine::Uring), ("pool", FileEngine::Pool)];
+
+/// A key with its value as text and where it stands, whichever way it was written.
+pub(super) struct Setting {
+    pub(super) key: String,
+    pub(super) value: String,
+    pub(super) place: String,
+}
+
+/// Parses the text of a configuration file; `path` is for messages. The result still wants
+/// [`Config::finish`].
+pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    let source = Source { path: path.display().to_string(), text };
+    let table = DeTable::parse(text).map_err(|error| {
+        let offset = error.span().map_or(0, |span| span.start);
+        ConfigError::new(source.place(offset), error.message().to_owned())
+    })?;
+    let mut config = Config::default();
+    for (key, value) in table.get_ref() {
+        let name: &str = key.get_ref();
+        let place = source.place(key.span().start);
+        match name {
+            "listen" => {
+                for (text, place) in source.strings(value, name)? {
+                    config.listen.push(parse_address(&text).map_err(|m| ConfigError::new(place, m))?);
+                }
+            }
+            "cores" => {
+                let text = source.scalar(value, name)?;
+                let cores = text.parse::<NonZeroUsize>().map_err(|_| {
+                    ConfigError::new(&place, format!("cores = {text}: write a number from 1 on"))
+                })?;
+                config.cores = Some(cores);
+            }
+            "io-engine" => {
+                let text = source.scalar(value, name)?;
+                config.io_engine =
+                    parse_engine(&text).map_err(|message| ConfigError::new(&place, message))?;
+            }
+            "volume" => {
+                for (settings, place) in source.tables(value, name)? {
+                    config.volumes.push(volume_from_settings(settings, &place)?);
+                }
+            }
+            "target" => {
+                for table in source.array(value, name)? {
+                    config.targets.push(parse_target(&source, table)?);
+                }
+            }
+            _ => return Err(unknown_key(&place, name, &TOP_KEYS)),
+        }
+    }
+    Ok(config)
+}
+
+/// `address:port`, `[v6]:port`, or either without its port.
+pub fn parse_address(text: &str) -> Result<std::net::SocketAddr, String> {
+    use sarsen_wire::iscsi::DEFAULT_PORT;
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    text.parse().or_else(|_| bare.parse().map(|ip| std::net::SocketAddr::new(ip, DEFAULT_PORT))).map_err(
+        |_: std::net::AddrParseError| {
+            format!("{text:?} is not an address: write 127.0.0.1:3260 or [::1]:3260")
+        },
+    )
+}
+
+/// `auto`, `uring` or `pool`.
+pub fn parse_engine(text: &str) -> Result<FileEngine, String> {
+    choose("io-engine", text, &ENGINES)
+}
+
+fn choose<T: Copy>(key: &str, text: &str, choices: &[(&'static str, T)]) -> Result<T, String> {
+    let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        let hint = nearest(text, names.iter().copied());
+        format!("{key} = {text:?}: it is one of {}{hint}", names.join(", "))
+    })
+}
+
+fn unknown_key(place: &str, key: &str, known: &[&str]) -> ConfigError {
+    let hint = nearest(key, known.iter().copied());
+    ConfigError::new(place, format!("unknown key {key}{hint} (known: {})", known.join(", ")))
+}
+
+/// A volume from its settings, from the file or from a flag.
+pub(super) fn volume_from_settings(
+    settings: Vec<Setting>,
+    place: &str,
+) -> Result<VolumeConfig, ConfigError> {
+    let (mut name, mut store, mut path, mut size, mut cache) = (None, None, None, None, None);
+    let mut block_size = BlockSize::B512;
+    let mut read_only = false;
+    let mut serial = None;
+    let mut size_place = place.to_owned();
+    for Setting { key, value, place } in settings {
+        let wrong = |message: String| ConfigError::new(&place, message);
+        match key.as_str() {
+            "name" => name = Some(value),
+            "store" => {
+                let stores = STORES.map(|name| (name, name));
+                store = Some(choose("store", &value, &stores).map_err(wrong)?);
+            }
+            "path" => path = Some(value),
+            "size" => {
+                size = Some(parse_size(&value).map_err(wrong)?);
+                size_place = place;
+            }
+            "cache" => cache = Some((choose("cache", &value, &CACHES).map_err(wrong)?, place)),
+            "block-size" => {
+                block_size = match value.as_str() {
+                    "512" => BlockSize::B512,
+                    "4096" => BlockSize::B4096,
+                    _ => return Err(wrong(format!("block-size = {value}: write 512 or 4096"))),
+                }
+            }
+            "read-only" => {
+                read_only = value.parse().map_err(|_| {
+                    wrong(format!("read-only = {value}: write true or false"))
+                })?;
+            }
+            "serial" => {
+                // SPC-4 7.8.18: ASCII; multipath and udev want it without spaces.
+                let valid = (1..=36).contains(&value.len())
+                    && value.bytes().all(|byte| byte.is_ascii_graphic());
+                if !valid {
+                    return Err(wrong(format!("serial = {value:?}: 1 to 36 visible ASCII characters")));
+                }
+                serial = Some(value);
+            }
+            _ => return Err(unknown_key(&place, &key, &VOLUME_KEYS)),
+        }
+    }
+    let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
+    let name = name.ok_or_else(|| missing("name"))?;
+    let store = store.ok_or_else(|| missing("store"))?;
+    if let Some(size) = size
+        && (size == 0 || !size.is_multiple_of(block_size.bytes() as u64))
+    {
+        let message = format!(
+            "size = {size} bytes: it must be a multiple of the block size, {}, and not zero",
+            block_size.bytes()
+        );
+        return Err(ConfigError::new(size_place, message));
+    }
+    let store = match store {
+        "file" => StoreConfig::File {
+            path: path.ok_or_else(|| missing("path"))?.into(),
+            size,
+            cache: cache.map_or(CacheMode::WriteBack, |(mode, _)| mode),
+        },
+        _ if cache.is_some() => {
+            let place = cache.map_or(String::new(), |(_, place)| place);
+            return Err(ConfigError::new(place, "only a file volume has a cache mode: remove it"));
+        }
+        _ if path.is_some() => {
+            return Err(ConfigError::new(place, "only a file volume has a path: remove it"));
+        }
+        "ram" => StoreConfig::Ram { size: size.ok_or_else(|| missing("size"))? },
+        _ => StoreConfig::Null { size: size.ok_or_else(|| missing("size"))? },
+    };
+    Ok(VolumeConfig { name, store, block_size, read_only, serial })
+}
+
+fn parse_target(source: &Source<'_>, table: &Spanned<DeValue<'_>>) -> Result<TargetConfig, ConfigError> {
+    let place = source.place(table.span().start);
+    let entries = table.get_ref().as_table().ok_or_else(|| {
+        ConfigError::new(&place, "target is a list of tables: write [[target]]")
+    })?;
+    let (mut name, mut alias, mut luns) = (None, None, Vec::new());
+    for (key, value) in entries {
+        match key.get_ref().as_ref() {
+            "name" => name = Some(source.scalar(value, "name")?),
+            "alias" => alias = Some(source.scalar(value, "alias")?),
+            "luns" => {
+                luns = source.strings(value, "luns")?.into_iter().map(|(text, _)| text).collect();
+            }
+            other => {
+                return Err(unknown_key(&source.place(key.span().start), other, &TARGET_KEYS));
+            }
+        }
+    }
+    let name = name
+        .ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
+    Ok(TargetConfig { name, alias, luns })
+}
+
+struct Source<'a> {
+    path: String,
+    text: &'a str,
+}
+
+impl Source<'_> {
+    /// `file:line` of a byte.
+    fn place(&self, offset: usize) -> String {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        format!("{}:{}", self.path, before.matches('\n').count() + 1)
+    }
+
+    fn wrong_type(&self, value: &Spanned<DeValue<'_>>, key: &str, wanted: &str) -> ConfigError {
+        ConfigError::new(self.place(value.span().start), format!("{key} is to be {wanted}"))
+    }
+
+    /// A string, number or boolean, as text.
+    fn scalar(&self, value: &Spanned<DeValue<'_>>, key: &str) -> Result<String, ConfigError> {
+        match value.get_ref() {
+            DeValue::String(text) => Ok(text.to_string()),
+            DeValue::Integer(number) => Ok(number.to_string()),
+            DeValue::Boolean(value) => Ok(value.to_string()),
+            _ => Err(self.wrong_type(value, key, "a string, a number or true or false")),
+        }
+    }
+
+    fn array<'v, 'i>(
+        &self,
+        value: &'v Spanned<DeValue<'i>>,
+        key: &str,
+    ) -> Result<impl Iterator<Item = &'v Spanned<DeValue<'i>>>, ConfigError> {
+        match value.get_ref().as_array() {
+            Some(array) => Ok(array.iter()),
+            None => Err(self.wrong_type(value, key, "a list")),
+        }
+    }
+
+    /// A list of strings (or one string), each with its place.
+    fn strings(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        key: &str,
+    ) -> Result<Vec<(String, String)>, ConfigError> {
+        if let DeValue::String(text) = value.get_ref() {
+            return Ok(vec![(text.to_string(), self.place(value.span().start))]);
+        }
+        self.array(value, key)?
+            .map(|item| Ok((self.scalar(item, key)?, self.place(item.span().start))))
+            .collect()
+    }
+
+    /// A list of tables, each as settings with its place.
+    fn tables(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        key: &str,
+    ) -> Result<Vec<(Vec<Setting>, String)>, ConfigError> {
+        let table_settings = |item: &Spanned<DeValue<'_>>| {
+            let place = self.place(item.span().start);
+            let Some(table) = item.get_ref().as_table() else {
+                return Err(self.wrong_type(item, key, "a list of tables: write [[volume]]"));
+            };
+            let settings = table
+                .iter()
+                .map(|(key, value)| {
+                    let name = key.get_ref().to_string();
+                    let place = self.place(key.span().start);
+                    Ok(Setting { value: self.scalar(value, &name)?, key: name, place })
+                })
+                .collect::<Result<Vec<_>, ConfigError>>()?;
+            Ok((settings, place))
+        };
+        self.array(value, key)?.map(table_settings).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        parse_file(Path::new("sarsen.toml"), text)
+            .and_then(Config::finish)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_whole_file() {
+        let config = parse(
+            "listen = [\"127.0.0.1:3260\", \"::1\"]\nio-engine = \"pool\"\ncores = 2\n\
+             [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GiB\"\n\
+             [[volume]]\nname = \"b\"\nstore = \"file\"\npath = \"/srv/b\"\ncache = \"none\"\nread-only = true\n\
+             [[target]]\nname = \"iqn.2026-11.example:t\"\nalias = \"both\"\nluns = [\"b\", \"a\"]\n",
+        )
+        .expect("valid");
+        assert_eq!(config.listen[1].to_string(), "[::1]:3260");
+        assert_eq!(config.targets.len(), 1);
+        assert_eq!(config.targets[0].luns, ["b", "a"]);
+        assert!(config.volumes[1].read_only);
+    }
+
+    #[test]
+    fn a_mistake_names_file_line_key_and_remedy() {
+        for (text, told) in [
+            ("lisen = []", "sarsen.toml:1: unknown key lisen; did you mean listen?"),
+            ("\n\nlisten = [\"here\"]", "sarsen.toml:3: \"here\" is not an address"),
+            ("[[volume]]\nname = \"a\"\nstore = \"ram\"\nsise = 1", "sarsen.toml:4: unknown key sise; did you mean size?"),
+            ("[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GB\"\nblock-size = 4096", "sarsen.toml:4: size = 1000000000 bytes"),
+            ("[[volume]]\nname = \"a\"\nstore = \"ram\"", "sarsen.toml:1: the volume has no size"),
+            ("volume = 3", "sarsen.toml:1: volume is to be a list"),
+            ("cores = 0", "sarsen.toml:1: cores = 0"),
+            ("a = \nb = 2", "sarsen.toml:1"),
+            ("[[target]]\nlun = []", "sarsen.toml:2: unknown key lun; did you mean luns?"),
+        ] {
+            let message = parse(text).expect_err(told);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! What the server is to be: portals, volumes, targets. Parsed once into a valid value, from a
+//! TOML file ([`file`]) or from flags ([`spec`]); everything behind it can rely on it.
+
+mod file;
+mod size;
+mod spec;
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use sarsen_block::BlockSize;
+use sarsen_io::cores::FileEngine;
+
+use crate::stores::CacheMode;
+
+pub use self::file::{parse_address, parse_engine, parse_file};
+pub use self::size::{parse_size, render_size};
+pub use self::spec::parse_volume;
+
+/// The naming authority of targets whose name is not given: each volume is a target of its own,
+/// `iqn.2026-11.io.sarsen:` and the volume's name.
+pub const DEFAULT_TARGET_PREFIX: &str = "iqn.2026-11.io.sarsen:";
+/// The most volumes that one server takes.
+pub const MAX_VOLUMES: usize = 16_384;
+
+/// The server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where to listen.
+    pub listen: Vec<SocketAddr>,
+    /// Threads that serve; one for each processor unless given.
+    pub cores: Option<NonZeroUsize>,
+    /// How files are read and written.
+    pub io_engine: FileEngine,
+    /// Volumes, by unique names.
+    pub volumes: Vec<VolumeConfig>,
+    /// Targets; those of volumes that no target lists are added by [`Config::finish`].
+    pub targets: Vec<TargetConfig>,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeConfig {
+    /// Unique name.
+    pub name: String,
+    /// Where its blocks are.
+    pub store: StoreConfig,
+    /// Logical block size.
+    pub block_size: BlockSize,
+    /// Writes are refused.
+    pub read_only: bool,
+    /// Its serial number, by which initiators know it wherever it is served; derived from this
+    /// machine and the volume's names unless given.
+    pub serial: Option<String>,
+}
+
+/// Where a volume's blocks are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreConfig {
+    /// In memory, gone when the server ends.
+    Ram {
+        /// Bytes.
+        size: u64,
+    },
+    /// Nowhere.
+    Null {
+        /// Bytes.
+        size: u64,
+    },
+    /// In a file or on a block device.
+    File {
+        /// Path.
+        path: PathBuf,
+        /// Bytes: a file that does not exist is made with this size, one that is smaller grows.
+        size: Option<u64>,
+        /// Cache mode.
+        cache: CacheMode,
+    },
+}
+
+/// A target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetConfig {
+    /// iSCSI name.
+    pub name: String,
+    /// TargetAlias.
+    pub alias: Option<String>,
+    /// Names of volumes: LUN 0, 1, ….
+    pub luns: Vec<String>,
+}
+
+/// What is wrong with a configuration, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{place}: {message}")]
+pub struct ConfigError {
+    /// File and line, or the flag.
+    pub place: String,
+    /// What is wrong, and the remedy.
+    pub message: String,
+}
+
+impl ConfigError {
+    pub(crate) fn new(place: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { place: place.into(), message: message.into() }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: Vec::new(),
+            cores: None,
+            io_engine: FileEngine::Auto,
+            volumes: Vec::new(),
+            targets: Vec::new(),
+        }
+    }
+}
+
+impl Config {
+    /// Completes and checks what was gathered: names are unique and valid, each volume is in
+    /// exactly one target, and there is something to serve.
+    pub fn finish(mut self) -> Result<Self, ConfigError> {
+        let error = |message: String| ConfigError::new("configuration", message);
+        let wrong = |message: String| Err(error(message));
+        if self.volumes.is_empty() {
+            return wrong("no volume: give one, such as --volume scratch=ram:1GiB".into());
+        }
+        if self.volumes.len() > MAX_VOLUMES {
+            return wrong(format!("{} volumes, of {MAX_VOLUMES} at most", self.volumes.len()));
+        }
+        if self.listen.is_empty() {
+            self.listen = vec![SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT))];
+        }
+        let mut names = HashSet::new();
+        for volume in &self.volumes {
+            check_volume_name(&volume.name).map_err(error)?;
+            if !names.insert(volume.name.as_str()) {
+                return wrong(format!("two volumes are named {}: rename one", volume.name));
+            }
+        }
+        let mut target_names = HashSet::new();
+        let mut exported = HashSet::new();
+        for target in &self.targets {
+            check_iscsi_name(&target.name).map_err(error)?;
+            if !target_names.insert(target.name.clone()) {
+                return wrong(format!("two targets are named {}: rename one", target.name));
+            }
+            for lun in &target.luns {
+                if !names.contains(lun.as_str()) {
+                    let hint = nearest(lun, names.iter().copied());
+                    return wrong(format!("target {}: there is no volume {lun}{hint}", target.name));
+                }
+                if !exported.insert(lun.clone()) {
+                    return wrong(format!(
+                        "volume {lun} is listed twice: one target serves a volume, at one LUN"
+                    ));
+                }
+            }
+        }
+        for volume in &self.volumes {
+            if exported.contains(&volume.name) {
+                continue;
+            }
+            let name = format!("{DEFAULT_TARGET_PREFIX}{}", volume.name);
+            if !target_names.insert(name.clone()) {
+                return wrong(format!("target {name} exists and does not list {}", volume.name));
+            }
+            self.targets.push(TargetConfig { name, alias: None, luns: vec![volume.name.clone()] });
+        }
+        Ok(self)
+    }
+}
+
+use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
+
+/// A volume's name becomes part of an iSCSI name: what RFC 3722 leaves of ASCII.
+fn check_volume_name(name: &str) -> Result<(), String> {
+    let valid = !name.is_empty()
+        && name.len() <= 64
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
+    if valid {
+        return Ok(());
+    }
+    Err(format!(
+        "volume name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens"
+    ))
+}
+
+/// RFC 7143 §4.2.7: an iqn, eui or naa name.
+fn check_iscsi_name(name: &str) -> Result<(), String> {
+    let hex = |digits: &str, lengths: &[usize]| {
+        lengths.contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_hexdigit())
+    };
+    let valid = name.len() <= MAX_NAME_LENGTH
+        && match name.split_once('.') {
+            Some(("iqn", rest)) => is_iqn_tail(rest),
+            Some(("eui", rest)) => hex(rest, &[16]),
+            Some(("naa", rest)) => hex(rest, &[16, 32]),
+            _ => false,
+        };
+    if valid {
+        return Ok(());
+    }
+    Err(format!(
+        "target name {name:?} is not an iSCSI name: write iqn.YYYY-MM.reversed.domain:anything, in lower case"
+    ))
+}
+
+/// `YYYY-MM.authority[:anything]`.
+fn is_iqn_tail(rest: &str) -> bool {
+    let bytes = rest.as_bytes();
+    let digits = |range: std::ops::Range<usize>| {
+        bytes.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_digit))
+    };
+    digits(0..4)
+        && bytes.get(4) == Some(&b'-')
+        && digits(5..7)
+        && bytes.get(7) == Some(&b'.')
+        && bytes.len() > 8
+        && bytes[8..]
+            .iter()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(b))
+}
+
+/// "; did you mean …?" for the candidate that is nearest to a misspelt word.
+pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> String {
+    candidates
+        .map(|candidate| (strsim::damerau_levenshtein(word, candidate), candidate))
+        .min()
+        .filter(|(distance, candidate)| *distance <= candidate.len().max(word.len()) / 2)
+        .map_or(String::new(), |(_, candidate)| format!("; did you mean {candidate}?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ram(name: &str) -> VolumeConfig {
+        VolumeConfig {
+            name: name.into(),
+            store: StoreConfig::Ram { size: 1 << 20 },
+            block_size: BlockSize::B512,
+            read_only: false,
+            serial: None,
+        }
+    }
+
+    #[test]
+    fn a_volume_without_a_target_gets_one_of_its_own() {
+        let config = Config { volumes: vec![ram("a"), ram("b")], ..Config::default() };
+        let config = config.finish().expect("valid");
+        assert_eq!(config.targets[1].name, "iqn.2026-11.io.sarsen:b");
+        assert_eq!(config.targets[1].luns, ["b"]);
+        assert_eq!(config.listen.len(), 1);
+    }
+
+    #[test]
+    fn every_contradiction_is_told() {
+        let target = |name: &str, luns: &[&str]| TargetConfig {
+            name: name.into(),
+            alias: None,
+            luns: luns.iter().map(|&lun| lun.into()).collect(),
+        };
+        for (volumes, targets, told) in [
+            (vec![], vec![], "no volume"),
+            (vec![ram("a"), ram("a")], vec![], "two volumes are named a"),
+            (vec![ram("A b")], vec![], "lower-case"),
+            (vec![ram("disk")], vec![target("iqn.2026-11.x:t", &["dsik"])], "did you mean disk?"),
+            (vec![ram("a")], vec![target("nonsense", &["a"])], "not an iSCSI name"),
+            (vec![ram("a")], vec![target("iqn.2026-11.x:t", &["a", "a"])], "listed twice"),
+        ] {
+            let error = Config { volumes, targets, ..Config::default() }.finish();
+            let message = error.expect_err(told).to_string();
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! A volume on the command line: `NAME=KIND:ARGUMENT[,KEY=VALUE…]`.
+
+use super::file::{Setting, volume_from_settings};
+use super::{ConfigError, VolumeConfig};
+
+/// Parses `scratch=ram:1GiB`, `data=file:/srv/data.img,cache=none`, ….
+pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
+    let place = format!("--volume {text}");
+    let form = || {
+        ConfigError::new(
+            place.clone(),
+            "write NAME=ram:SIZE, NAME=file:PATH or NAME=null:SIZE, and then options such as ,cache=none",
+        )
+    };
+    let (name, rest) = text.split_once('=').ok_or_else(form)?;
+    let (kind, rest) = rest.split_once(':').ok_or_else(form)?;
+    let mut parts = rest.split(',');
+    let argument = parts.next().unwrap_or_default();
+    let argument_key = match kind {
+        "file" => "path",
+        _ => "size",
+    };
+    let setting = |key: &str, value: &str| Setting {
+        key: key.into(),
+        value: value.into(),
+        place: place.clone(),
+    };
+    let mut settings =
+        vec![setting("name", name), setting("store", kind), setting(argument_key, argument)];
+    for part in parts {
+        let (key, value) = part.split_once('=').unwrap_or((part, "true"));
+        settings.push(setting(key, value));
+    }
+    volume_from_settings(settings, &place)
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::BlockSize;
+
+    use super::super::StoreConfig;
+    use super::*;
+    use crate::stores::CacheMode;
+
+    #[test]
+    fn volumes_are_written_on_one_line() {
+        let volume = parse_volume("data=file:/srv/a.img,cache=directsync,block-size=4096,size=1G")
+            .expect("valid");
+        assert_eq!(volume.name, "data");
+        assert_eq!(volume.block_size, BlockSize::B4096);
+        assert_eq!(
+            volume.store,
+            StoreConfig::File {
+                path: "/srv/a.img".into(),
+                size: Some(1 << 30),
+                cache: CacheMode::DirectSync
+            }
+        );
+        assert!(parse_volume("r=ram:1MiB,read-only").expect("valid").read_only);
+    }
+
+    #[test]
+    fn mistakes_name_the_remedy() {
+        for (text, told) in [
+            ("scratch", "NAME=ram:SIZE"),
+            ("a=rma:1GiB", "did you mean ram?"),
+            ("a=ram:lots", "not a size"),
+            ("a=ram:1MiB,cach=none", "did you mean cache?"),
+            ("a=file:/x,cache=writeback2", "did you mean writeback?"),
+            ("a=ram:1MiB,cache=none", "only a file volume"),
+            ("a=ram:1000", "multiple of"),
+        ] {
+            let message = parse_volume(text).expect_err(told).to_string();
+            assert!(message.contains(told), "{message}");
+            assert!(message.contains(text), "{message}");
+        }
+    }
+}

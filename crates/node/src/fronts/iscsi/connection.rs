@@ -1,0 +1,368 @@
+//! One connection from accept to close: one task, which receives until the socket is empty,
+//! carries out what came, and answers with one send.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::io;
+use std::ops::ControlFlow;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use sarsen_block::Io;
+use sarsen_io::net::{PIECES_MAX, Stream};
+use sarsen_io::time;
+use sarsen_proto::iscsi::target::{
+    AbortScope, Admission, CloseReason, Command, Completion, Connection, Event, Management, TaskId,
+};
+use sarsen_scsi::{self as scsi, Lun};
+use sarsen_wire::iscsi::{LoginStatus, TaskManagementFunction, TaskManagementResponse};
+use tokio::sync::{mpsc, oneshot};
+use tracing::{debug, info};
+
+use super::Front;
+use super::environment::{View, cdb};
+use super::sessions::{Message, Seat};
+
+/// Bytes that one thread receives into; an idle connection holds none.
+const SCRATCH_LENGTH: usize = 64 * 1024;
+/// A turn receives at most this much before it answers.
+const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
+/// Above this much unsent output, no further command is carried out: a slow reader waits for
+/// himself.
+const OUTPUT_LIMIT: usize = 1 << 20;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_LENGTH].into());
+}
+
+type Pending = FuturesUnordered<Pin<Box<dyn Future<Output = (TaskId, scsi::Completion)>>>>;
+
+/// Serves a connection until it ends, and the commands that it began with it.
+pub(super) async fn serve(stream: Stream, front: Arc<Front>) {
+    let Ok(local) = stream.local_addr() else { return };
+    let peer = stream.peer_addr();
+    let (mailbox, letters) = mpsc::unbounded_channel();
+    let machine = Connection::new(front.settings.clone(), time::now());
+    let view = View { front: front.clone(), local, nexus: None };
+    let mut driver = Driver {
+        stream,
+        machine,
+        view,
+        pending: FuturesUnordered::new(),
+        mailbox,
+        seat: None,
+        target_name: None,
+        tokens: Vec::new(),
+        next_token: 0,
+        terminated: Vec::new(),
+    };
+    let reason = driver.run(&front, letters).await;
+    match reason {
+        End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
+        End::Closed(reason) => info!(%peer, %reason, "connection closed"),
+        End::Socket(error) => debug!(%peer, %error, "connection lost"),
+    }
+    driver.finish().await;
+}
+
+/// Why a connection ended.
+enum End {
+    Closed(CloseReason),
+    Socket(io::Error),
+}
+
+impl From<CloseReason> for End {
+    fn from(reason: CloseReason) -> Self {
+        Self::Closed(reason)
+    }
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        Self::Socket(error)
+    }
+}
+
+struct Driver<'a> {
+    stream: Stream,
+    machine: Connection,
+    view: View,
+    /// Commands that a store has not answered.
+    pending: Pending,
+    mailbox: mpsc::UnboundedSender<Message>,
+    seat: Option<Seat<'a>>,
+    target_name: Option<String>,
+    /// Who waits for [`Event::TasksEnded`] with which token.
+    tokens: Vec<(u64, oneshot::Sender<()>)>,
+    next_token: u64,
+    /// Dropped when the session's last task has ended.
+    terminated: Vec<oneshot::Sender<()>>,
+}
+
+impl<'a> Driver<'a> {
+    async fn run(
+        &mut self,
+        front: &'a Arc<Front>,
+        mut letters: mpsc::UnboundedReceiver<Message>,
+    ) -> End {
+        let mut timer = Box::pin(time::sleep_until(self.machine.poll_timeout()));
+        loop {
+            match self.turn(front).await {
+                Ok(ControlFlow::Continue(())) => {}
+                Ok(ControlFlow::Break(reason)) => return End::Closed(reason),
+                Err(end) => return end,
+            }
+            let sending = !self.machine.output().is_empty();
+            let receiving = self.is_receiving();
+            tokio::select! {
+                biased;
+                ready = self.stream.writable(), if sending => {
+                    if let Err(error) = ready { return error.into() }
+                }
+                Some((task, completion)) = self.pending.next(), if !self.pending.is_empty() => {
+                    self.complete(task, completion);
+                    // Others may have ended with it: one send answers them all.
+                    self.complete_ready();
+                }
+                ready = self.stream.readable(), if receiving => {
+                    if let Err(error) = ready { return error.into() }
+                }
+                Some(letter) = letters.recv() => self.open(letter),
+                () = &mut timer => {
+                    if let Err(reason) = self.machine.handle_timeout(time::now()) {
+                        return reason.into();
+                    }
+                    timer.set(time::sleep_until(self.machine.poll_timeout()));
+                }
+            }
+        }
+    }
+
+    /// Requests are taken only while what they lead to has room.
+    fn is_receiving(&mut self) -> bool {
+        self.machine.event_count() == 0
+            && self.machine.output().len() < OUTPUT_LIMIT
+            && self.machine.closing().is_none()
+    }
+
+    /// Receives, carries out and sends until the socket has no more to give or to take.
+    async fn turn(&mut self, front: &'a Arc<Front>) -> Result<ControlFlow<CloseReason>, End> {
+        loop {
+            let drained = self.receive()?;
+            self.carry_out(front).await;
+            let blocked = self.send()?;
+            if self.machine.output().is_empty()
+                && let Some(reason) = self.machine.closing()
+            {
+                return Ok(ControlFlow::Break(reason.clone()));
+            }
+            let stuck = self.machine.event_count() > 0 && blocked;
+            if stuck || (drained && self.machine.event_count() == 0) {
+                return Ok(ControlFlow::Continue(()));
+            }
+            // A busy connection lets the others on its core have their turn.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Receives until the socket is empty or a turn's share is reached. Says whether it is empty.
+    fn receive(&mut self) -> Result<bool, End> {
+        if !self.is_receiving() {
+            return Ok(true);
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut received = 0;
+            while received < TURN_RECEIVE_LIMIT {
+                let landing = self.machine.landing().unwrap_or_default();
+                let landing_length = landing.len();
+                let offered = landing_length + scratch.len();
+                let count = match self.stream.try_receive(landing, scratch) {
+                    Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                    Ok(count) => count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                    Err(error) => return Err(error.into()),
+                };
+                received += count;
+                let landed = count.min(landing_length);
+                self.machine.landed(landed);
+                let rest = &scratch[..count - landed];
+                self.machine.handle_input(rest, time::now(), &mut self.view)?;
+                if count < offered {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    async fn carry_out(&mut self, front: &'a Arc<Front>) {
+        while self.machine.output().len() < OUTPUT_LIMIT
+            && let Some(event) = self.machine.poll_event()
+        {
+            match event {
+                Event::Command(command) => self.execute(command),
+                Event::Management(management) => self.manage(front, management),
+                Event::Establish(admission) => self.establish(front, admission).await,
+                Event::TasksEnded(token) => {
+                    if let Some(index) = self.tokens.iter().position(|(held, _)| *held == token) {
+                        // The one who waited may be gone.
+                        let _ = self.tokens.swap_remove(index).1.send(());
+                    }
+                }
+            }
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
+        let Some(nexus) = &mut self.view.nexus else { return };
+        let task = command.task;
+        let lun = Lun::from_wire(&command.lun);
+        let request = scsi::Command {
+            cdb: cdb(&command.cdb),
+            data_out: command.data_out,
+            expected_data_out_length: Some(command.expected_data_out_length.into()),
+        };
+        match nexus.execute(lun, request) {
+            Io::Ready(completion) => self.complete(task, completion),
+            Io::Pending(future) => {
+                self.pending.push(Box::pin(async move { (task, future.await) }));
+            }
+        }
+    }
+
+    fn complete(&mut self, task: TaskId, completion: scsi::Completion) {
+        let sense = completion.sense.map(|sense| sense.to_bytes()).unwrap_or_default();
+        let completion = Completion {
+            status: completion.status as u8,
+            data_in: completion.data_in,
+            sense: &sense,
+        };
+        self.machine.complete(task, completion);
+    }
+
+    /// Takes the commands that have ended by now.
+    fn complete_ready(&mut self) {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        while self.machine.output().len() < OUTPUT_LIMIT
+            && let std::task::Poll::Ready(Some((task, completion))) =
+                self.pending.poll_next_unpin(&mut context)
+        {
+            self.complete(task, completion);
+        }
+    }
+
+    async fn establish(&mut self, front: &'a Arc<Front>, admission: Admission) {
+        let Some(seat) = front.sessions.seat(&admission, &self.mailbox).await else {
+            return self.machine.refuse(LoginStatus::OutOfResources);
+        };
+        if !self.view.open_nexus(&admission) {
+            return self.machine.refuse(LoginStatus::NotFound);
+        }
+        self.machine.establish(seat.tsih);
+        info!(
+            tsih = seat.tsih,
+            initiator = admission.initiator_name,
+            target = admission.target_name.as_deref().unwrap_or("discovery"),
+            peer = %self.stream.peer_addr(),
+            "session established"
+        );
+        self.seat = Some(seat);
+        self.target_name = admission.target_name;
+    }
+
+    /// A function that reaches beyond this session: the other sessions end their tasks, then the
+    /// units are told, then the initiator.
+    fn manage(&mut self, front: &'a Arc<Front>, management: Management) {
+        let (Some(nexus), Some(seat)) = (&self.view.nexus, &self.seat) else { return };
+        let (mut nexus, tsih) = (nexus.clone(), seat.tsih);
+        let lun = Lun::from_wire(&management.lun);
+        let scope = match management.function {
+            TaskManagementFunction::TargetWarmReset | TaskManagementFunction::TargetColdReset => {
+                AbortScope::All
+            }
+            _ => AbortScope::Unit(management.lun),
+        };
+        let own = self.mailbox.clone();
+        let target = self.target_name.clone();
+        let others = front.sessions.mailboxes(target.as_deref());
+        let front = front.clone();
+        tokio::task::spawn_local(async move {
+            let waiting: Vec<_> = others
+                .iter()
+                .filter(|(other, _)| *other != tsih)
+                .map(|(_, mailbox)| {
+                    let (ended, waiting) = oneshot::channel();
+                    // A session that is gone has no tasks.
+                    let _ = mailbox.send(Message::Abort { scope, ended });
+                    waiting
+                })
+                .collect();
+            for waiting in waiting {
+                let _ = waiting.await;
+            }
+            let cold = management.function == TaskManagementFunction::TargetColdReset;
+            match (management.function, lun) {
+                (TaskManagementFunction::ClearTaskSet, Some(lun)) => nexus.task_set_cleared(lun),
+                (TaskManagementFunction::LogicalUnitReset, Some(lun)) => {
+                    nexus.logical_unit_reset(lun);
+                }
+                _ => nexus.target_reset(cold),
+            }
+            let _ = own.send(Message::Respond {
+                initiator_task_tag: management.initiator_task_tag,
+                response: TaskManagementResponse::FunctionComplete,
+            });
+            if cold {
+                // RFC 7143 §11.5.1: a cold reset ends all sessions of the target.
+                for (_, mailbox) in front.sessions.mailboxes(target.as_deref()) {
+                    let (ended, _) = oneshot::channel();
+                    let _ = mailbox.send(Message::Terminate { ended });
+                }
+            }
+        });
+    }
+
+    fn open(&mut self, letter: Message) {
+        match letter {
+            Message::Abort { scope, ended } => {
+                self.next_token += 1;
+                self.tokens.push((self.next_token, ended));
+                self.machine.abort_tasks(scope, self.next_token);
+            }
+            Message::Respond { initiator_task_tag, response } => {
+                self.machine.respond(initiator_task_tag, response);
+            }
+            Message::RequestLogout { seconds } => self.machine.request_logout(seconds),
+            Message::Terminate { ended } => {
+                self.terminated.push(ended);
+                self.machine.drop_session();
+            }
+        }
+    }
+
+    /// Sends what is ready. Says whether the socket takes no more.
+    fn send(&mut self) -> Result<bool, End> {
+        while !self.machine.output().is_empty() {
+            let output = self.machine.output();
+            let mut pieces = Vec::with_capacity(16);
+            output.pieces(&mut pieces, PIECES_MAX);
+            match self.stream.try_send(&pieces) {
+                Ok(count) => output.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
+    }
+
+    /// The connection is gone; what it began ends before its seat is given up, so that a session
+    /// that reinstates it finds no write of it still under way.
+    async fn finish(mut self) {
+        while self.pending.next().await.is_some() {}
+        self.view.nexus = None;
+        self.seat = None;
+        self.terminated.clear();
+    }
+}

@@ -1,0 +1,89 @@
+//! What a connection's machine asks of the server, answered from a snapshot.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use sarsen_proto::iscsi::target::{self, Admission, Environment, TargetRecord, Welcome};
+use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle};
+use sarsen_wire::iscsi::LoginStatus;
+
+use super::{Front, PORTAL_GROUP_TAG};
+
+/// One connection's view of the server.
+pub(super) struct View {
+    pub(super) front: Arc<Front>,
+    /// Where the initiator reached us.
+    pub(super) local: SocketAddr,
+    /// The way to the units, once a normal session stands.
+    pub(super) nexus: Option<NexusHandle>,
+}
+
+impl View {
+    /// Opens the I_T nexus of a session that is being established. False if the target is gone.
+    pub(super) fn open_nexus(&mut self, admission: &Admission) -> bool {
+        let Some(name) = &admission.target_name else { return true };
+        let Some(target) = self.front.targets.find(name) else { return false };
+        // SAM-5 annex on iSCSI, RFC 7143 §4.2.7.1: port names are made of name and ISID or tag.
+        let initiator = InitiatorPort {
+            name: format!("{},i,{}", admission.initiator_name, admission.isid),
+        };
+        let target_port = format!("{name},t,{PORTAL_GROUP_TAG:#06x}");
+        self.nexus = Some(target.device.open_nexus(initiator, PORTAL_GROUP_TAG, target_port));
+        true
+    }
+}
+
+/// The SCSI layer's view of a CDB that came over iSCSI.
+pub(super) fn cdb(cdb: &target::Cdb) -> Cdb {
+    match &cdb.extension {
+        Some(extension) => Cdb::with_extension(&cdb.head, extension),
+        None => Cdb::new(&cdb.head),
+    }
+}
+
+impl Environment for View {
+    fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus> {
+        let alias = match &admission.target_name {
+            Some(name) => self.front.targets.find(name).ok_or(LoginStatus::NotFound)?.alias.clone(),
+            None => None,
+        };
+        Ok(Welcome { portal_group_tag: PORTAL_GROUP_TAG, alias })
+    }
+
+    fn targets(&mut self, _admission: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
+        let addresses: Vec<String> = self
+            .front
+            .portals
+            .iter()
+            .filter_map(|portal| match portal.ip().is_unspecified() {
+                // A portal on all addresses is reached at the one that the initiator used.
+                true if portal.is_ipv4() == self.local.is_ipv4() => {
+                    Some(SocketAddr::new(self.local.ip(), portal.port()))
+                }
+                true => None,
+                false => Some(*portal),
+            })
+            .map(|portal| format!("{portal},{PORTAL_GROUP_TAG}"))
+            .collect();
+        let names = self.front.targets.names();
+        names
+            .into_iter()
+            .filter(|name| only.is_none_or(|only| only == name))
+            .map(|name| TargetRecord { name, addresses: addresses.clone() })
+            .collect()
+    }
+
+    fn data_out_length(&mut self, lun: [u8; 8], cdb_bytes: &target::Cdb) -> usize {
+        match &mut self.nexus {
+            Some(nexus) => nexus.data_out_length(Lun::from_wire(&lun), &cdb(cdb_bytes)),
+            None => 0,
+        }
+    }
+
+    fn unit_exists(&mut self, lun: [u8; 8]) -> bool {
+        match (&mut self.nexus, Lun::from_wire(&lun)) {
+            (Some(nexus), Some(lun)) => nexus.logical_unit(lun).is_some(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! iSCSI: portals accept, [`connection`] drives one machine each, [`sessions`] knows them all.
+
+mod connection;
+mod environment;
+mod sessions;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sarsen_io::cores::Cores;
+use sarsen_io::net::{Listener, Stream};
+use sarsen_proto::iscsi::target::Settings;
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, error};
+
+pub(crate) use self::sessions::{Message, Sessions};
+use crate::targets::Targets;
+
+/// The portal group that all portals are in.
+pub(crate) const PORTAL_GROUP_TAG: u16 = 1;
+/// Open connections beyond this are closed as they come, so that a storm cannot eat the process.
+const MAX_CONNECTIONS: usize = 20_000;
+
+/// What all connections share.
+pub(crate) struct Front {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) targets: Arc<Targets>,
+    pub(crate) sessions: Sessions,
+    /// Addresses of the portals, with the ports that were taken.
+    pub(crate) portals: Vec<SocketAddr>,
+}
+
+/// How many connections each core serves.
+struct Load {
+    connections: Vec<AtomicUsize>,
+}
+
+impl Load {
+    /// The core with the fewest connections, which gets one more; `None` when there are too many.
+    fn take(&self) -> Option<usize> {
+        let counts = self.connections.iter().map(|count| count.load(Ordering::Relaxed));
+        if counts.clone().sum::<usize>() >= MAX_CONNECTIONS {
+            return None;
+        }
+        let (core, _) = counts.enumerate().min_by_key(|(_, count)| *count)?;
+        self.connections[core].fetch_add(1, Ordering::Relaxed);
+        Some(core)
+    }
+
+    fn give_back(&self, core: usize) {
+        self.connections[core].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Starts to accept on every portal, until `closing` is told. Each portal keeps a clone of `alive`
+/// for as long as it accepts.
+pub(crate) fn start(
+    front: &Arc<Front>,
+    listeners: Vec<Listener>,
+    cores: &Arc<Cores>,
+    closing: &watch::Receiver<bool>,
+    alive: &mpsc::Sender<()>,
+) {
+    let connections = (0..cores.len()).map(|_| AtomicUsize::new(0)).collect();
+    let load = Arc::new(Load { connections });
+    for listener in listeners {
+        let (front, load, cores_for_task) = (front.clone(), load.clone(), Arc::downgrade(cores));
+        let (mut closing, alive) = (closing.clone(), alive.clone());
+        cores.spawn_on(0, move || async move {
+            let _alive = alive;
+            tokio::select! {
+                () = accept(listener, front, load, cores_for_task) => {}
+                _ = closing.wait_for(|closing| *closing) => {}
+            }
+        });
+    }
+}
+
+async fn accept(
+    listener: Listener,
+    front: Arc<Front>,
+    load: Arc<Load>,
+    cores: std::sync::Weak<Cores>,
+) {
+    loop {
+        let (socket, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                error!(%error, "a portal stopped accepting");
+                return;
+            }
+        };
+        let Some(cores) = cores.upgrade() else { return };
+        let Some(core) = load.take() else {
+            debug!(%peer, "too many connections: closed");
+            continue;
+        };
+        let (front, load) = (front.clone(), load.clone());
+        // For life: a connection stays on its core.
+        cores.spawn_on(core, move || async move {
+            match Stream::from_std(socket) {
+                Ok(stream) => connection::serve(stream, front).await,
+                Err(error) => debug!(%peer, %error, "a connection ended as it began"),
+            }
+            load.give_back(core);
+        });
+    }
+}

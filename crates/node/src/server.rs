@@ -1,0 +1,265 @@
+//! The server: opens what the configuration names, all or nothing, serves it, and ends so that
+//! everything it promised is on disk.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sarsen_block::{BlockError, Store};
+use sarsen_io::cores::{Cores, FileEngine};
+use sarsen_io::net::Listener;
+use sarsen_io::time;
+use sarsen_proto::iscsi::digest;
+use sarsen_proto::iscsi::target::Settings;
+use sarsen_scsi::{Identity, LogicalUnit, Lun, TargetDevice};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{error, info, warn};
+
+use crate::config::{Config, ConfigError, TargetConfig, VolumeConfig};
+use crate::fronts::iscsi::{self, Front, Message, Sessions};
+use crate::stores::{self, StoreError};
+use crate::targets::{Target, Targets};
+
+/// Where the installation's own identity is (machine-id(5)).
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// Why a server did not start. Nothing of it is left running.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A volume could not be opened.
+    #[error("volume {volume}: {source}")]
+    Store {
+        /// Its name.
+        volume: String,
+        /// What is wrong and what to do.
+        source: StoreError,
+    },
+    /// A portal could not be opened.
+    #[error("cannot listen on {address}: {source}{}", remedy(source))]
+    Listen {
+        /// The portal.
+        address: SocketAddr,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The threads or the file engine could not be started.
+    #[error("cannot start the cores: {0}")]
+    Cores(io::Error),
+    /// The two CRC32C implementations disagree: digests could not be trusted.
+    #[error("CRC32C is computed wrongly on this processor; please report it")]
+    Digest,
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            " (another program serves this port: stop it or choose another --listen)"
+        }
+        io::ErrorKind::PermissionDenied => " (choose a port from 1024 on)",
+        io::ErrorKind::AddrNotAvailable => " (this machine does not have that address)",
+        _ => "",
+    }
+}
+
+/// A logical unit as clients reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// The volume.
+    pub volume: String,
+    /// The target's name.
+    pub target: String,
+    /// The logical unit number.
+    pub lun: u16,
+    /// Bytes.
+    pub size: u64,
+    /// A URL for libiscsi and QEMU, one for each portal.
+    pub urls: Vec<String>,
+}
+
+/// A server that runs.
+pub struct Server {
+    cores: Arc<Cores>,
+    front: Arc<Front>,
+    stores: Vec<(String, Arc<dyn Store>)>,
+    exports: Vec<Export>,
+    closing: watch::Sender<bool>,
+    accepting: mpsc::Receiver<()>,
+}
+
+impl Server {
+    /// Starts what `config` names, or nothing.
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        if !digest::self_check() {
+            return Err(StartError::Digest);
+        }
+        let cores = Cores::start(config.cores, config.io_engine).map_err(StartError::Cores)?;
+        let mut stores = HashMap::new();
+        for volume in &config.volumes {
+            let store = stores::open(volume)
+                .map_err(|source| StartError::Store { volume: volume.name.clone(), source })?;
+            stores.insert(volume.name.as_str(), store);
+        }
+        let mut listeners = Vec::new();
+        for &address in &config.listen {
+            let listen = |source| StartError::Listen { address, source };
+            listeners.push(Listener::bind(address).map_err(listen)?);
+        }
+        let portals = listeners
+            .iter()
+            .map(Listener::local_addr)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(StartError::Cores)?;
+
+        let machine = machine_identity();
+        let targets = Targets::default();
+        let mut exports = Vec::new();
+        for target in &config.targets {
+            let mut luns = BTreeMap::new();
+            for (number, name) in target.luns.iter().enumerate() {
+                let Some(volume) = config.volumes.iter().find(|volume| &volume.name == name) else {
+                    unreachable!("a finished configuration lists volumes that exist")
+                };
+                let store = &stores[name.as_str()];
+                let lun = Lun(number as u16);
+                let identity = identity(volume, target, &machine);
+                luns.insert(lun, LogicalUnit::new(identity, store.clone()));
+                exports.push(Export {
+                    volume: name.clone(),
+                    target: target.name.clone(),
+                    lun: lun.0,
+                    size: store.geometry().byte_count(),
+                    urls: portals.iter().map(|portal| url(*portal, &target.name, lun)).collect(),
+                });
+            }
+            let device = TargetDevice::new(target.name.clone(), luns);
+            targets.add(Target { device, alias: target.alias.clone() });
+        }
+
+        let stores = stores.into_iter().map(|(name, store)| (name.to_owned(), store)).collect();
+        let front = Arc::new(Front {
+            settings: Arc::new(Settings::default()),
+            targets: Arc::new(targets),
+            sessions: Sessions::default(),
+            portals,
+        });
+        let cores = Arc::new(cores);
+        let (closing, told) = watch::channel(false);
+        let (alive, accepting) = mpsc::channel(1);
+        iscsi::start(&front, listeners, &cores, &told, &alive);
+        Ok(Self { cores, front, stores, exports, closing, accepting })
+    }
+
+    /// What clients can reach, in the order of the configuration.
+    pub fn exports(&self) -> &[Export] {
+        &self.exports
+    }
+
+    /// The portals, with the ports that were taken.
+    pub fn portals(&self) -> &[SocketAddr] {
+        &self.front.portals
+    }
+
+    /// How files are read and written.
+    pub fn file_engine(&self) -> FileEngine {
+        self.cores.file_engine()
+    }
+
+    /// Ends in good order: no new connections, initiators are asked to log out and have `grace`
+    /// for it, commands in flight finish, and every store is flushed. Says whether all of it
+    /// worked; what did not is in the log.
+    pub async fn shutdown(mut self, grace: Duration) -> bool {
+        self.closing.send_replace(true);
+        // Each portal drops its sender when it has stopped.
+        while self.accepting.recv().await.is_some() {}
+        let deadline = time::now() + grace;
+        for (_, mailbox) in self.front.sessions.mailboxes(None) {
+            let seconds = u16::try_from(grace.as_secs()).unwrap_or(u16::MAX);
+            let _ = mailbox.send(Message::RequestLogout { seconds });
+        }
+        tokio::select! {
+            () = self.front.sessions.emptied() => {}
+            () = time::sleep_until(deadline) => {
+                info!(sessions = self.front.sessions.count(), "ending sessions that did not log out");
+            }
+        }
+        let mut ending = Vec::new();
+        for (_, mailbox) in self.front.sessions.mailboxes(None) {
+            let (ended, waiting) = oneshot::channel();
+            if mailbox.send(Message::Terminate { ended }).is_ok() {
+                ending.push(waiting);
+            }
+        }
+        for waiting in ending {
+            // Dropped when the session's last command has ended.
+            let _ = waiting.await;
+        }
+        let flushed = self.flush().await;
+        let cores = self.cores;
+        match Arc::into_inner(cores) {
+            Some(cores) => cores.shutdown(),
+            None => error!("the cores are still in use at the end"),
+        }
+        flushed
+    }
+
+    /// Flushes every store, on a core.
+    async fn flush(&self) -> bool {
+        let stores = self.stores.clone();
+        let (sender, answer) = oneshot::channel();
+        self.cores.spawn_on(0, move || async move {
+            let mut all = true;
+            for (volume, store) in stores {
+                match store.flush().wait().await {
+                    Ok(()) | Err(BlockError::ReadOnly) => {}
+                    Err(source) => {
+                        error!(volume, error = %source, "the last flush failed");
+                        all = false;
+                    }
+                }
+            }
+            let _ = sender.send(all);
+        });
+        answer.await.unwrap_or(false)
+    }
+}
+
+fn url(portal: SocketAddr, target: &str, lun: Lun) -> String {
+    // A portal on all addresses is surely reached on the loopback.
+    let portal = match (portal.ip().is_unspecified(), portal.is_ipv4()) {
+        (false, _) => portal,
+        (true, true) => SocketAddr::from(([127, 0, 0, 1], portal.port())),
+        (true, false) => SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), portal.port()),
+    };
+    format!("iscsi://{portal}/{target}/{}", lun.0)
+}
+
+/// What tells this installation from others: two machines must never offer two disks under one
+/// identity, or multipath would take them for one.
+fn machine_identity() -> String {
+    match std::fs::read_to_string(Path::new(MACHINE_ID)) {
+        Ok(id) if !id.trim().is_empty() => id.trim().to_owned(),
+        _ => {
+            warn!(
+                "there is no {MACHINE_ID}: identities of volumes without a serial hold for this run only; \
+                 give each volume a serial"
+            );
+            format!("{:016x}{:016x}", sarsen_io::random::number(), sarsen_io::random::number())
+        }
+    }
+}
+
+/// A volume's identity: from its serial if it has one, else from this machine and its names.
+fn identity(volume: &VolumeConfig, target: &TargetConfig, machine: &str) -> Identity {
+    match &volume.serial {
+        Some(serial) => {
+            Identity { serial: serial.clone(), ..Identity::new(&volume.name, &format!("serial:{serial}")) }
+        }
+        None => Identity::new(&volume.name, &format!("{machine}/{}", target.name)),
+    }
+}
