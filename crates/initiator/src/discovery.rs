@@ -3,9 +3,9 @@
 use sarsen_proto::iscsi::initiator::{ConnectionError, Event, SessionTarget};
 use sarsen_wire::iscsi::text;
 
-use crate::driver::LOGOUT;
+use crate::driver::{LOGOUT, Shared};
 use crate::error::SessionError;
-use crate::session::{SessionOptions, establish, spawn};
+use crate::session::{SessionOptions, establish, in_time, spawn};
 use crate::url::Portal;
 
 /// A target that a portal knows.
@@ -24,21 +24,25 @@ pub async fn discover(
     options: &SessionOptions,
 ) -> Result<Vec<DiscoveredTarget>, SessionError> {
     let login = options.login(SessionTarget::Discovery);
-    let (link, shared, _) = establish(portal, &login, options.login_timeout).await?;
+    let limit = options.answer_limit;
+    let (link, shared, portal) = establish(portal, &login, limit).await?;
     let (shared, driver) = spawn(link, shared);
-    let result = async {
+    let ask = async {
         let token = shared.token();
-        let ask = |text: &[u8]| shared.connection.borrow_mut().text(text, token);
-        match shared.answer(token, |_| ask(b"SendTargets=All\0")).await? {
+        let send = |shared: &Shared| {
+            shared.connection.borrow_mut().text(b"SendTargets=All\0", token);
+        };
+        match shared.answer(token, send).await? {
             Event::TextDone { text, .. } => targets(&text),
             Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
             _ => Err(SessionError::Aborted),
         }
-    }
-    .await;
+    };
+    let result = in_time(&portal, limit, ask).await;
     if result.is_ok() {
+        let leave = shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout());
         // The answer is here: how the target takes leave changes nothing.
-        let _ = shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout()).await;
+        let _ = in_time(&portal, limit, leave).await;
     }
     driver.abort();
     result

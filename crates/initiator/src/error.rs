@@ -137,9 +137,9 @@ pub enum SessionError {
         #[source]
         source: Arc<io::Error>,
     },
-    /// There was no login in time.
-    #[error("no login at {portal} within {after:?}")]
-    LoginTimedOut {
+    /// No answer in time to a login, a discovery or a logout.
+    #[error("no answer from {portal} within {after:?}")]
+    TimedOut {
         /// Where.
         portal: Portal,
         /// The time that was given.

@@ -16,7 +16,8 @@ pub use discovery::{DiscoveredTarget, discover};
 pub use disk::{Capacity, Inquiry};
 pub use error::{Sense, SenseKey, SessionError};
 pub use sarsen_proto::iscsi::initiator::{
-    Completion, ConnectionError, DigestOffer, LoginError, Residual, TaskAttribute, TaskManagement,
+    Completion, ConnectionError, DigestOffer, LoginError, Residual, TaskAttribute,
 };
+pub use sarsen_wire::iscsi::TaskManagementResponse;
 pub use session::{Command, Session, SessionOptions, TransferRequest};
 pub use url::{Portal, Secret, Url, UrlError};

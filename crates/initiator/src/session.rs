@@ -40,8 +40,8 @@ pub struct SessionOptions {
     pub data_digest: DigestOffer,
     /// The initiator port; a random one lets sessions stand beside each other.
     pub isid: Isid,
-    /// How long connection and login may take in all.
-    pub login_timeout: Duration,
+    /// How long connection and login may take in all, and then each of discovery and logout.
+    pub answer_limit: Duration,
 }
 
 impl Default for SessionOptions {
@@ -51,7 +51,7 @@ impl Default for SessionOptions {
             header_digest: DigestOffer::None,
             data_digest: DigestOffer::None,
             isid: random_isid(),
-            login_timeout: Duration::from_secs(15),
+            answer_limit: Duration::from_secs(15),
         }
     }
 }
@@ -117,6 +117,8 @@ pub struct Session {
     target: String,
     lun: [u8; 8],
     capacity: Cell<Capacity>,
+    /// For what no disk delays: the logout.
+    answer_limit: Duration,
 }
 
 impl Drop for Session {
@@ -142,7 +144,7 @@ impl Session {
             return Err(SessionError::CredentialsUnsupported);
         }
         let login = options.login(SessionTarget::Named(url.target.clone()));
-        let (link, shared, portal) = establish(&url.portal, &login, options.login_timeout).await?;
+        let (link, shared, portal) = establish(&url.portal, &login, options.answer_limit).await?;
         let (shared, driver) = spawn(link, shared);
         Ok(Self {
             shared,
@@ -151,6 +153,7 @@ impl Session {
             target: url.target.clone(),
             lun: url.lun_field(),
             capacity: Cell::default(),
+            answer_limit: options.answer_limit,
         })
     }
 
@@ -240,13 +243,18 @@ impl Session {
         }
     }
 
-    /// Resets the logical unit.
+    /// Resets the logical unit: all commands of all initiators end.
     pub async fn reset_unit(&self) -> Result<TaskManagementResponse, SessionError> {
         self.task_management(TaskManagement::LogicalUnitReset(self.lun)).await
     }
 
-    /// Asks for a task management function.
-    pub async fn task_management(
+    /// Aborts all commands of this session: they end with [`SessionError::Aborted`].
+    pub async fn abort_all(&self) -> Result<TaskManagementResponse, SessionError> {
+        self.task_management(TaskManagement::AbortTaskSet(self.lun)).await
+    }
+
+    /// For functions on whole units, which are always sent.
+    async fn task_management(
         &self,
         request: TaskManagement,
     ) -> Result<TaskManagementResponse, SessionError> {
@@ -270,7 +278,8 @@ impl Session {
 
     /// Ends the session in good order. Commands that wait end with [`SessionError::LoggedOut`].
     pub async fn logout(self) -> Result<(), SessionError> {
-        self.shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout()).await?;
+        let answer = self.shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout());
+        in_time(&self.portal, self.answer_limit, answer).await?;
         Ok(())
     }
 }
@@ -281,6 +290,17 @@ pub(crate) fn spawn(mut link: Link, shared: Shared) -> (Rc<Shared>, JoinHandle<(
     let served = shared.clone();
     let driver = tokio::task::spawn_local(async move { link.serve(&served).await });
     (shared, driver)
+}
+
+/// Gives up on `answer` after `limit`.
+pub(crate) async fn in_time<T>(
+    portal: &Portal,
+    limit: Duration,
+    answer: impl Future<Output = Result<T, SessionError>>,
+) -> Result<T, SessionError> {
+    tokio::time::timeout(limit, answer)
+        .await
+        .unwrap_or_else(|_| Err(SessionError::TimedOut { portal: portal.clone(), after: limit }))
 }
 
 /// Connects and logs in, following redirections.
@@ -297,9 +317,7 @@ pub(crate) async fn establish(
             let shared = link.login(login.clone()).await?;
             Ok((link, shared))
         };
-        let result = tokio::time::timeout(within, attempt).await.unwrap_or_else(|_| {
-            Err(SessionError::LoginTimedOut { portal: portal.clone(), after: within })
-        });
+        let result = in_time(&portal, within, attempt).await;
         match result {
             Ok((link, shared)) => return Ok((link, shared, portal)),
             Err(SessionError::Connection(ConnectionError::Login(LoginError::Redirected {
