@@ -27,14 +27,14 @@ const MEMORY_FOLDER: &str = "/dev/shm";
 #[derive(Debug)]
 pub struct Tgt {
     daemon: Daemon,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 /// Debian's istgt: user space, a thread or two for each connection and LUN.
 #[derive(Debug)]
 pub struct Istgt {
     daemon: Daemon,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Tgt {
@@ -60,22 +60,23 @@ impl Tgt {
             command.stdout(log.try_clone().map_or(std::process::Stdio::null(), Into::into));
             command.stderr(log);
         })?;
-        let mut tgt = Self { daemon, _folder: folder };
+        let mut tgt = Self { daemon, folder };
         let admin = |arguments: &[&str]| {
             let mut command = Command::new("tgtadm");
             command.args(["-C", &control_port, "--lld", "iscsi"]).args(arguments);
             command.env("TGT_IPC_SOCKET", &socket);
             process::finish(&mut command, ADMIN_LIMIT)
         };
-        tgt.daemon.wait_until(READY_LIMIT, || {
+        let shown = tgt.daemon.wait_until(READY_LIMIT, || {
             let shown = admin(&["--op", "show", "--mode", "sys"])?;
             Ok(shown.status.is_some_and(|status| status.success()))
-        })?;
+        });
+        shown.with_context(|| log_of(&tgt.folder))?;
         let mut urls = Vec::new();
         for (tid, volume) in (1..).zip(volumes) {
             let tid: u32 = tid;
             let iqn = format!("iqn.2026-11.peer.tgt:{}", volume.name);
-            let path = backing_file(tgt._folder.path(), volume)?;
+            let path = backing_file(tgt.folder.path(), volume)?;
             let path = path.to_str().context("a path in UTF-8")?;
             let id = tid.to_string();
             let target = ["--mode", "target", "--tid", &id];
@@ -134,13 +135,14 @@ impl Istgt {
             command.stderr(log);
         })?;
         let url = Url { portal: format!("127.0.0.1:{port}"), iqn: format!("{base}:disk"), lun: 0 };
-        let mut istgt = Self { daemon, _folder: folder };
+        let mut istgt = Self { daemon, folder };
         // It says nothing when it is ready: a client is asked until it gets an answer.
-        istgt.daemon.wait_until(READY_LIMIT, || {
+        let answered = istgt.daemon.wait_until(READY_LIMIT, || {
             let mut inquiry = Command::new("iscsi-inq");
             let asked = process::finish(inquiry.arg(url.to_string()), ADMIN_LIMIT)?;
             Ok(asked.status.is_some_and(|status| status.success()))
-        })?;
+        });
+        answered.with_context(|| log_of(&istgt.folder))?;
         Ok((istgt, url))
     }
 }
@@ -165,6 +167,11 @@ fn memory_folder() -> Result<TempDir> {
         .prefix("sarsen-peer-")
         .tempdir_in(MEMORY_FOLDER)
         .with_context(|| format!("a private folder in {MEMORY_FOLDER}"))
+}
+
+fn log_of(folder: &TempDir) -> String {
+    let log = fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+    format!("the peer's log:\n{log}")
 }
 
 fn backing_file(folder: &Path, volume: &Volume) -> Result<PathBuf> {
@@ -199,11 +206,15 @@ fn istgt_configuration(folder: &Path, base: &str, port: u16, image: &Path) -> St
   FirstBurstLength 262144
   MaxBurstLength 1048576
   MaxRecvDataSegmentLength 262144
-  InitialR2T No
+  InitialR2T Yes
   ImmediateData Yes
   DataPDUInOrder Yes
   DataSequenceInOrder Yes
   ErrorRecoveryLevel 0
+
+[UnitControl]
+  AuthMethod None
+  AuthGroup None
 
 [PortalGroup1]
   Portal DA1 127.0.0.1:{port}
