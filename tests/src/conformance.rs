@@ -14,9 +14,11 @@ use crate::serving::Url;
 /// The suite's program.
 const PROGRAM: &str = "iscsi-test-cu";
 /// A family takes seconds; the slowest tests wait for replies that must not come.
-const FAMILY_LIMIT: Duration = Duration::from_secs(120);
+const FAMILY_LIMIT: Duration = Duration::from_secs(60);
 /// One test, when it is run alone.
-const TEST_LIMIT: Duration = Duration::from_secs(60);
+const TEST_LIMIT: Duration = Duration::from_secs(20);
+/// So many tests that hang, and the target is taken for dead.
+const STUCK_LIMIT: usize = 5;
 /// Names of the suite's two initiators.
 const INITIATORS: [&str; 2] = ["iqn.2026-11.proof:a", "iqn.2026-11.proof:b"];
 
@@ -147,6 +149,8 @@ pub fn run(url: &Url, families: &Catalogue, mut done: impl FnMut(&Family)) -> Re
         let family = run_family(url, name, tests)?;
         done(&family);
         report.families.push(family);
+        let stuck = report.total(Verdict::Stuck);
+        ensure!(stuck < STUCK_LIMIT, "{stuck} tests hang: the target is dead\n{report}");
     }
     Ok(report)
 }
@@ -155,6 +159,9 @@ fn run_family(url: &Url, name: &str, names: &[String]) -> Result<Family> {
     let mut tests = parse_run(&suite(url, name, FAMILY_LIMIT)?);
     let ran: BTreeSet<_> = tests.iter().map(|test| test.name.clone()).collect();
     for missing in names.iter().filter(|name| !ran.contains(*name)) {
+        if tests.iter().filter(|test| test.verdict == Verdict::Stuck).count() >= STUCK_LIMIT {
+            break;
+        }
         let alone = parse_run(&suite(url, &format!("{name}.{missing}"), TEST_LIMIT)?);
         let test = alone.into_iter().find(|test| test.name == *missing);
         tests.push(test.unwrap_or_else(|| Test {
