@@ -1,0 +1,272 @@
+//! Core threads: each a current-thread runtime with its own ring for files, and one bounded pool
+//! behind them all.
+
+use std::cell::RefCell;
+use std::io;
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc as channel};
+use std::thread::JoinHandle;
+
+use tokio::runtime::{Builder, LocalOptions};
+use tokio::sync::mpsc;
+
+use crate::pool::Pool;
+use crate::ring::{self, Ring};
+
+/// How file operations reach the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileEngine {
+    /// io_uring where the kernel allows it, else the pool.
+    #[default]
+    Auto,
+    /// io_uring; starting fails where it is forbidden.
+    Uring,
+    /// A bounded pool of threads.
+    Pool,
+}
+
+type Job = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
+/// The core threads. Dropping them without [`Cores::shutdown`] does the same.
+pub struct Cores {
+    engine: FileEngine,
+    cores: Vec<Core>,
+}
+
+struct Core {
+    jobs: mpsc::UnboundedSender<Job>,
+    thread: JoinHandle<()>,
+}
+
+impl Cores {
+    /// Starts `count` threads, or as many as the machine gives this process.
+    pub fn start(count: Option<NonZeroUsize>, engine: FileEngine) -> io::Result<Self> {
+        let count = match count {
+            Some(count) => count,
+            None => std::thread::available_parallelism()?,
+        };
+        let engine = choose(engine)?;
+        let pool = Arc::new(Pool::new());
+        // An early return drops the cores that did start, which ends them.
+        let mut cores = Self { engine, cores: Vec::with_capacity(count.get()) };
+        for index in 0..count.get() {
+            cores.cores.push(Core::start(index, engine, pool.clone())?);
+        }
+        Ok(cores)
+    }
+
+    /// How many there are: at least one.
+    #[allow(clippy::len_without_is_empty)] // there is always a core
+    pub fn len(&self) -> usize {
+        self.cores.len()
+    }
+
+    /// Runs a future on core `index` until it ends or the cores shut down. It is made there, so
+    /// it need not be `Send`.
+    pub fn spawn_on<F>(&self, index: usize, make: impl FnOnce() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        // A core ends before its `Cores` only by a panic, which has been reported.
+        let _ = self.cores[index].jobs.send(Box::new(move || Box::pin(make())));
+    }
+
+    /// Which engine is in use: never `Auto`.
+    pub fn file_engine(&self) -> FileEngine {
+        self.engine
+    }
+
+    /// Drops the futures that still run, lets the file operations in flight finish, and waits
+    /// for the threads to end. Who wants the futures to come to their own end tells them so and
+    /// waits for it before this. Not to be called on a core.
+    pub fn shutdown(self) {}
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        let threads: Vec<_> = self.cores.drain(..).map(|core| core.thread).collect();
+        for thread in threads {
+            // A panic on a core has been reported there.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Core {
+    fn start(index: usize, engine: FileEngine, pool: Arc<Pool>) -> io::Result<Self> {
+        let (jobs, mut received) = mpsc::unbounded_channel::<Job>();
+        let (started, start) = channel::channel();
+        let serve = async move {
+            while let Some(job) = received.recv().await {
+                tokio::task::spawn_local(job());
+            }
+        };
+        let thread =
+            std::thread::Builder::new().name(format!("core-{index}")).spawn(move || {
+                match Environment::enter(engine, pool) {
+                    Ok(environment) => {
+                        let _ = started.send(Ok(()));
+                        environment.run(serve);
+                    }
+                    Err(error) => drop(started.send(Err(error))),
+                }
+            })?;
+        match start.recv() {
+            Ok(Ok(())) => Ok(Self { jobs, thread }),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::Error::other("a core thread ended while it started")),
+        }
+    }
+}
+
+/// Runs a future on the calling thread as if it were a core: for tests and tools. File
+/// operations in flight at its end are waited for.
+///
+/// # Panics
+/// If the thread is a core already.
+pub fn block_on<F: Future>(engine: FileEngine, future: F) -> io::Result<F::Output> {
+    let engine = choose(engine)?;
+    Ok(Environment::enter(engine, Arc::new(Pool::new()))?.run(future))
+}
+
+/// Settles on an engine and says so.
+fn choose(engine: FileEngine) -> io::Result<FileEngine> {
+    match engine {
+        FileEngine::Pool => {
+            tracing::info!("files: a pool of threads, as configured");
+            Ok(FileEngine::Pool)
+        }
+        FileEngine::Uring => match Ring::probe() {
+            Ok(()) => {
+                tracing::info!("files: io_uring, as configured");
+                Ok(FileEngine::Uring)
+            }
+            Err(error) => Err(io::Error::new(
+                error.kind(),
+                format!(
+                    "io_uring was asked for but does not work here ({error}): allow it \
+                     (seccomp profile, kernel.io_uring_disabled), or leave the choice to auto"
+                ),
+            )),
+        },
+        FileEngine::Auto => match Ring::probe() {
+            Ok(()) => {
+                tracing::info!("files: io_uring");
+                Ok(FileEngine::Uring)
+            }
+            Err(error) => {
+                tracing::info!(reason = %error, "files: a pool of threads, since io_uring does not work here");
+                Ok(FileEngine::Pool)
+            }
+        },
+    }
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+}
+
+/// What file operations on this thread use.
+pub(crate) struct Here {
+    pub(crate) ring: Option<Rc<Ring>>,
+    pub(crate) pool: Arc<Pool>,
+}
+
+impl Here {
+    /// Gives `with` the environment of the calling thread, if it is a core.
+    pub(crate) fn with<T>(with: impl FnOnce(Option<&Self>) -> T) -> T {
+        HERE.with_borrow(|here| with(here.as_ref()))
+    }
+}
+
+/// A thread that is a core for as long as this lives.
+struct Environment {
+    runtime: tokio::runtime::LocalRuntime,
+    _left: Left,
+}
+
+/// Takes the thread's ring away when the runtime is gone, which waits for what is in it.
+struct Left;
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        drop(HERE.take());
+    }
+}
+
+impl Environment {
+    fn enter(engine: FileEngine, pool: Arc<Pool>) -> io::Result<Self> {
+        let runtime =
+            Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+        let ring = match engine {
+            FileEngine::Uring => Some(Rc::new(Ring::new()?)),
+            FileEngine::Pool => None,
+            FileEngine::Auto => unreachable!("the engine was chosen before"),
+        };
+        if let Some(ring) = &ring {
+            runtime.spawn_local(ring::drive(ring.clone()));
+        }
+        let before = HERE.replace(Some(Here { ring, pool }));
+        assert!(before.is_none(), "this thread is a core already");
+        Ok(Self { runtime, _left: Left })
+    }
+
+    fn run<F: Future>(self, future: F) -> F::Output {
+        let output = self.runtime.block_on(future);
+        // The fields drop in order: the runtime with its tasks, then the ring.
+        drop(self);
+        output
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn futures_run_on_the_core_that_was_named() {
+        let cores = Cores::start(NonZeroUsize::new(3), FileEngine::Auto).unwrap();
+        assert_eq!(cores.len(), 3);
+        assert_ne!(cores.file_engine(), FileEngine::Auto);
+        for index in 0..3 {
+            let (sender, receiver) = channel::channel();
+            cores.spawn_on(index, move || async move {
+                let not_send = Rc::new(sender);
+                tokio::task::yield_now().await;
+                not_send.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            });
+            assert_eq!(receiver.recv().unwrap(), Some(format!("core-{index}")));
+        }
+        cores.shutdown();
+    }
+
+    #[test]
+    fn shutdown_drops_what_still_runs() {
+        struct Told(channel::Sender<()>);
+        impl Drop for Told {
+            fn drop(&mut self) {
+                let _ = self.0.send(());
+            }
+        }
+        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool).unwrap();
+        let (sender, dropped) = channel::channel();
+        let (running, runs) = channel::channel();
+        cores.spawn_on(0, move || async move {
+            let _told = Told(sender);
+            running.send(()).unwrap();
+            std::future::pending::<()>().await;
+        });
+        runs.recv().unwrap();
+        cores.shutdown();
+        dropped.try_recv().unwrap();
+    }
+
+    #[test]
+    fn block_on_forces_the_pool() {
+        let ring = || Here::with(|here| here.map(|here| here.ring.is_some()));
+        assert_eq!(block_on(FileEngine::Pool, async { ring() }).unwrap(), Some(false));
+        assert_eq!(ring(), None, "the thread is ordinary again");
+    }
+}

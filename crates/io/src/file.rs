@@ -1,0 +1,512 @@
+//! Regular files and block devices: whole transfers at an offset, by the calling core's ring or
+//! pool.
+//!
+//! An operation starts when its function is called, not when its answer is first polled. Buffers
+//! belong to the operation while the kernel may use them, so an answer can be dropped at any
+//! time. Interrupted and short transfers are continued here. On a thread that is no core the call
+//! itself blocks and the answer is ready.
+
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+use sarsen_block::{Buffer, Io};
+
+use crate::cores::Here;
+use crate::ring::{Completion, Kind, Operation};
+
+/// Zeroes are written in pieces of so many bytes where the file system cannot make them.
+const ZEROES_AT_ONCE: u64 = 1 << 20;
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Only to read. A block device that is opened to be written is opened exclusively (O_EXCL),
+    /// which a mounted one refuses.
+    pub read_only: bool,
+    /// Create it (with access for its owner alone) if it is missing.
+    pub create: bool,
+    /// Go past the page cache (O_DIRECT).
+    pub direct: bool,
+    /// Every write is durable when it ends (O_DSYNC).
+    pub dsync: bool,
+}
+
+/// How a part of a file is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Bytes from the offset that was asked for.
+    pub length: u64,
+    /// Whether there is data; a hole reads as zero.
+    pub data: bool,
+}
+
+/// An open file; a clone is the same open file.
+#[derive(Clone)]
+pub struct File {
+    opened: Arc<Opened>,
+    block_device: bool,
+}
+
+/// What operations in flight hold on to.
+pub(crate) struct Opened {
+    pub(crate) fd: OwnedFd,
+    /// Reads from the page cache without waiting are worth a try.
+    try_cached: AtomicBool,
+    /// The file system takes RWF_DSYNC.
+    durable_writes: AtomicBool,
+}
+
+impl Opened {
+    pub(crate) fn new(fd: OwnedFd, buffered: bool) -> Self {
+        Self { fd, try_cached: AtomicBool::new(buffered), durable_writes: AtomicBool::new(true) }
+    }
+}
+
+impl File {
+    /// Opens a regular file or a block device; blocks the thread while it does. Other kinds of
+    /// file are InvalidInput, as is a file system that refuses O_DIRECT.
+    pub fn open(path: &Path, options: OpenOptions) -> io::Result<Self> {
+        let mut flags = OFlags::CLOEXEC;
+        flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        flags.set(OFlags::CREATE, options.create);
+        flags.set(OFlags::DIRECT, options.direct);
+        flags.set(OFlags::DSYNC, options.dsync);
+        // O_EXCL means exclusive use for block devices alone.
+        let is_device = |metadata: &fs::Metadata| metadata.file_type().is_block_device();
+        let expect_device = fs::metadata(path).is_ok_and(|metadata| is_device(&metadata));
+        if expect_device {
+            flags.remove(OFlags::CREATE);
+            flags.set(OFlags::EXCL, !options.read_only);
+        }
+        // A pipe without a writer would hold up the opening for ever.
+        let fd = rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::fcntl_setfl(&fd, flags & (OFlags::DIRECT | OFlags::DSYNC))?;
+        let file = fs::File::from(fd);
+        let metadata = file.metadata()?;
+        if is_device(&metadata) != expect_device || !(metadata.is_file() || is_device(&metadata)) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "neither a regular file nor a block device",
+            ));
+        }
+        let opened = Opened::new(file.into(), !options.direct);
+        Ok(Self { opened: Arc::new(opened), block_device: expect_device })
+    }
+
+    /// Takes the lock that only one open file can hold; false when another has it or a shared
+    /// one. It is held until the file is closed.
+    pub fn try_lock_exclusive(&self) -> io::Result<bool> {
+        self.try_lock(FlockOperation::NonBlockingLockExclusive)
+    }
+
+    /// Takes a lock that others may share; false when someone holds it exclusively.
+    pub fn try_lock_shared(&self) -> io::Result<bool> {
+        self.try_lock(FlockOperation::NonBlockingLockShared)
+    }
+
+    fn try_lock(&self, operation: FlockOperation) -> io::Result<bool> {
+        match rustix::fs::flock(&self.opened.fd, operation) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether it is a block device.
+    pub fn is_block_device(&self) -> bool {
+        self.block_device
+    }
+
+    /// Bytes in the file or on the device, as of now.
+    pub fn length(&self) -> io::Result<u64> {
+        if self.block_device {
+            Ok(rustix::fs::seek(&self.opened.fd, SeekFrom::End(0))?)
+        } else {
+            Ok(rustix::fs::fstat(&self.opened.fd)?.st_size.unsigned_abs())
+        }
+    }
+
+    /// The unit in which the file system or the device allocates, in bytes.
+    pub fn allocation_unit(&self) -> io::Result<u64> {
+        match self.discard_limits()? {
+            Some((granularity, _)) => Ok(granularity.max(512)),
+            None => Ok(rustix::fs::fstat(&self.opened.fd)?.st_blksize.max(512).unsigned_abs()),
+        }
+    }
+
+    /// The sizes of a block device's logical and physical blocks in bytes; `None` for files.
+    pub fn device_block_sizes(&self) -> io::Result<Option<(u32, u32)>> {
+        if !self.block_device {
+            return Ok(None);
+        }
+        let logical = rustix::fs::ioctl_blksszget(&self.opened.fd)?;
+        let physical = rustix::fs::ioctl_blkpbszget(&self.opened.fd)?;
+        Ok(Some((logical, physical.max(logical))))
+    }
+
+    /// Whether [`File::punch_hole`] gives space back: tried on a file beyond its end, looked up
+    /// for a device.
+    pub fn can_punch_holes(&self) -> io::Result<bool> {
+        if let Some((_, most)) = self.discard_limits()? {
+            return Ok(most > 0);
+        }
+        let unit = self.allocation_unit()?;
+        let end = self.length()?.next_multiple_of(unit);
+        match rustix::fs::fallocate(
+            &self.opened.fd,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            end,
+            unit,
+        ) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::BADF | Errno::PERM) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A device's granularity and largest size of a discard, zero where it has none.
+    fn discard_limits(&self) -> io::Result<Option<(u64, u64)>> {
+        if !self.block_device {
+            return Ok(None);
+        }
+        let device = fs::File::from(self.opened.fd.try_clone()?).metadata()?.rdev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let limit = |name: &str| {
+            // A partition's limits are those of the disk above it.
+            ["queue", "../queue"].iter().find_map(|queue| {
+                let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
+                fs::read_to_string(path).ok()?.trim().parse().ok()
+            })
+        };
+        let granularity = limit("discard_granularity").unwrap_or(0);
+        Ok(Some((granularity, limit("discard_max_bytes").unwrap_or(0))))
+    }
+
+    /// The multiple that offsets and lengths must have when the file is opened with
+    /// [`OpenOptions::direct`].
+    pub fn direct_alignment(&self) -> io::Result<u32> {
+        let told = rustix::fs::statx(
+            &self.opened.fd,
+            "",
+            rustix::fs::AtFlags::EMPTY_PATH,
+            StatxFlags::DIOALIGN,
+        );
+        if let Ok(told) = told
+            && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+            && told.stx_dio_offset_align != 0
+        {
+            return Ok(told.stx_dio_offset_align);
+        }
+        if let Some((logical, _)) = self.device_block_sizes()? {
+            return Ok(logical);
+        }
+        // Kernels before 6.1 do not tell: a read of the smallest block does.
+        let mut sector = Buffer::for_overwrite(512);
+        match rustix::io::pread(&self.opened.fd, &mut sector[..], 0) {
+            Ok(_) => Ok(512),
+            Err(Errno::INVAL) => Ok(4096),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads `length` bytes. Bytes beyond the end of the file are an UnexpectedEof: a disk whose
+    /// file has shrunk has lost them.
+    pub fn read_at(&self, offset: u64, length: usize) -> Io<io::Result<Buffer>> {
+        let mut buffer = Buffer::for_overwrite(length);
+        let mut done = 0;
+        if length == 0 {
+            return Io::Ready(Ok(buffer));
+        }
+        if self.opened.try_cached.load(Ordering::Relaxed) {
+            let mut into = [IoSliceMut::new(&mut buffer)];
+            match rustix::io::preadv2(&self.opened.fd, &mut into, offset, ReadWriteFlags::NOWAIT) {
+                Ok(count) if count == length => return Io::Ready(Ok(buffer)),
+                Ok(count) => done = count,
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                    self.opened.try_cached.store(false, Ordering::Relaxed);
+                }
+                // Not in the cache; other errors come again, and are reported from there.
+                Err(_) => {}
+            }
+        }
+        let read = Kind::Read { buffer, done, offset };
+        let mut started = Started::new(self.operation(read));
+        let answer = async move {
+            loop {
+                let (operation, moved) = started.settled().await;
+                let moved = moved? as usize;
+                let Some(Operation { file, kind: Kind::Read { buffer, done, offset } }) = operation
+                else {
+                    unreachable!("a read came back as something else");
+                };
+                if moved == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                let done = done + moved;
+                if done >= buffer.len() {
+                    return Ok(buffer);
+                }
+                let kind = Kind::Read { buffer, done, offset };
+                started = Started::new(Operation { file, kind });
+            }
+        };
+        Io::pending(answer)
+    }
+
+    /// Writes the whole buffer; when `durable`, it has survived a loss of power when this ends.
+    ///
+    /// An error of kind StorageFull or QuotaExceeded means that no room was found for this write
+    /// and says nothing about earlier ones. Any other failure of a durable write may be that of
+    /// earlier writes on their way to the disk.
+    pub fn write_at(&self, offset: u64, buffer: Buffer, durable: bool) -> Io<io::Result<()>> {
+        if buffer.is_empty() {
+            return if durable { self.sync_data() } else { Io::Ready(Ok(())) };
+        }
+        let at_once = durable && self.opened.durable_writes.load(Ordering::Relaxed);
+        let write = Kind::Write { buffer, done: 0, offset, durable: at_once };
+        let started = Started::new(self.operation(write));
+        let file = self.clone();
+        Io::pending(async move {
+            let (operation, result) = write_all(started).await;
+            match result {
+                Ok(()) if durable && !at_once => file.sync_data().wait().await,
+                Err(error) if at_once && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                    file.opened.durable_writes.store(false, Ordering::Relaxed);
+                    let Some(operation) = operation else { return Err(error) };
+                    write_all(Started::new(operation.volatile())).await.1?;
+                    file.sync_data().wait().await
+                }
+                Err(error) if at_once && is_full(&error) => {
+                    // Was there no room for this write, or for what was cached before it? The
+                    // same write without the wish for durability fails only for the former.
+                    let Some(operation) = operation else { return Err(error) };
+                    match write_all(Started::new(operation.volatile())).await.1 {
+                        Ok(()) => Err(io::Error::other(format!(
+                            "written data found no room on its way to the disk: {error}"
+                        ))),
+                        again => again,
+                    }
+                }
+                other => other,
+            }
+        })
+    }
+
+    /// Makes everything that was written so far durable, with the file's size.
+    pub fn sync_data(&self) -> Io<io::Result<()>> {
+        self.simple(Kind::SyncData)
+    }
+
+    /// Gives the space of a range back; it reads as zero. Unsupported where the file system or
+    /// the device cannot.
+    pub fn punch_hole(&self, offset: u64, length: u64) -> Io<io::Result<()>> {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.simple(Kind::Allocate { mode: mode.bits() as i32, offset, length })
+    }
+
+    /// Makes a range read as zero and keeps its space, by writing zeroes where there is no
+    /// quicker way.
+    pub fn zero_range(&self, offset: u64, length: u64) -> Io<io::Result<()>> {
+        if length == 0 {
+            return Io::Ready(Ok(()));
+        }
+        let mode = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        let quick = self.simple(Kind::Allocate { mode: mode.bits() as i32, offset, length });
+        let file = self.clone();
+        Io::pending(async move {
+            match quick.wait().await {
+                Err(error) if is_unsupported(&error) => {}
+                other => return other,
+            }
+            let mut done = 0;
+            while done < length {
+                let count = (length - done).min(ZEROES_AT_ONCE);
+                let zeroes = Buffer::zeroed(count as usize);
+                file.write_at(offset + done, zeroes, false).wait().await?;
+                done += count;
+            }
+            Ok(())
+        })
+    }
+
+    /// The longest run from `offset`, at most `length` bytes, that is all data or all hole.
+    pub fn allocation(&self, offset: u64, length: u64) -> Io<io::Result<Run>> {
+        if self.block_device || length == 0 {
+            return Io::Ready(Ok(Run { length, data: true }));
+        }
+        let file = self.clone();
+        blocking(move || {
+            let fd = &file.opened.fd;
+            let clip = |end: u64, data| Run { length: (end - offset).min(length), data };
+            match rustix::fs::seek(fd, SeekFrom::Data(offset)) {
+                Ok(start) if start > offset => Ok(clip(start, false)),
+                Ok(_) => Ok(clip(rustix::fs::seek(fd, SeekFrom::Hole(offset))?, true)),
+                Err(Errno::NXIO) => Ok(Run { length, data: false }),
+                Err(Errno::INVAL) => Ok(Run { length, data: true }),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
+    /// Makes a file longer with zeroes that take no room, or shorter.
+    pub fn set_length(&self, length: u64) -> Io<io::Result<()>> {
+        let file = self.clone();
+        blocking(move || Ok(rustix::fs::ftruncate(&file.opened.fd, length)?))
+    }
+
+    fn operation(&self, kind: Kind) -> Operation {
+        Operation { file: self.opened.clone(), kind }
+    }
+
+    fn simple(&self, kind: Kind) -> Io<io::Result<()>> {
+        let started = Started::new(self.operation(kind));
+        Io::pending(async move { started.settled().await.1.map(drop) })
+    }
+}
+
+/// Whether an error says that the file system has no room for more.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Whether an error says that the file system or device cannot do this at all.
+pub fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV))
+}
+
+/// An operation and the count or error that it ended with; the operation is lost only when its
+/// thread is.
+type Outcome = (Option<Operation>, io::Result<u32>);
+
+/// An operation under way.
+enum Started {
+    Ring(Completion),
+    Pool(Pin<Box<dyn Future<Output = Outcome>>>),
+    Done(Outcome),
+}
+
+impl Started {
+    fn new(operation: Operation) -> Self {
+        Here::with(|here| match here {
+            Some(Here { ring: Some(ring), .. }) => Self::Ring(ring.start(operation)),
+            _ => Self::in_pool(here, operation),
+        })
+    }
+
+    fn in_pool(here: Option<&Here>, mut operation: Operation) -> Self {
+        match here {
+            None => {
+                let result = operation.perform();
+                Self::Done((Some(operation), result))
+            }
+            Some(here) => {
+                let answer = here.pool.run(move || {
+                    let result = operation.perform();
+                    Ok((operation, result))
+                });
+                Self::Pool(Box::pin(async move {
+                    match answer.await {
+                        Ok((operation, result)) => (Some(operation), result),
+                        Err(error) => (None, Err(error)),
+                    }
+                }))
+            }
+        }
+    }
+
+    async fn settled(mut self) -> Outcome {
+        loop {
+            let (operation, result) = match self {
+                Self::Ring(completion) => {
+                    let (operation, result) = completion.await;
+                    (Some(operation), result)
+                }
+                Self::Pool(answer) => answer.await,
+                Self::Done(outcome) => outcome,
+            };
+            self = match (operation, result) {
+                (Some(operation), Err(error)) if error.raw_os_error() == Some(libc::EINTR) => {
+                    Self::new(operation)
+                }
+                // The ring could neither do it at once nor hand it to a worker.
+                (Some(operation), Err(error)) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    Here::with(|here| Self::in_pool(here, operation))
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+async fn write_all(mut started: Started) -> (Option<Operation>, io::Result<()>) {
+    loop {
+        let (operation, moved) = started.settled().await;
+        let moved = match moved {
+            Ok(0) => return (operation, Err(io::ErrorKind::WriteZero.into())),
+            Ok(moved) => moved as usize,
+            Err(error) => return (operation, Err(error)),
+        };
+        let Some(mut operation) = operation else {
+            unreachable!("an operation that succeeded comes back");
+        };
+        let Kind::Write { buffer, done, .. } = &mut operation.kind else {
+            unreachable!("a write came back as something else");
+        };
+        *done += moved;
+        if *done >= buffer.len() {
+            return (Some(operation), Ok(()));
+        }
+        started = Started::new(operation);
+    }
+}
+
+fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Io<io::Result<T>> {
+    Here::with(|here| match here {
+        None => Io::Ready(work()),
+        Some(here) => Io::pending(here.pool.run(work)),
+    })
+}
+
+impl Operation {
+    /// The same from the start, without the wish for durability.
+    fn volatile(mut self) -> Self {
+        if let Kind::Write { done, durable, .. } = &mut self.kind {
+            *done = 0;
+            *durable = false;
+        }
+        self
+    }
+
+    /// Does it on the calling thread.
+    fn perform(&mut self) -> io::Result<u32> {
+        let fd = &self.file.fd;
+        match &mut self.kind {
+            Kind::Read { buffer, done, offset } => {
+                let count = rustix::io::pread(fd, &mut buffer[*done..], *offset + *done as u64)?;
+                Ok(count as u32)
+            }
+            Kind::Write { buffer, done, offset, durable } => {
+                let flags = if *durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+                let from = [IoSlice::new(&buffer[*done..])];
+                let count = rustix::io::pwritev2(fd, &from, *offset + *done as u64, flags)?;
+                Ok(count as u32)
+            }
+            Kind::SyncData => Ok(rustix::fs::fdatasync(fd).map(|()| 0)?),
+            Kind::Allocate { mode, offset, length } => {
+                let mode = FallocateFlags::from_bits_retain(mode.unsigned_abs());
+                Ok(rustix::fs::fallocate(fd, mode, *offset, *length).map(|()| 0)?)
+            }
+            Kind::Nothing => Ok(0),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Memory of a store that many cores read, write and send from at once.
+//!
+//! A region is address space that is reserved once and filled page by page when it is written.
+//! There is never a Rust reference to its bytes: they change under whoever looks. Everything is
+//! copied in and out through raw pointers, or handed to the kernel by address.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+use sarsen_block::SharedMemory;
+
+/// The unit in which memory is given back.
+pub const PAGE: usize = 4096;
+
+/// Sparse anonymous memory. Pages that were never written read as zero and take no room.
+///
+/// Concurrent access to the same bytes is allowed: each byte that is read is one that was there
+/// before or after each write in flight. Who needs order makes it above.
+pub struct Region {
+    base: NonNull<u8>,
+    /// Bytes that may be used, at most `room`; grows only.
+    length: AtomicUsize,
+    /// Bytes of address space that are reserved.
+    room: usize,
+}
+
+// SAFETY: the region owns its mapping until it is dropped; its address is only used for raw
+// copies within bounds, which any thread may do at any time (see `write`).
+unsafe impl Send for Region {}
+// SAFETY: as above; no method hands out a reference to the bytes.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A region of `bytes` that cannot grow.
+    pub fn new(bytes: usize) -> io::Result<Arc<Self>> {
+        Self::with_room(bytes, bytes)
+    }
+
+    /// A region of `bytes` with address space to grow to `room` in place. The room costs no
+    /// memory, only addresses.
+    pub fn with_room(bytes: usize, room: usize) -> io::Result<Arc<Self>> {
+        let room = room
+            .max(bytes)
+            .max(1)
+            .checked_next_multiple_of(PAGE)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                room,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let region = Self { base, length: AtomicUsize::new(0), room };
+        // Volumes do not belong into core dumps. Kernels without the advice dump them.
+        // SAFETY: the range is exactly our mapping and the advice does not change its bytes.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), room, Advice::LinuxDontDump) };
+        region.grow(bytes)?;
+        Ok(Arc::new(region))
+    }
+
+    /// Makes the region `bytes` long; the new bytes are zero. Shorter lengths are ignored.
+    pub fn grow(&self, bytes: usize) -> io::Result<()> {
+        if bytes > self.room {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        let length = bytes.next_multiple_of(PAGE);
+        // SAFETY: the range starts at our mapping and ends within it; pages that were accessible
+        // stay so.
+        unsafe {
+            rustix::mm::mprotect(
+                self.base.as_ptr().cast(),
+                length,
+                MprotectFlags::READ | MprotectFlags::WRITE,
+            )?;
+        }
+        self.length.fetch_max(bytes, Ordering::Release);
+        Ok(())
+    }
+
+    /// Bytes to which the region can grow in place.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// The address of a range that lies within the region.
+    pub(crate) fn address(&self, offset: usize, length: usize) -> *mut u8 {
+        let end = offset.checked_add(length);
+        assert!(
+            end.is_some_and(|end| end <= self.length.load(Ordering::Acquire)),
+            "{length} bytes at {offset} lie outside the region"
+        );
+        // SAFETY: the offset was just held against the length, so it stays in the mapping.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let to = self.address(offset, bytes.len());
+        // SAFETY: `to` is valid for this length and no Rust reference to these bytes exists
+        // anywhere, so `bytes` cannot overlap them and no assumption of the compiler about them
+        // can break. Others may copy the same bytes at the same moment: the copy is of plain
+        // bytes whose value nothing here branches on, and a mix of old and new is what the
+        // region promises.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    /// Sets `length` bytes at `offset` to zero; their pages stay.
+    pub fn zero(&self, offset: usize, length: usize) {
+        let to = self.address(offset, length);
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::write_bytes(to, 0, length) };
+    }
+
+    /// Sets `length` bytes at `offset` to zero and gives whole pages among them back.
+    pub fn discard(&self, offset: usize, length: usize) -> io::Result<()> {
+        let to = self.address(offset, length);
+        let first = offset.next_multiple_of(PAGE);
+        let end = (offset + length) / PAGE * PAGE;
+        if first >= end {
+            self.zero(offset, length);
+            return Ok(());
+        }
+        self.zero(offset, first - offset);
+        self.zero(end, offset + length - end);
+        // SAFETY: the pages lie within our private anonymous mapping (the base is aligned to a
+        // page), where DONTNEED means that the next access finds zeroes; nobody holds a reference.
+        unsafe {
+            rustix::mm::madvise(to.add(first - offset).cast(), end - first, Advice::LinuxDontNeed)?;
+        }
+        Ok(())
+    }
+}
+
+impl SharedMemory for Region {
+    fn length(&self) -> usize {
+        self.length.load(Ordering::Acquire)
+    }
+
+    fn copy_out(&self, offset: usize, into: &mut [u8]) {
+        let from = self.address(offset, into.len());
+        // SAFETY: as in `write`; `into` is held exclusively and cannot be part of the region.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and whole; with the last owner gone, nobody uses its
+        // addresses: what the kernel sends from it, it copied or pinned during the call.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.room) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(region: &Region, offset: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0xaa; length];
+        region.copy_out(offset, &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn unwritten_bytes_are_zero_and_written_ones_stay() {
+        let region = Region::new(1 << 30).unwrap();
+        assert_eq!(read(&region, (1 << 30) - 512, 512), vec![0; 512]);
+        region.write(4000, &[7; 200]);
+        assert_eq!(read(&region, 4000, 200), vec![7; 200]);
+        region.zero(4010, 10);
+        assert_eq!(read(&region, 4009, 12), [&[7][..], &[0; 10], &[7]].concat());
+    }
+
+    #[test]
+    fn discard_zeroes_edges_and_pages_alike() {
+        let region = Region::new(8 * PAGE).unwrap();
+        region.write(0, &[9; 8 * PAGE]);
+        region.discard(100, 3 * PAGE).unwrap();
+        assert_eq!(read(&region, 99, 1), [9]);
+        assert_eq!(read(&region, 100, 3 * PAGE), vec![0; 3 * PAGE]);
+        assert_eq!(read(&region, 100 + 3 * PAGE, 1), [9]);
+        region.discard(PAGE * 5 + 1, 17).unwrap();
+        assert_eq!(read(&region, PAGE * 5, 19), [&[9][..], &[0; 17], &[9]].concat());
+    }
+
+    #[test]
+    fn grows_in_place_up_to_its_room() {
+        let region = Region::with_room(512, 1 << 40).unwrap();
+        region.write(0, &[1; 512]);
+        region.grow(1 << 39).unwrap();
+        assert_eq!(region.length(), 1 << 39);
+        assert_eq!(read(&region, 511, 2), [1, 0]);
+        region.write((1 << 39) - 1, &[2]);
+        assert!(region.grow((1 << 40) + 1).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "outside the region")]
+    fn a_copy_past_the_end_is_our_bug() {
+        Region::new(4096).unwrap().write(4095, &[1, 2]);
+    }
+}

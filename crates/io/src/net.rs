@@ -1,0 +1,432 @@
+//! Sockets by readiness: wait, then move as much as there is in one call.
+
+use std::any::Any;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sarsen_block::{Buffer, Piece};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::memory::Region;
+
+/// The kernel's limit of pieces in one call (IOV_MAX).
+pub const PIECES_MAX: usize = 1024;
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// How long accepting pauses when the process or the system is out of descriptors or memory.
+const STARVED_PAUSE: Duration = Duration::from_millis(50);
+/// Measured against the other algorithms that kernels default to: bbr costs half as much again on
+/// large reads over a short path.
+const CONGESTION: &[u8] = b"cubic";
+
+/// Accepts connections.
+pub struct Listener {
+    socket: TcpListener,
+    /// The same socket as the accepting core watches it.
+    watched: OnceLock<AsyncFd<TcpListener>>,
+    /// Out of descriptors or memory, and it was said.
+    starved: AtomicBool,
+}
+
+impl Listener {
+    /// Listens on `address`; port 0 takes a free one. An IPv6 address takes IPv6 alone.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        socket.set_reuse_address(true)?;
+        // Accepted sockets inherit both.
+        socket.set_tcp_nodelay(true)?;
+        let _ = socket.set_tcp_congestion(CONGESTION);
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        Ok(Self {
+            socket: socket.into(),
+            watched: OnceLock::new(),
+            starved: AtomicBool::new(false),
+        })
+    }
+
+    /// Where it listens, with the port that was taken.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// The next connection, to be given to any core. The first call ties the listener to its core.
+    ///
+    /// Connections that ended before they were taken are skipped. Without descriptors or memory
+    /// for one it waits a moment and tries again; the client waits in the backlog meanwhile.
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let watched = match self.watched.get() {
+            Some(watched) => watched,
+            None => {
+                let socket = self.socket.try_clone()?;
+                // SAFETY: the descriptor that is watched is owned by what watches it, which
+                // never gives it away: it is closed only with the registration.
+                #[allow(unsafe_code)]
+                let watched =
+                    unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE)? };
+                self.watched.get_or_init(|| watched)
+            }
+        };
+        loop {
+            match watched.async_io(Interest::READABLE, TcpListener::accept).await {
+                Ok(accepted) => {
+                    self.starved.store(false, Ordering::Relaxed);
+                    return Ok(accepted);
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                        if !self.starved.swap(true, Ordering::Relaxed) {
+                            tracing::warn!(
+                                %error,
+                                "cannot accept connections for now: raise the limit of open files (ulimit -n)"
+                            );
+                        }
+                        crate::time::sleep_until(crate::time::now() + STARVED_PAUSE).await;
+                    }
+                    // Errors of the new connection, which Linux reports here (accept(2)).
+                    Some(
+                        libc::ECONNABORTED
+                        | libc::EINTR
+                        | libc::EPERM
+                        | libc::EPROTO
+                        | libc::ENETDOWN
+                        | libc::ENOPROTOOPT
+                        | libc::EHOSTDOWN
+                        | libc::ENONET
+                        | libc::EHOSTUNREACH
+                        | libc::EOPNOTSUPP
+                        | libc::ENETUNREACH,
+                    ) => tracing::debug!(%error, "a connection ended before it was accepted"),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+}
+
+/// A TCP connection on the core that made it.
+pub struct Stream {
+    socket: tokio::net::TcpStream,
+    peer: SocketAddr,
+}
+
+impl Stream {
+    /// Takes a connection over to the calling core.
+    pub fn from_std(socket: TcpStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        let peer = socket.peer_addr()?;
+        Ok(Self { socket: tokio::net::TcpStream::from_std(socket)?, peer })
+    }
+
+    /// Connects to `address`.
+    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
+        let socket = tokio::net::TcpStream::connect(address).await?;
+        socket.set_nodelay(true)?;
+        let _ = socket2::SockRef::from(&socket).set_tcp_congestion(CONGESTION);
+        Ok(Self { socket, peer: address })
+    }
+
+    /// The other end.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This end.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// Waits until there may be something to receive, or the end of it.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.socket.readable().await
+    }
+
+    /// Waits until there may be room to send.
+    pub async fn writable(&self) -> io::Result<()> {
+        self.socket.writable().await
+    }
+
+    /// Receives into `landing` first, then `scratch`: how many bytes came. Zero is the peer's
+    /// end of the stream (or no room was offered); WouldBlock means to wait for
+    /// [`Stream::readable`].
+    pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
+        let room = landing.len() + scratch.len();
+        self.attempt(Interest::READABLE, room, || {
+            let mut both = [IoSliceMut::new(landing), IoSliceMut::new(scratch)];
+            let from = usize::from(both[0].is_empty());
+            loop {
+                match rustix::io::readv(&self.socket, &mut both[from..]) {
+                    Err(rustix::io::Errno::INTR) => {}
+                    other => return Ok(other?),
+                }
+            }
+        })
+    }
+
+    /// Sends from the front of `pieces`, at most [`PIECES_MAX`] of them, in one call: how many
+    /// bytes went. WouldBlock means to wait for [`Stream::writable`].
+    ///
+    /// A store's memory that is a [`Region`] goes by address; other shared memory is copied.
+    pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
+        let mut vectors = Vectors::new();
+        // The copies live until the call has ended.
+        let copies = foreign_copies(pieces);
+        let mut copied = copies.iter();
+        for piece in pieces.iter().take(PIECES_MAX) {
+            match piece {
+                Piece::Bytes(bytes) => vectors.push(bytes.as_ptr(), bytes.len()),
+                Piece::Shared { memory, offset, length } => match as_region(&***memory) {
+                    Some(region) => vectors.push(region.address(*offset, *length), *length),
+                    None => {
+                        let Some(copy) = copied.next() else { break };
+                        vectors.push(copy.as_ptr(), copy.len());
+                    }
+                },
+            }
+        }
+        self.attempt(Interest::WRITABLE, vectors.total, || vectors.send(&self.socket))
+    }
+
+    /// Ends one direction, or both.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        socket2::SockRef::from(&self.socket).shutdown(how)
+    }
+
+    /// Runs `transfer`; one that moved less than `wanted` has emptied (or filled) the socket, so
+    /// the next wait is for a new edge and saves the call that would find nothing. The end of a
+    /// stream is remembered apart by the runtime and is not lost by this.
+    fn attempt(
+        &self,
+        interest: Interest,
+        wanted: usize,
+        transfer: impl FnOnce() -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let mut partial = None;
+        let result = self.socket.try_io(interest, || match transfer() {
+            Ok(moved) if moved > 0 && moved < wanted => {
+                partial = Some(moved);
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            other => other,
+        });
+        partial.map_or(result, Ok)
+    }
+}
+
+fn as_region(memory: &dyn sarsen_block::SharedMemory) -> Option<&Region> {
+    (memory as &dyn Any).downcast_ref()
+}
+
+/// Copies of the pieces whose memory is not ours, in order. Usually none.
+fn foreign_copies(pieces: &[Piece<'_>]) -> Vec<Buffer> {
+    let mut copies = Vec::new();
+    for piece in pieces.iter().take(PIECES_MAX) {
+        if let Piece::Shared { memory, offset, length } = piece
+            && as_region(&***memory).is_none()
+        {
+            let mut copy = Buffer::for_overwrite(*length);
+            memory.copy_out(*offset, &mut copy);
+            copies.push(copy);
+        }
+    }
+    copies
+}
+
+/// The addresses for one vectored send. They are only given to the kernel, never read here.
+struct Vectors {
+    entries: [MaybeUninit<libc::iovec>; PIECES_MAX],
+    count: usize,
+    total: usize,
+}
+
+impl Vectors {
+    fn new() -> Self {
+        Self { entries: [const { MaybeUninit::uninit() }; PIECES_MAX], count: 0, total: 0 }
+    }
+
+    fn push(&mut self, address: *const u8, length: usize) {
+        if length > 0 {
+            let base = address.cast_mut().cast();
+            self.entries[self.count].write(libc::iovec { iov_base: base, iov_len: length });
+            self.count += 1;
+            self.total += length;
+        }
+    }
+
+    #[allow(unsafe_code)]
+    fn send(&mut self, socket: &impl AsFd) -> io::Result<usize> {
+        // SAFETY: all zeroes is a valid msghdr: null pointers with zero lengths.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = self.entries.as_mut_ptr().cast();
+        message.msg_iovlen = self.count as _;
+        let socket = socket.as_fd().as_raw_fd();
+        loop {
+            // SAFETY: the first `count` entries are initialised, and what they point to is
+            // borrowed by the caller of `try_send` or owned by it until after this call. The
+            // kernel only reads. Shared memory may change meanwhile, which is its nature.
+            let sent = unsafe { libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL) };
+            if let Ok(sent) = usize::try_from(sent) {
+                return Ok(sent);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use sarsen_block::SharedMemory;
+
+    use super::*;
+    use crate::cores::{FileEngine, block_on};
+
+    struct Foreign(Vec<u8>);
+
+    impl SharedMemory for Foreign {
+        fn length(&self) -> usize {
+            self.0.len()
+        }
+        fn copy_out(&self, offset: usize, into: &mut [u8]) {
+            into.copy_from_slice(&self.0[offset..offset + into.len()]);
+        }
+    }
+
+    async fn pair(address: &str) -> (Stream, Stream) {
+        let listener = Listener::bind(address.parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(Stream::connect(address), listener.accept());
+        let (socket, peer) = accepted.unwrap();
+        let client = client.unwrap();
+        assert_eq!(peer, client.local_addr().unwrap());
+        (client, Stream::from_std(socket).unwrap())
+    }
+
+    async fn receive(stream: &Stream, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
+        loop {
+            stream.readable().await?;
+            match stream.try_receive(landing, scratch) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                other => return other,
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_of_every_kind_arrive_in_order_on_ipv4_and_ipv6() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            if address.starts_with('[') && Listener::bind(address.parse().unwrap()).is_err() {
+                continue; // no IPv6 here
+            }
+            block_on(FileEngine::Pool, async {
+                let (client, server) = pair(address).await;
+                let region = Region::new(8192).unwrap();
+                region.write(100, b"shared");
+                let region: Arc<dyn SharedMemory> = region;
+                let foreign: Arc<dyn SharedMemory> = Arc::new(Foreign(b"xforeign".to_vec()));
+                let sent = client
+                    .try_send(&[
+                        Piece::Bytes(b"bytes "),
+                        Piece::Bytes(b""),
+                        Piece::Shared { memory: &region, offset: 100, length: 6 },
+                        Piece::Shared { memory: &foreign, offset: 1, length: 7 },
+                    ])
+                    .unwrap();
+                assert_eq!(sent, 19);
+                let (mut landing, mut scratch) = ([0; 8], [0; 64]);
+                assert_eq!(receive(&server, &mut landing, &mut scratch).await.unwrap(), 19);
+                assert_eq!(&landing, b"bytes sh");
+                assert_eq!(&scratch[..11], b"aredforeign");
+                client.shutdown(Shutdown::Write).unwrap();
+                assert_eq!(receive(&server, &mut [], &mut scratch).await.unwrap(), 0);
+                assert_eq!(server.peer_addr(), client.local_addr().unwrap());
+            })
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn more_than_the_socket_holds_arrives_whole() {
+        const TOTAL: usize = 32 << 20;
+        let pattern = |position: usize| (position * 7 + position / 4096) as u8;
+        block_on(FileEngine::Pool, async {
+            let (client, server) = pair("127.0.0.1:0").await;
+            let data: Vec<u8> = (0..TOTAL).map(pattern).collect();
+            let send = async {
+                let mut sent = 0;
+                while sent < TOTAL {
+                    client.writable().await.unwrap();
+                    let pieces: Vec<_> =
+                        data[sent..].chunks(1000).take(2000).map(Piece::Bytes).collect();
+                    match client.try_send(&pieces) {
+                        Ok(count) => sent += count,
+                        Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                    }
+                }
+                client.shutdown(Shutdown::Write).unwrap();
+            };
+            let collect = async {
+                let mut position = 0;
+                let (mut landing, mut scratch) = (vec![0; 333], vec![0; 65536]);
+                loop {
+                    let count = receive(&server, &mut landing, &mut scratch).await.unwrap();
+                    if count == 0 {
+                        return position;
+                    }
+                    for byte in landing.iter().chain(&scratch).take(count) {
+                        assert_eq!(*byte, pattern(position));
+                        position += 1;
+                    }
+                }
+            };
+            assert_eq!(tokio::join!(send, collect).1, TOTAL);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_peer_that_is_gone_is_an_error_and_not_a_signal() {
+        block_on(FileEngine::Pool, async {
+            let (client, server) = pair("127.0.0.1:0").await;
+            drop(client);
+            let mut scratch = [0; 16];
+            assert_eq!(receive(&server, &mut [], &mut scratch).await.unwrap(), 0);
+            let error = loop {
+                server.writable().await.unwrap();
+                if let Err(error) = server.try_send(&[Piece::Bytes(b"x")])
+                    && error.kind() != io::ErrorKind::WouldBlock
+                {
+                    break error;
+                }
+            };
+            assert!(
+                matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset),
+                "{error}"
+            );
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_port_in_use_is_told() {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let error = Listener::bind(listener.local_addr().unwrap()).err().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}

@@ -1,0 +1,20 @@
+//! The clock and the timers. The machines above are handed the time; they never read it.
+
+use std::time::{Instant, SystemTime};
+
+/// The monotonic time.
+#[allow(clippy::disallowed_methods)] // this is the module that owns the clock
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// The wall clock, for logs and timestamps that people read; it may jump.
+#[allow(clippy::disallowed_methods)] // this is the module that owns the clock
+pub fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+/// Ends at `deadline`, to the runtime's millisecond.
+pub async fn sleep_until(deadline: Instant) {
+    tokio::time::sleep_until(tokio::time::Instant::from_std(deadline)).await;
+}
