@@ -1,1 +1,8 @@
-//! Stores that wrap a store.
+//! Stores that wrap a store. A layer forwards every request that it does not change, so that it
+//! needs to know only those that it does.
+
+mod fault;
+mod read_only;
+
+pub use fault::{Fault, Faults, FaultyStore};
+pub use read_only::ReadOnly;

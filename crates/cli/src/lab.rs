@@ -78,11 +78,16 @@ fn options(arguments: &LoadArguments, url: Url) -> anyhow::Result<LoadOptions> {
             access::find(name)
                 .with_context(|| {
                     let names: Vec<_> = access::NAMED.iter().map(|known| known.name).collect();
-                    format!("there is no access specification {name:?}; known: {}", names.join(", "))
+                    format!(
+                        "there is no access specification {name:?}; known: {}",
+                        names.join(", ")
+                    )
                 })?
                 .access
         }
-        None => Access { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 32 },
+        None => {
+            Access { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 32 }
+        }
     };
     if let Some(bytes) = arguments.block_size {
         access.block_bytes = u32::try_from(bytes).context("--block-size is too large")?;

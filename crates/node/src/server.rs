@@ -257,9 +257,10 @@ fn machine_identity() -> String {
 /// A volume's identity: from its serial if it has one, else from this machine and its names.
 fn identity(volume: &VolumeConfig, target: &TargetConfig, machine: &str) -> Identity {
     match &volume.serial {
-        Some(serial) => {
-            Identity { serial: serial.clone(), ..Identity::new(&volume.name, &format!("serial:{serial}")) }
-        }
+        Some(serial) => Identity {
+            serial: serial.clone(),
+            ..Identity::new(&volume.name, &format!("serial:{serial}"))
+        },
         None => Identity::new(&volume.name, &format!("{machine}/{}", target.name)),
     }
 }

@@ -63,7 +63,9 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
         match name {
             "listen" => {
                 for (text, place) in source.strings(value, name)? {
-                    config.listen.push(parse_address(&text).map_err(|m| ConfigError::new(place, m))?);
+                    config
+                        .listen
+                        .push(parse_address(&text).map_err(|m| ConfigError::new(place, m))?);
                 }
             }
             "cores" => {
@@ -98,11 +100,11 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
 pub fn parse_address(text: &str) -> Result<std::net::SocketAddr, String> {
     use sarsen_wire::iscsi::DEFAULT_PORT;
     let bare = text.trim_start_matches('[').trim_end_matches(']');
-    text.parse().or_else(|_| bare.parse().map(|ip| std::net::SocketAddr::new(ip, DEFAULT_PORT))).map_err(
-        |_: std::net::AddrParseError| {
+    text.parse()
+        .or_else(|_| bare.parse().map(|ip| std::net::SocketAddr::new(ip, DEFAULT_PORT)))
+        .map_err(|_: std::net::AddrParseError| {
             format!("{text:?} is not an address: write 127.0.0.1:3260 or [::1]:3260")
-        },
-    )
+        })
 }
 
 /// `auto`, `uring` or `pool`.
@@ -156,16 +158,18 @@ pub(super) fn volume_from_settings(
                 }
             }
             "read-only" => {
-                read_only = value.parse().map_err(|_| {
-                    wrong(format!("read-only = {value}: write true or false"))
-                })?;
+                read_only = value
+                    .parse()
+                    .map_err(|_| wrong(format!("read-only = {value}: write true or false")))?;
             }
             "serial" => {
                 // SPC-4 7.8.18: ASCII; multipath and udev want it without spaces.
                 let valid = (1..=36).contains(&value.len())
                     && value.bytes().all(|byte| byte.is_ascii_graphic());
                 if !valid {
-                    return Err(wrong(format!("serial = {value:?}: 1 to 36 visible ASCII characters")));
+                    return Err(wrong(format!(
+                        "serial = {value:?}: 1 to 36 visible ASCII characters"
+                    )));
                 }
                 serial = Some(value);
             }
@@ -203,11 +207,15 @@ pub(super) fn volume_from_settings(
     Ok(VolumeConfig { name, store, block_size, read_only, serial })
 }
 
-fn parse_target(source: &Source<'_>, table: &Spanned<DeValue<'_>>) -> Result<TargetConfig, ConfigError> {
+fn parse_target(
+    source: &Source<'_>,
+    table: &Spanned<DeValue<'_>>,
+) -> Result<TargetConfig, ConfigError> {
     let place = source.place(table.span().start);
-    let entries = table.get_ref().as_table().ok_or_else(|| {
-        ConfigError::new(&place, "target is a list of tables: write [[target]]")
-    })?;
+    let entries = table
+        .get_ref()
+        .as_table()
+        .ok_or_else(|| ConfigError::new(&place, "target is a list of tables: write [[target]]"))?;
     let (mut name, mut alias, mut luns) = (None, None, Vec::new());
     for (key, value) in entries {
         match key.get_ref().as_ref() {
@@ -221,8 +229,7 @@ fn parse_target(source: &Source<'_>, table: &Spanned<DeValue<'_>>) -> Result<Tar
             }
         }
     }
-    let name = name
-        .ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
+    let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
     Ok(TargetConfig { name, alias, luns })
 }
 
@@ -332,8 +339,14 @@ mod tests {
         for (text, told) in [
             ("lisen = []", "sarsen.toml:1: unknown key lisen; did you mean listen?"),
             ("\n\nlisten = [\"here\"]", "sarsen.toml:3: \"here\" is not an address"),
-            ("[[volume]]\nname = \"a\"\nstore = \"ram\"\nsise = 1", "sarsen.toml:4: unknown key sise; did you mean size?"),
-            ("[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GB\"\nblock-size = 4096", "sarsen.toml:4: size = 1000000000 bytes"),
+            (
+                "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsise = 1",
+                "sarsen.toml:4: unknown key sise; did you mean size?",
+            ),
+            (
+                "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GB\"\nblock-size = 4096",
+                "sarsen.toml:4: size = 1000000000 bytes",
+            ),
             ("[[volume]]\nname = \"a\"\nstore = \"ram\"", "sarsen.toml:1: the volume has no size"),
             ("volume = 3", "sarsen.toml:1: volume is to be a list"),
             ("cores = 0", "sarsen.toml:1: cores = 0"),

@@ -151,7 +151,10 @@ impl Config {
             for lun in &target.luns {
                 if !names.contains(lun.as_str()) {
                     let hint = nearest(lun, names.iter().copied());
-                    return wrong(format!("target {}: there is no volume {lun}{hint}", target.name));
+                    return wrong(format!(
+                        "target {}: there is no volume {lun}{hint}",
+                        target.name
+                    ));
                 }
                 if !exported.insert(lun.clone()) {
                     return wrong(format!(
@@ -184,9 +187,7 @@ fn check_volume_name(name: &str) -> Result<(), String> {
     if valid {
         return Ok(());
     }
-    Err(format!(
-        "volume name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens"
-    ))
+    Err(format!("volume name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens"))
 }
 
 /// RFC 7143 §4.2.7: an iqn, eui or naa name.

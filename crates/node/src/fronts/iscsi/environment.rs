@@ -24,9 +24,8 @@ impl View {
         let Some(name) = &admission.target_name else { return true };
         let Some(target) = self.front.targets.find(name) else { return false };
         // SAM-5 annex on iSCSI, RFC 7143 §4.2.7.1: port names are made of name and ISID or tag.
-        let initiator = InitiatorPort {
-            name: format!("{},i,{}", admission.initiator_name, admission.isid),
-        };
+        let initiator =
+            InitiatorPort { name: format!("{},i,{}", admission.initiator_name, admission.isid) };
         let target_port = format!("{name},t,{PORTAL_GROUP_TAG:#06x}");
         self.nexus = Some(target.device.open_nexus(initiator, PORTAL_GROUP_TAG, target_port));
         true

@@ -1,0 +1,39 @@
+//! Refuses writes.
+
+use std::sync::Arc;
+
+use crate::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
+
+/// A store that can be read only.
+pub struct ReadOnly {
+    inner: Arc<dyn Store>,
+}
+
+impl ReadOnly {
+    /// Wraps `inner`.
+    pub fn new(inner: Arc<dyn Store>) -> Self {
+        Self { inner }
+    }
+}
+
+impl Store for ReadOnly {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics { read_only: true, unmap: None, ..self.inner.characteristics() }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        match request {
+            Request::Read(_) | Request::Flush | Request::Allocation(_) => {
+                self.inner.submit(request)
+            }
+            Request::Write { .. }
+            | Request::Unmap(_)
+            | Request::WriteZeroes { .. }
+            | Request::Resize { .. } => Io::Ready(Err(BlockError::ReadOnly)),
+        }
+    }
+}

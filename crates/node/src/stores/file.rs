@@ -1,0 +1,449 @@
+//! A disk in a regular file or on a block device.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use sarsen_block::{
+    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
+    Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
+};
+use sarsen_io::file::{self, File, OpenOptions};
+use tracing::{error, warn};
+
+use super::{CacheMode, StoreError};
+
+/// What to open and how.
+#[derive(Clone, Debug)]
+pub struct FileOptions {
+    /// The file or device.
+    pub path: PathBuf,
+    /// Bytes: a file that is missing is made, one that is smaller grows.
+    pub size: Option<u64>,
+    /// Logical block size.
+    pub block_size: BlockSize,
+    /// Cache mode.
+    pub cache: CacheMode,
+    /// Refuse writes, and share the file with others that do.
+    pub read_only: bool,
+}
+
+/// See the module. The file is locked against other servers while this lives.
+pub struct FileStore {
+    file: File,
+    state: Arc<State>,
+    block_size: BlockSize,
+    cache: CacheMode,
+    characteristics: Characteristics,
+}
+
+/// What requests in flight report to.
+struct State {
+    path: PathBuf,
+    block_count: AtomicU64,
+    /// A flush or durable write failed: what the page cache held may be lost, and a later flush
+    /// would not say so (fsync(2) tells an error once).
+    stopped: AtomicBool,
+}
+
+impl FileStore {
+    /// Opens, or makes, and locks.
+    pub fn open(options: &FileOptions) -> Result<Self, StoreError> {
+        let path = &options.path;
+        let system = |what| {
+            let path = path.clone();
+            move |source| StoreError::System { path, what, source }
+        };
+        let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
+        let file = open_file(options)?;
+        let locked = match options.read_only {
+            true => file.try_lock_shared(),
+            false => file.try_lock_exclusive(),
+        };
+        if !locked.map_err(system("lock it"))? {
+            return Err(StoreError::InUse { path: path.clone() });
+        }
+        let block = options.block_size.bytes() as u64;
+        if options.cache.is_direct() {
+            let alignment = file.direct_alignment().map_err(system("find its alignment"))?;
+            if u64::from(alignment) > block {
+                return Err(unfit(format!(
+                    "takes direct I/O in units of {alignment} bytes only: \
+                     set block-size = 4096, or a cache mode with page cache"
+                )));
+            }
+        }
+        let length = fit_length(&file, options)?;
+        if length == 0 || !length.is_multiple_of(block) {
+            return Err(unfit(format!(
+                "has {length} bytes, which is not a multiple of the block size, {block}: \
+                 give it a size, or another block size"
+            )));
+        }
+        let unmap = file.can_punch_holes().map_err(system("find out whether it is sparse"))?;
+        let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
+        let physical = file.device_block_sizes().map_err(system("find its block sizes"))?;
+        let exponent = physical.map_or(0, |(_, physical)| {
+            (u64::from(physical) / block).checked_ilog2().unwrap_or(0) as u8
+        });
+        if options.cache == CacheMode::Unsafe {
+            warn!(path = %path.display(), "cache mode unsafe: flushes are ignored, a power cut loses data");
+        }
+        Ok(Self {
+            file,
+            state: Arc::new(State {
+                path: path.clone(),
+                block_count: AtomicU64::new(length / block),
+                stopped: AtomicBool::new(false),
+            }),
+            block_size: options.block_size,
+            cache: options.cache,
+            characteristics: Characteristics {
+                volatile_cache: options.cache.is_volatile(),
+                read_only: options.read_only,
+                unmap: (unmap && !options.read_only).then(|| Unmap {
+                    granularity_blocks: (granularity / block).clamp(1, u64::from(u32::MAX)) as u32,
+                }),
+                physical_block_exponent: exponent,
+            },
+        })
+    }
+
+    fn read(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
+        let offset = extent.byte_offset(self.block_size);
+        let length = extent.byte_count(self.block_size) as usize;
+        let state = self.state.clone();
+        self.file.read_at(offset, length).map(move |read| match read {
+            Ok(buffer) => Ok(Reply::Data(Data::Buffer(buffer))),
+            Err(source) => Err(state.failed(extent.lba, Direction::Read, source)),
+        })
+    }
+
+    fn write(
+        &self,
+        extent: Extent,
+        data: Buffer,
+        durability: Durability,
+    ) -> Io<Result<Reply, BlockError>> {
+        assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
+        let durable = self.is_durable(durability);
+        let state = self.state.clone();
+        let offset = extent.byte_offset(self.block_size);
+        self.file
+            .write_at(offset, data, durable)
+            .map(move |written| state.settle(written, extent.lba, durable))
+    }
+
+    /// Whether a write has to be durable before it is acknowledged.
+    fn is_durable(&self, durability: Durability) -> bool {
+        match self.cache {
+            CacheMode::WriteThrough | CacheMode::DirectSync => true,
+            CacheMode::WriteBack | CacheMode::None => durability == Durability::Durable,
+            CacheMode::Unsafe => false,
+        }
+    }
+
+    fn flush(&self) -> Io<Result<Reply, BlockError>> {
+        if self.cache == CacheMode::Unsafe {
+            return Io::Ready(Ok(Reply::Done));
+        }
+        let state = self.state.clone();
+        self.file.sync_data().map(move |synced| state.settle(synced, Lba(0), true))
+    }
+
+    /// Changes how a range is stored, and makes that durable where writes are.
+    fn change(
+        &self,
+        extent: Extent,
+        durable: bool,
+        change: impl FnOnce(&File, u64, u64) -> Io<io::Result<()>>,
+    ) -> Io<Result<Reply, BlockError>> {
+        if extent.block_count == 0 {
+            return Io::Ready(Ok(Reply::Done));
+        }
+        let offset = extent.byte_offset(self.block_size);
+        let changed = change(&self.file, offset, extent.byte_count(self.block_size));
+        let (state, file) = (self.state.clone(), self.file.clone());
+        Io::pending(async move {
+            let done = state.settle(changed.wait().await, extent.lba, false)?;
+            if durable {
+                state.settle(file.sync_data().wait().await, extent.lba, true)?;
+            }
+            Ok(done)
+        })
+    }
+
+    fn allocation(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
+        let offset = extent.byte_offset(self.block_size);
+        let shift = self.block_size.shift();
+        let state = self.state.clone();
+        let run = self.file.allocation(offset, extent.byte_count(self.block_size));
+        run.map(move |run| {
+            let run = run.map_err(|source| state.failed(extent.lba, Direction::Read, source))?;
+            // A hole that ends within a block leaves that block mapped.
+            let (block_count, data) = match run.data {
+                false if run.length >> shift == 0 => (1, true),
+                false => (run.length >> shift, false),
+                true => (run.length.div_ceil(1 << shift), true),
+            };
+            let allocation = if data { Allocation::Mapped } else { Allocation::Deallocated };
+            let block_count = block_count.min(extent.block_count);
+            Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
+        })
+    }
+
+    fn resize(&self, block_count: u64) -> Io<Result<Reply, BlockError>> {
+        let Some(bytes) = block_count.checked_mul(self.block_size.bytes() as u64) else {
+            return Io::Ready(Err(BlockError::Unsupported));
+        };
+        let state = self.state.clone();
+        if self.file.is_block_device() {
+            // A device has the size that it has: it may be looked at again.
+            let fits = self.file.length().is_ok_and(|length| bytes <= length);
+            if fits {
+                state.block_count.store(block_count, Ordering::Release);
+            }
+            let reply = if fits { Ok(Reply::Done) } else { Err(BlockError::Unsupported) };
+            return Io::Ready(reply);
+        }
+        let old = state.block_count.load(Ordering::Acquire);
+        if block_count < old {
+            // Requests for what goes must fail before it is gone.
+            state.block_count.store(block_count, Ordering::Release);
+        }
+        let resized = self.file.set_length(bytes);
+        Io::pending(async move {
+            match resized.wait().await {
+                Ok(()) => {
+                    state.block_count.store(block_count, Ordering::Release);
+                    Ok(Reply::Done)
+                }
+                Err(source) => {
+                    state.block_count.store(old, Ordering::Release);
+                    Err(state.failed(Lba(block_count), Direction::Write, source))
+                }
+            }
+        })
+    }
+}
+
+impl State {
+    fn check(&self, extent: Extent) -> Result<(), BlockError> {
+        let block_count = self.block_count.load(Ordering::Acquire);
+        match extent.fits(block_count) {
+            true => Ok(()),
+            false => Err(BlockError::OutOfRange { extent, block_count }),
+        }
+    }
+
+    /// The end of a write or flush. One that was to be durable and failed for another reason than
+    /// want of room stops the store.
+    fn settle(&self, result: io::Result<()>, lba: Lba, durable: bool) -> Result<Reply, BlockError> {
+        let Err(source) = result else { return Ok(Reply::Done) };
+        if durable && !file::is_full(&source) && !self.stopped.swap(true, Ordering::AcqRel) {
+            error!(
+                path = %self.path.display(), error = %source,
+                "a flush failed: the volume takes no more writes, since earlier ones may be lost; \
+                 check the disk and restart"
+            );
+        }
+        Err(self.failed(lba, Direction::Write, source))
+    }
+
+    fn failed(&self, lba: Lba, direction: Direction, source: io::Error) -> BlockError {
+        if file::is_full(&source) {
+            return BlockError::NoSpace { lba };
+        }
+        if file::is_unsupported(&source) {
+            return BlockError::Unsupported;
+        }
+        BlockError::Medium { lba, direction, source }
+    }
+}
+
+impl Store for FileStore {
+    fn geometry(&self) -> Geometry {
+        let block_count = self.state.block_count.load(Ordering::Acquire);
+        Geometry { block_size: self.block_size, block_count }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.characteristics
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let writes = !matches!(request, Request::Read(_) | Request::Allocation(_));
+        if writes && self.characteristics.read_only {
+            return Io::Ready(match request {
+                Request::Flush => Ok(Reply::Done),
+                _ => Err(BlockError::ReadOnly),
+            });
+        }
+        if writes && self.state.stopped.load(Ordering::Acquire) {
+            return Io::Ready(Err(BlockError::Stopped));
+        }
+        let extent = match &request {
+            Request::Read(extent)
+            | Request::Unmap(extent)
+            | Request::Allocation(extent)
+            | Request::Write { extent, .. }
+            | Request::WriteZeroes { extent, .. } => *extent,
+            Request::Flush | Request::Resize { .. } => Extent::new(0, 0),
+        };
+        if let Err(error) = self.state.check(extent) {
+            return Io::Ready(Err(error));
+        }
+        match request {
+            Request::Read(extent) => self.read(extent),
+            Request::Write { extent, data, durability } => self.write(extent, data, durability),
+            Request::Flush => self.flush(),
+            Request::Unmap(_) if self.characteristics.unmap.is_none() => {
+                Io::Ready(Err(BlockError::Unsupported))
+            }
+            Request::Unmap(extent) => {
+                let durable = self.is_durable(Durability::Volatile);
+                self.change(extent, durable, File::punch_hole)
+            }
+            Request::WriteZeroes { extent, durability } => {
+                let durable = self.is_durable(durability);
+                self.change(extent, durable, File::zero_range)
+            }
+            Request::Allocation(extent) => self.allocation(extent),
+            Request::Resize { block_count } => self.resize(block_count),
+        }
+    }
+}
+
+fn open_file(options: &FileOptions) -> Result<File, StoreError> {
+    let path = &options.path;
+    let open_options = OpenOptions {
+        read_only: options.read_only,
+        create: options.size.is_some() && !options.read_only,
+        direct: options.cache.is_direct(),
+        dsync: matches!(options.cache, CacheMode::WriteThrough | CacheMode::DirectSync),
+    };
+    File::open(path, open_options).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound if options.size.is_none() => {
+            StoreError::NotFound { path: path.clone() }
+        }
+        io::ErrorKind::ResourceBusy => StoreError::InUse { path: path.clone() },
+        io::ErrorKind::InvalidInput if options.cache.is_direct() => StoreError::Unfit {
+            path: path.clone(),
+            problem:
+                "cannot be opened past the page cache: choose cache = writeback or writethrough"
+                    .into(),
+        },
+        _ => StoreError::System { path: path.clone(), what: "open it", source },
+    })
+}
+
+/// Brings a file to the size that is wanted, and gives its length.
+fn fit_length(file: &File, options: &FileOptions) -> Result<u64, StoreError> {
+    let system = |what| {
+        let path = options.path.clone();
+        move |source| StoreError::System { path, what, source }
+    };
+    let length = file.length().map_err(system("find its length"))?;
+    let Some(size) = options.size.filter(|&size| size != length) else { return Ok(length) };
+    if length > size || options.read_only || file.is_block_device() {
+        return Err(StoreError::Unfit {
+            path: options.path.clone(),
+            problem: format!("has {length} bytes, not {size}: correct the size or leave it out"),
+        });
+    }
+    match file.set_length(size) {
+        Io::Ready(resized) => resized.map_err(system("make it as large as it is to be"))?,
+        Io::Pending(_) => unreachable!("no core runs on the thread that starts the server"),
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::conformance;
+    use sarsen_io::cores::{self, FileEngine};
+
+    use super::*;
+
+    const MODES: [CacheMode; 5] = [
+        CacheMode::WriteBack,
+        CacheMode::WriteThrough,
+        CacheMode::None,
+        CacheMode::DirectSync,
+        CacheMode::Unsafe,
+    ];
+
+    fn options(path: PathBuf, cache: CacheMode, block_size: BlockSize) -> FileOptions {
+        FileOptions { path, size: Some(2 << 20), block_size, cache, read_only: false }
+    }
+
+    #[test]
+    fn every_mode_engine_and_block_size_passes_the_conformance_suite() {
+        for cache in MODES {
+            for engine in [FileEngine::Auto, FileEngine::Pool] {
+                for block_size in [BlockSize::B512, BlockSize::B4096] {
+                    let folder = tempfile::tempdir().expect("a folder");
+                    let path = folder.path().join("disk");
+                    let store = match FileStore::open(&options(path, cache, block_size)) {
+                        // A file system of 4 KiB sectors has no direct I/O for smaller blocks.
+                        Err(StoreError::Unfit { problem, .. }) if cache.is_direct() => {
+                            assert!(problem.contains("direct I/O"), "{problem}");
+                            continue;
+                        }
+                        store => store.expect("opens"),
+                    };
+                    cores::block_on(engine, conformance::check(&store, 7)).expect("a core");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_file_is_served_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let options = options(path, CacheMode::WriteBack, BlockSize::B512);
+        let first = FileStore::open(&options).expect("opens");
+        let second = FileStore::open(&options).err().expect("is refused");
+        assert!(second.is_in_use(), "{second}");
+        assert!(second.to_string().contains("disk is in use"), "{second}");
+        drop(first);
+        FileStore::open(&options).expect("is free again");
+    }
+
+    #[test]
+    fn a_size_makes_a_file_and_lets_it_grow_but_not_shrink() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let mut options = options(path, CacheMode::WriteBack, BlockSize::B512);
+        options.size = None;
+        assert!(FileStore::open(&options).err().expect("is missing").is_not_found());
+        for (size, fits) in [(1 << 20, true), (2 << 20, true), (1 << 20, false)] {
+            options.size = Some(size);
+            let opened = FileStore::open(&options);
+            assert_eq!(opened.is_ok(), fits, "{size}");
+            if let Ok(store) = opened {
+                assert_eq!(store.geometry().byte_count(), size);
+            }
+        }
+    }
+
+    #[test]
+    fn what_lies_beyond_a_file_that_shrank_is_a_medium_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+        let store = FileStore::open(&opened).expect("opens");
+        std::fs::File::options().write(true).open(&path).and_then(|f| f.set_len(512)).expect("cut");
+        let store: &dyn Store = &store;
+        let read = cores::block_on(FileEngine::Pool, async {
+            store.read(Extent::new(0, 1)).wait().await.expect("still there");
+            store.read(Extent::new(8, 2)).wait().await
+        });
+        match read.expect("a core") {
+            Err(BlockError::Medium { lba: Lba(8), direction: Direction::Read, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Disks that do I/O. [`open`] is the one place that opens one.
+
+mod file;
+mod null;
+mod ram;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sarsen_block::Store;
+use sarsen_block::layers::ReadOnly;
+
+pub use self::file::{FileOptions, FileStore};
+pub use self::null::NullStore;
+pub use self::ram::RamStore;
+use crate::config::{StoreConfig, VolumeConfig};
+
+/// When a write reaches the disk, with KVM's names and their exact meaning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Through the page cache; durable when flushed.
+    #[default]
+    WriteBack,
+    /// Through the page cache; each write is durable when it is acknowledged.
+    WriteThrough,
+    /// Past the page cache; durable when flushed, since the device has a cache.
+    None,
+    /// Past the page cache; each write is durable when it is acknowledged.
+    DirectSync,
+    /// Through the page cache; flushes are ignored.
+    Unsafe,
+}
+
+impl CacheMode {
+    /// Past the page cache.
+    pub(crate) fn is_direct(self) -> bool {
+        matches!(self, Self::None | Self::DirectSync)
+    }
+
+    /// Writes are acknowledged before they are durable.
+    pub(crate) fn is_volatile(self) -> bool {
+        matches!(self, Self::WriteBack | Self::None | Self::Unsafe)
+    }
+}
+
+/// Why a store could not be opened: what, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file is not there.
+    #[error("{path} does not exist: create it, or give the volume a size to have it made")]
+    NotFound {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Somebody else has the file.
+    #[error("{path} is in use: another program serves it (or this one, under another name)")]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file cannot be a volume as it is configured.
+    #[error("{path} {problem}")]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong and what to do.
+        problem: String,
+    },
+    /// A call to the system failed.
+    #[error("{path}: cannot {what}: {source}")]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was to be done.
+        what: &'static str,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no address space for a RAM volume of this size.
+    #[error("no address space for a RAM volume of {size} bytes: {source}")]
+    Memory {
+        /// Bytes.
+        size: u64,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl StoreError {
+    /// Whether somebody else has what was to be opened.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, Self::InUse { .. })
+    }
+
+    /// Whether what was to be opened is not there.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::NotFound { .. })
+    }
+}
+
+/// Opens a volume's store, with the layers that its configuration asks for.
+pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
+    let blocks = |size: u64| size >> volume.block_size.shift();
+    let store: Arc<dyn Store> = match &volume.store {
+        StoreConfig::Ram { size } => Arc::new(
+            RamStore::new(volume.block_size, blocks(*size))
+                .map_err(|source| StoreError::Memory { size: *size, source })?,
+        ),
+        StoreConfig::Null { size } => Arc::new(NullStore::new(volume.block_size, blocks(*size))),
+        StoreConfig::File { path, size, cache } => {
+            let options = FileOptions {
+                path: path.clone(),
+                size: *size,
+                block_size: volume.block_size,
+                cache: *cache,
+                read_only: volume.read_only,
+            };
+            return Ok(Arc::new(FileStore::open(&options)?));
+        }
+    };
+    Ok(if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store })
+}

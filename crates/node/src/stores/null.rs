@@ -1,0 +1,86 @@
+//! A disk that keeps nothing: it measures everything above the disk.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sarsen_block::{
+    Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Extent, Geometry, Io,
+    Reply, Request, Store, Unmap,
+};
+
+/// Reads give zeroes, writes are thrown away.
+pub struct NullStore {
+    block_size: BlockSize,
+    block_count: AtomicU64,
+}
+
+impl NullStore {
+    /// A disk of so many blocks.
+    pub fn new(block_size: BlockSize, block_count: u64) -> Self {
+        Self { block_size, block_count: AtomicU64::new(block_count) }
+    }
+
+    fn check(&self, extent: Extent) -> Result<(), BlockError> {
+        let block_count = self.block_count.load(Ordering::Relaxed);
+        match extent.fits(block_count) {
+            true => Ok(()),
+            false => Err(BlockError::OutOfRange { extent, block_count }),
+        }
+    }
+
+    fn perform(&self, request: Request) -> Result<Reply, BlockError> {
+        match request {
+            Request::Read(extent) => {
+                self.check(extent)?;
+                let length = extent.byte_count(self.block_size) as usize;
+                Ok(Reply::Data(Data::Zeroes(length)))
+            }
+            Request::Write { extent, .. }
+            | Request::WriteZeroes { extent, .. }
+            | Request::Unmap(extent) => self.check(extent).map(|()| Reply::Done),
+            Request::Flush => Ok(Reply::Done),
+            Request::Allocation(extent) => {
+                self.check(extent)?;
+                let allocation = Allocation::Deallocated;
+                Ok(Reply::Allocation(AllocationRun { block_count: extent.block_count, allocation }))
+            }
+            Request::Resize { block_count } => {
+                self.block_count.store(block_count, Ordering::Relaxed);
+                Ok(Reply::Done)
+            }
+        }
+    }
+}
+
+impl Store for NullStore {
+    fn geometry(&self) -> Geometry {
+        let block_count = self.block_count.load(Ordering::Relaxed);
+        Geometry { block_size: self.block_size, block_count }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics {
+            volatile_cache: false,
+            read_only: false,
+            unmap: Some(Unmap { granularity_blocks: 1 }),
+            physical_block_exponent: 0,
+        }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        Io::Ready(self.perform(request))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::conformance;
+    use sarsen_io::cores::{self, FileEngine};
+
+    use super::*;
+
+    #[test]
+    fn it_keeps_its_size_and_nothing_else() {
+        let store = NullStore::new(BlockSize::B512, 256);
+        cores::block_on(FileEngine::Pool, conformance::check_null(&store)).expect("a core");
+    }
+}

@@ -1,0 +1,281 @@
+//! A disk in memory: sparse, answers at once, is sent from without a copy.
+//!
+//! A bitmap tells which pages were written. The order of its changes keeps one promise whatever
+//! happens at the same time: once a write was acknowledged, its pages are marked, and a page that
+//! is not marked reads as zero. So a write copies first and marks then; an unmap clears the mark
+//! first and gives the page back then.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sarsen_block::{
+    Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Extent,
+    Geometry, Io, Reply, Request, Store, Unmap,
+};
+use sarsen_io::memory::{PAGE, Region};
+
+/// Address space is reserved for growth to this many times the size, at least [`LEAST_ROOM`].
+const GROWTH: u64 = 4;
+const LEAST_ROOM: u64 = 1 << 36;
+const PAGES_PER_WORD: u64 = u64::BITS as u64;
+
+/// See the module. Its contents are gone when it is dropped; nothing is more durable than its
+/// writes, so it reports no volatile cache.
+pub struct RamStore {
+    block_size: BlockSize,
+    block_count: AtomicU64,
+    region: Arc<Region>,
+    /// A bit for each page of the region's room; a region of pages too, so that it is sparse.
+    written: Bitmap,
+}
+
+impl RamStore {
+    /// A disk of zeroes.
+    pub fn new(block_size: BlockSize, block_count: u64) -> std::io::Result<Self> {
+        let bytes = block_count << block_size.shift();
+        let room = bytes.saturating_mul(GROWTH).max(LEAST_ROOM);
+        let region = Region::with_room(bytes as usize, room as usize)
+            .or_else(|_| Region::new(bytes as usize))?;
+        let written = Bitmap::new((region.room() as u64).div_ceil(PAGE as u64));
+        let block_count = AtomicU64::new(block_count);
+        Ok(Self { block_size, block_count, region, written })
+    }
+
+    /// First byte and number of bytes of an extent that lies within the disk.
+    fn bytes(&self, extent: Extent) -> Result<(u64, u64), BlockError> {
+        let block_count = self.block_count.load(Ordering::Acquire);
+        if !extent.fits(block_count) {
+            return Err(BlockError::OutOfRange { extent, block_count });
+        }
+        Ok((extent.byte_offset(self.block_size), extent.byte_count(self.block_size)))
+    }
+
+    fn perform(&self, request: Request) -> Result<Reply, BlockError> {
+        match request {
+            Request::Read(extent) => {
+                let (offset, length) = self.bytes(extent)?;
+                let length = length as usize;
+                if !self.written.any(offset, length as u64) {
+                    return Ok(Reply::Data(Data::Zeroes(length)));
+                }
+                let memory = self.region.clone();
+                Ok(Reply::Data(Data::Shared { memory, offset: offset as usize, length }))
+            }
+            Request::Write { extent, data, durability: _ } => {
+                let (offset, length) = self.bytes(extent)?;
+                assert_eq!(data.len() as u64, length, "a write's buffer has the extent's length");
+                self.region.write(offset as usize, &data);
+                self.written.set(offset, length);
+                Ok(Reply::Done)
+            }
+            Request::Flush => Ok(Reply::Done),
+            Request::Unmap(extent) => {
+                let (offset, length) = self.bytes(extent)?;
+                self.discard(extent, offset, length)?;
+                Ok(Reply::Done)
+            }
+            Request::WriteZeroes { extent, durability: _ } => {
+                let (offset, length) = self.bytes(extent)?;
+                self.region.zero(offset as usize, length as usize);
+                self.written.set(offset, length);
+                Ok(Reply::Done)
+            }
+            Request::Allocation(extent) => {
+                let (offset, length) = self.bytes(extent)?;
+                let (marked, run) = self.written.run(offset, length);
+                let allocation = if marked { Allocation::Mapped } else { Allocation::Deallocated };
+                // A run ends at the border of a page, which is one of a block too.
+                let block_count = run >> self.block_size.shift();
+                Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
+            }
+            Request::Resize { block_count } => self.resize(block_count).map(|()| Reply::Done),
+        }
+    }
+
+    fn discard(&self, extent: Extent, offset: u64, length: u64) -> Result<(), BlockError> {
+        self.written.clear_whole_pages(offset, length);
+        self.region.discard(offset as usize, length as usize).map_err(|source| BlockError::Medium {
+            lba: extent.lba,
+            direction: Direction::Write,
+            source,
+        })
+    }
+
+    fn resize(&self, block_count: u64) -> Result<(), BlockError> {
+        let old = self.block_count.load(Ordering::Acquire);
+        let bytes = block_count.checked_mul(self.block_size.bytes() as u64);
+        let bytes = bytes.filter(|&bytes| bytes <= self.region.room() as u64);
+        let bytes = bytes.ok_or(BlockError::Unsupported)?;
+        if block_count < old {
+            self.block_count.store(block_count, Ordering::Release);
+            // What comes back when it grows again is zero.
+            let gone = Extent::new(block_count, old - block_count);
+            let (offset, length) =
+                (gone.byte_offset(self.block_size), gone.byte_count(self.block_size));
+            return self.discard(gone, offset, length);
+        }
+        self.region.grow(bytes as usize).map_err(|_| BlockError::Unsupported)?;
+        self.block_count.store(block_count, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Store for RamStore {
+    fn geometry(&self) -> Geometry {
+        let block_count = self.block_count.load(Ordering::Acquire);
+        Geometry { block_size: self.block_size, block_count }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics {
+            volatile_cache: false,
+            read_only: false,
+            unmap: Some(Unmap { granularity_blocks: PAGE as u32 >> self.block_size.shift() }),
+            physical_block_exponent: 0,
+        }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        Io::Ready(self.perform(request))
+    }
+}
+
+/// A bit for each page. Words of many pages are allocated when the first one is written, so that
+/// room for growth costs little.
+struct Bitmap {
+    chunks: Box<[std::sync::OnceLock<Box<[AtomicU64]>>]>,
+}
+
+/// Words of one chunk: it covers 1 GiB of pages.
+const WORDS_PER_CHUNK: u64 = 4096;
+
+impl Bitmap {
+    fn new(pages: u64) -> Self {
+        let chunks = pages.div_ceil(WORDS_PER_CHUNK * PAGES_PER_WORD);
+        Self { chunks: (0..chunks).map(|_| std::sync::OnceLock::new()).collect() }
+    }
+
+    fn word(&self, index: u64) -> Option<&AtomicU64> {
+        let chunk = self.chunks[(index / WORDS_PER_CHUNK) as usize].get()?;
+        Some(&chunk[(index % WORDS_PER_CHUNK) as usize])
+    }
+
+    fn word_to_write(&self, index: u64) -> &AtomicU64 {
+        let chunk = self.chunks[(index / WORDS_PER_CHUNK) as usize]
+            .get_or_init(|| (0..WORDS_PER_CHUNK).map(|_| AtomicU64::new(0)).collect());
+        &chunk[(index % WORDS_PER_CHUNK) as usize]
+    }
+
+    /// Calls `each` with the index and the mask of every word that the pages `first..end` touch.
+    fn masks(first: u64, end: u64, mut each: impl FnMut(u64, u64) -> bool) {
+        let mut page = first;
+        while page < end {
+            let word = page / PAGES_PER_WORD;
+            let next = ((word + 1) * PAGES_PER_WORD).min(end);
+            let count = next - page;
+            let ones = if count == PAGES_PER_WORD { u64::MAX } else { (1 << count) - 1 };
+            if !each(word, ones << (page % PAGES_PER_WORD)) {
+                return;
+            }
+            page = next;
+        }
+    }
+
+    /// Marks every page that the bytes touch.
+    fn set(&self, offset: u64, length: u64) {
+        let page = PAGE as u64;
+        Self::masks(offset / page, (offset + length).div_ceil(page), |word, mask| {
+            let word = self.word_to_write(word);
+            // Mostly set already: a load is cheaper than a write to a line that all cores share.
+            if word.load(Ordering::Relaxed) & mask != mask {
+                word.fetch_or(mask, Ordering::AcqRel);
+            }
+            true
+        });
+    }
+
+    /// Clears the marks of pages that lie wholly within the bytes.
+    fn clear_whole_pages(&self, offset: u64, length: u64) {
+        let page = PAGE as u64;
+        Self::masks(offset.div_ceil(page), (offset + length) / page, |index, mask| {
+            if let Some(word) = self.word(index) {
+                word.fetch_and(!mask, Ordering::AcqRel);
+            }
+            true
+        });
+    }
+
+    /// Whether any page that the bytes touch is marked.
+    fn any(&self, offset: u64, length: u64) -> bool {
+        let page = PAGE as u64;
+        let mut found = false;
+        Self::masks(offset / page, (offset + length).div_ceil(page), |index, mask| {
+            let word = self.word(index).map_or(0, |word| word.load(Ordering::Acquire));
+            found = word & mask != 0;
+            !found
+        });
+        found
+    }
+
+    /// Whether the first page is marked, and for how many bytes from `offset`, at most `length`,
+    /// that holds.
+    fn run(&self, offset: u64, length: u64) -> (bool, u64) {
+        let page = PAGE as u64;
+        let end = offset + length;
+        let marked = |index: u64| {
+            let word = self.word(index / PAGES_PER_WORD);
+            let word = word.map_or(0, |word| word.load(Ordering::Acquire));
+            word >> (index % PAGES_PER_WORD) & 1 == 1
+        };
+        let first = marked(offset / page);
+        let mut at = (offset / page + 1) * page;
+        while at < end && marked(at / page) == first {
+            at += page;
+        }
+        (first, at.min(end) - offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::conformance;
+    use sarsen_io::cores::{self, FileEngine};
+
+    use super::*;
+
+    #[test]
+    fn it_passes_the_conformance_suite() {
+        for block_size in [BlockSize::B512, BlockSize::B4096] {
+            let store = RamStore::new(block_size, 4096).expect("memory");
+            cores::block_on(FileEngine::Pool, conformance::check(&store, 1)).expect("a core");
+        }
+    }
+
+    #[test]
+    fn a_partly_unmapped_page_keeps_its_mark_and_its_other_blocks() {
+        let store = RamStore::new(BlockSize::B512, 64).expect("memory");
+        let store: &dyn Store = &store;
+        cores::block_on(FileEngine::Pool, async {
+            let ones = sarsen_block::Buffer::copy_of(&[1; 64 * 512]);
+            let durability = sarsen_block::Durability::Volatile;
+            store.write(Extent::new(0, 64), ones, durability).wait().await.expect("written");
+            store.unmap(Extent::new(4, 8)).wait().await.expect("unmapped");
+            let data = store.read(Extent::new(0, 16)).wait().await.expect("read").into_buffer();
+            assert!(data[..4 * 512].iter().all(|&byte| byte == 1));
+            assert!(data[4 * 512..12 * 512].iter().all(|&byte| byte == 0));
+            assert!(data[12 * 512..].iter().all(|&byte| byte == 1));
+            let run = store.allocation(Extent::new(0, 64)).wait().await.expect("told");
+            assert_eq!(run, AllocationRun { block_count: 64, allocation: Allocation::Mapped });
+        })
+        .expect("a core");
+    }
+
+    #[test]
+    fn a_large_disk_costs_what_is_written() {
+        let store = RamStore::new(BlockSize::B4096, 1 << 30).expect("4 TiB of addresses");
+        assert_eq!(store.geometry().byte_count(), 4 << 40);
+        let store: &dyn Store = &store;
+        let read = store.read(Extent::new((1 << 30) - 1, 1));
+        assert!(matches!(read, Io::Ready(Ok(Data::Zeroes(4096)))));
+    }
+}
