@@ -218,8 +218,10 @@ fn parse_run(finished: &Finished) -> Vec<Test> {
             _ if line.ends_with("FAILED") => Some(Verdict::Failed),
             _ => None,
         });
+        let mut own = said.lines().take_while(|line| !line.trim().starts_with("passed"));
+        let skipped = own.any(|line| line.contains("[SKIPPED]"));
         let verdict = match ended {
-            Some(Verdict::Passed) if said.contains("[SKIPPED]") => Verdict::Skipped,
+            Some(Verdict::Passed) if skipped => Verdict::Skipped,
             Some(verdict) => verdict,
             None if finished.status.is_none() => Verdict::Stuck,
             None => Verdict::Aborted,
@@ -247,6 +249,7 @@ FAILED
 
 passed
   Test: LUNReset ...passed    [FAILED] PRIN command: failed with sense.
+    [SKIPPED] PERSISTENT RESERVE IN is not implemented.
 
 Run Summary:    Type  Total    Ran Passed Failed Inactive
                tests      4      4      3      1        0

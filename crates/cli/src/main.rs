@@ -31,7 +31,8 @@ enum Verb {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    start_logging();
+    // The demo tells its own story; the log of the server in it would only interrupt.
+    start_logging(if matches!(arguments.verb, Verb::Demo(_)) { "warn" } else { "info" });
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
         Verb::Demo(arguments) => demo::run(arguments),
@@ -41,9 +42,9 @@ fn main() -> ExitCode {
 }
 
 /// Logs go to stderr; `RUST_LOG` chooses how much.
-fn start_logging() {
+fn start_logging(default_level: &str) {
     use std::io::IsTerminal;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_level));
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
