@@ -1,315 +1,499 @@
-//! The suite that every store and layer passes: what [`Store`] promises, checked from outside.
+//! The suite that every store and layer passes.
 //!
-//! It panics at the first promise that is broken. The store is overwritten; it should have from a
-//! few hundred to a few thousand blocks, all of them unwritten.
+//! It panics at the first thing that is wrong, with the request and, where dice were thrown, the
+//! seed. It needs no runtime of its own: a store that does I/O is checked where I/O works.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 
 use crate::{
-    Allocation, BlockError, Buffer, Data, Durability, Extent, Geometry, MemoryStore, Store,
+    Allocation, AllocationRun, BlockError, Buffer, Data, Durability, Extent, Io, Reply, Request,
+    Store,
 };
 
-/// Random requests that are compared with the model.
-const SOAK_REQUESTS: u32 = 400;
-/// The longest random extent.
-const SOAK_BLOCKS: u64 = 40;
+/// The fewest blocks that a store must have to be checked.
+pub const BLOCKS_MIN: u64 = 64;
+/// The part from the start of the store that the whole-extent and random checks work on.
+const BYTES_MAX: u64 = 4 << 20;
+const RANDOM_STEPS: u32 = 600;
 
-/// Runs the whole suite on a store that can be written; `seed` chooses the random part.
+/// Checks a store that can be written, that nobody has written to and nobody else uses, of at
+/// least [`BLOCKS_MIN`] blocks. The contents are arbitrary afterwards, the size is as before.
 pub async fn check(store: &dyn Store, seed: u64) {
-    let Geometry { block_count, .. } = store.geometry();
-    assert!((128..=1 << 16).contains(&block_count), "a store of a fitting size");
+    assert!(!store.characteristics().read_only, "a read-only store has a check of its own");
+    shape_and_borders(store).await;
     unwritten_blocks_read_as_zero(store).await;
-    what_was_written_is_read(store).await;
-    what_lies_outside_is_refused(store).await;
-    nothing_is_done_for_no_blocks(store).await;
-    zeroes_and_unmapped_blocks_read_as_zero(store).await;
-    concurrent_writes_leave_one_of_them(store).await;
-    random_requests_match_the_model(store, seed).await;
-    resizing_keeps_what_stays(store).await;
+    blocks_keep_what_was_written(store).await;
+    whole_extent_at_once(store).await;
+    durable_writes_and_flushes(store).await;
+    unmapped_blocks_read_as_zero(store).await;
+    zeroed_blocks_read_as_zero(store).await;
+    overlapping_writes_leave_one_of_them(store).await;
+    growing_keeps_and_shrinking_forgets(store).await;
+    random_requests(store, seed).await;
 }
 
-/// Runs the part of the suite that holds for a store that refuses writes.
+/// Checks a store that refuses writes.
 pub async fn check_read_only(store: &dyn Store) {
     assert!(store.characteristics().read_only);
-    let one = Extent::new(0, 1);
-    let block = Buffer::zeroed(store.geometry().block_size.bytes());
-    store.read(one).wait().await.expect("reads work");
-    store.flush().wait().await.expect("flushes work");
-    let refused = [
-        store.write(one, block, Durability::Volatile).wait().await,
-        store.write_zeroes(one, Durability::Volatile).wait().await,
-        store.unmap(one).wait().await,
-        store.resize(1).wait().await,
-    ];
-    for result in refused {
-        assert!(matches!(result, Err(BlockError::ReadOnly)), "{result:?}");
-    }
-    what_lies_outside_is_refused_to_readers(store).await;
+    shape_and_borders(store).await;
+    changes_are_refused(store).await;
 }
 
-/// Bytes that depend on their place and on `mark`, so that a block that went astray shows.
-fn pattern(store: &dyn Store, extent: Extent, mark: u8) -> Buffer {
-    let size = store.geometry().block_size;
-    let mut buffer = Buffer::for_overwrite(extent.byte_count(size) as usize);
-    for (lba, block) in (extent.lba.0..).zip(buffer.chunks_exact_mut(size.bytes())) {
-        for (at, word) in block.chunks_exact_mut(8).enumerate() {
-            word.copy_from_slice(&(lba << 24 | (at as u64) << 8 | u64::from(mark)).to_be_bytes());
-        }
-    }
-    buffer
+/// Checks a store that keeps nothing: its shape, its borders, that it takes writes.
+pub async fn check_null(store: &dyn Store) {
+    shape_and_borders(store).await;
+    let extent = Extent::new(1, 3);
+    write(store, extent, pattern(store, extent, 1), Durability::Durable).await;
+    let data = store.read(extent).wait().await;
+    assert!(matches!(data, Ok(Data::Zeroes(_))), "{data:?}");
 }
 
-async fn read(store: &dyn Store, extent: Extent) -> Buffer {
-    let data = store.read(extent).wait().await.expect("the read succeeds");
-    assert_eq!(data.len() as u64, extent.byte_count(store.geometry().block_size));
-    data.into_buffer()
-}
-
-async fn write(store: &dyn Store, extent: Extent, mark: u8, durability: Durability) {
-    let data = pattern(store, extent, mark);
-    store.write(extent, data, durability).wait().await.expect("the write succeeds");
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
-}
-
-async fn unwritten_blocks_read_as_zero(store: &dyn Store) {
-    let whole = Extent::new(0, store.geometry().block_count);
-    assert!(is_zero(&read(store, whole).await));
-    let run = store.allocation(whole).wait().await.expect("it is told");
-    assert!((1..=whole.block_count).contains(&run.block_count), "{run:?}");
-}
-
-async fn what_was_written_is_read(store: &dyn Store) {
-    let last = store.geometry().block_count - 1;
-    let extents = [(0, 1), (last, 1), (1, 7), (13, 100), (last - 9, 10), (0, last + 1)];
-    for (mark, (lba, block_count)) in (1..).zip(extents) {
-        let extent = Extent::new(lba, block_count);
-        let durability = if mark % 2 == 0 { Durability::Durable } else { Durability::Volatile };
-        write(store, extent, mark, durability).await;
-        assert_eq!(read(store, extent).await[..], pattern(store, extent, mark)[..], "{extent}");
-        let run = store.allocation(extent).wait().await.expect("it is told");
-        assert_eq!((run.block_count, run.allocation), (block_count, Allocation::Mapped));
-    }
-    store.flush().wait().await.expect("the flush succeeds");
-    let mut part = store.read(Extent::new(5, 2)).wait().await.expect("read");
-    part.truncate(10);
-    assert_eq!(part.into_buffer()[..], pattern(store, Extent::new(5, 1), 6)[..10]);
-}
-
-async fn what_lies_outside_is_refused(store: &dyn Store) {
-    what_lies_outside_is_refused_to_readers(store).await;
-    for extent in outside(store) {
-        // A buffer as long as these extents cannot be made; a store must refuse before it looks.
-        if extent.block_count <= 2 {
-            let size = store.geometry().block_size;
-            let data = Buffer::zeroed(extent.byte_count(size) as usize);
-            let written = store.write(extent, data, Durability::Volatile).wait().await;
-            assert!(matches!(written, Err(BlockError::OutOfRange { .. })), "{extent}: {written:?}");
-        }
-        let zeroed = store.write_zeroes(extent, Durability::Volatile).wait().await;
-        assert!(matches!(zeroed, Err(BlockError::OutOfRange { .. })), "{extent}: {zeroed:?}");
-        if store.characteristics().unmap.is_some() {
-            let unmapped = store.unmap(extent).wait().await;
-            assert!(matches!(unmapped, Err(BlockError::OutOfRange { .. })), "{unmapped:?}");
-        }
-    }
-}
-
-fn outside(store: &dyn Store) -> [Extent; 5] {
-    let block_count = store.geometry().block_count;
-    [
-        Extent::new(block_count, 1),
-        Extent::new(block_count - 1, 2),
-        Extent::new(0, block_count + 1),
-        Extent::new(u64::MAX, 2),
+/// What holds for any store: its shape, what it refuses, lengths.
+async fn shape_and_borders(store: &dyn Store) {
+    let count = store.geometry().block_count;
+    assert!(count >= BLOCKS_MIN, "{count} blocks are too few to be checked");
+    assert!(!matches!(store.characteristics().unmap, Some(unmap) if unmap.granularity_blocks == 0));
+    for extent in [
+        Extent::new(count, 1),
+        Extent::new(count - 1, 2),
+        Extent::new(0, count + 1),
+        Extent::new(count + 1, 0),
+        Extent::new(u64::MAX, 1),
         Extent::new(1, u64::MAX),
+        Extent::new(u64::MAX, u64::MAX),
+    ] {
+        outside_is_refused(store, extent).await;
+    }
+    for lba in [0, 1, count - 1, count] {
+        nothing_is_done_to_no_blocks(store, Extent::new(lba, 0)).await;
+    }
+    for extent in [Extent::new(0, 1), Extent::new(count - 3, 3), Extent::new(1, 33)] {
+        read(store, extent).await;
+    }
+    runs(store, Extent::new(0, count)).await;
+    let flushed = store.flush().wait().await;
+    assert!(flushed.is_ok(), "flush: {flushed:?}");
+}
+
+/// Every request that names an extent.
+fn every_kind(extent: Extent, length: usize) -> [Request; 5] {
+    let durability = Durability::Volatile;
+    [
+        Request::Read(extent),
+        Request::Write { extent, data: Buffer::zeroed(length), durability },
+        Request::WriteZeroes { extent, durability },
+        Request::Unmap(extent),
+        Request::Allocation(extent),
     ]
 }
 
-async fn what_lies_outside_is_refused_to_readers(store: &dyn Store) {
-    for extent in outside(store) {
-        let read = store.read(extent).wait().await;
-        assert!(matches!(read, Err(BlockError::OutOfRange { .. })), "{extent}: {read:?}");
-        let told = store.allocation(extent).wait().await;
-        assert!(matches!(told, Err(BlockError::OutOfRange { .. })), "{extent}: {told:?}");
-    }
-}
-
-async fn nothing_is_done_for_no_blocks(store: &dyn Store) {
-    for lba in [0, 3, store.geometry().block_count] {
-        let none = Extent::new(lba, 0);
-        assert!(read(store, none).await.is_empty());
-        let empty = Buffer::zeroed(0);
-        store.write(none, empty, Durability::Durable).wait().await.expect("nothing to write");
-        store.write_zeroes(none, Durability::Volatile).wait().await.expect("nothing to zero");
-        if store.characteristics().unmap.is_some() {
-            store.unmap(none).wait().await.expect("nothing to unmap");
+async fn outside_is_refused(store: &dyn Store, extent: Extent) {
+    let block_count = store.geometry().block_count;
+    let length = extent.block_count.min(2) as usize * store.geometry().block_size.bytes();
+    for request in every_kind(extent, length) {
+        let what = format!("{request:?}");
+        match store.submit(request).wait().await {
+            Err(BlockError::OutOfRange { extent: told, block_count: blocks }) => {
+                assert_eq!((told, blocks), (extent, block_count), "{what}");
+            }
+            Err(BlockError::ReadOnly) if store.characteristics().read_only => {}
+            Err(BlockError::Unsupported) if what.starts_with("Unmap") => {}
+            other => panic!("{what} lies outside and was answered {other:?}"),
         }
     }
 }
 
-async fn zeroes_and_unmapped_blocks_read_as_zero(store: &dyn Store) {
-    let whole = Extent::new(0, store.geometry().block_count);
-    write(store, whole, 20, Durability::Volatile).await;
-    let zeroed = Extent::new(3, 50);
-    store.write_zeroes(zeroed, Durability::Durable).wait().await.expect("zeroes are written");
-    assert!(is_zero(&read(store, zeroed).await));
-    let mut around = vec![Extent::new(0, 3), Extent::new(53, 1)];
+async fn nothing_is_done_to_no_blocks(store: &dyn Store, extent: Extent) {
+    for request in every_kind(extent, 0) {
+        let what = format!("{request:?}");
+        match store.submit(request).wait().await {
+            Ok(Reply::Data(data)) => assert!(data.is_empty(), "{what}"),
+            Ok(Reply::Allocation(run)) => assert_eq!(run.block_count, 0, "{what}"),
+            Ok(Reply::Done) => {}
+            Err(BlockError::ReadOnly) if store.characteristics().read_only => {}
+            Err(BlockError::Unsupported) if what.starts_with("Unmap") => {}
+            Err(error) => panic!("{what} was answered {error}"),
+        }
+    }
+}
+
+async fn unwritten_blocks_read_as_zero(store: &dyn Store) {
+    let count = store.geometry().block_count;
+    for extent in [Extent::new(0, 8), Extent::new(count - 9, 9), Extent::new(count / 2, 17)] {
+        let data = read(store, extent).await;
+        assert!(data.iter().all(|&byte| byte == 0), "{extent} was never written");
+    }
+}
+
+async fn changes_are_refused(store: &dyn Store) {
+    let extent = Extent::new(1, 1);
+    let [_, write, zeroes, unmap, _] = every_kind(extent, store.geometry().block_size.bytes());
+    let resize = Request::Resize { block_count: store.geometry().block_count };
+    for request in [write, zeroes, unmap, resize] {
+        let what = format!("{request:?}");
+        let answer = store.submit(request).wait().await;
+        assert!(
+            matches!(answer, Err(BlockError::ReadOnly)),
+            "{what} was answered {answer:?} by a read-only store"
+        );
+    }
+}
+
+async fn blocks_keep_what_was_written(store: &dyn Store) {
+    let count = store.geometry().block_count;
+    for (tag, block_count) in (1..).zip([1, 2, 3, 7, 8, 9, 16, 31, 33]) {
+        for lba in [0, 1, 5, 8, count / 2, count - block_count] {
+            let extent = Extent::new(lba, block_count);
+            if !extent.fits(count) {
+                continue;
+            }
+            // Neighbours stay as they are.
+            let around = Extent::new(lba.saturating_sub(1), block_count + 2);
+            let around =
+                Extent { block_count: around.block_count.min(count - around.lba.0), ..around };
+            let mut expected = read(store, around).await;
+            let data = pattern(store, extent, tag);
+            let size = store.geometry().block_size.bytes();
+            let from = (lba - around.lba.0) as usize * size;
+            expected[from..from + data.len()].copy_from_slice(&data);
+            write(store, extent, data, Durability::Volatile).await;
+            same(&read(store, around).await, &expected, around, "after a write");
+            mapped(store, extent).await;
+        }
+    }
+}
+
+async fn whole_extent_at_once(store: &dyn Store) {
+    let extent = arena(store);
+    let data = pattern(store, extent, 77);
+    write(store, extent, Buffer::copy_of(&data), Durability::Volatile).await;
+    same(&read(store, extent).await, &data, extent, "after one large write");
+}
+
+async fn durable_writes_and_flushes(store: &dyn Store) {
+    for tag in 0..4 {
+        let extent = Extent::new(tag * 3 + 1, 3);
+        let data = pattern(store, extent, 100 + tag);
+        write(store, extent, Buffer::copy_of(&data), Durability::Durable).await;
+        same(&read(store, extent).await, &data, extent, "after a durable write");
+        assert!(store.flush().wait().await.is_ok(), "flush");
+        same(&read(store, extent).await, &data, extent, "after a flush");
+    }
+    let extent = Extent::new(2, 5);
+    assert!(store.write_zeroes(extent, Durability::Durable).wait().await.is_ok());
+    assert!(read(store, extent).await.iter().all(|&byte| byte == 0));
+}
+
+async fn unmapped_blocks_read_as_zero(store: &dyn Store) {
+    let all = arena(store);
     let Some(unmap) = store.characteristics().unmap else {
-        let refused = store.unmap(zeroed).wait().await;
-        assert!(matches!(refused, Err(BlockError::Unsupported)), "{refused:?}");
+        let answer = store.unmap(Extent::new(0, 1)).wait().await;
+        assert!(matches!(answer, Err(BlockError::Unsupported)), "{answer:?}");
         return;
     };
-    // Not aligned to anything: the edges are zeroed, the middle is given back.
-    let unmapped = Extent::new(61, 60);
-    store.unmap(unmapped).wait().await.expect("unmapped");
-    assert!(is_zero(&read(store, unmapped).await));
-    around.extend([Extent::new(60, 1), Extent::new(121, 1)]);
-    for extent in around {
-        assert_eq!(read(store, extent).await[..], pattern(store, extent, 20)[..], "{extent}");
+    let unit = u64::from(unmap.granularity_blocks);
+    let odd = [Extent::new(3, 1), Extent::new(1, 30), Extent::new(all.end() - 5, 5)];
+    let even = [unit * 2, unit].map(|lba| Extent::new(lba, unit)).into_iter();
+    let even = even.filter(|extent| extent.fits(all.end())).collect::<Vec<_>>();
+    for (tag, extent) in (1..).zip(odd.into_iter().chain(even.iter().copied())) {
+        let mut expected = pattern(store, all, tag);
+        write(store, all, Buffer::copy_of(&expected), Durability::Volatile).await;
+        let unmapped = store.unmap(extent).wait().await;
+        unmapped.unwrap_or_else(|error| panic!("unmapping {extent}: {error}"));
+        zero(store, &mut expected, extent);
+        same(&read(store, all).await, &expected, all, "after an unmap");
+        runs(store, all).await;
+        if even.contains(&extent) {
+            let run = first_run(store, extent).await;
+            let whole = AllocationRun { block_count: unit, allocation: Allocation::Deallocated };
+            assert_eq!(run, whole, "{extent} was unmapped");
+        }
     }
-    let granularity = u64::from(unmap.granularity_blocks);
-    let first = unmapped.lba.0.next_multiple_of(granularity);
-    let end = unmapped.end() / granularity * granularity;
-    if first < end {
-        let run = store.allocation(Extent::new(first, end - first)).wait().await.expect("told");
-        assert_eq!((run.block_count, run.allocation), (end - first, Allocation::Deallocated));
-    }
-    write(store, unmapped, 21, Durability::Volatile).await;
-    assert_eq!(read(store, unmapped).await[..], pattern(store, unmapped, 21)[..]);
+    // What was given back can be written again.
+    let extent = Extent::new(2, 3);
+    let data = pattern(store, extent, 9);
+    write(store, extent, Buffer::copy_of(&data), Durability::Volatile).await;
+    same(&read(store, extent).await, &data, extent, "written after an unmap");
+    mapped(store, extent).await;
 }
 
-/// Both are in flight; each block ends as one of the two has it.
-async fn concurrent_writes_leave_one_of_them(store: &dyn Store) {
-    let (left, right) = (Extent::new(8, 16), Extent::new(16, 16));
-    let first = store.write(left, pattern(store, left, 31), Durability::Volatile);
-    let second = store.write(right, pattern(store, right, 32), Durability::Volatile);
-    second.wait().await.expect("written");
-    first.wait().await.expect("written");
-    for lba in 8..32 {
-        let one = Extent::new(lba, 1);
-        let found = read(store, one).await;
-        let may_be = [(8..24, 31), (16..32, 32)];
-        let known = may_be.into_iter().any(|(blocks, mark)| {
-            blocks.contains(&lba) && found[..] == pattern(store, one, mark)[..]
-        });
-        assert!(known, "block {lba} is neither");
+async fn zeroed_blocks_read_as_zero(store: &dyn Store) {
+    let all = arena(store);
+    let mut expected = pattern(store, all, 5);
+    write(store, all, Buffer::copy_of(&expected), Durability::Volatile).await;
+    for extent in [Extent::new(0, 1), Extent::new(7, 20), Extent::new(all.end() - 1, 1)] {
+        let zeroed = store.write_zeroes(extent, Durability::Volatile).wait().await;
+        zeroed.unwrap_or_else(|error| panic!("zeroing {extent}: {error}"));
+        zero(store, &mut expected, extent);
+        same(&read(store, all).await, &expected, all, "after zeroes were written");
+    }
+    assert!(store.write_zeroes(all, Durability::Volatile).wait().await.is_ok());
+    assert!(read(store, all).await.iter().all(|&byte| byte == 0));
+    runs(store, all).await;
+}
+
+async fn overlapping_writes_leave_one_of_them(store: &dyn Store) {
+    let size = store.geometry().block_size.bytes();
+    for round in 0..8_u8 {
+        let (one, other) = (Extent::new(0, 24), Extent::new(8, 24));
+        let filled = |extent: Extent, byte| {
+            let mut data = Buffer::zeroed(extent.byte_count(store.geometry().block_size) as usize);
+            data.fill(byte);
+            store.write(extent, data, Durability::Volatile)
+        };
+        let (low, high) = (round * 2 + 1, round * 2 + 2);
+        let (first, second) = both(filled(one, low), filled(other, high)).await;
+        assert!(first.is_ok() && second.is_ok());
+        let data = read(store, Extent::new(0, 32)).await;
+        for (lba, block) in data.chunks(size).enumerate() {
+            let fits = |byte| block.iter().all(|&found| found == byte);
+            let fine = match lba {
+                0..8 => fits(low),
+                8..24 => fits(low) || fits(high),
+                _ => fits(high),
+            };
+            assert!(fine, "block {lba} after overlapping writes, round {round}");
+        }
     }
 }
 
-/// splitmix64: small, and the same everywhere.
+async fn growing_keeps_and_shrinking_forgets(store: &dyn Store) {
+    let old = store.geometry().block_count;
+    let new = old + 40;
+    match store.resize(new).wait().await {
+        Err(BlockError::Unsupported) => return,
+        grown => grown.unwrap_or_else(|error| panic!("growing to {new} blocks: {error}")),
+    }
+    assert_eq!(store.geometry().block_count, new);
+    let (kept, added) = (Extent::new(old - 3, 3), Extent::new(old, 40));
+    let data = pattern(store, kept, 3);
+    write(store, kept, Buffer::copy_of(&data), Durability::Volatile).await;
+    assert!(read(store, added).await.iter().all(|&byte| byte == 0), "new blocks are zero");
+    for _ in 0..2 {
+        write(store, added, pattern(store, added, 4), Durability::Volatile).await;
+        let shrunk = store.resize(old).wait().await;
+        shrunk.unwrap_or_else(|error| panic!("shrinking to {old} blocks: {error}"));
+        assert_eq!(store.geometry().block_count, old);
+        outside_is_refused(store, added).await;
+        same(&read(store, kept).await, &data, kept, "after shrinking");
+        assert!(store.resize(new).wait().await.is_ok());
+        same(&read(store, kept).await, &data, kept, "after growing again");
+        assert!(read(store, added).await.iter().all(|&byte| byte == 0), "blocks came back");
+    }
+    assert!(store.resize(old).wait().await.is_ok());
+}
+
+/// Requests of all kinds, two at a time where they do not overlap, held against a copy.
+async fn random_requests(store: &dyn Store, seed: u64) {
+    let all = arena(store);
+    let size = store.geometry().block_size.bytes();
+    let mut model = read(store, all).await;
+    let mut dice = Dice(seed);
+    for step in 0..RANDOM_STEPS {
+        let at = format!("step {step} of seed {seed}");
+        // One request in each half of the arena.
+        let half = all.block_count / 2;
+        let pick = |dice: &mut Dice, from: u64| {
+            let lba = from + dice.below(half);
+            Extent::new(lba, 1 + dice.below((from + half - lba).min(64)))
+        };
+        let extents = [pick(&mut dice, 0), pick(&mut dice, half)];
+        let kinds = [dice.below(8), dice.below(8)];
+        let mut start = |slot: usize| {
+            let extent = extents[slot];
+            let durability =
+                if dice.below(8) == 0 { Durability::Durable } else { Durability::Volatile };
+            let from = extent.lba.0 as usize * size;
+            let range = from..from + extent.block_count as usize * size;
+            store.submit(match kinds[slot] {
+                0..3 => {
+                    let data = pattern(store, extent, dice.below(u64::MAX));
+                    model[range].copy_from_slice(&data);
+                    Request::Write { extent, data, durability }
+                }
+                3 if store.characteristics().unmap.is_some() => {
+                    model[range].fill(0);
+                    Request::Unmap(extent)
+                }
+                4 => {
+                    model[range].fill(0);
+                    Request::WriteZeroes { extent, durability }
+                }
+                5 if dice.below(4) == 0 => Request::Flush,
+                6 => Request::Allocation(extent),
+                _ => Request::Read(extent),
+            })
+        };
+        let (first, second) = (start(0), start(1));
+        let (first, second) = both(first, second).await;
+        for (extent, reply) in extents.into_iter().zip([first, second]) {
+            let from = extent.lba.0 as usize * size;
+            let expected = &model[from..from + extent.block_count as usize * size];
+            match reply.unwrap_or_else(|error| panic!("{extent}, {at}: {error}")) {
+                Reply::Data(data) => same(&data.into_buffer(), expected, extent, &at),
+                Reply::Done => {}
+                Reply::Allocation(run) => {
+                    assert!((1..=extent.block_count).contains(&run.block_count), "{at}: {run:?}");
+                    let told = &expected[..run.block_count as usize * size];
+                    let holds =
+                        run.allocation == Allocation::Mapped || told.iter().all(|&byte| byte == 0);
+                    assert!(holds, "{extent} has data and is told deallocated, {at}");
+                }
+            }
+        }
+    }
+    same(&read(store, all).await, &model, all, &format!("after all steps of seed {seed}"));
+}
+
+/// The part of the store that is compared as a whole.
+fn arena(store: &dyn Store) -> Extent {
+    let geometry = store.geometry();
+    Extent::new(0, geometry.block_count.min(BYTES_MAX >> geometry.block_size.shift()))
+}
+
+/// Bytes that tell their block and the write that they came from.
+fn pattern(store: &dyn Store, extent: Extent, tag: u64) -> Buffer {
+    let block_size = store.geometry().block_size;
+    let mut data = Buffer::for_overwrite(extent.byte_count(block_size) as usize);
+    for (position, word) in
+        (extent.byte_offset(block_size)..).step_by(8).zip(data.chunks_exact_mut(8))
+    {
+        let mixed = (position + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ tag.rotate_left(32);
+        word.copy_from_slice(&mixed.to_le_bytes());
+    }
+    data
+}
+
+fn zero(store: &dyn Store, data: &mut [u8], extent: Extent) {
+    let size = store.geometry().block_size.bytes();
+    data[extent.lba.0 as usize * size..extent.end() as usize * size].fill(0);
+}
+
+async fn read(store: &dyn Store, extent: Extent) -> Buffer {
+    let data = store.read(extent).wait().await;
+    let data = data.unwrap_or_else(|error| panic!("reading {extent}: {error}"));
+    assert_eq!(data.len() as u64, extent.byte_count(store.geometry().block_size), "{extent}");
+    data.into_buffer()
+}
+
+async fn write(store: &dyn Store, extent: Extent, data: Buffer, durability: Durability) {
+    let written = store.write(extent, data, durability).wait().await;
+    written.unwrap_or_else(|error| panic!("writing {extent}, {durability:?}: {error}"));
+}
+
+fn same(found: &[u8], expected: &[u8], extent: Extent, when: &str) {
+    assert_eq!(found.len(), expected.len(), "{extent} {when}");
+    if let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        panic!(
+            "{extent} {when}: byte {at} is {:#04x} and should be {:#04x}",
+            found[at], expected[at]
+        );
+    }
+}
+
+async fn first_run(store: &dyn Store, extent: Extent) -> AllocationRun {
+    let run = store.allocation(extent).wait().await;
+    let run = run.unwrap_or_else(|error| panic!("allocation of {extent}: {error}"));
+    assert!((1..=extent.block_count).contains(&run.block_count), "{extent}: {run:?}");
+    run
+}
+
+/// Walks the runs of an extent and checks that deallocated ones read as zero.
+async fn runs(store: &dyn Store, extent: Extent) {
+    let mut rest = extent;
+    while rest.block_count > 0 {
+        let run = first_run(store, rest).await;
+        let told = Extent { block_count: run.block_count, ..rest };
+        if run.allocation == Allocation::Deallocated {
+            let sample = Extent { block_count: told.block_count.min(256), ..told };
+            let zeroes = read(store, sample).await.iter().all(|&byte| byte == 0);
+            assert!(zeroes, "{told} is told deallocated and does not read as zero");
+        }
+        rest = Extent::new(told.end(), rest.block_count - told.block_count);
+    }
+}
+
+async fn mapped(store: &dyn Store, extent: Extent) {
+    let whole = AllocationRun { block_count: extent.block_count, allocation: Allocation::Mapped };
+    assert_eq!(first_run(store, extent).await, whole, "{extent} was just written");
+}
+
+/// Waits for two answers at the same time.
+async fn both<A: 'static, B: 'static>(first: Io<A>, second: Io<B>) -> (A, B) {
+    let (mut first, mut second) = (pin!(first.wait()), pin!(second.wait()));
+    let (mut one, mut other) = (None, None);
+    poll_fn(|context| {
+        if one.is_none()
+            && let Poll::Ready(value) = first.as_mut().poll(context)
+        {
+            one = Some(value);
+        }
+        if other.is_none()
+            && let Poll::Ready(value) = second.as_mut().poll(context)
+        {
+            other = Some(value);
+        }
+        match (one.is_some(), other.is_some()) {
+            (true, true) => Poll::Ready(one.take().zip(other.take())),
+            _ => Poll::Pending,
+        }
+    })
+    .await
+    .unwrap_or_else(|| unreachable!("both are there"))
+}
+
+/// splitmix64: numbers that a seed repeats.
 struct Dice(u64);
 
 impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
+    fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % limit
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
     }
-}
-
-async fn random_requests_match_the_model(store: &dyn Store, seed: u64) {
-    let Geometry { block_size, block_count } = store.geometry();
-    let model = MemoryStore::new(block_size, block_count);
-    let model: &dyn Store = &model;
-    let whole = Extent::new(0, block_count);
-    store.write_zeroes(whole, Durability::Volatile).wait().await.expect("zeroed");
-    let mut dice = Dice(seed);
-    for step in 0..SOAK_REQUESTS {
-        let lba = dice.below(block_count);
-        let extent = Extent::new(lba, dice.below((block_count - lba).min(SOAK_BLOCKS)) + 1);
-        let durability = match dice.below(4) {
-            0 => Durability::Durable,
-            _ => Durability::Volatile,
-        };
-        match dice.below(10) {
-            0..4 => {
-                let mark = dice.below(256) as u8;
-                write(store, extent, mark, durability).await;
-                write(model, extent, mark, durability).await;
-            }
-            4 => {
-                store.write_zeroes(extent, durability).wait().await.expect("zeroed");
-                model.write_zeroes(extent, durability).wait().await.expect("zeroed");
-            }
-            5 if store.characteristics().unmap.is_some() => {
-                store.unmap(extent).wait().await.expect("unmapped");
-                model.unmap(extent).wait().await.expect("unmapped");
-            }
-            6 => store.flush().wait().await.expect("flushed"),
-            _ => {
-                let (found, known) = (read(store, extent).await, read(model, extent).await);
-                assert_eq!(found[..], known[..], "seed {seed}, step {step}, {extent}");
-            }
-        }
-    }
-    assert_eq!(read(store, whole).await[..], read(model, whole).await[..], "seed {seed}");
-}
-
-async fn resizing_keeps_what_stays(store: &dyn Store) {
-    let Geometry { block_count, .. } = store.geometry();
-    let whole = Extent::new(0, block_count);
-    write(store, whole, 40, Durability::Volatile).await;
-    match store.resize(block_count + 64).wait().await {
-        Ok(()) => {}
-        Err(BlockError::Unsupported) => return,
-        Err(error) => panic!("{error}"),
-    }
-    assert_eq!(store.geometry().block_count, block_count + 64);
-    assert_eq!(read(store, whole).await[..], pattern(store, whole, 40)[..]);
-    assert!(is_zero(&read(store, Extent::new(block_count, 64)).await), "new blocks are zero");
-    write(store, Extent::new(block_count + 60, 4), 41, Durability::Volatile).await;
-    // Back again, where the store can: what was cut off does not come back.
-    if store.resize(block_count).wait().await.is_ok() {
-        store.resize(block_count + 64).wait().await.expect("it could before");
-        assert!(is_zero(&read(store, Extent::new(block_count, 64)).await), "cut off is gone");
-    }
-}
-
-/// What a store that keeps nothing is held to: sizes and borders.
-pub async fn check_null(store: &dyn Store) {
-    what_lies_outside_is_refused(store).await;
-    nothing_is_done_for_no_blocks(store).await;
-    let one = Extent::new(1, 1);
-    write(store, one, 1, Durability::Durable).await;
-    let data = store.read(one).wait().await.expect("read");
-    assert!(matches!(data, Data::Zeroes(_)));
 }
 
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
-    use std::pin::pin;
     use std::sync::Arc;
-    use std::task::{Context, Poll, Waker};
+    use std::task::{Context, Waker};
 
     use super::*;
     use crate::layers::{Faults, FaultyStore, ReadOnly};
-    use crate::{BlockSize, Characteristics, Io, Reply, Request};
+    use crate::{BlockSize, Characteristics, Geometry, MemoryStore};
 
-    fn block_on<T>(future: impl Future<Output = T>) -> T {
+    fn run<T>(future: impl Future<Output = T>) -> T {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(value) => value,
-            Poll::Pending => panic!("a store in memory answers at once"),
+            Poll::Pending => panic!("a store in memory made its caller wait"),
         }
     }
 
     #[test]
-    fn the_model_and_the_layers_pass() {
-        for block_size in [BlockSize::B512, BlockSize::B4096] {
-            let memory = || Arc::new(MemoryStore::new(block_size, 512));
-            block_on(check(&*memory(), 3));
-            block_on(check(&FaultyStore::new(memory(), Faults::default()), 4));
-            block_on(check_read_only(&ReadOnly::new(memory())));
-        }
+    fn the_layers_pass() {
+        let memory = || Arc::new(MemoryStore::new(BlockSize::B512, 1000));
+        run(check(&FaultyStore::new(memory(), Faults::default()), 4));
+        run(check_read_only(&ReadOnly::new(memory())));
     }
 
-    /// A store that loses every fifth write.
-    struct Forgetful(MemoryStore, std::sync::atomic::AtomicU32);
+    #[test]
+    fn the_memory_store_passes() {
+        for block_size in [BlockSize::B512, BlockSize::B4096] {
+            for seed in 0..4 {
+                run(check(&MemoryStore::new(block_size, 1000), seed));
+            }
+        }
+        run(check(&MemoryStore::new(BlockSize::B512, BLOCKS_MIN), 5));
+    }
 
-    impl Store for Forgetful {
+    /// A memory store with one thing wrong.
+    struct Wrong(MemoryStore, fn(Request, &MemoryStore) -> Io<Result<Reply, BlockError>>);
+
+    impl Store for Wrong {
         fn geometry(&self) -> Geometry {
             self.0.geometry()
         }
@@ -317,18 +501,62 @@ mod tests {
             self.0.characteristics()
         }
         fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-            let count = self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            match request {
-                Request::Write { .. } if count % 5 == 4 => Io::Ready(Ok(Reply::Done)),
-                request => self.0.submit(request),
-            }
+            (self.1)(request, &self.0)
         }
     }
 
+    fn check_wrong(wrong: fn(Request, &MemoryStore) -> Io<Result<Reply, BlockError>>) {
+        run(check(&Wrong(MemoryStore::new(BlockSize::B512, 1000), wrong), 1));
+    }
+
     #[test]
-    #[should_panic(expected = "blocks")]
-    fn a_store_that_forgets_is_found_out() {
-        let forgetful = Forgetful(MemoryStore::new(BlockSize::B512, 512), 0.into());
-        block_on(check(&forgetful, 5));
+    #[should_panic(expected = "after a write")]
+    fn a_store_that_writes_one_block_too_few_fails() {
+        check_wrong(|request, store| match request {
+            Request::Write { extent, mut data, durability }
+                if (9..100).contains(&extent.block_count) =>
+            {
+                let extent = Extent { block_count: extent.block_count - 1, ..extent };
+                data.truncate(extent.byte_count(BlockSize::B512) as usize);
+                store.submit(Request::Write { extent, data, durability })
+            }
+            request => store.submit(request),
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "after an unmap")]
+    fn a_store_that_forgets_to_unmap_fails() {
+        check_wrong(|request, store| match request {
+            Request::Unmap(extent) if extent.fits(1000) => Io::Ready(Ok(Reply::Done)),
+            request => store.submit(request),
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "lies outside")]
+    fn a_store_that_clips_fails() {
+        check_wrong(|request, store| match request {
+            Request::Read(extent) if extent.lba.0 == 999 && extent.block_count == 2 => {
+                Io::Ready(Ok(Reply::Data(Data::Zeroes(1024))))
+            }
+            request => store.submit(request),
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "was never written")]
+    fn a_store_with_leftovers_fails() {
+        check_wrong(|request, store| {
+            let leftover = matches!(&request, Request::Read(extent) if extent.block_count == 9);
+            store.submit(request).map(move |reply| match reply? {
+                Reply::Data(data) if leftover => {
+                    let mut buffer = data.into_buffer();
+                    buffer[100] = 1;
+                    Ok(Reply::Data(buffer.into()))
+                }
+                reply => Ok(reply),
+            })
+        });
     }
 }

@@ -35,8 +35,6 @@ pub struct OpenOptions {
     pub create: bool,
     /// Go past the page cache (O_DIRECT).
     pub direct: bool,
-    /// Every write is durable when it ends (O_DSYNC).
-    pub dsync: bool,
 }
 
 /// How a part of a file is stored.
@@ -78,7 +76,6 @@ impl File {
         flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::CREATE, options.create);
         flags.set(OFlags::DIRECT, options.direct);
-        flags.set(OFlags::DSYNC, options.dsync);
         // O_EXCL means exclusive use for block devices alone.
         let is_device = |metadata: &fs::Metadata| metadata.file_type().is_block_device();
         let expect_device = fs::metadata(path).is_ok_and(|metadata| is_device(&metadata));
@@ -88,7 +85,7 @@ impl File {
         }
         // A pipe without a writer would hold up the opening for ever.
         let fd = rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::RUSR | Mode::WUSR)?;
-        rustix::fs::fcntl_setfl(&fd, flags & (OFlags::DIRECT | OFlags::DSYNC))?;
+        rustix::fs::fcntl_setfl(&fd, flags & OFlags::DIRECT)?;
         let file = fs::File::from(fd);
         let metadata = file.metadata()?;
         if is_device(&metadata) != expect_device || !(metadata.is_file() || is_device(&metadata)) {
@@ -359,7 +356,12 @@ impl File {
     /// Makes a file longer with zeroes that take no room, or shorter.
     pub fn set_length(&self, length: u64) -> Io<io::Result<()>> {
         let file = self.clone();
-        blocking(move || Ok(rustix::fs::ftruncate(&file.opened.fd, length)?))
+        blocking(move || file.set_length_now(length))
+    }
+
+    /// [`File::set_length`] on the calling thread, which waits for it: for opening a store.
+    pub fn set_length_now(&self, length: u64) -> io::Result<()> {
+        Ok(rustix::fs::ftruncate(&self.opened.fd, length)?)
     }
 
     fn operation(&self, kind: Kind) -> Operation {

@@ -240,7 +240,11 @@ impl State {
     /// The end of a write or flush. One that was to be durable and failed for another reason than
     /// want of room stops the store.
     fn settle(&self, result: io::Result<()>, lba: Lba, durable: bool) -> Result<Reply, BlockError> {
-        let Err(source) = result else { return Ok(Reply::Done) };
+        let Err(source) = result else {
+            // Another flush may have been told of the error that concerns this one's data too.
+            let in_doubt = durable && self.stopped.load(Ordering::Acquire);
+            return if in_doubt { Err(BlockError::Stopped) } else { Ok(Reply::Done) };
+        };
         if durable && !file::is_full(&source) && !self.stopped.swap(true, Ordering::AcqRel) {
             error!(
                 path = %self.path.display(), error = %source,
@@ -321,7 +325,6 @@ fn open_file(options: &FileOptions) -> Result<File, StoreError> {
         read_only: options.read_only,
         create: options.size.is_some() && !options.read_only,
         direct: options.cache.is_direct(),
-        dsync: matches!(options.cache, CacheMode::WriteThrough | CacheMode::DirectSync),
     };
     File::open(path, open_options).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound if options.size.is_none() => {
@@ -352,10 +355,7 @@ fn fit_length(file: &File, options: &FileOptions) -> Result<u64, StoreError> {
             problem: format!("has {length} bytes, not {size}: correct the size or leave it out"),
         });
     }
-    match file.set_length(size) {
-        Io::Ready(resized) => resized.map_err(system("make it as large as it is to be"))?,
-        Io::Pending(_) => unreachable!("no core runs on the thread that starts the server"),
-    }
+    file.set_length_now(size).map_err(system("make it as large as it is to be"))?;
     Ok(size)
 }
 

@@ -6,7 +6,7 @@
 //! first and gives the page back then.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Extent,
@@ -115,6 +115,11 @@ impl RamStore {
             return self.discard(gone, offset, length);
         }
         self.region.grow(bytes as usize).map_err(|_| BlockError::Unsupported)?;
+        // A write that was under way when the disk shrank may have left bytes behind the end.
+        let added = Extent::new(old, block_count - old);
+        let (offset, length) =
+            (added.byte_offset(self.block_size), added.byte_count(self.block_size));
+        self.discard(added, offset, length)?;
         self.block_count.store(block_count, Ordering::Release);
         Ok(())
     }
@@ -187,8 +192,12 @@ impl Bitmap {
         Self::masks(offset / page, (offset + length).div_ceil(page), |word, mask| {
             let word = self.word_to_write(word);
             // Mostly set already: a load is cheaper than a write to a line that all cores share.
+            // The bytes must be there before it: a mark that is seen here was not cleared yet
+            // when they arrived, so the unmap that clears it takes them away too. Without the
+            // fence the load may come first.
+            fence(Ordering::SeqCst);
             if word.load(Ordering::Relaxed) & mask != mask {
-                word.fetch_or(mask, Ordering::AcqRel);
+                word.fetch_or(mask, Ordering::SeqCst);
             }
             true
         });
@@ -199,7 +208,7 @@ impl Bitmap {
         let page = PAGE as u64;
         Self::masks(offset.div_ceil(page), (offset + length) / page, |index, mask| {
             if let Some(word) = self.word(index) {
-                word.fetch_and(!mask, Ordering::AcqRel);
+                word.fetch_and(!mask, Ordering::SeqCst);
             }
             true
         });
@@ -221,18 +230,26 @@ impl Bitmap {
     /// that holds.
     fn run(&self, offset: u64, length: u64) -> (bool, u64) {
         let page = PAGE as u64;
-        let end = offset + length;
-        let marked = |index: u64| {
-            let word = self.word(index / PAGES_PER_WORD);
-            let word = word.map_or(0, |word| word.load(Ordering::Acquire));
-            word >> (index % PAGES_PER_WORD) & 1 == 1
-        };
-        let first = marked(offset / page);
-        let mut at = (offset / page + 1) * page;
-        while at < end && marked(at / page) == first {
-            at += page;
+        let end = (offset + length).div_ceil(page);
+        let start = offset / page;
+        let value = |index| self.word(index).map_or(0, |word| word.load(Ordering::Acquire));
+        let first = value(start / PAGES_PER_WORD) >> (start % PAGES_PER_WORD) & 1 == 1;
+        let mut at = start + 1;
+        while at < end {
+            let index = at / PAGES_PER_WORD;
+            if !first && self.chunks[(index / WORDS_PER_CHUNK) as usize].get().is_none() {
+                at = (index / WORDS_PER_CHUNK + 1) * WORDS_PER_CHUNK * PAGES_PER_WORD;
+                continue;
+            }
+            let differing = if first { !value(index) } else { value(index) };
+            let rest = differing >> (at % PAGES_PER_WORD);
+            if rest != 0 {
+                at += u64::from(rest.trailing_zeros());
+                break;
+            }
+            at = (index + 1) * PAGES_PER_WORD;
         }
-        (first, at.min(end) - offset)
+        (first, (at * page).min(offset + length) - offset)
     }
 }
 
