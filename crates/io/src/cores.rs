@@ -269,4 +269,42 @@ mod tests {
         assert_eq!(block_on(FileEngine::Pool, async { ring() }).unwrap(), Some(false));
         assert_eq!(ring(), None, "the thread is ordinary again");
     }
+
+    /// Makes io_uring_setup fail with EPERM on the calling thread and those that it starts, as
+    /// the default seccomp profile of container engines does.
+    #[allow(unsafe_code)]
+    fn forbid_io_uring() {
+        let statement = |code: u32, jt, k| libc::sock_filter { code: code as u16, jt, jf: 0, k };
+        let mut filter = [
+            // The first word of seccomp_data is the number of the system call.
+            statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+            statement(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                1,
+                libc::SYS_io_uring_setup as u32,
+            ),
+            statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+            statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        ];
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: both calls only restrict this thread; the program outlives the second.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            let mode = libc::SECCOMP_MODE_FILTER;
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &program), 0);
+        }
+    }
+
+    #[test]
+    fn where_io_uring_is_forbidden_auto_takes_the_pool_and_uring_says_why_not() {
+        let restricted = std::thread::Builder::new().spawn(|| {
+            forbid_io_uring();
+            let cores = Cores::start(NonZeroUsize::new(2), FileEngine::Auto).unwrap();
+            assert_eq!(cores.file_engine(), FileEngine::Pool);
+            cores.shutdown();
+            let error = Cores::start(NonZeroUsize::new(1), FileEngine::Uring).err().unwrap();
+            assert!(error.to_string().contains("seccomp"), "{error}");
+        });
+        restricted.unwrap().join().unwrap();
+    }
 }
