@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
@@ -13,6 +14,9 @@ use sarsen_io::file::{self, File, OpenOptions};
 use tracing::{error, warn};
 
 use super::{CacheMode, StoreError};
+
+/// How long a file may stay locked after the server that had it was killed.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What to open and how.
 #[derive(Clone, Debug)]
@@ -57,10 +61,7 @@ impl FileStore {
         };
         let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
         let file = open_file(options)?;
-        let locked = match options.read_only {
-            true => file.try_lock_shared(),
-            false => file.try_lock_exclusive(),
-        };
+        let locked = file.lock_within(!options.read_only, LOCK_PATIENCE);
         if !locked.map_err(system("lock it"))? {
             return Err(StoreError::InUse { path: path.clone() });
         }
@@ -114,9 +115,17 @@ impl FileStore {
         let offset = extent.byte_offset(self.block_size);
         let length = extent.byte_count(self.block_size) as usize;
         let state = self.state.clone();
+        let (file, shift) = (self.file.clone(), self.block_size.shift());
         self.file.read_at(offset, length).map(move |read| match read {
             Ok(buffer) => Ok(Reply::Data(Data::Buffer(buffer))),
-            Err(source) => Err(state.failed(extent.lba, Direction::Read, source)),
+            Err(source) => {
+                // The first block that is not there, of a file that was cut short under us.
+                let first = match (source.kind(), file.length()) {
+                    (io::ErrorKind::UnexpectedEof, Ok(length)) => extent.lba.0.max(length >> shift),
+                    _ => extent.lba.0,
+                };
+                Err(state.failed(Lba(first), Direction::Read, source))
+            }
         })
     }
 
@@ -439,11 +448,85 @@ mod tests {
         let store: &dyn Store = &store;
         let read = cores::block_on(FileEngine::Pool, async {
             store.read(Extent::new(0, 1)).wait().await.expect("still there");
-            store.read(Extent::new(8, 2)).wait().await
+            [store.read(Extent::new(8, 2)).wait().await, store.read(Extent::new(0, 9)).wait().await]
         });
         match read.expect("a core") {
-            Err(BlockError::Medium { lba: Lba(8), direction: Direction::Read, .. }) => {}
+            [
+                Err(BlockError::Medium { lba: Lba(8), direction: Direction::Read, .. }),
+                Err(BlockError::Medium { lba: Lba(1), direction: Direction::Read, .. }),
+            ] => {}
             other => panic!("{other:?}"),
+        }
+    }
+
+    /// Runs the test of this name again, as root of a mount namespace of its own, with a file
+    /// system of 1 MiB in memory at the folder that it is given. None where namespaces are
+    /// forbidden, and in that second run.
+    fn on_a_small_file_system(test: &str) -> Option<std::process::Output> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = r#"mount -t tmpfs -o size=1m none "$1" || exit 77; SMALL="$1" exec "$2" --exact "$3" --nocapture"#;
+        let output = std::process::Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
+            .arg(folder.path())
+            .arg(std::env::current_exe().expect("a test has a file"))
+            .arg(format!("{}::{test}", module_path!().split_once("::").expect("a module").1))
+            .output()
+            .ok()?;
+        let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+        (ran || output.status.code() == Some(101)).then_some(output)
+    }
+
+    #[test]
+    fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
+        let Some(folder) = std::env::var_os("SMALL").map(PathBuf::from) else {
+            match on_a_small_file_system(
+                "a_full_file_system_is_no_space_and_nothing_else_is_disturbed",
+            ) {
+                Some(output) => assert!(output.status.success(), "{output:?}"),
+                None => eprintln!("not tested: mount namespaces are forbidden here"),
+            }
+            return;
+        };
+        for engine in [FileEngine::Auto, FileEngine::Pool] {
+            for (cache, durability) in [
+                (CacheMode::WriteBack, Durability::Volatile),
+                (CacheMode::WriteBack, Durability::Durable),
+                (CacheMode::WriteThrough, Durability::Volatile),
+            ] {
+                let path = folder.join("disk");
+                let mut opened = options(path.clone(), cache, BlockSize::B512);
+                opened.size = Some(8 << 20);
+                let store = FileStore::open(&opened).expect("a sparse file needs no room");
+                let store: &dyn Store = &store;
+                cores::block_on(engine, async {
+                    let mut lba = 0;
+                    let refused = loop {
+                        let data = Buffer::copy_of(&[3; 64 << 10]);
+                        let write = store.write(Extent::new(lba, 128), data, durability);
+                        match write.wait().await {
+                            Ok(()) => lba += 128,
+                            Err(error) => break error,
+                        }
+                    };
+                    assert!(
+                        matches!(refused, BlockError::NoSpace { lba: Lba(told) } if told == lba),
+                        "{refused}"
+                    );
+                    // What is there can be read, written over, flushed, and given back.
+                    let first = Extent::new(0, 8);
+                    let data = Buffer::copy_of(&[4; 4096]);
+                    store.write(first, data, Durability::Durable).wait().await.expect("has room");
+                    store.flush().wait().await.expect("flushes");
+                    let data = store.read(first).wait().await.expect("reads").into_buffer();
+                    assert!(data.iter().all(|&byte| byte == 4));
+                    store.unmap(Extent::new(0, lba)).wait().await.expect("gives back");
+                    let data = Buffer::copy_of(&[5; 4096]);
+                    let late = Extent::new(lba + 1000, 8);
+                    store.write(late, data, durability).wait().await.expect("there is room again");
+                })
+                .expect("a core");
+                std::fs::remove_file(path).expect("removes");
+            }
         }
     }
 }
