@@ -17,7 +17,7 @@ pub(crate) enum Verb {
 
 #[derive(clap::Args)]
 pub(crate) struct LoadArguments {
-    /// iscsi://host[:port]/target/lun
+    /// The logical unit: `iscsi://host[:port]/target/lun`
     url: String,
     /// A known access specification, such as "Exchange 2003"; the flags below change it.
     #[arg(long, value_name = "NAME")]

@@ -17,14 +17,14 @@ use tracing::info;
 /// Flags of `sarsen serve`. What flags say is added to what the file says.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// A TOML file with listen, [[volume]] and [[target]].
+    /// A TOML file with `listen`, `[[volume]]` and `[[target]]`.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A volume: NAME=ram:SIZE, NAME=file:PATH or NAME=null:SIZE, then options such as
     /// ,size=10GiB ,cache=none ,block-size=4096 ,read-only ,serial=TEXT.
     #[arg(short, long = "volume", value_name = "SPEC")]
     volumes: Vec<String>,
-    /// An address to listen on, such as 0.0.0.0:3260 or [::]:3260; port 0 takes a free one.
+    /// An address to listen on, such as `0.0.0.0:3260` or `[::]:3260`; port 0 takes a free one.
     #[arg(short, long, value_name = "ADDRESS", value_parser = config::parse_address)]
     listen: Vec<SocketAddr>,
     /// Threads that serve; one for each processor unless given.
