@@ -14,6 +14,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -21,6 +22,9 @@ use sarsen_block::{Buffer, Io};
 
 use crate::cores::Here;
 use crate::ring::{Completion, Kind, Operation};
+
+/// How often a lock that somebody else holds is asked for again: nothing announces its end.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Zeroes are written in pieces of so many bytes where the file system cannot make them.
 const ZEROES_AT_ONCE: u64 = 1 << 20;
@@ -107,6 +111,21 @@ impl File {
     /// Takes a lock that others may share; false when someone holds it exclusively.
     pub fn try_lock_shared(&self) -> io::Result<bool> {
         self.try_lock(FlockOperation::NonBlockingLockShared)
+    }
+
+    /// Takes the lock, exclusive or shared, and tries for `patience` before it gives up. A process
+    /// that is killed lets go of its files only when the kernel has ended what was in its rings,
+    /// a moment after the process is gone. Blocks the thread.
+    pub fn lock_within(&self, exclusive: bool, patience: Duration) -> io::Result<bool> {
+        let deadline = crate::time::now() + patience;
+        loop {
+            let locked =
+                if exclusive { self.try_lock_exclusive()? } else { self.try_lock_shared()? };
+            if locked || crate::time::now() >= deadline {
+                return Ok(locked);
+            }
+            crate::time::pause(LOCK_POLL_INTERVAL);
+        }
     }
 
     fn try_lock(&self, operation: FlockOperation) -> io::Result<bool> {
@@ -650,5 +669,21 @@ mod tests {
         drop(one);
         assert!(two.try_lock_exclusive().unwrap());
         assert!(!file(&folder, false).try_lock_shared().unwrap());
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_in_time_is_taken() {
+        let folder = folder();
+        let (one, two) = (file(&folder, false), file(&folder, false));
+        assert!(one.try_lock_exclusive().unwrap());
+        assert!(!two.lock_within(true, Duration::ZERO).unwrap());
+        assert!(!two.lock_within(false, Duration::from_millis(5)).unwrap());
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                crate::time::pause(Duration::from_millis(20));
+                drop(one);
+            });
+            assert!(two.lock_within(true, Duration::from_secs(30)).unwrap());
+        });
     }
 }

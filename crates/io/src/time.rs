@@ -1,6 +1,6 @@
 //! The clock and the timers. The machines above are handed the time; they never read it.
 
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The monotonic time.
 #[allow(clippy::disallowed_methods)] // this is the module that owns the clock
@@ -17,4 +17,10 @@ pub fn wall_clock() -> SystemTime {
 /// Ends at `deadline`, to the runtime's millisecond.
 pub async fn sleep_until(deadline: Instant) {
     tokio::time::sleep_until(tokio::time::Instant::from_std(deadline)).await;
+}
+
+/// Stops the thread for so long: never on a core.
+#[allow(clippy::disallowed_methods)] // this is the module that owns the clock
+pub(crate) fn pause(duration: Duration) {
+    std::thread::sleep(duration);
 }
