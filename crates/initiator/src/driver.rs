@@ -179,7 +179,9 @@ impl Link {
             }
         };
         shared.deliver();
-        shared.end(error);
+        // After its answer to a logout the target closes the connection: that is no loss.
+        let logged_out = shared.connection.borrow().is_logged_out();
+        shared.end(if logged_out { SessionError::LoggedOut } else { error });
     }
 
     /// Sends and receives until both would block. Whether sending does.

@@ -80,6 +80,11 @@ impl Connection {
         matches!(self.phase, Phase::FullFeature)
     }
 
+    /// Whether a logout was answered: the target will close the connection.
+    pub const fn is_logged_out(&self) -> bool {
+        matches!(self.phase, Phase::LoggedOut)
+    }
+
     /// Bytes to send; the driver reports with [`Output::sent`] what went out.
     pub const fn output(&mut self) -> &mut Output {
         &mut self.output

@@ -527,9 +527,11 @@ fn rejects_and_messages_are_told_and_a_logout_ends_the_phase() {
     ));
 
     connection.logout();
+    assert!(!connection.is_logged_out());
     let tag = sent(&mut connection)[0].0.basic().initiator_task_tag.get();
     connection.handle_input(&encode(from_target(Opcode::LogoutResponse, tag), &[])).unwrap();
     let Some(Event::LoggedOut { response }) = connection.poll_event() else { panic!() };
+    assert!(connection.is_logged_out());
     assert_eq!(response, LogoutResponse::Closed);
     assert_eq!(connection.window(), 0);
     assert!(connection.command(read(512, ReadLanding::Discard), Token(1)).is_err());
