@@ -7,6 +7,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -32,6 +33,9 @@ const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
 /// Above this much unsent output, no further command is carried out: a slow reader waits for
 /// himself.
 const OUTPUT_LIMIT: usize = 1 << 20;
+/// A peer that is told of its session's end may take so long to receive it. Others wait for that
+/// end: the server's shutdown, the session that takes this one's place.
+const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_LENGTH].into());
@@ -129,8 +133,17 @@ impl<'a> Driver<'a> {
                 ready = self.stream.readable(), if receiving => {
                     if let Err(error) = ready { return error.into() }
                 }
-                Some(letter) = letters.recv() => self.open(letter),
+                Some(letter) = letters.recv() => {
+                    self.open(letter);
+                    if self.machine.closing().is_some() {
+                        timer.set(time::sleep_until(time::now() + LINGER));
+                    }
+                }
                 () = &mut timer => {
+                    // It did not take its last answers in time.
+                    if let Some(reason) = self.machine.closing() {
+                        return reason.clone().into();
+                    }
                     if let Err(reason) = self.machine.handle_timeout(time::now()) {
                         return reason.into();
                     }
