@@ -1,5 +1,5 @@
 //! What the server is to be: portals, volumes, targets. Parsed once into a valid value, from a
-//! TOML file ([`file`]) or from flags ([`spec`]); everything behind it can rely on it.
+//! TOML file ([`parse_file`]) or from flags ([`parse_volume`]); everything behind it can rely on it.
 
 mod file;
 mod size;
