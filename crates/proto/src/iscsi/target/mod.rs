@@ -5,9 +5,9 @@
 //! [`Connection::output`]. What it has to know of its surroundings at once, it asks the
 //! [`Environment`].
 //!
-//! Files: [`login`] negotiates; [`full_feature`] takes requests apart; [`tasks`] holds commands
-//! and their data; [`data_out`] collects data, [`data_in`] sends it; [`management`] ends tasks;
-//! [`text`] answers text requests; [`window`] counts commands.
+//! Files: `login` negotiates; `full_feature` takes requests apart; `tasks` holds commands
+//! and their data; `data_out` collects data, `data_in` sends it; `management` ends tasks;
+//! `text` answers text requests; `window` counts commands.
 
 mod data_in;
 mod data_out;
