@@ -3,7 +3,8 @@
 //!
 //! The proofs are in `proofs/`; `cargo xtask` uses the same pieces for its conformance table and
 //! its benchmark. Nothing here links the program: a proof that shares code with what it proves
-//! shares its mistakes.
+//! shares its mistakes. What real clients do not offer (a ledger across crashes, a crowd, PDUs out
+//! of order) some proofs do with the project's own initiator.
 #![allow(
     clippy::disallowed_methods,
     reason = "drives other processes in real time; nothing of the program runs in here"

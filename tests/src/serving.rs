@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display};
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::str::FromStr;
 use std::sync::mpsc;
@@ -163,10 +163,19 @@ impl Serving {
 
     /// Starts `sarsen serve` with more arguments.
     pub fn start_with(volumes: &[Volume], arguments: &[&str]) -> Result<Self> {
+        Self::start_under(&[], volumes, arguments)
+    }
+
+    /// The same by another program, which takes the command as its last arguments and becomes it.
+    pub fn start_under(wrapper: &[&str], volumes: &[Volume], arguments: &[&str]) -> Result<Self> {
         let program = program::path()?;
+        let first = wrapper.first().map_or(program.as_path(), |name| Path::new(name));
         let folder = tempfile::tempdir()?;
         let log = std::fs::File::create(folder.path().join("log"))?;
-        let mut daemon = Daemon::start(&program, |command| {
+        let mut daemon = Daemon::start(first, |command| {
+            if let [_, rest @ ..] = wrapper {
+                command.args(rest).arg(&program);
+            }
             command.args(["serve", "--json", "--listen", "127.0.0.1:0"]);
             for volume in volumes {
                 command.arg("--volume").arg(volume.argument());

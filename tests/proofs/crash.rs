@@ -1,0 +1,293 @@
+//! The server is killed while it writes, again and again: what was acknowledged as durable is
+//! there afterwards, in every cache mode and with both ways to read and write files.
+//!
+//! Several writers fill slots of 4 KiB, each word of which says slot and generation. A ledger
+//! keeps which generation was issued and which acknowledged; after a restart every word of a slot
+//! is from between the two. `PROOF_SEED` and `PROOF_KILLS` repeat a run or lengthen it.
+
+mod client;
+
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use futures_util::future::try_join_all;
+use rustix::process::Signal;
+use sarsen_block::Buffer;
+use sarsen_initiator::{Session, SessionError};
+use sarsen_proof::{Backing, Serving, Volume};
+
+use client::Dice;
+
+/// Kills of one test, unless `PROOF_KILLS` says otherwise.
+const KILLS: u64 = 50;
+/// A round acknowledges up to so many writes before its kill.
+const ACKNOWLEDGEMENTS_MAX: u64 = 120;
+const WRITERS: usize = 8;
+const SLOTS_PER_WRITER: usize = 24;
+const SLOTS: usize = WRITERS * SLOTS_PER_WRITER;
+const SLOT_LENGTH: usize = 4096;
+const SLOT_BLOCKS: usize = SLOT_LENGTH / 512;
+const WORD_LENGTH: usize = 16;
+/// Writes that one flush makes durable.
+const BATCH_MAX: u64 = 4;
+
+/// What the disk owes us.
+struct Ledger {
+    acknowledged: Vec<u64>,
+    issued: Vec<u64>,
+}
+
+impl Ledger {
+    fn new() -> Self {
+        Self { acknowledged: vec![0; SLOTS], issued: vec![0; SLOTS] }
+    }
+
+    /// Writes that were acknowledged or lost on the way are both past; those between are open.
+    fn open(&self) -> u64 {
+        self.issued.iter().zip(&self.acknowledged).map(|(issued, known)| issued - known).sum()
+    }
+
+    fn check(&self, slot: usize, bytes: &[u8]) -> Result<()> {
+        let allowed = self.acknowledged[slot]..=self.issued[slot];
+        for (index, word) in bytes.chunks_exact(WORD_LENGTH).enumerate() {
+            let generation = generation(slot, word).with_context(|| {
+                format!("slot {slot}, word {index} was never written: {word:x?}")
+            })?;
+            ensure!(
+                allowed.contains(&generation),
+                "slot {slot}, word {index} is of generation {generation}, not of {allowed:?}"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn fill(slot: usize, generation: u64) -> Vec<u8> {
+    let word = [(slot as u64 + 1).to_be_bytes(), generation.to_be_bytes()].concat();
+    word.repeat(SLOT_LENGTH / WORD_LENGTH)
+}
+
+/// The generation of a word; 0 is a word that was not written yet.
+fn generation(slot: usize, word: &[u8]) -> Option<u64> {
+    let (owner, generation) = word.split_first_chunk::<8>()?;
+    let generation = u64::from_be_bytes(generation.try_into().ok()?);
+    match u64::from_be_bytes(*owner) {
+        0 if generation == 0 => Some(0),
+        owner if owner == slot as u64 + 1 && generation > 0 => Some(generation),
+        _ => None,
+    }
+}
+
+/// When an answered write is durable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Promise {
+    /// With FUA, or after a flush.
+    WhenAsked,
+    /// At once.
+    Always,
+}
+
+/// Writers, from connect to kill.
+struct Round<'a> {
+    serving: &'a Serving,
+    session: &'a Session,
+    ledger: &'a RefCell<Ledger>,
+    promise: Promise,
+    /// Acknowledgements until the kill.
+    left: Cell<u64>,
+}
+
+impl Round<'_> {
+    fn acknowledge(&self, slot: usize, generation: u64) -> Result<()> {
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.acknowledged[slot] = ledger.acknowledged[slot].max(generation);
+        let left = self.left.get();
+        self.left.set(left.saturating_sub(1));
+        // Others are in the middle of their writes.
+        if left == 1 { client::signal(self.serving, Signal::KILL) } else { Ok(()) }
+    }
+
+    async fn write(&self, slot: usize, fua: bool) -> Result<(usize, u64)> {
+        let generation = {
+            let issued = &mut self.ledger.borrow_mut().issued[slot];
+            *issued += 1;
+            *issued
+        };
+        let data = Buffer::copy_of(&fill(slot, generation));
+        self.session.write((slot * SLOT_BLOCKS) as u64, data, fua).await?;
+        if fua || self.promise == Promise::Always {
+            self.acknowledge(slot, generation)?;
+        }
+        Ok((slot, generation))
+    }
+
+    /// Writes until the server is gone. Half of the writers use FUA, the others flush.
+    async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
+        let first = writer * SLOTS_PER_WRITER;
+        let any = |dice: &mut Dice| dice.below(SLOTS_PER_WRITER as u64) as usize;
+        loop {
+            let outcome = if writer.is_multiple_of(2) {
+                let slot = first + any(&mut dice);
+                self.write(slot, true).await.map(drop)
+            } else {
+                let (from, count) = (any(&mut dice), 1 + dice.below(BATCH_MAX) as usize);
+                let slots = (from..from + count).map(|slot| first + slot % SLOTS_PER_WRITER);
+                self.write_and_flush(slots).await
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(error) => match error.downcast_ref::<SessionError>() {
+                    Some(lost) if lost.is_connection_lost() => return Ok(()),
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    async fn write_and_flush(&self, slots: impl Iterator<Item = usize>) -> Result<()> {
+        let written = try_join_all(slots.map(|slot| self.write(slot, false))).await?;
+        self.session.flush().await?;
+        if self.promise == Promise::WhenAsked {
+            written.into_iter().try_for_each(|(slot, known)| self.acknowledge(slot, known))?;
+        }
+        Ok(())
+    }
+}
+
+async fn check_all(session: &Session, ledger: &RefCell<Ledger>) -> Result<()> {
+    for writer in 0..WRITERS {
+        let first = writer * SLOTS_PER_WRITER;
+        let blocks = (SLOTS_PER_WRITER * SLOT_BLOCKS) as u32;
+        let bytes = session.read((first * SLOT_BLOCKS) as u64, blocks).await?;
+        for (slot, bytes) in (first..).zip(bytes.chunks_exact(SLOT_LENGTH)) {
+            ledger.borrow().check(slot, bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn number(variable: &str) -> Result<Option<u64>> {
+    let Ok(text) = std::env::var(variable) else { return Ok(None) };
+    Ok(Some(text.parse().with_context(|| format!("{variable}={text}"))?))
+}
+
+/// Kills a server in the middle of its writes so many times; says what was in flight in all.
+fn survive(
+    what: &str,
+    promise: Promise,
+    ledger: &RefCell<Ledger>,
+    mut start: impl FnMut() -> Result<Serving>,
+) -> Result<()> {
+    let seed = number("PROOF_SEED")?.unwrap_or_else(sarsen_io::random::number);
+    let kills = number("PROOF_KILLS")?.unwrap_or(KILLS);
+    println!("{what}: PROOF_SEED={seed}");
+    let mut dice = Dice::new(seed);
+    let mut open = 0;
+    for kill in 0..=kills {
+        let serving = start()?;
+        let rolled = 1 + dice.below(ACKNOWLEDGEMENTS_MAX);
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| dice.roll()).collect();
+        let before = ledger.borrow().open();
+        client::run(async {
+            let session = client::session(&serving, "data").await?;
+            check_all(&session, ledger).await?;
+            if kill == kills {
+                return session.logout().await.map_err(Into::into);
+            }
+            let left = Cell::new(rolled);
+            let round = Round { serving: &serving, session: &session, ledger, promise, left };
+            let writers = seeds.iter().enumerate();
+            try_join_all(writers.map(|(writer, seed)| round.writer(writer, Dice::new(*seed))))
+                .await?;
+            ensure!(round.left.get() == 0, "the server ended before it was killed");
+            Ok(())
+        })
+        .with_context(|| format!("{what}: after {kill} kills (PROOF_SEED={seed})"))
+        .with_context(|| serving.log())?;
+        open += ledger.borrow().open() - before.min(ledger.borrow().open());
+        if kill == kills {
+            serving.stop()?;
+        }
+    }
+    let acknowledged: u64 = ledger.borrow().acknowledged.iter().sum();
+    println!(
+        "{what}: {kills} kills, {acknowledged} generations acknowledged and none lost, \
+         {open} writes in flight at a kill"
+    );
+    ensure!(open > 0, "no kill hit a write in flight: nothing was shown");
+    Ok(())
+}
+
+/// The engine of a test, or `None` where the kernel does not let it run.
+fn serve(path: &Path, cache: &str, engine: &str) -> Result<Serving> {
+    let volume = Volume::new("data", Backing::File(path.into()), 1 << 20);
+    let cache = format!("cache={cache}");
+    Serving::start_with(&[volume.option(&cache)], &["--cores", "2", "--io-engine", engine])
+}
+
+fn keeps_promises(cache: &str, engine: &str, promise: Promise) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("data.img");
+    if engine == "uring"
+        && let Err(error) = serve(&path, cache, engine)
+        && format!("{error:#}").contains("io_uring was asked for")
+    {
+        println!("{cache}, {engine}: left out, for this machine forbids io_uring");
+        return Ok(());
+    }
+    let what = format!("{cache}, {engine}");
+    let ledger = RefCell::new(Ledger::new());
+    survive(&what, promise, &ledger, || serve(&path, cache, engine))
+}
+
+#[test]
+fn kill_9_loses_nothing_acknowledged_in_writeback_by_the_pool() -> Result<()> {
+    keeps_promises("writeback", "pool", Promise::WhenAsked)
+}
+
+#[test]
+fn kill_9_loses_nothing_acknowledged_in_writeback_by_io_uring() -> Result<()> {
+    keeps_promises("writeback", "uring", Promise::WhenAsked)
+}
+
+#[test]
+fn kill_9_loses_nothing_acknowledged_in_none_by_the_pool() -> Result<()> {
+    keeps_promises("none", "pool", Promise::WhenAsked)
+}
+
+#[test]
+fn kill_9_loses_nothing_acknowledged_in_none_by_io_uring() -> Result<()> {
+    keeps_promises("none", "uring", Promise::WhenAsked)
+}
+
+#[test]
+fn kill_9_loses_no_answered_write_in_writethrough_by_the_pool() -> Result<()> {
+    keeps_promises("writethrough", "pool", Promise::Always)
+}
+
+#[test]
+fn kill_9_loses_no_answered_write_in_writethrough_by_io_uring() -> Result<()> {
+    keeps_promises("writethrough", "uring", Promise::Always)
+}
+
+#[test]
+fn kill_9_loses_no_answered_write_in_directsync_by_the_pool() -> Result<()> {
+    keeps_promises("directsync", "pool", Promise::Always)
+}
+
+#[test]
+fn kill_9_loses_no_answered_write_in_directsync_by_io_uring() -> Result<()> {
+    keeps_promises("directsync", "uring", Promise::Always)
+}
+
+/// The control: memory dies with its process, and the ledger says so.
+#[test]
+fn the_ledger_misses_what_a_ram_volume_forgets() -> Result<()> {
+    let ledger = RefCell::new(Ledger::new());
+    let start = || Serving::start_with(&[Volume::new("data", Backing::Ram, 1 << 20)], &[]);
+    let error = survive("ram", Promise::WhenAsked, &ledger, start).expect_err("memory survived");
+    let error = format!("{error:#}");
+    ensure!(error.contains("is of generation 0"), "{error}");
+    Ok(())
+}

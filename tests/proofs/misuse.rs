@@ -1,0 +1,264 @@
+//! Bad input is told: what is wrong, where, and what to do; nothing starts half. And what goes
+//! wrong below a volume while it is served is its clients' to know, and no other volume's.
+
+mod client;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_block::Buffer;
+use sarsen_initiator::{Sense, SenseKey, Session, SessionError};
+use sarsen_proof::{Backing, Serving, Volume, process, program};
+
+use client::LIMIT;
+
+/// The arguments or the configuration are wrong.
+const USAGE: i32 = 2;
+/// What was named does not exist.
+const NOT_FOUND: i32 = 3;
+/// What was named is in use.
+const CONFLICT: i32 = 4;
+
+const MIB: u64 = 1 << 20;
+
+/// `sarsen serve` must refuse these arguments with this exit code; gives what it said.
+fn refused(arguments: &[&str], code: i32) -> Result<String> {
+    let mut command = Command::new(program::path()?);
+    command.args(["serve", "--json"]).args(arguments);
+    let finished = process::finish(&mut command, LIMIT)?;
+    let said = finished.output;
+    let status = finished.status.with_context(|| format!("{arguments:?} is served:\n{said}"))?;
+    ensure!(status.code() == Some(code), "{arguments:?} ended with {status}, not {code}:\n{said}");
+    ensure!(!said.contains("\"volumes\""), "{arguments:?} was announced:\n{said}");
+    Ok(said)
+}
+
+fn says(said: &str, parts: &[&str]) -> Result<()> {
+    for part in parts {
+        ensure!(said.contains(part), "it does not say {part:?}, but:\n{said}");
+    }
+    Ok(())
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of ASCII")
+}
+
+/// A port that was free a moment ago, for a server that is not to come up.
+const ANY_PORT: &str = "127.0.0.1:0";
+
+#[test]
+fn a_mistake_in_the_file_is_told_with_line_key_and_the_nearest_key() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("sarsen.toml");
+    let volume = "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\n";
+    for (toml, told) in [
+        (format!("lisen = [\"{ANY_PORT}\"]\n{volume}"), vec![":1", "lisen", "listen?"]),
+        (format!("{volume}blok-size = 512\n"), vec![":5", "blok-size", "block-size?"]),
+        (volume.replace("ram", "rma"), vec![":3", "rma", "ram?"]),
+        (volume.replace("1MiB", "some"), vec![":4", "some", "10GiB"]),
+        (format!("{volume}[[target]]\nname = \"disks\"\nluns = [\"a\"]\n"), vec!["disks"]),
+        (format!("{volume}size = \"2MiB\"\n"), vec![":5"]),
+    ] {
+        fs::write(&path, &toml)?;
+        let said = refused(&["--config", text(&path)], USAGE)?;
+        says(&said, &told)?;
+        if told[0].starts_with(':') {
+            says(&said, &[&format!("sarsen.toml{}", told[0])])?;
+        }
+    }
+    let missing = folder.path().join("missing.toml");
+    says(&refused(&["--config", text(&missing)], USAGE)?, &["missing.toml", "No such file"])
+}
+
+#[test]
+fn a_mistake_in_a_flag_is_told_with_the_flag() -> Result<()> {
+    for (spec, told) in [
+        ("a=ram:1000", "multiple"),
+        ("a=ram:0", "not zero"),
+        ("a=ram:lots", "not a size"),
+        ("a=ram:1MiB,cach=none", "cache?"),
+        ("a=rma:1MiB", "ram?"),
+        ("scratch", "NAME=ram:SIZE"),
+    ] {
+        let said = refused(&["--listen", ANY_PORT, "--volume", spec], USAGE)?;
+        says(&said, &[spec, told])?;
+    }
+    says(&refused(&["--listen", ANY_PORT], USAGE)?, &["no volume", "--volume"])?;
+    says(&refused(&["--listen", "here", "--volume", "a=ram:1MiB"], USAGE)?, &["--listen", "here"])
+}
+
+#[test]
+fn a_missing_file_is_not_found_and_not_made() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("absent.img");
+    let spec = format!("data=file:{}", text(&path));
+    let said = refused(&["--listen", ANY_PORT, "--volume", &spec], NOT_FOUND)?;
+    says(&said, &["data", "absent.img"])?;
+    ensure!(!path.exists(), "it was made, without a size");
+    Ok(())
+}
+
+fn file_volume(path: &Path) -> Volume {
+    Volume::new("data", Backing::File(path.into()), MIB)
+}
+
+#[test]
+fn a_file_that_another_server_has_is_in_use() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("shared.img");
+    let first = Serving::start_with(&[file_volume(&path)], &[])?;
+    let spec = format!("other=file:{}", text(&path));
+    let listen = ["--listen", ANY_PORT];
+    let said = refused(&[&listen[..], &["--volume", &spec]].concat(), CONFLICT)?;
+    says(&said, &["other", "shared.img"])?;
+    // Under another name it is the same file.
+    let link = folder.path().join("link.img");
+    fs::hard_link(&path, &link)?;
+    let spec = format!("other=file:{}", text(&link));
+    says(&refused(&[&listen[..], &["--volume", &spec]].concat(), CONFLICT)?, &["link.img"])?;
+    // One server cannot have it twice either.
+    let both = ["--volume", &spec, "--volume", &spec.replace("other", "again")];
+    refused(&[&listen[..], &both].concat(), CONFLICT)?;
+    client::run(async {
+        Ok(client::session(&first, "data").await?.write(0, Buffer::zeroed(512), true).await?)
+    })?;
+    first.stop()?;
+    Serving::start_with(&[file_volume(&path)], &[])?.stop()
+}
+
+#[test]
+fn a_port_in_use_is_told_and_leaves_no_volume_locked() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("data.img");
+    Serving::start_with(&[file_volume(&path)], &[])?.stop()?;
+    let taken = TcpListener::bind(ANY_PORT)?;
+    let portal = taken.local_addr()?.to_string();
+    let spec = format!("data=file:{}", text(&path));
+    // A second portal, which is free, does not come up alone.
+    let said = refused(&["--listen", ANY_PORT, "--listen", &portal, "--volume", &spec], CONFLICT)?;
+    says(&said, &[&portal, "--listen"])?;
+    Serving::start_with(&[file_volume(&path)], &[])?.stop()
+}
+
+fn sense(outcome: Result<(), SessionError>) -> Result<Option<Sense>> {
+    match outcome {
+        Ok(()) => Ok(None),
+        Err(SessionError::CheckCondition(sense)) => Ok(Some(sense)),
+        Err(other) => Err(other.into()),
+    }
+}
+
+/// Another volume of the same server works.
+async fn is_undisturbed(other: &Session) -> Result<()> {
+    other.write(8, Buffer::copy_of(&[0xa5; 4096]), true).await?;
+    ensure!(other.read(8, 8).await?[..] == [0xa5; 4096], "another volume lost its data");
+    Ok(())
+}
+
+/// A file system of 4 MiB for the server alone.
+const SMALL_DISK: [&str; 4] = ["unshare", "--mount", "sh", "-c"];
+const MOUNT: &str = "mount -t tmpfs -o size=4m none \"$0\" && exec \"$@\"";
+
+#[test]
+fn a_full_disk_is_told_and_the_session_stays() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let small = folder.path().join("small");
+    fs::create_dir(&small)?;
+    let wrapper = [&SMALL_DISK[..], &[MOUNT, text(&small)]].concat();
+    let mut probe = Command::new(wrapper[0]);
+    probe.args(&wrapper[1..]).arg("true");
+    if let Err(error) = process::output(&mut probe, LIMIT) {
+        println!("left out, for this user may not mount a file system: {error:#}");
+        return Ok(());
+    }
+    for engine in ["auto", "pool"] {
+        let thick = Volume::new("thin", Backing::File(small.join("thin.img")), 64 * MIB);
+        let volumes = [thick, Volume::new("other", Backing::Ram, 16 * MIB)];
+        let serving = Serving::start_under(&wrapper, &volumes, &["--io-engine", engine])?;
+        client::run(async {
+            let session = client::session(&serving, "thin").await?;
+            let other = client::session(&serving, "other").await?;
+            let piece = |fill: u8| Buffer::copy_of(&[fill; 64 * 1024]);
+            let mut stored = 0;
+            let told = loop {
+                ensure!(stored < 1024, "64 MiB fit on a disk of 4 MiB");
+                let lba = stored * 128;
+                match sense(session.write(lba, piece(stored as u8), false).await)? {
+                    None => stored += 1,
+                    Some(sense) => break sense,
+                }
+            };
+            let full = (told.key, told.asc, told.ascq) == (SenseKey::DataProtect, 0x27, 0x07);
+            let write_error = (told.key, told.asc) == (SenseKey::MediumError, 0x0c);
+            ensure!(full || write_error, "a full disk was told as {told}");
+            ensure!(stored > 32, "only {stored} pieces of 64 KiB fit on 4 MiB");
+            println!("{engine}: full after {stored} pieces of 64 KiB: {told}");
+            for index in 0..stored {
+                let read = session.read(index * 128, 128).await?;
+                ensure!(read[..] == piece(index as u8)[..], "piece {index} changed");
+            }
+            let again = sense(session.write(60 << 11, piece(1), false).await)?;
+            ensure!(again.is_some(), "the disk is full no more");
+            is_undisturbed(&other).await?;
+            // Space that is given back can be used again.
+            session.unmap(&[(0, 16 * 128)]).await?;
+            session.write(60 << 11, piece(7), false).await?;
+            session.flush().await?;
+            ensure!(
+                session.read(60 << 11, 128).await?[..] == piece(7)[..],
+                "what was written last"
+            );
+            is_undisturbed(&other).await
+        })
+        .with_context(|| serving.log())?;
+        serving.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
+    const CUT: u64 = 4 * MIB;
+    const CUT_LBA: u64 = CUT / 512;
+    let folder = tempfile::tempdir()?;
+    for (cache, engine) in
+        [("writeback", "auto"), ("writeback", "pool"), ("none", "auto"), ("none", "pool")]
+    {
+        let path = folder.path().join(format!("{cache}-{engine}.img"));
+        let data = Volume::new("data", Backing::File(path.clone()), 16 * MIB);
+        let volumes =
+            [data.option(&format!("cache={cache}")), Volume::new("other", Backing::Ram, 16 * MIB)];
+        let serving = Serving::start_with(&volumes, &["--io-engine", engine])?;
+        client::run(async {
+            let session = client::session(&serving, "data").await?;
+            let other = client::session(&serving, "other").await?;
+            session.write(CUT_LBA - 8, Buffer::copy_of(&[0x3c; 16 * 512]), true).await?;
+            fs::OpenOptions::new().write(true).open(&path)?.set_len(CUT)?;
+
+            for (what, lba, blocks, bad) in [
+                ("beyond the end", CUT_LBA + 80, 8, CUT_LBA + 80),
+                ("the last block", 16 * MIB / 512 - 1, 1, 16 * MIB / 512 - 1),
+                ("across the end", CUT_LBA - 8, 16, CUT_LBA),
+            ] {
+                let told = sense(session.read(lba, blocks).await.map(drop))?
+                    .with_context(|| format!("{cache}, {engine}: a read {what} was GOOD"))?;
+                ensure!(
+                    (told.key, told.information) == (SenseKey::MediumError, Some(bad)),
+                    "{cache}, {engine}: a read {what} was told as {told}, not with block {bad}"
+                );
+            }
+            let before = session.read(CUT_LBA - 8, 8).await?;
+            ensure!(before[..] == [0x3c; 8 * 512], "the blocks before the end changed");
+            session.write(0, Buffer::copy_of(&[0x11; 4096]), true).await?;
+            ensure!(session.read(0, 8).await?[..] == [0x11; 4096], "block 0");
+            is_undisturbed(&other).await
+        })
+        .with_context(|| serving.log())?;
+        serving.stop()?;
+    }
+    Ok(())
+}

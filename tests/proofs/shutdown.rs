@@ -1,0 +1,212 @@
+//! SIGTERM with sessions open and writes in flight: initiators are asked to log out first, what
+//! was acknowledged is in the file, the exit status is 0, and the file is free at once.
+
+mod client;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use futures_util::future::join_all;
+use rustix::process::Signal;
+use sarsen_block::Buffer;
+use sarsen_initiator::SessionError;
+use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_wire::iscsi::{AsyncEvent, AsyncMessage, LogoutResponsePdu, Opcode};
+
+use client::Wire;
+
+const NAME: &str = "iqn.2026-11.proof:writer";
+const MIB: u64 = 1 << 20;
+/// Within the command window, so that the target takes them all at once.
+const WRITES: u32 = 100;
+const WRITE_LENGTH: usize = 4096;
+const WRITE_BLOCKS: u32 = WRITE_LENGTH as u32 / 512;
+
+/// A second to log out, a second to take the last answers, and room for a slow machine.
+const STUCK_LIMIT: Duration = Duration::from_secs(8);
+
+fn serve(path: &Path, cache: &str, engine: &str, grace_seconds: &str) -> Result<Serving> {
+    let volume = Volume::new("data", Backing::File(path.into()), 64 * MIB);
+    let arguments = ["--io-engine", engine, "--logout-grace", grace_seconds];
+    Serving::start_with(&[volume.option(&format!("cache={cache}"))], &arguments)
+}
+
+fn login(serving: &Serving, number: u8) -> Result<Wire> {
+    let mut wire = Wire::login(serving.url("data"), NAME, [0x80, 0, 0, 0, 0, number])?;
+    wire.settle()?;
+    Ok(wire)
+}
+
+fn fill(number: u32) -> Vec<u8> {
+    (number + 1).to_be_bytes().repeat(WRITE_LENGTH / 4)
+}
+
+/// Sends writes and does not wait; gives the number of each by its tag.
+fn write_all(wire: &mut Wire, fua: bool) -> Result<HashMap<u32, u32>> {
+    (0..WRITES)
+        .map(|number| Ok((wire.write(number * WRITE_BLOCKS, &fill(number), fua)?, number)))
+        .collect()
+}
+
+fn is_in_the_file(path: &Path, acknowledged: &[u32]) -> Result<()> {
+    let bytes = fs::read(path)?;
+    for &number in acknowledged {
+        let start = number as usize * WRITE_LENGTH;
+        let there = bytes[start..start + WRITE_LENGTH] == fill(number);
+        ensure!(there, "write {number} was acknowledged and is not in the file");
+    }
+    Ok(())
+}
+
+/// One that obeys: after the request to log out, it logs out, and takes what ends until then.
+#[test]
+fn rfc7143_11_9_1_a_logout_is_asked_for_and_commands_in_flight_end() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for (cache, engine) in
+        [("writeback", "pool"), ("writeback", "auto"), ("directsync", "auto"), ("none", "pool")]
+    {
+        let path = folder.path().join(format!("{cache}-{engine}.img"));
+        // Longer than the limit of a stop: it ends because the last session went.
+        let serving = serve(&path, cache, engine, "60")?;
+        let mut wire = login(&serving, 1)?;
+        let writes = write_all(&mut wire, true)?;
+        client::signal(&serving, Signal::TERM)?;
+        let (mut acknowledged, mut before, mut logout) = (Vec::new(), 0, None);
+        while let Some(pdu) = wire.next()? {
+            match (pdu.opcode(), pdu.asynchronous_event()) {
+                (_, Some(event)) => {
+                    ensure!(event == AsyncEvent::LogoutRequest, "{event:?}");
+                    let seconds = AsyncMessage::view(&pdu.header).parameter3.get();
+                    ensure!(seconds == 60, "{seconds} seconds to log out");
+                    ensure!(logout.is_none(), "asked twice");
+                    before = acknowledged.len();
+                    // Others may wait for theirs, so the logout comes with the last answer.
+                    logout = Some(None);
+                }
+                (Opcode::ScsiResponse, _) => {
+                    ensure!(pdu.status() == Some(0), "a write ended with {:?}", pdu.sense());
+                    acknowledged.push(*writes.get(&pdu.tag()).context("an unknown tag")?);
+                }
+                (Opcode::LogoutResponse, _) => {
+                    let response = LogoutResponsePdu::view(&pdu.header).response;
+                    ensure!(response == 0 && logout == Some(Some(pdu.tag())), "{response}");
+                }
+                (other, _) => anyhow::bail!("{other:?}"),
+            }
+            if logout == Some(None) && acknowledged.len() == writes.len() {
+                logout = Some(Some(wire.logout()?));
+            }
+        }
+        ensure!(logout.is_some(), "closed without a request to log out\n{}", serving.log());
+        let count = acknowledged.len();
+        ensure!(count == writes.len(), "{count} of {} writes ended", writes.len());
+        serving.stop()?;
+        is_in_the_file(&path, &acknowledged)?;
+        println!(
+            "{cache}, {engine}: {before} writes ended before the request, {} after",
+            count - before
+        );
+        serve(&path, cache, engine, "1")?.stop()?;
+    }
+    Ok(())
+}
+
+/// One that goes on writing and never logs out: its session is dropped with a word.
+#[test]
+fn rfc7143_11_9_1_who_does_not_log_out_is_told_of_the_drop() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("data.img");
+    let serving = serve(&path, "writeback", "auto", "1")?;
+    let mut wire = login(&serving, 1)?;
+    let mut silent = login(&serving, 2)?;
+    let writes = write_all(&mut wire, false)?;
+    client::signal(&serving, Signal::TERM)?;
+    let (mut acknowledged, mut events) = (Vec::new(), Vec::new());
+    while let Some(pdu) = wire.next()? {
+        if pdu.status() == Some(0) {
+            acknowledged.push(*writes.get(&pdu.tag()).context("an unknown tag")?);
+        }
+        events.extend(pdu.asynchronous_event());
+    }
+    ensure!(events == [AsyncEvent::LogoutRequest, AsyncEvent::SessionDrop], "{events:?}");
+    ensure!(acknowledged.len() == writes.len(), "{} writes ended", acknowledged.len());
+    let mut events = Vec::new();
+    while let Some(pdu) = silent.next()? {
+        events.extend(pdu.asynchronous_event());
+    }
+    ensure!(events == [AsyncEvent::LogoutRequest, AsyncEvent::SessionDrop], "{events:?}");
+    serving.stop()?;
+    is_in_the_file(&path, &acknowledged)
+}
+
+/// One that asks for much and reads none of it cannot hold the server up.
+#[test]
+fn who_does_not_read_does_not_delay_the_end() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("data.img");
+    let serving = serve(&path, "writeback", "auto", "1")?;
+    let mut stuck = login(&serving, 1)?;
+    for _ in 0..WRITES {
+        stuck.read(0, 2048)?;
+    }
+    // Its commands have been taken when a later session of the same server is served.
+    let mut other = login(&serving, 2)?;
+    other.test_unit_ready()?;
+    let began = sarsen_io::time::now();
+    serving.stop()?;
+    let took = began.elapsed();
+    ensure!(took < STUCK_LIMIT, "it took {took:?}");
+    drop(stuck);
+    serve(&path, "writeback", "auto", "1")?.stop()
+}
+
+/// Many sessions of an initiator in order, all of them writing.
+#[test]
+fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
+    const SESSIONS: u32 = 8;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("data.img");
+    let serving = serve(&path, "writeback", "auto", "60")?;
+    let acknowledged: Vec<u32> = client::run(async {
+        let mut sessions = Vec::new();
+        for _ in 0..SESSIONS {
+            sessions.push(client::session(&serving, "data").await?);
+        }
+        let server = &serving;
+        let written = join_all(sessions.iter().zip(0u32..).map(|(session, index)| async move {
+            let mut known = Vec::new();
+            // Each writes its own blocks until it is logged out; the first one asks for the end.
+            for number in (0..).map(|turn| index + turn * SESSIONS).take(1024) {
+                let data = Buffer::copy_of(&fill(number));
+                match session.write((number * WRITE_BLOCKS).into(), data, false).await {
+                    Ok(()) => known.push(number),
+                    Err(error) => return (known, Some(error)),
+                }
+                if index == 0 && known.len() == 32 {
+                    let told = client::signal(server, Signal::TERM);
+                    assert!(told.is_ok(), "{told:?}");
+                }
+            }
+            (known, None)
+        }))
+        .await;
+        let mut acknowledged = Vec::new();
+        for (known, error) in written {
+            ensure!(
+                matches!(error, Some(SessionError::LoggedOut)),
+                "a session ended with {error:?} after {} writes",
+                known.len()
+            );
+            acknowledged.extend(known);
+        }
+        Ok(acknowledged)
+    })
+    .with_context(|| serving.log())?;
+    serving.stop()?;
+    is_in_the_file(&path, &acknowledged)?;
+    println!("{SESSIONS} sessions, {} writes acknowledged, all in the file", acknowledged.len());
+    Ok(())
+}
