@@ -14,7 +14,7 @@ pub enum UrlError {
     /// Not `iscsi://`.
     #[error("{0:?} does not begin with iscsi://")]
     Scheme(String),
-    /// There is no host.
+    /// There is no host, or something that cannot be one.
     #[error("{0:?} names no host")]
     Host(String),
     /// A `[` without `]`, or something between `]` and the port.
@@ -87,7 +87,8 @@ impl FromStr for Portal {
                 None => (text, None),
             },
         };
-        if host.is_empty() {
+        let foreign = |c: char| c.is_whitespace() || c.is_control() || "[]/@".contains(c);
+        if host.is_empty() || host.contains(foreign) {
             return Err(UrlError::Host(text.to_owned()));
         }
         let port = match port {
@@ -160,7 +161,9 @@ impl FromStr for Url {
         let (target, lun) =
             path.split_once('/').ok_or_else(|| UrlError::Path(without_credentials(rest)))?;
         let well_named = ["iqn.", "eui.", "naa."].iter().any(|kind| target.starts_with(kind));
-        if !well_named || target.len() > MAX_NAME_LENGTH || target.contains(char::is_whitespace) {
+        // A zero byte would end the name in the login's text and begin another key.
+        let foreign = |c: char| c.is_whitespace() || c.is_control();
+        if !well_named || target.len() > MAX_NAME_LENGTH || target.contains(foreign) {
             return Err(UrlError::Target(target.to_owned()));
         }
         let lun = lun
@@ -212,7 +215,11 @@ mod tests {
         assert_eq!(parse("iscsi://[::1/iqn.x/0"), UrlError::Brackets("[::1".into()));
         assert_eq!(parse("iscsi://::1/iqn.x/0"), UrlError::Brackets("::1".into()));
         assert_eq!(parse("iscsi://box:0/iqn.x/0"), UrlError::Port("0".into()));
+        assert_eq!(parse("iscsi://[[x]/iqn.x/0"), UrlError::Host("[[x]".into()));
+        assert_eq!(parse("iscsi://a box/iqn.x/0"), UrlError::Host("a box".into()));
         assert_eq!(parse("iscsi://box/disk/0"), UrlError::Target("disk".into()));
+        let two_keys = "iqn.x\0SessionType=Discovery";
+        assert_eq!(parse(&format!("iscsi://b/{two_keys}/0")), UrlError::Target(two_keys.into()));
         assert_eq!(parse("iscsi://box/iqn.x/16384"), UrlError::Lun("16384".into()));
     }
 
