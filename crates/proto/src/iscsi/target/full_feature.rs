@@ -90,6 +90,11 @@ impl FullFeature {
         self.tasks.iter().filter(|task| task.progress != Progress::Collecting).count()
     }
 
+    #[cfg(test)]
+    pub(super) fn held_count(&self) -> usize {
+        self.held.len()
+    }
+
     /// A header is complete: decides what it is and where its data goes.
     pub(super) fn place(
         &mut self,
@@ -141,6 +146,10 @@ impl FullFeature {
                 Ok(Incoming::Request)
             }
             Standing::Outside => Ok(Incoming::Dropped),
+            // A duplicate of one that is held: so many are held as the window is wide.
+            Standing::AboveGap if self.held.iter().any(|held| held.cmd_sn == cmd_sn) => {
+                Ok(Incoming::Dropped)
+            }
             Standing::AboveGap => {
                 let held: usize = self.held.iter().map(|held| held.data.len()).sum();
                 if held > HELD_BYTES_LIMIT {
@@ -462,6 +471,12 @@ impl FullFeature {
             Opcode::LogoutRequest => return Ok(self.handle_logout(link, header, events)),
             // RFC 7143 §4.3: a discovery session takes text and logout only.
             _ if discovery => link.reject(RejectReason::ProtocolError, header),
+            // Each that waits for tasks is kept until they end.
+            Opcode::TaskManagementRequest
+                if self.barriers.len() >= self.settings.immediate_limit =>
+            {
+                link.reject(RejectReason::ImmediateCommandReject, header);
+            }
             Opcode::TaskManagementRequest => {
                 if let Some(waiting) = self.handle_task_management(link, header, environment) {
                     return Ok(self.wait_or_pass(link, waiting, events));

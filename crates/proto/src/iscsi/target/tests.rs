@@ -438,6 +438,42 @@ fn rfc7143_4_2_2_1_commands_above_a_gap_wait_for_it() {
 }
 
 #[test]
+fn rfc7143_4_2_2_1_a_duplicate_above_a_gap_is_dropped() {
+    let mut script = Script::established("");
+    let first = script.cmd_sn;
+    for tag in 1..1000 {
+        script.cmd_sn = first + 1;
+        script.command(tag, READ, 512, &[]);
+    }
+    let Phase::FullFeature(full_feature) = &script.connection.phase else { unreachable!() };
+    assert_eq!(full_feature.held_count(), 1);
+    script.cmd_sn = first;
+    script.command(2000, READ, 512, &[]);
+    script.next_command();
+    script.next_command();
+    script.nothing_more();
+}
+
+#[test]
+fn rfc7143_11_17_task_management_beyond_the_limit_is_rejected() {
+    let mut script = Script::established("");
+    script.command(1, READ, 512, &[]);
+    let command = script.next_command();
+    let limit = Settings::default().immediate_limit;
+    for _ in 0..=limit {
+        script.manage(TaskManagementFunction::AbortTaskSet, 0, 0);
+    }
+    let (header, _) = script.next();
+    assert_eq!(Reject::view(&header).reason(), RejectReason::ImmediateCommandReject);
+    script.nothing_more();
+    script.good(&command, vec![]);
+    for _ in 0..limit {
+        assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
+    }
+    script.nothing_more();
+}
+
+#[test]
 fn rfc7143_11_17_a_tag_in_use_is_rejected() {
     let mut script = Script::established("");
     script.command(1, READ, 0, &[]);
