@@ -10,11 +10,34 @@ pub const ALIGNMENT: usize = 4096;
 const SMALLEST_CLASS: usize = 4096;
 const LARGEST_CLASS: usize = 1 << 20;
 const CLASS_COUNT: usize = (LARGEST_CLASS / SMALLEST_CLASS).ilog2() as usize + 1;
-/// A thread keeps at most this many bytes of each class for reuse.
-const KEPT_BYTES_PER_CLASS: usize = 4 << 20;
+/// A thread keeps at most this many bytes for reuse: what 32 writes of 512 KiB have in flight.
+const KEPT_BYTES: usize = 16 << 20;
 
 thread_local! {
-    static POOL: RefCell<[Vec<Vec<u8>>; CLASS_COUNT]> = const { RefCell::new([const { Vec::new() }; CLASS_COUNT]) };
+    static POOL: RefCell<Pool> = const {
+        RefCell::new(Pool { classes: [const { Vec::new() }; CLASS_COUNT], kept: 0 })
+    };
+}
+
+struct Pool {
+    classes: [Vec<Vec<u8>>; CLASS_COUNT],
+    /// Bytes in all classes, without what alignment costs.
+    kept: usize,
+}
+
+impl Pool {
+    fn take(&mut self, class: usize) -> Option<Vec<u8>> {
+        let storage = self.classes[class].pop()?;
+        self.kept -= SMALLEST_CLASS << class;
+        Some(storage)
+    }
+
+    fn give_back(&mut self, class: usize, storage: Vec<u8>) {
+        if self.kept + (SMALLEST_CLASS << class) <= KEPT_BYTES {
+            self.kept += SMALLEST_CLASS << class;
+            self.classes[class].push(storage);
+        }
+    }
 }
 
 /// Memory for one payload. The first byte is aligned to [`ALIGNMENT`].
@@ -33,7 +56,7 @@ impl Buffer {
     pub fn for_overwrite(length: usize) -> Self {
         let storage = match class_of(length) {
             Some(class) => POOL
-                .try_with(|pool| pool.borrow_mut()[class].pop())
+                .try_with(|pool| pool.borrow_mut().take(class))
                 .ok()
                 .flatten()
                 .unwrap_or_else(|| vec![0; (SMALLEST_CLASS << class) + ALIGNMENT]),
@@ -77,12 +100,7 @@ impl Drop for Buffer {
             return;
         }
         // A buffer that outlives its thread's pool is simply freed.
-        let _ = POOL.try_with(|pool| {
-            let kept = &mut pool.borrow_mut()[class];
-            if (kept.len() + 1) * (SMALLEST_CLASS << class) <= KEPT_BYTES_PER_CLASS {
-                kept.push(storage);
-            }
-        });
+        let _ = POOL.try_with(|pool| pool.borrow_mut().give_back(class, storage));
     }
 }
 
@@ -130,7 +148,11 @@ mod tests {
     fn the_pool_keeps_a_bounded_amount() {
         let many: Vec<_> = (0..64).map(|_| Buffer::for_overwrite(LARGEST_CLASS)).collect();
         drop(many);
-        let kept = POOL.with(|pool| pool.borrow()[CLASS_COUNT - 1].len());
-        assert_eq!(kept, KEPT_BYTES_PER_CLASS / LARGEST_CLASS);
+        let kept = || POOL.with_borrow(|pool| pool.kept);
+        assert_eq!(kept(), KEPT_BYTES);
+        let again = Buffer::for_overwrite(LARGEST_CLASS);
+        assert_eq!(kept(), KEPT_BYTES - LARGEST_CLASS);
+        drop(again);
+        assert_eq!(kept(), KEPT_BYTES);
     }
 }
