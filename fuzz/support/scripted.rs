@@ -1,0 +1,115 @@
+//! The target's end of a connection, with a world that answers everything from the request itself.
+
+#![allow(dead_code, reason = "each target takes what it needs")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sarsen_block::Piece;
+use sarsen_proto::iscsi::target::{
+    Admission, Cdb, CloseReason, Connection, Environment, Settings, TargetRecord, Welcome,
+};
+use sarsen_proto::iscsi::{Frame, Framer, Landing};
+use sarsen_wire::iscsi::{BasicHeader, LoginStatus, RawHeader, U24};
+
+/// The one target.
+pub(crate) const TARGET: &str = "iqn.2026-11.fuzz:disk";
+/// The one logical unit.
+pub(crate) const LUN: [u8; 8] = [0; 8];
+
+/// Surroundings that never change.
+pub(crate) struct World;
+
+/// How many bytes a command takes, by its CDB.
+pub(crate) fn data_out_length(cdb: &[u8; 16]) -> usize {
+    usize::from(cdb[1]) * 512 + usize::from(cdb[2])
+}
+
+impl Environment for World {
+    fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus> {
+        match admission.target_name.as_deref() {
+            None | Some(TARGET) => Ok(Welcome { portal_group_tag: 1, alias: Some("disk".into()) }),
+            Some(_) => Err(LoginStatus::NotFound),
+        }
+    }
+
+    fn targets(&mut self, _: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
+        let record = TargetRecord {
+            name: TARGET.into(),
+            addresses: vec!["127.0.0.1:3260,1".into(), "[::1]:3260,1".into()],
+        };
+        // Enough of them for an answer in several parts.
+        let records = std::iter::repeat_n(record, 200);
+        records.filter(|record| only.is_none_or(|only| only == record.name)).collect()
+    }
+
+    fn data_out_length(&mut self, _: [u8; 8], cdb: &Cdb) -> usize {
+        data_out_length(&cdb.head)
+    }
+
+    fn unit_exists(&mut self, lun: [u8; 8]) -> bool {
+        lun == LUN
+    }
+}
+
+/// A connection and the other end's framer.
+pub(crate) struct Scripted {
+    pub(crate) connection: Connection,
+    now: Instant,
+    received: Framer,
+}
+
+impl Scripted {
+    pub(crate) fn new() -> Self {
+        let now = sarsen_io::time::now();
+        let mut received = Framer::default();
+        received.set_max_data_segment_length(U24::MAX);
+        Self { connection: Connection::new(Arc::new(Settings::default()), now), now, received }
+    }
+
+    pub(crate) fn input(&mut self, bytes: &[u8]) -> Result<(), CloseReason> {
+        self.connection.handle_input(bytes, self.now, &mut World)
+    }
+
+    /// What the target has to say, cut into PDUs.
+    pub(crate) fn output(&mut self) -> Vec<(RawHeader, Vec<u8>)> {
+        let mut pdus = Vec::new();
+        loop {
+            let output = self.connection.output();
+            let mut pieces = Vec::new();
+            output.pieces(&mut pieces, 64);
+            let mut bytes = Vec::new();
+            for piece in &pieces {
+                match piece {
+                    Piece::Bytes(slice) => bytes.extend_from_slice(slice),
+                    Piece::Shared { .. } => panic!("nobody shares memory here"),
+                }
+            }
+            drop(pieces);
+            output.sent(bytes.len());
+            if bytes.is_empty() {
+                return pdus;
+            }
+            let mut input = &bytes[..];
+            loop {
+                match self.received.advance(&mut input).expect("the target frames well") {
+                    Frame::Starved => break,
+                    Frame::Header => self.received.place(Landing::Collect),
+                    Frame::Segment { segment, .. } => {
+                        pdus.push((*self.received.header(), segment.bytes().to_vec()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A PDU as it goes over the wire.
+pub(crate) fn encode(header: impl Into<RawHeader>, data: &[u8]) -> Vec<u8> {
+    let mut basic = BasicHeader::from(header.into());
+    basic.data_segment_length = U24::new(data.len() as u32);
+    let mut bytes = RawHeader::from(basic).0.to_vec();
+    bytes.extend_from_slice(data);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}

@@ -1,0 +1,72 @@
+//! The configuration, from a file and from flags: what is accepted can be relied on, and what is
+//! refused is told with a place and a message.
+#![no_main]
+
+use std::collections::HashSet;
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use sarsen_node::config::{
+    Config, ConfigError, StoreConfig, parse_address, parse_engine, parse_file, parse_size,
+    parse_volume, render_size,
+};
+
+fuzz_target!(|input: &[u8]| {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    match parse_file(Path::new("fuzz.toml"), text) {
+        Ok(config) => finish(config),
+        Err(error) => {
+            told(&error);
+            assert!(error.place.starts_with("fuzz.toml:"), "{error}");
+            let line = error.place["fuzz.toml:".len()..].parse::<usize>().expect("a line");
+            assert!((1..=text.matches('\n').count() + 1).contains(&line), "{error}");
+        }
+    }
+    match parse_volume(text) {
+        Ok(volume) => finish(Config { volumes: vec![volume], ..Config::default() }),
+        Err(error) => told(&error),
+    }
+    if let Ok(size) = parse_size(text) {
+        let rendered = render_size(size);
+        let again = rendered.trim_end_matches(" bytes");
+        assert_eq!(parse_size(again), Ok(size), "{rendered}");
+    }
+    if let Ok(address) = parse_address(text) {
+        assert_eq!(parse_address(&address.to_string()), Ok(address));
+    }
+    let _ = parse_engine(text);
+});
+
+fn told(error: &ConfigError) {
+    assert!(!error.place.is_empty() && !error.message.is_empty(), "{error:?}");
+}
+
+/// Whatever gets through is complete and without contradictions.
+fn finish(config: Config) {
+    let config = match config.finish() {
+        Ok(config) => config,
+        Err(error) => return told(&error),
+    };
+    assert!(!config.listen.is_empty());
+    let mut names = HashSet::new();
+    for volume in &config.volumes {
+        assert!(names.insert(&volume.name), "two volumes of one name");
+        let size = match &volume.store {
+            StoreConfig::Ram { size } | StoreConfig::Null { size } => Some(*size),
+            StoreConfig::File { size, .. } => *size,
+        };
+        if let Some(size) = size {
+            assert!(size > 0 && size.is_multiple_of(volume.block_size.bytes() as u64));
+        }
+    }
+    let mut target_names = HashSet::new();
+    let mut exported = HashSet::new();
+    for target in &config.targets {
+        assert!(target_names.insert(&target.name), "two targets of one name");
+        assert!(target.name.len() <= 223 && target.name.is_ascii(), "{:?}", target.name);
+        for lun in &target.luns {
+            assert!(names.contains(lun) && exported.insert(lun), "{lun:?}");
+        }
+    }
+    assert_eq!(exported.len(), names.len(), "a volume that nobody can reach");
+}

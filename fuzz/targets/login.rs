@@ -1,0 +1,100 @@
+//! The target's login with arbitrary requests and text: every request has at most one answer, the
+//! answers follow the rules of the wire, and what was negotiated is within the RFC's limits
+//! (RFC 7143 §6.3, §13), however the bytes are cut.
+#![no_main]
+
+#[path = "../support/scripted.rs"]
+mod scripted;
+
+use libfuzzer_sys::fuzz_target;
+use sarsen_proto::iscsi::target::Event;
+use sarsen_wire::iscsi::pdu::IMMEDIATE;
+use sarsen_wire::iscsi::{Isid, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, text};
+
+use scripted::{Scripted, encode};
+
+/// How a login goes in the end.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Outcome {
+    answers: Vec<(RawHeader, Vec<u8>)>,
+    established: bool,
+    closed: bool,
+}
+
+/// Requests: flags, a byte of oddities, the length of the text in two bytes, the text.
+fn requests(mut input: &[u8]) -> Vec<Vec<u8>> {
+    let mut requests = Vec::new();
+    while let [flags, odd, high, low, rest @ ..] = input {
+        let length = (usize::from(*high) % 34 * 256 + usize::from(*low)).min(rest.len());
+        let (text, rest) = rest.split_at(length);
+        input = rest;
+        let mut request = LoginRequest::from(RawHeader::with_opcode(Opcode::LoginRequest));
+        request.opcode_byte |= IMMEDIATE;
+        request.flags = *flags;
+        request.isid = Isid([0x80, 0, 0, 0, 0, 1]);
+        request.initiator_task_tag = u32::from(odd & 1).into();
+        request.cid = u16::from(odd >> 1 & 1).into();
+        request.tsih = u16::from(odd >> 2 & 1).into();
+        request.version_min = odd >> 3 & 1;
+        request.reserved = 0.into();
+        request.cmd_sn = u32::from(*odd >> 4).into();
+        requests.push(encode(request, text));
+    }
+    requests
+}
+
+fn log_in(requests: &[Vec<u8>], cut: usize) -> Outcome {
+    let mut target = Scripted::new();
+    let mut outcome = Outcome::default();
+    for request in requests {
+        for piece in request.chunks(cut) {
+            if target.input(piece).is_err() {
+                outcome.closed = true;
+                return outcome;
+            }
+        }
+        while let Some(event) = target.connection.poll_event() {
+            match event {
+                Event::Establish(admission) => {
+                    assert!(!admission.initiator_name.is_empty());
+                    target.connection.establish(7);
+                    outcome.established = true;
+                }
+                other => panic!("{other:?} in a login"),
+            }
+        }
+        let answers = target.output();
+        assert!(answers.len() <= 1, "{} answers to one request", answers.len());
+        outcome.answers.extend(answers);
+        if outcome.established {
+            let agreed = target.connection.parameters();
+            assert!((512..=0xff_ffff).contains(&agreed.max_burst_length));
+            assert!((512..=0xff_ffff).contains(&agreed.first_burst_length));
+            assert!(agreed.first_burst_length <= agreed.max_burst_length);
+            assert!((512..=0xff_ffff).contains(&agreed.local_max_recv_data_segment_length));
+            assert!((1..=65535).contains(&agreed.max_outstanding_r2t));
+            return outcome;
+        }
+        if target.connection.closing().is_some() {
+            outcome.closed = true;
+            return outcome;
+        }
+    }
+    outcome
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&cut, input)) = input.split_first() else { return };
+    let requests = requests(input);
+    let outcome = log_in(&requests, usize::MAX);
+    for (header, data) in &outcome.answers {
+        assert_eq!(header.basic().opcode(), Opcode::LoginResponse);
+        let answer = LoginResponse::view(header);
+        if answer.status() == LoginStatus::Success {
+            assert!(text::pairs(data).all(|pair| pair.is_ok()), "{data:?}");
+        } else {
+            assert!(outcome.closed, "refused, and the connection goes on");
+        }
+    }
+    assert_eq!(outcome, log_in(&requests, usize::from(cut) + 1));
+});

@@ -1,0 +1,30 @@
+//! URLs and portals: what is accepted is the same when it is written and read again, a target's
+//! name is one piece of login text, and no message or rendering shows the secret.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sarsen_initiator::{Portal, Url};
+
+/// Not to be found in any text by chance.
+const SECRET: &str = "\u{fdd0}hidden\u{fdd1}";
+
+fuzz_target!(|input: &[u8]| {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    if let Ok(portal) = text.parse::<Portal>() {
+        assert_eq!(portal.to_string().parse(), Ok(portal));
+    }
+    if let Ok(url) = text.parse::<Url>() {
+        let again: Url = url.to_string().parse().expect("what it wrote itself");
+        assert_eq!(again, Url { secret: None, ..url.clone() });
+        assert!(!url.target.contains(|c: char| c.is_control() || c.is_whitespace()));
+        assert!(url.target.len() <= 223);
+        let [high, low, ..] = url.lun_field();
+        assert_eq!(u16::from_be_bytes([high & 0x3f, low]), url.lun);
+    }
+    // A secret in front of whatever it is.
+    let Some(rest) = text.strip_prefix("iscsi://") else { return };
+    match format!("iscsi://user%{SECRET}@{rest}").parse::<Url>() {
+        Ok(url) => assert!(!format!("{url} {url:?}").contains(SECRET)),
+        Err(error) => assert!(!format!("{error} {error:?}").contains(SECRET), "{error}"),
+    }
+});
