@@ -99,16 +99,17 @@ impl Server {
             return Err(StartError::Digest);
         }
         let cores = Cores::start(config.cores, config.io_engine).map_err(StartError::Cores)?;
+        // Ports before files: a port in use leaves no new file behind. Nobody is accepted yet.
+        let mut listeners = Vec::new();
+        for &address in &config.listen {
+            let listen = |source| StartError::Listen { address, source };
+            listeners.push(Listener::bind(address).map_err(listen)?);
+        }
         let mut stores = HashMap::new();
         for volume in &config.volumes {
             let store = stores::open(volume)
                 .map_err(|source| StartError::Store { volume: volume.name.clone(), source })?;
             stores.insert(volume.name.as_str(), store);
-        }
-        let mut listeners = Vec::new();
-        for &address in &config.listen {
-            let listen = |source| StartError::Listen { address, source };
-            listeners.push(Listener::bind(address).map_err(listen)?);
         }
         let portals = listeners
             .iter()
