@@ -305,9 +305,7 @@ impl File {
                     // same write without the wish for durability fails only for the former.
                     let Some(operation) = operation else { return Err(error) };
                     match write_all(Started::new(operation.volatile())).await.1 {
-                        Ok(()) => Err(io::Error::other(format!(
-                            "written data found no room on its way to the disk: {error}"
-                        ))),
+                        Ok(()) => Err(of_cached_data(error)),
                         again => again,
                     }
                 }
@@ -316,9 +314,10 @@ impl File {
         })
     }
 
-    /// Makes everything that was written so far durable, with the file's size.
+    /// Makes everything that was written so far durable, with the file's size. Its errors are
+    /// those of data that was written already: none is of kind StorageFull or QuotaExceeded.
     pub fn sync_data(&self) -> Io<io::Result<()>> {
-        self.simple(Kind::SyncData)
+        self.simple(Kind::SyncData).map(|synced| synced.map_err(of_cached_data))
     }
 
     /// Gives the space of a range back; it reads as zero. Unsupported where the file system or
@@ -390,6 +389,18 @@ impl File {
     fn simple(&self, kind: Kind) -> Io<io::Result<()>> {
         let started = Started::new(self.operation(kind));
         Io::pending(async move { started.settled().await.1.map(drop) })
+    }
+}
+
+/// The error of a flush. Where data that was written already found no room (a thin device, a
+/// network file system), it is lost as on any other failure: that is not the want of room that a
+/// new write may meet.
+fn of_cached_data(error: io::Error) -> io::Error {
+    match is_full(&error) {
+        true => {
+            io::Error::other(format!("written data found no room on its way to the disk: {error}"))
+        }
+        false => error,
     }
 }
 
@@ -632,6 +643,18 @@ mod tests {
                 .unwrap();
             }
         }
+    }
+
+    #[test]
+    fn want_of_room_for_what_was_written_already_is_not_that_of_a_new_write() {
+        for full in [libc::ENOSPC, libc::EDQUOT] {
+            let error = io::Error::from_raw_os_error(full);
+            assert!(is_full(&error));
+            let error = of_cached_data(error);
+            assert!(!is_full(&error) && error.to_string().contains("no room"), "{error}");
+        }
+        let error = of_cached_data(io::Error::from_raw_os_error(libc::EIO));
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
 
     #[test]
