@@ -22,9 +22,8 @@ pub struct Output {
     data_digest: bool,
     /// Bytes of all `Run::Arena`, in order; the first ones may have been sent.
     arena: Vec<u8>,
+    /// What is to be sent of arena and payloads.
     runs: VecDeque<Run>,
-    /// Bytes of the first run that were sent.
-    sent_of_first: usize,
     queued: usize,
 }
 
@@ -38,6 +37,13 @@ impl Run {
         match self {
             Self::Arena { length, .. } | Self::Payload { length, .. } => *length,
         }
+    }
+
+    /// The first `count` bytes were sent.
+    fn shorten(&mut self, count: usize) {
+        let (Self::Arena { start, length } | Self::Payload { offset: start, length, .. }) = self;
+        *start += count;
+        *length -= count;
     }
 }
 
@@ -145,17 +151,16 @@ impl Output {
 
     /// The first pieces to send, at most `limit` of them.
     pub fn pieces<'a>(&'a self, into: &mut Vec<Piece<'a>>, limit: usize) {
-        let mut skip = self.sent_of_first;
         for run in &self.runs {
             if into.len() >= limit {
                 return;
             }
             match run {
                 Run::Arena { start, length } => {
-                    into.push(Piece::Bytes(&self.arena[start + skip..start + length]));
+                    into.push(Piece::Bytes(&self.arena[*start..start + length]));
                 }
                 Run::Payload { data, offset, length } => {
-                    let (mut at, end) = (offset + skip, offset + length);
+                    let (mut at, end) = (*offset, offset + length);
                     while at < end && into.len() < limit {
                         let piece = data.piece(at, end - at);
                         at += match &piece {
@@ -166,26 +171,27 @@ impl Output {
                     }
                 }
             }
-            skip = 0;
         }
     }
 
     /// `count` bytes of the pieces were sent.
     pub fn sent(&mut self, mut count: usize) {
         self.queued -= count;
-        count += self.sent_of_first;
         while let Some(first) = self.runs.front()
             && count >= first.length()
         {
             count -= first.length();
             self.runs.pop_front();
         }
-        self.sent_of_first = count;
-        if self.runs.is_empty() {
-            self.arena.clear();
-            self.arena.shrink_to(ARENA_KEPT);
-        } else {
-            self.drop_sent_arena();
+        match self.runs.front_mut() {
+            Some(first) => {
+                first.shorten(count);
+                self.drop_sent_arena();
+            }
+            None => {
+                self.arena.clear();
+                self.arena.shrink_to(ARENA_KEPT);
+            }
         }
     }
 
@@ -195,7 +201,8 @@ impl Output {
             Run::Payload { .. } => None,
         });
         let sent = first_arena.unwrap_or(self.arena.len());
-        if sent < ARENA_SENT_LIMIT {
+        // At least as much is dropped as is moved.
+        if sent < ARENA_SENT_LIMIT.max(self.arena.len() - sent) {
             return;
         }
         self.arena.drain(..sent);
@@ -283,6 +290,18 @@ mod tests {
                 .collect();
             prop_assert_eq!(received, expected);
         }
+    }
+
+    #[test]
+    fn an_arena_that_never_runs_empty_does_not_grow() {
+        let mut output = Output::default();
+        output.push(RawHeader::with_opcode(Opcode::NopIn), &[]);
+        for _ in 0..10_000 {
+            output.push(RawHeader::with_opcode(Opcode::NopIn), &[]);
+            output.sent(48);
+        }
+        assert_eq!(output.len(), 48);
+        assert!(output.arena.len() < 2 * ARENA_SENT_LIMIT, "{} bytes", output.arena.len());
     }
 
     #[test]
