@@ -1,7 +1,15 @@
 //! Workloads, measurements, reports.
 //!
-//! [`access`] names the access specifications that studies use; [`load`] puts one of them on a
-//! target and measures.
+//! Where a workload comes from: [`access`] names the access specifications that studies use,
+//! [`icf`] reads and writes Iometer's, [`fio`] reads job files, [`trace`] reads what was recorded.
+//! What it is made of: [`mix`] (sizes, reads, random places), [`places`] (where random I/Os go),
+//! [`dice`] (the same again for the same seed). [`load`] puts it on a target and measures.
 
 pub mod access;
+pub mod dice;
+pub mod fio;
+pub mod icf;
 pub mod load;
+pub mod mix;
+pub mod places;
+pub mod trace;

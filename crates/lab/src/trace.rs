@@ -1,0 +1,206 @@
+//! Traces: what others' programs asked of their disks, one request after another.
+//!
+//! A trace is an iterator over a file: however long it is, one line of it is in memory. A line that
+//! does not say what its format promises ends the trace with an error that names file and line;
+//! nothing is guessed.
+
+mod formats;
+mod synthetic;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+pub use synthetic::Synthetic;
+
+/// The longest line that a trace may have, in bytes.
+const LINE_LIMIT: u64 = 64 * 1024;
+
+/// One request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// When it was made, from the beginning of the trace.
+    pub at: Duration,
+    /// Whether it reads; else it writes.
+    pub reads: bool,
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// How long it is, in bytes; not 0.
+    pub length: u32,
+}
+
+/// How a trace is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `Timestamp,Hostname,DiskNumber,Type,Offset,Size,ResponseTime`, the timestamp in tenths of a
+    /// microsecond, offset and size in bytes: the block traces of Microsoft Research Cambridge, as
+    /// SNIA keeps them.
+    Msr,
+    /// What `blkparse` prints by default; the requests are those that were queued (`Q`).
+    Blkparse,
+    /// `time_s,op,offset,length`, offset and length in bytes.
+    Csv,
+}
+
+impl FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "msr" => Ok(Self::Msr),
+            "blkparse" => Ok(Self::Blkparse),
+            "csv" => Ok(Self::Csv),
+            _ => Err(format!("{text:?} is no trace format: write msr, blkparse or csv")),
+        }
+    }
+}
+
+/// Why a trace ends before its end.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// A line is not of the format.
+    #[error("{}:{line}: {what}", file.display())]
+    Line {
+        /// The file.
+        file: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong there.
+        what: String,
+    },
+    /// The file cannot be read.
+    #[error("cannot read {}: {source}", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What a line is.
+enum Content {
+    Request(Request),
+    /// A heading, a comment, an event of another kind.
+    Nothing,
+    /// Everything behind it is about the trace, not of it.
+    End,
+}
+
+/// The requests of a file.
+pub struct Trace<R> {
+    file: PathBuf,
+    input: R,
+    format: Format,
+    buffer: Vec<u8>,
+    line: u64,
+    /// The first timestamp, from which time is counted.
+    origin: Option<u64>,
+    ended: bool,
+}
+
+/// Opens a trace. Without a format, the first line that is no comment tells it.
+pub fn open(path: &Path, format: Option<Format>) -> Result<Trace<BufReader<File>>, TraceError> {
+    let read_error = |source| TraceError::Read { file: path.into(), source };
+    let format = match format {
+        Some(format) => format,
+        None => {
+            let mut first = BufReader::new(File::open(path).map_err(read_error)?);
+            detect(path, &mut first)?
+        }
+    };
+    let file = File::open(path).map_err(read_error)?;
+    Ok(Trace::new(path, BufReader::new(file), format))
+}
+
+/// The format of a text, by its first line that is no comment.
+fn detect(path: &Path, input: &mut impl BufRead) -> Result<Format, TraceError> {
+    let mut buffer = Vec::new();
+    let mut number = 0;
+    loop {
+        number += 1;
+        let more = read_line(input, &mut buffer)
+            .map_err(|source| TraceError::Read { file: path.into(), source })?;
+        let line = String::from_utf8_lossy(&buffer);
+        let line = line.trim();
+        if more && (line.is_empty() || line.starts_with('#')) {
+            continue;
+        }
+        return formats::detect(line).ok_or_else(|| TraceError::Line {
+            file: path.into(),
+            line: number,
+            what: "this is the beginning of no known trace: name the format".into(),
+        });
+    }
+}
+
+/// The next line into `into`, without its end. False at the end of the input.
+fn read_line(input: &mut impl BufRead, into: &mut Vec<u8>) -> io::Result<bool> {
+    into.clear();
+    let count = Read::by_ref(input).take(LINE_LIMIT + 1).read_until(b'\n', into)?;
+    while into.last().is_some_and(|byte| b"\r\n".contains(byte)) {
+        into.pop();
+    }
+    Ok(count > 0)
+}
+
+impl<R: BufRead> Trace<R> {
+    /// The requests of `input`; `file` is its name in errors.
+    pub fn new(file: impl Into<PathBuf>, input: R, format: Format) -> Self {
+        let file = file.into();
+        Self { file, input, format, buffer: Vec::new(), line: 0, origin: None, ended: false }
+    }
+
+    fn parse_line(&mut self) -> Result<Content, String> {
+        if self.buffer.len() as u64 > LINE_LIMIT {
+            return Err(format!("a line of more than {LINE_LIMIT} bytes"));
+        }
+        let text = std::str::from_utf8(&self.buffer).map_err(|_| "the line is no text")?;
+        let text = text.trim();
+        if text.is_empty() || text.starts_with('#') {
+            return Ok(Content::Nothing);
+        }
+        match self.format {
+            Format::Msr => formats::msr(text, self.line == 1, &mut self.origin),
+            Format::Blkparse => formats::blkparse(text, &mut self.origin),
+            Format::Csv => formats::csv(text, self.line == 1),
+        }
+    }
+}
+
+impl<R: BufRead> Iterator for Trace<R> {
+    type Item = Result<Request, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            self.line += 1;
+            let error = match read_line(&mut self.input, &mut self.buffer) {
+                Ok(false) => {
+                    self.ended = true;
+                    break;
+                }
+                Ok(true) => match self.parse_line() {
+                    Ok(Content::Request(request)) => return Some(Ok(request)),
+                    Ok(Content::Nothing) => continue,
+                    Ok(Content::End) => {
+                        self.ended = true;
+                        break;
+                    }
+                    Err(what) => {
+                        TraceError::Line { file: self.file.clone(), line: self.line, what }
+                    }
+                },
+                Err(source) => TraceError::Read { file: self.file.clone(), source },
+            };
+            self.ended = true;
+            return Some(Err(error));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! A trace with the known properties of one that was never published.
+
+use std::time::Duration;
+
+use super::{Request, TraceError};
+use crate::dice::Dice;
+
+/// Logical blocks of the study's disks.
+const BLOCK: u64 = 512;
+/// Requests of the study's trace.
+const REQUESTS: u64 = 8_626;
+/// Of these, the 70 % that read, to the nearest request.
+const READS: u64 = (REQUESTS * 7 + 5) / 10;
+/// The lowest and highest address of the study's trace.
+const LOWEST: u64 = 9_840;
+const HIGHEST: u64 = 2_012_792;
+/// The study does not say how long its requests are; a database page of its time is 8 KiB.
+const LENGTH: u32 = 8 * 1024;
+
+/// The trace of the study by Lu and Du (IEEE Communications 2003) as far as its text describes it:
+/// 8,626 requests, 70 % of which read, from block 9,840 to block 2,012,792. The order of reads and
+/// writes and the addresses are drawn from a seed; the requests are 8 KiB long, which is our choice,
+/// and have no times of their own.
+#[derive(Clone, Debug)]
+pub struct Synthetic {
+    dice: Dice,
+    left: u64,
+    reads_left: u64,
+    /// The requests, counted from the last, that have the lowest and the highest address.
+    lowest_at: u64,
+    highest_at: u64,
+}
+
+impl Synthetic {
+    /// The same seed makes the same trace.
+    pub const fn lu_du(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let lowest_at = 1 + dice.below(REQUESTS);
+        // Any of the others.
+        let highest_at = 1 + (lowest_at + dice.below(REQUESTS - 1)) % REQUESTS;
+        Self { dice, left: REQUESTS, reads_left: READS, lowest_at, highest_at }
+    }
+}
+
+impl Iterator for Synthetic {
+    type Item = Result<Request, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 {
+            return None;
+        }
+        // Of what is left, so many read: the total is exact, the order is not.
+        let reads = self.dice.below(self.left) < self.reads_left;
+        let drawn = LOWEST + self.dice.below(HIGHEST - LOWEST + 1);
+        let block = match self.left {
+            left if left == self.lowest_at => LOWEST,
+            left if left == self.highest_at => HIGHEST,
+            _ => drawn,
+        };
+        self.left -= 1;
+        self.reads_left -= u64::from(reads);
+        Some(Ok(Request { at: Duration::ZERO, reads, offset: block * BLOCK, length: LENGTH }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requests(seed: u64) -> Vec<Request> {
+        Synthetic::lu_du(seed).map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn it_has_the_properties_of_the_study() {
+        for seed in 0..50 {
+            let trace = requests(seed);
+            assert_eq!(trace.len(), 8_626);
+            assert_eq!(trace.iter().filter(|request| request.reads).count(), 6_038);
+            let blocks = || trace.iter().map(|request| request.offset / BLOCK);
+            assert_eq!((blocks().min(), blocks().max()), (Some(9_840), Some(2_012_792)));
+        }
+    }
+
+    #[test]
+    fn a_seed_repeats_itself_and_no_other() {
+        assert_eq!(requests(1), requests(1));
+        assert_ne!(requests(1), requests(2));
+    }
+}
