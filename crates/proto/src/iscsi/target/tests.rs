@@ -616,23 +616,12 @@ fn rfc7143_11_14_logout_waits_for_tasks_and_closes() {
 
 #[test]
 fn appendix_c_send_targets_continues_over_several_responses() {
-    let mut script = Script::new();
-    script.world.target_count = 400;
-    script.login(0x87, "InitiatorName=iqn.x\0SessionType=Discovery\0");
-    assert!(matches!(script.connection.poll_event(), Some(Event::Establish(_))));
-    script.connection.establish(1);
-    script.next();
+    let mut script = discovery(400);
     let mut text = Vec::new();
     let mut transfer_tag = RESERVED_TAG;
     loop {
-        let mut request = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
-        request.opcode_byte |= IMMEDIATE;
-        request.initiator_task_tag = 3.into();
-        request.target_transfer_tag = transfer_tag.into();
-        request.cmd_sn = script.cmd_sn.into();
         let keys: &[u8] = if transfer_tag == RESERVED_TAG { b"SendTargets=All\0" } else { b"" };
-        script.send(request, keys).expect("taken");
-        let (header, part) = script.next();
+        let (header, part) = text_request(&mut script, transfer_tag, keys);
         let response = *TextResponse::view(&header);
         text.extend(part);
         transfer_tag = response.target_transfer_tag.get();
@@ -645,6 +634,43 @@ fn appendix_c_send_targets_continues_over_several_responses() {
     let names = String::from_utf8(text).expect("text");
     assert_eq!(names.matches("TargetName=").count(), 400);
     assert_eq!(names.matches("TargetAddress=127.0.0.1:3260,1").count(), 400);
+}
+
+fn discovery(target_count: usize) -> Script {
+    let mut script = Script::new();
+    script.world.target_count = target_count;
+    script.login(0x87, "InitiatorName=iqn.x\0SessionType=Discovery\0");
+    assert!(matches!(script.connection.poll_event(), Some(Event::Establish(_))));
+    script.connection.establish(1);
+    script.next();
+    script
+}
+
+fn text_request(script: &mut Script, transfer_tag: u32, keys: &[u8]) -> (RawHeader, Vec<u8>) {
+    let mut request = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
+    request.opcode_byte |= IMMEDIATE;
+    request.initiator_task_tag = 3.into();
+    request.target_transfer_tag = transfer_tag.into();
+    request.cmd_sn = script.cmd_sn.into();
+    script.send(request, keys).expect("taken");
+    script.next()
+}
+
+#[test]
+fn rfc7143_6_2_who_asks_for_the_rest_of_an_answer_says_nothing_itself() {
+    let mut script = discovery(400);
+    let (header, _) = text_request(&mut script, RESERVED_TAG, b"SendTargets=All\0");
+    let transfer_tag = TextResponse::view(&header).target_transfer_tag.get();
+    let (header, _) = text_request(&mut script, transfer_tag, b"SendTargets=All\0");
+    assert_eq!(Reject::view(&header).reason(), RejectReason::ProtocolError);
+}
+
+#[test]
+fn rfc7143_6_2_targets_are_not_asked_for_twice_at_once() {
+    let mut script = discovery(1);
+    let keys = b"SendTargets=All\0SendTargets=All\0";
+    let (header, _) = text_request(&mut script, RESERVED_TAG, keys);
+    assert_eq!(Reject::view(&header).reason(), RejectReason::ProtocolError);
 }
 
 #[test]

@@ -60,6 +60,10 @@ impl Text {
             }
             _ => return link.reject(RejectReason::ProtocolError, header),
         };
+        // RFC 7143 §6.2: what asks for the rest of an answer says nothing itself.
+        if !exchange.output.is_empty() && !segment.is_empty() {
+            return link.reject(RejectReason::ProtocolError, header);
+        }
         if exchange.input.len() + segment.len() > MAX_TEXT_LENGTH {
             return link.reject(RejectReason::LongOperationReject, header);
         }
@@ -132,11 +136,16 @@ fn answer(
             output.extend_from_slice(part.as_bytes());
         }
     };
+    let mut targets_sent = false;
     for pair in pairs(input) {
         let Ok((name, value)) = pair else { return false };
         match keys::find(name) {
             None => say(name, NOT_UNDERSTOOD),
             Some(_) if name == "SendTargets" => {
+                // RFC 7143 §6.2: a key comes once. This one's answer is longer than itself.
+                if std::mem::replace(&mut targets_sent, true) {
+                    return false;
+                }
                 let only = match (admission.session_type, value) {
                     (SessionType::Discovery, "All") => None,
                     // Appendix C: in a normal session, only the target that is logged in to.
