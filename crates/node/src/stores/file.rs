@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sarsen_block::{
@@ -13,6 +13,7 @@ use sarsen_block::{
 use sarsen_io::file::{self, File, OpenOptions};
 use tracing::{error, warn};
 
+use super::latch::{Claim, Latch};
 use super::{CacheMode, StoreError};
 
 /// How long a file may stay locked after the server that had it was killed.
@@ -46,9 +47,9 @@ pub struct FileStore {
 struct State {
     path: PathBuf,
     block_count: AtomicU64,
-    /// A flush or durable write failed: what the page cache held may be lost, and a later flush
-    /// would not say so (fsync(2) tells an error once).
-    stopped: AtomicBool,
+    /// Closed once a flush or durable write failed: what the page cache held may be lost, and a
+    /// later flush would not say so.
+    latch: Arc<Latch>,
 }
 
 impl FileStore {
@@ -96,7 +97,7 @@ impl FileStore {
             state: Arc::new(State {
                 path: path.clone(),
                 block_count: AtomicU64::new(length / block),
-                stopped: AtomicBool::new(false),
+                latch: Arc::default(),
             }),
             block_size: options.block_size,
             cache: options.cache,
@@ -137,11 +138,16 @@ impl FileStore {
     ) -> Io<Result<Reply, BlockError>> {
         assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
         let durable = self.is_durable(durability);
+        let claim = durable.then(|| self.state.latch.claim());
         let state = self.state.clone();
         let offset = extent.byte_offset(self.block_size);
-        self.file
-            .write_at(offset, data, durable)
-            .map(move |written| state.settle(written, extent.lba, durable))
+        let written = self.file.write_at(offset, data, durable);
+        match claim {
+            None => written.map(move |written| state.settle(written, extent.lba)),
+            Some(claim) => Io::pending(async move {
+                state.settle_durable(claim, written.wait().await, extent.lba).await
+            }),
+        }
     }
 
     /// Whether a write has to be durable before it is acknowledged.
@@ -157,8 +163,9 @@ impl FileStore {
         if self.cache == CacheMode::Unsafe {
             return Io::Ready(Ok(Reply::Done));
         }
-        let state = self.state.clone();
-        self.file.sync_data().map(move |synced| state.settle(synced, Lba(0), true))
+        let (state, claim) = (self.state.clone(), self.state.latch.claim());
+        let synced = self.file.sync_data();
+        Io::pending(async move { state.settle_durable(claim, synced.wait().await, Lba(0)).await })
     }
 
     /// Changes how a range is stored, and makes that durable where writes are.
@@ -175,9 +182,11 @@ impl FileStore {
         let changed = change(&self.file, offset, extent.byte_count(self.block_size));
         let (state, file) = (self.state.clone(), self.file.clone());
         Io::pending(async move {
-            let done = state.settle(changed.wait().await, extent.lba, false)?;
+            let done = state.settle(changed.wait().await, extent.lba)?;
             if durable {
-                state.settle(file.sync_data().wait().await, extent.lba, true)?;
+                let claim = state.latch.claim();
+                let synced = file.sync_data().wait().await;
+                state.settle_durable(claim, synced, extent.lba).await?;
             }
             Ok(done)
         })
@@ -246,15 +255,26 @@ impl State {
         }
     }
 
-    /// The end of a write or flush. One that was to be durable and failed for another reason than
-    /// want of room stops the store.
-    fn settle(&self, result: io::Result<()>, lba: Lba, durable: bool) -> Result<Reply, BlockError> {
+    /// The end of a write that is not durable yet.
+    fn settle(&self, result: io::Result<()>, lba: Lba) -> Result<Reply, BlockError> {
+        match result {
+            Ok(()) => Ok(Reply::Done),
+            Err(source) => Err(self.failed(lba, Direction::Write, source)),
+        }
+    }
+
+    /// The end of a flush or durable write. One that failed for another reason than want of room
+    /// stops the store.
+    async fn settle_durable(
+        &self,
+        claim: Claim,
+        result: io::Result<()>,
+        lba: Lba,
+    ) -> Result<Reply, BlockError> {
         let Err(source) = result else {
-            // Another flush may have been told of the error that concerns this one's data too.
-            let in_doubt = durable && self.stopped.load(Ordering::Acquire);
-            return if in_doubt { Err(BlockError::Stopped) } else { Ok(Reply::Done) };
+            return if claim.confirm().await { Ok(Reply::Done) } else { Err(BlockError::Stopped) };
         };
-        if durable && !file::is_full(&source) && !self.stopped.swap(true, Ordering::AcqRel) {
+        if !file::is_full(&source) && claim.fail() {
             error!(
                 path = %self.path.display(), error = %source,
                 "a flush failed: the volume takes no more writes, since earlier ones may be lost; \
@@ -293,7 +313,7 @@ impl Store for FileStore {
                 _ => Err(BlockError::ReadOnly),
             });
         }
-        if writes && self.state.stopped.load(Ordering::Acquire) {
+        if writes && self.state.latch.is_closed() {
             return Io::Ready(Err(BlockError::Stopped));
         }
         let extent = match &request {

@@ -1,6 +1,7 @@
 //! Disks that do I/O. [`open`] is the one place that opens one.
 
 mod file;
+mod latch;
 mod null;
 mod ram;
 

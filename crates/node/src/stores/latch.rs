@@ -1,0 +1,118 @@
+//! What keeps a failed flush from being forgotten: a latch that it closes for good, and the order
+//! in which flushes may say that they did well.
+//!
+//! The kernel tells an error of write-back once for each open file (fsync(2); errseq_t), to
+//! whichever flush or durable write asks first. Another one that was under way at that moment is
+//! told of success though its own data may be lost. So a success counts only when all that were
+//! under way with it have ended, and none of them has closed the latch.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+/// See the module. Open at first.
+#[derive(Default)]
+pub(super) struct Latch {
+    closed: AtomicBool,
+    claims: Mutex<Claims>,
+    /// Told whenever a claim has ended.
+    ended: Notify,
+}
+
+#[derive(Default)]
+struct Claims {
+    next: u64,
+    under_way: BTreeSet<u64>,
+}
+
+/// A flush or durable write, from before the kernel is asked until its answer is known.
+pub(super) struct Claim {
+    latch: Arc<Latch>,
+    number: u64,
+}
+
+impl Latch {
+    /// Whether something failed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Begins a flush or durable write.
+    pub(super) fn claim(self: &Arc<Self>) -> Claim {
+        let mut claims = self.claims();
+        let number = claims.next;
+        claims.next += 1;
+        claims.under_way.insert(number);
+        Claim { latch: self.clone(), number }
+    }
+
+    fn claims(&self) -> MutexGuard<'_, Claims> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Claim {
+    /// The kernel says that it failed. Whether it is the first to close the latch.
+    pub(super) fn fail(self) -> bool {
+        !self.latch.closed.swap(true, Ordering::AcqRel)
+    }
+
+    /// The kernel says that it did well. Whether that holds, once it is known of all others.
+    pub(super) async fn confirm(self) -> bool {
+        let latch = self.latch.clone();
+        drop(self);
+        // Whoever asks the kernel later can take no error from this one.
+        let later = latch.claims().next;
+        loop {
+            let ended = latch.ended.notified();
+            if latch.claims().under_way.first().is_none_or(|&first| first >= later) {
+                return !latch.is_closed();
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.latch.claims().under_way.remove(&self.number);
+        self.latch.ended.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    #[test]
+    fn fsync2_a_success_beside_a_failure_is_none_whichever_is_seen_first() {
+        let context = &mut Context::from_waker(Waker::noop());
+        let latch = Arc::new(Latch::default());
+        let (one, other) = (latch.claim(), latch.claim());
+        let mut one = pin!(one.confirm());
+        assert_eq!(one.as_mut().poll(context), Poll::Pending, "the other may have its error");
+        assert!(other.fail());
+        assert_eq!(one.as_mut().poll(context), Poll::Ready(false));
+        let later = latch.claim();
+        assert!(latch.is_closed() && !later.fail(), "it stays closed");
+    }
+
+    #[test]
+    fn a_success_waits_for_those_under_way_and_for_no_later_ones() {
+        let context = &mut Context::from_waker(Waker::noop());
+        let latch = Arc::new(Latch::default());
+        let (one, other) = (latch.claim(), latch.claim());
+        let mut one = pin!(one.confirm());
+        assert_eq!(one.as_mut().poll(context), Poll::Pending);
+        let later = latch.claim();
+        assert_eq!(pin!(other.confirm()).poll(context), Poll::Pending, "the later one is with it");
+        assert_eq!(one.as_mut().poll(context), Poll::Ready(true));
+        assert_eq!(pin!(later.confirm()).poll(context), Poll::Ready(true));
+        assert_eq!(pin!(latch.claim().confirm()).poll(context), Poll::Ready(true));
+    }
+}
