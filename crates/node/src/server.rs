@@ -178,6 +178,7 @@ impl Server {
         self.closing.send_replace(true);
         // Each portal drops its sender when it has stopped.
         while self.accepting.recv().await.is_some() {}
+        self.front.sessions.close();
         let deadline = time::now() + grace;
         for (_, mailbox) in self.front.sessions.mailboxes(None) {
             let seconds = u16::try_from(grace.as_secs()).unwrap_or(u16::MAX);

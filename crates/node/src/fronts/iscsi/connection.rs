@@ -47,7 +47,8 @@ type Pending = FuturesUnordered<Pin<Box<dyn Future<Output = (TaskId, scsi::Compl
 pub(super) async fn serve(stream: Stream, front: Arc<Front>) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
-    let (mailbox, letters) = mpsc::unbounded_channel();
+    // Until all has ended, whoever writes to the session waits for an answer.
+    let (mailbox, mut letters) = mpsc::unbounded_channel();
     let machine = Connection::new(front.settings.clone(), time::now());
     let view = View { front: front.clone(), local, nexus: None };
     let mut driver = Driver {
@@ -62,7 +63,7 @@ pub(super) async fn serve(stream: Stream, front: Arc<Front>) {
         next_token: 0,
         terminated: Vec::new(),
     };
-    let reason = driver.run(&front, letters).await;
+    let reason = driver.run(&front, &mut letters).await;
     match reason {
         End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
         End::Closed(reason) => info!(%peer, %reason, "connection closed"),
@@ -109,7 +110,7 @@ impl<'a> Driver<'a> {
     async fn run(
         &mut self,
         front: &'a Arc<Front>,
-        mut letters: mpsc::UnboundedReceiver<Message>,
+        letters: &mut mpsc::UnboundedReceiver<Message>,
     ) -> End {
         let mut timer = Box::pin(time::sleep_until(self.machine.poll_timeout()));
         loop {
@@ -267,7 +268,12 @@ impl<'a> Driver<'a> {
     }
 
     async fn establish(&mut self, front: &'a Arc<Front>, admission: Admission) {
-        let Some(seat) = front.sessions.seat(&admission, &self.mailbox).await else {
+        // A store that does not answer the session that is reinstated must not hold this one, too.
+        let seat = tokio::select! {
+            seat = front.sessions.seat(&admission, &self.mailbox) => seat,
+            () = time::sleep_until(self.machine.poll_timeout()) => None,
+        };
+        let Some(seat) = seat else {
             return self.machine.refuse(LoginStatus::OutOfResources);
         };
         if !self.view.open_nexus(&admission) {
@@ -370,8 +376,9 @@ impl<'a> Driver<'a> {
         Ok(false)
     }
 
-    /// The connection is gone; what it began ends before its seat is given up, so that a session
-    /// that reinstates it finds no write of it still under way.
+    /// The connection is gone; what it began ends before its seat is given up and its letters are
+    /// dropped, so that neither a session that reinstates it nor a reset by another one finds a
+    /// write of it still under way.
     async fn finish(mut self) {
         while self.pending.next().await.is_some() {}
         self.view.nexus = None;

@@ -3,6 +3,8 @@
 mod connection;
 mod environment;
 mod sessions;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

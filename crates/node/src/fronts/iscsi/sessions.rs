@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{AbortScope, Admission};
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -28,6 +29,8 @@ struct Key {
     initiator_name: String,
     isid: Isid,
     target_name: Option<String>,
+    /// Who only looks for targets does not end a session that uses one of them.
+    session_type: SessionType,
 }
 
 struct Entry {
@@ -47,6 +50,8 @@ pub(crate) struct Sessions {
 struct State {
     by_tsih: HashMap<u16, Entry>,
     last_tsih: u16,
+    /// The server ends.
+    closed: bool,
 }
 
 /// A session's place among the sessions; it is given up when this is dropped.
@@ -71,7 +76,7 @@ impl Sessions {
     }
 
     /// Seats a new session. One that it reinstates (RFC 7143 §6.3.5) is ended first, with all
-    /// its tasks. `None` when all of the TSIHs are taken.
+    /// its tasks. `None` when all of the TSIHs are taken or the server ends.
     pub(crate) async fn seat(
         &self,
         admission: &Admission,
@@ -81,20 +86,20 @@ impl Sessions {
             initiator_name: admission.initiator_name.clone(),
             isid: admission.isid,
             target_name: admission.target_name.clone(),
+            session_type: admission.session_type,
         };
         loop {
             let ended = {
                 let mut state = self.state();
                 let twin = state.by_tsih.iter().find(|(_, entry)| entry.key == key);
-                match twin.map(|(&tsih, entry)| (tsih, entry.mailbox.clone())) {
-                    Some((tsih, mailbox)) => {
+                match twin {
+                    Some((_, Entry { mailbox, .. })) => {
                         let (sender, ended) = oneshot::channel();
-                        if mailbox.send(Message::Terminate { ended: sender }).is_err() {
-                            // Its connection is gone, its seat about to be.
-                            state.by_tsih.remove(&tsih);
-                        }
+                        // A mailbox outlives its session's seat.
+                        let _ = mailbox.send(Message::Terminate { ended: sender });
                         ended
                     }
+                    None if state.closed => return None,
                     None => {
                         let tsih = state.free_tsih()?;
                         state.by_tsih.insert(tsih, Entry { key, mailbox: mailbox.clone() });
@@ -120,6 +125,12 @@ impl Sessions {
             })
             .map(|(&tsih, entry)| (tsih, entry.mailbox.clone()))
             .collect()
+    }
+
+    /// From here on there are no new sessions: a login that was under way when the server began
+    /// to end would otherwise be served after the last flush.
+    pub(crate) fn close(&self) {
+        self.state().closed = true;
     }
 
     /// Ends when there is no session.

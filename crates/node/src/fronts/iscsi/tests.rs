@@ -1,0 +1,211 @@
+//! A portal over a slow store: what others may find still under way when a connection is cut.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use sarsen_block::{
+    BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
+};
+use sarsen_io::cores::FileEngine;
+use sarsen_io::time;
+use sarsen_proto::iscsi::target::Settings;
+use sarsen_scsi::{Identity, LogicalUnit, Lun, TargetDevice};
+use sarsen_wire::iscsi::pdu::IMMEDIATE;
+use sarsen_wire::iscsi::{
+    BasicHeader, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, ScsiCommand,
+    TaskManagementFunction, TaskManagementRequest, TaskManagementResponse,
+    TaskManagementResponsePdu, U24, padding,
+};
+
+use super::*;
+use crate::targets::Target;
+
+const TARGET: &str = "iqn.2026-11.test:slow";
+/// Long against what a wrong answer takes.
+const WRITE_TIME: Duration = Duration::from_millis(500);
+
+/// Memory whose writes take their time.
+struct SlowStore {
+    memory: Arc<dyn Store>,
+    begun: mpsc::Sender<()>,
+    ended: Arc<AtomicBool>,
+}
+
+impl Store for SlowStore {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.memory.characteristics()
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        if !matches!(request, Request::Write { .. }) {
+            return self.memory.submit(request);
+        }
+        self.begun.send(()).expect("the test waits");
+        let (memory, ended) = (self.memory.clone(), self.ended.clone());
+        let deadline = time::now() + WRITE_TIME;
+        Io::pending(async move {
+            time::sleep_until(deadline).await;
+            let reply = memory.submit(request).wait().await;
+            ended.store(true, Ordering::SeqCst);
+            reply
+        })
+    }
+}
+
+struct Portal {
+    address: SocketAddr,
+    /// Ends with it.
+    _cores: Arc<Cores>,
+    front: Arc<Front>,
+    closing: watch::Sender<bool>,
+    write_begun: mpsc::Receiver<()>,
+    write_ended: Arc<AtomicBool>,
+}
+
+impl Portal {
+    fn open() -> Self {
+        let (begun, write_begun) = mpsc::channel();
+        let write_ended = Arc::new(AtomicBool::new(false));
+        let memory = Arc::new(MemoryStore::new(BlockSize::B512, 64));
+        let store = Arc::new(SlowStore { memory, begun, ended: write_ended.clone() });
+        let unit = LogicalUnit::new(Identity::new("slow", "test"), store);
+        let device = TargetDevice::new(TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
+        let targets = Targets::default();
+        targets.add(Target { device, alias: None });
+        let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let front = Arc::new(Front {
+            settings: Arc::new(Settings::default()),
+            targets: Arc::new(targets),
+            sessions: Sessions::default(),
+            portals: vec![address],
+        });
+        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool).expect("a core");
+        let cores = Arc::new(cores);
+        let (closing, told) = watch::channel(false);
+        let (alive, _) = tokio::sync::mpsc::channel(1);
+        start(&front, vec![listener], &cores, &told, &alive);
+        Self { address, _cores: cores, front, closing, write_begun, write_ended }
+    }
+
+    fn login(&self, isid: u8) -> (Peer, LoginStatus) {
+        let stream = TcpStream::connect(self.address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let mut peer = Peer { stream, cmd_sn: 1 };
+        let mut request = LoginRequest::from(RawHeader::with_opcode(Opcode::LoginRequest));
+        request.opcode_byte |= IMMEDIATE;
+        request.flags = 0x87;
+        request.isid.0 = [0x80, 0, 0, 0, 0, isid];
+        request.tsih = 0.into();
+        request.initiator_task_tag = 1.into();
+        request.cmd_sn = 1.into();
+        request.reserved = 0.into();
+        peer.send(request, format!("InitiatorName=iqn.x\0TargetName={TARGET}\0").as_bytes());
+        let status = LoginResponse::view(&peer.receive()).status();
+        (peer, status)
+    }
+
+    /// A session that is gone while its write is not.
+    fn cut_under_a_write(&self) {
+        let (mut peer, status) = self.login(1);
+        assert_eq!(status, LoginStatus::Success);
+        // The unit attention of a new session.
+        peer.command(&[0; 16], 0, &[]);
+        peer.receive();
+        let mut write = [0; 16];
+        (write[0], write[8]) = (0x2a, 1);
+        peer.command(&write, ScsiCommand::WRITE, &[7; 512]);
+        self.write_begun.recv().expect("the store took it");
+    }
+
+    fn write_has_ended(&self) -> bool {
+        self.write_ended.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Portal {
+    fn drop(&mut self) {
+        self.closing.send_replace(true);
+    }
+}
+
+struct Peer {
+    stream: TcpStream,
+    cmd_sn: u32,
+}
+
+impl Peer {
+    fn send(&mut self, header: impl Into<RawHeader>, data: &[u8]) {
+        let mut basic = BasicHeader::from(header.into());
+        basic.data_segment_length = U24::new(data.len() as u32);
+        let pad = &[0; 3][..padding(data.len())];
+        let bytes = [&RawHeader::from(basic).0[..], data, pad].concat();
+        self.stream.write_all(&bytes).expect("it is taken");
+    }
+
+    fn command(&mut self, cdb: &[u8; 16], flags: u8, data: &[u8]) {
+        let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
+        command.flags |= flags;
+        command.initiator_task_tag = self.cmd_sn.into();
+        command.expected_data_transfer_length = (data.len() as u32).into();
+        command.cmd_sn = self.cmd_sn.into();
+        command.cdb = *cdb;
+        self.cmd_sn += 1;
+        self.send(command, data);
+    }
+
+    /// The header of the next answer.
+    fn receive(&mut self) -> RawHeader {
+        let mut header = RawHeader::ZERO;
+        self.stream.read_exact(&mut header.0).expect("an answer");
+        let length = header.basic().data_segment_length.value() as usize;
+        let mut segment = vec![0; length + padding(length)];
+        self.stream.read_exact(&mut segment).expect("its data");
+        header
+    }
+}
+
+#[test]
+fn rfc7143_6_3_5_reinstatement_waits_for_the_writes_of_a_cut_connection() {
+    let portal = Portal::open();
+    portal.cut_under_a_write();
+    let (_peer, status) = portal.login(1);
+    assert_eq!(status, LoginStatus::Success);
+    assert!(portal.write_has_ended(), "the old session's write could overwrite the new one's");
+}
+
+#[test]
+fn rfc7143_4_2_3_3_a_reset_waits_for_the_writes_of_a_cut_connection() {
+    let portal = Portal::open();
+    portal.cut_under_a_write();
+    let (mut peer, _) = portal.login(2);
+    let mut request =
+        TaskManagementRequest::from(RawHeader::with_opcode(Opcode::TaskManagementRequest));
+    request.opcode_byte |= IMMEDIATE;
+    request.flags |= TaskManagementFunction::LogicalUnitReset.0;
+    request.initiator_task_tag = 9.into();
+    request.cmd_sn = peer.cmd_sn.into();
+    peer.send(request, &[]);
+    let header = peer.receive();
+    assert_eq!(header.basic().opcode(), Opcode::TaskManagementResponse);
+    let response = TaskManagementResponsePdu::view(&header).response();
+    assert_eq!(response, TaskManagementResponse::FunctionComplete);
+    assert!(portal.write_has_ended(), "who was fenced off still wrote");
+}
+
+#[test]
+fn a_server_that_ends_seats_no_further_session() {
+    let portal = Portal::open();
+    portal.front.sessions.close();
+    let (_peer, status) = portal.login(1);
+    assert_eq!(status, LoginStatus::OutOfResources);
+}
