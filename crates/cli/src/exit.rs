@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use sarsen_initiator::transfer::TransferError;
+use sarsen_initiator::{ConnectionError, LoginError, Sense, SenseKey, SessionError};
 use sarsen_node::StartError;
 
 /// Something failed.
@@ -12,6 +14,19 @@ const USAGE: u8 = 2;
 const NOT_FOUND: u8 = 3;
 /// Something is in use.
 const CONFLICT: u8 = 4;
+
+/// The other side does not answer.
+const UNREACHABLE: u8 = 6;
+
+/// Arguments that clap does not see through.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct UsageError(pub(crate) String);
+
+/// LOGICAL UNIT NOT SUPPORTED.
+const NO_SUCH_UNIT: (u8, u8) = (0x25, 0);
+/// SCSI status RESERVATION CONFLICT.
+const RESERVATION_CONFLICT: u8 = 0x18;
 
 /// Says on stderr what went wrong, and gives the code for it.
 pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
@@ -25,7 +40,32 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
             message += &cause;
         }
     }
-    eprintln!("sarsen: {message}");
+    let (code, advice) = classify(&error);
+    match advice {
+        Some(advice) => eprintln!("sarsen: {message}: {advice}"),
+        None => eprintln!("sarsen: {message}"),
+    }
+    ExitCode::from(code)
+}
+
+/// The code for an error, and what to do about it where its own words do not say.
+fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
+    if error.downcast_ref::<UsageError>().is_some() {
+        return (USAGE, None);
+    }
+    if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<SessionError>()) {
+        return session(error);
+    }
+    match error.downcast_ref::<TransferError>() {
+        Some(TransferError::InUse { .. }) => return (CONFLICT, None),
+        Some(TransferError::Unaligned { .. }) => return (USAGE, None),
+        Some(TransferError::File { source, .. })
+            if source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            return (NOT_FOUND, None);
+        }
+        _ => {}
+    }
     let code = match error.downcast_ref::<StartError>() {
         Some(StartError::Config(_)) => USAGE,
         Some(StartError::Listen { source, .. })
@@ -37,5 +77,39 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
         Some(StartError::Store { source, .. }) if source.is_not_found() => NOT_FOUND,
         _ => FAILED,
     };
-    ExitCode::from(code)
+    (code, None)
+}
+
+fn session(error: &SessionError) -> (u8, Option<&'static str>) {
+    match error {
+        SessionError::Connect { .. } | SessionError::TimedOut { .. } => {
+            (UNREACHABLE, Some("is the target running, and are host and port right?"))
+        }
+        SessionError::Lost(_) => {
+            (UNREACHABLE, Some("see what the target and the network say, and run it again"))
+        }
+        SessionError::CredentialsUnsupported => (USAGE, None),
+        SessionError::Connection(ConnectionError::Login(login)) => match login {
+            LoginError::NotFound { .. } => {
+                (NOT_FOUND, Some("`sarsen discover` lists the targets of a portal"))
+            }
+            LoginError::Denied { .. } => {
+                (FAILED, Some("let this initiator in, at the target's access rules"))
+            }
+            LoginError::Unavailable { .. } => (FAILED, Some("try again later")),
+            _ => (FAILED, None),
+        },
+        SessionError::CheckCondition(Sense {
+            key: SenseKey::IllegalRequest, asc, ascq, ..
+        }) if (*asc, *ascq) == NO_SUCH_UNIT => {
+            (NOT_FOUND, Some("the target has no such LUN; most begin with 0"))
+        }
+        SessionError::CheckCondition(Sense { key: SenseKey::DataProtect, .. }) => {
+            (FAILED, Some("the disk is write protected"))
+        }
+        SessionError::Status(RESERVATION_CONFLICT) => {
+            (CONFLICT, Some("another initiator has reserved the disk"))
+        }
+        _ => (FAILED, None),
+    }
 }

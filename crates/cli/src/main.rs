@@ -1,6 +1,8 @@
 //! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
 
 mod demo;
+mod discover;
+mod disk;
 mod exit;
 mod lab;
 mod serve;
@@ -24,6 +26,11 @@ enum Verb {
     Serve(serve::Arguments),
     /// Serve a RAM volume, attach to it, check it and measure it: half a minute, no root.
     Demo(demo::Arguments),
+    /// List the targets that a portal offers.
+    Discover(discover::Arguments),
+    /// Read, write, copy, compare and erase disks of any iSCSI target, without attaching them.
+    #[command(subcommand)]
+    Disk(disk::Verb),
     /// Measure any iSCSI target.
     #[command(subcommand)]
     Lab(lab::Verb),
@@ -31,11 +38,14 @@ enum Verb {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // The demo tells its own story; the log of the server in it would only interrupt.
-    start_logging(if matches!(arguments.verb, Verb::Demo(_)) { "warn" } else { "info" });
+    // What serves tells its story by the log; elsewhere that would only interrupt.
+    let quiet = matches!(arguments.verb, Verb::Demo(_) | Verb::Discover(_) | Verb::Disk(_));
+    start_logging(if quiet { "warn" } else { "info" });
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
         Verb::Demo(arguments) => demo::run(arguments),
+        Verb::Discover(arguments) => discover::run(arguments),
+        Verb::Disk(verb) => disk::run(verb),
         Verb::Lab(verb) => lab::run(verb),
     };
     exit::code(outcome)

@@ -1,7 +1,7 @@
 //! The commands of a disk, as methods of a session.
 
 use sarsen_block::Buffer;
-use sarsen_wire::scsi::cdb::{self, Block10, Block16, FLAGS_FUA, ServiceActionIn16};
+use sarsen_wire::scsi::cdb::{self, Block10, Block16, FLAGS_FUA, FLAGS_UNMAP, ServiceActionIn16};
 use sarsen_wire::scsi::inquiry::StandardInquiry;
 use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::{Capacity10, Capacity16, UnmapDescriptor, UnmapHeader};
@@ -54,7 +54,8 @@ impl Session {
         Ok(())
     }
 
-    async fn fetch(&self, cdb: &[u8], length: u32) -> Result<Buffer, SessionError> {
+    /// Carries a command out that gives at most `length` bytes.
+    pub(crate) async fn fetch(&self, cdb: &[u8], length: u32) -> Result<Buffer, SessionError> {
         let completion = self.command(Command::new(cdb, TransferRequest::Read(length))).await?;
         Ok(completion.data.unwrap_or_else(|| Buffer::zeroed(0)))
     }
@@ -93,6 +94,27 @@ impl Session {
 
     /// READ CAPACITY(16), or (10) where the unit does not know that.
     pub async fn read_capacity(&self) -> Result<Capacity, SessionError> {
+        let capacity = match self.read_capacity_16().await {
+            Ok(capacity) => Capacity {
+                blocks: capacity.last_lba.get().saturating_add(1),
+                block_length: capacity.block_length.get(),
+            },
+            Err(error) => match error.sense() {
+                Some(sense) if sense.key == SenseKey::IllegalRequest => {
+                    self.read_capacity_10().await?
+                }
+                _ => return Err(error),
+            },
+        };
+        if capacity.block_length == 0 {
+            return Err(SessionError::MalformedAnswer { command: "READ CAPACITY" });
+        }
+        self.note_capacity(capacity);
+        Ok(capacity)
+    }
+
+    /// READ CAPACITY(16), as it is.
+    pub(crate) async fn read_capacity_16(&self) -> Result<Capacity16, SessionError> {
         let length = size_of::<Capacity16>() as u32;
         let cdb = ServiceActionIn16 {
             operation_code: opcode::SERVICE_ACTION_IN_16,
@@ -102,30 +124,11 @@ impl Session {
             flags: 0,
             control: 0,
         };
-        let malformed = SessionError::MalformedAnswer { command: "READ CAPACITY" };
-        let capacity = match self.fetch(cdb.as_bytes(), length).await {
-            Ok(data) => {
-                // Twelve bytes carry what is needed; targets differ in how many follow.
-                let mut whole = [0; size_of::<Capacity16>()];
-                let length = data.len().min(whole.len());
-                whole[..length].copy_from_slice(&data[..length]);
-                let capacity = Capacity16::ref_from_bytes(&whole).map_err(|_| malformed.clone())?;
-                Capacity {
-                    blocks: capacity.last_lba.get().saturating_add(1),
-                    block_length: capacity.block_length.get(),
-                }
-            }
-            Err(error) => match error.sense() {
-                Some(sense) if sense.key == SenseKey::IllegalRequest => {
-                    self.read_capacity_10().await?
-                }
-                _ => return Err(error),
-            },
-        };
-        if capacity.block_length == 0 {
-            return Err(malformed);
-        }
-        self.note_capacity(capacity);
+        let data = self.fetch(cdb.as_bytes(), length).await?;
+        // Twelve bytes carry what is needed; targets differ in how many follow.
+        let mut capacity = Capacity16::new_zeroed();
+        let length = data.len().min(size_of::<Capacity16>());
+        capacity.as_mut_bytes()[..length].copy_from_slice(&data[..length]);
         Ok(capacity)
     }
 
@@ -171,6 +174,21 @@ impl Session {
         let flags = if fua { FLAGS_FUA } else { 0 };
         let cdb = block_16(opcode::WRITE_16, flags, lba, count);
         self.command(Command::new(cdb.as_bytes(), TransferRequest::Write(data))).await?;
+        Ok(())
+    }
+
+    /// Writes one block's data to each of `blocks` blocks from `lba` on, by WRITE SAME(16). With
+    /// `unmap` the unit may give their space back instead, if they then read as that data.
+    pub async fn write_same(
+        &self,
+        lba: u64,
+        blocks: u32,
+        block: Buffer,
+        unmap: bool,
+    ) -> Result<(), SessionError> {
+        let flags = if unmap { FLAGS_UNMAP } else { 0 };
+        let cdb = block_16(opcode::WRITE_SAME_16, flags, lba, blocks);
+        self.command(Command::new(cdb.as_bytes(), TransferRequest::Write(block))).await?;
         Ok(())
     }
 

@@ -3,18 +3,22 @@
 //! [`Session::connect`] logs in to the logical unit that a [`Url`] names; its methods take `&self`,
 //! and as many as one likes may wait at once: their commands share the connection. [`discover`]
 //! asks a portal which targets there are. The protocol itself is in `sarsen_proto::iscsi::initiator`;
-//! here are the socket, the futures, and what the common SCSI commands look like.
+//! here are the socket, the futures, and what the common SCSI commands look like. [`transfer`] moves whole
+//! disks and files.
 
 mod discovery;
 mod disk;
 mod driver;
 mod error;
+mod info;
 mod session;
+pub mod transfer;
 mod url;
 
 pub use discovery::{DiscoveredTarget, discover};
 pub use disk::{Capacity, Inquiry};
 pub use error::{Sense, SenseKey, SessionError};
+pub use info::{BlockLimits, Caching, Provisioning};
 pub use sarsen_proto::iscsi::initiator::{
     Completion, ConnectionError, DigestOffer, LoginError, Residual, TaskAttribute,
 };

@@ -1,0 +1,106 @@
+//! `sarsen discover`.
+
+use sarsen_initiator::{Portal, SessionOptions, discover};
+use serde::Serialize;
+
+use crate::disk::{on_a_core, print_line};
+use crate::exit::UsageError;
+
+/// Flags of `sarsen discover`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Where to ask: `host`, `host:port`, `[address]` or `[address]:port`.
+    portal: String,
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The stable shape of `--json`.
+#[derive(Serialize)]
+struct Discovered {
+    portal: String,
+    targets: Vec<Target>,
+}
+
+#[derive(Serialize)]
+struct Target {
+    name: String,
+    portals: Vec<TargetPortal>,
+}
+
+#[derive(Serialize)]
+struct TargetPortal {
+    address: String,
+    group: Option<u16>,
+}
+
+impl TargetPortal {
+    /// From `address:port,portal group tag`.
+    fn parse(text: &str) -> Self {
+        match text.rsplit_once(',') {
+            Some((address, group)) => {
+                Self { address: address.to_owned(), group: group.parse().ok() }
+            }
+            None => Self { address: text.to_owned(), group: None },
+        }
+    }
+}
+
+pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let portal: Portal =
+        arguments.portal.parse().map_err(|error| UsageError(format!("{error}")))?;
+    let found = on_a_core(async { Ok(discover(&portal, &SessionOptions::default()).await?) })?;
+    let targets = found.into_iter().map(|target| {
+        let mut portals: Vec<_> =
+            target.addresses.iter().map(|address| TargetPortal::parse(address)).collect();
+        if portals.is_empty() {
+            // RFC 7143 appendix C: then it is the portal that was asked.
+            portals.push(TargetPortal { address: portal.to_string(), group: None });
+        }
+        Target { name: target.name, portals }
+    });
+    let discovered = Discovered { portal: portal.to_string(), targets: targets.collect() };
+    if arguments.json {
+        return print_line(&serde_json::to_string(&discovered)?);
+    }
+    if discovered.targets.is_empty() {
+        eprintln!("sarsen: {portal} answers, and has no target for this initiator");
+        return Ok(());
+    }
+    print_line(&render(&discovered))
+}
+
+fn render(discovered: &Discovered) -> String {
+    let names = discovered.targets.iter().map(|target| target.name.len());
+    let width = names.chain(["TARGET".len()]).max().unwrap_or(0);
+    let mut lines = vec![format!("{:width$}  PORTAL", "TARGET")];
+    for target in &discovered.targets {
+        for (index, portal) in target.portals.iter().enumerate() {
+            let name = if index == 0 { target.name.as_str() } else { "" };
+            let group = portal.group.map_or_else(String::new, |group| format!(" (group {group})"));
+            lines.push(format!("{name:width$}  {}{group}", portal.address));
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_portal_has_a_line_and_a_target_is_named_once() {
+        let portals = ["192.0.2.1:3260,1", "[2001:db8::1]:3260,2", "box:3260"];
+        let portals = portals.iter().map(|portal| TargetPortal::parse(portal)).collect();
+        let target = Target { name: "iqn.2026-01.x:disk".to_owned(), portals };
+        let discovered = Discovered { portal: "box:3260".to_owned(), targets: vec![target] };
+        let text = render(&discovered);
+        let lines: Vec<Vec<_>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["TARGET", "PORTAL"]);
+        assert_eq!(lines[1], ["iqn.2026-01.x:disk", "192.0.2.1:3260", "(group", "1)"]);
+        assert_eq!(lines[2], ["[2001:db8::1]:3260", "(group", "2)"]);
+        assert_eq!(lines[3], ["box:3260"]);
+    }
+}

@@ -1,0 +1,438 @@
+//! `sarsen disk`: what one does with a disk of any iSCSI target, without attaching it.
+
+mod info;
+mod progress;
+
+use std::io::{BufRead, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use sarsen_initiator::transfer::{
+    self, Disk, Erasure, Sink, Source, Stream, TransferError, Transferred,
+};
+use sarsen_initiator::{DigestOffer, SessionOptions, Url};
+use sarsen_io::cores::{self, FileEngine};
+use sarsen_io::time;
+use sarsen_node::config::{parse_size, render_size};
+use serde::Serialize;
+
+use crate::exit::UsageError;
+use progress::Bar;
+
+/// Verbs for disks. A URL is `iscsi://host[:port]/target/lun`.
+#[derive(clap::Subcommand)]
+pub(crate) enum Verb {
+    /// Tell what a disk is and what was negotiated with its target.
+    Info(InfoArguments),
+    /// Copy a disk, or a part of it, into a file; long runs of zeroes become holes.
+    Read(ReadArguments),
+    /// Copy a file to a disk; what is on the disk there is lost.
+    Write(WriteArguments),
+    /// Copy a disk to another, also of another server; what is on that is lost.
+    Copy(CopyArguments),
+    /// Compare a disk with a file or with another disk, and tell the first byte that differs.
+    Verify(VerifyArguments),
+    /// Make a whole disk read as zeroes; what is on it is lost.
+    Erase(EraseArguments),
+}
+
+/// How to log in, and how to tell the result.
+#[derive(clap::Args)]
+pub(crate) struct Manner {
+    /// Require header digests (CRC32C).
+    #[arg(long)]
+    header_digest: bool,
+    /// Require data digests (CRC32C).
+    #[arg(long)]
+    data_digest: bool,
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Manner {
+    fn options(&self) -> SessionOptions {
+        let offer = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
+        SessionOptions {
+            header_digest: offer(self.header_digest),
+            data_digest: offer(self.data_digest),
+            ..SessionOptions::default()
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub(crate) struct InfoArguments {
+    /// The disk.
+    url: String,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct ReadArguments {
+    /// The disk.
+    url: String,
+    /// The file, which is made or emptied; - is standard output.
+    file: PathBuf,
+    /// Where on the disk to begin.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    offset: u64,
+    /// How much; all to the end unless given.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    length: Option<u64>,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct WriteArguments {
+    /// The file; - is standard input.
+    file: PathBuf,
+    /// The disk.
+    url: String,
+    /// Where on the disk to begin: a multiple of its block.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
+    offset: u64,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct CopyArguments {
+    /// The disk to copy from.
+    #[arg(value_name = "FROM")]
+    url: String,
+    /// The disk to copy to, of at least the same size.
+    #[arg(value_name = "TO")]
+    other: String,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct VerifyArguments {
+    /// The disk.
+    url: String,
+    /// A file, of which the disk must hold all and may hold more; or the URL of another disk,
+    /// which must hold all of the first and may be larger.
+    #[arg(value_name = "FILE|URL")]
+    other: String,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct EraseArguments {
+    /// The disk.
+    url: String,
+    /// Only give space back; what the disk then reads as is its own to say.
+    #[arg(long, conflicts_with = "zero")]
+    unmap: bool,
+    /// Write zeroes everywhere and give no space back.
+    #[arg(long)]
+    zero: bool,
+    /// Do not ask.
+    #[arg(long)]
+    yes: bool,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Info(arguments) => {
+            let url = parse(&arguments.url)?;
+            on_a_core(info::run(&url, &arguments.manner.options(), arguments.manner.json))
+        }
+        Verb::Read(arguments) => on_a_core(read(arguments)),
+        Verb::Write(arguments) => on_a_core(write(arguments)),
+        Verb::Copy(arguments) => on_a_core(copy(arguments)),
+        Verb::Verify(arguments) => on_a_core(verify(arguments)),
+        Verb::Erase(arguments) => erase(&arguments),
+    }
+}
+
+/// Runs what needs sessions and files.
+pub(crate) fn on_a_core<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    cores::block_on(FileEngine::Auto, future)?
+}
+
+/// A URL, or a usage error that does not repeat a secret.
+fn parse(url: &str) -> anyhow::Result<Url> {
+    url.parse().map_err(|error| {
+        UsageError(format!("{error}; a disk is named iscsi://HOST[:PORT]/TARGET/LUN")).into()
+    })
+}
+
+fn is_url(text: &str) -> bool {
+    text.starts_with("iscsi://")
+}
+
+fn is_dash(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
+    let url = parse(&arguments.url)?;
+    let to_stdout = is_dash(&arguments.file);
+    if to_stdout && arguments.manner.json {
+        let message = "standard output cannot take both the disk and --json: name a file";
+        return Err(UsageError(message.into()).into());
+    }
+    let disk = Disk::open(&url, &arguments.manner.options()).await?;
+    let source = Source::Disk(&disk);
+    let length = match arguments.length {
+        Some(length) => length,
+        None => disk.length().saturating_sub(arguments.offset),
+    };
+    // Before the file is made, so that a mistake leaves none behind.
+    source.check_room(arguments.offset, length)?;
+    let sink = if to_stdout {
+        let stdout = std::io::stdout().as_fd().try_clone_to_owned()?;
+        Sink::Stream(Stream::writing(stdout.into(), "standard output"))
+    } else {
+        Sink::create(&arguments.file)?
+    };
+    let moved = timed(Some(length), |told| async move {
+        transfer::copy(&source, arguments.offset, Some(length), &sink, 0, told.as_ref()).await
+    })
+    .await?;
+    disk.close().await?;
+    moved.tell("read", to_stdout, arguments.manner.json)
+}
+
+async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
+    let url = parse(&arguments.url)?;
+    let source = if is_dash(&arguments.file) {
+        let stdin = std::io::stdin().as_fd().try_clone_to_owned()?;
+        Source::Stream(Stream::reading(stdin.into(), "standard input")?)
+    } else {
+        Source::open(&arguments.file)?
+    };
+    let disk = Disk::open(&url, &arguments.manner.options()).await?;
+    let sink = Sink::Disk(&disk);
+    let moved = timed(source.length(), |told| async move {
+        transfer::copy(&source, 0, None, &sink, arguments.offset, told.as_ref()).await
+    })
+    .await?;
+    disk.close().await?;
+    moved.tell("written", false, arguments.manner.json)
+}
+
+async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
+    let (from, to) = (parse(&arguments.url)?, parse(&arguments.other)?);
+    if (&from.portal, &from.target, from.lun) == (&to.portal, &to.target, to.lun) {
+        return Err(UsageError(format!("{from} cannot be copied to itself")).into());
+    }
+    let options = arguments.manner.options();
+    let from = Disk::open(&from, &options).await?;
+    let to = Disk::open(&to, &options).await?;
+    if from.block_length() != to.block_length() {
+        eprintln!(
+            "sarsen: the bytes are copied from blocks of {} to blocks of {} bytes: a partition \
+             table counts in blocks and has to be adapted",
+            from.block_length(),
+            to.block_length()
+        );
+    }
+    let (source, sink) = (Source::Disk(&from), Sink::Disk(&to));
+    let moved = timed(source.length(), |told| async move {
+        transfer::copy(&source, 0, None, &sink, 0, told.as_ref()).await
+    })
+    .await?;
+    from.close().await?;
+    to.close().await?;
+    moved.tell("copied", false, arguments.manner.json)
+}
+
+#[derive(Serialize)]
+struct Verified {
+    equal: bool,
+    compared_bytes: u64,
+    first_difference: Option<u64>,
+    sha256: Option<String>,
+}
+
+async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
+    let options = arguments.manner.options();
+    let (left, other) = (parse(&arguments.url)?, &arguments.other);
+    let file = if is_url(other) { None } else { Some(Source::open(other.as_ref())?) };
+    let left = Disk::open(&left, &options).await?;
+    let second = match file {
+        Some(_) => None,
+        None => Some(Disk::open(&parse(other)?, &options).await?),
+    };
+    // What is right decides how much is compared; the other side may be larger.
+    let left_source = Source::Disk(&left);
+    let (right_source, wanted, room) = match (&second, file) {
+        (Some(disk), _) => (Source::Disk(disk), left.length(), disk.length()),
+        (None, Some(file)) => {
+            let place = file.place().to_owned();
+            let length = file.length().with_context(|| {
+                UsageError(format!("{place} has no length: copy it into a file first"))
+            })?;
+            (file, length, left.length())
+        }
+        (None, None) => unreachable!("the other side is a file or a disk"),
+    };
+    let length = wanted.min(room);
+    let bar = Bar::new(Some(length));
+    let told = |done| bar.tell(done);
+    let found = transfer::compare(&left_source, &right_source, length, &told).await;
+    bar.end();
+    let found = found?;
+    let equal = found.first_difference.is_none() && wanted <= room;
+    if arguments.manner.json {
+        let verified = Verified {
+            equal,
+            compared_bytes: length,
+            first_difference: found.first_difference.or((!equal).then_some(length)),
+            sha256: found.sha256.as_ref().map(|sum| hex(sum)),
+        };
+        print_line(&serde_json::to_string(&verified)?)?;
+    }
+    let (left_place, right_place) = (left.place().to_owned(), right_source.place().to_owned());
+    drop(right_source);
+    left.close().await?;
+    if let Some(disk) = second {
+        disk.close().await?;
+    }
+    if let Some(offset) = found.first_difference {
+        return Err(anyhow!("{left_place} and {right_place} differ, first at byte {offset}"));
+    }
+    if !equal {
+        return Err(anyhow!(
+            "{left_place} and {right_place} are equal as far as both go, but one ends at byte \
+             {room} and the other at byte {wanted}"
+        ));
+    }
+    if !arguments.manner.json {
+        let sum = found.sha256.as_ref().map(|sum| hex(sum)).unwrap_or_default();
+        print_line(&format!("equal: {}\nSHA-256 {sum}", render_size(length)))?;
+    }
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Erased {
+    bytes: u64,
+    seconds: f64,
+}
+
+fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
+    let url = parse(&arguments.url)?;
+    let options = arguments.manner.options();
+    if !arguments.yes {
+        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+            let message = format!("this erases all of {url}: say so with --yes");
+            return Err(UsageError(message).into());
+        }
+        // The session does not wait for a person.
+        let question = on_a_core(async {
+            let disk = Disk::open(&url, &options).await?;
+            let question = info::describe(&disk).await?;
+            disk.close().await?;
+            Ok(question)
+        })?;
+        if !confirmed(&question, &url)? {
+            return Err(anyhow!("nothing was erased"));
+        }
+    }
+    let how = match (arguments.unmap, arguments.zero) {
+        (true, _) => Erasure::Unmap,
+        (_, true) => Erasure::Zero,
+        _ => Erasure::Best,
+    };
+    let (bytes, elapsed) = on_a_core(async {
+        let disk = Disk::open(&url, &options).await?;
+        let bar = Bar::new(Some(disk.length()));
+        let begun = time::now();
+        let told = |done| bar.tell(done);
+        let erased = transfer::erase(&disk, how, &told).await;
+        bar.end();
+        let result = (erased?, time::now().duration_since(begun));
+        disk.close().await?;
+        Ok(result)
+    })?;
+    if arguments.manner.json {
+        let erased = Erased { bytes, seconds: elapsed.as_secs_f64() };
+        return print_line(&serde_json::to_string(&erased)?);
+    }
+    let done = if arguments.unmap { "unmapped" } else { "erased" };
+    print_line(&format!("{} {done} in {}", render_size(bytes), rate(bytes, elapsed)))
+}
+
+/// Asks the person at the terminal.
+fn confirmed(description: &str, url: &Url) -> anyhow::Result<bool> {
+    eprintln!("This erases {url}\n  {description}");
+    eprint!("Type yes to go on: ");
+    std::io::stderr().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(answer.trim() == "yes")
+}
+
+/// A transfer with the time that it took.
+struct Moved {
+    transferred: Transferred,
+    elapsed: Duration,
+}
+
+#[derive(Serialize)]
+struct MovedJson {
+    bytes: u64,
+    seconds: f64,
+    sha256: String,
+}
+
+/// Carries a transfer out with a progress bar.
+async fn timed<F>(
+    length: Option<u64>,
+    transfer: impl FnOnce(Box<dyn Fn(u64)>) -> F,
+) -> anyhow::Result<Moved>
+where
+    F: Future<Output = Result<Transferred, TransferError>>,
+{
+    let bar = Bar::new(length);
+    let begun = time::now();
+    let told = bar.clone();
+    let result = transfer(Box::new(move |done| told.tell(done))).await;
+    bar.end();
+    Ok(Moved { transferred: result?, elapsed: time::now().duration_since(begun) })
+}
+
+impl Moved {
+    fn tell(&self, done: &str, on_stderr: bool, json: bool) -> anyhow::Result<()> {
+        let Transferred { bytes, sha256 } = self.transferred;
+        let sha256 = hex(&sha256);
+        if json {
+            let moved = MovedJson { bytes, seconds: self.elapsed.as_secs_f64(), sha256 };
+            return print_line(&serde_json::to_string(&moved)?);
+        }
+        let rate = rate(bytes, self.elapsed);
+        let text = format!("{} {done} in {rate}\nSHA-256 {sha256}", render_size(bytes));
+        if on_stderr {
+            eprintln!("{text}");
+            return Ok(());
+        }
+        print_line(&text)
+    }
+}
+
+/// `1.25 s (860 MB/s)`.
+fn rate(bytes: u64, elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs_f64();
+    format!("{seconds:.2} s ({:.0} MB/s)", bytes as f64 / 1e6 / seconds.max(1e-6))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(crate) fn print_line(line: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to standard output")
+}

@@ -1,0 +1,52 @@
+//! A progress bar on a terminal, and nothing anywhere else.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+const KNOWN: &str = "{wide_bar} {percent:>3}% {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta} left";
+const UNKNOWN: &str = "{spinner} {binary_bytes} {binary_bytes_per_sec}";
+
+/// How far a transfer is; clones are the same bar.
+#[derive(Clone)]
+pub(super) struct Bar(ProgressBar);
+
+impl Bar {
+    /// For so many bytes, or an unknown number.
+    pub(super) fn new(length: Option<u64>) -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let (bar, template) = match length {
+            Some(length) => (ProgressBar::new(length), KNOWN),
+            None => (ProgressBar::new_spinner(), UNKNOWN),
+        };
+        match ProgressStyle::with_template(template) {
+            Ok(style) => bar.set_style(style),
+            Err(error) => unreachable!("the template is our own: {error}"),
+        }
+        Self(bar)
+    }
+
+    /// So many bytes are through.
+    pub(super) fn tell(&self, done: u64) {
+        self.0.set_position(done);
+    }
+
+    /// Takes the bar away: the result stands in its place.
+    pub(super) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_templates_are_well_formed() {
+        for template in [KNOWN, UNKNOWN] {
+            ProgressStyle::with_template(template).unwrap();
+        }
+    }
+}

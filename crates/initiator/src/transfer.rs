@@ -1,0 +1,514 @@
+//! Moves whole disks and files: a pipeline of reads and writes with a bounded number of pieces in
+//! flight. It knows neither terminal nor clock; who wants to show progress hands in a function.
+//!
+//! Must run on a core (`sarsen_io::cores::block_on`), as sessions and files do.
+
+mod ends;
+
+use std::io;
+
+use futures_util::StreamExt;
+use futures_util::future::try_join;
+use futures_util::stream::{FuturesOrdered, FuturesUnordered};
+use sha2::{Digest, Sha256};
+
+use crate::error::SessionError;
+
+pub use ends::{Disk, DiskFile, Sink, Source, Stream};
+
+/// Bytes of a piece, less what makes it a multiple of the blocks.
+const PIECE_LENGTH: u64 = 1 << 20;
+/// Pieces that are in memory at once.
+const PIECES_IN_FLIGHT: usize = 16;
+/// Bytes that one step of an erasure covers, by WRITE SAME or plain writes.
+const ERASE_LENGTH: u64 = 16 << 20;
+/// Bytes of one UNMAP at most, so that there is progress to see.
+const UNMAP_LENGTH: u64 = 1 << 30;
+/// Steps of an erasure at once.
+const ERASES_IN_FLIGHT: usize = 8;
+
+/// Why bytes could not be moved.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// No session with a disk.
+    #[error("cannot open {place}: {source}")]
+    Open {
+        /// The disk's URL.
+        place: String,
+        /// What the session says.
+        #[source]
+        source: SessionError,
+    },
+    /// The session did not end well; what was moved is safe.
+    #[error("cannot log out of {place}: {source}")]
+    Close {
+        /// The disk's URL.
+        place: String,
+        /// What the session says.
+        #[source]
+        source: SessionError,
+    },
+    /// A command failed.
+    #[error("cannot {verb} {length} bytes at byte {offset} of {place}: {source}")]
+    Disk {
+        /// The disk's URL.
+        place: String,
+        /// What was to be done.
+        verb: &'static str,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// What the session says.
+        #[source]
+        source: SessionError,
+    },
+    /// A file or a stream failed.
+    #[error("cannot {verb} {place}: {source}")]
+    File {
+        /// Its name.
+        place: String,
+        /// What was to be done.
+        verb: &'static str,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// Another process has the file.
+    #[error("{place} is in use by another process: end that first")]
+    InUse {
+        /// Its name.
+        place: String,
+    },
+    /// More than there is, or more than there is room for.
+    #[error("{length} bytes from byte {offset} on do not fit {place}, which has {size} bytes")]
+    BeyondEnd {
+        /// What is too small.
+        place: String,
+        /// How large it is, in bytes.
+        size: u64,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Writes begin with a block.
+    #[error(
+        "byte {offset} of {place} is not where a block begins: its blocks have {block_length} bytes, \
+         take a multiple"
+    )]
+    Unaligned {
+        /// The disk's URL.
+        place: String,
+        /// The byte.
+        offset: u64,
+        /// Bytes of a block.
+        block_length: u64,
+    },
+    /// No number of bytes is whole blocks of both within a piece.
+    #[error(
+        "the blocks of {source_place} ({source_length} bytes) and {sink_place} ({sink_length} \
+         bytes) do not fit together: copy by way of a file"
+    )]
+    BlockLengths {
+        /// From.
+        source_place: String,
+        /// Bytes of its blocks.
+        source_length: u64,
+        /// To.
+        sink_place: String,
+        /// Bytes of its blocks.
+        sink_length: u64,
+    },
+    /// The disk has no UNMAP.
+    #[error("{place} does not give space back (no UNMAP): write zeroes instead")]
+    UnmapUnsupported {
+        /// The disk's URL.
+        place: String,
+    },
+}
+
+/// What went through.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transferred {
+    /// Bytes.
+    pub bytes: u64,
+    /// SHA-256 of them, in order.
+    pub sha256: [u8; 32],
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// The bytes that are equal, from the first on.
+    pub equal_bytes: u64,
+    /// SHA-256 of the first side's bytes, if all are equal.
+    pub sha256: Option<[u8; 32]>,
+    /// Offset of the first byte that differs.
+    pub first_difference: Option<u64>,
+}
+
+/// How a disk is emptied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Erasure {
+    /// All blocks read as zero afterwards; space is given back where the disk promises that such
+    /// blocks do (WRITE SAME with UNMAP, else plain zeroes).
+    #[default]
+    Best,
+    /// All blocks read as zero afterwards and keep their space.
+    Zero,
+    /// Space is given back (UNMAP). What the blocks read as is the disk's to say.
+    Unmap,
+}
+
+/// Told how many bytes are through, each time there are more.
+pub type Progress<'a> = &'a dyn Fn(u64);
+
+/// Bytes of a piece that is whole blocks of both sides; `None` if there is none.
+fn piece_length(left: u64, right: u64) -> Option<u64> {
+    let (mut a, mut b) = (left, right);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    let unit = (left / a).checked_mul(right).filter(|&unit| unit <= PIECE_LENGTH)?;
+    Some(PIECE_LENGTH / unit * unit)
+}
+
+fn fitting_piece(
+    (left, left_block): (&str, u64),
+    (right, right_block): (&str, u64),
+) -> Result<u64, TransferError> {
+    piece_length(left_block, right_block).ok_or_else(|| TransferError::BlockLengths {
+        source_place: left.to_owned(),
+        source_length: left_block,
+        sink_place: right.to_owned(),
+        sink_length: right_block,
+    })
+}
+
+/// Copies `length` bytes (or what there is) from byte `from` of `source` to byte `to` of `sink`,
+/// and flushes. On a disk `to` must be the beginning of a block; the end may be anywhere, and the
+/// rest of a last block stays as it is. Zeroes become holes in a file, and WRITE SAME on a disk.
+///
+/// Dropping the future leaves the sink with some of the pieces.
+pub async fn copy(
+    source: &Source<'_>,
+    from: u64,
+    length: Option<u64>,
+    sink: &Sink<'_>,
+    to: u64,
+    progress: Progress<'_>,
+) -> Result<Transferred, TransferError> {
+    let length = length.or_else(|| source.length().map(|length| length.saturating_sub(from)));
+    source.check_room(from, length.unwrap_or(0))?;
+    sink.check_room(to, length.unwrap_or(0))?;
+    let piece = fitting_piece(
+        (source.place(), source.block_length()),
+        (sink.place(), sink.block_length()),
+    )?;
+    let read_limit = if source.is_ordered() { 1 } else { PIECES_IN_FLIGHT };
+    let mut hash = Sha256::new();
+    let (mut reads, mut writes) = (FuturesOrdered::new(), FuturesUnordered::new());
+    let (mut asked, mut taken, mut done) = (0, 0, 0);
+    let mut end = length.unwrap_or(u64::MAX);
+    loop {
+        while asked < end
+            && reads.len() < read_limit
+            && reads.len() + writes.len() < PIECES_IN_FLIGHT
+        {
+            let count = piece.min(end - asked);
+            let offset = from + asked;
+            reads.push_back(async move { (count, source.read(offset, count as usize).await) });
+            asked += count;
+        }
+        let may_write = !sink.is_ordered() || writes.is_empty();
+        tokio::select! {
+            Some((wanted, data)) = reads.next(), if may_write && !reads.is_empty() => {
+                let data = data?;
+                let (offset, count) = (to + taken, data.len() as u64);
+                if count < wanted {
+                    // Only a stream ends early; nothing has been asked for behind this.
+                    end = taken + count;
+                }
+                hash.update(&*data);
+                taken += count;
+                if count > 0 {
+                    writes.push(async move { (count, sink.write(offset, data).await) });
+                }
+            }
+            Some((count, written)) = writes.next(), if !writes.is_empty() => {
+                written?;
+                done += count;
+                progress(done);
+            }
+            else => break,
+        }
+    }
+    // A stream that was to give more than it had.
+    if let Some(length) = length.filter(|&length| length > done) {
+        let place = source.place().to_owned();
+        return Err(TransferError::BeyondEnd { place, size: from + done, offset: from, length });
+    }
+    sink.finish(to + done).await?;
+    Ok(Transferred { bytes: done, sha256: hash.finalize().into() })
+}
+
+/// Compares the first `length` bytes of both sides.
+pub async fn compare(
+    left: &Source<'_>,
+    right: &Source<'_>,
+    length: u64,
+    progress: Progress<'_>,
+) -> Result<Comparison, TransferError> {
+    left.check_room(0, length)?;
+    right.check_room(0, length)?;
+    let piece =
+        fitting_piece((left.place(), left.block_length()), (right.place(), right.block_length()))?;
+    let limit = if left.is_ordered() || right.is_ordered() { 1 } else { PIECES_IN_FLIGHT / 2 };
+    let mut hash = Sha256::new();
+    let mut reads = FuturesOrdered::new();
+    let (mut asked, mut done) = (0, 0);
+    loop {
+        while asked < length && reads.len() < limit {
+            let (offset, count) = (asked, piece.min(length - asked));
+            reads.push_back(try_join(
+                left.read(offset, count as usize),
+                right.read(offset, count as usize),
+            ));
+            asked += count;
+        }
+        let Some(pair) = reads.next().await else { break };
+        let (ours, theirs) = pair?;
+        if let Some(index) = first_difference(&ours, &theirs) {
+            let offset = done + index as u64;
+            return Ok(Comparison {
+                equal_bytes: offset,
+                sha256: None,
+                first_difference: Some(offset),
+            });
+        }
+        hash.update(&*ours);
+        done += ours.len() as u64;
+        progress(done);
+    }
+    let sha256 = Some(hash.finalize().into());
+    Ok(Comparison { equal_bytes: done, sha256, first_difference: None })
+}
+
+/// Index of the first byte that differs; where one side ends counts as one.
+fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
+    if left == right {
+        return None;
+    }
+    let both = left.iter().zip(right);
+    Some(both.take_while(|(left, right)| left == right).count())
+}
+
+/// Empties a whole disk, and flushes. Gives its length in bytes.
+pub async fn erase(
+    disk: &Disk,
+    how: Erasure,
+    progress: Progress<'_>,
+) -> Result<u64, TransferError> {
+    let block = disk.block_length();
+    let blocks = disk.length() / block;
+    let by_unmap = how == Erasure::Unmap;
+    let step = if by_unmap {
+        if !disk.provisioning().unmap {
+            return Err(TransferError::UnmapUnsupported { place: disk.place().to_owned() });
+        }
+        let limit = match disk.limits().unmap_blocks {
+            0 => u64::from(u32::MAX),
+            limit => limit.into(),
+        };
+        limit.min((UNMAP_LENGTH / block).max(1))
+    } else {
+        (ERASE_LENGTH / block).max(1)
+    };
+    let give_back = how == Erasure::Best && disk.zeroes_by_unmap();
+    let mut steps = FuturesUnordered::new();
+    let (mut next, mut done) = (0, 0);
+    loop {
+        while next < blocks && steps.len() < ERASES_IN_FLIGHT {
+            let (lba, count) = (next, step.min(blocks - next));
+            steps.push(async move {
+                let result = match u32::try_from(count) {
+                    Ok(count) if by_unmap => disk.unmap(lba, count).await,
+                    _ => disk.zero(lba, count, give_back).await,
+                };
+                result.map(|()| count)
+            });
+            next += count;
+        }
+        let Some(erased) = steps.next().await else { break };
+        done += erased?;
+        progress(done * block);
+    }
+    disk.flush().await?;
+    Ok(done * block)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
+
+    use sarsen_io::cores::{FileEngine, block_on};
+
+    use super::*;
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        block_on(FileEngine::Auto, future).unwrap()
+    }
+
+    fn pattern(length: usize) -> Vec<u8> {
+        (0..length).map(|index| (index * 7 + index / 251) as u8 | 1).collect()
+    }
+
+    async fn copy_file(from: &Path, to: &Path) -> Result<Transferred, TransferError> {
+        let (source, sink) = (Source::open(from)?, Sink::create(to)?);
+        copy(&source, 0, None, &sink, 0, &|_| {}).await
+    }
+
+    #[test]
+    fn a_file_arrives_whole_with_its_hash_and_its_progress() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let bytes = pattern(40 * (1 << 20) + 777);
+        fs::write(&from, &bytes).unwrap();
+        fs::write(&to, b"what was there before").unwrap();
+        let told = Cell::new(0);
+        let through = run(async {
+            let (source, sink) = (Source::open(&from).unwrap(), Sink::create(&to).unwrap());
+            let progress = |done| {
+                assert!(done > told.replace(done));
+            };
+            copy(&source, 0, None, &sink, 0, &progress).await.unwrap()
+        });
+        assert_eq!(through.bytes, bytes.len() as u64);
+        assert_eq!(told.get(), through.bytes);
+        assert_eq!(through.sha256, <[u8; 32]>::from(Sha256::digest(&bytes)));
+        assert!(fs::read(&to).unwrap() == bytes);
+    }
+
+    #[test]
+    fn zeroes_become_holes_and_the_length_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let mut bytes = vec![0; 8 << 20];
+        bytes[3 << 20] = 1;
+        fs::write(&from, &bytes).unwrap();
+        run(copy_file(&from, &to)).unwrap();
+        assert!(fs::read(&to).unwrap() == bytes);
+        assert!(fs::metadata(&to).unwrap().blocks() * 512 < 1 << 20);
+    }
+
+    #[test]
+    fn a_part_is_taken_from_where_it_was_asked_for_and_no_further() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let bytes = pattern(3 << 20);
+        fs::write(&from, &bytes).unwrap();
+        run(async {
+            let (source, sink) = (Source::open(&from).unwrap(), Sink::create(&to).unwrap());
+            copy(&source, 1000, Some(2 << 20), &sink, 0, &|_| {}).await.unwrap();
+            let beyond = copy(&source, 1 << 20, Some((2 << 20) + 1), &sink, 0, &|_| {}).await;
+            assert!(
+                matches!(beyond, Err(TransferError::BeyondEnd { size, .. }) if size == 3 << 20)
+            );
+        });
+        assert!(fs::read(&to).unwrap() == bytes[1000..1000 + (2 << 20)]);
+    }
+
+    #[test]
+    fn a_stream_gives_what_it_has_and_takes_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        let bytes = pattern((5 << 20) + 13);
+        fs::write(&from, &bytes).unwrap();
+        run(async {
+            let source =
+                Source::Stream(Stream::reading(fs::File::open(&from).unwrap(), "in").unwrap());
+            let sink = Sink::Stream(Stream::writing(fs::File::create(&to).unwrap(), "out"));
+            let through = copy(&source, 0, None, &sink, 0, &|_| {}).await.unwrap();
+            assert_eq!(through.bytes, bytes.len() as u64);
+        });
+        assert!(fs::read(&to).unwrap() == bytes);
+    }
+
+    #[test]
+    fn a_stream_comes_through_a_pipe_in_pieces_of_any_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("to");
+        let bytes = pattern((2 << 20) + 5);
+        let (read, write) = io::pipe().unwrap();
+        run(async {
+            let source =
+                Source::Stream(Stream::reading(fs::File::from(OwnedFd::from(read)), "in").unwrap());
+            let sink = Sink::create(&to).unwrap();
+            let fill = {
+                let bytes = bytes.clone();
+                tokio::task::spawn_blocking(move || {
+                    use io::Write;
+                    let mut write = write;
+                    for piece in bytes.chunks(99_991) {
+                        write.write_all(piece).unwrap();
+                    }
+                })
+            };
+            let through = copy(&source, 0, None, &sink, 0, &|_| {}).await.unwrap();
+            fill.await.unwrap();
+            assert_eq!(through.bytes, bytes.len() as u64);
+        });
+        assert!(fs::read(&to).unwrap() == bytes);
+    }
+
+    #[test]
+    fn a_file_that_somebody_else_holds_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("held");
+        run(async {
+            let _held = Sink::create(&path).unwrap();
+            assert!(matches!(Source::open(&path), Err(TransferError::InUse { .. })));
+            assert!(matches!(Sink::create(&path), Err(TransferError::InUse { .. })));
+        });
+    }
+
+    #[test]
+    fn the_first_byte_that_differs_is_told_wherever_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (left, right) = (folder.path().join("left"), folder.path().join("right"));
+        let bytes = pattern(20 << 20);
+        fs::write(&left, &bytes).unwrap();
+        for index in [0, 4095, (1 << 20) - 1, (17 << 20) + 3, (20 << 20) - 1] {
+            let mut changed = bytes.clone();
+            changed[index] ^= 0x80;
+            *changed.last_mut().unwrap() ^= 1;
+            fs::write(&right, &changed).unwrap();
+            let found = run(async {
+                let (left, right) = (Source::open(&left).unwrap(), Source::open(&right).unwrap());
+                compare(&left, &right, 20 << 20, &|_| {}).await.unwrap()
+            });
+            assert_eq!(found.first_difference, Some(index as u64));
+            assert_eq!(found.sha256, None);
+        }
+        let same = run(async {
+            let (one, other) = (Source::open(&left).unwrap(), Source::open(&left).unwrap());
+            compare(&one, &other, 20 << 20, &|_| {}).await.unwrap()
+        });
+        assert_eq!((same.first_difference, same.equal_bytes), (None, 20 << 20));
+        assert_eq!(same.sha256, Some(Sha256::digest(&bytes).into()));
+    }
+
+    #[test]
+    fn a_piece_is_whole_blocks_of_both_sides() {
+        assert_eq!(piece_length(1, 512), Some(1 << 20));
+        assert_eq!(piece_length(512, 4096), Some(1 << 20));
+        assert_eq!(piece_length(520, 1), Some((1 << 20) / 520 * 520));
+        assert_eq!(piece_length(520, 512), Some((1 << 20) / 33_280 * 33_280));
+        assert_eq!(piece_length((1 << 20) - 1, 4096), None);
+    }
+}
