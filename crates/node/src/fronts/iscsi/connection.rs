@@ -117,12 +117,23 @@ impl<'a> Driver<'a> {
             match self.turn(front).await {
                 Ok(ControlFlow::Continue(())) => {}
                 Ok(ControlFlow::Break(reason)) => return End::Closed(reason),
-                Err(end) => return end,
+                Err(end) => {
+                    // What led to it may have been answered with a Reject.
+                    let _ = self.send();
+                    return end;
+                }
             }
             let sending = !self.machine.output().is_empty();
             let receiving = self.is_receiving();
             tokio::select! {
                 biased;
+                // First, and seldom: other sessions wait for the answer, however busy this one is.
+                Some(letter) = letters.recv() => {
+                    self.open(letter);
+                    if self.machine.closing().is_some() {
+                        timer.set(time::sleep_until(time::now() + LINGER));
+                    }
+                }
                 ready = self.stream.writable(), if sending => {
                     if let Err(error) = ready { return error.into() }
                 }
@@ -133,12 +144,6 @@ impl<'a> Driver<'a> {
                 }
                 ready = self.stream.readable(), if receiving => {
                     if let Err(error) = ready { return error.into() }
-                }
-                Some(letter) = letters.recv() => {
-                    self.open(letter);
-                    if self.machine.closing().is_some() {
-                        timer.set(time::sleep_until(time::now() + LINGER));
-                    }
                 }
                 () = &mut timer => {
                     // It did not take its last answers in time.
@@ -188,7 +193,7 @@ impl<'a> Driver<'a> {
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let mut received = 0;
-            while received < TURN_RECEIVE_LIMIT {
+            while received < TURN_RECEIVE_LIMIT && self.machine.output().len() < OUTPUT_LIMIT {
                 let landing = self.machine.landing().unwrap_or_default();
                 let landing_length = landing.len();
                 let offered = landing_length + scratch.len();
