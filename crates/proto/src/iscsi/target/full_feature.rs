@@ -24,12 +24,19 @@ use crate::iscsi::{Landing, Segment};
 
 /// Requests above a gap in CmdSN hold at most this much immediate data together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
+/// Tasks that data was asked for, or that read, take at most this much memory together; one may
+/// always.
+pub(super) const ROOM_LIMIT: usize = 32 << 20;
 
 /// A session with its one connection.
 pub(super) struct FullFeature {
     settings: Arc<Settings>,
     admission: Admission,
     pub(super) tasks: Tasks,
+    /// Bytes of the tasks that have room.
+    room_taken: usize,
+    /// Tasks that wait for room, in their order.
+    waiting: VecDeque<TaskId>,
     pub(super) barriers: Vec<Barrier>,
     text: Text,
     /// What the header that is being received will be: decided when it was complete.
@@ -74,6 +81,8 @@ impl FullFeature {
             settings,
             admission,
             tasks: Tasks::default(),
+            room_taken: 0,
+            waiting: VecDeque::new(),
             barriers: Vec::new(),
             text: Text::default(),
             incoming: Incoming::Dropped,
@@ -232,6 +241,7 @@ impl FullFeature {
             immediate,
             expected_data_transfer_length: expected,
             data_out_length,
+            has_room: false,
             collection: Collection { wanted, unsolicited: !is_final, ..Collection::default() },
             progress: Progress::Collecting,
             fault,
@@ -278,7 +288,9 @@ impl FullFeature {
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
             }
         }
-        self.release_held(link, events, environment)
+        let closing = self.release_held(link, events, environment)?;
+        self.start_waiting(link, events);
+        Ok(closing)
     }
 
     /// Requests whose turn has come because the gap before them closed.
@@ -364,6 +376,10 @@ impl FullFeature {
     /// Asks for more data, or starts the command when all is here.
     fn advance_task(&mut self, link: &mut Link, id: TaskId, events: &mut VecDeque<Event>) {
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
+        if task.awaits_room() {
+            self.waiting.push_back(id);
+            return self.start_waiting(link, events);
+        }
         data_out::solicit(task, link, &mut self.next_transfer_tag);
         if !task.collection.is_complete() {
             return;
@@ -388,10 +404,29 @@ impl FullFeature {
         }));
     }
 
+    /// Lets tasks go on for which there is room.
+    pub(super) fn start_waiting(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
+        while let Some(&id) = self.waiting.front()
+            && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
+            && (self.room_taken == 0 || self.room_taken + task.room() <= ROOM_LIMIT)
+        {
+            self.waiting.pop_front();
+            task.has_room = true;
+            self.room_taken += task.room();
+            self.advance_task(link, id, events);
+        }
+    }
+
+    /// The caller sees to the tasks that wait for its room.
     fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let task = self.tasks.remove(id)?;
         if !task.immediate {
             link.window.end();
+        }
+        if task.has_room {
+            self.room_taken -= task.room();
+        } else {
+            self.waiting.retain(|&waiting| waiting != id);
         }
         Some(task)
     }
@@ -410,6 +445,7 @@ impl FullFeature {
         events: &mut VecDeque<Event>,
     ) -> bool {
         let Some(task) = self.end_task(link, id) else { return false };
+        self.start_waiting(link, events);
         if task.progress == Progress::Running {
             data_in::push(&task, completion, link);
             return false;

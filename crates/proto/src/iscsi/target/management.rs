@@ -177,6 +177,7 @@ impl FullFeature {
         events: &mut std::collections::VecDeque<Event>,
     ) {
         let awaited = self.abort(link, |task| scope.covers(task));
+        self.start_waiting(link, events);
         if awaited.is_empty() {
             events.push_back(Event::TasksEnded(token));
         } else {

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use sarsen_block::Buffer;
+use sarsen_wire::iscsi::ScsiCommand;
 
 use super::Cdb;
 
@@ -111,9 +112,29 @@ pub(super) struct Task {
     pub(super) expected_data_transfer_length: u32,
     /// Bytes of Data-Out that the CDB asks for, whatever the initiator announced.
     pub(super) data_out_length: usize,
+    /// Its memory is counted until it ends.
+    pub(super) has_room: bool,
     pub(super) collection: Collection,
     pub(super) progress: Progress,
     pub(super) fault: Option<Fault>,
+}
+
+impl Task {
+    /// Bytes of memory that it takes: its data on the way in, or on the way out.
+    pub(super) fn room(&self) -> usize {
+        match self.flags & ScsiCommand::READ {
+            0 => self.collection.wanted,
+            _ => self.collection.wanted.max(self.expected_data_transfer_length as usize),
+        }
+    }
+
+    /// Whether there must be room before it goes on: to ask for data, or to read. Data that comes
+    /// unasked is limited by FirstBurstLength.
+    pub(super) fn awaits_room(&self) -> bool {
+        let Collection { unsolicited, solicited, wanted, .. } = self.collection;
+        let reads = self.flags & ScsiCommand::READ != 0;
+        !self.has_room && self.fault.is_none() && !unsolicited && (reads || solicited < wanted)
+    }
 }
 
 /// Tags come from the peer; the table is bounded by the command window, so that a simple mix

@@ -636,6 +636,51 @@ fn appendix_c_send_targets_continues_over_several_responses() {
     assert_eq!(names.matches("TargetAddress=127.0.0.1:3260,1").count(), 400);
 }
 
+#[test]
+fn the_memory_of_a_session_is_limited() {
+    let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0");
+    let length = full_feature::ROOM_LIMIT / 2;
+    script.world.data_out_length = length;
+    // Two have room. A third one, a read, and a fourth one wait; what takes no memory does not.
+    for (tag, flags) in [(1, WRITE), (2, WRITE), (3, WRITE), (4, READ), (5, WRITE)] {
+        script.command(tag, flags, length as u32, &[]);
+    }
+    script.command(6, FINAL, 0, &[]);
+    assert_eq!(script.next_command().task.initiator_task_tag, 6);
+    for tag in [1, 2] {
+        let (header, _) = script.next();
+        assert_eq!(R2t::view(&header).initiator_task_tag.get(), tag);
+    }
+    script.nothing_more();
+    // Who waits and is aborted lets the next one forward, and who ends makes room.
+    script.manage(TaskManagementFunction::AbortTask, 3, 3);
+    assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
+    script.nothing_more();
+    script.manage(TaskManagementFunction::AbortTask, 1, 1);
+    assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
+    let read = script.next_command();
+    assert_eq!(read.task.initiator_task_tag, 4);
+    script.nothing_more();
+    script.good(&read, vec![]);
+    let tags = [script.next().0, script.next().0].map(|header| header.basic().opcode());
+    assert_eq!(tags, [Opcode::R2t, Opcode::ScsiResponse]);
+}
+
+#[test]
+fn one_task_may_take_more_memory_than_a_session_is_to() {
+    let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0");
+    script.world.data_out_length = 2 * full_feature::ROOM_LIMIT;
+    script.command(1, WRITE, 2 * full_feature::ROOM_LIMIT as u32, &[]);
+    script.command(2, WRITE, 512, &[]);
+    script.collect();
+    let tags: Vec<u32> = script
+        .pdus
+        .drain(..)
+        .map(|(header, _)| R2t::view(&header).initiator_task_tag.get())
+        .collect();
+    assert_eq!(tags, [1], "and no other beside it");
+}
+
 fn discovery(target_count: usize) -> Script {
     let mut script = Script::new();
     script.world.target_count = target_count;
