@@ -38,6 +38,8 @@ pub(super) struct FullFeature {
     /// Tasks that wait for room, in their order.
     waiting: VecDeque<TaskId>,
     pub(super) barriers: Vec<Barrier>,
+    /// Task management functions that the layer above carries out.
+    pub(super) handed_over: usize,
     text: Text,
     /// What the header that is being received will be: decided when it was complete.
     incoming: Incoming,
@@ -45,7 +47,7 @@ pub(super) struct FullFeature {
     incoming_ahs: Vec<u8>,
     /// Requests that wait for a CmdSN before theirs.
     held: Vec<Held>,
-    /// CmdSNs that an ABORT TASK declared as received.
+    /// CmdSNs within the window that an ABORT TASK declared as received.
     skipped: Vec<SerialNumber>,
     next_transfer_tag: u32,
     ping_tag: u32,
@@ -84,6 +86,7 @@ impl FullFeature {
             room_taken: 0,
             waiting: VecDeque::new(),
             barriers: Vec::new(),
+            handed_over: 0,
             text: Text::default(),
             incoming: Incoming::Dropped,
             incoming_ahs: Vec::new(),
@@ -155,6 +158,7 @@ impl FullFeature {
                 Ok(Incoming::Request)
             }
             Standing::Outside => Ok(Incoming::Dropped),
+            Standing::AboveGap if self.skipped.contains(&cmd_sn) => Ok(Incoming::Dropped),
             // A duplicate of one that is held: so many are held as the window is wide.
             Standing::AboveGap if self.held.iter().any(|held| held.cmd_sn == cmd_sn) => {
                 Ok(Incoming::Dropped)
@@ -242,7 +246,12 @@ impl FullFeature {
             expected_data_transfer_length: expected,
             data_out_length,
             has_room: false,
-            collection: Collection { wanted, unsolicited: !is_final, ..Collection::default() },
+            collection: Collection {
+                wanted,
+                // RFC 7143 §11.3.1: data comes of commands that write alone.
+                unsolicited: writes && !is_final,
+                ..Collection::default()
+            },
             progress: Progress::Collecting,
             fault,
         });
@@ -331,9 +340,7 @@ impl FullFeature {
     /// An ABORT TASK named a command that has not arrived: its number counts as received.
     pub(super) fn forget_expected(&mut self, cmd_sn: SerialNumber) {
         self.held.retain(|held| held.cmd_sn != cmd_sn);
-        if self.skipped.len() < self.settings.command_window as usize
-            && !self.skipped.contains(&cmd_sn)
-        {
+        if !self.skipped.contains(&cmd_sn) {
             self.skipped.push(cmd_sn);
         }
     }
@@ -465,7 +472,10 @@ impl FullFeature {
                 let complete = TaskManagementResponse::FunctionComplete;
                 push_response(link, initiator_task_tag, complete);
             }
-            Afterwards::HandOver(management) => events.push_back(Event::Management(management)),
+            Afterwards::HandOver(management) => {
+                self.handed_over += 1;
+                events.push_back(Event::Management(management));
+            }
             Afterwards::Tell { token } => events.push_back(Event::TasksEnded(token)),
             Afterwards::Logout { initiator_task_tag } => {
                 self.push_logout_response(link, initiator_task_tag, LogoutResponse::Closed);
@@ -507,9 +517,9 @@ impl FullFeature {
             Opcode::LogoutRequest => return Ok(self.handle_logout(link, header, events)),
             // RFC 7143 §4.3: a discovery session takes text and logout only.
             _ if discovery => link.reject(RejectReason::ProtocolError, header),
-            // Each that waits for tasks is kept until they end.
+            // Each is kept until the tasks that it waits for end, here and in other sessions.
             Opcode::TaskManagementRequest
-                if self.barriers.len() >= self.settings.immediate_limit =>
+                if self.barriers.len() + self.handed_over >= self.settings.immediate_limit =>
             {
                 link.reject(RejectReason::ImmediateCommandReject, header);
             }

@@ -294,18 +294,9 @@ impl Login {
             self.push_response(flags, LoginStatus::Success, 0, &answers, link);
             return Ok(LoginStep::Continue);
         }
-        self.settle(link);
         self.pending = Some(self.response(flags, LoginStatus::Success, 0));
         self.answers = answers;
         self.admission.clone().map(LoginStep::Establish).ok_or(LoginStatus::TargetError)
-    }
-
-    /// RFC 7143 §13.14: FirstBurstLength must not exceed MaxBurstLength. Keys come one by one,
-    /// so this can only be seen at the end; nothing on the wire changes, we just ask for less.
-    fn settle(&self, link: &mut Link) {
-        let parameters = &mut link.parameters;
-        parameters.first_burst_length =
-            parameters.first_burst_length.min(parameters.max_burst_length);
     }
 
     /// Sends the last answer: the session stands. Gives who it is with.

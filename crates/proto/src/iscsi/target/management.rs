@@ -12,7 +12,8 @@ use sarsen_wire::iscsi::{
 
 use super::full_feature::FullFeature;
 use super::link::Link;
-use super::tasks::{AbortScope, Progress, Task, TaskId};
+use super::tasks::{AbortScope, Progress, Task, TaskId, is_same_unit};
+use super::window::Standing;
 use super::{Environment, Event, Management};
 
 /// What happens when the tasks that a request named have ended.
@@ -117,10 +118,9 @@ impl FullFeature {
     ) -> Option<(Barrier, bool)> {
         let tag = request.initiator_task_tag.get();
         let referenced = request.referenced_task_tag.get();
-        let found = self
-            .tasks
-            .by_tag(referenced)
-            .is_some_and(|task| task.lun == request.lun && task.progress != Progress::Aborted);
+        let found = self.tasks.by_tag(referenced).is_some_and(|task| {
+            is_same_unit(task.lun, request.lun) && task.progress != Progress::Aborted
+        });
         if found {
             let awaited = self.abort(link, |task| task.id.initiator_task_tag == referenced);
             let passed = awaited.is_empty();
@@ -131,7 +131,7 @@ impl FullFeature {
         let ref_cmd_sn = SerialNumber(request.ref_cmd_sn.get());
         let cmd_sn = SerialNumber(request.cmd_sn.get());
         let still_expected =
-            !ref_cmd_sn.is_before(link.window.exp_cmd_sn()) && ref_cmd_sn.is_before(cmd_sn);
+            link.window.standing(ref_cmd_sn) != Standing::Outside && ref_cmd_sn.is_before(cmd_sn);
         let response = if still_expected {
             self.forget_expected(ref_cmd_sn);
             TaskManagementResponse::FunctionComplete

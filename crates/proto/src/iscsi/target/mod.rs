@@ -427,7 +427,8 @@ impl Connection {
 
     /// Answers [`Event::Management`].
     pub fn respond(&mut self, initiator_task_tag: u32, response: TaskManagementResponse) {
-        if let Phase::FullFeature(_) = &self.phase {
+        if let Phase::FullFeature(full_feature) = &mut self.phase {
+            full_feature.handed_over = full_feature.handed_over.saturating_sub(1);
             management::push_response(&mut self.link, initiator_task_tag, response);
         }
     }

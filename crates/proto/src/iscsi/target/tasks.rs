@@ -28,10 +28,20 @@ pub enum AbortScope {
 impl AbortScope {
     pub(super) fn covers(self, task: &Task) -> bool {
         match self {
-            Self::Unit(lun) => task.lun == lun,
+            Self::Unit(lun) => is_same_unit(task.lun, lun),
             Self::All => true,
         }
     }
+}
+
+/// Whether two LUNs name one logical unit: up to 255, the flat space (SAM-5 4.7.7.3) numbers the
+/// same units as the peripheral addresses of bus 0 (4.7.7.2).
+pub(super) fn is_same_unit(one: [u8; 8], other: [u8; 8]) -> bool {
+    let canonical = |lun: [u8; 8]| match lun {
+        [0x40, rest @ ..] => (0, rest),
+        [first, rest @ ..] => (first, rest),
+    };
+    canonical(one) == canonical(other)
 }
 
 /// How far a task is.

@@ -637,6 +637,79 @@ fn appendix_c_send_targets_continues_over_several_responses() {
 }
 
 #[test]
+fn rfc7143_11_6_1_an_aborted_command_is_dropped_when_it_comes_above_a_gap() {
+    let mut script = Script::established("");
+    let first = script.cmd_sn;
+    script.cmd_sn = first + 2;
+    script.manage(TaskManagementFunction::AbortTask, 2, first + 1);
+    assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
+    script.cmd_sn = first + 1;
+    script.command(2, READ, 0, &[]);
+    let Phase::FullFeature(full_feature) = &script.connection.phase else { unreachable!() };
+    assert_eq!(full_feature.held_count(), 0);
+    script.cmd_sn = first;
+    script.command(1, READ, 0, &[]);
+    assert_eq!(script.next_command().task.initiator_task_tag, 1);
+    script.nothing_more();
+}
+
+#[test]
+fn rfc7143_11_6_1_a_command_above_the_window_is_not_on_its_way() {
+    let mut script = Script::established("");
+    script.cmd_sn += 1000;
+    script.manage(TaskManagementFunction::AbortTask, 2, script.cmd_sn - 1);
+    assert_eq!(script.management_response(), TaskManagementResponse::TaskDoesNotExist);
+}
+
+#[test]
+fn rfc7143_11_17_resets_that_the_layer_above_carries_out_are_limited() {
+    let mut script = Script::established("");
+    let limit = Settings::default().immediate_limit;
+    for _ in 0..=limit {
+        script.manage(TaskManagementFunction::LogicalUnitReset, 0, 0);
+    }
+    let (header, _) = script.next();
+    assert_eq!(Reject::view(&header).reason(), RejectReason::ImmediateCommandReject);
+    while let Some(Event::Management(management)) = script.connection.poll_event() {
+        let complete = TaskManagementResponse::FunctionComplete;
+        script.connection.respond(management.initiator_task_tag, complete);
+    }
+    script.collect();
+    assert_eq!(script.pdus.len(), limit);
+    script.pdus.clear();
+    script.manage(TaskManagementFunction::LogicalUnitReset, 0, 0);
+    assert!(matches!(script.connection.poll_event(), Some(Event::Management(_))));
+}
+
+#[test]
+fn rfc7143_11_3_1_a_read_waits_for_no_data() {
+    let mut script = Script::established("InitialR2T=No\0");
+    script.command(1, ScsiCommand::READ, 512, &[]);
+    let (_, data) = script.next();
+    assert_eq!(sense_of(&data), (0x0b, 0x0c, 0x0c));
+}
+
+#[test]
+fn rfc7143_13_14_what_was_answered_may_be_sent_even_above_max_burst_length() {
+    let keys = "InitialR2T=No\0FirstBurstLength=4096\0MaxBurstLength=512\0";
+    let mut script = Script::established(keys);
+    script.world.data_out_length = 4096;
+    script.command(1, WRITE, 4096, &[5; 4096]);
+    assert_eq!(script.next_command().data_out.as_deref(), Some(&[5; 4096][..]));
+}
+
+#[test]
+fn sam5_4_7_7_both_addresses_of_a_unit_name_its_tasks() {
+    let mut script = Script::established("");
+    script.command(1, READ, 0, &[]);
+    let command = script.next_command();
+    script.connection.abort_tasks(AbortScope::Unit([0x40, 0, 0, 0, 0, 0, 0, 0]), 1);
+    script.nothing_more();
+    script.good(&command, vec![]);
+    assert!(matches!(script.connection.poll_event(), Some(Event::TasksEnded(1))));
+}
+
+#[test]
 fn the_memory_of_a_session_is_limited() {
     let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0");
     let length = full_feature::ROOM_LIMIT / 2;
