@@ -86,7 +86,8 @@ fn discover_lists_every_target_with_its_portals() -> Result<()> {
 #[test]
 fn info_tells_what_the_disk_is_and_what_was_negotiated() -> Result<()> {
     let disk = volume("disk").block_size(4096).option("serial=0815");
-    let serving = Serving::start(&[disk])?;
+    // The serial number is set by an option of the program's own.
+    let serving = Serving::start_with(&[disk], &[])?;
     let url = serving.url("disk").to_string();
     let info = succeed_json(&["disk", "info", &url, "--data-digest"])?;
     assert_eq!(info["size_bytes"], 32 * MIB);
@@ -130,7 +131,7 @@ fn a_file_goes_to_a_disk_and_comes_back_equal() -> Result<()> {
         assert_eq!(written["bytes"], SAMPLE_LENGTH);
         assert_eq!(written["sha256"], read["sha256"]);
         assert!(fs::read(&back)? == bytes, "{name}");
-        // Three million zeroes take no room.
+        // At least two mebibytes of zeroes take no room.
         assert!(fs::metadata(&back)?.blocks() * 512 < (SAMPLE_LENGTH - 2 * MIB) as u64);
 
         let whole = path("whole");
@@ -243,8 +244,9 @@ fn erase_leaves_zeroes_and_asks_before() -> Result<()> {
 fn what_is_not_there_has_its_own_exit_codes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let image = folder.path().join("image").display().to_string();
-    let serving =
-        Serving::start(&[Volume::new("disk", Backing::File(image.clone().into()), MIB as u64)])?;
+    let disk = Volume::new("disk", Backing::File(image.clone().into()), MIB as u64);
+    // Others do not lock their files.
+    let serving = Serving::start_with(&[disk], &[])?;
     let url = serving.url("disk").clone();
     let at = |iqn: &str, lun: u32| format!("iscsi://{}/{iqn}/{lun}", url.portal);
 
