@@ -67,7 +67,7 @@ pub struct LogicalUnit {
     descriptor_sense: AtomicBool,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
-    /// Held while mode parameters are compared and changed.
+    /// Held while mode parameters are looked at to be changed.
     mode_select: Mutex<()>,
     nexuses: Mutex<Vec<(NexusId, Arc<Attentions>)>>,
 }
@@ -163,7 +163,7 @@ impl LogicalUnit {
     }
 
     /// When a write may be acknowledged: a volatile cache that was switched off makes each one
-    /// durable.
+    /// durable. To be asked behind the write gate (see [`Self::flush_after_writes`]).
     pub(crate) fn durability(&self, force_unit_access: bool) -> Durability {
         let write_through = self.characteristics.volatile_cache
             && !self.write_cache_enabled.load(Ordering::Relaxed);
@@ -195,14 +195,21 @@ impl LogicalUnit {
         self.descriptor_sense.store(parameters.descriptor_sense, Ordering::Relaxed);
     }
 
-    /// Changes the mode parameters for `changer`; the other nexuses are told.
-    pub(crate) fn change_mode_parameters(&self, changer: NexusId, parameters: ModeParameters) {
+    /// Changes the mode parameters for `changer` to what `change` makes of them; the other nexuses
+    /// are told. Gives them as they were before and are now.
+    pub(crate) fn change_mode_parameters(
+        &self,
+        changer: NexusId,
+        change: impl FnOnce(ModeParameters) -> Result<ModeParameters, Sense>,
+    ) -> Result<(ModeParameters, ModeParameters), Sense> {
         let _guard = self.mode_select.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.mode_parameters() == parameters {
-            return;
+        let before = self.mode_parameters();
+        let after = change(before)?;
+        if before != after {
+            self.set_mode_parameters(after);
+            self.raise_except(changer, UnitAttention::ModeParametersChanged);
         }
-        self.set_mode_parameters(parameters);
-        self.raise_except(changer, UnitAttention::ModeParametersChanged);
+        Ok((before, after))
     }
 
     /// Whether another nexus holds a reservation.
@@ -301,20 +308,31 @@ impl LogicalUnit {
         }
     }
 
+    /// Writes the cache when no write is under way that was begun as volatile, so that it holds
+    /// nothing afterwards that this does not cover.
+    pub(crate) fn flush_after_writes(self: &Arc<Self>) -> Io<Completion> {
+        let unit = Arc::clone(self);
+        self.pending(async move {
+            drop(unit.write_gate.write_arc().await);
+            unit.store.flush().wait().await?;
+            Ok(Completion::good())
+        })
+    }
+
     /// Submits one write, excluded against COMPARE AND WRITE until it has ended.
     pub(crate) fn write_shared(
         self: &Arc<Self>,
-        submit: impl FnOnce(&dyn Store) -> Io<Result<(), BlockError>> + 'static,
+        submit: impl FnOnce(&Self) -> Io<Result<(), BlockError>> + 'static,
     ) -> Io<Completion> {
         let Some(guard) = self.write_gate.try_read_arc() else {
             let unit = Arc::clone(self);
             return self.pending(async move {
                 let _guard = unit.write_gate.read_arc().await;
-                submit(&*unit.store).wait().await?;
+                submit(&unit).wait().await?;
                 Ok(Completion::good())
             });
         };
-        match submit(&*self.store) {
+        match submit(self) {
             Io::Ready(result) => {
                 Io::Ready(self.complete(result.map(|()| Completion::good()).map_err(Sense::from)))
             }

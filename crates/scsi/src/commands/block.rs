@@ -91,8 +91,10 @@ pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
-    let durability = unit.durability(transfer.has(wire::FLAGS_FUA));
-    Ok(unit.write_shared(move |store| store.write(extent, data, durability)))
+    let force_unit_access = transfer.has(wire::FLAGS_FUA);
+    Ok(unit.write_shared(move |unit| {
+        unit.store().write(extent, data, unit.durability(force_unit_access))
+    }))
 }
 
 pub(crate) fn write_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {

@@ -46,7 +46,7 @@ pub(crate) fn start_stop_unit(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     unit.set_stopped(true);
     match action & NO_FLUSH {
-        0 => Ok(unit.finish(unit.store().flush(), |()| Completion::good())),
+        0 => Ok(unit.flush_after_writes()),
         _ => Ok(Io::Ready(Completion::good())),
     }
 }

@@ -249,23 +249,18 @@ fn select(
     let offset_of = |part: &[u8]| (list.len() - part.len()) as u16;
     check_block_descriptor(unit, descriptor, long_lba)
         .map_err(|()| Sense::invalid_field_in_parameter_list(offset_of(rest)))?;
-    let before = unit.mode_parameters();
-    let mut after = before;
-    while !pages.is_empty() {
-        pages = select_page(unit, pages, before, &mut after, offset_of(pages))?;
+    let (before, after) = unit.change_mode_parameters(task.nexus.id, |before| {
+        let mut after = before;
+        while !pages.is_empty() {
+            pages = select_page(unit, pages, before, &mut after, offset_of(pages))?;
+        }
+        Ok(after)
+    })?;
+    // SBC-3 6.5.5: what is in the cache when it is switched off is written before GOOD.
+    match before.write_cache_enabled && !after.write_cache_enabled {
+        true => Ok(unit.flush_after_writes()),
+        false => Ok(Io::Ready(Completion::good())),
     }
-    let nexus = task.nexus.id;
-    // SBC-3 6.5.5: what is in the cache when it is switched off is written first.
-    if before.write_cache_enabled && !after.write_cache_enabled {
-        let changed = unit.clone();
-        return Ok(unit.pending(async move {
-            changed.change_mode_parameters(nexus, after);
-            changed.store().flush().wait().await?;
-            Ok(Completion::good())
-        }));
-    }
-    unit.change_mode_parameters(nexus, after);
-    Ok(Io::Ready(Completion::good()))
 }
 
 /// The medium cannot be formatted: a block descriptor may only say what is already so.

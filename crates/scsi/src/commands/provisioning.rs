@@ -5,6 +5,7 @@ use super::{Task, parameter_data};
 use crate::{Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io, Store};
 use sarsen_wire::scsi::{cdb as wire, opcode, report};
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// WRITE SAME repeats its block in memory up to so many bytes.
@@ -64,26 +65,23 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let command = WriteSame::parse(&task.cdb, unit)?;
     let block = task.take_data_out_exactly(command.data_out_length(unit), command.length_field)?;
     let extent = command.extent;
-    let durability = unit.durability(false);
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
     // With UNMAP the block's content is not looked at, as initiators and their tests expect; they
     // send zeroes, which is what deallocated blocks read as (LBPRZ).
     if command.unmap {
-        let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
-        return Ok(unit.pending(async move {
-            let _guard = gate.read_arc().await;
-            unmap_extents(&*store, &[extent], durability).await
-        }));
+        return Ok(unmap_extents(unit, vec![extent]));
     }
     if command.no_data_out || block.iter().all(|&byte| byte == 0) {
-        return Ok(unit.write_shared(move |store| store.write_zeroes(extent, durability)));
+        return Ok(unit
+            .write_shared(move |unit| unit.store().write_zeroes(extent, unit.durability(false))));
     }
-    let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
+    let writer = Arc::clone(unit);
     Ok(unit.pending(async move {
-        let _guard = gate.read_arc().await;
-        write_pattern(&*store, extent, &block, durability).await?;
+        let _guard = writer.write_gate().read_arc().await;
+        let durability = writer.durability(false);
+        write_pattern(&**writer.store(), extent, &block, durability).await?;
         Ok(Completion::good())
     }))
 }
@@ -109,18 +107,19 @@ async fn write_pattern(
     Ok(())
 }
 
-async fn unmap_extents(
-    store: &dyn Store,
-    extents: &[Extent],
-    durability: Durability,
-) -> Result<Completion, Sense> {
-    for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
-        store.unmap(extent).wait().await?;
-    }
-    if durability == Durability::Durable {
-        store.flush().wait().await?;
-    }
-    Ok(Completion::good())
+fn unmap_extents(unit: &Arc<LogicalUnit>, extents: Vec<Extent>) -> Io<Completion> {
+    let writer = Arc::clone(unit);
+    unit.pending(async move {
+        let _guard = writer.write_gate().read_arc().await;
+        let store = writer.store();
+        for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
+            store.unmap(extent).wait().await?;
+        }
+        if writer.durability(false) == Durability::Durable {
+            store.flush().wait().await?;
+        }
+        Ok(Completion::good())
+    })
 }
 
 pub(crate) fn write_same_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
@@ -171,12 +170,7 @@ pub(crate) fn unmap(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         return Ok(Io::Ready(Completion::good()));
     }
     let extents = parse_unmap_list(&list, unit)?;
-    let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
-    let durability = unit.durability(false);
-    Ok(unit.pending(async move {
-        let _guard = gate.read_arc().await;
-        unmap_extents(&*store, &extents, durability).await
-    }))
+    Ok(unmap_extents(unit, extents))
 }
 
 pub(crate) fn unmap_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {

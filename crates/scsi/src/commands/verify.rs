@@ -163,16 +163,17 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
     let (extent, force_unit_access) = parse_compare_and_write(&task.cdb, unit)?;
     let half = unit.byte_count(extent.block_count);
     let data = task.take_data_out_exactly(2 * half, 13)?;
-    let (store, gate) = (Arc::clone(unit.store()), unit.write_gate().clone());
-    let durability = unit.durability(force_unit_access);
+    let writer = Arc::clone(unit);
     Ok(unit.pending(async move {
         if extent.block_count == 0 {
             return Ok(Completion::good());
         }
         let (expected, new) = data.split_at(half);
         // SBC-3 5.2: nothing else writes between the comparison and the write.
-        let _guard = gate.write_arc().await;
-        check_medium(&*store, extent, Some(expected)).await?;
+        let _guard = writer.write_gate().write_arc().await;
+        let store = writer.store();
+        check_medium(&**store, extent, Some(expected)).await?;
+        let durability = writer.durability(force_unit_access);
         store.write(extent, Buffer::copy_of(new), durability).wait().await?;
         Ok(Completion::good())
     }))

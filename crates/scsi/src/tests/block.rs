@@ -1,7 +1,7 @@
 //! READ, WRITE, VERIFY, COMPARE AND WRITE, cache and power.
 
 use crate::testing::*;
-use crate::{Lun, SenseKey, Status};
+use crate::{Completion, Lun, SenseKey, Status};
 use sarsen_block::{BlockSize, Io};
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -130,12 +130,75 @@ fn sbc3_5_32_fua_makes_one_write_durable_and_a_cleared_wce_every_write() {
     assert_eq!(durable(&fixture), 0);
     fixture.run(&[0x2a, 0x08, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512]);
     assert_eq!(durable(&fixture), 1);
-    let mut page = vec![0, 0, 0, 0, 0x08, 0x12];
-    page.resize(24, 0);
-    assert_eq!(fixture.run(&[0x15, 0x10, 0, 0, 24, 0], &page).status, Status::Good);
+    assert_eq!(fixture.run(&CLEAR_WCE, &cleared_wce()).status, Status::Good);
     assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), 1, "the cache is written first");
     fixture.write(0, &[1; 512]);
     assert_eq!(durable(&fixture), 2);
+}
+
+/// MODE SELECT(6) that clears WCE, and its parameter list.
+const CLEAR_WCE: [u8; 6] = [0x15, 0x10, 0, 0, 24, 0];
+fn cleared_wce() -> [u8; 24] {
+    let mut list = [0; 24];
+    list[4..6].copy_from_slice(&[0x08, 0x12]);
+    list
+}
+
+#[test]
+fn sbc3_6_5_5_a_cache_is_off_when_the_writes_that_began_with_it_on_are_in_it_and_flushed() {
+    for stop in [false, true] {
+        let mut fixture = Fixture::new();
+        fixture.store.delay_polls.store(2, Ordering::Relaxed);
+        let write = command(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512]);
+        let write = fixture.nexus.execute(Some(Lun(0)), write);
+        let off = match stop {
+            true => command(&[0x1b, 0, 0, 0, 0, 0], &[]),
+            false => command(&CLEAR_WCE, &cleared_wce()),
+        };
+        let off = fixture.nexus.execute(Some(Lun(0)), off);
+        let mut off: [Pin<Box<dyn Future<Output = Completion>>>; 1] = [Box::pin(off.wait())];
+        for _ in 0..5 {
+            assert!(poll_all(&mut off)[0].is_none(), "the write is still under way");
+            assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), 0);
+        }
+        assert_eq!(block_on(write).status, Status::Good);
+        let [off] = off;
+        assert_eq!(block_on(Io::Pending(off)).status, Status::Good);
+        assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn sbc3_6_5_5_a_write_that_waits_while_the_cache_goes_off_is_durable() {
+    let mut fixture = Fixture::new();
+    fixture.store.delay_polls.store(2, Ordering::Relaxed);
+    let unmap = [[0, 22, 0, 16].as_slice(), &[0; 15], &[1], &[0; 4]].concat();
+    let compare = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
+    let commands: [(&[u8], &[u8]); 5] = [
+        (&compare, &[0; 1024]),
+        (&[0x2a, 0, 0, 0, 0, 1, 0, 0, 1, 0], &[1; 512]),
+        (&[0x41, 0, 0, 0, 0, 2, 0, 0, 1, 0], &[1; 512]),
+        (&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &unmap),
+        (&CLEAR_WCE, &cleared_wce()),
+    ];
+    let mut futures: Vec<Pin<Box<dyn Future<Output = Completion>>>> = Vec::new();
+    for (cdb, data) in commands {
+        let io = fixture.nexus.execute(Some(Lun(0)), command(cdb, data));
+        futures.push(Box::pin(io.wait()));
+        let newest = futures.len() - 1;
+        assert!(poll_all(&mut futures[newest..])[0].is_none());
+    }
+    let mut ended = 0;
+    while !futures.is_empty() {
+        let now = poll_all(&mut futures);
+        for index in (0..now.len()).rev().filter(|&index| now[index].is_some()) {
+            drop(futures.remove(index));
+        }
+        ended += now.iter().flatten().filter(|now| now.status == Status::Good).count();
+    }
+    assert_eq!(ended, 5);
+    assert_eq!(fixture.store.durable_writes.load(Ordering::Relaxed), 3);
+    assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), 2, "the cache's, the UNMAP's");
 }
 
 #[test]
@@ -245,7 +308,7 @@ fn sbc3_5_2_of_many_compare_and_writes_at_once_exactly_one_finds_each_value() {
     let mut fixture = Fixture::new();
     fixture.store.delay_polls.store(3, Ordering::Relaxed);
     let cdb = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0];
-    let mut futures: Vec<Pin<Box<dyn Future<Output = crate::Completion>>>> = (1..=8)
+    let mut futures: Vec<Pin<Box<dyn Future<Output = Completion>>>> = (1..=8)
         .map(|value| {
             let data = [[0; 512], [value; 512]].concat();
             let io = fixture.nexus.execute(Some(Lun(0)), command(&cdb, &data));

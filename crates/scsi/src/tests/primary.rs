@@ -187,6 +187,37 @@ fn spc4_7_5_8_d_sense_and_swp_are_honoured_and_told_to_others() {
 }
 
 #[test]
+fn spc4_6_9_mode_selects_of_several_initiators_at_once_all_count() {
+    let fixture = Fixture::new();
+    // Each changes a page of its own, and nobody but it.
+    let changes: [(u8, u8, usize, u8); 2] = [(0x08, 0x12, 2, 0x04), (0x0a, 0x0a, 4, 0x08)];
+    std::thread::scope(|scope| {
+        for (page_code, page_length, byte, bit) in changes {
+            let mut nexus = open(&fixture.device, "other");
+            scope.spawn(move || {
+                let ask = [0x1a, 8, page_code, 0, 255, 0];
+                while additional(&run(&mut nexus, &[0], &[])).is_some() {}
+                let mut list = bytes(run(&mut nexus, &ask, &[]));
+                assert_eq!(list[5], page_length);
+                list[..4].fill(0);
+                for _ in 0..2000 {
+                    list[4 + byte] ^= bit;
+                    let select = [0x15, 0x10, 0, 0, list.len() as u8, 0];
+                    while additional(&run(&mut nexus, &select, &list)) == Some(0x2a01) {}
+                    let found = loop {
+                        let completion = run(&mut nexus, &ask, &[]);
+                        if completion.status == Status::Good {
+                            break bytes(completion);
+                        }
+                    };
+                    assert_eq!(found[4..], list[4..], "page {page_code:02x}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
 fn spc4_6_11_mode_sense_tells_current_changeable_and_default_pages() {
     let mut fixture = Fixture::new();
     let data = bytes(fixture.run(&[0x1a, 0, 0x3f, 0, 255, 0], &[]));
