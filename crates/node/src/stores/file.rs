@@ -139,13 +139,17 @@ impl FileStore {
         assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
         let durable = self.is_durable(durability);
         let claim = durable.then(|| self.state.latch.claim());
-        let state = self.state.clone();
+        let (state, is_direct) = (self.state.clone(), self.cache.is_direct());
         let offset = extent.byte_offset(self.block_size);
         let written = self.file.write_at(offset, data, durable);
         match claim {
             None => written.map(move |written| state.settle(written, extent.lba)),
             Some(claim) => Io::pending(async move {
-                state.settle_durable(claim, written.wait().await, extent.lba).await
+                match written.wait().await {
+                    // Past the page cache, its own errors are told to nobody else.
+                    Ok(()) if is_direct => Ok(Reply::Done),
+                    written => state.settle_durable(claim, written, extent.lba).await,
+                }
             }),
         }
     }
