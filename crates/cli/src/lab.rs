@@ -1,11 +1,17 @@
 //! `sarsen lab`.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail, ensure};
 use sarsen_initiator::Url;
 use sarsen_lab::access::{self, Access};
-use sarsen_lab::load::{self, LoadOptions, LoadResult};
+use sarsen_lab::load::{self, Latency, LoadOptions, LoadResult};
+use sarsen_lab::mix::Mix;
+use sarsen_lab::places::Distribution;
+use sarsen_lab::trace::{self, Format, Synthetic};
+use sarsen_lab::{fio, icf};
 use sarsen_node::config::parse_size;
 
 /// Verbs of the lab.
@@ -13,6 +19,8 @@ use sarsen_node::config::parse_size;
 pub(crate) enum Verb {
     /// Keep I/Os open on a target for a while and measure them. Writes destroy what is there.
     Load(LoadArguments),
+    /// Ask of a target what a trace asks, and measure it. Writes destroy what is there.
+    Replay(ReplayArguments),
 }
 
 #[derive(clap::Args)]
@@ -34,12 +42,29 @@ pub(crate) struct LoadArguments {
     /// I/Os that each session keeps open.
     #[arg(long)]
     depth: Option<u32>,
-    /// Sessions, one connection each.
-    #[arg(long, default_value_t = 1)]
-    sessions: u32,
-    /// How long to measure.
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
+    /// Sessions, one connection each [default: 1, or what the job says].
+    #[arg(long)]
+    sessions: Option<u32>,
+    /// How long to measure [default: 3, or what the job says].
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// I/Os a second of all sessions together, begun by the clock whether or not others have ended;
+    /// latencies count from when an I/O should have begun. --depth limits what is open.
+    #[arg(long, value_name = "IOPS")]
+    rate: Option<f64>,
+    /// Where random I/Os go: `uniform`, `zipf:THETA`, or `hot:ACCESSES/SPACE` in percent, such as
+    /// `hot:90/10`.
+    #[arg(long)]
+    distribution: Option<Distribution>,
+    /// Mark each block that is written, and hold what is read against what this run wrote. It takes
+    /// CPU time: leave it out to measure.
+    #[arg(long)]
+    verify: bool,
+    /// Run the jobs of a fio file (`.fio`) or the access specifications of an Iometer file (`.icf`),
+    /// one after another; with --spec, only the one of that name. Other flags go before what the
+    /// file says.
+    #[arg(long, value_name = "FILE")]
+    job: Option<PathBuf>,
     /// Ask for header digests.
     #[arg(long)]
     header_digest: bool,
@@ -54,14 +79,124 @@ pub(crate) struct LoadArguments {
     json: bool,
 }
 
+#[derive(clap::Args)]
+pub(crate) struct ReplayArguments {
+    /// A trace: a file (MSR Cambridge CSV, blkparse text, or `time_s,op,offset,length`), or `lu-du`
+    /// for 8,626 requests, 70 % reads, made from the seed.
+    trace: PathBuf,
+    /// The logical unit: `iscsi://host[:port]/target/lun`
+    url: String,
+    /// How the file is written, if its first line does not tell: msr, blkparse or csv.
+    #[arg(long)]
+    format: Option<Format>,
+    /// Keep the trace's own times, divided by so much: 1 is as recorded. Without it, as fast as the
+    /// depth allows.
+    #[arg(long, value_name = "FACTOR")]
+    speed: Option<f64>,
+    /// I/Os that each session keeps open.
+    #[arg(long, default_value_t = 32)]
+    depth: u32,
+    /// Sessions, one connection each.
+    #[arg(long, default_value_t = 1)]
+    sessions: u32,
+    /// What `lu-du` is made from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// A process of the target on this machine, whose CPU time and memory are measured.
+    #[arg(long = "pid")]
+    pids: Vec<u32>,
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
-    let Verb::Load(arguments) = verb;
+    match verb {
+        Verb::Load(arguments) => run_load(&arguments),
+        Verb::Replay(arguments) => run_replay(&arguments),
+    }
+}
+
+fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
     let url: Url = arguments.url.parse().with_context(|| format!("{:?}", arguments.url))?;
-    let result = load::run(&options(&arguments, url)?)?;
-    if arguments.json {
-        println!("{}", serde_json::to_string(&result)?);
+    let Some(file) = &arguments.job else {
+        let result = load::run(&options(arguments, url)?)?;
+        print(None, &result, arguments.json)?;
+        return outcome(&result);
+    };
+    let mut jobs = read_jobs(file, &url)?;
+    if let Some(name) = &arguments.spec {
+        let known: Vec<_> = jobs.iter().map(|job| job.0.clone()).collect();
+        jobs.retain(|job| job.0 == *name);
+        ensure!(
+            !jobs.is_empty(),
+            "{} has no job {name:?}; it has: {}",
+            file.display(),
+            known.join(", ")
+        );
+    }
+    ensure!(!jobs.is_empty(), "{} has no jobs", file.display());
+    let mut failures = Vec::new();
+    for (name, mut options) in jobs {
+        refine(&mut options, arguments)?;
+        // The others may still work.
+        let ended = load::run(&options).map_err(anyhow::Error::from).and_then(|result| {
+            print(Some(&name), &result, arguments.json)?;
+            outcome(&result)
+        });
+        if let Err(error) = ended {
+            failures.push(format!("{name}: {error:#}"));
+        }
+    }
+    ensure!(failures.is_empty(), "{}", failures.join("; "));
+    Ok(())
+}
+
+fn run_replay(arguments: &ReplayArguments) -> anyhow::Result<()> {
+    let url: Url = arguments.url.parse().with_context(|| format!("{:?}", arguments.url))?;
+    let access = Access {
+        block_bytes: 4096,
+        read_percent: 100,
+        random_percent: 100,
+        queue_depth: arguments.depth,
+    };
+    let mut options = LoadOptions::new(url, access);
+    options.sessions = arguments.sessions;
+    options.target_pids.clone_from(&arguments.pids);
+    let requests: load::Requests = if arguments.trace == Path::new("lu-du") {
+        ensure!(arguments.speed.is_none(), "lu-du has no times that --speed could keep");
+        Box::new(Synthetic::lu_du(arguments.seed))
     } else {
-        println!("{}", render(&result));
+        Box::new(trace::open(&arguments.trace, arguments.format)?)
+    };
+    let result = load::replay(&options, requests, arguments.speed)?;
+    print(None, &result, arguments.json)?;
+    outcome(&result)
+}
+
+fn print(job: Option<&str>, result: &LoadResult, json: bool) -> anyhow::Result<()> {
+    if json {
+        let mut value = serde_json::to_value(result)?;
+        if let (Some(name), Some(object)) = (job, value.as_object_mut()) {
+            object.insert("job".into(), name.into());
+        }
+        println!("{value}");
+    } else {
+        if let Some(name) = job {
+            println!("{name}:");
+        }
+        println!("{}", render(result));
+        for line in details(result) {
+            println!("  {line}");
+        }
+    }
+    Ok(())
+}
+
+fn outcome(result: &LoadResult) -> anyhow::Result<()> {
+    if let (Some(count @ 1..), first) = (result.mismatches, &result.first_mismatch) {
+        let first = first.as_deref().unwrap_or_default();
+        bail!("{count} blocks are not what was written, the first one: {first}");
     }
     match result.errors {
         0 => Ok(()),
@@ -72,8 +207,89 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
+/// The jobs of a file with their names. What they ask for in vain goes to stderr.
+fn read_jobs(file: &Path, url: &Url) -> anyhow::Result<Vec<(String, LoadOptions)>> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let name = file.display().to_string();
+    let plain =
+        Access { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 1 };
+    let mut jobs = Vec::new();
+    match file.extension().and_then(|extension| extension.to_str()) {
+        Some("fio") => {
+            let found = fio::parse(&name, &text)?;
+            for fio::Unmapped { line, option, reason, .. } in &found.unmapped {
+                eprintln!("{name}:{line}: {option} is left out: {reason}");
+            }
+            for job in found.jobs {
+                let mut options = LoadOptions::new(url.clone(), plain);
+                set_mix(&mut options, job.mix);
+                options.distribution = job.distribution;
+                options.sessions = job.sessions;
+                options.duration = job.runtime.unwrap_or(options.duration);
+                options.warm_up = options.warm_up.max(job.ramp_time);
+                (options.offset, options.size) = (job.offset, job.size);
+                options.verify = job.verify;
+                options.rate = job.rate_iops.map(|rate| f64::from(rate) * f64::from(job.sessions));
+                options.seed = job.seed.unwrap_or(options.seed);
+                jobs.push((job.name, options));
+            }
+        }
+        Some("icf") => {
+            let found = icf::parse(&name, &text)?;
+            for specification in found.specifications {
+                let (mix, left_out) = specification.to_mix(found.outstanding.unwrap_or(1));
+                for what in left_out {
+                    eprintln!("{name}: {}: left out: {what}", specification.name);
+                }
+                let mut options = LoadOptions::new(url.clone(), plain);
+                set_mix(&mut options, mix);
+                if !found.run_time.is_zero() {
+                    options.duration = found.run_time;
+                }
+                options.warm_up = options.warm_up.max(found.ramp_up);
+                jobs.push((specification.name, options));
+            }
+        }
+        _ => bail!("{name} is neither a .fio nor an .icf file"),
+    }
+    Ok(jobs)
+}
+
+/// A mix that is no more than an access specification runs as one, which is lighter.
+fn set_mix(options: &mut LoadOptions, mix: Mix) {
+    match mix.as_access() {
+        Some(access) => (options.access, options.mix) = (access, None),
+        None => options.mix = Some(mix),
+    }
+}
+
+/// Flags go before what the specification or job says.
+fn refine(options: &mut LoadOptions, arguments: &LoadArguments) -> anyhow::Result<()> {
+    let mut mix = options.mix.take().unwrap_or_else(|| options.access.into());
+    for part in &mut mix.parts {
+        if let Some(bytes) = arguments.block_size {
+            part.block_bytes = u32::try_from(bytes).context("--block-size is too large")?;
+        }
+        part.read_percent = arguments.read.unwrap_or(part.read_percent);
+        part.random_percent = arguments.random.unwrap_or(part.random_percent);
+    }
+    mix.queue_depth = arguments.depth.unwrap_or(mix.queue_depth);
+    set_mix(options, mix);
+    options.sessions = arguments.sessions.unwrap_or(options.sessions);
+    if let Some(seconds) = arguments.seconds {
+        options.duration = Duration::try_from_secs_f64(seconds).context("--seconds")?;
+    }
+    options.rate = arguments.rate.or(options.rate);
+    options.distribution = arguments.distribution.unwrap_or(options.distribution);
+    options.verify |= arguments.verify;
+    options.header_digest = arguments.header_digest;
+    options.data_digest = arguments.data_digest;
+    options.target_pids.clone_from(&arguments.pids);
+    Ok(())
+}
+
 fn options(arguments: &LoadArguments, url: Url) -> anyhow::Result<LoadOptions> {
-    let mut access = match &arguments.spec {
+    let access = match &arguments.spec {
         Some(name) => {
             access::find(name)
                 .with_context(|| {
@@ -89,19 +305,34 @@ fn options(arguments: &LoadArguments, url: Url) -> anyhow::Result<LoadOptions> {
             Access { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 32 }
         }
     };
-    if let Some(bytes) = arguments.block_size {
-        access.block_bytes = u32::try_from(bytes).context("--block-size is too large")?;
-    }
-    access.read_percent = arguments.read.unwrap_or(access.read_percent);
-    access.random_percent = arguments.random.unwrap_or(access.random_percent);
-    access.queue_depth = arguments.depth.unwrap_or(access.queue_depth);
     let mut options = LoadOptions::new(url, access);
-    options.sessions = arguments.sessions;
-    options.duration = Duration::try_from_secs_f64(arguments.seconds).context("--seconds")?;
-    options.header_digest = arguments.header_digest;
-    options.data_digest = arguments.data_digest;
-    options.target_pids.clone_from(&arguments.pids);
+    refine(&mut options, arguments)?;
     Ok(options)
+}
+
+/// What a result says beyond its one line.
+fn details(result: &LoadResult) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let (Some(reads), Some(writes)) = (&result.reads, &result.writes) {
+        for (what, latency) in [("reads", reads), ("writes", writes)] {
+            let Latency { ios, mean_us, p50_us, p99_us, p999_us, max_us } = latency;
+            lines.push(format!(
+                "{what}: {ios}, latency mean {mean_us:.0} µs, p50 {p50_us:.0} µs, p99 {p99_us:.0} \
+                 µs, p99.9 {p999_us:.0} µs, max {max_us:.0} µs"
+            ));
+        }
+    }
+    if let (Some(rate), Some(backlog)) = (result.rate, result.backlog) {
+        lines
+            .push(format!("{rate} I/Os a second were asked for; {backlog} had to wait at the end"));
+    }
+    if let (Some(blocks), Some(mismatches)) = (result.verified_blocks, result.mismatches) {
+        lines.push(format!("{blocks} blocks verified, {mismatches} wrong"));
+    }
+    if let Some(wrapped @ 1..) = result.wrapped {
+        lines.push(format!("{wrapped} requests lay beyond the unit and went to its beginning"));
+    }
+    lines
 }
 
 /// A result on one line.

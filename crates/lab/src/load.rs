@@ -3,10 +3,22 @@
 //! One thread drives the protocol machines straight on sockets: it receives what there is, takes
 //! all of it, issues the replacements, and sends them in one call. So it costs far less for each
 //! I/O than a target does, and is not what limits. Data that is read is counted and thrown away;
-//! data that is written comes from one buffer for all.
+//! data that is written comes from one buffer for all, unless it is to be verified: then each
+//! block is made and looked at.
+//!
+//! The loop is closed (a new I/O when one has ended), or open ([`LoadOptions::rate`]): then
+//! latencies count from when an I/O should have begun, so that a target that stands still for a
+//! while is not excused from what it would have been asked meanwhile.
 
 mod client;
+mod ledger;
+mod plan;
 mod process;
+mod replay;
+mod result;
+
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
@@ -17,10 +29,16 @@ use rustix::fs::Timespec;
 use rustix::io::Errno;
 use sarsen_initiator::Url;
 use sarsen_proto::iscsi::initiator::ConnectionError;
-use serde::Serialize;
 
 use crate::access::Access;
-use client::Client;
+use crate::fio::Amount;
+use crate::mix::Mix;
+use crate::places::Distribution;
+use crate::trace::TraceError;
+use client::{Client, Shared};
+use replay::Feed;
+pub use replay::Requests;
+pub use result::{Latency, LoadResult};
 
 /// Received bytes pass through here.
 const SCRATCH_LENGTH: usize = 512 * 1024;
@@ -30,6 +48,10 @@ const READY_LIMIT: usize = 64;
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
 /// Latencies up to a minute are told apart, to three digits.
 const LONGEST_LATENCY_NS: u64 = 60_000_000_000;
+/// Arrivals a second that make sense.
+const RATES: std::ops::RangeInclusive<f64> = 0.001..=1e8;
+/// Shorter waits are not left to the kernel, which wakes a thread this much too late.
+const WAKE_UP_DELAY: Duration = Duration::from_micros(100);
 /// How long sessions may take to end what is open and log out.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -40,6 +62,19 @@ pub struct LoadOptions {
     pub url: Url,
     /// What each session does.
     pub access: Access,
+    /// I/Os of several sizes, or of an alignment of their own, in the place of `access`.
+    pub mix: Option<Mix>,
+    /// Where random I/Os go.
+    pub distribution: Distribution,
+    /// Where the part of the unit begins that the I/Os go to.
+    pub offset: Amount,
+    /// How long that part is; all that is behind the offset if it is absent or longer.
+    pub size: Option<Amount>,
+    /// I/Os a second of all sessions together: an open loop. The queue depth is then the limit of
+    /// what is open.
+    pub rate: Option<f64>,
+    /// Hold what is read against what this run has written.
+    pub verify: bool,
     /// Sessions, each with one connection.
     pub sessions: u32,
     /// Time before the measurement.
@@ -74,6 +109,12 @@ impl LoadOptions {
         Self {
             url,
             access,
+            mix: None,
+            distribution: Distribution::Uniform,
+            offset: Amount::Bytes(0),
+            size: None,
+            rate: None,
+            verify: false,
             sessions: 1,
             warm_up: Duration::from_millis(300),
             duration: Duration::from_secs(3),
@@ -89,36 +130,27 @@ impl LoadOptions {
             stall_limit: Duration::from_secs(10),
         }
     }
-}
 
-/// What was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct LoadResult {
-    /// I/Os a second.
-    pub iops: f64,
-    /// Millions of bytes a second.
-    pub mb_per_s: f64,
-    /// Median latency.
-    pub p50_us: f64,
-    /// 99th percentile of the latency.
-    pub p99_us: f64,
-    /// 99.9th percentile of the latency.
-    pub p999_us: f64,
-    /// CPU time of the target's processes; absent if none was named.
-    pub target_cpu_us_per_io: Option<f64>,
-    /// CPU time of this thread.
-    pub client_cpu_us_per_io: f64,
-    /// Resident memory of the target's processes at the end; absent if none was named.
-    pub target_rss_kib: Option<u64>,
-    /// I/Os that ended with another status than GOOD or moved too little, from the first one on.
-    pub errors: u64,
-    /// What the first error was.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_error: Option<String>,
-    /// I/Os that ended within the measurement.
-    pub ios: u64,
-    /// Length of the measurement.
-    pub seconds: f64,
+    /// Whether this is the plain closed loop over even places.
+    fn is_plain(&self) -> bool {
+        let even = self.distribution == Distribution::Uniform;
+        self.mix.is_none() && even && self.rate.is_none() && !self.verify
+    }
+
+    fn queue_depth(&self) -> u32 {
+        self.mix.as_ref().map_or(self.access.queue_depth, |mix| mix.queue_depth)
+    }
+
+    fn block_sizes(&self) -> Vec<u32> {
+        match &self.mix {
+            Some(mix) => mix.parts.iter().map(|part| part.block_bytes).collect(),
+            None => vec![self.access.block_bytes],
+        }
+    }
+
+    fn longest(&self) -> u32 {
+        self.mix.as_ref().map_or(self.access.block_bytes, Mix::longest)
+    }
 }
 
 /// Why a load could not be put on.
@@ -166,6 +198,9 @@ pub enum LoadError {
         /// Bytes of a block.
         block_length: u32,
     },
+    /// The trace cannot be read on.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     /// A process that is to be measured cannot be.
     #[error("process {pid} cannot be measured: {source}")]
     Process {
@@ -186,18 +221,40 @@ struct Tally {
     measuring: bool,
     /// Open I/Os end, none is begun.
     leaving: bool,
-    latencies: Histogram<u64>,
+    reads: Histogram<u64>,
+    writes: Histogram<u64>,
     ios: u64,
+    bytes: u64,
     last_answer: Instant,
     errors: u64,
     first_error: Option<String>,
 }
 
 impl Tally {
-    fn note_io(&mut self, latency: Duration) {
+    fn new(start: Instant) -> Result<Self, LoadError> {
+        let histogram = || {
+            Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
+                .map_err(|_| LoadError::Options("the bounds of the histogram are wrong"))
+        };
+        Ok(Self {
+            measuring: false,
+            leaving: false,
+            reads: histogram()?,
+            writes: histogram()?,
+            ios: 0,
+            bytes: 0,
+            last_answer: start,
+            errors: 0,
+            first_error: None,
+        })
+    }
+
+    fn note_io(&mut self, latency: Duration, reads: bool, bytes: u32) {
         if self.measuring {
             self.ios += 1;
-            self.latencies.saturating_record(latency.as_nanos() as u64);
+            self.bytes += u64::from(bytes);
+            let latencies = if reads { &mut self.reads } else { &mut self.writes };
+            latencies.saturating_record(latency.as_nanos() as u64);
         }
     }
 
@@ -209,62 +266,88 @@ impl Tally {
 
 /// Puts the load on and measures it. Takes the thread until it is done.
 pub fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
-    let mut clients = log_in(options)?;
-    let latencies = Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
-        .map_err(|_| LoadError::Options("the bounds of the histogram are wrong"))?;
-    let start = sarsen_io::time::now();
-    let mut tally = Tally {
-        measuring: false,
-        leaving: false,
-        latencies,
-        ios: 0,
-        last_answer: start,
-        errors: 0,
-        first_error: None,
-    };
+    put_on(options, Shared::default())
+}
+
+/// Asks of the target what a trace asks, and measures it: with the trace's own times divided by
+/// `speed`, or without one as fast as the queue depth allows. Ends with the trace; the options'
+/// sizes, places, rate and times are not used. Takes the thread until it is done.
+pub fn replay(
+    options: &LoadOptions,
+    requests: Requests,
+    speed: Option<f64>,
+) -> Result<LoadResult, LoadError> {
+    if speed.is_some_and(|speed| !(speed.is_finite() && speed > 0.0)) {
+        return Err(LoadError::Options("the speed must be above 0"));
+    }
+    if options.verify {
+        return Err(LoadError::Options("a replay is not verified: its writes may overlap"));
+    }
+    let feed = Rc::new(RefCell::new(Feed::new(requests, speed)));
+    put_on(options, Shared { feed: Some(feed), ..Shared::default() })
+}
+
+fn put_on(options: &LoadOptions, mut shared: Shared) -> Result<LoadResult, LoadError> {
+    let mut clients = log_in(options, &mut shared)?;
+    let mut tally = Tally::new(sarsen_io::time::now())?;
     let mut engine = Engine::new(&mut clients)?;
-    engine.serve_all(&mut clients, &mut tally)?;
-    engine.run_until(start + options.warm_up, &mut clients, &mut tally, options)?;
+    engine.timed = options.rate.is_some() || clients.iter().any(Client::is_timed);
+    if shared.feed.is_none() {
+        engine.serve_all(&mut clients, &mut tally)?;
+        let end = sarsen_io::time::now() + options.warm_up;
+        engine.run_until(Some(end), &mut clients, &mut tally, options)?;
+    }
 
     let target_before = process::cpu_ns(&options.target_pids)?;
     let client_before = process::own_cpu_ns();
     let begin = sarsen_io::time::now();
     tally.measuring = true;
-    engine.run_until(begin + options.duration, &mut clients, &mut tally, options)?;
+    match &shared.feed {
+        None => {
+            let end = begin + options.duration;
+            engine.run_until(Some(end), &mut clients, &mut tally, options)?;
+        }
+        Some(feed) => {
+            engine.serve_all(&mut clients, &mut tally)?;
+            while !(feed.borrow().has_ended() && clients.iter().all(Client::is_idle)) {
+                engine.run_until(None, &mut clients, &mut tally, options)?;
+            }
+        }
+    }
     tally.measuring = false;
-    let seconds = sarsen_io::time::now().duration_since(begin).as_secs_f64();
-    let client_ns = process::own_cpu_ns() - client_before;
-    let target_ns = process::cpu_ns(&options.target_pids)?.saturating_sub(target_before);
-    let target_rss_kib = process::resident_kib(&options.target_pids)?;
+    let end = sarsen_io::time::now();
+    let usage = result::Usage {
+        seconds: end.duration_since(begin).as_secs_f64(),
+        client_ns: process::own_cpu_ns() - client_before,
+        target_ns: process::cpu_ns(&options.target_pids)?.saturating_sub(target_before),
+        target_rss_kib: process::resident_kib(&options.target_pids)?,
+        backlog: clients.iter().map(|client| client.backlog(end)).sum(),
+    };
 
     tally.leaving = true;
     leave(&mut engine, &mut clients, &mut tally);
-    let per_io = |ns: u64| ns as f64 / 1e3 / tally.ios.max(1) as f64;
-    let percentile = |q: f64| tally.latencies.value_at_quantile(q) as f64 / 1e3;
-    let known = !options.target_pids.is_empty();
-    Ok(LoadResult {
-        iops: tally.ios as f64 / seconds,
-        mb_per_s: tally.ios as f64 * f64::from(options.access.block_bytes) / 1e6 / seconds,
-        p50_us: percentile(0.5),
-        p99_us: percentile(0.99),
-        p999_us: percentile(0.999),
-        target_cpu_us_per_io: known.then(|| per_io(target_ns)),
-        client_cpu_us_per_io: per_io(client_ns),
-        target_rss_kib: known.then_some(target_rss_kib),
-        errors: tally.errors,
-        first_error: tally.first_error,
-        ios: tally.ios,
-        seconds,
-    })
+    Ok(result::result(options, &tally, &shared, usage))
 }
 
-fn log_in(options: &LoadOptions) -> Result<Vec<Client>, LoadError> {
+fn log_in(options: &LoadOptions, shared: &mut Shared) -> Result<Vec<Client>, LoadError> {
     let access = &options.access;
-    if access.block_bytes == 0 || access.queue_depth == 0 || options.sessions == 0 {
+    let sizes = options.block_sizes();
+    let empty = sizes.is_empty() || sizes.contains(&0);
+    if empty || options.queue_depth() == 0 || options.sessions == 0 {
         return Err(LoadError::Options("block size, queue depth and sessions must not be 0"));
     }
-    if access.read_percent > 100 || access.random_percent > 100 {
+    let percentages = |reads, random| reads <= 100 && random <= 100;
+    let parts = options.mix.iter().flat_map(|mix| &mix.parts);
+    if !percentages(access.read_percent, access.random_percent)
+        || !parts.clone().all(|part| percentages(part.read_percent, part.random_percent))
+    {
         return Err(LoadError::Options("percentages end at 100"));
+    }
+    if options.mix.is_some() && parts.clone().all(|part| part.weight == 0) {
+        return Err(LoadError::Options("a mix without weights has no I/Os"));
+    }
+    if options.rate.is_some_and(|rate| !(RATES.contains(&rate))) {
+        return Err(LoadError::Options("the rate must be from 0.001 to 100 million I/Os a second"));
     }
     if options.url.user.is_some() {
         return Err(LoadError::Options("authentication is not supported: leave the user out"));
@@ -278,8 +361,7 @@ fn log_in(options: &LoadOptions) -> Result<Vec<Client>, LoadError> {
     let mut scratch = vec![0; SCRATCH_LENGTH];
     let mut clients: Vec<Client> = Vec::new();
     for index in 0..options.sessions {
-        let pattern = clients.first().map(Client::pattern);
-        clients.push(Client::log_in(options, address, index, pattern, &mut scratch)?);
+        clients.push(Client::log_in(options, address, index, shared, &mut scratch)?);
     }
     Ok(clients)
 }
@@ -300,6 +382,8 @@ struct Engine {
     epoll: rustix::fd::OwnedFd,
     events: Vec<epoll::Event>,
     scratch: Vec<u8>,
+    /// I/Os begin by the clock, not only when others have ended.
+    timed: bool,
 }
 
 impl Engine {
@@ -316,23 +400,28 @@ impl Engine {
         }
         let none =
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        Ok(Self { epoll, events: vec![none; READY_LIMIT], scratch: vec![0; SCRATCH_LENGTH] })
+        let (events, scratch) = (vec![none; READY_LIMIT], vec![0; SCRATCH_LENGTH]);
+        Ok(Self { epoll, events, scratch, timed: false })
     }
 
+    /// Turns until then, or, without a time, once.
     fn run_until(
         &mut self,
-        end: Instant,
+        end: Option<Instant>,
         clients: &mut [Client],
         tally: &mut Tally,
         options: &LoadOptions,
     ) -> Result<(), LoadError> {
         loop {
             let now = self.turn(clients, tally)?;
-            if now >= end {
+            if end.is_some_and(|end| now >= end) {
                 return Ok(());
             }
-            if now.duration_since(tally.last_answer) > options.stall_limit {
+            if now.saturating_duration_since(tally.last_answer) > options.stall_limit {
                 return Err(LoadError::Stalled(options.stall_limit));
+            }
+            if end.is_none() {
+                return Ok(());
             }
         }
     }
@@ -350,13 +439,15 @@ impl Engine {
     fn turn(&mut self, clients: &mut [Client], tally: &mut Tally) -> Result<Instant, LoadError> {
         if let [client] = clients
             && !client.is_blocked()
+            && !self.timed
         {
             let now = client.receive(&mut self.scratch, true, tally)?;
             client.issue_and_send(tally)?;
             self.watch(client, 0)?;
             return Ok(now);
         }
-        let timeout = Timespec { tv_sec: 0, tv_nsec: WAIT_LIMIT.subsec_nanos().into() };
+        let wait = if self.timed { wait_of(clients) } else { WAIT_LIMIT };
+        let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
         let ready = match epoll::wait(&self.epoll, &mut self.events[..], Some(&timeout)) {
             Ok(ready) => ready,
             Err(Errno::INTR) => 0,
@@ -373,7 +464,15 @@ impl Engine {
             client.issue_and_send(tally)?;
             self.watch(client, index)?;
         }
-        Ok(sarsen_io::time::now())
+        let now = sarsen_io::time::now();
+        if self.timed {
+            if clients.iter().all(Client::is_idle) {
+                // Nobody owes an answer.
+                tally.last_answer = now;
+            }
+            self.serve_all(clients, tally)?;
+        }
+        Ok(now)
     }
 
     /// Waits for room to send exactly while a socket has none.
@@ -390,4 +489,11 @@ impl Engine {
         epoll::modify(&self.epoll, client.socket(), epoll::EventData::new_u64(index), flags)
             .map_err(system("watch a socket"))
     }
+}
+
+/// How long nothing is to be begun.
+fn wait_of(clients: &[Client]) -> Duration {
+    let Some(due) = clients.iter().filter_map(Client::due).min() else { return WAIT_LIMIT };
+    let left = due.saturating_duration_since(sarsen_io::time::now());
+    left.saturating_sub(WAKE_UP_DELAY).min(WAIT_LIMIT)
 }

@@ -1,7 +1,9 @@
 //! One session of the load.
 
+use std::cell::RefCell;
 use std::io::IoSlice;
 use std::net::{SocketAddr, TcpStream};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -18,6 +20,9 @@ use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::Capacity16;
 use zerocopy::transmute;
 
+use super::ledger::Ledger;
+use super::plan::{Io, Source, Unit};
+use super::replay::{Feed, LENGTH_LIMIT};
 use super::{LoadError, LoadOptions, Tally, system};
 
 /// Pieces of one vectored send.
@@ -32,8 +37,21 @@ const PREPARATION_LIMIT: Duration = Duration::from_secs(15);
 const UNIT_ATTENTION_LIMIT: u32 = 16;
 
 struct Slot {
-    issued: Instant,
+    /// When it began, or should have begun.
+    intended: Instant,
     reads: bool,
+    bytes: u32,
+}
+
+/// What the sessions of one load have in common.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// What every write writes.
+    pub(super) pattern: Option<Payload>,
+    /// What was written, if it is to be verified.
+    pub(super) ledger: Option<Rc<RefCell<Ledger>>>,
+    /// The trace, if one is replayed.
+    pub(super) feed: Option<Rc<RefCell<Feed>>>,
 }
 
 /// A session with its open I/Os.
@@ -45,7 +63,11 @@ pub(super) struct Client {
     free: Vec<u32>,
     /// What every write writes.
     pattern: Payload,
-    plan: Plan,
+    source: Source,
+    ledger: Option<Rc<RefCell<Ledger>>>,
+    /// The first block and number of blocks of each slot, where the ledger needs them.
+    extents: Vec<(u64, u32)>,
+    unit: Unit,
     /// The socket has no room; the rest of the output waits.
     blocked: bool,
     logout_sent: bool,
@@ -54,57 +76,13 @@ pub(super) struct Client {
     pub(super) watched_for_room: bool,
 }
 
-/// Where I/Os go and what they do.
-struct Plan {
-    read_percent: u32,
-    random_percent: u32,
-    block_bytes: u32,
-    /// Logical blocks of an I/O.
-    blocks: u32,
-    /// I/Os that the unit has room for, side by side.
-    units: u64,
-    next_unit: u64,
-    random: u64,
-}
-
-impl Plan {
-    /// xorshift64: a few cycles, and random enough to spread I/Os.
-    fn random(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
-    fn chance(&mut self, percent: u32) -> bool {
-        match percent {
-            0 => false,
-            100 => true,
-            _ => ((self.random() >> 32) * 100) >> 32 < u64::from(percent),
-        }
-    }
-
-    /// The next I/O: whether it reads, and its first block.
-    fn next(&mut self) -> (bool, u64) {
-        let reads = self.chance(self.read_percent);
-        let unit = if self.chance(self.random_percent) {
-            // The high half of the product: even, without a division.
-            ((u128::from(self.random()) * u128::from(self.units)) >> 64) as u64
-        } else {
-            self.next_unit
-        };
-        self.next_unit = if unit + 1 == self.units { 0 } else { unit + 1 };
-        (reads, unit * u64::from(self.blocks))
-    }
-}
-
 impl Client {
     /// Connects, logs in, takes the unit attentions and asks for the capacity.
     pub(super) fn log_in(
         options: &LoadOptions,
         address: SocketAddr,
         index: u32,
-        pattern: Option<Payload>,
+        shared: &mut Shared,
         scratch: &mut [u8],
     ) -> Result<Self, LoadError> {
         let io_error = |source| LoadError::System { what: "connect", source };
@@ -120,37 +98,39 @@ impl Client {
         let Preparation { socket, connection, lun, .. } = link;
         socket.set_read_timeout(Some(BLOCKING_LIMIT)).map_err(io_error)?;
 
-        let block_bytes = options.access.block_bytes;
-        let per_io = u64::from(block_bytes / block_length.max(1));
-        let units = blocks.checked_div(per_io).unwrap_or(0);
-        if units == 0 || !block_bytes.is_multiple_of(block_length) {
-            return Err(LoadError::Unit { block_bytes, blocks, block_length });
+        let unit = Unit::new(options, blocks, block_length);
+        for block_bytes in options.block_sizes() {
+            unit.check(block_bytes)?;
         }
-        let seed = options.seed.wrapping_add(u64::from(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let plan = Plan {
-            read_percent: options.access.read_percent.into(),
-            random_percent: options.access.random_percent.into(),
-            block_bytes,
-            blocks: per_io as u32,
-            units,
-            next_unit: units / u64::from(options.sessions) * u64::from(index),
-            random: seed | 1,
+        if options.verify && shared.ledger.is_none() {
+            let ledger = Ledger::new(sarsen_io::random::number(), block_length).ok_or(
+                LoadError::Options("the unit's blocks cannot hold what verification needs"),
+            )?;
+            shared.ledger = Some(Rc::new(RefCell::new(ledger)));
+        }
+        let (source, longest) = match &shared.feed {
+            Some(feed) => (Source::Replay(feed.clone()), LENGTH_LIMIT),
+            None => (Source::new(options, unit, index), options.longest()),
         };
-        let pattern = pattern.unwrap_or_else(|| {
-            let mut buffer = Buffer::zeroed(block_bytes as usize);
+        let pattern = shared.pattern.get_or_insert_with(|| {
+            let mut buffer = Buffer::zeroed(longest as usize);
             buffer.iter_mut().zip(0usize..).for_each(|(byte, at)| *byte = (at * 7) as u8);
             connection.payload(buffer)
         });
-        let depth = options.access.queue_depth;
+        let pattern = pattern.clone();
+        let depth = options.queue_depth();
         let now = sarsen_io::time::now();
         Ok(Self {
             socket,
             connection,
             lun,
-            slots: (0..depth).map(|_| Slot { issued: now, reads: false }).collect(),
+            slots: (0..depth).map(|_| Slot { intended: now, reads: false, bytes: 0 }).collect(),
             free: (0..depth).rev().collect(),
             pattern,
-            plan,
+            source,
+            ledger: shared.ledger.clone(),
+            extents: vec![(0, 0); depth as usize],
+            unit,
             blocked: false,
             logout_sent: false,
             logged_out: false,
@@ -158,9 +138,31 @@ impl Client {
         })
     }
 
-    /// What every write writes, for the next session to share.
-    pub(super) fn pattern(&self) -> Payload {
-        self.pattern.clone()
+    /// Whether I/Os may begin at another time than when one has ended.
+    pub(super) fn is_timed(&self) -> bool {
+        self.ledger.is_some() || matches!(self.source, Source::Replay(_)) || self.due().is_some()
+    }
+
+    /// When the next I/O is to begin, if there is room for it; `None` is not by time.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match &self.source {
+            _ if self.free.is_empty() => None,
+            Source::Plain(_) => None,
+            Source::Mixed(mixed) => mixed.due(),
+            Source::Replay(feed) => feed.borrow().due(),
+        }
+    }
+
+    /// I/Os that should have begun and have not.
+    pub(super) fn backlog(&self, now: Instant) -> u64 {
+        match &self.source {
+            Source::Mixed(mixed) => mixed.backlog(now),
+            Source::Plain(_) | Source::Replay(_) => 0,
+        }
+    }
+
+    pub(super) const fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len()
     }
 
     pub(super) const fn socket(&self) -> &TcpStream {
@@ -227,6 +229,10 @@ impl Client {
         self.free.push(index);
         tally.last_answer = now;
         let slot = &self.slots[index as usize];
+        if let Some(ledger) = &self.ledger {
+            let extent = self.extents[index as usize];
+            verify(&mut ledger.borrow_mut(), slot, extent, completion);
+        }
         if !completion.is_good() {
             tally.note_error(|| {
                 format!(
@@ -234,17 +240,17 @@ impl Client {
                     completion.status, completion.response, completion.sense
                 )
             });
-        } else if slot.reads && completion.received != self.plan.block_bytes
+        } else if slot.reads && completion.received != slot.bytes
             || completion.residual != Residual::None
         {
             tally.note_error(|| {
                 format!(
                     "{} of {} bytes came ({:?})",
-                    completion.received, self.plan.block_bytes, completion.residual
+                    completion.received, slot.bytes, completion.residual
                 )
             });
         }
-        tally.note_io(now.duration_since(slot.issued));
+        tally.note_io(now.saturating_duration_since(slot.intended), slot.reads, slot.bytes);
     }
 
     /// Issues as many I/Os as there is room for, and sends.
@@ -252,37 +258,70 @@ impl Client {
         if tally.leaving {
             self.log_out_when_idle();
         } else if !self.free.is_empty() {
-            self.issue();
+            self.issue()?;
         }
         self.send()
     }
 
-    fn issue(&mut self) {
+    fn issue(&mut self) -> Result<(), LoadError> {
         let now = sarsen_io::time::now();
         while self.connection.window() > 0
             && let Some(index) = self.free.pop()
         {
-            let (reads, lba) = self.plan.next();
-            let length = self.plan.block_bytes;
-            let transfer = if reads {
-                Transfer::Read { length, landing: ReadLanding::Discard }
+            let io = if let Source::Plain(plan) = &mut self.source {
+                plan.next(now)
+            } else if let Some(io) = self.next(now)? {
+                self.extents[index as usize] = (io.lba, io.blocks);
+                io
             } else {
-                Transfer::Write { payload: self.pattern.clone(), length }
+                self.free.push(index);
+                return Ok(());
+            };
+            let Io { reads, lba, blocks, bytes: length, intended } = io;
+            let transfer = if reads {
+                let verifies = self.ledger.is_some();
+                let landing = if verifies { ReadLanding::Buffer } else { ReadLanding::Discard };
+                Transfer::Read { length, landing }
+            } else {
+                Transfer::Write { payload: self.payload(lba, length), length }
             };
             let cdb: [u8; 16] = transmute!(Block16 {
                 operation_code: if reads { opcode::READ_16 } else { opcode::WRITE_16 },
                 flags: 0,
                 lba: lba.into(),
-                block_count: self.plan.blocks.into(),
+                block_count: blocks.into(),
                 group: 0,
                 control: 0,
             });
             let attribute = TaskAttribute::Simple;
             let request = CommandRequest { lun: self.lun, cdb, attribute, transfer };
-            self.slots[index as usize] = Slot { issued: now, reads };
-            if self.connection.command(request, Token(index.into())).is_err() {
-                self.free.push(index);
-                return;
+            self.slots[index as usize] = Slot { intended, reads, bytes: length };
+            let sent = self.connection.command(request, Token(index.into())).is_ok();
+            assert!(sent, "the window was open");
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn next(&mut self, now: Instant) -> Result<Option<Io>, LoadError> {
+        match (&mut self.source, &self.ledger) {
+            (Source::Plain(plan), _) => Ok(Some(plan.next(now))),
+            (Source::Mixed(mixed), None) => Ok(mixed.next(now, |_| true)),
+            (Source::Mixed(mixed), Some(ledger)) => {
+                Ok(mixed.next(now, |io| ledger.borrow_mut().admit(io.lba, io.blocks, io.reads)))
+            }
+            (Source::Replay(feed), _) => feed.borrow_mut().next(now, self.unit),
+        }
+    }
+
+    /// The data of a write.
+    fn payload(&self, lba: u64, length: u32) -> Payload {
+        match &self.ledger {
+            None => self.pattern.clone(),
+            Some(ledger) => {
+                let mut buffer = Buffer::for_overwrite(length as usize);
+                ledger.borrow().fill(lba, &mut buffer);
+                self.connection.payload(buffer)
             }
         }
     }
@@ -290,6 +329,18 @@ impl Client {
     fn send(&mut self) -> Result<(), LoadError> {
         self.blocked = !send_output(&self.socket, &mut self.connection, SendFlags::DONTWAIT)?;
         Ok(())
+    }
+}
+
+/// Tells the ledger what has ended.
+fn verify(ledger: &mut Ledger, slot: &Slot, (lba, blocks): (u64, u32), completion: &Completion) {
+    let good = completion.is_good();
+    if slot.reads {
+        let whole = good && completion.received == slot.bytes;
+        let data = completion.data.as_deref().filter(|_| whole);
+        ledger.end_read(lba, blocks, data);
+    } else {
+        ledger.end_write(lba, blocks, good);
     }
 }
 

@@ -1,0 +1,227 @@
+//! What a session does next.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::replay::Feed;
+use super::{LoadError, LoadOptions};
+use crate::access::Access;
+use crate::dice::Dice;
+use crate::fio::Amount;
+use crate::mix::Mix;
+use crate::places::Places;
+
+/// One I/O.
+pub(super) struct Io {
+    pub(super) reads: bool,
+    pub(super) lba: u64,
+    /// Logical blocks.
+    pub(super) blocks: u32,
+    pub(super) bytes: u32,
+    /// When it should have begun: its latency counts from here.
+    pub(super) intended: Instant,
+}
+
+/// The unit that the I/Os go to.
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    /// Where the part that is worked on begins.
+    pub(super) base: u64,
+    /// How many blocks it has.
+    pub(super) blocks: u64,
+    pub(super) block_length: u32,
+}
+
+impl Unit {
+    /// The part of a unit of `blocks` that the options choose.
+    pub(super) fn new(options: &LoadOptions, blocks: u64, block_length: u32) -> Self {
+        let whole = blocks.saturating_mul(block_length.into());
+        let bytes = |amount| match amount {
+            Amount::Bytes(bytes) => bytes,
+            Amount::Percent(percent) => {
+                (u128::from(whole) * u128::from(percent) / 100).min(u64::MAX.into()) as u64
+            }
+        };
+        let length = u64::from(block_length.max(1));
+        let base = (bytes(options.offset) / length).min(blocks);
+        let wanted = options.size.map_or(u64::MAX, |size| bytes(size) / length);
+        Self { base, blocks: wanted.min(blocks - base), block_length }
+    }
+
+    /// Whether I/Os of so many bytes fit.
+    pub(super) fn check(self, block_bytes: u32) -> Result<(), LoadError> {
+        let Self { blocks, block_length, .. } = self;
+        let fits = block_length > 0
+            && block_bytes.is_multiple_of(block_length)
+            && u64::from(block_bytes / block_length) <= blocks;
+        if fits { Ok(()) } else { Err(LoadError::Unit { block_bytes, blocks, block_length }) }
+    }
+}
+
+/// Where I/Os come from.
+pub(super) enum Source {
+    /// One size, even places, a closed loop: the lightest.
+    Plain(Plan),
+    /// Everything else that is drawn.
+    Mixed(Box<Mixed>),
+    /// A trace, shared by all sessions.
+    Replay(Rc<RefCell<Feed>>),
+}
+
+impl Source {
+    /// What the options ask of session `index`. Every part has been checked against the unit.
+    pub(super) fn new(options: &LoadOptions, unit: Unit, index: u32) -> Self {
+        let seed = options.seed.wrapping_add(u64::from(index));
+        let first = unit.blocks / u64::from(options.sessions) * u64::from(index);
+        if options.is_plain() {
+            let blocks = options.access.block_bytes / unit.block_length;
+            let units = unit.blocks / u64::from(blocks);
+            let next_unit = first / u64::from(blocks);
+            let dice = Dice::new(seed);
+            Self::Plain(Plan { access: options.access, unit, blocks, units, next_unit, dice })
+        } else {
+            Self::Mixed(Box::new(Mixed::new(options, unit, index, first, seed)))
+        }
+    }
+}
+
+/// Where I/Os go and what they do.
+pub(super) struct Plan {
+    access: Access,
+    unit: Unit,
+    /// Logical blocks of an I/O.
+    blocks: u32,
+    /// I/Os that the unit has room for, side by side.
+    units: u64,
+    next_unit: u64,
+    dice: Dice,
+}
+
+impl Plan {
+    #[inline]
+    pub(super) fn next(&mut self, now: Instant) -> Io {
+        let reads = self.dice.chance(self.access.read_percent.into());
+        let unit = if self.dice.chance(self.access.random_percent.into()) {
+            self.dice.below(self.units)
+        } else {
+            self.next_unit
+        };
+        self.next_unit = if unit + 1 == self.units { 0 } else { unit + 1 };
+        let lba = self.unit.base + unit * u64::from(self.blocks);
+        Io { reads, lba, blocks: self.blocks, bytes: self.access.block_bytes, intended: now }
+    }
+}
+
+/// A part of the mix on this unit.
+struct Drawn {
+    /// The sum of the weights up to and with this part.
+    until: u64,
+    read_percent: u32,
+    random_percent: u32,
+    blocks: u32,
+    /// Blocks between the places where it may begin.
+    grid: u64,
+    places: Places,
+}
+
+/// I/Os of several sizes, over a distribution, at a rate.
+pub(super) struct Mixed {
+    parts: Vec<Drawn>,
+    unit: Unit,
+    /// The block behind the last I/O.
+    cursor: u64,
+    dice: Dice,
+    pace: Option<Pace>,
+}
+
+/// Arrivals at a fixed rate.
+struct Pace {
+    interval: Duration,
+    offset: Duration,
+    /// The next arrival; unknown until the first turn.
+    next: Option<Instant>,
+}
+
+impl Mixed {
+    fn new(options: &LoadOptions, unit: Unit, index: u32, first: u64, seed: u64) -> Self {
+        let mix = options.mix.clone().unwrap_or_else(|| Mix::from(options.access));
+        let mut until = 0;
+        let parts = mix.parts.iter().map(|part| {
+            until += u64::from(part.weight);
+            let blocks = part.block_bytes / unit.block_length;
+            let align = mix.align_bytes.unwrap_or(part.block_bytes);
+            let grid = u64::from(align.div_ceil(unit.block_length).max(1));
+            let count = (unit.blocks - u64::from(blocks)) / grid + 1;
+            Drawn {
+                until,
+                read_percent: part.read_percent.into(),
+                random_percent: part.random_percent.into(),
+                blocks,
+                grid,
+                places: Places::new(options.distribution, count),
+            }
+        });
+        let parts = parts.collect();
+        let pace = options.rate.map(|rate| {
+            let interval = Duration::from_secs_f64(f64::from(options.sessions) / rate);
+            Pace { interval, offset: interval / options.sessions * index, next: None }
+        });
+        Self { parts, unit, cursor: first, dice: Dice::new(seed), pace }
+    }
+
+    /// When the next I/O is to begin; `None` is as soon as possible.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.pace.as_ref().and_then(|pace| pace.next)
+    }
+
+    /// Arrivals that were due before `now` and have not begun.
+    pub(super) fn backlog(&self, now: Instant) -> u64 {
+        let Some(Pace { interval, next: Some(next), .. }) = self.pace else { return 0 };
+        match now.checked_duration_since(next) {
+            Some(late) => (late.as_nanos() / interval.as_nanos().max(1)) as u64 + 1,
+            None => 0,
+        }
+    }
+
+    /// The next I/O, if it is time. `admit` says whether it may be open next to the others; if it
+    /// may not for a number of draws, it is put off.
+    pub(super) fn next(&mut self, now: Instant, mut admit: impl FnMut(&Io) -> bool) -> Option<Io> {
+        const DRAWS: u32 = 16;
+        let mut intended = now;
+        if let Some(pace) = &mut self.pace {
+            intended = *pace.next.get_or_insert(now + pace.offset);
+            if intended > now {
+                return None;
+            }
+        }
+        let io = (0..DRAWS).find_map(|_| {
+            let io = self.draw(intended);
+            admit(&io).then_some(io)
+        })?;
+        if let Some(pace) = &mut self.pace {
+            pace.next = Some(intended + pace.interval);
+        }
+        Some(io)
+    }
+
+    fn draw(&mut self, intended: Instant) -> Io {
+        let total = self.parts.last().map_or(0, |part| part.until);
+        let choice = if self.parts.len() == 1 { 0 } else { self.dice.below(total) };
+        let index = self.parts.partition_point(|part| part.until <= choice);
+        let part = &self.parts[index];
+        let reads = self.dice.chance(part.read_percent);
+        let at = if self.dice.chance(part.random_percent) {
+            part.places.draw(&mut self.dice) * part.grid
+        } else {
+            let at = self.cursor.next_multiple_of(part.grid);
+            if at + u64::from(part.blocks) > self.unit.blocks { 0 } else { at }
+        };
+        self.cursor = at + u64::from(part.blocks);
+        let bytes = part.blocks * self.unit.block_length;
+        Io { reads, lba: self.unit.base + at, blocks: part.blocks, bytes, intended }
+    }
+}
+
+#[cfg(test)]
+mod tests;
