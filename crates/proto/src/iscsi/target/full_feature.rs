@@ -268,7 +268,11 @@ impl FullFeature {
         events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
     ) -> Result<bool, CloseReason> {
-        match std::mem::replace(&mut self.incoming, Incoming::Dropped) {
+        let incoming = std::mem::replace(&mut self.incoming, Incoming::Dropped);
+        if !digest_valid && !matches!(incoming, Incoming::Dropped | Incoming::Rejected) {
+            link.reject(RejectReason::DataDigestError, header);
+        }
+        match incoming {
             Incoming::Command(id) => {
                 self.finish_command(link, id, segment, digest_valid, events);
             }
@@ -293,7 +297,6 @@ impl FullFeature {
             }
             Incoming::Request | Incoming::Held => {
                 // Text or a ping that is lost cannot be asked for again at this level.
-                link.reject(RejectReason::DataDigestError, header);
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
             }
         }

@@ -710,6 +710,29 @@ fn sam5_4_7_7_both_addresses_of_a_unit_name_its_tasks() {
 }
 
 #[test]
+fn rfc7143_7_8_data_with_a_wrong_digest_is_rejected_and_ends_the_command() {
+    let mut script = Script::established("DataDigest=CRC32C\0");
+    script.received.set_digests(false, true);
+    script.world.data_out_length = 512;
+    // What stands where the digest should be is zero.
+    script.cmd_sn += 1;
+    let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
+    command.flags = WRITE;
+    command.initiator_task_tag = 1.into();
+    command.expected_data_transfer_length = 512.into();
+    command.cmd_sn = (script.cmd_sn - 1).into();
+    command.data_segment_length = U24::new(512);
+    let bytes = [&RawHeader::from(command).0[..], &[1; 512], &[0; 4]].concat();
+    script.connection.handle_input(&bytes, script.now, &mut script.world).expect("taken");
+    let (header, data) = script.next();
+    assert_eq!(Reject::view(&header).reason(), RejectReason::DataDigestError);
+    assert_eq!(data[..1], [Opcode::ScsiCommand.0]);
+    let (_, data) = script.next();
+    assert_eq!(sense_of(&data), (0x0b, 0x47, 0x05));
+    script.nothing_more();
+}
+
+#[test]
 fn the_memory_of_a_session_is_limited() {
     let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0");
     let length = full_feature::ROOM_LIMIT / 2;
