@@ -1,7 +1,7 @@
 //! A disk in a regular file or on a block device.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -234,9 +234,15 @@ impl FileStore {
             // Requests for what goes must fail before it is gone.
             state.block_count.store(block_count, Ordering::Release);
         }
-        let resized = self.file.set_length(bytes);
+        // A write that was under way when the file was cut may have left bytes behind its end.
+        let cut = self.file.set_length(bytes.min(old << self.block_size.shift()));
+        let file = self.file.clone();
         Io::pending(async move {
-            match resized.wait().await {
+            let resized = match cut.wait().await {
+                Ok(()) => file.set_length(bytes).wait().await,
+                error => error,
+            };
+            match resized {
                 Ok(()) => {
                     state.block_count.store(block_count, Ordering::Release);
                     Ok(Reply::Done)
@@ -389,6 +395,12 @@ fn fit_length(file: &File, options: &FileOptions) -> Result<u64, StoreError> {
         });
     }
     file.set_length_now(size).map_err(system("make it as large as it is to be"))?;
+    if length == 0 {
+        // A flush makes the file durable, but not its name in the folder (fsync(2)).
+        let folder = options.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")));
+        folder.and_then(|folder| folder.sync_all()).map_err(system("make its name durable"))?;
+    }
     Ok(size)
 }
 
@@ -460,6 +472,23 @@ mod tests {
                 assert_eq!(store.geometry().byte_count(), size);
             }
         }
+    }
+
+    #[test]
+    fn what_a_late_write_left_behind_the_end_is_gone_when_the_disk_grows_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+        let store = FileStore::open(&opened).expect("opens");
+        let store: &dyn Store = &store;
+        let grown = cores::block_on(FileEngine::Auto, async {
+            store.resize(64).wait().await.expect("shrinks");
+            // As a write does that was checked before the disk shrank.
+            std::fs::write(&path, [7; 128 * 512]).expect("writes");
+            store.resize(128).wait().await.expect("grows");
+            store.read(Extent::new(64, 64)).wait().await.expect("reads").into_buffer()
+        });
+        assert!(grown.expect("a core").iter().all(|&byte| byte == 0));
     }
 
     #[test]
