@@ -188,7 +188,8 @@ impl File {
         }
     }
 
-    /// A device's granularity and largest size of a discard, zero where it has none.
+    /// A device's granularity of a discard, and the most bytes that it discards and zeroes at
+    /// once: punching a hole into a device does both, or fails. Zero where it cannot.
     fn discard_limits(&self) -> io::Result<Option<(u64, u64)>> {
         if !self.block_device {
             return Ok(None);
@@ -203,7 +204,9 @@ impl File {
             })
         };
         let granularity = limit("discard_granularity").unwrap_or(0);
-        Ok(Some((granularity, limit("discard_max_bytes").unwrap_or(0))))
+        let most =
+            ["discard_max_bytes", "write_zeroes_max_bytes"].map(|name| limit(name).unwrap_or(0));
+        Ok(Some((granularity, most[0].min(most[1]))))
     }
 
     /// The multiple that offsets and lengths must have when the file is opened with

@@ -67,6 +67,13 @@ impl FileStore {
             return Err(StoreError::InUse { path: path.clone() });
         }
         let block = options.block_size.bytes() as u64;
+        let device = file.device_block_sizes().map_err(system("find its block sizes"))?;
+        if let Some((logical, _)) = device.filter(|&(logical, _)| u64::from(logical) > block) {
+            // The page cache would take smaller writes, but no device deallocates less than a block.
+            return Err(unfit(format!(
+                "has blocks of {logical} bytes: set block-size = {logical}"
+            )));
+        }
         if options.cache.is_direct() {
             let alignment = file.direct_alignment().map_err(system("find its alignment"))?;
             if u64::from(alignment) > block {
@@ -85,8 +92,7 @@ impl FileStore {
         }
         let unmap = file.can_punch_holes().map_err(system("find out whether it is sparse"))?;
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
-        let physical = file.device_block_sizes().map_err(system("find its block sizes"))?;
-        let exponent = physical.map_or(0, |(_, physical)| {
+        let exponent = device.map_or(0, |(_, physical)| {
             (u64::from(physical) / block).checked_ilog2().unwrap_or(0) as u8
         });
         if options.cache == CacheMode::Unsafe {
