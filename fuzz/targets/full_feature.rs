@@ -344,10 +344,13 @@ fuzz_target!(|input: &[u8]| {
             _ => session.arbitrary(&mut input),
         }
     }
-    // Whatever became of the connection, what was begun may still end.
-    for task in std::mem::take(&mut session.running) {
-        let data_in = Data::empty();
-        session.target.connection.complete(task, Completion { status: 0, data_in, sense: &[] });
+    // Whatever became of the connection, what was begun may still end, and make room for others.
+    while !session.running.is_empty() {
+        for task in std::mem::take(&mut session.running) {
+            let data_in = Data::empty();
+            session.target.connection.complete(task, Completion { status: 0, data_in, sense: &[] });
+        }
+        session.look();
     }
     if session.target.connection.is_established() {
         assert_eq!(session.target.connection.running_tasks(), 0);
