@@ -70,7 +70,6 @@ fn log_in(requests: &[Vec<u8>], cut: usize) -> Outcome {
             let agreed = target.connection.parameters();
             assert!((512..=0xff_ffff).contains(&agreed.max_burst_length));
             assert!((512..=0xff_ffff).contains(&agreed.first_burst_length));
-            assert!(agreed.first_burst_length <= agreed.max_burst_length);
             assert!((512..=0xff_ffff).contains(&agreed.local_max_recv_data_segment_length));
             assert!((1..=65535).contains(&agreed.max_outstanding_r2t));
             return outcome;
