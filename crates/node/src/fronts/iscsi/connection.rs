@@ -166,10 +166,11 @@ impl<'a> Driver<'a> {
             && self.machine.closing().is_none()
     }
 
-    /// Receives, carries out and sends until the socket has no more to give or to take.
+    /// Receives a share, carries out all that came and sends what is ready, or as much as the
+    /// socket takes. What is left shows as readiness, so letters and completions get in between.
     async fn turn(&mut self, front: &'a Arc<Front>) -> Result<ControlFlow<CloseReason>, End> {
+        let drained = self.receive()?;
         loop {
-            let drained = self.receive()?;
             self.carry_out(front).await;
             let blocked = self.send()?;
             if self.machine.output().is_empty()
@@ -177,12 +178,14 @@ impl<'a> Driver<'a> {
             {
                 return Ok(ControlFlow::Break(reason.clone()));
             }
-            let stuck = self.machine.event_count() > 0 && blocked;
-            if stuck || (drained && self.machine.event_count() == 0) {
+            let waiting = self.machine.event_count() > 0 && !blocked;
+            if waiting || !drained {
+                // A busy connection lets the others on its core have their turn.
+                tokio::task::yield_now().await;
+            }
+            if !waiting {
                 return Ok(ControlFlow::Continue(()));
             }
-            // A busy connection lets the others on its core have their turn.
-            tokio::task::yield_now().await;
         }
     }
 
