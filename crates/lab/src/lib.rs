@@ -4,12 +4,20 @@
 //! [`icf`] reads and writes Iometer's, [`fio`] reads job files, [`trace`] reads what was recorded.
 //! What it is made of: [`mix`] (sizes, reads, random places), [`places`] (where random I/Os go),
 //! [`dice`] (the same again for the same seed). [`load`] puts it on a target and measures.
+//!
+//! A [`study`] measures [`contestant`]s over a [`network`], as others did before: what comes out is
+//! a [`record`], and a [`report`] is made of it.
 
 pub mod access;
+pub mod contestant;
 pub mod dice;
 pub mod fio;
 pub mod icf;
 pub mod load;
 pub mod mix;
+pub mod network;
 pub mod places;
+pub mod record;
+pub mod report;
+pub mod study;
 pub mod trace;

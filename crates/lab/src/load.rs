@@ -55,11 +55,24 @@ const WAKE_UP_DELAY: Duration = Duration::from_micros(100);
 /// How long sessions may take to end what is open and log out.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
+/// What I/Os go to.
+#[derive(Clone, Debug)]
+pub enum Endpoint {
+    /// A logical unit over iSCSI.
+    Iscsi(Url),
+}
+
+impl From<Url> for Endpoint {
+    fn from(url: Url) -> Self {
+        Self::Iscsi(url)
+    }
+}
+
 /// A load and where it goes.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// The logical unit.
-    pub url: Url,
+    /// What the I/Os go to.
+    pub endpoint: Endpoint,
     /// What each session does.
     pub access: Access,
     /// I/Os of several sizes, or of an alignment of their own, in the place of `access`.
@@ -105,9 +118,9 @@ pub struct LoadOptions {
 
 impl LoadOptions {
     /// One session for three seconds, with offers that give a target its best.
-    pub fn new(url: Url, access: Access) -> Self {
+    pub fn new(endpoint: impl Into<Endpoint>, access: Access) -> Self {
         Self {
-            url,
+            endpoint: endpoint.into(),
             access,
             mix: None,
             distribution: Distribution::Uniform,
@@ -135,6 +148,11 @@ impl LoadOptions {
     fn is_plain(&self) -> bool {
         let even = self.distribution == Distribution::Uniform;
         self.mix.is_none() && even && self.rate.is_none() && !self.verify
+    }
+
+    fn unit(&self) -> &Url {
+        let Endpoint::Iscsi(url) = &self.endpoint;
+        url
     }
 
     fn queue_depth(&self) -> u32 {
@@ -349,10 +367,11 @@ fn log_in(options: &LoadOptions, shared: &mut Shared) -> Result<Vec<Client>, Loa
     if options.rate.is_some_and(|rate| !(RATES.contains(&rate))) {
         return Err(LoadError::Options("the rate must be from 0.001 to 100 million I/Os a second"));
     }
-    if options.url.user.is_some() {
+    let url = options.unit();
+    if url.user.is_some() {
         return Err(LoadError::Options("authentication is not supported: leave the user out"));
     }
-    let portal = &options.url.portal;
+    let portal = &url.portal;
     let address = (portal.host.as_str(), portal.port)
         .to_socket_addrs()
         .map_err(|source| LoadError::System { what: "find the host", source })?

@@ -92,7 +92,7 @@ impl Client {
         // A kernel may lack it, or reserve it for root: then it is as it is.
         let _ = sockopt::set_tcp_congestion(&socket, CONGESTION);
         let connection = Connection::new(login_options(options, index));
-        let mut link = Preparation { socket, connection, scratch, lun: options.url.lun_field() };
+        let mut link = Preparation { socket, connection, scratch, lun: options.unit().lun_field() };
         link.wait(|event| matches!(event, Event::LoggedIn).then_some(()))?;
         let (blocks, block_length) = link.prepare()?;
         let Preparation { socket, connection, lun, .. } = link;
@@ -383,7 +383,7 @@ fn login_options(options: &LoadOptions, index: u32) -> LoginOptions {
     let digest = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
     LoginOptions {
         initiator_name: format!("iqn.2026-01.invalid.example:sarsen.load.{index}"),
-        target: SessionTarget::Named(options.url.target.clone()),
+        target: SessionTarget::Named(options.unit().target.clone()),
         isid: Isid(isid),
         header_digest: digest(options.header_digest),
         data_digest: digest(options.data_digest),

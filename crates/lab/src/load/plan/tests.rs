@@ -1,3 +1,5 @@
+use sarsen_initiator::Url;
+
 use super::*;
 use crate::mix::Part;
 
@@ -5,7 +7,8 @@ const UNIT: Unit = Unit { base: 100, blocks: 1000, block_length: 512 };
 
 fn options() -> LoadOptions {
     let access = Access { block_bytes: 4096, read_percent: 70, random_percent: 50, queue_depth: 8 };
-    LoadOptions::new("iscsi://127.0.0.1/iqn.2026-01.invalid.example:a/0".parse().unwrap(), access)
+    let url: Url = "iscsi://127.0.0.1/iqn.2026-01.invalid.example:a/0".parse().unwrap();
+    LoadOptions::new(url, access)
 }
 
 fn mixed(options: &LoadOptions) -> Mixed {

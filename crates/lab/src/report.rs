@@ -1,0 +1,145 @@
+//! A report as a document without a format: sections of tables, charts and notes. A study makes
+//! one of a [`Run`](crate::record::Run); the modules below write it in a format.
+
+use serde::{Deserialize, Serialize};
+
+/// A report.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Its title.
+    pub title: String,
+    /// A few sentences: what was measured and what stands out.
+    pub summary: Vec<String>,
+    /// The sections.
+    pub sections: Vec<Section>,
+}
+
+/// A part with a heading.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Section {
+    /// Heading.
+    pub heading: String,
+    /// What is in it.
+    pub blocks: Vec<Block>,
+}
+
+/// A piece of a section.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Block {
+    /// A paragraph.
+    Text(String),
+    /// A table.
+    Table(Table),
+    /// Bars in groups, in the manner of the studies' figures.
+    Bars(Bars),
+    /// Lines over a common axis: time series, sweeps, latency distributions.
+    Lines(Lines),
+}
+
+/// A table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    /// What it shows, with the unit if all cells have one.
+    pub caption: String,
+    /// The heads of the columns.
+    pub columns: Vec<String>,
+    /// The rows, each as long as `columns`.
+    pub rows: Vec<Vec<Cell>>,
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cell {
+    /// Words.
+    Text(String),
+    /// A number and how many digits after the point matter.
+    Number {
+        /// The value.
+        value: f64,
+        /// Digits after the point.
+        decimals: u8,
+    },
+    /// A mean and half the width of its confidence interval.
+    Interval {
+        /// The mean.
+        mean: f64,
+        /// Half the width of the 95 % confidence interval; absent for a single value.
+        half_width: Option<f64>,
+        /// Digits after the point.
+        decimals: u8,
+    },
+    /// What somebody else published.
+    Published {
+        /// The value.
+        value: f64,
+        /// Digits after the point.
+        decimals: u8,
+    },
+    /// It failed: the reason.
+    Failed(String),
+    /// It was not measured: the reason.
+    NotMeasured(String),
+    /// Nothing belongs here.
+    Empty,
+}
+
+/// A bar chart: for each group, a bar of each series.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Bars {
+    /// What it shows.
+    pub caption: String,
+    /// The unit of the values.
+    pub unit: String,
+    /// The names of the groups.
+    pub groups: Vec<String>,
+    /// The series, each with a value for each group.
+    pub series: Vec<BarSeries>,
+}
+
+/// The bars of one contestant.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct BarSeries {
+    /// Its name.
+    pub name: String,
+    /// Whether these figures are somebody else's.
+    pub published: bool,
+    /// A value for each group; absent where nothing was measured.
+    pub values: Vec<Option<f64>>,
+    /// Half the width of each value's confidence interval, where there is one.
+    pub half_widths: Vec<Option<f64>>,
+}
+
+/// A line chart.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Lines {
+    /// What it shows.
+    pub caption: String,
+    /// What the horizontal axis counts, with its unit.
+    pub x: Axis,
+    /// What the vertical axis counts, with its unit.
+    pub y: Axis,
+    /// The lines.
+    pub series: Vec<LineSeries>,
+}
+
+/// An axis.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Axis {
+    /// What it counts, with its unit.
+    pub label: String,
+    /// Whether equal distances are equal factors.
+    pub logarithmic: bool,
+}
+
+/// A line.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LineSeries {
+    /// Its name.
+    pub name: String,
+    /// Whether these figures are somebody else's.
+    pub published: bool,
+    /// Its points, from left to right.
+    pub points: Vec<(f64, f64)>,
+}
