@@ -9,6 +9,7 @@
 //! a [`record`], and a [`report`] is made of it.
 
 pub mod access;
+pub mod archive;
 pub mod contestant;
 pub mod dice;
 pub mod fio;
@@ -19,5 +20,6 @@ pub mod network;
 pub mod places;
 pub mod record;
 pub mod report;
+pub mod statistics;
 pub mod study;
 pub mod trace;

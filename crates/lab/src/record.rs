@@ -184,6 +184,8 @@ pub struct Run {
     pub scale: Scale,
     /// The command line that began it.
     pub command: String,
+    /// Who took part, by their names.
+    pub contestants: Vec<String>,
     /// Seconds since the Unix epoch.
     pub began_at: u64,
     /// Seconds since the Unix epoch; absent while it is unfinished.
