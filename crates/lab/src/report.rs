@@ -29,6 +29,10 @@ pub struct Section {
 pub enum Block {
     /// A paragraph.
     Text(String),
+    /// Points of a list, a sentence or so each.
+    List(Vec<String>),
+    /// Commands, as they were or can be given.
+    Commands(Vec<String>),
     /// A table.
     Table(Table),
     /// Bars in groups, in the manner of the studies' figures.
@@ -46,6 +50,12 @@ pub struct Table {
     pub columns: Vec<String>,
     /// The rows, each as long as `columns`.
     pub rows: Vec<Vec<Cell>>,
+    /// What must be known to read it, a sentence or so each; shown below it.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// Whether it is a heat map: the cells with numbers are shaded, the table's greatest the most.
+    #[serde(default)]
+    pub heat: bool,
 }
 
 /// A cell of a table.
@@ -67,6 +77,20 @@ pub enum Cell {
         mean: f64,
         /// Half the width of the 95 % confidence interval; absent for a single value.
         half_width: Option<f64>,
+        /// Digits after the point.
+        decimals: u8,
+    },
+    /// A share: 12.5 is 12.5 %.
+    Percent {
+        /// The value, in percent.
+        value: f64,
+        /// Digits after the point.
+        decimals: u8,
+    },
+    /// How much something differs from something else: 12.5 is +12.5 %.
+    Change {
+        /// The difference, in percent of what it is compared with.
+        percent: f64,
         /// Digits after the point.
         decimals: u8,
     },
@@ -96,6 +120,9 @@ pub struct Bars {
     pub groups: Vec<String>,
     /// The series, each with a value for each group.
     pub series: Vec<BarSeries>,
+    /// What must be known to read it, a sentence or so each; shown below it.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// The bars of one contestant.
@@ -122,6 +149,9 @@ pub struct Lines {
     pub y: Axis,
     /// The lines.
     pub series: Vec<LineSeries>,
+    /// What must be known to read it, a sentence or so each; shown below it.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// An axis.
@@ -142,4 +172,7 @@ pub struct LineSeries {
     pub published: bool,
     /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
+    /// Half the height of each point's confidence interval, where there is one; may be empty.
+    #[serde(default)]
+    pub half_widths: Vec<Option<f64>>,
 }
