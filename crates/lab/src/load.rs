@@ -16,6 +16,7 @@ mod plan;
 mod process;
 mod replay;
 mod result;
+mod tally;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,7 +24,6 @@ use std::rc::Rc;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
 use rustix::event::epoll;
 use rustix::fs::Timespec;
 use rustix::io::Errno;
@@ -39,6 +39,7 @@ use client::{Client, Shared};
 use replay::Feed;
 pub use replay::Requests;
 pub use result::{Latency, LoadResult};
+use tally::Tally;
 
 /// Received bytes pass through here.
 const SCRATCH_LENGTH: usize = 512 * 1024;
@@ -46,8 +47,6 @@ const SCRATCH_LENGTH: usize = 512 * 1024;
 const READY_LIMIT: usize = 64;
 /// How long a wait may last before the clock is looked at again.
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
-/// Latencies up to a minute are told apart, to three digits.
-const LONGEST_LATENCY_NS: u64 = 60_000_000_000;
 /// Arrivals a second that make sense.
 const RATES: std::ops::RangeInclusive<f64> = 0.001..=1e8;
 /// Shorter waits are not left to the kernel, which wakes a thread this much too late.
@@ -234,54 +233,6 @@ fn system(what: &'static str) -> impl Fn(Errno) -> LoadError {
     move |source| LoadError::System { what, source: source.into() }
 }
 
-/// What all sessions count into.
-struct Tally {
-    measuring: bool,
-    /// Open I/Os end, none is begun.
-    leaving: bool,
-    reads: Histogram<u64>,
-    writes: Histogram<u64>,
-    ios: u64,
-    bytes: u64,
-    last_answer: Instant,
-    errors: u64,
-    first_error: Option<String>,
-}
-
-impl Tally {
-    fn new(start: Instant) -> Result<Self, LoadError> {
-        let histogram = || {
-            Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
-                .map_err(|_| LoadError::Options("the bounds of the histogram are wrong"))
-        };
-        Ok(Self {
-            measuring: false,
-            leaving: false,
-            reads: histogram()?,
-            writes: histogram()?,
-            ios: 0,
-            bytes: 0,
-            last_answer: start,
-            errors: 0,
-            first_error: None,
-        })
-    }
-
-    fn note_io(&mut self, latency: Duration, reads: bool, bytes: u32) {
-        if self.measuring {
-            self.ios += 1;
-            self.bytes += u64::from(bytes);
-            let latencies = if reads { &mut self.reads } else { &mut self.writes };
-            latencies.saturating_record(latency.as_nanos() as u64);
-        }
-    }
-
-    fn note_error(&mut self, describe: impl FnOnce() -> String) {
-        self.errors += 1;
-        self.first_error.get_or_insert_with(describe);
-    }
-}
-
 /// Puts the load on and measures it. Takes the thread until it is done.
 pub fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     put_on(options, Shared::default())
@@ -319,7 +270,7 @@ fn put_on(options: &LoadOptions, mut shared: Shared) -> Result<LoadResult, LoadE
     let target_before = process::cpu_ns(&options.target_pids)?;
     let client_before = process::own_cpu_ns();
     let begin = sarsen_io::time::now();
-    tally.measuring = true;
+    tally.measure(begin, shared.feed.is_none().then_some(options.duration));
     match &shared.feed {
         None => {
             let end = begin + options.duration;
@@ -332,8 +283,9 @@ fn put_on(options: &LoadOptions, mut shared: Shared) -> Result<LoadResult, LoadE
             }
         }
     }
-    tally.measuring = false;
     let end = sarsen_io::time::now();
+    tally.tick(end);
+    tally.measuring = false;
     let usage = result::Usage {
         seconds: end.duration_since(begin).as_secs_f64(),
         client_ns: process::own_cpu_ns() - client_before,

@@ -78,6 +78,8 @@ pub mod figure {
     pub const CLIENT_CPU_US_PER_IO: &str = "client_cpu_us_per_io";
     /// Resident memory of the target at the end, KiB.
     pub const TARGET_RSS_KIB: &str = "target_rss_kib";
+    /// 1 if the load was steady by the SNIA's rule, else 0.
+    pub const STEADY: &str = "steady";
 }
 
 /// What one measurement gave.

@@ -1,6 +1,7 @@
 //! One session of the load.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::net::{SocketAddr, TcpStream};
 use std::rc::Rc;
@@ -14,6 +15,7 @@ use sarsen_proto::iscsi::initiator::{
     Residual, SessionTarget, TaskAttribute, Token, Transfer,
 };
 use sarsen_proto::iscsi::output::Payload;
+use sarsen_proto::iscsi::{DigestKind, Parameters};
 use sarsen_wire::iscsi::Isid;
 use sarsen_wire::scsi::cdb::{Block16, ServiceActionIn16};
 use sarsen_wire::scsi::opcode;
@@ -52,6 +54,8 @@ pub(super) struct Shared {
     pub(super) ledger: Option<Rc<RefCell<Ledger>>>,
     /// The trace, if one is replayed.
     pub(super) feed: Option<Rc<RefCell<Feed>>>,
+    /// What the first session negotiated.
+    pub(super) parameters: BTreeMap<String, String>,
 }
 
 /// A session with its open I/Os.
@@ -97,6 +101,9 @@ impl Client {
         let (blocks, block_length) = link.prepare()?;
         let Preparation { socket, connection, lun, .. } = link;
         socket.set_read_timeout(Some(BLOCKING_LIMIT)).map_err(io_error)?;
+        if index == 0 {
+            shared.parameters = negotiated(connection.parameters());
+        }
 
         let unit = Unit::new(options, blocks, block_length);
         for block_bytes in options.block_sizes() {
@@ -200,6 +207,7 @@ impl Client {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let result = recv(&self.socket, &mut *scratch, flags);
         let now = sarsen_io::time::now();
+        tally.tick(now);
         match result {
             Ok((0, _)) if self.logout_sent => {
                 self.logged_out = true;
@@ -394,6 +402,34 @@ fn login_options(options: &LoadOptions, index: u32) -> LoginOptions {
         max_recv_data_segment_length: options.max_recv_data_segment_length,
         max_outstanding_r2t: 1,
     }
+}
+
+/// What a login led to, by the names of the keys (RFC 7143 §13).
+fn negotiated(parameters: &Parameters) -> BTreeMap<String, String> {
+    let digest = |kind| match kind {
+        DigestKind::None => "None".to_owned(),
+        DigestKind::Crc32c => "CRC32C".to_owned(),
+    };
+    let boolean = |yes: bool| if yes { "Yes" } else { "No" }.to_owned();
+    let number = |number: u32| number.to_string();
+    let Parameters {
+        local_max_recv_data_segment_length: ours,
+        peer_max_recv_data_segment_length: theirs,
+        ..
+    } = *parameters;
+    let keys = [
+        ("HeaderDigest", digest(parameters.header_digest)),
+        ("DataDigest", digest(parameters.data_digest)),
+        ("MaxRecvDataSegmentLength of the initiator", number(ours)),
+        ("MaxRecvDataSegmentLength of the target", number(theirs)),
+        ("MaxBurstLength", number(parameters.max_burst_length)),
+        ("FirstBurstLength", number(parameters.first_burst_length)),
+        ("InitialR2T", boolean(parameters.initial_r2t)),
+        ("ImmediateData", boolean(parameters.immediate_data)),
+        ("MaxOutstandingR2T", number(parameters.max_outstanding_r2t)),
+        ("ErrorRecoveryLevel", number(parameters.error_recovery_level)),
+    ];
+    keys.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 /// A session before the load, one exchange at a time.

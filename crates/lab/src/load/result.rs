@@ -1,10 +1,19 @@
 //! What a load showed.
 
+use std::collections::BTreeMap;
+
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::client::Shared;
 use super::{LoadOptions, Tally};
+use crate::record::{Bucket, Measures, Series, figure};
+
+/// Buckets of latencies for each power of ten, and how many buckets are the most.
+const BUCKETS_PER_DECADE: f64 = 20.0;
+const BUCKET_LIMIT: f64 = 100.0;
+/// For latencies that lie further apart than that allows.
+const COARSE_BUCKETS_PER_DECADE: f64 = 8.0;
 
 /// What was measured.
 #[derive(Clone, Debug, Serialize)]
@@ -13,12 +22,20 @@ pub struct LoadResult {
     pub iops: f64,
     /// Millions of bytes a second.
     pub mb_per_s: f64,
+    /// Mean latency.
+    pub mean_us: f64,
+    /// Shortest latency.
+    pub min_us: f64,
     /// Median latency.
     pub p50_us: f64,
     /// 99th percentile of the latency.
     pub p99_us: f64,
     /// 99.9th percentile of the latency.
     pub p999_us: f64,
+    /// Longest latency.
+    pub max_us: f64,
+    /// Standard deviation of the latency.
+    pub deviation_us: f64,
     /// CPU time of the target's processes; absent if none was named.
     pub target_cpu_us_per_io: Option<f64>,
     /// CPU time of this thread.
@@ -59,6 +76,46 @@ pub struct LoadResult {
     /// Requests of a trace that lay beyond the unit and were brought into it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrapped: Option<u64>,
+    /// Whether five equal parts of the measurement spread over at most 20 % of their average IOPS
+    /// and drift by at most 10 % of it, which is what the SNIA calls steady.
+    pub steady: bool,
+    /// What the first session negotiated, by the names of the keys.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, String>,
+    /// How often which latency was seen: at most some hundred buckets, each longer than the one
+    /// before by the same factor.
+    pub latencies: Vec<Bucket>,
+    /// I/Os a second over the measurement; absent if it was too short.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub series: Option<Series>,
+}
+
+impl LoadResult {
+    /// The same as a record keeps it.
+    pub fn measures(&self) -> Measures {
+        let figures = [
+            (figure::IOPS, Some(self.iops)),
+            (figure::MB_PER_S, Some(self.mb_per_s)),
+            (figure::MEAN_US, Some(self.mean_us)),
+            (figure::MIN_US, Some(self.min_us)),
+            (figure::P50_US, Some(self.p50_us)),
+            (figure::P99_US, Some(self.p99_us)),
+            (figure::P999_US, Some(self.p999_us)),
+            (figure::MAX_US, Some(self.max_us)),
+            (figure::DEVIATION_US, Some(self.deviation_us)),
+            (figure::TARGET_CPU_US_PER_IO, self.target_cpu_us_per_io),
+            (figure::CLIENT_CPU_US_PER_IO, Some(self.client_cpu_us_per_io)),
+            (figure::TARGET_RSS_KIB, self.target_rss_kib.map(|kib| kib as f64)),
+            (figure::STEADY, Some(f64::from(u8::from(self.steady)))),
+        ];
+        let present = figures.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        Measures {
+            figures: present.map(|(name, value)| (name.to_owned(), value)).collect(),
+            texts: self.parameters.clone(),
+            latencies: self.latencies.clone(),
+            series: self.series.clone(),
+        }
+    }
 }
 
 /// Latencies of one kind of I/O.
@@ -92,6 +149,27 @@ impl Latency {
     }
 }
 
+/// The histogram in few buckets, whose borders are the same for every load. A first one without
+/// I/Os says where the shortest begin.
+fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
+    if histogram.is_empty() {
+        return Vec::new();
+    }
+    let [shortest, longest] =
+        [histogram.min(), histogram.max()].map(|ns| (ns.max(1) as f64).log10());
+    let fine = (longest - shortest) * BUCKETS_PER_DECADE + 2.0 <= BUCKET_LIMIT;
+    let per_decade = if fine { BUCKETS_PER_DECADE } else { COARSE_BUCKETS_PER_DECADE };
+    let number = |ns: u64| ((ns.max(1) as f64).log10() * per_decade).ceil() as i32;
+    let first = number(histogram.lowest_equivalent(histogram.min())) - 1;
+    let mut counts = vec![0; (number(histogram.max()) - first) as usize + 1];
+    for step in histogram.iter_recorded() {
+        let value = histogram.lowest_equivalent(step.value_iterated_to());
+        counts[(number(value) - first) as usize] += step.count_at_value();
+    }
+    let upper_us = |number: i32| 10f64.powf(f64::from(number) / per_decade) / 1e3;
+    (first..).zip(counts).map(|(at, count)| Bucket { upper_us: upper_us(at), count }).collect()
+}
+
 /// What the measurement took.
 pub(super) struct Usage {
     pub(super) seconds: f64,
@@ -120,9 +198,13 @@ pub(super) fn result(
     LoadResult {
         iops: tally.ios as f64 / seconds,
         mb_per_s: tally.bytes as f64 / 1e6 / seconds,
+        mean_us: all.mean() / 1e3,
+        min_us: all.min() as f64 / 1e3,
         p50_us: percentile(0.5),
         p99_us: percentile(0.99),
         p999_us: percentile(0.999),
+        max_us: all.max() as f64 / 1e3,
+        deviation_us: all.stdev() / 1e3,
         target_cpu_us_per_io: known.then(|| per_io(target_ns)),
         client_cpu_us_per_io: per_io(client_ns),
         target_rss_kib: known.then_some(target_rss_kib),
@@ -138,5 +220,49 @@ pub(super) fn result(
         mismatches: ledger.as_ref().map(|ledger| ledger.mismatches),
         first_mismatch: ledger.and_then(|ledger| ledger.first_mismatch.clone()),
         wrapped: shared.feed.as_ref().map(|feed| feed.borrow().wrapped),
+        steady: tally.course.is_steady(),
+        parameters: shared.parameters.clone(),
+        latencies: buckets(&all),
+        series: tally.course.series(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn histogram(latencies_ns: &[u64]) -> Histogram<u64> {
+        let mut histogram = Histogram::new_with_bounds(1, 60_000_000_000, 3).unwrap();
+        for &latency in latencies_ns {
+            histogram.record(latency).unwrap();
+        }
+        histogram
+    }
+
+    #[test]
+    fn every_io_is_in_the_bucket_of_its_latency() {
+        let latencies = [900, 1_000, 90_000, 100_000, 100_500, 2_000_000];
+        let buckets = buckets(&histogram(&latencies));
+        assert!(buckets.len() < 100, "{}", buckets.len());
+        assert_eq!(buckets[0].count, 0, "the first one only begins");
+        assert_eq!(buckets.iter().map(|bucket| bucket.count).sum::<u64>(), 6);
+        let within = |from: f64, to: f64| {
+            let part = buckets
+                .windows(2)
+                .filter(|pair| pair[0].upper_us >= from * 0.999 && pair[1].upper_us <= to * 1.001);
+            part.map(|pair| pair[1].count).sum::<u64>()
+        };
+        assert_eq!(within(0.89, 1.01), 2);
+        assert_eq!(within(79.4, 100.1), 2, "the borders are powers of ten, too");
+        assert_eq!(within(100.0, 112.3), 1);
+        assert_eq!(within(1995.0, 2239.0), 1);
+    }
+
+    #[test]
+    fn the_widest_spread_has_few_buckets_and_none_has_none() {
+        let buckets = buckets(&histogram(&[1, 59_000_000_000]));
+        assert!(buckets.len() <= 100, "{}", buckets.len());
+        assert_eq!(buckets.iter().map(|bucket| bucket.count).sum::<u64>(), 2);
+        assert!(super::buckets(&histogram(&[])).is_empty());
     }
 }

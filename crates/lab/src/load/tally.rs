@@ -1,0 +1,205 @@
+//! What all sessions count into, and how it went over time.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use super::LoadError;
+use crate::record::Series;
+
+/// Latencies up to a minute are told apart, to three digits.
+const LONGEST_LATENCY_NS: u64 = 60_000_000_000;
+/// The most values of a series; an even number.
+const VALUE_LIMIT: usize = 240;
+/// The shortest time between two values.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
+/// The rounds that steadiness is judged by, and its two bounds.
+const ROUNDS: usize = 5;
+const RANGE_LIMIT: f64 = 0.2;
+const DRIFT_LIMIT: f64 = 0.1;
+
+/// What all sessions count into.
+pub(super) struct Tally {
+    pub(super) measuring: bool,
+    /// Open I/Os end, none is begun.
+    pub(super) leaving: bool,
+    pub(super) reads: Histogram<u64>,
+    pub(super) writes: Histogram<u64>,
+    pub(super) ios: u64,
+    pub(super) bytes: u64,
+    pub(super) last_answer: Instant,
+    pub(super) errors: u64,
+    pub(super) first_error: Option<String>,
+    pub(super) course: Course,
+}
+
+impl Tally {
+    pub(super) fn new(start: Instant) -> Result<Self, LoadError> {
+        let histogram = || {
+            Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
+                .map_err(|_| LoadError::Options("the bounds of the histogram are wrong"))
+        };
+        Ok(Self {
+            measuring: false,
+            leaving: false,
+            reads: histogram()?,
+            writes: histogram()?,
+            ios: 0,
+            bytes: 0,
+            last_answer: start,
+            errors: 0,
+            first_error: None,
+            course: Course::new(start, None),
+        })
+    }
+
+    /// From now on I/Os count, for so long, if that is known.
+    pub(super) fn measure(&mut self, now: Instant, duration: Option<Duration>) {
+        self.course = Course::new(now, duration);
+        self.measuring = true;
+    }
+
+    /// Time has gone on: to be told before what ended by then.
+    #[inline]
+    pub(super) fn tick(&mut self, now: Instant) {
+        if now >= self.course.end && self.measuring {
+            self.course.close(now, self.ios);
+        }
+    }
+
+    #[inline]
+    pub(super) fn note_io(&mut self, latency: Duration, reads: bool, bytes: u32) {
+        if self.measuring {
+            self.ios += 1;
+            self.bytes += u64::from(bytes);
+            let latencies = if reads { &mut self.reads } else { &mut self.writes };
+            latencies.saturating_record(latency.as_nanos() as u64);
+        }
+    }
+
+    pub(super) fn note_error(&mut self, describe: impl FnOnce() -> String) {
+        self.errors += 1;
+        self.first_error.get_or_insert_with(describe);
+    }
+}
+
+/// How many I/Os ended in each of equal intervals. When there are too many, each two become one.
+pub(super) struct Course {
+    begin: Instant,
+    interval: Duration,
+    /// When the open interval ends.
+    end: Instant,
+    /// I/Os before the open interval.
+    before: u64,
+    counts: Vec<u64>,
+}
+
+impl Course {
+    fn new(begin: Instant, duration: Option<Duration>) -> Self {
+        let share = duration.unwrap_or_default().as_millis().div_ceil(VALUE_LIMIT as u128);
+        let interval = Duration::from_millis(share.min(u64::MAX.into()) as u64);
+        let interval = interval.max(SHORTEST_INTERVAL);
+        Self { begin, interval, end: begin + interval, before: 0, counts: Vec::new() }
+    }
+
+    #[cold]
+    fn close(&mut self, now: Instant, ios: u64) {
+        while now >= self.end {
+            self.counts.push(ios - self.before);
+            self.before = ios;
+            if self.counts.len() == VALUE_LIMIT {
+                self.counts = self.counts.chunks(2).map(|two| two.iter().sum()).collect();
+                self.interval *= 2;
+            }
+            self.end = self.begin + self.interval * (self.counts.len() as u32 + 1);
+        }
+    }
+
+    /// I/Os a second in each whole interval; absent if there was none.
+    pub(super) fn series(&self) -> Option<Series> {
+        let interval_s = self.interval.as_secs_f64();
+        let values = self.counts.iter().map(|&count| count as f64 / interval_s).collect();
+        (!self.counts.is_empty()).then_some(Series { interval_s, values })
+    }
+
+    /// Whether the load was steady, as the SNIA's Solid State Storage Performance Test
+    /// Specification says it (2.0.2, "steady state"), with five equal parts of the measurement for
+    /// its five rounds: the rounds' values spread over at most 20 % of their average, and the line
+    /// that fits them best rises or falls by at most 10 % of it. Too short to tell is not steady.
+    pub(super) fn is_steady(&self) -> bool {
+        let length = self.counts.len() / ROUNDS;
+        if length == 0 {
+            return false;
+        }
+        let whole = &self.counts[self.counts.len() - ROUNDS * length..];
+        let rounds = whole.chunks(length).map(|round| round.iter().sum::<u64>() as f64);
+        let rounds: Vec<f64> = rounds.collect();
+        let average = rounds.iter().sum::<f64>() / ROUNDS as f64;
+        let low = rounds.iter().copied().fold(f64::INFINITY, f64::min);
+        let high = rounds.iter().copied().fold(0.0, f64::max);
+        let middle = (ROUNDS - 1) as f64 / 2.0;
+        let places = (0..ROUNDS).map(|round| round as f64 - middle);
+        let spread: f64 = places.clone().map(|place| place * place).sum();
+        let slope = places.zip(&rounds).map(|(place, value)| place * value).sum::<f64>() / spread;
+        let drift = slope.abs() * (ROUNDS - 1) as f64;
+        average > 0.0 && high - low <= RANGE_LIMIT * average && drift <= DRIFT_LIMIT * average
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn course(counts: &[u64]) -> Course {
+        let mut course = Course::new(sarsen_io::time::now(), None);
+        course.counts = counts.to_vec();
+        course
+    }
+
+    #[test]
+    fn ios_count_in_the_interval_in_which_they_ended() {
+        let begin = sarsen_io::time::now();
+        let mut tally = Tally::new(begin).unwrap();
+        tally.measure(begin, None);
+        for at_ms in [1, 9, 10, 35] {
+            let now = begin + Duration::from_millis(at_ms);
+            tally.tick(now);
+            tally.note_io(Duration::from_micros(5), true, 512);
+        }
+        tally.tick(begin + Duration::from_millis(40));
+        assert_eq!(tally.course.counts, [2, 1, 0, 1]);
+        let series = tally.course.series().unwrap();
+        assert_eq!(series.values, [200.0, 100.0, 0.0, 100.0]);
+        assert_eq!(series.interval_s, 0.01);
+    }
+
+    #[test]
+    fn however_long_it_takes_the_values_stay_few_and_none_is_lost() {
+        let begin = sarsen_io::time::now();
+        let mut tally = Tally::new(begin).unwrap();
+        tally.measure(begin, None);
+        for at in 0..10_000u64 {
+            tally.tick(begin + Duration::from_millis(at));
+            tally.note_io(Duration::from_micros(5), true, 512);
+        }
+        tally.tick(begin + Duration::from_millis(10_240));
+        assert!(tally.course.counts.len() < VALUE_LIMIT);
+        assert_eq!(tally.course.counts.iter().sum::<u64>(), 10_000);
+        assert_eq!(tally.course.counts[0], tally.course.interval.as_millis() as u64);
+
+        let known = Course::new(begin, Some(Duration::from_secs(60)));
+        assert_eq!(known.interval, Duration::from_millis(250));
+    }
+
+    #[test]
+    fn steady_is_within_a_fifth_and_without_a_trend() {
+        assert!(course(&[100, 105, 95, 100, 102]).is_steady());
+        assert!(!course(&[100, 100, 100, 100, 125]).is_steady(), "one is far off");
+        assert!(!course(&[94, 97, 100, 103, 106]).is_steady(), "a trend of 12 %");
+        assert!(course(&[106, 94, 100, 106, 94]).is_steady(), "the same values without one");
+        // A remainder at the beginning is left out.
+        assert!(course(&[900, 100, 100, 100, 100, 100]).is_steady());
+        assert!(!course(&[100, 100, 100, 100]).is_steady(), "too short to tell");
+        assert!(!course(&[0; 10]).is_steady());
+    }
+}
