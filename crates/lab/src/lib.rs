@@ -6,7 +6,7 @@
 //! [`dice`] (the same again for the same seed). [`load`] puts it on a target and measures.
 //!
 //! A [`study`] measures [`contestant`]s over a [`network`], as others did before: what comes out is
-//! a [`record`], and a [`report`] is made of it.
+//! a [`record`], and a [`report`] is made of it, with what others [`published`] beside.
 
 pub mod access;
 pub mod archive;
@@ -18,6 +18,7 @@ pub mod load;
 pub mod mix;
 pub mod network;
 pub mod places;
+pub mod published;
 pub mod record;
 pub mod report;
 pub mod statistics;

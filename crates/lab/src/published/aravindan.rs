@@ -1,0 +1,36 @@
+//! What Aravindan's text says; its figures are charts.
+
+use std::time::Duration;
+
+/// The initiator's noop timeout, noop interval and replacement timeout in the failover test: each
+/// so long.
+pub const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a failover over active/active paths takes by the study's formula: the sum of the three
+/// timeouts.
+pub const FAILOVER_BY_FORMULA: Duration = Duration::from_secs(3);
+
+/// How long it took when it was measured.
+pub const FAILOVER_MEASURED: Duration = Duration::from_millis(3270);
+
+/// The targets from the fastest to the slowest, on writes and on reads mixed with writes.
+pub const ORDER: [&str; 3] = ["LIO", "SCST", "STGT"];
+
+/// How long a failover takes by the study's formula, with these timeouts.
+pub fn failover_by_formula(
+    noop_interval: Duration,
+    noop_timeout: Duration,
+    replacement_timeout: Duration,
+) -> Duration {
+    noop_interval + noop_timeout + replacement_timeout
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_formula_is_the_sum() {
+        assert_eq!(failover_by_formula(TIMEOUT, TIMEOUT, TIMEOUT), FAILOVER_BY_FORMULA);
+    }
+}
