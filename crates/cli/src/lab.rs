@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use sarsen_initiator::Url;
 use sarsen_lab::access::{self, Access};
-use sarsen_lab::load::{self, Latency, LoadOptions, LoadResult};
+use sarsen_lab::load::{self, Endpoint, Latency, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
 use sarsen_lab::places::Distribution;
 use sarsen_lab::trace::{self, Format, Synthetic};
 use sarsen_lab::{fio, icf};
-use sarsen_node::config::parse_size;
+use sarsen_node::config::{parse_cache, parse_size};
+use sarsen_node::stores::CacheMode;
 
 /// Verbs of the lab.
 #[derive(clap::Subcommand)]
@@ -25,8 +25,8 @@ pub(crate) enum Verb {
 
 #[derive(clap::Args)]
 pub(crate) struct LoadArguments {
-    /// The logical unit: `iscsi://host[:port]/target/lun`
-    url: String,
+    /// What the I/Os go to: `iscsi://host[:port]/target/lun`, or the path of a file or block device.
+    endpoint: String,
     /// A known access specification, such as "Exchange 2003"; the flags below change it.
     #[arg(long, value_name = "NAME")]
     spec: Option<String>,
@@ -65,6 +65,10 @@ pub(crate) struct LoadArguments {
     /// file says.
     #[arg(long, value_name = "FILE")]
     job: Option<PathBuf>,
+    /// How a file or block device is used: writeback, writethrough, none, directsync or unsafe
+    /// [default: writeback, through the page cache]
+    #[arg(long, value_name = "MODE", value_parser = parse_cache)]
+    cache: Option<CacheMode>,
     /// Ask for header digests.
     #[arg(long)]
     header_digest: bool,
@@ -84,8 +88,9 @@ pub(crate) struct ReplayArguments {
     /// A trace: a file (MSR Cambridge CSV, blkparse text, or `time_s,op,offset,length`), or `lu-du`
     /// for 8,626 requests, 70 % reads, made from the seed.
     trace: PathBuf,
-    /// The logical unit: `iscsi://host[:port]/target/lun`
-    url: String,
+    /// What the requests go to: `iscsi://host[:port]/target/lun`, or the path of a file or block
+    /// device.
+    endpoint: String,
     /// How the file is written, if its first line does not tell: msr, blkparse or csv.
     #[arg(long)]
     format: Option<Format>,
@@ -117,14 +122,24 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
+fn endpoint(text: &str) -> anyhow::Result<Endpoint> {
+    text.parse().with_context(|| format!("{text:?}"))
+}
+
 fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
-    let url: Url = arguments.url.parse().with_context(|| format!("{:?}", arguments.url))?;
+    let mut endpoint = endpoint(&arguments.endpoint)?;
+    if let Some(mode) = arguments.cache {
+        let Endpoint::File { cache, .. } = &mut endpoint else {
+            bail!("--cache is about files and block devices; {endpoint} is none");
+        };
+        *cache = mode;
+    }
     let Some(file) = &arguments.job else {
-        let result = load::run(&options(arguments, url)?)?;
+        let result = load::run(&options(arguments, endpoint)?)?;
         print(None, &result, arguments.json)?;
         return outcome(&result);
     };
-    let mut jobs = read_jobs(file, &url)?;
+    let mut jobs = read_jobs(file, &endpoint)?;
     if let Some(name) = &arguments.spec {
         let known: Vec<_> = jobs.iter().map(|job| job.0.clone()).collect();
         jobs.retain(|job| job.0 == *name);
@@ -153,14 +168,14 @@ fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
 }
 
 fn run_replay(arguments: &ReplayArguments) -> anyhow::Result<()> {
-    let url: Url = arguments.url.parse().with_context(|| format!("{:?}", arguments.url))?;
+    let endpoint = endpoint(&arguments.endpoint)?;
     let access = Access {
         block_bytes: 4096,
         read_percent: 100,
         random_percent: 100,
         queue_depth: arguments.depth,
     };
-    let mut options = LoadOptions::new(url, access);
+    let mut options = LoadOptions::new(endpoint, access);
     options.sessions = arguments.sessions;
     options.target_pids.clone_from(&arguments.pids);
     let requests: load::Requests = if arguments.trace == Path::new("lu-du") {
@@ -208,7 +223,7 @@ fn outcome(result: &LoadResult) -> anyhow::Result<()> {
 }
 
 /// The jobs of a file with their names. What they ask for in vain goes to stderr.
-fn read_jobs(file: &Path, url: &Url) -> anyhow::Result<Vec<(String, LoadOptions)>> {
+fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, LoadOptions)>> {
     let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
     let name = file.display().to_string();
     let plain =
@@ -221,7 +236,7 @@ fn read_jobs(file: &Path, url: &Url) -> anyhow::Result<Vec<(String, LoadOptions)
                 eprintln!("{name}:{line}: {option} is left out: {reason}");
             }
             for job in found.jobs {
-                let mut options = LoadOptions::new(url.clone(), plain);
+                let mut options = LoadOptions::new(endpoint.clone(), plain);
                 set_mix(&mut options, job.mix);
                 options.distribution = job.distribution;
                 options.sessions = job.sessions;
@@ -241,7 +256,7 @@ fn read_jobs(file: &Path, url: &Url) -> anyhow::Result<Vec<(String, LoadOptions)
                 for what in left_out {
                     eprintln!("{name}: {}: left out: {what}", specification.name);
                 }
-                let mut options = LoadOptions::new(url.clone(), plain);
+                let mut options = LoadOptions::new(endpoint.clone(), plain);
                 set_mix(&mut options, mix);
                 if !found.run_time.is_zero() {
                     options.duration = found.run_time;
@@ -288,7 +303,7 @@ fn refine(options: &mut LoadOptions, arguments: &LoadArguments) -> anyhow::Resul
     Ok(())
 }
 
-fn options(arguments: &LoadArguments, url: Url) -> anyhow::Result<LoadOptions> {
+fn options(arguments: &LoadArguments, endpoint: Endpoint) -> anyhow::Result<LoadOptions> {
     let access = match &arguments.spec {
         Some(name) => {
             access::find(name)
@@ -305,7 +320,7 @@ fn options(arguments: &LoadArguments, url: Url) -> anyhow::Result<LoadOptions> {
             Access { block_bytes: 4096, read_percent: 100, random_percent: 100, queue_depth: 32 }
         }
     };
-    let mut options = LoadOptions::new(url, access);
+    let mut options = LoadOptions::new(endpoint, access);
     refine(&mut options, arguments)?;
     Ok(options)
 }
@@ -321,6 +336,10 @@ fn details(result: &LoadResult) -> Vec<String> {
                  µs, p99.9 {p999_us:.0} µs, max {max_us:.0} µs"
             ));
         }
+    }
+    if !result.steady {
+        lines
+            .push("not steady: IOPS drifted by more than 10 %, or spread by more than 20 %".into());
     }
     if let (Some(rate), Some(backlog)) = (result.rate, result.backlog) {
         lines

@@ -1,7 +1,7 @@
 //! A load generator: keeps a number of I/Os open on a number of sessions and measures.
 //!
-//! One thread drives the protocol machines straight on sockets: it receives what there is, takes
-//! all of it, issues the replacements, and sends them in one call. So it costs far less for each
+//! Over iSCSI, one thread drives the protocol machines straight on sockets: it receives what there
+//! is, takes all of it, issues the replacements, and sends them in one call. So it costs far less for each
 //! I/O than a target does, and is not what limits. Data that is read is counted and thrown away;
 //! data that is written comes from one buffer for all, unless it is to be verified: then each
 //! block is made and looked at.
@@ -9,25 +9,27 @@
 //! The loop is closed (a new I/O when one has ended), or open ([`LoadOptions::rate`]): then
 //! latencies count from when an I/O should have begun, so that a target that stands still for a
 //! while is not excused from what it would have been asked meanwhile.
+//!
+//! The same load can be put on any store: on memory, a file or a device without a protocol.
 
 mod client;
+mod endpoint;
+mod iscsi;
 mod ledger;
 mod plan;
 mod process;
 mod replay;
 mod result;
+mod stores;
 mod tally;
+mod work;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
-use std::net::ToSocketAddrs;
-use std::time::{Duration, Instant};
-
-use rustix::event::epoll;
-use rustix::fs::Timespec;
 use rustix::io::Errno;
-use sarsen_initiator::Url;
+use sarsen_node::stores::StoreError;
 use sarsen_proto::iscsi::initiator::ConnectionError;
 
 use crate::access::Access;
@@ -35,37 +37,18 @@ use crate::fio::Amount;
 use crate::mix::Mix;
 use crate::places::Distribution;
 use crate::trace::TraceError;
-use client::{Client, Shared};
+pub use endpoint::{Endpoint, EndpointError, OpenStore};
 use replay::Feed;
 pub use replay::Requests;
 pub use result::{Latency, LoadResult};
-use tally::Tally;
+use work::Shared;
 
-/// Received bytes pass through here.
-const SCRATCH_LENGTH: usize = 512 * 1024;
-/// Sockets of which one wait tells.
-const READY_LIMIT: usize = 64;
 /// How long a wait may last before the clock is looked at again.
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
 /// Arrivals a second that make sense.
 const RATES: std::ops::RangeInclusive<f64> = 0.001..=1e8;
-/// Shorter waits are not left to the kernel, which wakes a thread this much too late.
-const WAKE_UP_DELAY: Duration = Duration::from_micros(100);
 /// How long sessions may take to end what is open and log out.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
-
-/// What I/Os go to.
-#[derive(Clone, Debug)]
-pub enum Endpoint {
-    /// A logical unit over iSCSI.
-    Iscsi(Url),
-}
-
-impl From<Url> for Endpoint {
-    fn from(url: Url) -> Self {
-        Self::Iscsi(url)
-    }
-}
 
 /// A load and where it goes.
 #[derive(Clone, Debug)]
@@ -149,9 +132,12 @@ impl LoadOptions {
         self.mix.is_none() && even && self.rate.is_none() && !self.verify
     }
 
-    fn unit(&self) -> &Url {
-        let Endpoint::Iscsi(url) = &self.endpoint;
-        url
+    /// Whether nothing is ever written, a replay apart.
+    fn only_reads(&self) -> bool {
+        match &self.mix {
+            Some(mix) => mix.parts.iter().all(|part| part.read_percent == 100),
+            None => self.access.read_percent == 100,
+        }
     }
 
     fn queue_depth(&self) -> u32 {
@@ -218,6 +204,9 @@ pub enum LoadError {
     /// The trace cannot be read on.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The file or device cannot be opened.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A process that is to be measured cannot be.
     #[error("process {pid} cannot be measured: {source}")]
     Process {
@@ -256,50 +245,15 @@ pub fn replay(
     put_on(options, Shared { feed: Some(feed), ..Shared::default() })
 }
 
-fn put_on(options: &LoadOptions, mut shared: Shared) -> Result<LoadResult, LoadError> {
-    let mut clients = log_in(options, &mut shared)?;
-    let mut tally = Tally::new(sarsen_io::time::now())?;
-    let mut engine = Engine::new(&mut clients)?;
-    engine.timed = options.rate.is_some() || clients.iter().any(Client::is_timed);
-    if shared.feed.is_none() {
-        engine.serve_all(&mut clients, &mut tally)?;
-        let end = sarsen_io::time::now() + options.warm_up;
-        engine.run_until(Some(end), &mut clients, &mut tally, options)?;
+fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError> {
+    check(options)?;
+    match &options.endpoint {
+        Endpoint::Iscsi(url) => iscsi::put_on(options, url, shared),
+        Endpoint::Memory(_) | Endpoint::File { .. } => stores::put_on(options, shared),
     }
-
-    let target_before = process::cpu_ns(&options.target_pids)?;
-    let client_before = process::own_cpu_ns();
-    let begin = sarsen_io::time::now();
-    tally.measure(begin, shared.feed.is_none().then_some(options.duration));
-    match &shared.feed {
-        None => {
-            let end = begin + options.duration;
-            engine.run_until(Some(end), &mut clients, &mut tally, options)?;
-        }
-        Some(feed) => {
-            engine.serve_all(&mut clients, &mut tally)?;
-            while !(feed.borrow().has_ended() && clients.iter().all(Client::is_idle)) {
-                engine.run_until(None, &mut clients, &mut tally, options)?;
-            }
-        }
-    }
-    let end = sarsen_io::time::now();
-    tally.tick(end);
-    tally.measuring = false;
-    let usage = result::Usage {
-        seconds: end.duration_since(begin).as_secs_f64(),
-        client_ns: process::own_cpu_ns() - client_before,
-        target_ns: process::cpu_ns(&options.target_pids)?.saturating_sub(target_before),
-        target_rss_kib: process::resident_kib(&options.target_pids)?,
-        backlog: clients.iter().map(|client| client.backlog(end)).sum(),
-    };
-
-    tally.leaving = true;
-    leave(&mut engine, &mut clients, &mut tally);
-    Ok(result::result(options, &tally, &shared, usage))
 }
 
-fn log_in(options: &LoadOptions, shared: &mut Shared) -> Result<Vec<Client>, LoadError> {
+fn check(options: &LoadOptions) -> Result<(), LoadError> {
     let access = &options.access;
     let sizes = options.block_sizes();
     let empty = sizes.is_empty() || sizes.contains(&0);
@@ -319,152 +273,5 @@ fn log_in(options: &LoadOptions, shared: &mut Shared) -> Result<Vec<Client>, Loa
     if options.rate.is_some_and(|rate| !(RATES.contains(&rate))) {
         return Err(LoadError::Options("the rate must be from 0.001 to 100 million I/Os a second"));
     }
-    let url = options.unit();
-    if url.user.is_some() {
-        return Err(LoadError::Options("authentication is not supported: leave the user out"));
-    }
-    let portal = &url.portal;
-    let address = (portal.host.as_str(), portal.port)
-        .to_socket_addrs()
-        .map_err(|source| LoadError::System { what: "find the host", source })?
-        .next()
-        .ok_or(LoadError::Options("the host has no address"))?;
-    let mut scratch = vec![0; SCRATCH_LENGTH];
-    let mut clients: Vec<Client> = Vec::new();
-    for index in 0..options.sessions {
-        clients.push(Client::log_in(options, address, index, shared, &mut scratch)?);
-    }
-    Ok(clients)
-}
-
-/// Ends what is open and logs out. What goes wrong now changes no figure.
-fn leave(engine: &mut Engine, clients: &mut [Client], tally: &mut Tally) {
-    let deadline = sarsen_io::time::now() + LEAVE_LIMIT;
-    clients.iter_mut().for_each(Client::stop);
-    while clients.iter().any(|client| !client.has_left()) && sarsen_io::time::now() < deadline {
-        if engine.serve_all(clients, tally).is_err() || engine.turn(clients, tally).is_err() {
-            return;
-        }
-    }
-}
-
-/// Waits for the sockets. A single one is waited for in the receive call itself.
-struct Engine {
-    epoll: rustix::fd::OwnedFd,
-    events: Vec<epoll::Event>,
-    scratch: Vec<u8>,
-    /// I/Os begin by the clock, not only when others have ended.
-    timed: bool,
-}
-
-impl Engine {
-    fn new(clients: &mut [Client]) -> Result<Self, LoadError> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
-        for (client, index) in clients.iter_mut().zip(0..) {
-            epoll::add(
-                &epoll,
-                client.socket(),
-                epoll::EventData::new_u64(index),
-                epoll::EventFlags::IN,
-            )
-            .map_err(system("watch a socket"))?;
-        }
-        let none =
-            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-        let (events, scratch) = (vec![none; READY_LIMIT], vec![0; SCRATCH_LENGTH]);
-        Ok(Self { epoll, events, scratch, timed: false })
-    }
-
-    /// Turns until then, or, without a time, once.
-    fn run_until(
-        &mut self,
-        end: Option<Instant>,
-        clients: &mut [Client],
-        tally: &mut Tally,
-        options: &LoadOptions,
-    ) -> Result<(), LoadError> {
-        loop {
-            let now = self.turn(clients, tally)?;
-            if end.is_some_and(|end| now >= end) {
-                return Ok(());
-            }
-            if now.saturating_duration_since(tally.last_answer) > options.stall_limit {
-                return Err(LoadError::Stalled(options.stall_limit));
-            }
-            if end.is_none() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Issues and sends on every session.
-    fn serve_all(&mut self, clients: &mut [Client], tally: &mut Tally) -> Result<(), LoadError> {
-        for (client, index) in clients.iter_mut().zip(0..) {
-            client.issue_and_send(tally)?;
-            self.watch(client, index)?;
-        }
-        Ok(())
-    }
-
-    /// One wait and what came of it. Gives the time after it.
-    fn turn(&mut self, clients: &mut [Client], tally: &mut Tally) -> Result<Instant, LoadError> {
-        if let [client] = clients
-            && !client.is_blocked()
-            && !self.timed
-        {
-            let now = client.receive(&mut self.scratch, true, tally)?;
-            client.issue_and_send(tally)?;
-            self.watch(client, 0)?;
-            return Ok(now);
-        }
-        let wait = if self.timed { wait_of(clients) } else { WAIT_LIMIT };
-        let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
-        let ready = match epoll::wait(&self.epoll, &mut self.events[..], Some(&timeout)) {
-            Ok(ready) => ready,
-            Err(Errno::INTR) => 0,
-            Err(error) => return Err(system("wait for sockets")(error)),
-        };
-        for place in 0..ready {
-            let event = self.events[place];
-            let index = event.data.u64();
-            let client = &mut clients[index as usize];
-            let flags = event.flags;
-            if flags.intersects(!epoll::EventFlags::OUT) {
-                client.receive(&mut self.scratch, false, tally)?;
-            }
-            client.issue_and_send(tally)?;
-            self.watch(client, index)?;
-        }
-        let now = sarsen_io::time::now();
-        if self.timed {
-            if clients.iter().all(Client::is_idle) {
-                // Nobody owes an answer.
-                tally.last_answer = now;
-            }
-            self.serve_all(clients, tally)?;
-        }
-        Ok(now)
-    }
-
-    /// Waits for room to send exactly while a socket has none.
-    fn watch(&self, client: &mut Client, index: u64) -> Result<(), LoadError> {
-        if client.is_blocked() == client.watched_for_room {
-            return Ok(());
-        }
-        client.watched_for_room = client.is_blocked();
-        let flags = if client.watched_for_room {
-            epoll::EventFlags::IN | epoll::EventFlags::OUT
-        } else {
-            epoll::EventFlags::IN
-        };
-        epoll::modify(&self.epoll, client.socket(), epoll::EventData::new_u64(index), flags)
-            .map_err(system("watch a socket"))
-    }
-}
-
-/// How long nothing is to be begun.
-fn wait_of(clients: &[Client]) -> Duration {
-    let Some(due) = clients.iter().filter_map(Client::due).min() else { return WAIT_LIMIT };
-    let left = due.saturating_duration_since(sarsen_io::time::now());
-    left.saturating_sub(WAKE_UP_DELAY).min(WAIT_LIMIT)
+    Ok(())
 }

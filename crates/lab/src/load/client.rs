@@ -1,15 +1,14 @@
 //! One session of the load.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::net::{SocketAddr, TcpStream};
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
 use sarsen_block::{Buffer, Piece};
+use sarsen_initiator::Url;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, Connection, DigestOffer, Event, LoginOptions, ReadLanding,
     Residual, SessionTarget, TaskAttribute, Token, Transfer,
@@ -22,10 +21,10 @@ use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::Capacity16;
 use zerocopy::transmute;
 
-use super::ledger::Ledger;
-use super::plan::{Io, Source, Unit};
-use super::replay::{Feed, LENGTH_LIMIT};
-use super::{LoadError, LoadOptions, Tally, system};
+use super::plan::Io;
+use super::tally::Tally;
+use super::work::{Shared, Work, fill_pattern};
+use super::{LoadError, LoadOptions, system};
 
 /// Pieces of one vectored send.
 const PIECE_LIMIT: usize = 512;
@@ -38,24 +37,11 @@ const PREPARATION_LIMIT: Duration = Duration::from_secs(15);
 /// Unit attentions that a new session may be told.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
 
-struct Slot {
-    /// When it began, or should have begun.
-    intended: Instant,
-    reads: bool,
-    bytes: u32,
-}
-
-/// What the sessions of one load have in common.
-#[derive(Default)]
-pub(super) struct Shared {
-    /// What every write writes.
-    pub(super) pattern: Option<Payload>,
-    /// What was written, if it is to be verified.
-    pub(super) ledger: Option<Rc<RefCell<Ledger>>>,
-    /// The trace, if one is replayed.
-    pub(super) feed: Option<Rc<RefCell<Feed>>>,
-    /// What the first session negotiated.
-    pub(super) parameters: BTreeMap<String, String>,
+/// Where a session goes, and which of all it is.
+pub(super) struct Place<'a> {
+    pub(super) url: &'a Url,
+    pub(super) address: SocketAddr,
+    pub(super) index: u32,
 }
 
 /// A session with its open I/Os.
@@ -63,15 +49,11 @@ pub(super) struct Client {
     socket: TcpStream,
     connection: Connection,
     lun: [u8; 8],
-    slots: Vec<Slot>,
+    slots: Vec<Io>,
     free: Vec<u32>,
-    /// What every write writes.
+    /// What every write writes that is not verified.
     pattern: Payload,
-    source: Source,
-    ledger: Option<Rc<RefCell<Ledger>>>,
-    /// The first block and number of blocks of each slot, where the ledger needs them.
-    extents: Vec<(u64, u32)>,
-    unit: Unit,
+    work: Work,
     /// The socket has no room; the rest of the output waits.
     blocked: bool,
     logout_sent: bool,
@@ -81,63 +63,50 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Connects, logs in, takes the unit attentions and asks for the capacity.
+    /// Connects, logs in, takes the unit attentions and asks for the capacity. The first session
+    /// makes the pattern for all.
     pub(super) fn log_in(
         options: &LoadOptions,
-        address: SocketAddr,
-        index: u32,
+        place: Place<'_>,
         shared: &mut Shared,
+        pattern: &mut Option<Payload>,
         scratch: &mut [u8],
     ) -> Result<Self, LoadError> {
+        let Place { url, address, index } = place;
         let io_error = |source| LoadError::System { what: "connect", source };
         let socket = TcpStream::connect_timeout(&address, PREPARATION_LIMIT).map_err(io_error)?;
         socket.set_nodelay(true).map_err(io_error)?;
         socket.set_read_timeout(Some(PREPARATION_LIMIT)).map_err(io_error)?;
         // A kernel may lack it, or reserve it for root: then it is as it is.
         let _ = sockopt::set_tcp_congestion(&socket, CONGESTION);
-        let connection = Connection::new(login_options(options, index));
-        let mut link = Preparation { socket, connection, scratch, lun: options.unit().lun_field() };
+        let connection = Connection::new(login_options(options, url, index));
+        let mut link = Preparation { socket, connection, scratch, lun: url.lun_field() };
         link.wait(|event| matches!(event, Event::LoggedIn).then_some(()))?;
-        let (blocks, block_length) = link.prepare()?;
+        let capacity = link.prepare()?;
         let Preparation { socket, connection, lun, .. } = link;
         socket.set_read_timeout(Some(BLOCKING_LIMIT)).map_err(io_error)?;
         if index == 0 {
             shared.parameters = negotiated(connection.parameters());
         }
 
-        let unit = Unit::new(options, blocks, block_length);
-        for block_bytes in options.block_sizes() {
-            unit.check(block_bytes)?;
-        }
-        if options.verify && shared.ledger.is_none() {
-            let ledger = Ledger::new(sarsen_io::random::number(), block_length).ok_or(
-                LoadError::Options("the unit's blocks cannot hold what verification needs"),
-            )?;
-            shared.ledger = Some(Rc::new(RefCell::new(ledger)));
-        }
-        let (source, longest) = match &shared.feed {
-            Some(feed) => (Source::Replay(feed.clone()), LENGTH_LIMIT),
-            None => (Source::new(options, unit, index), options.longest()),
-        };
-        let pattern = shared.pattern.get_or_insert_with(|| {
-            let mut buffer = Buffer::zeroed(longest as usize);
-            buffer.iter_mut().zip(0usize..).for_each(|(byte, at)| *byte = (at * 7) as u8);
+        let work = Work::new(options, capacity, index, shared)?;
+        let pattern = pattern.get_or_insert_with(|| {
+            let mut buffer = Buffer::zeroed(shared.longest(options) as usize);
+            fill_pattern(&mut buffer);
             connection.payload(buffer)
         });
         let pattern = pattern.clone();
         let depth = options.queue_depth();
-        let now = sarsen_io::time::now();
+        let intended = sarsen_io::time::now();
+        let none = Io { reads: false, lba: 0, blocks: 0, bytes: 0, intended };
         Ok(Self {
             socket,
             connection,
             lun,
-            slots: (0..depth).map(|_| Slot { intended: now, reads: false, bytes: 0 }).collect(),
+            slots: vec![none; depth as usize],
             free: (0..depth).rev().collect(),
             pattern,
-            source,
-            ledger: shared.ledger.clone(),
-            extents: vec![(0, 0); depth as usize],
-            unit,
+            work,
             blocked: false,
             logout_sent: false,
             logged_out: false,
@@ -147,25 +116,17 @@ impl Client {
 
     /// Whether I/Os may begin at another time than when one has ended.
     pub(super) fn is_timed(&self) -> bool {
-        self.ledger.is_some() || matches!(self.source, Source::Replay(_)) || self.due().is_some()
+        self.work.is_timed()
     }
 
     /// When the next I/O is to begin, if there is room for it; `None` is not by time.
     pub(super) fn due(&self) -> Option<Instant> {
-        match &self.source {
-            _ if self.free.is_empty() => None,
-            Source::Plain(_) => None,
-            Source::Mixed(mixed) => mixed.due(),
-            Source::Replay(feed) => feed.borrow().due(),
-        }
+        if self.free.is_empty() { None } else { self.work.due() }
     }
 
     /// I/Os that should have begun and have not.
     pub(super) fn backlog(&self, now: Instant) -> u64 {
-        match &self.source {
-            Source::Mixed(mixed) => mixed.backlog(now),
-            Source::Plain(_) | Source::Replay(_) => 0,
-        }
+        self.work.backlog(now)
     }
 
     pub(super) const fn is_idle(&self) -> bool {
@@ -237,9 +198,10 @@ impl Client {
         self.free.push(index);
         tally.last_answer = now;
         let slot = &self.slots[index as usize];
-        if let Some(ledger) = &self.ledger {
-            let extent = self.extents[index as usize];
-            verify(&mut ledger.borrow_mut(), slot, extent, completion);
+        if self.work.verifies() {
+            let whole = !slot.reads || completion.received == slot.bytes;
+            let data = completion.data.as_deref();
+            self.work.end(slot, completion.is_good() && whole, data);
         }
         if !completion.is_good() {
             tally.note_error(|| {
@@ -276,79 +238,48 @@ impl Client {
         while self.connection.window() > 0
             && let Some(index) = self.free.pop()
         {
-            let io = if let Source::Plain(plan) = &mut self.source {
-                plan.next(now)
-            } else if let Some(io) = self.next(now)? {
-                self.extents[index as usize] = (io.lba, io.blocks);
-                io
-            } else {
+            let Some(io) = self.work.next(now)? else {
                 self.free.push(index);
                 return Ok(());
             };
-            let Io { reads, lba, blocks, bytes: length, intended } = io;
-            let transfer = if reads {
-                let verifies = self.ledger.is_some();
+            let length = io.bytes;
+            let transfer = if io.reads {
+                let verifies = self.work.verifies();
                 let landing = if verifies { ReadLanding::Buffer } else { ReadLanding::Discard };
                 Transfer::Read { length, landing }
             } else {
-                Transfer::Write { payload: self.payload(lba, length), length }
+                Transfer::Write { payload: self.payload(&io), length }
             };
             let cdb: [u8; 16] = transmute!(Block16 {
-                operation_code: if reads { opcode::READ_16 } else { opcode::WRITE_16 },
+                operation_code: if io.reads { opcode::READ_16 } else { opcode::WRITE_16 },
                 flags: 0,
-                lba: lba.into(),
-                block_count: blocks.into(),
+                lba: io.lba.into(),
+                block_count: io.blocks.into(),
                 group: 0,
                 control: 0,
             });
             let attribute = TaskAttribute::Simple;
             let request = CommandRequest { lun: self.lun, cdb, attribute, transfer };
-            self.slots[index as usize] = Slot { intended, reads, bytes: length };
+            self.slots[index as usize] = io;
             let sent = self.connection.command(request, Token(index.into())).is_ok();
             assert!(sent, "the window was open");
         }
         Ok(())
     }
 
-    #[inline(never)]
-    fn next(&mut self, now: Instant) -> Result<Option<Io>, LoadError> {
-        match (&mut self.source, &self.ledger) {
-            (Source::Plain(plan), _) => Ok(Some(plan.next(now))),
-            (Source::Mixed(mixed), None) => Ok(mixed.next(now, |_| true)),
-            (Source::Mixed(mixed), Some(ledger)) => {
-                Ok(mixed.next(now, |io| ledger.borrow_mut().admit(io.lba, io.blocks, io.reads)))
-            }
-            (Source::Replay(feed), _) => feed.borrow_mut().next(now, self.unit),
-        }
-    }
-
     /// The data of a write.
-    fn payload(&self, lba: u64, length: u32) -> Payload {
-        match &self.ledger {
-            None => self.pattern.clone(),
-            Some(ledger) => {
-                let mut buffer = Buffer::for_overwrite(length as usize);
-                ledger.borrow().fill(lba, &mut buffer);
-                self.connection.payload(buffer)
-            }
+    fn payload(&self, io: &Io) -> Payload {
+        if !self.work.verifies() {
+            return self.pattern.clone();
         }
+        let mut buffer = Buffer::for_overwrite(io.bytes as usize);
+        self.work.fill(io.lba, &mut buffer);
+        self.connection.payload(buffer)
     }
 
     fn send(&mut self) -> Result<(), LoadError> {
         self.blocked = !send_output(&self.socket, &mut self.connection, SendFlags::DONTWAIT)?;
         Ok(())
-    }
-}
-
-/// Tells the ledger what has ended.
-fn verify(ledger: &mut Ledger, slot: &Slot, (lba, blocks): (u64, u32), completion: &Completion) {
-    let good = completion.is_good();
-    if slot.reads {
-        let whole = good && completion.received == slot.bytes;
-        let data = completion.data.as_deref().filter(|_| whole);
-        ledger.end_read(lba, blocks, data);
-    } else {
-        ledger.end_write(lba, blocks, good);
     }
 }
 
@@ -384,14 +315,14 @@ fn send_output(
     Ok(true)
 }
 
-fn login_options(options: &LoadOptions, index: u32) -> LoginOptions {
+fn login_options(options: &LoadOptions, url: &Url, index: u32) -> LoginOptions {
     let mut isid = [0; 6];
     sarsen_io::random::fill(&mut isid);
     isid[0] = 0x80;
     let digest = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
     LoginOptions {
         initiator_name: format!("iqn.2026-01.invalid.example:sarsen.load.{index}"),
-        target: SessionTarget::Named(options.unit().target.clone()),
+        target: SessionTarget::Named(url.target.clone()),
         isid: Isid(isid),
         header_digest: digest(options.header_digest),
         data_digest: digest(options.data_digest),

@@ -13,6 +13,7 @@ use crate::mix::Mix;
 use crate::places::Places;
 
 /// One I/O.
+#[derive(Clone)]
 pub(super) struct Io {
     pub(super) reads: bool,
     pub(super) lba: u64,

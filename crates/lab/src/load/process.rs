@@ -2,19 +2,58 @@
 
 use std::fs;
 use std::io;
+use std::time::Instant;
 
 use rustix::time::{ClockId, clock_gettime};
 
 use super::LoadError;
 
+/// What a measurement took.
+pub(super) struct Usage {
+    pub(super) seconds: f64,
+    pub(super) client_ns: u64,
+    pub(super) target_ns: u64,
+    pub(super) target_rss_kib: u64,
+}
+
+/// Time and CPU time from its start on, of the calling thread and the target's processes.
+pub(super) struct Meter<'a> {
+    pids: &'a [u32],
+    begin: Instant,
+    client_ns: u64,
+    target_ns: u64,
+}
+
+impl<'a> Meter<'a> {
+    pub(super) fn start(pids: &'a [u32]) -> Result<Self, LoadError> {
+        let target_ns = cpu_ns(pids)?;
+        let client_ns = own_cpu_ns();
+        Ok(Self { pids, begin: sarsen_io::time::now(), client_ns, target_ns })
+    }
+
+    pub(super) const fn begin(&self) -> Instant {
+        self.begin
+    }
+
+    /// What was used until `end`, which is now.
+    pub(super) fn stop(&self, end: Instant) -> Result<Usage, LoadError> {
+        Ok(Usage {
+            seconds: end.duration_since(self.begin).as_secs_f64(),
+            client_ns: own_cpu_ns() - self.client_ns,
+            target_ns: cpu_ns(self.pids)?.saturating_sub(self.target_ns),
+            target_rss_kib: resident_kib(self.pids)?,
+        })
+    }
+}
+
 /// CPU time of the calling thread.
-pub(super) fn own_cpu_ns() -> u64 {
+fn own_cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// CPU time of all threads of these processes. Threads that ended take theirs with them.
-pub(super) fn cpu_ns(pids: &[u32]) -> Result<u64, LoadError> {
+fn cpu_ns(pids: &[u32]) -> Result<u64, LoadError> {
     let mut total = 0;
     for &pid in pids {
         total += process_cpu_ns(pid).map_err(|source| LoadError::Process { pid, source })?;
@@ -34,7 +73,7 @@ fn process_cpu_ns(pid: u32) -> io::Result<u64> {
 }
 
 /// Resident memory of these processes.
-pub(super) fn resident_kib(pids: &[u32]) -> Result<u64, LoadError> {
+fn resident_kib(pids: &[u32]) -> Result<u64, LoadError> {
     let mut total = 0;
     for &pid in pids {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))

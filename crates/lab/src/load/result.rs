@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::client::Shared;
-use super::{LoadOptions, Tally};
+use super::LoadOptions;
+use super::process::Usage;
+use super::tally::Tally;
+use super::work::Shared;
 use crate::record::{Bucket, Measures, Series, figure};
 
 /// Buckets of latencies for each power of ten, and how many buckets are the most.
@@ -170,27 +172,19 @@ fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
     (first..).zip(counts).map(|(at, count)| Bucket { upper_us: upper_us(at), count }).collect()
 }
 
-/// What the measurement took.
-pub(super) struct Usage {
-    pub(super) seconds: f64,
-    pub(super) client_ns: u64,
-    pub(super) target_ns: u64,
-    pub(super) target_rss_kib: u64,
-    pub(super) backlog: u64,
-}
-
 /// The figures of what was counted.
 pub(super) fn result(
     options: &LoadOptions,
     tally: &Tally,
     shared: &Shared,
     usage: Usage,
+    backlog: u64,
 ) -> LoadResult {
     let mut all = tally.reads.clone();
     // Both have the same bounds.
     let added = all.add(&tally.writes);
     assert!(added.is_ok(), "histograms of the same bounds");
-    let Usage { seconds, client_ns, target_ns, target_rss_kib, backlog } = usage;
+    let Usage { seconds, client_ns, target_ns, target_rss_kib } = usage;
     let per_io = |ns: u64| ns as f64 / 1e3 / tally.ios.max(1) as f64;
     let percentile = |q: f64| all.value_at_quantile(q) as f64 / 1e3;
     let known = !options.target_pids.is_empty();

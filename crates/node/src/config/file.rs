@@ -112,6 +112,11 @@ pub fn parse_engine(text: &str) -> Result<FileEngine, String> {
     choose("io-engine", text, &ENGINES)
 }
 
+/// `writeback`, `writethrough`, `none`, `directsync` or `unsafe`.
+pub fn parse_cache(text: &str) -> Result<CacheMode, String> {
+    choose("cache", text, &CACHES)
+}
+
 fn choose<T: Copy>(key: &str, text: &str, choices: &[(&'static str, T)]) -> Result<T, String> {
     let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
     found.ok_or_else(|| {

@@ -15,7 +15,7 @@ use sarsen_io::cores::FileEngine;
 
 use crate::stores::CacheMode;
 
-pub use self::file::{parse_address, parse_engine, parse_file};
+pub use self::file::{parse_address, parse_cache, parse_engine, parse_file};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
 

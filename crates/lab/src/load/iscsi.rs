@@ -1,0 +1,217 @@
+//! The load over iSCSI: one thread, one wait for all sockets.
+
+use std::net::ToSocketAddrs;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::fs::Timespec;
+use rustix::io::Errno;
+use sarsen_initiator::Url;
+
+use super::client::{Client, Place};
+use super::process::Meter;
+use super::result::{self, LoadResult};
+use super::tally::Tally;
+use super::work::Shared;
+use super::{LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT, system};
+
+/// Received bytes pass through here.
+const SCRATCH_LENGTH: usize = 512 * 1024;
+/// Sockets of which one wait tells.
+const READY_LIMIT: usize = 64;
+/// Shorter waits are not left to the kernel, which wakes a thread this much too late.
+const WAKE_UP_DELAY: Duration = Duration::from_micros(100);
+
+/// See [`super::run`].
+pub(super) fn put_on(
+    options: &LoadOptions,
+    url: &Url,
+    mut shared: Shared,
+) -> Result<LoadResult, LoadError> {
+    let mut clients = log_in(options, url, &mut shared)?;
+    let mut tally = Tally::new(sarsen_io::time::now())?;
+    let mut engine = Engine::new(&mut clients)?;
+    engine.timed = options.rate.is_some() || clients.iter().any(Client::is_timed);
+    if shared.feed.is_none() {
+        engine.serve_all(&mut clients, &mut tally)?;
+        let end = sarsen_io::time::now() + options.warm_up;
+        engine.run_until(Some(end), &mut clients, &mut tally, options)?;
+    }
+
+    let meter = Meter::start(&options.target_pids)?;
+    let begin = meter.begin();
+    tally.measure(begin, shared.feed.is_none().then_some(options.duration));
+    match &shared.feed {
+        None => {
+            let end = begin + options.duration;
+            engine.run_until(Some(end), &mut clients, &mut tally, options)?;
+        }
+        Some(feed) => {
+            engine.serve_all(&mut clients, &mut tally)?;
+            while !(feed.borrow().has_ended() && clients.iter().all(Client::is_idle)) {
+                engine.run_until(None, &mut clients, &mut tally, options)?;
+            }
+        }
+    }
+    let end = sarsen_io::time::now();
+    tally.tick(end);
+    tally.measuring = false;
+    let usage = meter.stop(end)?;
+    let backlog = clients.iter().map(|client| client.backlog(end)).sum();
+
+    tally.leaving = true;
+    leave(&mut engine, &mut clients, &mut tally);
+    Ok(result::result(options, &tally, &shared, usage, backlog))
+}
+
+fn log_in(options: &LoadOptions, url: &Url, shared: &mut Shared) -> Result<Vec<Client>, LoadError> {
+    if url.user.is_some() {
+        return Err(LoadError::Options("authentication is not supported: leave the user out"));
+    }
+    let portal = &url.portal;
+    let address = (portal.host.as_str(), portal.port)
+        .to_socket_addrs()
+        .map_err(|source| LoadError::System { what: "find the host", source })?
+        .next()
+        .ok_or(LoadError::Options("the host has no address"))?;
+    let mut scratch = vec![0; SCRATCH_LENGTH];
+    let mut pattern = None;
+    let mut clients: Vec<Client> = Vec::new();
+    for index in 0..options.sessions {
+        let place = Place { url, address, index };
+        clients.push(Client::log_in(options, place, shared, &mut pattern, &mut scratch)?);
+    }
+    Ok(clients)
+}
+
+/// Ends what is open and logs out. What goes wrong now changes no figure.
+fn leave(engine: &mut Engine, clients: &mut [Client], tally: &mut Tally) {
+    let deadline = sarsen_io::time::now() + LEAVE_LIMIT;
+    clients.iter_mut().for_each(Client::stop);
+    while clients.iter().any(|client| !client.has_left()) && sarsen_io::time::now() < deadline {
+        if engine.serve_all(clients, tally).is_err() || engine.turn(clients, tally).is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits for the sockets. A single one is waited for in the receive call itself.
+struct Engine {
+    epoll: rustix::fd::OwnedFd,
+    events: Vec<epoll::Event>,
+    scratch: Vec<u8>,
+    /// I/Os begin by the clock, not only when others have ended.
+    timed: bool,
+}
+
+impl Engine {
+    fn new(clients: &mut [Client]) -> Result<Self, LoadError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
+        for (client, index) in clients.iter_mut().zip(0..) {
+            epoll::add(
+                &epoll,
+                client.socket(),
+                epoll::EventData::new_u64(index),
+                epoll::EventFlags::IN,
+            )
+            .map_err(system("watch a socket"))?;
+        }
+        let none =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let (events, scratch) = (vec![none; READY_LIMIT], vec![0; SCRATCH_LENGTH]);
+        Ok(Self { epoll, events, scratch, timed: false })
+    }
+
+    /// Turns until then, or, without a time, once.
+    fn run_until(
+        &mut self,
+        end: Option<Instant>,
+        clients: &mut [Client],
+        tally: &mut Tally,
+        options: &LoadOptions,
+    ) -> Result<(), LoadError> {
+        loop {
+            let now = self.turn(clients, tally)?;
+            if end.is_some_and(|end| now >= end) {
+                return Ok(());
+            }
+            if now.saturating_duration_since(tally.last_answer) > options.stall_limit {
+                return Err(LoadError::Stalled(options.stall_limit));
+            }
+            if end.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Issues and sends on every session.
+    fn serve_all(&mut self, clients: &mut [Client], tally: &mut Tally) -> Result<(), LoadError> {
+        for (client, index) in clients.iter_mut().zip(0..) {
+            client.issue_and_send(tally)?;
+            self.watch(client, index)?;
+        }
+        Ok(())
+    }
+
+    /// One wait and what came of it. Gives the time after it.
+    fn turn(&mut self, clients: &mut [Client], tally: &mut Tally) -> Result<Instant, LoadError> {
+        if let [client] = clients
+            && !client.is_blocked()
+            && !self.timed
+        {
+            let now = client.receive(&mut self.scratch, true, tally)?;
+            client.issue_and_send(tally)?;
+            self.watch(client, 0)?;
+            return Ok(now);
+        }
+        let wait = if self.timed { wait_of(clients) } else { WAIT_LIMIT };
+        let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+        let ready = match epoll::wait(&self.epoll, &mut self.events[..], Some(&timeout)) {
+            Ok(ready) => ready,
+            Err(Errno::INTR) => 0,
+            Err(error) => return Err(system("wait for sockets")(error)),
+        };
+        for place in 0..ready {
+            let event = self.events[place];
+            let index = event.data.u64();
+            let client = &mut clients[index as usize];
+            let flags = event.flags;
+            if flags.intersects(!epoll::EventFlags::OUT) {
+                client.receive(&mut self.scratch, false, tally)?;
+            }
+            client.issue_and_send(tally)?;
+            self.watch(client, index)?;
+        }
+        let now = sarsen_io::time::now();
+        if self.timed {
+            if clients.iter().all(Client::is_idle) {
+                // Nobody owes an answer.
+                tally.last_answer = now;
+            }
+            self.serve_all(clients, tally)?;
+        }
+        Ok(now)
+    }
+
+    /// Waits for room to send exactly while a socket has none.
+    fn watch(&self, client: &mut Client, index: u64) -> Result<(), LoadError> {
+        if client.is_blocked() == client.watched_for_room {
+            return Ok(());
+        }
+        client.watched_for_room = client.is_blocked();
+        let flags = if client.watched_for_room {
+            epoll::EventFlags::IN | epoll::EventFlags::OUT
+        } else {
+            epoll::EventFlags::IN
+        };
+        epoll::modify(&self.epoll, client.socket(), epoll::EventData::new_u64(index), flags)
+            .map_err(system("watch a socket"))
+    }
+}
+
+/// How long nothing is to be begun.
+fn wait_of(clients: &[Client]) -> Duration {
+    let Some(due) = clients.iter().filter_map(Client::due).min() else { return WAIT_LIMIT };
+    let left = due.saturating_duration_since(sarsen_io::time::now());
+    left.saturating_sub(WAKE_UP_DELAY).min(WAIT_LIMIT)
+}

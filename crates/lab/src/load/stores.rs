@@ -1,0 +1,335 @@
+//! The load on stores: what is measured without a protocol, or over one that offers a store.
+//!
+//! One task keeps the I/Os of all sessions open. A store that answers at once is asked again at
+//! once; the others are waited for together. Data that a store only lends (memory that is sent
+//! without a copy) is copied out: otherwise a read would move nothing.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use sarsen_block::io::LocalFuture;
+use sarsen_block::{
+    BlockError, BlockSize, Buffer, Data, Durability, Extent, Io as Answer, Reply, Request, Store,
+};
+use sarsen_io::cores::{self, FileEngine};
+use sarsen_node::stores::{FileOptions, FileStore, StoreError};
+
+use super::plan::Io;
+use super::process::Meter;
+use super::result::{self, LoadResult};
+use super::tally::Tally;
+use super::work::{Shared, Work, fill_pattern};
+use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT};
+
+/// The runtime's timers are this coarse: shorter waits are turns of its loop.
+const TIMER_STEP: Duration = Duration::from_millis(2);
+
+type Answered = Result<Reply, BlockError>;
+
+/// See [`super::run`].
+pub(super) fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError> {
+    let measured = async {
+        let mut engine = Engine::open(options, shared)?;
+        let result = engine.measure().await;
+        engine.leave().await;
+        result
+    };
+    cores::block_on(FileEngine::Auto, measured)
+        .map_err(|source| LoadError::System { what: "start the runtime", source })?
+}
+
+/// The store of an endpoint that is none of the network.
+fn open(options: &LoadOptions, replays: bool) -> Result<Arc<dyn Store>, LoadError> {
+    match &options.endpoint {
+        Endpoint::Memory(store) => Ok(store.store()),
+        Endpoint::File { path, cache } => {
+            let mut file = FileOptions {
+                path: path.clone(),
+                size: None,
+                block_size: BlockSize::B512,
+                cache: *cache,
+                read_only: options.only_reads() && !replays,
+            };
+            let opened = FileStore::open(&file).or_else(|error| {
+                // Some devices, and direct I/O on some file systems, take no less than this.
+                file.block_size = BlockSize::B4096;
+                match error {
+                    StoreError::Unfit { .. } => FileStore::open(&file).map_err(|_| error),
+                    error => Err(error),
+                }
+            });
+            Ok(Arc::new(opened?))
+        }
+        Endpoint::Iscsi(_) => unreachable!("iSCSI has an engine of its own"),
+    }
+}
+
+/// One of the sessions.
+struct Lane {
+    store: Arc<dyn Store>,
+    size: BlockSize,
+    work: Work,
+    open: u32,
+}
+
+/// An I/O that a store is carrying out.
+struct Open {
+    lane: usize,
+    io: Option<Io>,
+    answer: LocalFuture<Answered>,
+}
+
+impl Future for Open {
+    type Output = (usize, Io, Answered);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(answered) = self.answer.as_mut().poll(context) else {
+            return Poll::Pending;
+        };
+        let io = self.io.take();
+        Poll::Ready((self.lane, io.expect("an answer comes once"), answered))
+    }
+}
+
+/// A timer and when it goes off.
+struct Alarm {
+    at: Instant,
+    timer: LocalFuture<()>,
+}
+
+impl Alarm {
+    fn new(at: Instant) -> Self {
+        Self { at, timer: Box::pin(sarsen_io::time::sleep_until(at)) }
+    }
+}
+
+struct Engine<'a> {
+    options: &'a LoadOptions,
+    shared: Shared,
+    lanes: Vec<Lane>,
+    open: FuturesUnordered<Open>,
+    tally: Tally,
+    /// What every write writes that is not verified.
+    pattern: Buffer,
+    /// Where data goes that a store only lends.
+    scratch: Buffer,
+    alarm: Alarm,
+}
+
+impl<'a> Engine<'a> {
+    fn open(options: &'a LoadOptions, mut shared: Shared) -> Result<Self, LoadError> {
+        let longest = shared.longest(options) as usize;
+        let store = open(options, shared.feed.is_some())?;
+        let mut lanes = Vec::new();
+        for index in 0..options.sessions {
+            let geometry = store.geometry();
+            let size = geometry.block_size;
+            let capacity = (geometry.block_count, size.bytes() as u32);
+            let work = Work::new(options, capacity, index, &mut shared)?;
+            lanes.push(Lane { store: store.clone(), size, work, open: 0 });
+        }
+        let mut pattern = Buffer::for_overwrite(longest);
+        fill_pattern(&mut pattern);
+        let now = sarsen_io::time::now();
+        Ok(Self {
+            options,
+            shared,
+            lanes,
+            open: FuturesUnordered::new(),
+            tally: Tally::new(now)?,
+            pattern,
+            scratch: Buffer::for_overwrite(longest),
+            alarm: Alarm::new(now + WAIT_LIMIT),
+        })
+    }
+
+    async fn measure(&mut self) -> Result<LoadResult, LoadError> {
+        let replays = self.shared.feed.is_some();
+        if !replays {
+            let end = sarsen_io::time::now() + self.options.warm_up;
+            self.run_until(Some(end)).await?;
+        }
+        let meter = Meter::start(&self.options.target_pids)?;
+        let begin = meter.begin();
+        let duration = (!replays).then_some(self.options.duration);
+        self.tally.measure(begin, duration);
+        self.run_until(duration.map(|duration| begin + duration)).await?;
+        let end = sarsen_io::time::now();
+        self.tally.tick(end);
+        self.tally.measuring = false;
+        let usage = meter.stop(end)?;
+        let backlog = self.lanes.iter().map(|lane| lane.work.backlog(end)).sum();
+        Ok(result::result(self.options, &self.tally, &self.shared, usage, backlog))
+    }
+
+    /// Turns until then, or, without a time, until the trace has ended.
+    async fn run_until(&mut self, end: Option<Instant>) -> Result<(), LoadError> {
+        loop {
+            let answered = self.issue(end)?;
+            let now = sarsen_io::time::now();
+            self.tally.tick(now);
+            let feed = self.shared.feed.as_ref();
+            let is_over = match end {
+                Some(end) => now >= end,
+                None => feed.is_none_or(|feed| feed.borrow().has_ended()) && self.open.is_empty(),
+            };
+            if is_over {
+                return Ok(());
+            }
+            if self.open.is_empty() {
+                // Nobody owes an answer.
+                self.tally.last_answer = now;
+            }
+            if now.saturating_duration_since(self.tally.last_answer) > self.options.stall_limit {
+                return Err(LoadError::Stalled(self.options.stall_limit));
+            }
+            if answered && self.open.is_empty() {
+                continue;
+            }
+            let limit = end.map_or(now + WAIT_LIMIT, |end| end.min(now + WAIT_LIMIT));
+            let waits_until = match self.due().map(|due| due.min(limit)) {
+                _ if answered => None,
+                Some(due) if due < now + TIMER_STEP => None,
+                Some(due) => Some(due - TIMER_STEP / 2),
+                None => Some(limit),
+            };
+            match waits_until {
+                Some(until) => self.wait(now, until).await,
+                None => {
+                    tokio::task::yield_now().await;
+                    poll_fn(|context| Poll::Ready(self.take_answers(context))).await;
+                }
+            }
+        }
+    }
+
+    /// When the next I/O is to begin for which there is room; `None` is not by time.
+    fn due(&self) -> Option<Instant> {
+        let depth = self.options.queue_depth();
+        let free = self.lanes.iter().filter(|lane| lane.open < depth);
+        free.filter_map(|lane| lane.work.due()).min()
+    }
+
+    /// Begins as many I/Os as there is room for; of a store that answers at once, as many as a
+    /// queue is deep. Whether any was answered.
+    fn issue(&mut self, end: Option<Instant>) -> Result<bool, LoadError> {
+        let depth = self.options.queue_depth();
+        let mut answered_any = false;
+        for index in 0..self.lanes.len() {
+            for _ in self.lanes[index].open..depth {
+                let now = sarsen_io::time::now();
+                if end.is_some_and(|end| now >= end) {
+                    return Ok(answered_any);
+                }
+                let lane = &mut self.lanes[index];
+                let Some(io) = lane.work.next(now)? else { break };
+                let request = request(lane, &io, &self.pattern);
+                match lane.store.submit(request) {
+                    Answer::Ready(answered) => {
+                        answered_any = true;
+                        lane.open += 1;
+                        self.end(index, &io, answered, None);
+                    }
+                    Answer::Pending(answer) => {
+                        lane.open += 1;
+                        self.open.push(Open { lane: index, io: Some(io), answer });
+                    }
+                }
+            }
+        }
+        Ok(answered_any)
+    }
+
+    /// Until an answer came, or until then at the latest.
+    async fn wait(&mut self, now: Instant, until: Instant) {
+        if self.alarm.at <= now || self.alarm.at > until {
+            self.alarm = Alarm::new(until);
+        }
+        poll_fn(|context| {
+            if self.take_answers(context) || self.alarm.timer.as_mut().poll(context).is_ready() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    /// Takes what was answered by now. Whether there was anything.
+    fn take_answers(&mut self, context: &mut Context<'_>) -> bool {
+        let mut now = None;
+        while let Poll::Ready(Some((lane, io, answered))) = self.open.poll_next_unpin(context) {
+            let now = *now.get_or_insert_with(sarsen_io::time::now);
+            self.end(lane, &io, answered, Some(now));
+        }
+        now.is_some()
+    }
+
+    /// An I/O has ended, by then or just now.
+    fn end(&mut self, lane: usize, io: &Io, answered: Answered, by: Option<Instant>) {
+        let lane = &mut self.lanes[lane];
+        lane.open -= 1;
+        let data = match answered {
+            Ok(Reply::Data(data)) => {
+                let whole = data.len() == io.bytes as usize;
+                let data = if lane.work.verifies() {
+                    Some(data.into_buffer())
+                } else {
+                    if let Data::Shared { length, .. } = data {
+                        data.copy_out(0, &mut self.scratch[..length.min(io.bytes as usize)]);
+                    }
+                    None
+                };
+                Ok((whole, data))
+            }
+            Ok(Reply::Done) => Ok((!io.reads, None)),
+            Ok(Reply::Allocation(_)) => Ok((false, None)),
+            Err(error) => Err(error),
+        };
+        let now = by.unwrap_or_else(sarsen_io::time::now);
+        self.tally.tick(now);
+        self.tally.last_answer = now;
+        let good = matches!(data, Ok((true, _)));
+        match &data {
+            Ok((true, _)) => {}
+            Ok((false, _)) => self.tally.note_error(|| "an answer of another length".into()),
+            Err(error) => self.tally.note_error(|| error.to_string()),
+        }
+        lane.work.end(io, good, data.ok().and_then(|(_, data)| data).as_deref());
+        self.tally.note_io(now.saturating_duration_since(io.intended), io.reads, io.bytes);
+    }
+
+    /// Ends what is open. What goes wrong now changes no figure.
+    async fn leave(&mut self) {
+        let now = sarsen_io::time::now();
+        let deadline = now + LEAVE_LIMIT;
+        let mut now = now;
+        while !self.open.is_empty() && now < deadline {
+            self.wait(now, deadline).await;
+            now = sarsen_io::time::now();
+        }
+    }
+}
+
+fn request(lane: &Lane, io: &Io, pattern: &Buffer) -> Request {
+    let extent = Extent::new(io.lba, io.blocks.into());
+    debug_assert_eq!(extent.byte_count(lane.size), u64::from(io.bytes));
+    if io.reads {
+        return Request::Read(extent);
+    }
+    let mut data = Buffer::for_overwrite(io.bytes as usize);
+    if lane.work.verifies() {
+        lane.work.fill(io.lba, &mut data);
+    } else {
+        data.copy_from_slice(&pattern[..io.bytes as usize]);
+    }
+    Request::Write { extent, data, durability: Durability::Volatile }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sarsen_block::layers::{Fault, Faults, FaultyStore};
+use sarsen_block::{Characteristics, Geometry, MemoryStore};
+
+use super::super::{OpenStore, replay, run};
+use super::*;
+use crate::access::Access;
+use crate::trace::Request as Traced;
+
+const BLOCKS: u64 = 2048;
+
+fn options(endpoint: impl Into<Endpoint>, read_percent: u8) -> LoadOptions {
+    let access = Access { block_bytes: 4096, read_percent, random_percent: 100, queue_depth: 8 };
+    let mut options = LoadOptions::new(endpoint.into(), access);
+    options.warm_up = Duration::from_millis(10);
+    options.duration = Duration::from_millis(100);
+    options
+}
+
+fn memory(store: impl Store + 'static) -> Endpoint {
+    Endpoint::Memory(OpenStore::new(Arc::new(store)))
+}
+
+/// A store that answers later, in another order, and knows how many it has open.
+struct Late {
+    inner: MemoryStore,
+    open: Arc<AtomicU64>,
+    most: Arc<AtomicU64>,
+}
+
+impl Late {
+    fn new() -> Self {
+        let inner = MemoryStore::new(BlockSize::B512, BLOCKS);
+        Self { inner, open: Arc::default(), most: Arc::default() }
+    }
+}
+
+impl Store for Late {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+    fn characteristics(&self) -> Characteristics {
+        self.inner.characteristics()
+    }
+    fn submit(&self, request: Request) -> Answer<Answered> {
+        let now = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most.fetch_max(now, Ordering::Relaxed);
+        let open = self.open.clone();
+        let answer = self.inner.submit(request);
+        Answer::pending(async move {
+            for _ in 0..now {
+                tokio::task::yield_now().await;
+            }
+            open.fetch_sub(1, Ordering::Relaxed);
+            answer.wait().await
+        })
+    }
+}
+
+#[test]
+fn memory_is_read_and_written_and_all_of_it_is_verified() {
+    let mut options = options(Endpoint::Memory(OpenStore::ram(BLOCKS * 512).unwrap()), 50);
+    options.verify = true;
+    options.sessions = 2;
+    let result = run(&options).unwrap();
+    assert!(result.ios > 100, "{result:?}");
+    assert_eq!((result.errors, result.mismatches), (0, Some(0)));
+    assert!(result.verified_blocks.unwrap() > 100);
+    let counted: u64 = result.latencies.iter().map(|bucket| bucket.count).sum();
+    assert_eq!(counted, result.ios);
+    let series = result.series.unwrap();
+    assert!(series.values.iter().sum::<f64>() * series.interval_s <= result.ios as f64 + 0.5);
+}
+
+#[test]
+fn a_queue_is_kept_as_deep_as_it_was_asked_for_and_no_deeper() {
+    let store = Late::new();
+    let (open, most) = (store.open.clone(), store.most.clone());
+    let mut options = options(memory(store), 70);
+    options.sessions = 3;
+    options.verify = true;
+    let result = run(&options).unwrap();
+    assert_eq!((result.errors, result.mismatches), (0, Some(0)));
+    assert!(result.reads.is_some() && result.writes.is_some());
+    assert_eq!(most.load(Ordering::Relaxed), 24);
+    assert_eq!(open.load(Ordering::Relaxed), 0, "what is open at the end is waited for");
+}
+
+#[test]
+fn an_open_loop_has_its_arrivals_by_the_clock() {
+    let mut options = options(memory(Late::new()), 100);
+    options.rate = Some(2000.0);
+    options.duration = Duration::from_millis(200);
+    let result = run(&options).unwrap();
+    let begun = result.ios + result.backlog.unwrap();
+    assert!((300..=500).contains(&begun), "{begun} in {} s", result.seconds);
+}
+
+#[test]
+fn what_a_store_refuses_is_an_error_and_what_it_forgets_is_found() {
+    let faults = Faults::default();
+    faults.add(Fault::Unreadable(Extent::new(0, BLOCKS)));
+    let inner = Arc::new(MemoryStore::new(BlockSize::B512, BLOCKS));
+    let result = run(&options(memory(FaultyStore::new(inner, faults)), 100)).unwrap();
+    assert!(result.errors > 0);
+    assert!(result.first_error.unwrap().contains("Read error at block"));
+
+    struct Forgetful(MemoryStore);
+    impl Store for Forgetful {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+        fn characteristics(&self) -> Characteristics {
+            self.0.characteristics()
+        }
+        fn submit(&self, request: Request) -> Answer<Answered> {
+            match request {
+                Request::Write { .. } => Answer::Ready(Ok(Reply::Done)),
+                other => self.0.submit(other),
+            }
+        }
+    }
+    let mut options = options(memory(Forgetful(MemoryStore::new(BlockSize::B512, BLOCKS))), 50);
+    options.verify = true;
+    let result = run(&options).unwrap();
+    assert!(result.mismatches.unwrap() > 0);
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_given_up() {
+    struct Silent(MemoryStore);
+    impl Store for Silent {
+        fn geometry(&self) -> Geometry {
+            self.0.geometry()
+        }
+        fn characteristics(&self) -> Characteristics {
+            self.0.characteristics()
+        }
+        fn submit(&self, _: Request) -> Answer<Answered> {
+            Answer::pending(std::future::pending())
+        }
+    }
+    let mut options = options(memory(Silent(MemoryStore::new(BlockSize::B512, BLOCKS))), 100);
+    options.duration = Duration::from_secs(60);
+    options.stall_limit = Duration::from_millis(50);
+    assert!(matches!(run(&options), Err(LoadError::Stalled(_))));
+}
+
+#[test]
+fn a_file_is_loaded_through_the_page_cache_and_a_missing_one_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    let error = run(&options(Endpoint::path(&path), 100)).unwrap_err().to_string();
+    assert!(error.contains("does not exist"), "{error}");
+    std::fs::File::create(&path).unwrap().set_len(BLOCKS * 512).unwrap();
+    let mut options = options(Endpoint::path(&path), 50);
+    options.verify = true;
+    let result = run(&options).unwrap();
+    assert_eq!((result.errors, result.mismatches), (0, Some(0)));
+    assert!(result.verified_blocks.unwrap() > 0);
+}
+
+#[test]
+fn a_trace_is_replayed_to_its_end() {
+    let requests = (0..500u64).map(|number| {
+        let (reads, offset) = (number % 3 > 0, number * 4096);
+        Ok(Traced { at: Duration::from_micros(number), reads, offset, length: 4096 })
+    });
+    for speed in [None, Some(1.0)] {
+        let (endpoint, feed) = (memory(Late::new()), requests.clone());
+        let result = replay(&options(endpoint, 100), Box::new(feed), speed).unwrap();
+        assert_eq!((result.ios, result.errors), (500, 0));
+        assert_eq!(result.writes.unwrap().ios, 167);
+        assert!(result.wrapped.unwrap() > 0);
+    }
+}

@@ -1,0 +1,134 @@
+//! What a session does next and what became of it, whatever it speaks.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Instant;
+
+use super::ledger::Ledger;
+use super::plan::{Io, Source, Unit};
+use super::replay::{Feed, LENGTH_LIMIT};
+use super::{LoadError, LoadOptions};
+
+/// What the sessions of one load have in common.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// What was written, if it is to be verified.
+    pub(super) ledger: Option<Rc<RefCell<Ledger>>>,
+    /// The trace, if one is replayed.
+    pub(super) feed: Option<Rc<RefCell<Feed>>>,
+    /// What the first session negotiated.
+    pub(super) parameters: BTreeMap<String, String>,
+}
+
+impl Shared {
+    /// The longest I/O, in bytes.
+    pub(super) fn longest(&self, options: &LoadOptions) -> u32 {
+        if self.feed.is_some() { LENGTH_LIMIT } else { options.longest() }
+    }
+}
+
+/// What every write writes that is not verified: so many bytes.
+pub(super) fn fill_pattern(bytes: &mut [u8]) {
+    bytes.iter_mut().zip(0usize..).for_each(|(byte, at)| *byte = (at * 7) as u8);
+}
+
+/// The I/Os of one session on its unit.
+pub(super) struct Work {
+    source: Source,
+    unit: Unit,
+    ledger: Option<Rc<RefCell<Ledger>>>,
+}
+
+impl Work {
+    /// The work of session `index` on a unit of so many blocks.
+    pub(super) fn new(
+        options: &LoadOptions,
+        (blocks, block_length): (u64, u32),
+        index: u32,
+        shared: &mut Shared,
+    ) -> Result<Self, LoadError> {
+        let unit = Unit::new(options, blocks, block_length);
+        for block_bytes in options.block_sizes() {
+            unit.check(block_bytes)?;
+        }
+        if options.verify && shared.ledger.is_none() {
+            let ledger = Ledger::new(sarsen_io::random::number(), block_length).ok_or(
+                LoadError::Options("the unit's blocks cannot hold what verification needs"),
+            )?;
+            shared.ledger = Some(Rc::new(RefCell::new(ledger)));
+        }
+        let source = match &shared.feed {
+            Some(feed) => Source::Replay(feed.clone()),
+            None => Source::new(options, unit, index),
+        };
+        Ok(Self { source, unit, ledger: shared.ledger.clone() })
+    }
+
+    /// Whether I/Os may begin at another time than when one has ended.
+    pub(super) fn is_timed(&self) -> bool {
+        self.ledger.is_some() || matches!(self.source, Source::Replay(_)) || self.due().is_some()
+    }
+
+    /// When the next I/O is to begin; `None` is not by time.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match &self.source {
+            Source::Plain(_) => None,
+            Source::Mixed(mixed) => mixed.due(),
+            Source::Replay(feed) => feed.borrow().due(),
+        }
+    }
+
+    /// I/Os that should have begun and have not.
+    pub(super) fn backlog(&self, now: Instant) -> u64 {
+        match &self.source {
+            Source::Mixed(mixed) => mixed.backlog(now),
+            Source::Plain(_) | Source::Replay(_) => 0,
+        }
+    }
+
+    /// Whether what is read is looked at.
+    #[inline]
+    pub(super) const fn verifies(&self) -> bool {
+        self.ledger.is_some()
+    }
+
+    /// The next I/O, if it may begin now.
+    #[inline]
+    pub(super) fn next(&mut self, now: Instant) -> Result<Option<Io>, LoadError> {
+        if let Source::Plain(plan) = &mut self.source {
+            return Ok(Some(plan.next(now)));
+        }
+        self.draw(now)
+    }
+
+    #[inline(never)]
+    fn draw(&mut self, now: Instant) -> Result<Option<Io>, LoadError> {
+        match (&mut self.source, &self.ledger) {
+            (Source::Plain(plan), _) => Ok(Some(plan.next(now))),
+            (Source::Mixed(mixed), None) => Ok(mixed.next(now, |_| true)),
+            (Source::Mixed(mixed), Some(ledger)) => {
+                Ok(mixed.next(now, |io| ledger.borrow_mut().admit(io.lba, io.blocks, io.reads)))
+            }
+            (Source::Replay(feed), _) => feed.borrow_mut().next(now, self.unit),
+        }
+    }
+
+    /// The data of the write that [`Self::next`] gave last, if it is to be verified.
+    pub(super) fn fill(&self, lba: u64, data: &mut [u8]) {
+        if let Some(ledger) = &self.ledger {
+            ledger.borrow().fill(lba, data);
+        }
+    }
+
+    /// An I/O has ended: well or not, and, if it is a read that ended well, with this data.
+    pub(super) fn end(&self, io: &Io, good: bool, data: Option<&[u8]>) {
+        let Some(ledger) = &self.ledger else { return };
+        let mut ledger = ledger.borrow_mut();
+        if io.reads {
+            ledger.end_read(io.lba, io.blocks, data.filter(|_| good));
+        } else {
+            ledger.end_write(io.lba, io.blocks, good);
+        }
+    }
+}
