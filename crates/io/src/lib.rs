@@ -8,8 +8,11 @@
 pub mod cores;
 pub mod file;
 pub mod memory;
+pub mod namespace;
 pub mod net;
 mod pool;
 pub mod random;
 mod ring;
+pub mod tap;
+pub mod threads;
 pub mod time;

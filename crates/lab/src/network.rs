@@ -2,10 +2,29 @@
 //!
 //! With the right to make network namespaces there are two of them, joined by a link for each
 //! [`LinkProfile`]; without it everything goes over loopback, and what loopback cannot imitate is
-//! not measured. Nothing outside the namespaces is touched, and they end with the process.
+//! not measured. Nothing outside the namespaces is touched, and they end with the process, even
+//! one that is killed.
+//!
+//! Packets are never larger than the link's MTU, as if no network card took part in TCP: with
+//! veth's segmentation offload the MTU would make no difference.
+
+mod shaping;
+mod sides;
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
+
+use sides::{End, Sides};
+
+/// The largest MTU of a veth pair.
+const VETH_MTU_MAX: u32 = 65535;
+
+/// Rates that a link can have.
+const RATES_MBIT: RangeInclusive<f64> = 0.001..=1e6;
+
+/// The longest way.
+const DELAY_MAX: Duration = Duration::from_secs(10);
 
 /// What a link is like.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +47,8 @@ impl LinkProfile {
         Self { name: name.into(), mtu, rate_mbit: None, delay: Duration::ZERO, loss_percent: 0.0 }
     }
 
-    /// What a network without any set-up is: loopback as it is.
+    /// What a network without any set-up is: loopback as it is. Beside other links, which keep the
+    /// two sides apart, it is the nearest thing: a veth pair with all of its offloads.
     pub fn loopback() -> Self {
         Self::plain("loopback", 65536)
     }
@@ -43,28 +63,63 @@ pub struct Link {
     pub address: Result<IpAddr, String>,
 }
 
-/// The links of a run. They end when this is dropped.
+/// The links of a run. They end when this is dropped, or when the process ends.
 #[derive(Debug)]
 pub struct Network {
     links: Vec<Link>,
     notes: Vec<String>,
+    /// The two namespaces; one side for all on loopback.
+    sides: Option<Sides>,
 }
 
 impl Network {
-    /// Makes these links, or as much of them as can be made here.
+    /// Makes these links, or as much of them as can be made here. If all are
+    /// [`LinkProfile::loopback`] nothing is made.
     pub fn build(profiles: &[LinkProfile]) -> Self {
-        let links = profiles
-            .iter()
-            .map(|profile| {
-                let address = if *profile == LinkProfile::loopback() {
-                    Ok(Ipv4Addr::LOCALHOST.into())
-                } else {
-                    Err("this needs network namespaces".into())
-                };
-                Link { profile: profile.clone(), address }
-            })
-            .collect();
-        Self { links, notes: vec!["loopback".into()] }
+        let loopback = LinkProfile::loopback();
+        if profiles.iter().all(|profile| *profile == loopback) {
+            let reason = "nothing else was asked for";
+            return Self::on_loopback(profiles, reason, vec!["loopback".into()]);
+        }
+        match Sides::new() {
+            Ok(sides) => Self::between(sides, profiles),
+            Err(reason) => {
+                let note = format!("loopback alone: {reason}; root can have other links");
+                Self::on_loopback(profiles, &reason, vec![note])
+            }
+        }
+    }
+
+    fn on_loopback(profiles: &[LinkProfile], reason: &str, notes: Vec<String>) -> Self {
+        let loopback = LinkProfile::loopback();
+        let link = |profile: &LinkProfile| Link {
+            profile: profile.clone(),
+            address: match *profile == loopback {
+                true => Ok(Ipv4Addr::LOCALHOST.into()),
+                false => Err(format!("this needs network namespaces: {reason}")),
+            },
+        };
+        Self { links: profiles.iter().map(link).collect(), notes, sides: None }
+    }
+
+    fn between(sides: Sides, profiles: &[LinkProfile]) -> Self {
+        let mut network = Self { links: Vec::new(), notes: Vec::new(), sides: None };
+        for (index, profile) in profiles.iter().enumerate() {
+            let name = &profile.name;
+            let address = match make(&sides, index, profile) {
+                Ok((address, how)) => {
+                    network.notes.push(format!("{name}: {how}"));
+                    Ok(address.into())
+                }
+                Err(reason) => {
+                    network.notes.push(format!("{name}: not made, since {reason}"));
+                    Err(reason)
+                }
+            };
+            network.links.push(Link { profile: profile.clone(), address });
+        }
+        network.sides = Some(sides);
+        network
     }
 
     /// The links, as they were asked for.
@@ -77,24 +132,112 @@ impl Network {
         &self.notes
     }
 
+    /// Whether the sides are namespaces of their own.
+    pub const fn is_apart(&self) -> bool {
+        self.sides.is_some()
+    }
+
     /// The command that a program of the targets' side is started by: words that go before its own,
-    /// none on loopback.
+    /// none on loopback. They become the program (`exec`): its process is the one that was started.
     pub fn target_prefix(&self) -> &[String] {
-        &[]
+        self.sides.as_ref().map_or(&[], |sides| sides.targets.prefix())
     }
 
     /// The address that a target listens on to be reached over each link.
     pub fn listen_address(&self) -> IpAddr {
-        Ipv4Addr::LOCALHOST.into()
+        match self.sides {
+            Some(_) => Ipv4Addr::UNSPECIFIED.into(),
+            None => Ipv4Addr::LOCALHOST.into(),
+        }
     }
 
     /// Does `work` on a thread whose sockets are the initiator's side's.
+    ///
+    /// # Panics
+    /// If `work` does, or where [`sarsen_io::namespace::NetworkNamespace::within`] does.
     pub fn on_initiator_side<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        work()
+        match &self.sides {
+            Some(sides) => sides.initiator.within(work),
+            None => work(),
+        }
     }
 
     /// Does `work` on a thread whose sockets are the targets' side's.
+    ///
+    /// # Panics
+    /// Like [`Network::on_initiator_side`].
     pub fn on_target_side<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        work()
+        match &self.sides {
+            Some(sides) => sides.targets.within(work),
+            None => work(),
+        }
     }
 }
+
+/// Makes one link: where the targets' side answers, and how it was made.
+fn make(sides: &Sides, index: usize, profile: &LinkProfile) -> Result<(Ipv4Addr, String), String> {
+    check(index, profile)?;
+    let ends = sides::ends(index);
+    let address = ends[0].address;
+    sides.make_veth(&ends)?;
+    let made = if *profile == LinkProfile::loopback() {
+        sides
+            .take_up(&ends, &format!("mtu {VETH_MTU_MAX}"))
+            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, in loopback's place"))
+    } else {
+        shaped_veth(sides, &ends, profile)
+    };
+    match made {
+        Ok(how) => Ok((address, how)),
+        Err(reason) => {
+            sides.remove_veth(&ends)?;
+            Err(reason)
+        }
+    }
+}
+
+fn shaped_veth(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<String, String> {
+    let mtu = profile.mtu;
+    sides.take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))?;
+    // Both ends have the same name, and each shapes what it sends.
+    let Some((lines, discipline)) = shaping::commands(profile, &ends[0].interface) else {
+        return Ok(format!("veth without offloads, MTU {mtu}"));
+    };
+    sides.each(|side| side.tc(&lines))?;
+    Ok(format!("veth without offloads, MTU {mtu}, {discipline}: {}", wishes(profile)))
+}
+
+/// A profile that no link can have.
+fn check(index: usize, profile: &LinkProfile) -> Result<(), String> {
+    if index >= sides::LINKS_MAX {
+        return Err(format!("a network has at most {} links", sides::LINKS_MAX));
+    }
+    if profile.rate_mbit.is_some_and(|rate| !RATES_MBIT.contains(&rate)) {
+        return Err("its rate must be from 0.001 to 1000000 Mbit/s".into());
+    }
+    if !(0.0..=100.0).contains(&profile.loss_percent) {
+        return Err("its loss must be from 0 to 100 %".into());
+    }
+    if profile.delay > DELAY_MAX {
+        return Err(format!("its delay must be at most {DELAY_MAX:?}"));
+    }
+    Ok(())
+}
+
+/// What a link was asked to be beside its MTU.
+fn wishes(profile: &LinkProfile) -> String {
+    let mut wishes = Vec::new();
+    if let Some(rate) = profile.rate_mbit {
+        wishes.push(format!("{rate} Mbit/s"));
+    }
+    if !profile.delay.is_zero() {
+        wishes.push(format!("{:?} each way", profile.delay));
+    }
+    if profile.loss_percent > 0.0 {
+        wishes.push(format!("{} % lost each way", profile.loss_percent));
+    }
+    wishes.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! The two sides of a network, each a namespace, and the commands that make links between them.
+
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+
+use sarsen_io::namespace::NetworkNamespace;
+
+/// Links that there are addresses for.
+pub(super) const LINKS_MAX: usize = 256;
+
+/// A side of the network.
+#[derive(Debug)]
+pub(super) struct Side {
+    namespace: NetworkNamespace,
+    prefix: Vec<String>,
+}
+
+/// Both of them.
+#[derive(Debug)]
+pub(super) struct Sides {
+    pub(super) targets: Side,
+    pub(super) initiator: Side,
+}
+
+/// One end of a link: the interface has the same name on both sides.
+pub(super) struct End {
+    pub(super) interface: String,
+    pub(super) address: Ipv4Addr,
+    ethernet: String,
+    peer: Ipv4Addr,
+    peer_ethernet: String,
+}
+
+impl Side {
+    fn new() -> Result<Self, String> {
+        let namespace = NetworkNamespace::new()
+            .map_err(|error| format!("no network namespace could be made ({error})"))?;
+        let prefix =
+            ["nsenter".into(), format!("--net={}", namespace.path()), "--".into()].to_vec();
+        let side = Self { namespace, prefix };
+        side.ip("link set lo up\n")?;
+        Ok(side)
+    }
+
+    /// The words before a command that make it one of this side.
+    pub(super) fn prefix(&self) -> &[String] {
+        &self.prefix
+    }
+
+    pub(super) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.namespace.within(work)
+    }
+
+    /// Gives these lines to `ip` here.
+    pub(super) fn ip(&self, lines: &str) -> Result<(), String> {
+        self.batch("ip", lines)
+    }
+
+    /// Gives these lines to `tc` here.
+    pub(super) fn tc(&self, lines: &str) -> Result<(), String> {
+        self.batch("tc", lines)
+    }
+
+    fn batch(&self, program: &str, lines: &str) -> Result<(), String> {
+        let failed = |error| format!("{} {program}: {error}", self.prefix.join(" "));
+        let mut child = Command::new(&self.prefix[0])
+            .args(&self.prefix[1..])
+            .args([program, "-batch", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|error| failed(format!("{error}; util-linux and iproute2 bring them")))?;
+        // Taken, so that it is closed when all is written; an early end shows in the status.
+        let written = child.stdin.take().map(|mut input| input.write_all(lines.as_bytes()));
+        let output = child.wait_with_output().map_err(|error| failed(error.to_string()))?;
+        if output.status.success() && matches!(written, Some(Ok(()))) {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said: Vec<_> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        Err(format!("{program} failed ({}): {}", output.status, said.join("; ")))
+    }
+}
+
+impl Sides {
+    /// Makes the two, or says what is missing.
+    pub(super) fn new() -> Result<Self, String> {
+        Ok(Self { targets: Side::new()?, initiator: Side::new()? })
+    }
+
+    /// Does the same on each side.
+    pub(super) fn each(
+        &self,
+        mut work: impl FnMut(&Side) -> Result<(), String>,
+    ) -> Result<(), String> {
+        work(&self.targets)?;
+        work(&self.initiator)
+    }
+
+    /// Makes a pair of interfaces that hand each other's packets over.
+    pub(super) fn make_veth(&self, ends: &[End; 2]) -> Result<(), String> {
+        let [End { interface, .. }, _] = ends;
+        let other_side = self.initiator.namespace.path();
+        self.targets.ip(&format!(
+            "link add name {interface} type veth peer name {interface} netns {other_side}\n"
+        ))
+    }
+
+    /// Removes what [`Sides::make_veth`] made.
+    pub(super) fn remove_veth(&self, ends: &[End; 2]) -> Result<(), String> {
+        self.targets.ip(&format!("link del {}\n", ends[0].interface))
+    }
+
+    /// Gives the interfaces of both ends their addresses and takes them up; `more` is what else is
+    /// set of each.
+    pub(super) fn take_up(&self, ends: &[End; 2], more: &str) -> Result<(), String> {
+        self.targets.ip(&ends[0].commands(more))?;
+        self.initiator.ip(&ends[1].commands(more))
+    }
+}
+
+/// The ends of a link, the targets' first. RFC 2544 appendix C sets 198.18.0.0/15 aside for
+/// measuring networks: nobody's own network is hidden by it.
+pub(super) fn ends(index: usize) -> [End; 2] {
+    let third = u8::try_from(index).expect("there are addresses for it");
+    let address = |last| Ipv4Addr::new(198, 18, third, last);
+    let ethernet = |last| format!("02:00:c6:12:{third:02x}:{last:02x}");
+    [(1, 2), (2, 1)].map(|(own, peer)| End {
+        interface: format!("link{index}"),
+        address: address(own),
+        ethernet: ethernet(own),
+        peer: address(peer),
+        peer_ethernet: ethernet(peer),
+    })
+}
+
+impl End {
+    /// Neighbours are told rather than asked for, since a question that is delayed or lost would be
+    /// measured; and there is no IPv6, whose own packets would be counted.
+    fn commands(&self, more: &str) -> String {
+        let Self { interface, address, ethernet, peer, peer_ethernet } = self;
+        format!(
+            "link set dev {interface} address {ethernet} addrgenmode none {more}\n\
+             address add {address}/30 dev {interface}\n\
+             link set dev {interface} up\n\
+             neighbour replace {peer} lladdr {peer_ethernet} dev {interface} nud permanent\n"
+        )
+    }
+}
