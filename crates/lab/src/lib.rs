@@ -10,6 +10,7 @@
 
 pub mod access;
 pub mod archive;
+pub mod bonnie;
 pub mod contestant;
 pub mod dice;
 pub mod fio;

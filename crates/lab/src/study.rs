@@ -5,6 +5,8 @@
 //! sample down at once, so that a run that was broken off goes on where it was. Of the finished
 //! [`Run`] the study makes a [`Report`].
 
+pub mod lunden;
+
 use std::fmt;
 
 use crate::contestant::{Contestant, Running, VolumeSpec};

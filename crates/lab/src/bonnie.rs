@@ -1,0 +1,281 @@
+//! What bonnie++ prints for machines: a line of comma-separated values for each run, in the layout
+//! of 1.03 or in that of 1.9x and 2.00 (`bon_csv2txt(1)` lists the latter's fields).
+//!
+//! The heading that bonnie++ 2.00 prints with `-x` lacks two of the fields that follow it, so that
+//! fields are told by their places and never by a heading. Machines' names are not quoted: a comma
+//! in one shifts all other fields, which is undone here.
+
+use std::fmt;
+
+/// The operations, in the order of the fields.
+pub static OPERATIONS: [Operation; 12] = [
+    Operation { name: "putc", unit: Unit::KibPerSecond },
+    Operation { name: "put_block", unit: Unit::KibPerSecond },
+    Operation { name: "rewrite", unit: Unit::KibPerSecond },
+    Operation { name: "getc", unit: Unit::KibPerSecond },
+    Operation { name: "get_block", unit: Unit::KibPerSecond },
+    Operation { name: "seeks", unit: Unit::SeeksPerSecond },
+    Operation { name: "seq_create", unit: Unit::FilesPerSecond },
+    Operation { name: "seq_stat", unit: Unit::FilesPerSecond },
+    Operation { name: "seq_del", unit: Unit::FilesPerSecond },
+    Operation { name: "ran_create", unit: Unit::FilesPerSecond },
+    Operation { name: "ran_stat", unit: Unit::FilesPerSecond },
+    Operation { name: "ran_del", unit: Unit::FilesPerSecond },
+];
+
+/// Those of them that read and write one large file; the others work on many small ones.
+const ON_ONE_FILE: usize = 6;
+/// Fields of 1.03: name, size, the file's rates with their CPU, files, the files' likewise.
+const FIELDS_OF_1_03: usize = 27;
+/// Fields of the formats before 1.98: neither the number of seeks nor that of seekers.
+const FIELDS_OF_1_9X: usize = 48;
+/// Fields of 1.98, which 2.00 prints.
+const FIELDS_OF_1_98: usize = 50;
+
+/// Something that bonnie++ measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation {
+    /// bonnie++'s name of the field with its rate.
+    pub name: &'static str,
+    /// Of what the rate is.
+    pub unit: Unit,
+}
+
+/// Of what a rate is. bonnie++'s K are of 1024 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// KiB/s.
+    KibPerSecond,
+    /// Seeks a second, each with a read and sometimes a write.
+    SeeksPerSecond,
+    /// Files a second.
+    FilesPerSecond,
+}
+
+impl fmt::Display for Unit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::KibPerSecond => "KiB/s",
+            Self::SeeksPerSecond => "seeks/s",
+            Self::FilesPerSecond => "files/s",
+        })
+    }
+}
+
+/// A field.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value {
+    /// A figure.
+    Number(f64),
+    /// `+++++`: it took less than half a second, and bonnie++ would rather say nothing.
+    TooQuick,
+    /// Empty: it was not asked for.
+    LeftOut,
+}
+
+impl Value {
+    /// The figure, if there is one.
+    pub fn number(self) -> Option<f64> {
+        match self {
+            Self::Number(number) => Some(number),
+            Self::TooQuick | Self::LeftOut => None,
+        }
+    }
+}
+
+/// What a run says of an operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// How fast it went, in the operation's unit.
+    pub rate: Value,
+    /// CPU time, in percent of the time it took.
+    pub cpu: Value,
+    /// The longest that a single one took, µs. 1.03 does not measure it.
+    pub latency_us: Option<f64>,
+}
+
+/// A run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// Its line in the file, from 1.
+    pub number: usize,
+    /// Which bonnie++ it was; those before 1.9 do not say.
+    pub version: Option<String>,
+    /// The machine's name.
+    pub machine: String,
+    /// The size of the file, with the size of the pieces after a colon if it is not the default:
+    /// `300M`, `2G:32k`. Empty if there was none.
+    pub size: String,
+    /// How many files, in units of 1024. Empty if there were none.
+    pub files: String,
+    /// Of each of [`OPERATIONS`].
+    pub measured: [Measured; 12],
+}
+
+/// A line that is no run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}: {what}")]
+pub struct BonnieError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1.
+    pub line: usize,
+    /// What is wrong with it.
+    pub what: String,
+    /// Whether it has so many fields that it once was a run's.
+    pub damaged: bool,
+}
+
+/// What a file holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Contents {
+    /// The runs.
+    pub lines: Vec<Line>,
+    /// Lines that are neither runs, nor empty, nor comments, nor headings.
+    pub others: Vec<BonnieError>,
+}
+
+/// Reads a file's text; `file` is its name in errors.
+pub fn parse(file: &str, text: &str) -> Contents {
+    let mut contents = Contents::default();
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') || is_heading(line) {
+            continue;
+        }
+        match parse_line(number, line) {
+            Ok(run) => contents.lines.push(run),
+            Err(what) => {
+                let damaged = line.matches(',').count() > ON_ONE_FILE;
+                contents.others.push(BonnieError {
+                    file: file.into(),
+                    line: number,
+                    what,
+                    damaged,
+                });
+            }
+        }
+    }
+    contents
+}
+
+/// The lines with the fields' names that `-x` begins with.
+fn is_heading(line: &str) -> bool {
+    let line = line.strip_prefix("format_version,bonnie_version,").unwrap_or(line);
+    line.starts_with("name,") && line.contains(",putc,putc_cpu,")
+}
+
+fn parse_line(number: usize, line: &str) -> Result<Line, String> {
+    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    if fields.len() < FIELDS_OF_1_03 {
+        return Err(format!(
+            "{} fields: a run of bonnie++'s has {FIELDS_OF_1_03} (1.03), {FIELDS_OF_1_9X} (up to \
+             1.97) or {FIELDS_OF_1_98} (2.00)",
+            fields.len()
+        ));
+    }
+    if fields.len() < FIELDS_OF_1_9X {
+        parse_1_03(number, &fields)
+    } else {
+        parse_1_9x(number, &fields)
+    }
+}
+
+fn parse_1_03(number: usize, fields: &[&str]) -> Result<Line, String> {
+    let (machine, rest) = split_name(fields, FIELDS_OF_1_03);
+    let (on_file, rest) = rest[1..].split_at(2 * ON_ONE_FILE);
+    let no_latencies = [""; OPERATIONS.len()];
+    Ok(Line {
+        number,
+        version: None,
+        machine,
+        size: fields[fields.len() - FIELDS_OF_1_03 + 1].into(),
+        files: rest[0].into(),
+        measured: parse_measured(on_file, &rest[1..], &no_latencies)?,
+    })
+}
+
+fn parse_1_9x(number: usize, fields: &[&str]) -> Result<Line, String> {
+    // Its own version stands in the field that the version of the format precedes.
+    let format = match fields[0].parse::<f64>() {
+        Ok(format) if (1.9..3.0).contains(&format) => format,
+        _ => return Err(format!("{:?} is no version of bonnie++'s format", fields[0])),
+    };
+    let (count, seeks) = if format < 1.98 { (FIELDS_OF_1_9X, 0) } else { (FIELDS_OF_1_98, 2) };
+    if fields.len() < count {
+        return Err(format!("{} fields, where format {format} has {count}", fields.len()));
+    }
+    let (machine, rest) = split_name(&fields[2..], count - 2);
+    // Concurrency and seed come before the size, the numbers of seeks and of seekers after it.
+    let (size, piece) = (rest[2], rest[3]);
+    let (on_file, rest) = rest[4 + seeks..].split_at(2 * ON_ONE_FILE);
+    let (files, rest) = rest.split_at(5);
+    let (on_files, latencies) = rest.split_at(2 * (OPERATIONS.len() - ON_ONE_FILE));
+    Ok(Line {
+        number,
+        version: Some(fields[1].into()),
+        machine,
+        size: if piece.is_empty() { size.into() } else { format!("{size}:{piece}") },
+        files: files[0].into(),
+        measured: parse_measured(on_file, on_files, latencies)?,
+    })
+}
+
+/// The machine's name, which takes what is too much, and the fields after it.
+fn split_name<'a, 'b>(fields: &'a [&'b str], count: usize) -> (String, &'a [&'b str]) {
+    let (name, rest) = fields.split_at(fields.len() - count + 1);
+    (name.join(","), rest)
+}
+
+fn parse_measured(
+    on_file: &[&str],
+    on_files: &[&str],
+    latencies: &[&str],
+) -> Result<[Measured; 12], String> {
+    const NOTHING: Measured =
+        Measured { rate: Value::LeftOut, cpu: Value::LeftOut, latency_us: None };
+    let mut measured = [NOTHING; OPERATIONS.len()];
+    let pairs = on_file.chunks_exact(2).chain(on_files.chunks_exact(2));
+    for (index, (pair, latency)) in pairs.zip(latencies).enumerate() {
+        let name = OPERATIONS[index].name;
+        measured[index] = Measured {
+            rate: value(pair[0]).ok_or_else(|| format!("{name}: {:?} is no rate", pair[0]))?,
+            cpu: value(pair[1]).ok_or_else(|| format!("{name}: {:?} is no CPU share", pair[1]))?,
+            latency_us: match *latency {
+                "" => None,
+                latency => Some(
+                    latency_us(latency)
+                        .ok_or_else(|| format!("{name}: {latency:?} is no latency"))?,
+                ),
+            },
+        };
+    }
+    Ok(measured)
+}
+
+fn value(field: &str) -> Option<Value> {
+    if field.is_empty() {
+        return Some(Value::LeftOut);
+    }
+    if field.len() >= 3 && field.bytes().all(|byte| byte == b'+') {
+        return Some(Value::TooQuick);
+    }
+    number(field).map(Value::Number)
+}
+
+/// `93us`, `1024ms`, `120s`.
+fn latency_us(field: &str) -> Option<f64> {
+    let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
+    let (digits, factor) =
+        units.iter().find_map(|(unit, factor)| Some((field.strip_suffix(unit)?, factor)))?;
+    number(digits).map(|number| number * factor)
+}
+
+/// Digits with a point at most: neither signs, nor exponents, nor what else `f64` is made of.
+fn number(text: &str) -> Option<f64> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    text.parse().ok().filter(|number: &f64| plain && number.is_finite())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,513 @@
+//! The report: the study's table and histograms of each set-up, its own table beside, and the
+//! set-ups' means against one another.
+
+use crate::bonnie::{OPERATIONS, Operation, Unit};
+use crate::published::{self, LundenRow};
+use crate::record::{Labels, Outcome, Run, Sample, figure};
+use crate::report::{BarSeries, Bars, Block, Cell, Report, Section, Table};
+use crate::statistics::Summary;
+
+use super::{OPERATION, SETUP, TOO_QUICK, TOO_QUICK_REASON, figures, rate_figure};
+
+/// Fewer runs make no histogram.
+const HISTOGRAM_RUNS: usize = 8;
+/// Of the lines that are no runs, how many are shown.
+const OTHERS_SHOWN: usize = 20;
+/// What is shown beside a set-up that is called like none of the study's.
+const USUAL_PUBLISHED: &str = "iscsi base";
+
+/// A column of bonnie++'s: a row of the study's tables.
+#[derive(Clone, Copy)]
+struct Column {
+    operation: &'static Operation,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Rate,
+    Cpu,
+    Latency,
+}
+
+impl Column {
+    /// bonnie++'s name of it.
+    fn name(self) -> String {
+        let suffix = match self.kind {
+            Kind::Rate => "",
+            Kind::Cpu => "_cpu",
+            Kind::Latency => "_latency",
+        };
+        format!("{}{suffix}", self.operation.name)
+    }
+
+    fn unit(self) -> String {
+        match self.kind {
+            Kind::Rate => self.operation.unit.to_string(),
+            Kind::Cpu => "% CPU".into(),
+            Kind::Latency => "µs".into(),
+        }
+    }
+
+    fn figure(self) -> &'static str {
+        match self.kind {
+            Kind::Rate => rate_figure(self.operation.unit),
+            Kind::Cpu => figures::CPU_PERCENT,
+            Kind::Latency => figure::MAX_US,
+        }
+    }
+
+    fn values(self, run: &Run, setup: &str) -> Vec<f64> {
+        run.figures(&cell(setup, self.operation), self.figure())
+    }
+
+    /// In how many runs bonnie++ would not tell it.
+    fn too_quick(self, run: &Run, setup: &str) -> usize {
+        let is_too_quick = |sample: &&Sample| match &sample.outcome {
+            Outcome::Measured(measures) => {
+                measures.texts.contains_key(TOO_QUICK)
+                    && !measures.figures.contains_key(self.figure())
+            }
+            Outcome::NotMeasured(reason) => reason == TOO_QUICK_REASON,
+            Outcome::Failed(_) => false,
+        };
+        match self.kind {
+            Kind::Rate | Kind::Cpu => {
+                run.cells(&cell(setup, self.operation)).filter(is_too_quick).count()
+            }
+            Kind::Latency => 0,
+        }
+    }
+}
+
+fn columns() -> impl Iterator<Item = Column> {
+    let of_runs = OPERATIONS
+        .iter()
+        .flat_map(|operation| [Kind::Rate, Kind::Cpu].map(|kind| Column { operation, kind }));
+    of_runs.chain(OPERATIONS.iter().map(|operation| Column { operation, kind: Kind::Latency }))
+}
+
+fn cell(setup: &str, operation: &Operation) -> Labels {
+    Labels::new().with(SETUP, setup).with(OPERATION, operation.name)
+}
+
+/// The whole report.
+pub(super) fn report(run: &Run) -> Report {
+    let setups = setups(run);
+    let mut sections = Vec::new();
+    if !setups.is_empty() {
+        sections.push(means(run, &setups));
+    }
+    sections.extend(setups.iter().map(|setup| section(run, setup)));
+    sections.extend(others(run));
+    Report { title: "File systems by bonnie++".into(), summary: summary(run, &setups), sections }
+}
+
+/// Those that have runs.
+fn setups(run: &Run) -> Vec<&str> {
+    let with_runs = |setup: &&str| {
+        let labels = Labels::new().with(SETUP, *setup);
+        run.cells(&labels).any(|sample| sample.labels.value(OPERATION).is_some())
+    };
+    run.values(SETUP).into_iter().filter(with_runs).collect()
+}
+
+fn runs(run: &Run, setup: &str) -> u32 {
+    let labels = cell(setup, &OPERATIONS[0]);
+    run.cells(&labels).count().try_into().unwrap_or(u32::MAX)
+}
+
+fn summary(run: &Run, setups: &[&str]) -> Vec<String> {
+    let counts: Vec<_> =
+        setups.iter().map(|setup| format!("{setup} ({})", runs(run, setup))).collect();
+    let mut summary = vec![
+        format!("Set-ups, with the number of bonnie++'s runs: {}.", counts.join(", ")),
+        format!("After {}, whose figures stand beside.", published::LUNDEN),
+        "Variances divide by n, as the study's do. What bonnie++ gives as +++++ (it took less than \
+         half a second) is not measured here; the study counted it as 0."
+            .into(),
+    ];
+    let versions = texts(run, None, "bonnie++");
+    if versions.iter().any(|version| !version.starts_with("before")) {
+        summary.push(
+            "Since 1.9x bonnie++ measures putc and getc by a system call for each byte, no longer \
+             by the C library: these rates are far below those of the study's time."
+                .into(),
+        );
+    }
+    summary
+}
+
+/// The different values of a text of the runs' samples, of one set-up or of all.
+fn texts<'a>(run: &'a Run, setup: Option<&str>, name: &str) -> Vec<&'a str> {
+    let wanted = setup.map_or_else(Labels::new, |setup| Labels::new().with(SETUP, setup));
+    let mut found = Vec::new();
+    for sample in run.samples.iter().filter(|sample| sample.labels.include(&wanted)) {
+        let Outcome::Measured(measures) = &sample.outcome else { continue };
+        if let Some(text) = measures.texts.get(name)
+            && !found.contains(&text.as_str())
+        {
+            found.push(text);
+        }
+    }
+    found
+}
+
+/// The study's set-up that is shown beside this one: that of its name, as files are called.
+fn published_beside(setup: &str) -> &'static str {
+    let plain = setup.replace(['-', '_'], " ").to_ascii_lowercase();
+    let of_its_name = published::lunden_setups().into_iter().find(|known| *known == plain);
+    of_its_name.unwrap_or(USUAL_PUBLISHED)
+}
+
+fn means(run: &Run, setups: &[&str]) -> Section {
+    let mut beside: Vec<_> = setups.iter().map(|setup| published_beside(setup)).collect();
+    beside.sort_unstable();
+    beside.dedup();
+    let mut table = Table {
+        caption: "Means, with 95 % confidence intervals".into(),
+        columns: vec!["Figure".into(), "Unit".into()],
+        ..Table::default()
+    };
+    table.columns.extend(setups.iter().map(|setup| (*setup).to_owned()));
+    table.columns.extend(beside.iter().map(|setup| format!("{setup} (Lunden)")));
+    for column in columns() {
+        let mut row = vec![Cell::Text(column.name()), Cell::Text(column.unit())];
+        row.extend(setups.iter().map(|setup| mean_cell(run, setup, column)));
+        if row[2..].iter().all(|cell| *cell == Cell::Empty) {
+            continue;
+        }
+        row.extend(beside.iter().map(|setup| {
+            let row = published::lunden_row(setup, &column.name());
+            row.map_or(Cell::Empty, |row| published_cell(row.mean))
+        }));
+        table.rows.push(row);
+    }
+    let units = [Unit::KibPerSecond, Unit::SeeksPerSecond, Unit::FilesPerSecond];
+    let charts = units.into_iter().filter_map(|unit| means_chart(run, setups, &beside, unit));
+    let blocks = std::iter::once(Block::Table(table)).chain(charts.map(Block::Bars)).collect();
+    Section { heading: "Set-ups beside one another".into(), blocks }
+}
+
+fn mean_cell(run: &Run, setup: &str, column: Column) -> Cell {
+    match Summary::of(&column.values(run, setup)) {
+        Some(Summary { mean, half_width, .. }) => {
+            Cell::Interval { mean, half_width, decimals: decimals(mean).min(1) }
+        }
+        None => too_quick_cell(run, setup, column),
+    }
+}
+
+/// Of a column without a single figure.
+fn too_quick_cell(run: &Run, setup: &str, column: Column) -> Cell {
+    match column.too_quick(run, setup) {
+        0 => Cell::Empty,
+        _ => Cell::NotMeasured(TOO_QUICK_REASON.into()),
+    }
+}
+
+fn means_chart(run: &Run, setups: &[&str], beside: &[&str], unit: Unit) -> Option<Bars> {
+    let measured =
+        |column: &Column| setups.iter().any(|setup| !column.values(run, setup).is_empty());
+    let columns: Vec<_> = columns()
+        .filter(|column| column.kind == Kind::Rate && column.operation.unit == unit)
+        .filter(measured)
+        .collect();
+    let ours = setups.iter().map(|setup| {
+        let summaries: Vec<_> =
+            columns.iter().map(|column| Summary::of(&column.values(run, setup))).collect();
+        BarSeries {
+            name: (*setup).into(),
+            published: false,
+            values: summaries.iter().map(|of| of.map(|of| of.mean)).collect(),
+            half_widths: summaries.iter().map(|of| of.and_then(|of| of.half_width)).collect(),
+        }
+    });
+    let theirs = beside.iter().map(|setup| {
+        let rows = columns.iter().map(|column| published::lunden_row(setup, &column.name()));
+        BarSeries {
+            name: format!("{setup} (Lunden)"),
+            published: true,
+            values: rows.map(|row| row.map(|row| row.mean)).collect(),
+            half_widths: vec![None; columns.len()],
+        }
+    });
+    let chart = Bars {
+        caption: format!("Means, {unit}"),
+        unit: unit.to_string(),
+        groups: columns.iter().map(|column| column.name()).collect(),
+        series: ours.chain(theirs).collect(),
+        notes: Vec::new(),
+    };
+    (!chart.groups.is_empty()).then_some(chart)
+}
+
+/// A set-up: the study's table, the study's own beside, and its histograms.
+fn section(run: &Run, setup: &str) -> Section {
+    let mut blocks = vec![Block::Text(conditions(run, setup)), Block::Table(own_table(run, setup))];
+    blocks.push(Block::Table(published_table(published_beside(setup))));
+    let histograms: Vec<_> = columns()
+        .filter(|column| column.kind != Kind::Latency)
+        .filter_map(|column| histogram(column, &column.values(run, setup)))
+        .collect();
+    blocks.extend(histograms.into_iter().map(Block::Bars));
+    Section { heading: setup.into(), blocks }
+}
+
+/// With what the runs were made, and a warning where it was not the same for all.
+fn conditions(run: &Run, setup: &str) -> String {
+    let said = |name: &str| texts(run, Some(setup), name);
+    let list = |values: &[&str]| match values {
+        [] => "none".to_owned(),
+        values => values.join(", "),
+    };
+    let (versions, sizes, files) = (said("bonnie++"), said("size"), said("files"));
+    let mut text = format!(
+        "{} runs of bonnie++ {}; file: {}; small files, in units of 1024: {}.",
+        runs(run, setup),
+        list(&versions),
+        list(&sizes),
+        list(&files)
+    );
+    if [&versions, &sizes, &files].iter().any(|values| values.len() > 1) {
+        text += " The runs differ in these: their figures should not be taken together.";
+    }
+    text
+}
+
+const STATISTICS: [&str; 9] =
+    ["Figure", "Unit", "Mean", "Median", "|Mean - median|", "Variance", "Min", "Max", "Range"];
+
+fn own_table(run: &Run, setup: &str) -> Table {
+    let mut table = Table { caption: format!("{setup}, as measured"), ..Table::default() };
+    table.columns = STATISTICS.iter().map(|&name| name.to_owned()).collect();
+    table.columns.extend(["Runs".into(), "Too quick".into()]);
+    for column in columns() {
+        let values = column.values(run, setup);
+        let too_quick = column.too_quick(run, setup);
+        let mut row = vec![Cell::Text(column.name()), Cell::Text(column.unit())];
+        match Summary::of(&values) {
+            Some(summary) => row.extend(statistics(&summary)),
+            None if too_quick == 0 => continue,
+            None => {
+                row.push(too_quick_cell(run, setup, column));
+                row.resize(STATISTICS.len(), Cell::Empty);
+            }
+        }
+        row.push(number(values.len() as f64));
+        row.push(if too_quick == 0 { Cell::Empty } else { number(too_quick as f64) });
+        table.rows.push(row);
+    }
+    table
+}
+
+/// Mean, median, gap, variance, least, greatest, range.
+fn statistics(summary: &Summary) -> [Cell; 7] {
+    let Summary { count, mean, median, min, max, deviation, .. } = *summary;
+    // Of a single run nothing can be said; of equal ones it is 0, where the study prints nan.
+    let variance = deviation.map(|deviation| {
+        let n = count as f64;
+        deviation.powi(2) * (n - 1.0) / n
+    });
+    [
+        number(mean),
+        number(median),
+        number((mean - median).abs()),
+        variance.map_or(Cell::Empty, number),
+        number(min),
+        number(max),
+        number(max - min),
+    ]
+}
+
+fn published_table(setup: &str) -> Table {
+    let rows = published::lunden().iter().filter(|row| row.setup == setup);
+    let row = |row: &LundenRow| {
+        let unit = columns().find(|column| column.name() == row.column()).map(Column::unit);
+        vec![
+            Cell::Text(row.operation.clone()),
+            unit.map_or(Cell::Empty, Cell::Text),
+            published_cell(row.mean),
+            published_cell(row.median),
+            published_cell(row.mean_median_gap),
+            row.variance.map_or_else(|| Cell::Text("nan".into()), published_cell),
+            published_cell(row.min),
+            published_cell(row.max),
+            published_cell(row.range),
+        ]
+    };
+    Table {
+        caption: format!("{setup}, as published by Lunden (2009)"),
+        columns: STATISTICS.iter().map(|&name| name.to_owned()).collect(),
+        rows: rows.map(row).collect(),
+        notes: vec![format!(
+            "Of {} runs; +++++ counts as 0; the variance of equal figures is printed as nan.",
+            published::LUNDEN_RUNS
+        )],
+        heat: false,
+    }
+}
+
+/// As many digits as the study prints: none of whole numbers, one of what bonnie++ gives with one.
+fn decimals(value: f64) -> u8 {
+    let is_whole = |value: f64| (value - value.round()).abs() < 1e-9;
+    match (is_whole(value), is_whole(value * 10.0)) {
+        (true, _) => 0,
+        (false, true) => 1,
+        (false, false) => 3,
+    }
+}
+
+fn number(value: f64) -> Cell {
+    Cell::Number { value, decimals: decimals(value) }
+}
+
+fn published_cell(value: f64) -> Cell {
+    Cell::Published { value, decimals: decimals(value) }
+}
+
+/// How many runs gave how much; nothing of few runs, and of those that all gave the same.
+fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
+    let Summary { count, min, max, .. } = Summary::of(values)?;
+    if count < HISTOGRAM_RUNS || max <= min {
+        return None;
+    }
+    // Sturges' rule.
+    let wanted = (count as f64).log2().ceil() + 1.0;
+    let whole = values.iter().all(|value| value.fract() == 0.0);
+    // Whole numbers get bins of whole numbers: a bin cannot have more of them than its neighbour.
+    let (width, bins) = if whole {
+        let width = ((max - min + 1.0) / wanted).ceil();
+        (width, ((max - min + 1.0) / width).ceil())
+    } else {
+        ((max - min) / wanted, wanted)
+    };
+    let bins = bins as usize;
+    let mut counts = vec![0_u32; bins];
+    for value in values {
+        counts[(((value - min) / width) as usize).min(bins - 1)] += 1;
+    }
+    let label = |bin: usize| {
+        let from = min + bin as f64 * width;
+        match (whole, width > 1.0) {
+            (true, false) => format!("{from}"),
+            (true, true) => format!("{from} to {}", (from + width - 1.0).min(max)),
+            (false, _) => format!("{from:.1} to {:.1}", from + width),
+        }
+    };
+    Some(Bars {
+        caption: format!("{}, {}: how many runs gave how much", column.name(), column.unit()),
+        unit: "runs".into(),
+        groups: (0..bins).map(label).collect(),
+        series: vec![BarSeries {
+            name: column.name(),
+            published: false,
+            values: counts.into_iter().map(|count| Some(f64::from(count))).collect(),
+            half_widths: vec![None; bins],
+        }],
+        notes: Vec::new(),
+    })
+}
+
+/// The lines that are no runs.
+fn others(run: &Run) -> Option<Section> {
+    let others = run.samples.iter().filter(|sample| sample.labels.value(OPERATION).is_none());
+    let reasons: Vec<_> = others
+        .filter_map(|sample| match &sample.outcome {
+            Outcome::Failed(reason) => Some(format!("{reason} (damaged)")),
+            Outcome::NotMeasured(reason) => Some(reason.clone()),
+            Outcome::Measured(_) => None,
+        })
+        .collect();
+    if reasons.is_empty() {
+        return None;
+    }
+    let mut shown: Vec<_> = reasons.iter().take(OTHERS_SHOWN).cloned().collect();
+    if reasons.len() > OTHERS_SHOWN {
+        shown.push(format!("and {} more", reasons.len() - OTHERS_SHOWN));
+    }
+    let text = format!("{} lines were passed over; no figure above is of them.", reasons.len());
+    Some(Section {
+        heading: "Lines that are no runs".into(),
+        blocks: vec![Block::Text(text), Block::List(shown)],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PUTC: Column = Column { operation: &OPERATIONS[0], kind: Kind::Rate };
+
+    fn counts(bars: &Bars) -> Vec<u32> {
+        bars.series[0].values.iter().map(|value| value.unwrap() as u32).collect()
+    }
+
+    #[test]
+    fn histograms_count_every_run_once() {
+        let values: Vec<f64> = (0..100).map(|run| 40_000.5 + f64::from(run * run)).collect();
+        let bars = histogram(PUTC, &values).unwrap();
+        assert_eq!(counts(&bars).iter().sum::<u32>(), 100);
+        assert_eq!((bars.groups.len(), counts(&bars)[0]), (8, 36));
+        // The greatest belongs to the last bin, not to one beyond.
+        assert!(counts(&bars)[7] > 0);
+    }
+
+    #[test]
+    fn whole_numbers_get_whole_bins() {
+        let values: Vec<f64> = (0..20).map(|run| f64::from(95 + run % 3)).collect();
+        let bars = histogram(PUTC, &values).unwrap();
+        assert_eq!(bars.groups, ["95", "96", "97"]);
+        assert_eq!(counts(&bars), [7, 7, 6]);
+        let values: Vec<f64> = (0..16).map(|run| f64::from(run * 2)).collect();
+        let bars = histogram(PUTC, &values).unwrap();
+        assert_eq!(bars.groups[..2], ["0 to 6", "7 to 13"]);
+        assert_eq!(bars.groups.last().unwrap(), "28 to 30");
+        assert_eq!(counts(&bars), [4, 3, 4, 3, 2]);
+    }
+
+    #[test]
+    fn equal_or_few_figures_make_no_histogram() {
+        assert_eq!(histogram(PUTC, &[7.0; 50]), None);
+        assert_eq!(histogram(PUTC, &[1.0, 2.0, 3.0]), None);
+        assert_eq!(histogram(PUTC, &[]), None);
+    }
+
+    #[test]
+    fn set_ups_meet_the_studys_by_name() {
+        assert_eq!(published_beside("nfs-3-vms"), "nfs 3 vms");
+        assert_eq!(published_beside("DRBD_base"), "drbd base");
+        assert_eq!(published_beside("/mnt/lun"), "iscsi base");
+    }
+
+    /// The study's statistics of a column that two figures make up, which tell the figures
+    /// themselves: of 99 runs, 35 used a percent of a CPU for seeks and 64 none.
+    #[test]
+    fn the_studys_own_row_comes_out_again() {
+        let mut values = vec![0.0; 64];
+        values.extend([1.0; 35]);
+        let row = published::lunden_row("keeper base", "seeks_cpu").unwrap();
+        let cells = statistics(&Summary::of(&values).unwrap());
+        let numbers = cells.map(|cell| match cell {
+            Cell::Number { value, .. } => (value * 1000.0).round() / 1000.0,
+            other => panic!("{other:?}"),
+        });
+        let published = [
+            row.mean,
+            row.median,
+            row.mean_median_gap,
+            row.variance.unwrap(),
+            row.min,
+            row.max,
+            row.range,
+        ];
+        assert_eq!(numbers, published);
+    }
+
+    #[test]
+    fn every_published_row_has_its_column() {
+        for row in published::lunden() {
+            assert!(columns().any(|column| column.name() == row.column()), "{row:?}");
+        }
+    }
+}
