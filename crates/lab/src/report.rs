@@ -1,7 +1,99 @@
 //! A report as a document without a format: sections of tables, charts and notes. A study makes
-//! one of a [`Run`](crate::record::Run); the modules below write it in a format.
+//! one of a [`Run`]; the modules below write it in a format.
+
+mod chart;
+pub mod csv;
+mod data;
+mod footnotes;
+mod html;
+mod json;
+mod latex;
+mod markdown;
+mod method;
+mod numbers;
+#[cfg(test)]
+mod sample;
+pub mod terminal;
+mod words;
+
+use std::io;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::record::Run;
+pub use words::utc;
+
+/// What a report is written as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// One page with charts, which loads nothing.
+    Html,
+    /// For forges and static pages.
+    Markdown,
+    /// The samples as one long table; see [`csv`].
+    Csv,
+    /// The run and the report for other programs.
+    Json,
+    /// A document with booktabs and pgfplots.
+    Latex,
+}
+
+/// A name that is no format.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no format of reports: write html, markdown, csv, json or latex")]
+pub struct FormatError {
+    text: String,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Html, Self::Markdown, Self::Csv, Self::Json, Self::Latex];
+
+    /// How the name of such a file ends, without the dot.
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Html => "html",
+            Self::Markdown => "md",
+            Self::Csv => "csv",
+            Self::Json => "json",
+            Self::Latex => "tex",
+        }
+    }
+}
+
+impl FromStr for Format {
+    type Err = FormatError;
+
+    /// A format's name, or the ending of its files.
+    fn from_str(text: &str) -> Result<Self, FormatError> {
+        match text {
+            "markdown" => Ok(Self::Markdown),
+            "latex" => Ok(Self::Latex),
+            _ => {
+                let mut all = Self::ALL.into_iter();
+                let found = all.find(|format| format.extension() == text);
+                found.ok_or_else(|| FormatError { text: text.into() })
+            }
+        }
+    }
+}
+
+/// Writes a report, and how its run was measured, in a format.
+pub fn write(
+    format: Format,
+    report: &Report,
+    run: &Run,
+    out: &mut dyn io::Write,
+) -> io::Result<()> {
+    match format {
+        Format::Html => html::write(report, run, out),
+        Format::Markdown => markdown::write(report, run, out),
+        Format::Csv => csv::write(run, out),
+        Format::Json => json::write(report, run, out),
+        Format::Latex => latex::write(report, run, out),
+    }
+}
 
 /// A report.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -175,4 +267,20 @@ pub struct LineSeries {
     /// Half the height of each point's confidence interval, where there is one; may be empty.
     #[serde(default)]
     pub half_widths: Vec<Option<f64>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_have_names_and_endings() {
+        for format in Format::ALL {
+            assert_eq!(format.extension().parse(), Ok(format));
+        }
+        assert_eq!("markdown".parse(), Ok(Format::Markdown));
+        assert_eq!("latex".parse(), Ok(Format::Latex));
+        let error = "pdf".parse::<Format>().unwrap_err().to_string();
+        assert!(error.contains("\"pdf\"") && error.contains("html"), "{error}");
+    }
 }
