@@ -8,6 +8,7 @@
 //! Packets are never larger than the link's MTU, as if no network card took part in TCP: with
 //! veth's segmentation offload the MTU would make no difference.
 
+mod relay;
 mod shaping;
 mod sides;
 
@@ -15,10 +16,18 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use relay::wire::Wire;
+use sarsen_io::tap::Tap;
 use sides::{End, Sides};
 
 /// The largest MTU of a veth pair.
 const VETH_MTU_MAX: u32 = 65535;
+
+/// Frames that wait for the relay: what TCP sends at once is not lost before it was on the line.
+const TAP_QUEUE_FRAMES: u32 = 10_000;
+
+/// What is lost on a relay's link is the same each time.
+const RELAY_SEED: u64 = 0x6c69_6e6b;
 
 /// Rates that a link can have.
 const RATES_MBIT: RangeInclusive<f64> = 0.001..=1e6;
@@ -70,6 +79,8 @@ pub struct Network {
     notes: Vec<String>,
     /// The two namespaces; one side for all on loopback.
     sides: Option<Sides>,
+    /// What the relays run on.
+    _wires: Vec<Wire>,
 }
 
 impl Network {
@@ -82,7 +93,7 @@ impl Network {
             return Self::on_loopback(profiles, reason, vec!["loopback".into()]);
         }
         match Sides::new() {
-            Ok(sides) => Self::between(sides, profiles),
+            Ok(sides) => Self::between(sides, profiles, make),
             Err(reason) => {
                 let note = format!("loopback alone: {reason}; root can have other links");
                 Self::on_loopback(profiles, &reason, vec![note])
@@ -99,27 +110,31 @@ impl Network {
                 false => Err(format!("this needs network namespaces: {reason}")),
             },
         };
-        Self { links: profiles.iter().map(link).collect(), notes, sides: None }
+        Self { links: profiles.iter().map(link).collect(), notes, sides: None, _wires: vec![] }
     }
 
-    fn between(sides: Sides, profiles: &[LinkProfile]) -> Self {
-        let mut network = Self { links: Vec::new(), notes: Vec::new(), sides: None };
+    fn between(sides: Sides, profiles: &[LinkProfile], make: Make) -> Self {
+        let (mut links, mut notes, mut wires) = (Vec::new(), Vec::new(), Vec::new());
         for (index, profile) in profiles.iter().enumerate() {
             let name = &profile.name;
-            let address = match make(&sides, index, profile) {
-                Ok((address, how)) => {
-                    network.notes.push(format!("{name}: {how}"));
+            let made = check(index, profile).and_then(|()| {
+                let ends = sides::ends(index);
+                make(&sides, &ends, profile).map(|made| (ends[0].address, made))
+            });
+            let address = match made {
+                Ok((address, made)) => {
+                    notes.push(format!("{name}: {}", made.how));
+                    wires.extend(made.wire);
                     Ok(address.into())
                 }
                 Err(reason) => {
-                    network.notes.push(format!("{name}: not made, since {reason}"));
+                    notes.push(format!("{name}: not made, since {reason}"));
                     Err(reason)
                 }
             };
-            network.links.push(Link { profile: profile.clone(), address });
+            links.push(Link { profile: profile.clone(), address });
         }
-        network.sides = Some(sides);
-        network
+        Self { links, notes, sides: Some(sides), _wires: wires }
     }
 
     /// The links, as they were asked for.
@@ -174,37 +189,75 @@ impl Network {
     }
 }
 
-/// Makes one link: where the targets' side answers, and how it was made.
-fn make(sides: &Sides, index: usize, profile: &LinkProfile) -> Result<(Ipv4Addr, String), String> {
-    check(index, profile)?;
-    let ends = sides::ends(index);
-    let address = ends[0].address;
-    sides.make_veth(&ends)?;
-    let made = if *profile == LinkProfile::loopback() {
-        sides
-            .take_up(&ends, &format!("mtu {VETH_MTU_MAX}"))
-            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, in loopback's place"))
-    } else {
-        shaped_veth(sides, &ends, profile)
+/// A link that was made.
+struct Made {
+    how: String,
+    wire: Option<Wire>,
+}
+
+type Make = fn(&Sides, &[End; 2], &LinkProfile) -> Result<Made, String>;
+
+/// Makes one link: by the kernel alone if it can.
+fn make(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<Made, String> {
+    // Both ends have the same name, and each shapes what it sends.
+    let shaping = shaping::commands(profile, &ends[0].interface);
+    let (reason, discipline) = match (veth(sides, ends, profile, shaping.as_ref()), shaping) {
+        (Ok(how), _) => return Ok(Made { how, wire: None }),
+        (Err(reason), None) => return Err(reason),
+        (Err(reason), Some((_, discipline))) => (reason, discipline),
     };
-    match made {
-        Ok(how) => Ok((address, how)),
-        Err(reason) => {
-            sides.remove_veth(&ends)?;
-            Err(reason)
-        }
+    match relayed(sides, ends, profile) {
+        Ok(Made { how, wire }) => Ok(Made { how: format!("{how}; no {discipline} here"), wire }),
+        Err(error) => Err(format!("{reason}, and {error}")),
     }
 }
 
-fn shaped_veth(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<String, String> {
+/// A link of the kernel's, which is gone if this fails.
+fn veth(
+    sides: &Sides,
+    ends: &[End; 2],
+    profile: &LinkProfile,
+    shaping: Option<&(String, &str)>,
+) -> Result<String, String> {
+    sides.make_veth(ends)?;
     let mtu = profile.mtu;
-    sides.take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))?;
-    // Both ends have the same name, and each shapes what it sends.
-    let Some((lines, discipline)) = shaping::commands(profile, &ends[0].interface) else {
-        return Ok(format!("veth without offloads, MTU {mtu}"));
+    let made = match shaping {
+        _ if *profile == LinkProfile::loopback() => sides
+            .take_up(ends, &format!("mtu {VETH_MTU_MAX}"))
+            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, in loopback's place")),
+        None => sides
+            .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
+            .map(|()| format!("veth without offloads, MTU {mtu}")),
+        Some((lines, discipline)) => sides
+            .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
+            .and_then(|()| sides.each(|side| side.tc(lines)))
+            .map(|()| format!("veth, MTU {mtu}, {discipline}: {}", wishes(profile))),
     };
-    sides.each(|side| side.tc(&lines))?;
-    Ok(format!("veth without offloads, MTU {mtu}, {discipline}: {}", wishes(profile)))
+    if made.is_err() {
+        // What is left if this fails, too, is in the way of whatever is made in its place.
+        let _ = sides.remove_veth(ends);
+    }
+    made
+}
+
+/// A link of our own, which is gone if this fails.
+fn relayed(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<Made, String> {
+    let tap = |end: &End| {
+        Tap::new(&end.interface).map_err(|error| format!("no TAP device can be made ({error})"))
+    };
+    let [target, initiator] = ends;
+    let devices =
+        [sides.targets.within(|| tap(target))?, sides.initiator.within(|| tap(initiator))?];
+    let more = format!("mtu {} txqueuelen {TAP_QUEUE_FRAMES}", profile.mtu);
+    sides.take_up(ends, &more)?;
+    let wire = Wire::start(devices, profile, RELAY_SEED)
+        .map_err(|error| format!("no thread can be started ({error})"))?;
+    let how = format!(
+        "relay of this program between TAP devices, MTU {}: {}",
+        profile.mtu,
+        wishes(profile)
+    );
+    Ok(Made { how, wire: Some(wire) })
 }
 
 /// A profile that no link can have.

@@ -1,6 +1,7 @@
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use super::*;
 
@@ -10,6 +11,18 @@ fn apart(profiles: &[LinkProfile]) -> Option<Network> {
     if !network.is_apart() {
         assert!(!rustix::process::geteuid().is_root(), "{:?}", network.notes());
         eprintln!("skipped: network namespaces take root ({:?})", network.notes());
+        return None;
+    }
+    Some(network)
+}
+
+/// A network of these links, each of them a relay's.
+fn relays(profiles: &[LinkProfile]) -> Option<Network> {
+    apart(&[LinkProfile::plain("probe", 1500)])?;
+    let network = Network::between(Sides::new().unwrap(), profiles, relayed);
+    if !std::path::Path::new("/dev/net/tun").exists() {
+        assert!(network.links()[0].address.is_err());
+        eprintln!("skipped: there is no /dev/net/tun");
         return None;
     }
     Some(network)
@@ -58,7 +71,10 @@ fn send_over(network: &Network, link: usize, length: usize) {
 
 fn interfaces() -> Vec<String> {
     let folder = std::fs::read_dir("/sys/class/net").unwrap();
-    folder.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    let names = folder.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    names
 }
 
 #[test]
@@ -137,14 +153,173 @@ fn what_cannot_be_made_says_why_and_leaves_the_others_alone() {
     send_over(&network, 4, 1000);
 }
 
-#[test]
-fn a_rate_is_kept_to() {
-    let plain = LinkProfile::plain("slow", 1500);
-    let Some(network) = apart(&[LinkProfile { rate_mbit: Some(40.0), ..plain }]) else { return };
+fn keeps_to_40_mbit(network: &Network) {
     let begin = sarsen_io::time::now();
-    send_over(&network, 0, 1 << 20);
+    send_over(network, 0, 1 << 20);
     let seconds = (sarsen_io::time::now() - begin).as_secs_f64();
     // The line has 5 MB a second; what it may send at once is less than 16 KiB.
     let least = ((1 << 20) - (16 << 10)) as f64 / 5e6;
     assert!(seconds >= least, "{seconds} s for what takes {least} s");
+}
+
+#[test]
+fn a_rate_is_kept_to() {
+    let plain = LinkProfile::plain("slow", 1500);
+    let Some(network) = apart(&[LinkProfile { rate_mbit: Some(40.0), ..plain }]) else { return };
+    keeps_to_40_mbit(&network);
+}
+
+#[test]
+fn a_relay_keeps_to_its_rate_and_mtu() {
+    let profile = LinkProfile { rate_mbit: Some(40.0), ..LinkProfile::plain("slow", 9000) };
+    let Some(network) = relays(&[profile]) else { return };
+    keeps_to_40_mbit(&network);
+    let (bytes, packets) = sent(&network, 0);
+    let mean = bytes as f64 / packets as f64;
+    assert!((4507.0..=9014.0).contains(&mean), "packets of {mean} bytes");
+}
+
+/// How long a byte takes there and back, at best.
+fn round_trip(network: &Network) -> Duration {
+    let listener =
+        network.on_target_side(|| TcpListener::bind((network.listen_address(), 0)).unwrap());
+    let to = SocketAddr::new(address(network, 0), listener.local_addr().unwrap().port());
+    let echo = || {
+        let (mut socket, _) = listener.accept().unwrap();
+        socket.set_nodelay(true).unwrap();
+        let mut byte = [0];
+        while socket.read(&mut byte).unwrap() == 1 {
+            socket.write_all(&byte).unwrap();
+        }
+    };
+    let ask = || {
+        network.on_initiator_side(|| {
+            let mut socket = TcpStream::connect(to).unwrap();
+            socket.set_nodelay(true).unwrap();
+            let trips = (0..5).map(|_| {
+                let begin = sarsen_io::time::now();
+                socket.write_all(&[1]).unwrap();
+                socket.read_exact(&mut [0]).unwrap();
+                sarsen_io::time::now() - begin
+            });
+            trips.min().unwrap()
+        })
+    };
+    sarsen_io::threads::beside("echo", echo, ask).unwrap().1
+}
+
+#[test]
+fn a_delay_is_waited_for_on_both_ways() {
+    let delay = Duration::from_millis(20);
+    let profiles = [LinkProfile { delay, ..LinkProfile::plain("far", 1500) }];
+    let networks = [apart(&profiles), relays(&profiles)];
+    for network in networks.iter().flatten() {
+        let trip = round_trip(network);
+        // What goes beyond is the machine's; a second delay would be ours.
+        assert!(trip >= 2 * delay, "{trip:?} over {:?}", network.notes());
+        assert!(trip < 4 * delay, "{trip:?} over {:?}", network.notes());
+    }
+}
+
+#[test]
+fn over_a_link_that_loses_everything_nobody_connects() {
+    let dead = LinkProfile { loss_percent: 100.0, ..LinkProfile::plain("dead", 1500) };
+    let profiles = [dead, LinkProfile::plain("good", 1500)];
+    let networks = [apart(&profiles), relays(&profiles)];
+    for network in networks.iter().flatten() {
+        let listener =
+            network.on_target_side(|| TcpListener::bind((network.listen_address(), 0)).unwrap());
+        let port = listener.local_addr().unwrap().port();
+        let connect = |link, limit| {
+            let to = SocketAddr::new(address(network, link), port);
+            network.on_initiator_side(|| TcpStream::connect_timeout(&to, limit))
+        };
+        let error = connect(0, Duration::from_millis(300)).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{:?}", network.notes());
+        connect(1, Duration::from_secs(30)).unwrap();
+    }
+}
+
+#[test]
+fn data_arrives_whole_over_a_link_that_loses_some() {
+    let profile = LinkProfile {
+        loss_percent: 2.0,
+        rate_mbit: Some(500.0),
+        ..LinkProfile::plain("bad", 1500)
+    };
+    let Some(network) = relays(&[profile]) else { return };
+    send_over(&network, 0, 2 << 20);
+}
+
+/// Set for the process that makes a network to be killed with it.
+const TO_BE_KILLED: &str = "SARSEN_TEST_NETWORK_TO_BE_KILLED";
+
+/// The part of [`a_process_that_is_killed_leaves_nothing`] that is killed; by itself it does
+/// nothing.
+#[test]
+fn a_network_to_be_killed_with() {
+    if std::env::var_os(TO_BE_KILLED).is_none() {
+        return;
+    }
+    let plain = LinkProfile::plain("plain", 1500);
+    let far = LinkProfile { delay: Duration::from_millis(1), ..plain.clone() };
+    let network = Network::build(&[plain, far]);
+    let path = network.target_prefix()[1].strip_prefix("--net=").unwrap().to_owned();
+    let namespace = std::fs::read_link(path).unwrap();
+    println!("\nnetwork {}", namespace.display());
+    // Until it is killed, or, should the test be, until its input ends.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nothing() {
+    if apart(&[LinkProfile::plain("probe", 1500)]).is_none() {
+        return;
+    }
+    let (before, named_before) = (interfaces(), named());
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "network::tests::a_network_to_be_killed_with", "--nocapture"])
+        .env(TO_BE_KILLED, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+    let namespace = said
+        .find_map(|line| line.unwrap().strip_prefix("network ").map(str::to_owned))
+        .expect("a network was made");
+    assert!(namespaces().contains(&namespace), "{namespace} among {:?}", namespaces());
+    assert_eq!(interfaces(), before);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // No process is in it or holds it: without a name that is its end.
+    assert!(!namespaces().contains(&namespace));
+    assert_eq!(named(), named_before);
+    assert_eq!(interfaces(), before);
+}
+
+/// The network namespaces that have a name.
+fn named() -> Vec<PathBuf> {
+    let folder = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    folder.map(|entry| entry.path()).collect()
+}
+
+/// The network namespaces that a process of this machine is in or holds a descriptor of.
+fn namespaces() -> Vec<String> {
+    let links = |folder: PathBuf| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.filter_map(|entry| std::fs::read_link(entry.path()).ok())
+    };
+    let mut found = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        // Processes that end meanwhile are skipped.
+        let process = process.path();
+        found.extend(links(process.join("fd")));
+        let tasks = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+        found.extend(tasks.filter_map(|task| std::fs::read_link(task.path().join("ns/net")).ok()));
+    }
+    found.sort();
+    found.dedup();
+    let found = found.iter().map(|link| link.display().to_string());
+    found.filter(|link| link.starts_with("net:")).collect()
 }
