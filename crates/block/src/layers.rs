@@ -4,5 +4,5 @@
 mod fault;
 mod read_only;
 
-pub use fault::{Fault, Faults, FaultyStore};
+pub use fault::{Fault, Faults, FaultyStore, Times};
 pub use read_only::ReadOnly;

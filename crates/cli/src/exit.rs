@@ -73,6 +73,7 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
         {
             CONFLICT
         }
+        Some(StartError::Store { source, .. }) if source.is_misconfigured() => USAGE,
         Some(StartError::Store { source, .. }) if source.is_in_use() => CONFLICT,
         Some(StartError::Store { source, .. }) if source.is_not_found() => NOT_FOUND,
         _ => FAILED,

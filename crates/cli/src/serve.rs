@@ -21,7 +21,9 @@ pub(crate) struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A volume: NAME=ram:SIZE, NAME=file:PATH or NAME=null:SIZE, then options such as
-    /// ,size=10GiB ,cache=none ,block-size=4096 ,read-only ,serial=TEXT.
+    /// ,size=10GiB ,cache=none ,block-size=4096 ,read-only ,serial=TEXT; and, for drills, what is
+    /// to go wrong: ,fault=KIND@BLOCK with flipped-bit, flipped-bit-stored, lost-write, stale-read,
+    /// unreadable or unwritable, or ,fault=misdirected-write@BLOCK>BLOCK; :once after it is once.
     #[arg(short, long = "volume", value_name = "SPEC")]
     volumes: Vec<String>,
     /// An address to listen on, such as `0.0.0.0:3260` or `[::]:3260`; port 0 takes a free one.

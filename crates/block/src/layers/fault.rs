@@ -1,10 +1,16 @@
-//! Makes a store fail as disks do, on blocks that are chosen, for tests and drills.
+//! Makes a store fail and lie as bad disks do, on blocks that are chosen, for tests and drills.
+//!
+//! A store that fails says so: the request ends with an error. One that lies ([`lies`]) answers
+//! that all is well, and only who looks at the data finds out.
+
+mod lies;
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{
-    BlockError, Characteristics, Direction, Extent, Geometry, Io, Lba, Reply, Request, Store,
+    BlockError, Buffer, Characteristics, Direction, Extent, Geometry, Io, Lba, Reply, Request,
+    Store,
 };
 
 /// What goes wrong.
@@ -18,20 +24,54 @@ pub enum Fault {
     NoSpace(Extent),
     /// Flushes fail.
     FlushFails,
+    /// A bit of this block is wrong in what a read returns; what is stored is right.
+    FlippedBit(Lba),
+    /// A bit of this block is wrong in what a write stores.
+    FlippedBitStored(Lba),
+    /// A write to this block is acknowledged and not stored. Unmaps are carried out.
+    LostWrite(Lba),
+    /// A read of this block returns what was there before the last write, zeroing or unmap, if
+    /// there was one since the fault was added.
+    StaleRead(Lba),
+    /// A write to a block lands at another one. Unmaps go where they should.
+    MisdirectedWrite {
+        /// Where it was to go, which stays as it is.
+        lba: Lba,
+        /// Where it goes, over what is there.
+        to: Lba,
+    },
+}
+
+/// How often a fault happens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Times {
+    /// To the first request that it meets.
+    Once,
+    /// To each request that it meets.
+    #[default]
+    Always,
+}
+
+/// A fault, and what it has to remember.
+struct Planted {
+    fault: Fault,
+    times: Times,
+    /// What the block of a stale read held before the last change.
+    before: Option<Buffer>,
 }
 
 /// The faults of a store, which may be changed while it serves.
 #[derive(Clone, Default)]
-pub struct Faults(Arc<Mutex<Vec<Fault>>>);
+pub struct Faults(Arc<Mutex<Vec<Planted>>>);
 
 impl Faults {
-    fn list(&self) -> MutexGuard<'_, Vec<Fault>> {
+    fn list(&self) -> MutexGuard<'_, Vec<Planted>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds one.
-    pub fn add(&self, fault: Fault) {
-        self.list().push(fault);
+    pub fn add(&self, fault: Fault, times: Times) {
+        self.list().push(Planted { fault, times, before: None });
     }
 
     /// Removes all.
@@ -39,9 +79,28 @@ impl Faults {
         self.list().clear();
     }
 
+    /// Goes through all; `happens` says whether one did, and then one that happens once is gone.
+    fn each(&self, mut happens: impl FnMut(&mut Planted) -> bool) {
+        self.list().retain_mut(|planted| !happens(planted) || planted.times == Times::Always);
+    }
+
     /// The error that meets a request, if one does.
-    fn meeting(&self, request: &Request) -> Option<BlockError> {
-        self.list().iter().find_map(|&fault| match (fault, request) {
+    fn error(&self, request: &Request) -> Option<BlockError> {
+        let mut error = None;
+        self.each(|planted| {
+            if error.is_none() {
+                error = planted.error(request);
+                return error.is_some();
+            }
+            false
+        });
+        error
+    }
+}
+
+impl Planted {
+    fn error(&self, request: &Request) -> Option<BlockError> {
+        match (self.fault, request) {
             (Fault::Unreadable(bad), Request::Read(extent)) => {
                 first_common(bad, *extent).map(|lba| medium(lba, Direction::Read))
             }
@@ -57,7 +116,7 @@ impl Faults {
             ) => first_common(bad, *extent).map(|lba| BlockError::NoSpace { lba }),
             (Fault::FlushFails, Request::Flush) => Some(medium(Lba(0), Direction::Write)),
             _ => None,
-        })
+        }
     }
 }
 
@@ -96,10 +155,13 @@ impl Store for FaultyStore {
     }
 
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        match self.faults.meeting(&request) {
-            Some(error) => Io::Ready(Err(error)),
-            None => self.inner.submit(request),
+        if let Some(error) = self.faults.error(&request) {
+            return Io::Ready(Err(error));
         }
+        if !self.faults.lie_about(&request, self.inner.geometry()) {
+            return self.inner.submit(request);
+        }
+        Io::pending(lies::carry_out(self.inner.clone(), self.faults.clone(), request))
     }
 }
 
@@ -114,7 +176,7 @@ mod tests {
         let inner = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = FaultyStore::new(inner, faults.clone());
         let store: &dyn Store = &store;
-        faults.add(Fault::Unreadable(Extent::new(10, 2)));
+        faults.add(Fault::Unreadable(Extent::new(10, 2)), Times::Always);
         for (lba, bad) in [(8, None), (9, Some(10)), (11, Some(11)), (12, None)] {
             let Io::Ready(read) = store.read(Extent::new(lba, 2)) else { panic!("memory waits") };
             match (read, bad) {
@@ -123,9 +185,21 @@ mod tests {
                 (other, _) => panic!("{lba}: {other:?}"),
             }
         }
-        faults.add(Fault::FlushFails);
+        faults.add(Fault::FlushFails, Times::Always);
         assert!(matches!(store.flush(), Io::Ready(Err(BlockError::Medium { .. }))));
         faults.clear();
         assert!(matches!(store.flush(), Io::Ready(Ok(()))));
+    }
+
+    #[test]
+    fn what_happens_once_is_over_then() {
+        let faults = Faults::default();
+        let inner = Arc::new(MemoryStore::new(BlockSize::B512, 64));
+        let store = FaultyStore::new(inner, faults.clone());
+        let store: &dyn Store = &store;
+        faults.add(Fault::Unreadable(Extent::new(10, 1)), Times::Once);
+        assert!(matches!(store.read(Extent::new(9, 1)), Io::Ready(Ok(_))));
+        assert!(matches!(store.read(Extent::new(8, 8)), Io::Ready(Err(_))));
+        assert!(matches!(store.read(Extent::new(8, 8)), Io::Ready(Ok(_))));
     }
 }

@@ -9,6 +9,8 @@
 //! path = "/srv/data.img"
 //! size = "10GiB"
 //! cache = "none"
+//! # For drills: what is to go wrong. A list of strings is several faults.
+//! # fault = "lost-write@1234"
 //!
 //! [[target]]
 //! name = "iqn.2026-11.example:disks"
@@ -23,12 +25,15 @@ use sarsen_io::cores::FileEngine;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::fault::parse_fault;
 use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
 use crate::stores::CacheMode;
 
 const TOP_KEYS: [&str; 5] = ["listen", "cores", "io-engine", "volume", "target"];
-const VOLUME_KEYS: [&str; 8] =
-    ["name", "store", "path", "size", "block-size", "cache", "read-only", "serial"];
+const VOLUME_KEYS: [&str; 9] =
+    ["name", "store", "path", "size", "block-size", "cache", "read-only", "serial", "fault"];
+/// Keys of a volume whose value may be a list, where a flag has the key several times.
+const REPEATED_KEYS: [&str; 1] = ["fault"];
 const TARGET_KEYS: [&str; 3] = ["name", "alias", "luns"];
 const STORES: [&str; 3] = ["ram", "file", "null"];
 const CACHES: [(&str, CacheMode); 5] = [
@@ -140,6 +145,7 @@ pub(super) fn volume_from_settings(
     let mut block_size = BlockSize::B512;
     let mut read_only = false;
     let mut serial = None;
+    let mut faults = Vec::new();
     let mut size_place = place.to_owned();
     for Setting { key, value, place } in settings {
         let wrong = |message: String| ConfigError::new(&place, message);
@@ -178,6 +184,7 @@ pub(super) fn volume_from_settings(
                 }
                 serial = Some(value);
             }
+            "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
             _ => return Err(unknown_key(&place, &key, &VOLUME_KEYS)),
         }
     }
@@ -209,7 +216,7 @@ pub(super) fn volume_from_settings(
         "ram" => StoreConfig::Ram { size: size.ok_or_else(|| missing("size"))? },
         _ => StoreConfig::Null { size: size.ok_or_else(|| missing("size"))? },
     };
-    Ok(VolumeConfig { name, store, block_size, read_only, serial })
+    Ok(VolumeConfig { name, store, block_size, read_only, serial, faults })
 }
 
 fn parse_target(
@@ -300,14 +307,20 @@ impl Source<'_> {
             let Some(table) = item.get_ref().as_table() else {
                 return Err(self.wrong_type(item, key, "a list of tables: write [[volume]]"));
             };
-            let settings = table
-                .iter()
-                .map(|(key, value)| {
-                    let name = key.get_ref().to_string();
-                    let place = self.place(key.span().start);
-                    Ok(Setting { value: self.scalar(value, &name)?, key: name, place })
-                })
-                .collect::<Result<Vec<_>, ConfigError>>()?;
+            let mut settings = Vec::new();
+            for (key, value) in table {
+                let name = key.get_ref().to_string();
+                if REPEATED_KEYS.contains(&name.as_str()) {
+                    let values = self.strings(value, &name)?.into_iter();
+                    settings.extend(values.map(|(value, place)| {
+                        let key = name.clone();
+                        Setting { key, value, place }
+                    }));
+                    continue;
+                }
+                let place = self.place(key.span().start);
+                settings.push(Setting { value: self.scalar(value, &name)?, key: name, place });
+            }
             Ok((settings, place))
         };
         self.array(value, key)?.map(table_settings).collect()
@@ -340,6 +353,22 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_may_have_several_faults() {
+        let volume = "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GiB\"\n";
+        for (faults, texts) in [
+            ("fault = \"lost-write@7\"", vec!["lost-write@7"]),
+            (
+                "fault = [\"stale-read@1\",\n\"misdirected-write@2>3:once\"]",
+                vec!["stale-read@1", "misdirected-write@2>3:once"],
+            ),
+        ] {
+            let config = parse(&format!("{volume}{faults}")).expect("valid");
+            let parsed = config.volumes[0].faults.iter().map(|fault| fault.text.as_str());
+            assert_eq!(parsed.collect::<Vec<_>>(), texts);
+        }
+    }
+
+    #[test]
     fn a_mistake_names_file_line_key_and_remedy() {
         for (text, told) in [
             ("lisen = []", "sarsen.toml:1: unknown key lisen; did you mean listen?"),
@@ -356,6 +385,11 @@ mod tests {
             ("volume = 3", "sarsen.toml:1: volume is to be a list"),
             ("cores = 0", "sarsen.toml:1: cores = 0"),
             ("a = \nb = 2", "sarsen.toml:1"),
+            (
+                "[[volume]]\nfault = [\"lost-write@1\",\n\"lost-write\"]",
+                "sarsen.toml:3: fault = \"lost-write\": write KIND@BLOCK",
+            ),
+            ("[[volume]]\nfault = 3", "sarsen.toml:2: fault is to be a list"),
             ("[[target]]\nlun = []", "sarsen.toml:2: unknown key lun; did you mean luns?"),
         ] {
             let message = parse(text).expect_err(told);

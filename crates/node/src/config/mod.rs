@@ -1,6 +1,7 @@
 //! What the server is to be: portals, volumes, targets. Parsed once into a valid value, from a
 //! TOML file ([`parse_file`]) or from flags ([`parse_volume`]); everything behind it can rely on it.
 
+mod fault;
 mod file;
 mod size;
 mod spec;
@@ -15,6 +16,7 @@ use sarsen_io::cores::FileEngine;
 
 use crate::stores::CacheMode;
 
+pub use self::fault::FaultConfig;
 pub use self::file::{parse_address, parse_cache, parse_engine, parse_file};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
@@ -54,6 +56,8 @@ pub struct VolumeConfig {
     /// Its serial number, by which initiators know it wherever it is served; derived from this
     /// machine and the volume's names unless given.
     pub serial: Option<String>,
+    /// What is to go wrong with it, on purpose.
+    pub faults: Vec<FaultConfig>,
 }
 
 /// Where a volume's blocks are.
@@ -246,6 +250,7 @@ mod tests {
             block_size: BlockSize::B512,
             read_only: false,
             serial: None,
+            faults: Vec::new(),
         }
     }
 

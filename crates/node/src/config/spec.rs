@@ -57,6 +57,8 @@ mod tests {
             }
         );
         assert!(parse_volume("r=ram:1MiB,read-only").expect("valid").read_only);
+        let volume = parse_volume("r=ram:1MiB,fault=lost-write@7:once,fault=stale-read@8");
+        assert_eq!(volume.expect("valid").faults.len(), 2);
     }
 
     #[test]
@@ -69,6 +71,7 @@ mod tests {
             ("a=file:/x,cache=writeback2", "did you mean writeback?"),
             ("a=ram:1MiB,cache=none", "only a file volume"),
             ("a=ram:1000", "multiple of"),
+            ("a=ram:1MiB,fault=bitrot@1", "it is one of flipped-bit, "),
         ] {
             let message = parse_volume(text).expect_err(told).to_string();
             assert!(message.contains(told), "{message}");

@@ -9,13 +9,14 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sarsen_block::Store;
-use sarsen_block::layers::ReadOnly;
+use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
+use sarsen_block::{Lba, Store};
+use tracing::warn;
 
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
 pub use self::ram::RamStore;
-use crate::config::{StoreConfig, VolumeConfig};
+use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
 
 /// When a write reaches the disk, with KVM's names and their exact meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,9 +89,27 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// A fault is planned for a block that the volume does not have.
+    #[error(
+        "fault = {fault:?}: there is no block {block}: the volume's last one is {}",
+        .block_count.saturating_sub(1)
+    )]
+    FaultOutside {
+        /// The fault, as it was written.
+        fault: String,
+        /// The block.
+        block: Lba,
+        /// Blocks of the volume.
+        block_count: u64,
+    },
 }
 
 impl StoreError {
+    /// Whether what was asked for makes no sense.
+    pub fn is_misconfigured(&self) -> bool {
+        matches!(self, Self::FaultOutside { .. })
+    }
+
     /// Whether somebody else has what was to be opened.
     pub fn is_in_use(&self) -> bool {
         matches!(self, Self::InUse { .. })
@@ -119,8 +138,28 @@ pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
                 cache: *cache,
                 read_only: volume.read_only,
             };
-            return Ok(Arc::new(FileStore::open(&options)?));
+            // It is read-only by itself.
+            return plant(volume, Arc::new(FileStore::open(&options)?));
         }
     };
+    let store = plant(volume, store)?;
     Ok(if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store })
+}
+
+/// Puts the faults over a store that are to happen to it.
+fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
+    if volume.faults.is_empty() {
+        return Ok(store);
+    }
+    let block_count = store.geometry().block_count;
+    let faults = Faults::default();
+    for FaultConfig { fault, times, text, last_block } in &volume.faults {
+        if last_block.0 >= block_count {
+            let (fault, block) = (text.clone(), *last_block);
+            return Err(StoreError::FaultOutside { fault, block, block_count });
+        }
+        faults.add(*fault, *times);
+        warn!(volume = volume.name, fault = text, "this volume goes wrong on purpose");
+    }
+    Ok(Arc::new(FaultyStore::new(store, faults)))
 }

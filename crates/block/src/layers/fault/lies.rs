@@ -1,0 +1,327 @@
+//! Requests that are answered well and carried out wrongly.
+
+use std::sync::Arc;
+
+use super::{Fault, Faults, Planted};
+use crate::{BlockError, Buffer, Durability, Extent, Geometry, Lba, Reply, Request, Store};
+
+/// The bit that is flipped in the byte in the middle of a block.
+const FLIPPED: u8 = 0x10;
+
+impl Faults {
+    /// Whether a lie has a part in a request. What lies outside the store is left to the store to
+    /// refuse.
+    pub(super) fn lie_about(&self, request: &Request, geometry: Geometry) -> bool {
+        let (extent, reads) = match request {
+            Request::Read(extent) => (*extent, true),
+            Request::Write { extent, .. }
+            | Request::WriteZeroes { extent, .. }
+            | Request::Unmap(extent) => (*extent, false),
+            Request::Flush | Request::Allocation(_) | Request::Resize { .. } => return false,
+        };
+        let concerns = |fault| match fault {
+            Fault::FlippedBit(lba) => reads && covers(extent, lba),
+            Fault::FlippedBitStored(lba)
+            | Fault::LostWrite(lba)
+            | Fault::MisdirectedWrite { lba, .. } => !reads && covers(extent, lba),
+            Fault::StaleRead(lba) => covers(extent, lba),
+            Fault::Unreadable(_) | Fault::Unwritable(_) | Fault::NoSpace(_) | Fault::FlushFails => {
+                false
+            }
+        };
+        extent.fits(geometry.block_count)
+            && self.list().iter().any(|planted| concerns(planted.fault))
+    }
+
+    /// The blocks of an extent whose reads are to be stale.
+    fn stale_blocks(&self, extent: Extent) -> Vec<Lba> {
+        let stale = |planted: &Planted| match planted.fault {
+            Fault::StaleRead(lba) if covers(extent, lba) => Some(lba),
+            _ => None,
+        };
+        self.list().iter().filter_map(stale).collect()
+    }
+}
+
+fn covers(extent: Extent, lba: Lba) -> bool {
+    lba.0.checked_sub(extent.lba.0).is_some_and(|index| index < extent.block_count)
+}
+
+/// Carries a request out as the faults have it. It lies within the store.
+pub(super) async fn carry_out(
+    store: Arc<dyn Store>,
+    faults: Faults,
+    request: Request,
+) -> Result<Reply, BlockError> {
+    let store = &*store;
+    match request {
+        Request::Read(extent) => read(store, &faults, extent).await,
+        Request::Write { extent, data, durability } => {
+            remember(store, &faults, extent).await;
+            write(store, &faults, extent, Some(data), durability).await
+        }
+        Request::WriteZeroes { extent, durability } => {
+            remember(store, &faults, extent).await;
+            write(store, &faults, extent, None, durability).await
+        }
+        Request::Unmap(extent) => {
+            remember(store, &faults, extent).await;
+            store.submit(request).wait().await
+        }
+        Request::Flush | Request::Allocation(_) | Request::Resize { .. } => {
+            store.submit(request).wait().await
+        }
+    }
+}
+
+async fn read(store: &dyn Store, faults: &Faults, extent: Extent) -> Result<Reply, BlockError> {
+    let size = store.geometry().block_size.bytes();
+    let mut data = store.read(extent).wait().await?.into_buffer();
+    faults.each(|planted| match planted.fault {
+        Fault::FlippedBit(lba) if covers(extent, lba) => {
+            flip(block(&mut data, extent, lba, size));
+            true
+        }
+        Fault::StaleRead(lba) if covers(extent, lba) => match &planted.before {
+            Some(before) => {
+                block(&mut data, extent, lba, size).copy_from_slice(before);
+                true
+            }
+            None => false,
+        },
+        _ => false,
+    });
+    Ok(Reply::Data(data.into()))
+}
+
+/// Keeps what stale reads are to return once the blocks have changed.
+async fn remember(store: &dyn Store, faults: &Faults, extent: Extent) {
+    for stale in faults.stale_blocks(extent) {
+        // What cannot be read now has no past to return.
+        let Ok(before) = store.read(Extent { lba: stale, block_count: 1 }).wait().await else {
+            continue;
+        };
+        let before = before.into_buffer();
+        faults.each(|planted| {
+            if planted.fault == Fault::StaleRead(stale) {
+                planted.before = Some(Buffer::copy_of(&before));
+            }
+            false
+        });
+    }
+}
+
+/// Writes data, or zeroes, around the blocks whose writes are lost; then those that go astray.
+async fn write(
+    store: &dyn Store,
+    faults: &Faults,
+    extent: Extent,
+    mut data: Option<Buffer>,
+    durability: Durability,
+) -> Result<Reply, BlockError> {
+    let size = store.geometry().block_size.bytes();
+    let mut diverted: Vec<(Lba, Option<Lba>)> = Vec::new();
+    faults.each(|planted| {
+        let (lba, to) = match planted.fault {
+            Fault::FlippedBitStored(lba) if covers(extent, lba) => {
+                let Some(data) = &mut data else { return false };
+                flip(block(data, extent, lba, size));
+                return true;
+            }
+            Fault::LostWrite(lba) => (lba, None),
+            Fault::MisdirectedWrite { lba, to } => (lba, Some(to)),
+            _ => return false,
+        };
+        let meets = covers(extent, lba) && diverted.iter().all(|&(other, _)| other != lba);
+        if meets {
+            diverted.push((lba, to));
+        }
+        meets
+    });
+    // What of the extent goes to `lba`.
+    let part = |from: u64, block_count: u64, lba: Lba| {
+        let extent_there = Extent { lba, block_count };
+        match &data {
+            None => Request::WriteZeroes { extent: extent_there, durability },
+            Some(data) => {
+                let start = (from - extent.lba.0) as usize * size;
+                let bytes = &data[start..start + block_count as usize * size];
+                let data = Buffer::copy_of(bytes);
+                Request::Write { extent: extent_there, data, durability }
+            }
+        }
+    };
+    diverted.sort_unstable();
+    let mut from = extent.lba.0;
+    for next in diverted.iter().map(|(lba, _)| lba.0).chain([extent.end()]) {
+        if next > from {
+            store.submit(part(from, next - from, Lba(from))).wait().await?;
+        }
+        from = next + 1;
+    }
+    for (lba, to) in diverted {
+        if let Some(to) = to {
+            store.submit(part(lba.0, 1, to)).wait().await?;
+        }
+    }
+    Ok(Reply::Done)
+}
+
+/// The bytes of a block of the extent.
+fn block(data: &mut [u8], extent: Extent, lba: Lba, size: usize) -> &mut [u8] {
+    let start = (lba.0 - extent.lba.0) as usize * size;
+    &mut data[start..start + size]
+}
+
+fn flip(block: &mut [u8]) {
+    let middle = block.len() / 2;
+    block[middle] ^= FLIPPED;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::super::{FaultyStore, Times};
+    use super::*;
+    use crate::{BlockSize, MemoryStore, conformance};
+
+    const SIZE: usize = 512;
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("a store in memory made its caller wait"),
+        }
+    }
+
+    /// A store of 64 blocks with one fault.
+    struct Bench {
+        faulty: FaultyStore,
+        inner: Arc<MemoryStore>,
+    }
+
+    impl Bench {
+        fn with(fault: Fault, times: Times) -> Self {
+            let inner = Arc::new(MemoryStore::new(BlockSize::B512, 64));
+            let faults = Faults::default();
+            faults.add(fault, times);
+            Self { faulty: FaultyStore::new(inner.clone(), faults), inner }
+        }
+
+        /// Writes `byte` over the blocks 8 to 15.
+        fn write(&self, byte: u8) {
+            let store: &dyn Store = &self.faulty;
+            let data = Buffer::copy_of(&[byte; 8 * SIZE]);
+            run(store.write(Extent::new(8, 8), data, Durability::Volatile).wait()).unwrap();
+        }
+
+        /// The blocks of the first sixteen that are not wholly `byte` (8 to 15) or 0 (0 to 7),
+        /// with their first and middle byte.
+        fn odd(store: &dyn Store, byte: u8) -> Vec<(usize, u8, u8)> {
+            let data = run(store.read(Extent::new(0, 16)).wait()).unwrap().into_buffer();
+            let blocks = data.chunks(SIZE).enumerate();
+            blocks
+                .filter(|(lba, block)| {
+                    let wanted = if *lba < 8 { 0 } else { byte };
+                    block.iter().any(|&byte| byte != wanted)
+                })
+                .map(|(lba, block)| (lba, block[0], block[SIZE / 2]))
+                .collect()
+        }
+
+        fn seen(&self, byte: u8) -> Vec<(usize, u8, u8)> {
+            Self::odd(&self.faulty, byte)
+        }
+
+        fn stored(&self, byte: u8) -> Vec<(usize, u8, u8)> {
+            Self::odd(&*self.inner, byte)
+        }
+    }
+
+    #[test]
+    fn a_bit_is_flipped_in_what_is_read() {
+        let bench = Bench::with(Fault::FlippedBit(Lba(10)), Times::Always);
+        bench.write(1);
+        assert_eq!(bench.seen(1), [(10, 1, 0x11)]);
+        assert_eq!(bench.seen(1), [(10, 1, 0x11)]);
+        assert_eq!(bench.stored(1), []);
+        let bench = Bench::with(Fault::FlippedBit(Lba(10)), Times::Once);
+        bench.write(1);
+        assert_eq!((bench.seen(1), bench.seen(1)), (vec![(10, 1, 0x11)], vec![]));
+    }
+
+    #[test]
+    fn a_bit_is_flipped_in_what_is_stored() {
+        let bench = Bench::with(Fault::FlippedBitStored(Lba(10)), Times::Once);
+        bench.write(1);
+        assert_eq!(bench.stored(1), [(10, 1, 0x11)]);
+        bench.write(2);
+        assert_eq!(bench.stored(2), []);
+    }
+
+    #[test]
+    fn a_write_is_lost_and_its_neighbours_are_not() {
+        for lba in [8, 10, 15] {
+            let bench = Bench::with(Fault::LostWrite(Lba(lba as u64)), Times::Always);
+            bench.write(1);
+            bench.write(2);
+            assert_eq!(bench.stored(2), [(lba, 0, 0)]);
+            let bench = Bench::with(Fault::LostWrite(Lba(lba as u64)), Times::Once);
+            bench.write(1);
+            assert_eq!(bench.stored(1), [(lba, 0, 0)]);
+            bench.write(2);
+            assert_eq!(bench.stored(2), []);
+        }
+    }
+
+    #[test]
+    fn a_read_is_one_write_behind() {
+        let bench = Bench::with(Fault::StaleRead(Lba(10)), Times::Always);
+        bench.write(1);
+        assert_eq!(bench.seen(1), [(10, 0, 0)]);
+        bench.write(2);
+        assert_eq!(bench.seen(2), [(10, 1, 1)]);
+        assert_eq!(bench.stored(2), []);
+        let store: &dyn Store = &bench.faulty;
+        run(store.unmap(Extent::new(8, 8)).wait()).unwrap();
+        assert_eq!(bench.seen(0), [(10, 2, 2)]);
+        // A read before any write spends nothing.
+        let bench = Bench::with(Fault::StaleRead(Lba(10)), Times::Once);
+        assert_eq!(bench.seen(0), []);
+        bench.write(1);
+        assert_eq!((bench.seen(1), bench.seen(1)), (vec![(10, 0, 0)], vec![]));
+    }
+
+    #[test]
+    fn a_write_lands_elsewhere() {
+        let astray = |to| Fault::MisdirectedWrite { lba: Lba(10), to: Lba(to) };
+        let bench = Bench::with(astray(3), Times::Once);
+        bench.write(1);
+        assert_eq!(bench.stored(1), [(3, 1, 1), (10, 0, 0)]);
+        bench.write(2);
+        assert_eq!(bench.stored(2), [(3, 1, 1)]);
+        // Zeroes go astray too.
+        let bench = Bench::with(astray(12), Times::Always);
+        bench.inner.submit(Request::Write {
+            extent: Extent::new(8, 8),
+            data: Buffer::copy_of(&[7; 8 * SIZE]),
+            durability: Durability::Volatile,
+        });
+        let store: &dyn Store = &bench.faulty;
+        run(store.write_zeroes(Extent::new(10, 1), Durability::Durable).wait()).unwrap();
+        assert_eq!(bench.stored(7), [(12, 0, 0)]);
+    }
+
+    /// A write that goes astray to where it should go is none, by the path of one that does.
+    #[test]
+    fn around_what_lies_the_store_is_as_it_was() {
+        let inner = Arc::new(MemoryStore::new(BlockSize::B512, 1000));
+        let faults = Faults::default();
+        for lba in [0, 5, 9, 33, 500, 999].map(Lba) {
+            faults.add(Fault::MisdirectedWrite { lba, to: lba }, Times::Always);
+        }
+        run(conformance::check(&FaultyStore::new(inner, faults), 6));
+    }
+}

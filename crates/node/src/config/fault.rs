@@ -1,0 +1,115 @@
+//! What is to go wrong with a volume, on purpose: `KIND@BLOCK`, `misdirected-write@BLOCK>BLOCK`,
+//! and then `:once` where it is to happen to the first request only.
+
+use sarsen_block::layers::{Fault, Times};
+use sarsen_block::{Extent, Lba};
+
+use super::nearest;
+
+const FORM: &str = "write KIND@BLOCK, such as lost-write@1234 or, for the first write only, \
+                    lost-write@1234:once";
+const MISDIRECTED: &str = "misdirected-write";
+
+/// A kind that needs no more than a block.
+type Kind = (&'static str, fn(Lba) -> Fault);
+
+const KINDS: [Kind; 6] = [
+    ("flipped-bit", Fault::FlippedBit),
+    ("flipped-bit-stored", Fault::FlippedBitStored),
+    ("lost-write", Fault::LostWrite),
+    ("stale-read", Fault::StaleRead),
+    ("unreadable", |lba| Fault::Unreadable(Extent { lba, block_count: 1 })),
+    ("unwritable", |lba| Fault::Unwritable(Extent { lba, block_count: 1 })),
+];
+
+/// Something that goes wrong with a volume, for drills and tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultConfig {
+    /// What.
+    pub fault: Fault,
+    /// How often.
+    pub times: Times,
+    /// As it was written.
+    pub text: String,
+    /// The last block that it names: the volume must have it.
+    pub last_block: Lba,
+}
+
+/// A fault from its text.
+pub(super) fn parse_fault(text: &str) -> Result<FaultConfig, String> {
+    let wrong = |message: String| format!("fault = {text:?}: {message}");
+    let (spec, times) = match text.split_once(':') {
+        None => (text, Times::Always),
+        Some((spec, "once")) => (spec, Times::Once),
+        Some((_, other)) => {
+            return Err(wrong(format!("after the block comes :once or nothing, not :{other}")));
+        }
+    };
+    let (kind, place) = spec.split_once('@').ok_or_else(|| wrong(FORM.into()))?;
+    let block = |text: &str| {
+        text.parse().map(Lba).map_err(|_| wrong(format!("{text:?} is not a block's number")))
+    };
+    let config =
+        |fault, last_block| Ok(FaultConfig { fault, times, text: text.to_owned(), last_block });
+    if kind == MISDIRECTED {
+        let (from, to) = place.split_once('>').ok_or_else(|| {
+            wrong("say where it lands, such as misdirected-write@1234>5678".into())
+        })?;
+        let (lba, to) = (block(from)?, block(to)?);
+        if lba == to {
+            return Err(wrong("it lands where it should: name two blocks".into()));
+        }
+        return config(Fault::MisdirectedWrite { lba, to }, lba.max(to));
+    }
+    let Some((_, fault)) = KINDS.iter().find(|(name, _)| *name == kind) else {
+        let names = || KINDS.iter().map(|(name, _)| *name).chain([MISDIRECTED]);
+        let (known, hint) = (names().collect::<Vec<_>>().join(", "), nearest(kind, names()));
+        return Err(wrong(format!("it is one of {known}{hint}")));
+    };
+    let lba = block(place)?;
+    config(fault(lba), lba)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_is_written_on_one_line() {
+        for (text, fault, times, last_block) in [
+            ("flipped-bit@12", Fault::FlippedBit(Lba(12)), Times::Always, 12),
+            ("flipped-bit-stored@0:once", Fault::FlippedBitStored(Lba(0)), Times::Once, 0),
+            ("lost-write@7:once", Fault::LostWrite(Lba(7)), Times::Once, 7),
+            ("stale-read@7", Fault::StaleRead(Lba(7)), Times::Always, 7),
+            ("unreadable@9", Fault::Unreadable(Extent::new(9, 1)), Times::Always, 9),
+            ("unwritable@9", Fault::Unwritable(Extent::new(9, 1)), Times::Always, 9),
+            (
+                "misdirected-write@90>3",
+                Fault::MisdirectedWrite { lba: Lba(90), to: Lba(3) },
+                Times::Always,
+                90,
+            ),
+        ] {
+            let last_block = Lba(last_block);
+            let config = FaultConfig { fault, times, text: text.into(), last_block };
+            assert_eq!(parse_fault(text), Ok(config));
+        }
+    }
+
+    #[test]
+    fn mistakes_name_the_remedy() {
+        for (text, told) in [
+            ("", "write KIND@BLOCK"),
+            ("lost-write", "write KIND@BLOCK"),
+            ("lost-wirte@1", "did you mean lost-write?"),
+            ("lost-write@-1", "not a block's number"),
+            ("lost-write@1KiB", "not a block's number"),
+            ("lost-write@1:twice", ":once or nothing"),
+            ("misdirected-write@1", "say where it lands"),
+            ("misdirected-write@1>1", "name two blocks"),
+        ] {
+            let message = parse_fault(text).expect_err(told);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}
