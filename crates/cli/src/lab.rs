@@ -56,8 +56,8 @@ pub(crate) struct LoadArguments {
     /// `hot:90/10`.
     #[arg(long)]
     distribution: Option<Distribution>,
-    /// Mark each block that is written, and hold what is read against what this run wrote. It takes
-    /// CPU time: leave it out to measure.
+    /// Mark each block that is written, hold what is read against what this run wrote, and at the
+    /// end read all of it once more. It takes CPU time: leave it out to measure.
     #[arg(long)]
     verify: bool,
     /// Run the jobs of a fio file (`.fio`) or the access specifications of an Iometer file (`.icf`),
@@ -209,9 +209,9 @@ fn print(job: Option<&str>, result: &LoadResult, json: bool) -> anyhow::Result<(
 }
 
 fn outcome(result: &LoadResult) -> anyhow::Result<()> {
-    if let (Some(count @ 1..), first) = (result.mismatches, &result.first_mismatch) {
-        let first = first.as_deref().unwrap_or_default();
-        bail!("{count} blocks are not what was written, the first one: {first}");
+    if let Some(count @ 1..) = result.mismatches {
+        let first = result.mismatched.first().map_or("", |first| &first.detail);
+        bail!("{count} blocks were not what had been written, the first one: {first}");
     }
     match result.errors {
         0 => Ok(()),
@@ -346,7 +346,11 @@ fn details(result: &LoadResult) -> Vec<String> {
             .push(format!("{rate} I/Os a second were asked for; {backlog} had to wait at the end"));
     }
     if let (Some(blocks), Some(mismatches)) = (result.verified_blocks, result.mismatches) {
-        lines.push(format!("{blocks} blocks verified, {mismatches} wrong"));
+        let read_back = result.read_back_blocks.unwrap_or(0);
+        lines.push(format!(
+            "{blocks} blocks verified, {read_back} of them when the load was over, {mismatches} wrong"
+        ));
+        lines.extend(result.mismatched.iter().map(|mismatch| mismatch.detail.clone()));
     }
     if let Some(wrapped @ 1..) = result.wrapped {
         lines.push(format!("{wrapped} requests lay beyond the unit and went to its beginning"));

@@ -38,6 +38,7 @@ use crate::mix::Mix;
 use crate::places::Distribution;
 use crate::trace::TraceError;
 pub use endpoint::{Endpoint, EndpointError, OpenStore};
+pub use ledger::{Mismatch, MismatchKind};
 use replay::Feed;
 pub use replay::Requests;
 pub use result::{Latency, LoadResult};
@@ -47,6 +48,8 @@ use work::Shared;
 const WAIT_LIMIT: Duration = Duration::from_millis(50);
 /// Arrivals a second that make sense.
 const RATES: std::ops::RangeInclusive<f64> = 0.001..=1e8;
+/// Bytes of one read when what was written is read once more.
+const READ_BACK_LENGTH: u32 = 256 * 1024;
 /// How long sessions may take to end what is open and log out.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -68,7 +71,8 @@ pub struct LoadOptions {
     /// I/Os a second of all sessions together: an open loop. The queue depth is then the limit of
     /// what is open.
     pub rate: Option<f64>,
-    /// Hold what is read against what this run has written.
+    /// Hold what is read against what this run has written, and read all of that once more at the
+    /// end.
     pub verify: bool,
     /// Sessions, each with one connection.
     pub sessions: u32,

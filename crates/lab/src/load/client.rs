@@ -21,7 +21,7 @@ use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::Capacity16;
 use zerocopy::transmute;
 
-use super::plan::Io;
+use super::plan::{Io, ReadBack};
 use super::tally::Tally;
 use super::work::{Shared, Work, fill_pattern};
 use super::{LoadError, LoadOptions, system};
@@ -127,6 +127,11 @@ impl Client {
     /// I/Os that should have begun and have not.
     pub(super) fn backlog(&self, now: Instant) -> u64 {
         self.work.backlog(now)
+    }
+
+    /// From now on only these blocks are read.
+    pub(super) fn read_back(&mut self, left: ReadBack) {
+        self.work.read_back(left);
     }
 
     pub(super) const fn is_idle(&self) -> bool {

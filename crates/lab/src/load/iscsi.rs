@@ -58,10 +58,33 @@ pub(super) fn put_on(
     tally.measuring = false;
     let usage = meter.stop(end)?;
     let backlog = clients.iter().map(|client| client.backlog(end)).sum();
+    if options.verify {
+        read_back(&mut engine, &mut clients, &mut tally, options, &mut shared)?;
+    }
 
     tally.leaving = true;
     leave(&mut engine, &mut clients, &mut tally);
     Ok(result::result(options, &tally, &shared, usage, backlog))
+}
+
+/// Reads all that was written once more, when nothing is open any longer.
+fn read_back(
+    engine: &mut Engine,
+    clients: &mut [Client],
+    tally: &mut Tally,
+    options: &LoadOptions,
+    shared: &mut Shared,
+) -> Result<(), LoadError> {
+    clients.iter_mut().for_each(|client| client.read_back(shared.left.clone()));
+    while !clients.iter().all(Client::is_idle) {
+        engine.run_until(None, clients, tally, options)?;
+    }
+    shared.begin_read_back();
+    engine.serve_all(clients, tally)?;
+    while !(shared.left.borrow().is_empty() && clients.iter().all(Client::is_idle)) {
+        engine.run_until(None, clients, tally, options)?;
+    }
+    Ok(())
 }
 
 fn log_in(options: &LoadOptions, url: &Url, shared: &mut Shared) -> Result<Vec<Client>, LoadError> {

@@ -2,11 +2,13 @@
 //!
 //! Each logical block that is written says which block it is, of which generation, of which run,
 //! and has a checksum. No two I/Os of which one writes are open on the same block, so what an
-//! acknowledged write left is known exactly.
+//! acknowledged write left is known exactly. When the load is over, all of it is read once more:
+//! what no read of the load came by is found then.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use sarsen_proto::iscsi::digest::crc32c;
+use serde::Serialize;
 use zerocopy::byteorder::big_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -14,6 +16,8 @@ use crate::dice::Dice;
 
 /// Blocks that are kept track of; what is written beyond them is not verified.
 const BLOCK_LIMIT: usize = 16 << 20;
+/// Mismatches that are told one by one.
+const MISMATCH_LIMIT: usize = 16;
 /// Says that a block is one of ours.
 const MAGIC: [u8; 8] = *b"sarsenIO";
 
@@ -32,6 +36,37 @@ struct Stamp {
 
 const STAMP_LENGTH: usize = 40;
 const _: () = assert!(size_of::<Stamp>() == STAMP_LENGTH);
+
+/// What a block is that is not what was written to it last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MismatchKind {
+    /// Some of its bytes are others.
+    Corrupt,
+    /// It holds what this run had written to it before: a write was lost, or a read was stale.
+    Stale,
+    /// It holds what this run wrote to another block: a write or a read went astray.
+    Misdirected,
+    /// It holds nothing that this run wrote: a write was lost, or somebody else wrote.
+    Foreign,
+}
+
+/// A block that is not what was written to it last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Mismatch {
+    /// The block's address.
+    pub block: u64,
+    /// What it is instead.
+    pub kind: MismatchKind,
+    /// The block whose data it holds, if that is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holds_block: Option<u64>,
+    /// The block that holds the data of this one, if one of the listed does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found_at: Option<u64>,
+    /// The same in words.
+    pub detail: String,
+}
 
 #[derive(Default)]
 struct State {
@@ -55,8 +90,8 @@ pub(super) struct Ledger {
     pub(super) verified: u64,
     /// Blocks that were something else.
     pub(super) mismatches: u64,
-    /// What the first one of these was.
-    pub(super) first_mismatch: Option<String>,
+    /// The first of these, each block and kind once.
+    listed: Vec<Mismatch>,
 }
 
 impl Ledger {
@@ -72,8 +107,13 @@ impl Ledger {
             expected: vec![0; block_length],
             verified: 0,
             mismatches: 0,
-            first_mismatch: None,
+            listed: Vec::new(),
         })
+    }
+
+    /// Bytes of a block.
+    pub(super) const fn block_length(&self) -> u32 {
+        self.block_length as u32
     }
 
     /// Whether an I/O may be open now; if so, it is until it has ended.
@@ -148,13 +188,43 @@ impl Ledger {
             return;
         }
         self.mismatches += 1;
-        let (run, expected) = (self.run, &self.expected);
-        self.first_mismatch.get_or_insert_with(|| {
-            format!(
-                "block {lba}, generation {known}: {}",
-                describe(run, lba, known, expected, found)
-            )
+        let (kind, holds_block, what) = describe(self.run, lba, known, &self.expected, found);
+        let listed = self.listed.iter().any(|other| (other.block, other.kind) == (lba, kind));
+        if !listed && self.listed.len() < MISMATCH_LIMIT {
+            let detail = format!("block {lba}, generation {known}: {what}");
+            self.listed.push(Mismatch { block: lba, kind, holds_block, found_at: None, detail });
+        }
+    }
+
+    /// The first mismatches. A block whose data another one holds names that.
+    pub(super) fn listed(&self) -> Vec<Mismatch> {
+        let holder = |block| self.listed.iter().find(|other| other.holds_block == Some(block));
+        let listed = self.listed.iter().map(|mismatch| {
+            let mut mismatch = mismatch.clone();
+            if let Some(Mismatch { block, .. }) = holder(mismatch.block) {
+                mismatch.found_at = Some(*block);
+                mismatch.detail += &format!("; block {block} holds what was written to it");
+            }
+            mismatch
         });
+        listed.collect()
+    }
+
+    /// All blocks of which it is known what they hold, in order, in runs of at most `limit`.
+    pub(super) fn known(&self, limit: u32) -> VecDeque<(u64, u32)> {
+        let known = self.blocks.iter().filter(|(_, state)| state.known.is_some());
+        let mut blocks: Vec<u64> = known.map(|(&block, _)| block).collect();
+        blocks.sort_unstable();
+        let mut runs: VecDeque<(u64, u32)> = VecDeque::new();
+        for block in blocks {
+            match runs.back_mut() {
+                Some((first, count)) if *first + u64::from(*count) == block && *count < limit => {
+                    *count += 1;
+                }
+                _ => runs.push_back((block, 1)),
+            }
+        }
+        runs
     }
 }
 
@@ -177,28 +247,44 @@ fn render(block: &mut [u8], run: u64, lba: u64, generation: u64) {
     block[..STAMP_LENGTH].copy_from_slice(stamp.as_bytes());
 }
 
-/// What is wrong with a block that is not the expected one.
-fn describe(run: u64, lba: u64, known: u64, expected: &[u8], found: &[u8]) -> String {
-    let Ok((stamp, _)) = Stamp::read_from_prefix(found) else { return "no data".into() };
+/// What is wrong with a block that is not the expected one: its kind, the block that it is, words.
+fn describe(
+    run: u64,
+    lba: u64,
+    known: u64,
+    expected: &[u8],
+    found: &[u8],
+) -> (MismatchKind, Option<u64>, String) {
+    let Ok((stamp, _)) = Stamp::read_from_prefix(found) else {
+        return (MismatchKind::Foreign, None, "no data".into());
+    };
     let (at, there) = (stamp.lba.get(), stamp.generation.get());
     let mut unsealed = found.to_vec();
     unsealed[..STAMP_LENGTH].copy_from_slice(Stamp { checksum: [0; 4], ..stamp }.as_bytes());
     let intact = crc32c(&unsealed) == stamp.checksum;
     if intact && stamp.magic == MAGIC && stamp.run.get() == run {
         if at != lba {
-            return format!("it holds block {at}, generation {there}: misdirected");
+            let what = format!("it holds block {at}, generation {there}: misdirected");
+            return (MismatchKind::Misdirected, Some(at), what);
         }
         if there < known {
-            return format!("it holds generation {there}: a lost write or a stale read");
+            let what = format!("it holds generation {there}: a lost write or a stale read");
+            return (MismatchKind::Stale, None, what);
         }
     }
     let differing = expected.iter().zip(found).filter(|(a, b)| a != b).count();
     if differing > expected.len() / 2 {
-        return "it holds nothing that this run wrote".into();
+        let zero = found.iter().all(|&byte| byte == 0);
+        let what = if zero { ": it is all zeroes" } else { "" };
+        let what = format!("it holds nothing that this run wrote{what}");
+        return (MismatchKind::Foreign, None, what);
     }
     let first = expected.iter().zip(found).enumerate().find(|(_, (a, b))| a != b);
     let (offset, (wanted, is)) = first.unwrap_or((0, (&0, &0)));
-    format!("{differing} bytes differ, the first at {offset}: {is:02X}h instead of {wanted:02X}h")
+    let what = format!(
+        "{differing} bytes differ, the first at {offset}: {is:02X}h instead of {wanted:02X}h"
+    );
+    (MismatchKind::Corrupt, None, what)
 }
 
 #[cfg(test)]
@@ -224,7 +310,7 @@ mod tests {
     fn read(ledger: &mut Ledger, data: &[u8]) -> String {
         assert!(ledger.admit(0, 10, true));
         ledger.end_read(0, 10, Some(data));
-        ledger.first_mismatch.clone().unwrap_or_default()
+        ledger.listed().first().map_or(String::new(), |first| first.detail.clone())
     }
 
     #[test]
@@ -257,6 +343,44 @@ mod tests {
         let message = read(&mut ledger, &disk[0]);
         assert!(message.contains("nothing that this run wrote"), "{message}");
         assert_eq!(ledger.mismatches, 1);
+    }
+
+    #[test]
+    fn each_mismatch_is_listed_once_and_a_pair_names_each_other() {
+        let (mut ledger, mut disk) = written(2);
+        let old = disk[0][5 * LENGTH..6 * LENGTH].to_vec();
+        disk[1].copy_within(5 * LENGTH..6 * LENGTH, 8 * LENGTH);
+        disk[1][5 * LENGTH..6 * LENGTH].copy_from_slice(&old);
+        read(&mut ledger, &disk[1]);
+        read(&mut ledger, &disk[1]);
+        assert_eq!(ledger.mismatches, 4);
+        let listed = ledger.listed();
+        let shown = listed.iter().map(|m| (m.block, m.kind, m.holds_block, m.found_at));
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            [
+                (5, MismatchKind::Stale, None, Some(8)),
+                (8, MismatchKind::Misdirected, Some(5), None)
+            ]
+        );
+
+        let mut ledger = Ledger::new(7, LENGTH as u32).unwrap();
+        assert!(ledger.admit(0, 100, false));
+        ledger.end_write(0, 100, true);
+        assert!(ledger.admit(0, 100, true));
+        ledger.end_read(0, 100, Some(&[0; 100 * LENGTH]));
+        assert_eq!((ledger.mismatches, ledger.listed().len()), (100, MISMATCH_LIMIT));
+    }
+
+    #[test]
+    fn what_is_known_comes_in_runs() {
+        let mut ledger = Ledger::new(7, LENGTH as u32).unwrap();
+        for (lba, blocks, good) in [(10, 5, true), (15, 1, true), (30, 1, true), (12, 1, false)] {
+            assert!(ledger.admit(lba, blocks, false));
+            ledger.end_write(lba, blocks, good);
+        }
+        assert_eq!(ledger.known(100), [(10, 2), (13, 3), (30, 1)]);
+        assert_eq!(ledger.known(2), [(10, 2), (13, 2), (15, 1), (30, 1)]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a session does next.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -68,7 +69,12 @@ pub(super) enum Source {
     Mixed(Box<Mixed>),
     /// A trace, shared by all sessions.
     Replay(Rc<RefCell<Feed>>),
+    /// What is read once more when the load is over, shared by all sessions.
+    ReadBack(ReadBack),
 }
+
+/// First blocks and numbers of blocks that are still to be read.
+pub(super) type ReadBack = Rc<RefCell<VecDeque<(u64, u32)>>>;
 
 impl Source {
     /// What the options ask of session `index`. Every part has been checked against the unit.

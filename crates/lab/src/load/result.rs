@@ -6,6 +6,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::LoadOptions;
+use super::ledger::Mismatch;
 use super::process::Usage;
 use super::tally::Tally;
 use super::work::Shared;
@@ -72,9 +73,12 @@ pub struct LoadResult {
     /// Blocks of these that were something else.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mismatches: Option<u64>,
-    /// What the first one was.
+    /// The first of these, at most 16, each block and kind once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mismatched: Vec<Mismatch>,
+    /// Blocks that were read once more when the load was over: all that it wrote.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_mismatch: Option<String>,
+    pub read_back_blocks: Option<u64>,
     /// Requests of a trace that lay beyond the unit and were brought into it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrapped: Option<u64>,
@@ -212,7 +216,8 @@ pub(super) fn result(
         backlog: options.rate.map(|_| backlog),
         verified_blocks: ledger.as_ref().map(|ledger| ledger.verified),
         mismatches: ledger.as_ref().map(|ledger| ledger.mismatches),
-        first_mismatch: ledger.and_then(|ledger| ledger.first_mismatch.clone()),
+        mismatched: ledger.as_ref().map_or_else(Vec::new, |ledger| ledger.listed()),
+        read_back_blocks: ledger.map(|_| shared.read_back),
         wrapped: shared.feed.as_ref().map(|feed| feed.borrow().wrapped),
         steady: tally.course.is_steady(),
         parameters: shared.parameters.clone(),

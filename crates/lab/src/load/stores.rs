@@ -164,10 +164,24 @@ impl<'a> Engine<'a> {
         self.tally.measuring = false;
         let usage = meter.stop(end)?;
         let backlog = self.lanes.iter().map(|lane| lane.work.backlog(end)).sum();
+        if self.options.verify {
+            self.read_back().await?;
+        }
         Ok(result::result(self.options, &self.tally, &self.shared, usage, backlog))
     }
 
-    /// Turns until then, or, without a time, until the trace has ended.
+    /// Reads all that was written once more, when nothing is open any longer.
+    async fn read_back(&mut self) -> Result<(), LoadError> {
+        for lane in &mut self.lanes {
+            lane.work.read_back(self.shared.left.clone());
+        }
+        self.run_until(None).await?;
+        self.shared.begin_read_back();
+        self.run_until(None).await
+    }
+
+    /// Turns until then, or, without a time, until the trace, or what is left to be read, has
+    /// ended.
     async fn run_until(&mut self, end: Option<Instant>) -> Result<(), LoadError> {
         loop {
             let answered = self.issue(end)?;
@@ -176,7 +190,10 @@ impl<'a> Engine<'a> {
             let feed = self.shared.feed.as_ref();
             let is_over = match end {
                 Some(end) => now >= end,
-                None => feed.is_none_or(|feed| feed.borrow().has_ended()) && self.open.is_empty(),
+                None => {
+                    let all_drawn = feed.is_none_or(|feed| feed.borrow().has_ended());
+                    all_drawn && self.shared.left.borrow().is_empty() && self.open.is_empty()
+                }
             };
             if is_over {
                 return Ok(());

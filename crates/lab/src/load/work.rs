@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use super::ledger::Ledger;
-use super::plan::{Io, Source, Unit};
+use super::plan::{Io, ReadBack, Source, Unit};
 use super::replay::{Feed, LENGTH_LIMIT};
-use super::{LoadError, LoadOptions};
+use super::{LoadError, LoadOptions, READ_BACK_LENGTH};
 
 /// What the sessions of one load have in common.
 #[derive(Default)]
@@ -19,12 +19,25 @@ pub(super) struct Shared {
     pub(super) feed: Option<Rc<RefCell<Feed>>>,
     /// What the first session negotiated.
     pub(super) parameters: BTreeMap<String, String>,
+    /// What is still to be read once more.
+    pub(super) left: ReadBack,
+    /// Blocks that are read once more, or were.
+    pub(super) read_back: u64,
 }
 
 impl Shared {
     /// The longest I/O, in bytes.
     pub(super) fn longest(&self, options: &LoadOptions) -> u32 {
         if self.feed.is_some() { LENGTH_LIMIT } else { options.longest() }
+    }
+
+    /// All that was written is to be read once more. Nothing is open any longer.
+    pub(super) fn begin_read_back(&mut self) {
+        let Some(ledger) = &self.ledger else { return };
+        let ledger = ledger.borrow();
+        let runs = ledger.known((READ_BACK_LENGTH / ledger.block_length()).max(1));
+        self.read_back = runs.iter().map(|&(_, blocks)| u64::from(blocks)).sum();
+        *self.left.borrow_mut() = runs;
     }
 }
 
@@ -73,7 +86,7 @@ impl Work {
     /// When the next I/O is to begin; `None` is not by time.
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.source {
-            Source::Plain(_) => None,
+            Source::Plain(_) | Source::ReadBack(_) => None,
             Source::Mixed(mixed) => mixed.due(),
             Source::Replay(feed) => feed.borrow().due(),
         }
@@ -83,7 +96,7 @@ impl Work {
     pub(super) fn backlog(&self, now: Instant) -> u64 {
         match &self.source {
             Source::Mixed(mixed) => mixed.backlog(now),
-            Source::Plain(_) | Source::Replay(_) => 0,
+            Source::Plain(_) | Source::Replay(_) | Source::ReadBack(_) => 0,
         }
     }
 
@@ -111,7 +124,21 @@ impl Work {
                 Ok(mixed.next(now, |io| ledger.borrow_mut().admit(io.lba, io.blocks, io.reads)))
             }
             (Source::Replay(feed), _) => feed.borrow_mut().next(now, self.unit),
+            (Source::ReadBack(left), ledger) => {
+                let Some((lba, blocks)) = left.borrow_mut().pop_front() else { return Ok(None) };
+                if let Some(ledger) = ledger {
+                    let admitted = ledger.borrow_mut().admit(lba, blocks, true);
+                    assert!(admitted, "nothing is written while it is read back");
+                }
+                let bytes = blocks * self.unit.block_length;
+                Ok(Some(Io { reads: true, lba, blocks, bytes, intended: now }))
+            }
         }
+    }
+
+    /// From now on nothing is done but to read what is left to be read once more.
+    pub(super) fn read_back(&mut self, left: ReadBack) {
+        self.source = Source::ReadBack(left);
     }
 
     /// The data of the write that [`Self::next`] gave last, if it is to be verified.
@@ -127,6 +154,11 @@ impl Work {
         let mut ledger = ledger.borrow_mut();
         if io.reads {
             ledger.end_read(io.lba, io.blocks, data.filter(|_| good));
+            if let (Source::ReadBack(left), 2.., false) = (&self.source, io.blocks, good) {
+                // One bad block must not hide the others.
+                let blocks = io.lba..io.lba + u64::from(io.blocks);
+                left.borrow_mut().extend(blocks.map(|block| (block, 1)));
+            }
         } else {
             ledger.end_write(io.lba, io.blocks, good);
         }

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sarsen_block::layers::{Fault, Faults, FaultyStore};
+use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
 use sarsen_block::{Characteristics, Geometry, MemoryStore};
 
 use super::super::{OpenStore, replay, run};
@@ -88,6 +88,23 @@ fn a_queue_is_kept_as_deep_as_it_was_asked_for_and_no_deeper() {
 }
 
 #[test]
+fn what_no_read_of_the_load_meets_is_found_by_the_last_pass() {
+    let lost = Fault::LostWrite(sarsen_block::Lba(1234));
+    for (fault, found) in [(None, vec![]), (Some(lost), vec![1234])] {
+        let faults = Faults::default();
+        fault.into_iter().for_each(|fault| faults.add(fault, Times::Always));
+        let inner = Arc::new(MemoryStore::new(BlockSize::B512, BLOCKS));
+        let mut options = options(memory(FaultyStore::new(inner, faults)), 0);
+        options.access.random_percent = 0;
+        options.access.block_bytes = 64 * 1024;
+        options.verify = true;
+        let result = run(&options).unwrap();
+        assert_eq!(result.mismatched.iter().map(|m| m.block).collect::<Vec<_>>(), found);
+        assert_eq!((result.read_back_blocks, result.verified_blocks), (Some(BLOCKS), Some(BLOCKS)));
+    }
+}
+
+#[test]
 fn an_open_loop_has_its_arrivals_by_the_clock() {
     let mut options = options(memory(Late::new()), 100);
     options.rate = Some(2000.0);
@@ -100,7 +117,7 @@ fn an_open_loop_has_its_arrivals_by_the_clock() {
 #[test]
 fn what_a_store_refuses_is_an_error_and_what_it_forgets_is_found() {
     let faults = Faults::default();
-    faults.add(Fault::Unreadable(Extent::new(0, BLOCKS)));
+    faults.add(Fault::Unreadable(Extent::new(0, BLOCKS)), Times::Always);
     let inner = Arc::new(MemoryStore::new(BlockSize::B512, BLOCKS));
     let result = run(&options(memory(FaultyStore::new(inner, faults)), 100)).unwrap();
     assert!(result.errors > 0);
