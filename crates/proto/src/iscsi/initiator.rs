@@ -6,6 +6,7 @@
 //! has one connection; the level of error recovery is 0: an error ends the connection, and its
 //! owner logs in again.
 
+mod authentication;
 mod connection;
 mod event;
 mod login;
@@ -15,7 +16,10 @@ mod task;
 #[cfg(test)]
 mod tests;
 
+pub use authentication::{Authentication, TargetProof};
 pub use connection::Connection;
-pub use event::{Completion, ConnectionError, Event, LoginError, ProtocolError, Residual};
+pub use event::{
+    AuthenticationError, Completion, ConnectionError, Event, LoginError, ProtocolError, Residual,
+};
 pub use options::{DigestOffer, LoginOptions, SessionTarget};
 pub use request::{CommandRequest, ReadLanding, TaskAttribute, TaskManagement, Token, Transfer};

@@ -1,8 +1,10 @@
 //! iSCSI (RFC 7143).
 //!
 //! [`framer`] cuts PDUs from the stream for both sides; [`keys`] holds the negotiation table;
-//! [`output`] gathers what is to be sent; [`target`] and [`initiator`] are the two ends.
+//! [`output`] gathers what is to be sent; [`chap`] is what authentication computes; [`target`] and
+//! [`initiator`] are the two ends.
 
+pub mod chap;
 pub mod digest;
 pub mod framer;
 pub mod initiator;

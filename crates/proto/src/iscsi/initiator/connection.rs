@@ -15,7 +15,7 @@ use super::super::keys::DigestKind;
 use super::super::output::Payload;
 use super::super::{Frame, Framer, Landing, Output, Parameters, Segment};
 use super::event::{Completion, ConnectionError, Event, ProtocolError, Residual};
-use super::login::Login;
+use super::login::{Login, Progress};
 use super::options::LoginOptions;
 use super::request::{CommandRequest, ReadLanding, TaskManagement, Token, Transfer};
 use super::task::{Aborts, Command, Kind, Movement, Task, Tasks};
@@ -195,16 +195,20 @@ impl Connection {
             }
             let response = LoginResponse::view(header);
             self.exp_stat_sn = SerialNumber(response.stat_sn.get()).next();
-            let done = login.handle(
+            let progress = login.handle(
                 response,
                 segment.bytes(),
                 &mut self.parameters,
                 &mut self.output,
                 self.cmd_sn.0,
             )?;
-            if done {
-                self.max_cmd_sn = SerialNumber(response.max_cmd_sn.get());
-                self.enter_full_feature();
+            match progress {
+                Progress::Same => {}
+                Progress::SecurityPassed => self.events.push_back(Event::SecurityPassed),
+                Progress::Done => {
+                    self.max_cmd_sn = SerialNumber(response.max_cmd_sn.get());
+                    self.enter_full_feature();
+                }
             }
             return Ok(());
         }

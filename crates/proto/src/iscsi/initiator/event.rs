@@ -51,6 +51,8 @@ impl Completion {
 /// Something that the owner may want to know.
 #[derive(Debug)]
 pub enum Event {
+    /// The security stage of the login is over: the operational parameters are negotiated next.
+    SecurityPassed,
     /// The login is over: commands may be sent.
     LoggedIn,
     /// A command ended.
@@ -139,6 +141,9 @@ pub enum LoginError {
         /// The target's words.
         status: LoginStatus,
     },
+    /// Look at the credentials: one side could not prove who it is.
+    #[error("authentication failed: {0}")]
+    Authentication(#[from] AuthenticationError),
     /// Nothing: no agreement over a key.
     #[error("no agreement over {key}: the target answered {value:?}")]
     NoAgreement {
@@ -147,6 +152,56 @@ pub enum LoginError {
         /// The target's answer.
         value: String,
     },
+}
+
+/// Why the initiator broke an authentication off.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AuthenticationError {
+    /// CHAP was asked for, and the target wants something else.
+    #[error("the target does not take CHAP (AuthMethod={answered}): it knows no user")]
+    Method {
+        /// Its words.
+        answered: String,
+    },
+    /// The target chose what was not offered.
+    #[error("the target chose the algorithm {answered:?}, which was not offered")]
+    Algorithm {
+        /// CHAP_A.
+        answered: String,
+    },
+    /// A key that has to come now did not.
+    #[error("the target did not send {key}")]
+    Missing {
+        /// The key.
+        key: &'static str,
+    },
+    /// A value that cannot be one, or a key that came twice.
+    #[error("the target's {key} is no value of that key")]
+    Malformed {
+        /// The key.
+        key: &'static str,
+    },
+    /// The target's challenge is ours: somebody wants us to answer it for him.
+    #[error("the target sent our own challenge back")]
+    Reflection,
+    /// RFC 7143 §12.1.3: with one secret for both sides, either could answer for the other.
+    #[error("the initiator and the target have the same secret: give them different ones")]
+    SameSecret,
+    /// The target was to prove who it is, and says nothing.
+    #[error("the target did not authenticate itself, as was demanded")]
+    TargetSilent,
+    /// The target does not know the secret, or goes by another name.
+    #[error("the target, {name:?}, is not the one whose name and secret were given")]
+    Target {
+        /// What it calls itself.
+        name: String,
+    },
+}
+
+impl From<AuthenticationError> for ConnectionError {
+    fn from(error: AuthenticationError) -> Self {
+        Self::Login(error.into())
+    }
 }
 
 /// A breach of RFC 7143 by the target. Each ends the connection.

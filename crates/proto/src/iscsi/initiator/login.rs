@@ -1,7 +1,6 @@
 //! The login (RFC 7143 §6.3): security, operational negotiation, full feature phase.
 //!
-//! AuthMethod=None is the one method here; another one is a further [`Step`] between the first
-//! request and the operational stage.
+//! Every login begins with the security stage, be it only to agree on AuthMethod=None.
 
 use sarsen_wire::iscsi::pdu::{self, CONTINUE, FINAL, current_stage, next_stage};
 use sarsen_wire::iscsi::text::{self, IRRELEVANT, NOT_UNDERSTOOD, REJECT};
@@ -11,6 +10,7 @@ use sarsen_wire::iscsi::{
 
 use super::super::keys::{self, DigestKind, Key, Kind, Negotiation};
 use super::super::{Output, Parameters};
+use super::authentication::Chap;
 use super::event::{ConnectionError, LoginError, ProtocolError};
 use super::options::{DigestOffer, LoginOptions, SessionTarget};
 
@@ -22,12 +22,43 @@ const EXCHANGE_LIMIT: u32 = 64;
 const TAG: u32 = 0;
 
 /// Where the login stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Step {
-    /// Names and AuthMethod are out.
+    /// Names and AuthMethod=None are out.
     Security,
+    /// Names and AuthMethod=CHAP are out, or what follows them.
+    Authentication(Chap),
     /// The operational keys are out.
     Operational,
+}
+
+impl Step {
+    const fn stage(&self) -> Stage {
+        match self {
+            Self::Security | Self::Authentication(_) => Stage::Security,
+            Self::Operational => Stage::Operational,
+        }
+    }
+
+    /// Where the next request asks to go; `None` stays.
+    const fn next_stage(&self) -> Option<Stage> {
+        match self {
+            Self::Authentication(chap) if !chap.may_leave() => None,
+            Self::Security | Self::Authentication(_) => Some(Stage::Operational),
+            Self::Operational => Some(Stage::FullFeature),
+        }
+    }
+}
+
+/// What an answer leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// More of the same stage.
+    Same,
+    /// The security stage is over.
+    SecurityPassed,
+    /// The login is over.
+    Done,
 }
 
 /// A login in progress.
@@ -68,38 +99,47 @@ impl Login {
             }
             SessionTarget::Discovery => self.add("SessionType", "Discovery"),
         }
-        self.add("AuthMethod", text::NONE);
+        match self.options.authentication.take() {
+            None => self.add("AuthMethod", text::NONE),
+            // Nothing beside it: a user who names himself is not let in as nobody.
+            Some(authentication) => {
+                self.add("AuthMethod", "CHAP");
+                self.step = Step::Authentication(Chap::new(authentication));
+            }
+        }
         self.send(output, cmd_sn, 0);
     }
 
     fn add(&mut self, key: &str, value: &str) {
-        for part in [key, "=", value, "\0"] {
-            self.to_send.extend_from_slice(part.as_bytes());
-        }
+        add(&mut self.to_send, key, value);
     }
 
     /// Sends as much text as one request may carry; the last piece asks to move on.
     fn send(&mut self, output: &mut Output, cmd_sn: u32, exp_stat_sn: u32) {
         let length = self.to_send.len().min(DEFAULT_DATA_SEGMENT_LENGTH as usize);
-        let (current, next) = match self.step {
-            Step::Security => (Stage::Security, Stage::Operational),
-            Step::Operational => (Stage::Operational, Stage::FullFeature),
-        };
         let last = length == self.to_send.len();
-        let bits = if last { FINAL | next.0 } else { CONTINUE };
+        let bits = match self.step.next_stage() {
+            _ if !last => CONTINUE,
+            Some(next) => FINAL | next.0,
+            None => 0,
+        };
+        output.push(self.request(bits, cmd_sn, exp_stat_sn), &self.to_send[..length]);
+        self.to_send.drain(..length);
+    }
+
+    fn request(&self, bits: u8, cmd_sn: u32, exp_stat_sn: u32) -> LoginRequest {
         let mut header = LoginRequest::from(RawHeader::ZERO);
         header.opcode_byte = Opcode::LoginRequest.0 | pdu::IMMEDIATE;
-        header.flags = current.0 << 2 | bits;
+        header.flags = self.step.stage().0 << 2 | bits;
         header.isid = self.options.isid;
         header.tsih = self.tsih.into();
         header.initiator_task_tag = TAG.into();
         header.cmd_sn = cmd_sn.into();
         header.exp_stat_sn = exp_stat_sn.into();
-        output.push(header, &self.to_send[..length]);
-        self.to_send.drain(..length);
+        header
     }
 
-    /// Takes an answer. True when the login is over.
+    /// Takes an answer.
     pub(super) fn handle(
         &mut self,
         response: &LoginResponse,
@@ -107,7 +147,7 @@ impl Login {
         parameters: &mut Parameters,
         output: &mut Output,
         cmd_sn: u32,
-    ) -> Result<bool, ConnectionError> {
+    ) -> Result<Progress, ConnectionError> {
         self.exchanges += 1;
         if self.exchanges > EXCHANGE_LIMIT {
             return Err(ProtocolError::LoginTooLong(EXCHANGE_LIMIT).into());
@@ -127,36 +167,27 @@ impl Login {
         self.tsih = response.tsih.get();
         let exp_stat_sn = response.stat_sn.get().wrapping_add(1);
         if response.flags & CONTINUE != 0 {
-            self.continue_receiving(output, cmd_sn, exp_stat_sn);
-            return Ok(false);
+            // RFC 7143 §6.2: an answer that goes on is fetched with an empty request.
+            output.push(self.request(0, cmd_sn, exp_stat_sn), &[]);
+            return Ok(Progress::Same);
         }
         let text = std::mem::take(&mut self.received);
-        match self.step {
-            Step::Security => self.check_security(&text)?,
+        match &mut self.step {
+            Step::Security => check_security(&text)?,
+            // The target has heard a part of what it is to answer.
+            Step::Authentication(_) if !self.to_send.is_empty() => {}
+            Step::Authentication(chap) => {
+                for (key, value) in chap.handle(&text)? {
+                    add(&mut self.to_send, key, &value);
+                }
+            }
             Step::Operational => self.apply(&text, parameters)?,
         }
         if response.flags & FINAL == 0 {
             self.send(output, cmd_sn, exp_stat_sn);
-            return Ok(false);
+            return Ok(Progress::Same);
         }
         self.transit(response.flags, output, cmd_sn, exp_stat_sn, parameters)
-    }
-
-    /// RFC 7143 §6.2: an answer that goes on is fetched with an empty request.
-    fn continue_receiving(&mut self, output: &mut Output, cmd_sn: u32, exp_stat_sn: u32) {
-        let mut header = LoginRequest::from(RawHeader::ZERO);
-        header.opcode_byte = Opcode::LoginRequest.0 | pdu::IMMEDIATE;
-        let stage = match self.step {
-            Step::Security => Stage::Security,
-            Step::Operational => Stage::Operational,
-        };
-        header.flags = stage.0 << 2;
-        header.isid = self.options.isid;
-        header.tsih = self.tsih.into();
-        header.initiator_task_tag = TAG.into();
-        header.cmd_sn = cmd_sn.into();
-        header.exp_stat_sn = exp_stat_sn.into();
-        output.push(header, &[]);
     }
 
     fn transit(
@@ -166,9 +197,13 @@ impl Login {
         cmd_sn: u32,
         exp_stat_sn: u32,
         parameters: &mut Parameters,
-    ) -> Result<bool, ConnectionError> {
-        match (self.step, current_stage(flags), next_stage(flags)) {
-            (Step::Security, Stage::Security, Stage::Operational) => {
+    ) -> Result<Progress, ConnectionError> {
+        // A target that moves on before it has proved who it is has nothing to be trusted with.
+        if matches!(&self.step, Step::Authentication(chap) if !chap.is_over()) {
+            return Err(ProtocolError::LoginStage.into());
+        }
+        match (self.step.stage(), current_stage(flags), next_stage(flags)) {
+            (Stage::Security, Stage::Security, Stage::Operational) => {
                 self.step = Step::Operational;
                 parameters.local_max_recv_data_segment_length =
                     self.options.max_recv_data_segment_length;
@@ -178,13 +213,13 @@ impl Login {
                     self.open_keys.push(key);
                 }
                 self.send(output, cmd_sn, exp_stat_sn);
-                Ok(false)
+                Ok(Progress::SecurityPassed)
             }
-            (Step::Operational, Stage::Operational, Stage::FullFeature) => {
+            (Stage::Operational, Stage::Operational, Stage::FullFeature) => {
                 self.check_digests(parameters)?;
                 parameters.first_burst_length =
                     parameters.first_burst_length.min(parameters.max_burst_length);
-                Ok(true)
+                Ok(Progress::Done)
             }
             _ => Err(ProtocolError::LoginStage.into()),
         }
@@ -212,16 +247,6 @@ impl Login {
             _ if class == 3 => LoginError::Unavailable { status },
             _ => LoginError::Refused { status },
         })
-    }
-
-    fn check_security(&self, text: &[u8]) -> Result<(), ConnectionError> {
-        for pair in text::pairs(text) {
-            let (key, value) = pair?;
-            if key == "AuthMethod" && value != text::NONE {
-                return Err(no_agreement(key, value));
-            }
-        }
-        Ok(())
     }
 
     /// Takes answers to our keys and declarations, and answers keys that the target offers.
@@ -273,6 +298,23 @@ impl Login {
         }
         Ok(())
     }
+}
+
+fn add(to_send: &mut Vec<u8>, key: &str, value: &str) {
+    for part in [key, "=", value, "\0"] {
+        to_send.extend_from_slice(part.as_bytes());
+    }
+}
+
+/// AuthMethod=None was offered: nothing else can be its answer.
+fn check_security(text: &[u8]) -> Result<(), ConnectionError> {
+    for pair in text::pairs(text) {
+        let (key, value) = pair?;
+        if key == "AuthMethod" && value != text::NONE {
+            return Err(no_agreement(key, value));
+        }
+    }
+    Ok(())
 }
 
 /// A target that answers its own number where ours is smaller: ours holds, and nothing that it

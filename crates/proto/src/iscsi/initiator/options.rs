@@ -3,6 +3,7 @@
 use sarsen_wire::iscsi::Isid;
 
 use super::super::keys::{SessionType, TargetOffer};
+use super::authentication::Authentication;
 
 /// Whether a digest is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub struct LoginOptions {
     /// With the initiator's name, the initiator port: a second session of the same port to the
     /// same target takes the first one's place.
     pub isid: Isid,
+    /// CHAP, and nothing else; `None` offers AuthMethod=None alone.
+    pub authentication: Option<Authentication>,
     /// HeaderDigest.
     pub header_digest: DigestOffer,
     /// DataDigest.
@@ -79,6 +82,7 @@ impl LoginOptions {
             initiator_name: initiator_name.into(),
             target,
             isid,
+            authentication: None,
             header_digest: DigestOffer::None,
             data_digest: DigestOffer::None,
             initial_r2t: false,

@@ -16,15 +16,15 @@ use super::*;
 const LUN: [u8; 8] = [0, 1, 0, 0, 0, 0, 0, 0];
 const WINDOW_TOP: u32 = 4;
 
-type Pdu = (RawHeader, Vec<u8>);
+pub(super) type Pdu = (RawHeader, Vec<u8>);
 
-fn options() -> LoginOptions {
+pub(super) fn options() -> LoginOptions {
     let target = SessionTarget::Named("iqn.2026-01.test:disk".to_owned());
     LoginOptions::new("iqn.2026-01.test:host", target, Isid([0x80, 1, 2, 3, 0, 0]))
 }
 
 /// Everything that waits in the output, as bytes.
-fn drain(connection: &mut Connection) -> Vec<u8> {
+pub(super) fn drain(connection: &mut Connection) -> Vec<u8> {
     let output = connection.output();
     let mut stream = Vec::new();
     while !output.is_empty() {
@@ -43,7 +43,7 @@ fn drain(connection: &mut Connection) -> Vec<u8> {
 }
 
 /// Everything that waits in the output, as PDUs without digests.
-fn sent(connection: &mut Connection) -> Vec<Pdu> {
+pub(super) fn sent(connection: &mut Connection) -> Vec<Pdu> {
     let stream = drain(connection);
     let mut input = &stream[..];
     let mut framer = Framer::default();
@@ -69,7 +69,7 @@ fn encode(header: impl Into<RawHeader>, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn login_response(flags: u8, status: LoginStatus, text: &str) -> Vec<u8> {
+pub(super) fn login_response(flags: u8, status: LoginStatus, text: &str) -> Vec<u8> {
     let mut header = LoginResponse::from(RawHeader::ZERO);
     header.opcode_byte = Opcode::LoginResponse.0;
     header.flags = flags;
@@ -81,8 +81,8 @@ fn login_response(flags: u8, status: LoginStatus, text: &str) -> Vec<u8> {
     encode(header, text.as_bytes())
 }
 
-const TO_OPERATIONAL: u8 = 0x81;
-const TO_FULL_FEATURE: u8 = 0x87;
+pub(super) const TO_OPERATIONAL: u8 = 0x81;
+pub(super) const TO_FULL_FEATURE: u8 = 0x87;
 
 /// A connection in full feature phase with what the target answered.
 fn logged_in(options: LoginOptions, answers: &str) -> Connection {
@@ -91,6 +91,7 @@ fn logged_in(options: LoginOptions, answers: &str) -> Connection {
     connection.handle_input(&security).unwrap();
     let operational = login_response(TO_FULL_FEATURE, LoginStatus::Success, answers);
     connection.handle_input(&operational).unwrap();
+    assert!(matches!(connection.poll_event(), Some(Event::SecurityPassed)));
     assert!(matches!(connection.poll_event(), Some(Event::LoggedIn)));
     drain(&mut connection);
     connection
@@ -149,7 +150,7 @@ fn completion(connection: &mut Connection) -> Completion {
     }
 }
 
-fn error_of(connection: &mut Connection, bytes: &[u8]) -> ConnectionError {
+pub(super) fn error_of(connection: &mut Connection, bytes: &[u8]) -> ConnectionError {
     let error = connection.handle_input(bytes).unwrap_err();
     assert_eq!(connection.handle_input(&[]).unwrap_err(), error, "an error is final");
     error
@@ -178,6 +179,8 @@ fn rfc7143_6_3_login_goes_from_names_to_offers_to_full_feature() {
         assert!(text.contains(key), "{key}");
     }
     assert_eq!(connection.window(), 0);
+    assert!(matches!(connection.poll_event(), Some(Event::SecurityPassed)));
+    assert!(connection.poll_event().is_none());
     let answers = "HeaderDigest=None\0InitialR2T=Yes\0MaxBurstLength=8192\0\
         FirstBurstLength=65536\0MaxRecvDataSegmentLength=65536\0TargetPortalGroupTag=1\0";
     let answer = login_response(TO_FULL_FEATURE, LoginStatus::Success, answers);
