@@ -28,6 +28,7 @@ const MEMORY_FOLDER: &str = "/dev/shm";
 pub struct Tgt {
     daemon: Daemon,
     folder: TempDir,
+    control_port: String,
 }
 
 /// Debian's istgt: user space, a thread or two for each connection and LUN.
@@ -48,6 +49,13 @@ impl Tgt {
         self.daemon.pid()
     }
 
+    /// Runs `tgtadm` with these arguments; the first volume's target is `--tid 1`.
+    pub fn administer(&self, arguments: &[&str]) -> Result<()> {
+        let finished = admin(self.folder.path(), &self.control_port, arguments)?;
+        finished.success().with_context(|| format!("tgtadm {}", arguments.join(" ")))?;
+        Ok(())
+    }
+
     fn start_on(volumes: &[Volume], port: u16) -> Result<(Self, Vec<(String, Url)>)> {
         let folder = memory_folder()?;
         let socket = folder.path().join("control");
@@ -60,15 +68,10 @@ impl Tgt {
             command.stdout(log.try_clone().map_or(std::process::Stdio::null(), Into::into));
             command.stderr(log);
         })?;
-        let mut tgt = Self { daemon, folder };
-        let admin = |arguments: &[&str]| {
-            let mut command = Command::new("tgtadm");
-            command.args(["-C", &control_port, "--lld", "iscsi"]).args(arguments);
-            command.env("TGT_IPC_SOCKET", &socket);
-            process::finish(&mut command, ADMIN_LIMIT)
-        };
+        let mut tgt = Self { daemon, folder, control_port };
+        let (folder, control_port) = (tgt.folder.path(), &tgt.control_port);
         let shown = tgt.daemon.wait_until(READY_LIMIT, || {
-            let shown = admin(&["--op", "show", "--mode", "sys"])?;
+            let shown = admin(folder, control_port, &["--op", "show", "--mode", "sys"])?;
             Ok(shown.status.is_some_and(|status| status.success()))
         });
         shown.with_context(|| log_of(&tgt.folder))?;
@@ -100,7 +103,7 @@ impl Tgt {
                 [&["--op", "bind"], &target[..], &["--initiator-address", "ALL"]].concat(),
             ];
             for step in steps {
-                admin(&step)?.success().with_context(|| format!("tgtadm {}", step.join(" ")))?;
+                tgt.administer(&step)?;
             }
             let url = Url { portal: format!("127.0.0.1:{port}"), iqn, lun: 1 };
             urls.push((volume.name.clone(), url));
@@ -109,11 +112,32 @@ impl Tgt {
     }
 }
 
+fn admin(folder: &Path, control_port: &str, arguments: &[&str]) -> Result<process::Finished> {
+    let mut command = Command::new("tgtadm");
+    command.args(["-C", control_port, "--lld", "iscsi"]).args(arguments);
+    command.env("TGT_IPC_SOCKET", folder.join("control"));
+    process::finish(&mut command, ADMIN_LIMIT)
+}
+
+/// Who may use a peer (CHAP), and how it proves itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Account<'a> {
+    /// The initiator's user and secret.
+    pub user: (&'a str, &'a str),
+    /// The target's.
+    pub target: (&'a str, &'a str),
+}
+
 impl Istgt {
     /// Serves one volume of 512-byte blocks as LUN 0.
     pub fn start(volume: &Volume) -> Result<(Self, Url)> {
         ensure!(volume.block_size == 512, "istgt is started with 512-byte blocks alone");
-        retry_ports(|port| Self::start_on(volume, port))
+        retry_ports(|port| Self::start_on(volume, port, None))
+    }
+
+    /// The same for one account, in discovery, too.
+    pub fn start_with_account(volume: &Volume, account: Account<'_>) -> Result<(Self, Url)> {
+        retry_ports(|port| Self::start_on(volume, port, Some(account)))
     }
 
     /// The process, for its CPU time.
@@ -121,13 +145,26 @@ impl Istgt {
         self.daemon.pid()
     }
 
-    fn start_on(volume: &Volume, port: u16) -> Result<(Self, Url)> {
+    fn start_on(volume: &Volume, port: u16, account: Option<Account<'_>>) -> Result<(Self, Url)> {
         let folder = memory_folder()?;
         let path = backing_file(folder.path(), volume)?;
         let base = "iqn.2026-11.peer.istgt";
         let file = |name: &str| folder.path().join(name);
-        fs::write(file("auth.conf"), "")?;
-        fs::write(file("istgt.conf"), istgt_configuration(folder.path(), base, port, &path))?;
+        let mut configuration = istgt_configuration(folder.path(), base, port, &path);
+        let mut accounts = String::new();
+        let mut inquiry = Command::new("iscsi-inq");
+        if let Some(Account { user, target }) = account {
+            configuration = configuration
+                .replace("AuthMethod None", "AuthMethod CHAP")
+                .replace("AuthGroup None", "AuthGroup AuthGroup1");
+            accounts = format!(
+                "[AuthGroup1]\n  Auth \"{}\" \"{}\" \"{}\" \"{}\"\n",
+                user.0, user.1, target.0, target.1
+            );
+            inquiry.env("LIBISCSI_CHAP_USERNAME", user.0).env("LIBISCSI_CHAP_PASSWORD", user.1);
+        }
+        fs::write(file("auth.conf"), accounts)?;
+        fs::write(file("istgt.conf"), configuration)?;
         let log = File::create(file("log"))?;
         let daemon = Daemon::start(Path::new("istgt"), |command| {
             command.arg("-D").arg("-c").arg(file("istgt.conf"));
@@ -135,11 +172,11 @@ impl Istgt {
             command.stderr(log);
         })?;
         let url = Url { portal: format!("127.0.0.1:{port}"), iqn: format!("{base}:disk"), lun: 0 };
+        inquiry.arg(url.to_string());
         let mut istgt = Self { daemon, folder };
         // It says nothing when it is ready: a client is asked until it gets an answer.
         let answered = istgt.daemon.wait_until(READY_LIMIT, || {
-            let mut inquiry = Command::new("iscsi-inq");
-            let asked = process::finish(inquiry.arg(url.to_string()), ADMIN_LIMIT)?;
+            let asked = process::finish(&mut inquiry, ADMIN_LIMIT)?;
             Ok(asked.status.is_some_and(|status| status.success()))
         });
         answered.with_context(|| log_of(&istgt.folder))?;

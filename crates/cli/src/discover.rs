@@ -1,15 +1,16 @@
 //! `sarsen discover`.
 
-use sarsen_initiator::{Portal, SessionOptions, discover};
+use sarsen_initiator::{DiscoveryUrl, SessionOptions, discover};
 use serde::Serialize;
 
-use crate::disk::{on_a_core, print_line};
+use crate::disk::{on_a_core, print_line, variable};
 use crate::exit::UsageError;
 
 /// Flags of `sarsen discover`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Where to ask: `host`, `host:port`, `[address]` or `[address]:port`.
+    /// Where to ask: `host`, `host:port`, `[address]` or `[address]:port`; with a user as
+    /// `iscsi://USER%SECRET@HOST`, or with the environment's as `sarsen disk` has it.
     portal: String,
     /// Print the result as one line of JSON.
     #[arg(long)]
@@ -48,9 +49,12 @@ impl TargetPortal {
 }
 
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let portal: Portal =
+    let mut url: DiscoveryUrl =
         arguments.portal.parse().map_err(|error| UsageError(format!("{error}")))?;
-    let found = on_a_core(async { Ok(discover(&portal, &SessionOptions::default()).await?) })?;
+    url.chap.complete(variable);
+    let identity = url.chap.identity().map_err(|error| UsageError(format!("{error}")))?;
+    let (portal, options) = (url.portal, SessionOptions { identity, ..SessionOptions::default() });
+    let found = on_a_core(async { Ok(discover(&portal, &options).await?) })?;
     let targets = found.into_iter().map(|target| {
         let mut portals: Vec<_> =
             target.addresses.iter().map(|address| TargetPortal::parse(address)).collect();

@@ -21,7 +21,10 @@ use serde::Serialize;
 use crate::exit::UsageError;
 use progress::Bar;
 
-/// Verbs for disks. A URL is `iscsi://host[:port]/target/lun`.
+/// Verbs for disks. A URL is `iscsi://[user[%secret]@]host[:port]/target/lun`, and a target that
+/// is to prove itself follows as `?target_user=U&target_password=P`; what is left out is looked for
+/// in `LIBISCSI_CHAP_USERNAME`, `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and
+/// `LIBISCSI_CHAP_TARGET_PASSWORD`.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
     /// Tell what a disk is and what was negotiated with its target.
@@ -160,11 +163,18 @@ pub(crate) fn on_a_core<T>(future: impl Future<Output = anyhow::Result<T>>) -> a
     cores::block_on(FileEngine::Auto, future)?
 }
 
-/// A URL, or a usage error that does not repeat a secret.
+/// A URL, completed from the environment, or a usage error that does not repeat a secret.
 fn parse(url: &str) -> anyhow::Result<Url> {
-    url.parse().map_err(|error| {
-        UsageError(format!("{error}; a disk is named iscsi://HOST[:PORT]/TARGET/LUN")).into()
-    })
+    let mut url: Url = url.parse().map_err(|error| {
+        UsageError(format!("{error}; a disk is named iscsi://HOST[:PORT]/TARGET/LUN"))
+    })?;
+    url.chap.complete(variable);
+    Ok(url)
+}
+
+/// A variable of the environment. One that is no UTF-8 is no name and no secret.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 fn is_url(text: &str) -> bool {

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 
 use sarsen_initiator::transfer::TransferError;
-use sarsen_initiator::{ConnectionError, LoginError, Sense, SenseKey, SessionError};
+use sarsen_initiator::{
+    AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
+};
 use sarsen_node::StartError;
 
 /// Something failed.
@@ -89,11 +91,23 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
         SessionError::Lost(_) => {
             (UNREACHABLE, Some("see what the target and the network say, and run it again"))
         }
-        SessionError::CredentialsUnsupported => (USAGE, None),
+        SessionError::Identity(_) => (USAGE, None),
         SessionError::Connection(ConnectionError::Login(login)) => match login {
             LoginError::NotFound { .. } => {
                 (NOT_FOUND, Some("`sarsen discover` lists the targets of a portal"))
             }
+            LoginError::Denied { algorithm: Some(_), .. } => {
+                (FAILED, Some("the target does not know this user, or by another secret"))
+            }
+            LoginError::Denied { status: LoginStatus::AuthenticationFailure, .. } => {
+                (FAILED, Some("see whether it wants a user (iscsi://USER%SECRET@HOST/…) or none"))
+            }
+            LoginError::Authentication(AuthenticationError::Method { .. }) => {
+                (FAILED, Some("leave the user out, or set one at the target"))
+            }
+            LoginError::Authentication(
+                AuthenticationError::Target { .. } | AuthenticationError::TargetSilent,
+            ) => (FAILED, Some("see which user and secret the target has for itself")),
             LoginError::Denied { .. } => {
                 (FAILED, Some("let this initiator in, at the target's access rules"))
             }

@@ -14,6 +14,8 @@ use sarsen_lab::{fio, icf};
 use sarsen_node::config::{parse_cache, parse_size};
 use sarsen_node::stores::CacheMode;
 
+use crate::disk::variable;
+
 /// Verbs of the lab.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
@@ -123,7 +125,12 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
 }
 
 fn endpoint(text: &str) -> anyhow::Result<Endpoint> {
-    text.parse().with_context(|| format!("{text:?}"))
+    // The text may hold a secret, so it is not repeated.
+    let mut endpoint = text.parse()?;
+    if let Endpoint::Iscsi(url) = &mut endpoint {
+        url.chap.complete(variable);
+    }
+    Ok(endpoint)
 }
 
 fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {

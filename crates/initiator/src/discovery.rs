@@ -18,14 +18,14 @@ pub struct DiscoveredTarget {
     pub addresses: Vec<String>,
 }
 
-/// Asks a portal which targets this initiator may use.
+/// Asks a portal which targets this initiator may use, as the user of the options if there is one.
 pub async fn discover(
     portal: &Portal,
     options: &SessionOptions,
 ) -> Result<Vec<DiscoveredTarget>, SessionError> {
-    let login = options.login(SessionTarget::Discovery);
     let limit = options.answer_limit;
-    let (link, shared, portal) = establish(portal, &login, limit).await?;
+    let (link, shared, portal) =
+        establish(portal, &SessionTarget::Discovery, options, options.identity.as_ref()).await?;
     let (shared, driver) = spawn(link, shared);
     let ask = async {
         let token = shared.token();

@@ -110,7 +110,7 @@ impl Shared {
                 | Event::Pong { token }
                 | Event::Rejected { token: Some(token), .. } => *token,
                 Event::LoggedOut { .. } => LOGOUT,
-                Event::LoggedIn => continue,
+                Event::SecurityPassed | Event::LoggedIn => continue,
                 Event::Rejected { reason, token: None } => {
                     tracing::warn!(?reason, "the target rejected a PDU of no open request");
                     continue;
@@ -148,8 +148,10 @@ impl Link {
         loop {
             let blocked = self.send(&mut connection)?;
             self.receive(&mut connection)?;
-            if let Some(Event::LoggedIn) = connection.poll_event() {
-                return Ok(Shared::new(connection));
+            while let Some(event) = connection.poll_event() {
+                if matches!(event, Event::LoggedIn) {
+                    return Ok(Shared::new(connection));
+                }
             }
             if connection.output().is_empty() || blocked {
                 self.ready(blocked).await?;

@@ -12,7 +12,7 @@ use sarsen_wire::scsi::sense::{
 };
 use zerocopy::FromBytes;
 
-use crate::url::Portal;
+use crate::url::{Portal, UrlError};
 
 /// A sense key (SPC-4 4.5.6).
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -157,9 +157,9 @@ pub enum SessionError {
         /// What it says.
         address: String,
     },
-    /// The URL has credentials, and this initiator cannot authenticate.
-    #[error("the URL names a user, but authentication is not supported: leave the user out")]
-    CredentialsUnsupported,
+    /// The URL's user, or the target's, cannot be one.
+    #[error(transparent)]
+    Identity(#[from] UrlError),
     /// The login failed or the target broke the protocol.
     #[error(transparent)]
     Connection(#[from] ConnectionError),

@@ -10,6 +10,7 @@ mod discovery;
 mod disk;
 mod driver;
 mod error;
+mod identity;
 mod info;
 mod session;
 pub mod transfer;
@@ -18,10 +19,13 @@ mod url;
 pub use discovery::{DiscoveredTarget, discover};
 pub use disk::{Capacity, Inquiry};
 pub use error::{Sense, SenseKey, SessionError};
+pub use identity::{Chap, Identity};
 pub use info::{BlockLimits, Caching, Provisioning};
+pub use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 pub use sarsen_proto::iscsi::initiator::{
-    Completion, ConnectionError, DigestOffer, LoginError, Residual, TaskAttribute,
+    AuthenticationError, Completion, ConnectionError, DigestOffer, LoginError, Residual,
+    TaskAttribute,
 };
-pub use sarsen_wire::iscsi::TaskManagementResponse;
+pub use sarsen_wire::iscsi::{LoginStatus, TaskManagementResponse};
 pub use session::{Command, Session, SessionOptions, TransferRequest};
-pub use url::{Portal, Secret, Url, UrlError};
+pub use url::{DiscoveryUrl, Portal, Url, UrlError};

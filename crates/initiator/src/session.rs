@@ -10,6 +10,7 @@ use std::time::Duration;
 use sarsen_block::Buffer;
 use sarsen_io::net::Stream;
 use sarsen_proto::iscsi::Parameters;
+use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, ConnectionError, DigestOffer, Event, LoginError, LoginOptions,
     ReadLanding, SessionTarget, TaskAttribute, TaskManagement, Transfer,
@@ -20,6 +21,7 @@ use tokio::task::JoinHandle;
 use crate::disk::Capacity;
 use crate::driver::{LOGOUT, Link, Shared};
 use crate::error::{Sense, SenseKey, SessionError};
+use crate::identity::Identity;
 use crate::url::{Portal, Url};
 
 /// A target may send elsewhere this often in a row.
@@ -40,6 +42,8 @@ pub struct SessionOptions {
     pub data_digest: DigestOffer,
     /// The initiator port; a random one lets sessions stand beside each other.
     pub isid: Isid,
+    /// Who logs in where the URL does not say: [`crate::discover`] has none.
+    pub identity: Option<Identity>,
     /// How long connection and login may take in all, and then each of discovery and logout.
     pub answer_limit: Duration,
 }
@@ -51,6 +55,7 @@ impl Default for SessionOptions {
             header_digest: DigestOffer::None,
             data_digest: DigestOffer::None,
             isid: random_isid(),
+            identity: None,
             answer_limit: Duration::from_secs(15),
         }
     }
@@ -65,8 +70,8 @@ fn random_isid() -> Isid {
 }
 
 impl SessionOptions {
-    pub(crate) fn login(&self, target: SessionTarget) -> LoginOptions {
-        let mut login = LoginOptions::new(&self.initiator_name, target, self.isid);
+    fn login(&self, target: &SessionTarget) -> LoginOptions {
+        let mut login = LoginOptions::new(&self.initiator_name, target.clone(), self.isid);
         login.header_digest = self.header_digest;
         login.data_digest = self.data_digest;
         login
@@ -140,11 +145,10 @@ impl Session {
     /// Logs in without a command: what the unit tells first, its attentions, is left to see.
     /// Reads and writes want [`Session::read_capacity`] before them.
     pub async fn connect_unit(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
-        if url.user.is_some() {
-            return Err(SessionError::CredentialsUnsupported);
-        }
-        let login = options.login(SessionTarget::Named(url.target.clone()));
-        let (link, shared, portal) = establish(&url.portal, &login, options.answer_limit).await?;
+        let identity = url.chap.identity()?.or_else(|| options.identity.clone());
+        let target = SessionTarget::Named(url.target.clone());
+        let (link, shared, portal) =
+            establish(&url.portal, &target, options, identity.as_ref()).await?;
         let (shared, driver) = spawn(link, shared);
         Ok(Self {
             shared,
@@ -306,34 +310,48 @@ pub(crate) async fn in_time<T>(
 /// Connects and logs in, following redirections.
 pub(crate) async fn establish(
     portal: &Portal,
-    login: &LoginOptions,
-    within: Duration,
+    target: &SessionTarget,
+    options: &SessionOptions,
+    identity: Option<&Identity>,
 ) -> Result<(Link, Shared, Portal), SessionError> {
     let mut portal = portal.clone();
-    for _ in 0..=REDIRECTION_LIMIT {
+    let mut algorithms = Algorithm::ALL.to_vec();
+    let mut redirections = 0;
+    loop {
         let attempt = async {
-            let stream = dial(&portal).await?;
-            let mut link = Link::new(stream);
-            let shared = link.login(login.clone()).await?;
+            let mut login = options.login(target);
+            login.authentication = identity.map(|identity| identity.authentication(&algorithms));
+            let mut link = Link::new(dial(&portal).await?);
+            let shared = link.login(login).await?;
             Ok((link, shared))
         };
-        let result = in_time(&portal, within, attempt).await;
-        match result {
+        match in_time(&portal, options.answer_limit, attempt).await {
             Ok((link, shared)) => return Ok((link, shared, portal)),
             Err(SessionError::Connection(ConnectionError::Login(LoginError::Redirected {
                 address,
                 ..
             }))) => {
+                redirections += 1;
+                if redirections > REDIRECTION_LIMIT {
+                    return Err(SessionError::RedirectedTooOften { portal });
+                }
                 // RFC 7143 §13.8: a portal group tag may follow the address.
                 let place = address.split(',').next().unwrap_or_default();
                 portal = place
                     .parse()
                     .map_err(|_| SessionError::RedirectedNowhere { address: address.clone() })?;
             }
+            // Some targets, tgt among them, take 7 for SHA1, as was usual before the number was
+            // given to SHA-256: with one of them no secret is right, so it is not offered again.
+            Err(SessionError::Connection(ConnectionError::Login(LoginError::Denied {
+                algorithm: Some(Algorithm::Sha256),
+                ..
+            }))) if algorithms.contains(&Algorithm::Sha256) => {
+                algorithms.retain(|algorithm| *algorithm != Algorithm::Sha256);
+            }
             Err(error) => return Err(error),
         }
     }
-    Err(SessionError::RedirectedTooOften { portal })
 }
 
 async fn dial(portal: &Portal) -> Result<Stream, SessionError> {

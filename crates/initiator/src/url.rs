@@ -1,9 +1,12 @@
-//! `iscsi://[user[%secret]@]host[:port]/target name/lun`.
+//! `iscsi://[user[%secret]@]host[:port]/target name/lun[?target_user=U&target_password=P]`, as
+//! libiscsi has it. A secret that holds a `/`, `?` or `&` goes into the environment ([`Chap`]).
 
 use std::fmt;
 use std::str::FromStr;
 
 use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
+
+use crate::identity::Chap;
 
 /// The highest number that a LUN of flat space addressing can have (SAM-5 4.7.7.2).
 const MAX_LUN: u16 = 0x3fff;
@@ -32,16 +35,27 @@ pub enum UrlError {
     /// Too little or too much after the host.
     #[error("{0:?}: after the host comes /target name/lun")]
     Path(String),
-}
-
-/// A secret that no message shows.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
+    /// Something after the `?` that is not known.
+    #[error("{0:?} is nothing that a URL may say after the ?: target_user and target_password are")]
+    Query(String),
+    /// A name that cannot be one.
+    #[error("{0:?} is not the name of a user: 1 to 255 bytes, without control characters")]
+    User(String),
+    /// A user without a secret.
+    #[error(
+        "there is no secret for {user:?}: give it in the URL or in LIBISCSI_CHAP_PASSWORD (that of \
+         a target in LIBISCSI_CHAP_TARGET_PASSWORD)"
+    )]
+    SecretMissing {
+        /// The user, or the target.
+        user: String,
+    },
+    /// A target is to prove who it is to somebody who does not.
+    #[error("{target:?} is to authenticate itself, but no user is named: name one before the host")]
+    UserMissing {
+        /// The target's user.
+        target: String,
+    },
 }
 
 /// A host with a port: where a target listens.
@@ -113,9 +127,7 @@ pub struct Url {
     /// Logical unit number.
     pub lun: u16,
     /// Who logs in, for targets that ask.
-    pub user: Option<String>,
-    /// The user's secret.
-    pub secret: Option<Secret>,
+    pub chap: Chap,
 }
 
 impl Url {
@@ -129,10 +141,10 @@ impl Url {
 }
 
 impl fmt::Display for Url {
-    /// Without the secret.
+    /// Without secrets, and without the target's user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("iscsi://")?;
-        if let Some(user) = &self.user {
+        if let Some(user) = &self.chap.user {
             write!(f, "{user}@")?;
         }
         write!(f, "{}/{}/{}", self.portal, self.target, self.lun)
@@ -143,23 +155,12 @@ impl FromStr for Url {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        let rest = text.strip_prefix("iscsi://").ok_or_else(|| {
-            // What stands before an @ may be a secret, so it is not repeated.
-            UrlError::Scheme(text.rsplit('@').next().unwrap_or_default().to_owned())
-        })?;
-        let (authority, path) =
-            rest.split_once('/').ok_or_else(|| UrlError::Path(without_credentials(rest)))?;
-        let (credentials, portal) = match authority.rsplit_once('@') {
-            Some((credentials, portal)) => (Some(credentials), portal),
-            None => (None, authority),
-        };
-        let (user, secret) = match credentials.map(|all| all.split_once('%').ok_or(all)) {
-            None => (None, None),
-            Some(Ok((user, secret))) => (Some(user.to_owned()), Some(Secret(secret.to_owned()))),
-            Some(Err(user)) => (Some(user.to_owned()), None),
-        };
-        let (target, lun) =
-            path.split_once('/').ok_or_else(|| UrlError::Path(without_credentials(rest)))?;
+        let rest = text.strip_prefix(SCHEME).ok_or_else(|| UrlError::Scheme(shown(text)))?;
+        let (authority, path) = rest.split_once('/').ok_or_else(|| UrlError::Path(shown(rest)))?;
+        let (path, query) = path.split_once('?').unwrap_or((path, ""));
+        let (portal, mut chap) = split_authority(authority);
+        chap.parse_query(query)?;
+        let (target, lun) = path.split_once('/').ok_or_else(|| UrlError::Path(shown(rest)))?;
         let well_named = ["iqn.", "eui.", "naa."].iter().any(|kind| target.starts_with(kind));
         // A zero byte would end the name in the login's text and begin another key.
         let foreign = |c: char| c.is_whitespace() || c.is_control();
@@ -171,12 +172,50 @@ impl FromStr for Url {
             .ok()
             .filter(|&lun| lun <= MAX_LUN)
             .ok_or_else(|| UrlError::Lun(lun.to_owned()))?;
-        Ok(Self { portal: portal.parse()?, target: target.to_owned(), lun, user, secret })
+        Ok(Self { portal: portal.parse()?, target: target.to_owned(), lun, chap })
     }
 }
 
-fn without_credentials(rest: &str) -> String {
-    rest.rsplit('@').next().unwrap_or_default().to_owned()
+/// Where to ask for targets:
+/// `[iscsi://][user[%secret]@]host[:port][/][?target_user=U&target_password=P]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiscoveryUrl {
+    /// Whom to ask.
+    pub portal: Portal,
+    /// Who asks, for portals that want to know.
+    pub chap: Chap,
+}
+
+impl FromStr for DiscoveryUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        let rest = text.strip_prefix(SCHEME).unwrap_or(text);
+        // What stands before an @ may hold a ? of its own.
+        let place = rest.rfind('@').unwrap_or(0);
+        let (authority, query) = match rest[place..].find('?') {
+            Some(mark) => (&rest[..place + mark], &rest[place + mark + 1..]),
+            None => (rest, ""),
+        };
+        let (portal, mut chap) = split_authority(authority.strip_suffix('/').unwrap_or(authority));
+        chap.parse_query(query)?;
+        Ok(Self { portal: portal.parse()?, chap })
+    }
+}
+
+const SCHEME: &str = "iscsi://";
+
+fn split_authority(authority: &str) -> (&str, Chap) {
+    match authority.rsplit_once('@') {
+        Some((user, portal)) => (portal, Chap::parse(user)),
+        None => (authority, Chap::default()),
+    }
+}
+
+/// A text without what stands before an `@` and after a `?`, where secrets are.
+fn shown(text: &str) -> String {
+    let text = text.rsplit('@').next().unwrap_or_default();
+    text.split('?').next().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -188,7 +227,7 @@ mod tests {
         let url: Url = "iscsi://me%se@cret@[fe80::1]:3261/iqn.2026-01.x:disk/300".parse().unwrap();
         assert_eq!(url.portal, Portal { host: "fe80::1".into(), port: 3261 });
         assert_eq!((url.target.as_str(), url.lun), ("iqn.2026-01.x:disk", 300));
-        assert_eq!((url.user.as_deref(), url.secret), (Some("me"), Some(Secret("se@cret".into()))));
+        assert_eq!(url.chap, Chap::parse("me%se@cret"));
         assert_eq!(url.lun.to_be_bytes(), [1, 44]);
     }
 
@@ -224,8 +263,43 @@ mod tests {
     }
 
     #[test]
+    fn a_target_may_have_to_prove_itself() {
+        let query = "target_user=box&target_password=its=own";
+        let url: Url = format!("iscsi://me%x@box/iqn.x/0?{query}").parse().unwrap();
+        let identity = url.chap.identity().unwrap().unwrap();
+        assert_eq!(identity.target.unwrap().secret.0, "its=own");
+        let wrong = "iscsi://box/iqn.x/0?target_pasword=hidden".parse::<Url>().unwrap_err();
+        assert_eq!(wrong, UrlError::Query("target_pasword".into()));
+        assert_eq!(
+            "iscsi://box/iqn.x/0x?target_password=hidden".parse::<Url>().unwrap_err(),
+            UrlError::Lun("0x".into())
+        );
+    }
+
+    #[test]
+    fn a_portal_may_want_to_know_who_asks() {
+        let portal = Portal { host: "box".into(), port: 3261 };
+        for text in ["box:3261", "iscsi://box:3261", "iscsi://box:3261/", "iscsi://box:3261/?"] {
+            let url: DiscoveryUrl = text.parse().unwrap();
+            assert_eq!((&url.portal, url.chap), (&portal, Chap::default()), "{text}");
+        }
+        let text = "iscsi://me%w?t@box:3261/?target_user=box&target_password=its";
+        let url: DiscoveryUrl = text.parse().unwrap();
+        assert_eq!(url.portal, portal);
+        let identity = url.chap.identity().unwrap().unwrap();
+        assert_eq!((identity.user.secret.0.as_str(), identity.user.name.as_str()), ("w?t", "me"));
+        assert_eq!(identity.target.unwrap().name, "box");
+        assert!("me%hidden@/".parse::<DiscoveryUrl>().is_err());
+    }
+
+    #[test]
     fn a_secret_is_not_shown() {
-        let url: Url = "iscsi://me%hidden@box/iqn.x/0".parse().unwrap();
+        let text = "iscsi://me%hidden@box/iqn.x/0?target_user=it&target_password=hidden";
+        let url: Url = text.parse().unwrap();
         assert!(!format!("{url} {url:?}").contains("hidden"));
+        for wrong in [&text[1..], "iscsi://me%hidden@box?target_password=hidden"] {
+            let error = wrong.parse::<Url>().unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hidden"), "{error}");
+        }
     }
 }

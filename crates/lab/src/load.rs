@@ -29,6 +29,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use sarsen_initiator::UrlError;
 use sarsen_node::stores::StoreError;
 use sarsen_proto::iscsi::initiator::ConnectionError;
 
@@ -178,6 +179,9 @@ pub enum LoadError {
     /// The login failed or the target broke the protocol.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
+    /// The URL's user, or the target's, cannot be one.
+    #[error(transparent)]
+    Identity(#[from] UrlError),
     /// The target closed a connection, or asked for it to be closed.
     #[error("the target ended a connection")]
     Closed,

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
 use sarsen_block::{Buffer, Piece};
 use sarsen_initiator::Url;
+use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, Connection, DigestOffer, Event, LoginOptions, ReadLanding,
     Residual, SessionTarget, TaskAttribute, Token, Transfer,
@@ -34,6 +35,8 @@ const CONGESTION: &str = "cubic";
 const BLOCKING_LIMIT: Duration = Duration::from_millis(100);
 /// How long one answer of the login and its commands may take.
 const PREPARATION_LIMIT: Duration = Duration::from_secs(15);
+/// CHAP without the numbers over which targets disagree: tgt takes 7, SHA-256, for SHA1.
+const ALGORITHMS: &[Algorithm] = &[Algorithm::Sha3, Algorithm::Md5];
 /// Unit attentions that a new session may be told.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
 
@@ -79,7 +82,7 @@ impl Client {
         socket.set_read_timeout(Some(PREPARATION_LIMIT)).map_err(io_error)?;
         // A kernel may lack it, or reserve it for root: then it is as it is.
         let _ = sockopt::set_tcp_congestion(&socket, CONGESTION);
-        let connection = Connection::new(login_options(options, url, index));
+        let connection = Connection::new(login_options(options, url, index)?);
         let mut link = Preparation { socket, connection, scratch, lun: url.lun_field() };
         link.wait(|event| matches!(event, Event::LoggedIn).then_some(()))?;
         let capacity = link.prepare()?;
@@ -320,15 +323,17 @@ fn send_output(
     Ok(true)
 }
 
-fn login_options(options: &LoadOptions, url: &Url, index: u32) -> LoginOptions {
+fn login_options(options: &LoadOptions, url: &Url, index: u32) -> Result<LoginOptions, LoadError> {
+    let identity = url.chap.identity()?;
     let mut isid = [0; 6];
     sarsen_io::random::fill(&mut isid);
     isid[0] = 0x80;
     let digest = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
-    LoginOptions {
+    Ok(LoginOptions {
         initiator_name: format!("iqn.2026-01.invalid.example:sarsen.load.{index}"),
         target: SessionTarget::Named(url.target.clone()),
         isid: Isid(isid),
+        authentication: identity.map(|identity| identity.authentication(ALGORITHMS)),
         header_digest: digest(options.header_digest),
         data_digest: digest(options.data_digest),
         initial_r2t: options.initial_r2t,
@@ -337,7 +342,7 @@ fn login_options(options: &LoadOptions, url: &Url, index: u32) -> LoginOptions {
         first_burst_length: options.first_burst_length,
         max_recv_data_segment_length: options.max_recv_data_segment_length,
         max_outstanding_r2t: 1,
-    }
+    })
 }
 
 /// What a login led to, by the names of the keys (RFC 7143 §13).

@@ -88,9 +88,6 @@ fn read_back(
 }
 
 fn log_in(options: &LoadOptions, url: &Url, shared: &mut Shared) -> Result<Vec<Client>, LoadError> {
-    if url.user.is_some() {
-        return Err(LoadError::Options("authentication is not supported: leave the user out"));
-    }
     let portal = &url.portal;
     let address = (portal.host.as_str(), portal.port)
         .to_socket_addrs()

@@ -71,6 +71,14 @@ impl Chap {
         matches!(self.sent, Sent::Nothing)
     }
 
+    /// The algorithm of the response that the target has to judge now.
+    pub(super) const fn responded_with(&self) -> Option<Algorithm> {
+        match self.sent {
+            Sent::Response(algorithm) => Some(algorithm),
+            Sent::Method | Sent::Algorithms | Sent::Nothing => None,
+        }
+    }
+
     /// Takes the target's text and gives the keys that answer it.
     pub(super) fn handle(
         &mut self,

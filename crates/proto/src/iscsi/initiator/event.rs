@@ -7,6 +7,7 @@ use sarsen_wire::iscsi::{
 };
 
 use super::super::FramingError;
+use super::super::chap::Algorithm;
 use super::Token;
 
 /// How far a command's data fell short of, or went beyond, what was expected.
@@ -122,6 +123,8 @@ pub enum LoginError {
     Denied {
         /// Which of the two.
         status: LoginStatus,
+        /// What the initiator's proof was made with, if it was refused with that.
+        algorithm: Option<Algorithm>,
     },
     /// Look for another name.
     #[error("the target does not exist there ({status:?})")]

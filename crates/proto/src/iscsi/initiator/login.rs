@@ -227,6 +227,10 @@ impl Login {
 
     fn failure(&self, status: LoginStatus) -> Result<LoginError, ConnectionError> {
         let class = status.0 >> 8;
+        let algorithm = match &self.step {
+            Step::Authentication(chap) => chap.responded_with(),
+            Step::Security | Step::Operational => None,
+        };
         Ok(match status {
             LoginStatus::TargetMovedTemporarily | LoginStatus::TargetMovedPermanently => {
                 let mut address = String::new();
@@ -241,7 +245,11 @@ impl Login {
                 }
             }
             LoginStatus::AuthenticationFailure | LoginStatus::AuthorizationFailure => {
-                LoginError::Denied { status }
+                LoginError::Denied { status, algorithm }
+            }
+            // tgt's words for a response of another length than its own.
+            LoginStatus::InitiatorError if algorithm.is_some() => {
+                LoginError::Denied { status, algorithm }
             }
             LoginStatus::NotFound | LoginStatus::TargetRemoved => LoginError::NotFound { status },
             _ if class == 3 => LoginError::Unavailable { status },

@@ -236,7 +236,7 @@ fn rfc7143_11_13_5_statuses_are_split_by_what_to_do_next() {
     );
     for (status, error) in [
         (LoginStatus::NotFound, LoginError::NotFound { status: LoginStatus::NotFound }),
-        (LoginStatus(0x0201), LoginError::Denied { status: LoginStatus(0x0201) }),
+        (LoginStatus(0x0201), LoginError::Denied { status: LoginStatus(0x0201), algorithm: None }),
         (LoginStatus(0x0301), LoginError::Unavailable { status: LoginStatus(0x0301) }),
         (LoginStatus(0x0700), LoginError::Refused { status: LoginStatus(0x0700) }),
     ] {

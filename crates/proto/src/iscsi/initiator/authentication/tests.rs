@@ -200,6 +200,20 @@ fn rfc7143_12_1_3_one_secret_does_not_serve_both_sides() {
 }
 
 #[test]
+fn who_is_refused_is_told_with_which_algorithm() {
+    let refusal = login_response(0, LoginStatus::AuthenticationFailure, "");
+    let error = |connection: &mut Connection| error_of(connection, &refusal);
+    let denied = |algorithm| {
+        ConnectionError::Login(LoginError::Denied {
+            status: LoginStatus::AuthenticationFailure,
+            algorithm,
+        })
+    };
+    assert_eq!(error(&mut responded(false)), denied(Some(Algorithm::Sha256)));
+    assert_eq!(error(&mut connection(authentication(false))), denied(None));
+}
+
+#[test]
 fn an_algorithm_that_was_left_out_is_not_taken() {
     let mut only = authentication(false);
     only.algorithms = vec![Algorithm::Sha1, Algorithm::Md5];

@@ -1,0 +1,187 @@
+//! Who logs in, and whom he wants to meet: CHAP's names and secrets, and where they come from.
+
+use sarsen_proto::iscsi::chap::{Algorithm, CHALLENGE_LENGTH, Challenge, Credentials, Secret};
+use sarsen_proto::iscsi::initiator::{Authentication, TargetProof};
+use sarsen_wire::iscsi::text::MAX_VALUE_LENGTH;
+
+use crate::url::UrlError;
+
+/// The user of a session, and what he demands of the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Who logs in.
+    pub user: Credentials,
+    /// Whom the target has to prove to be (mutual CHAP).
+    pub target: Option<Credentials>,
+}
+
+impl Identity {
+    /// What one login offers. The challenge is a new one each time.
+    pub fn authentication(&self, algorithms: &[Algorithm]) -> Authentication {
+        let target = self.target.clone().map(|credentials| {
+            let mut random = [0; 1 + CHALLENGE_LENGTH];
+            sarsen_io::random::fill(&mut random);
+            TargetProof { credentials, challenge: Challenge::new(random) }
+        });
+        let credentials = self.user.clone();
+        Authentication { credentials, algorithms: algorithms.to_vec(), target }
+    }
+}
+
+/// Names and secrets as a URL or the environment gives them, some of which may be missing.
+///
+/// The variables are libiscsi's, so that what works with its tools works here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chap {
+    /// Who logs in: LIBISCSI_CHAP_USERNAME.
+    pub user: Option<String>,
+    /// The user's secret: LIBISCSI_CHAP_PASSWORD.
+    pub secret: Option<Secret>,
+    /// Who the target is to prove to be: LIBISCSI_CHAP_TARGET_USERNAME.
+    pub target_user: Option<String>,
+    /// The target's secret: LIBISCSI_CHAP_TARGET_PASSWORD.
+    pub target_secret: Option<Secret>,
+}
+
+impl Chap {
+    /// `user` or `user%secret`, as it stands before the host.
+    pub(crate) fn parse(text: &str) -> Self {
+        let (user, secret) = match text.split_once('%') {
+            Some((user, secret)) => (user, Some(Secret(secret.to_owned()))),
+            None => (text, None),
+        };
+        Self { user: Some(user.to_owned()), secret, ..Self::default() }
+    }
+
+    /// Takes `target_user=U&target_password=P`, as it stands after the `?`.
+    pub(crate) fn parse_query(&mut self, query: &str) -> Result<(), UrlError> {
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("target_user", user)) => self.target_user = Some(user.to_owned()),
+                Some(("target_password", secret)) => {
+                    self.target_secret = Some(Secret(secret.to_owned()));
+                }
+                // Whatever stands behind the = may be a secret under a misspelt name.
+                Some((key, _)) => return Err(UrlError::Query(key.to_owned())),
+                None => return Err(UrlError::Query(pair.to_owned())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes what is missing from the environment, which `variable` looks into. A secret of
+    /// the environment belongs to a name of its own, or to one that came without a secret.
+    pub fn complete(&mut self, variable: impl Fn(&str) -> Option<String>) {
+        let fill = |user: &mut Option<String>, secret: &mut Option<Secret>, names: [&str; 2]| {
+            if user.is_none() {
+                *user = variable(names[0]).filter(|user| !user.is_empty());
+            }
+            if user.is_some() && secret.is_none() {
+                *secret = variable(names[1]).map(Secret);
+            }
+        };
+        let names = ["LIBISCSI_CHAP_USERNAME", "LIBISCSI_CHAP_PASSWORD"];
+        fill(&mut self.user, &mut self.secret, names);
+        // Nobody is asked for a proof by one who gives none.
+        if self.user.is_some() {
+            let names = ["LIBISCSI_CHAP_TARGET_USERNAME", "LIBISCSI_CHAP_TARGET_PASSWORD"];
+            fill(&mut self.target_user, &mut self.target_secret, names);
+        }
+    }
+
+    /// What a session needs; `None` if nobody is named.
+    pub fn identity(&self) -> Result<Option<Identity>, UrlError> {
+        let target = credentials(&self.target_user, &self.target_secret)?;
+        match (credentials(&self.user, &self.secret)?, target) {
+            (Some(user), target) => Ok(Some(Identity { user, target })),
+            // Mutual authentication is asked for, and would silently not happen.
+            (None, Some(target)) => Err(UrlError::UserMissing { target: target.name }),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+fn credentials(
+    name: &Option<String>,
+    secret: &Option<Secret>,
+) -> Result<Option<Credentials>, UrlError> {
+    let name = match (name, secret) {
+        (Some(name), _) => name.clone(),
+        (None, Some(_)) => String::new(),
+        (None, None) => return Ok(None),
+    };
+    // A zero byte would end the name in the login's text and begin another key.
+    if name.is_empty() || name.len() > MAX_VALUE_LENGTH || name.contains(char::is_control) {
+        return Err(UrlError::User(name));
+    }
+    match secret {
+        Some(secret) if !secret.0.is_empty() => {
+            Ok(Some(Credentials { name, secret: secret.clone() }))
+        }
+        _ => Err(UrlError::SecretMissing { user: name }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completed(mut chap: Chap, variables: &[(&str, &str)]) -> Chap {
+        chap.complete(|name| {
+            let found = variables.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        });
+        chap
+    }
+
+    const ALL: [(&str, &str); 4] = [
+        ("LIBISCSI_CHAP_USERNAME", "me"),
+        ("LIBISCSI_CHAP_PASSWORD", "mine"),
+        ("LIBISCSI_CHAP_TARGET_USERNAME", "box"),
+        ("LIBISCSI_CHAP_TARGET_PASSWORD", "its"),
+    ];
+
+    #[test]
+    fn the_environment_completes_what_a_url_leaves_out() {
+        let identity = |chap, variables| completed(chap, variables).identity();
+        let found = identity(Chap::default(), &ALL).unwrap().unwrap();
+        assert_eq!((found.user.name.as_str(), found.user.secret.0.as_str()), ("me", "mine"));
+        let target = found.target.unwrap();
+        assert_eq!((target.name.as_str(), target.secret.0.as_str()), ("box", "its"));
+        let found = identity(Chap::parse("you%yours"), &ALL[..2]).unwrap().unwrap();
+        assert_eq!((found.user.name.as_str(), found.user.secret.0.as_str()), ("you", "yours"));
+        assert_eq!(found.target, None);
+        let found = identity(Chap::parse("you"), &ALL[..2]).unwrap().unwrap();
+        assert_eq!((found.user.name.as_str(), found.user.secret.0.as_str()), ("you", "mine"));
+        assert_eq!(identity(Chap::default(), &ALL[1..]), Ok(None), "a secret of nobody");
+        assert_eq!(identity(Chap::default(), &[]), Ok(None));
+    }
+
+    #[test]
+    fn half_of_a_proof_is_refused() {
+        let mut chap = Chap::parse("me");
+        let missing = |user: &str| Err(UrlError::SecretMissing { user: user.to_owned() });
+        assert_eq!(chap.identity(), missing("me"));
+        chap = Chap::parse("me%");
+        assert_eq!(chap.identity(), missing("me"));
+        chap = Chap::parse("me%mine");
+        chap.parse_query("target_user=box").unwrap();
+        assert_eq!(chap.identity(), missing("box"));
+        chap = Chap::default();
+        chap.parse_query("target_user=box&target_password=its").unwrap();
+        assert_eq!(chap.identity(), Err(UrlError::UserMissing { target: "box".to_owned() }));
+        assert_eq!(chap.parse_query("passwort=x"), Err(UrlError::Query("passwort".to_owned())));
+        for name in ["%mine".to_owned(), "a\0CHAP_A=5%mine".to_owned(), "x".repeat(256) + "%mine"] {
+            assert!(matches!(Chap::parse(&name).identity(), Err(UrlError::User(_))), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn every_login_has_a_challenge_of_its_own() {
+        let mut chap = Chap::parse("me%mine");
+        chap.parse_query("target_user=box&target_password=its").unwrap();
+        let identity = chap.identity().unwrap().unwrap();
+        let challenge = || identity.authentication(&Algorithm::ALL).target.unwrap().challenge;
+        assert_ne!(challenge().bytes, challenge().bytes);
+    }
+}
