@@ -1,7 +1,11 @@
 //! A Linux kernel's own initiator. Ignored by default: emulation takes its time, and Debian's
 //! kernel is downloaded once. `cargo xtask ci --full` runs them.
 
+use std::fs;
+
 use anyhow::{Context as _, Result};
+use sarsen_lab::record::{Labels, Outcome};
+use sarsen_lab::study::lunden::{self, OPERATION, SETUP};
 use sarsen_proof::guest::{self, HOST};
 use sarsen_proof::{Backing, Serving, Volume};
 
@@ -45,4 +49,45 @@ fn ext4_on_a_file_volume_is_clean_and_equal_with_both_digests() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let backing = Backing::File(folder.path().join("data.img"));
     ext4_lives(Volume::new("data", backing, BYTE_COUNT), "CRC32C")
+}
+
+/// The study's own way, small: a file system on the LUN, bonnie++ on it, and its lines made into
+/// samples.
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn bonnie_on_a_lun_becomes_the_samples_of_the_study() -> Result<()> {
+    const RUNS: usize = 2;
+    let serving = Serving::start(&[Volume::new("scratch", Backing::Ram, BYTE_COUNT)])?;
+    let url = serving.url("scratch");
+    let (portal, runs) = (format!("{HOST}:{}", url.port()?), RUNS.to_string());
+    let environment =
+        [("PORTAL", portal.as_str()), ("IQN", url.iqn.as_str()), ("RUNS", runs.as_str())];
+    let played = guest::run("bonnie", &environment).with_context(|| serving.log())?;
+    println!("{}", played.console);
+    assert_eq!(played.result("complaints")?, "0", "{}", played.console);
+    // A heading, which has too few fields, and the runs.
+    assert_eq!(played.result("lines")?, (RUNS + 1).to_string());
+    let lines: Result<Vec<_>> =
+        (0..=RUNS).map(|line| played.result(&format!("line_{line}"))).collect();
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("iscsi-base.csv");
+    fs::write(&path, lines?.join("\n"))?;
+    let samples = lunden::run_from_files(&[path])?;
+    assert_eq!(samples.len(), RUNS * 12, "{samples:?}");
+    let setup = Labels::new().with(SETUP, "iscsi-base");
+    assert!(samples.iter().all(|sample| sample.labels.include(&setup)), "{samples:?}");
+    // Whatever is too quick to have a rate has a latency: every operation was measured.
+    let unmeasured = samples.iter().find(|sample| !matches!(sample.outcome, Outcome::Measured(_)));
+    assert_eq!(unmeasured, None);
+    let putc = setup.with(OPERATION, "putc");
+    let rates = samples.iter().filter(|sample| sample.labels.include(&putc)).map(|sample| {
+        match &sample.outcome {
+            Outcome::Measured(measures) => measures.figures.get(lunden::figures::KIB_PER_S),
+            other => panic!("{other:?}"),
+        }
+    });
+    // A MiB byte by byte is never too quick in a guest.
+    assert!(rates.clone().all(|rate| rate.is_some_and(|rate| *rate > 0.0)), "{samples:?}");
+    assert_eq!(rates.count(), RUNS);
+    serving.stop()
 }

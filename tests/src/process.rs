@@ -19,6 +19,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Debian's package for a program that a proof needs.
 const PACKAGES: &[(&str, &str)] = &[
+    ("bon_csv2txt", "bonnie++"),
+    ("bonnie++", "bonnie++"),
     ("iscsi-inq", "libiscsi-bin"),
     ("iscsi-test-cu", "libiscsi-bin"),
     ("istgt", "istgt"),

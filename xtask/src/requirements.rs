@@ -6,8 +6,9 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, and libFuzzer's compiler.
-const ALWAYS: &[&str] = &["g++", "libiscsi-bin", "qemu-block-extra", "qemu-utils"];
+/// Wanted by every run: the real clients, a benchmark whose figures are read, and libFuzzer's
+/// compiler.
+const ALWAYS: &[&str] = &["bonnie++", "g++", "libiscsi-bin", "qemu-block-extra", "qemu-utils"];
 /// Wanted by the full run besides: the guest's machine.
 const FULL: &[&str] = &["qemu-system-x86"];
 

@@ -1,0 +1,121 @@
+//! Lunden's study with the real bonnie++: its lines are read as its own `bon_csv2txt` reads them,
+//! and its runs become samples.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_lab::bonnie::{self, Line};
+use sarsen_lab::record::{Outcome, Sample};
+use sarsen_lab::study::lunden::{self, LundenError};
+use sarsen_proof::process;
+
+/// A run of these sizes takes seconds; the machine may be busy.
+const LIMIT: Duration = Duration::from_secs(300);
+const SIZES: [&str; 6] = ["-s", "16", "-r", "8", "-n", "1"];
+
+/// A line whose figures are all different: none too quick, so that each shows its place.
+const DISTINCT: &str = "1.98,2.00a,vm,1,7,512M,,8192,5,1223,91,1778,62,3001,13,1957,94,1005,15,\
+    606.5,16,4,,,,,7411,97,18,28,19,29,7792,90,20,30,21,31,7677us,316us,324us,5250us,92us,\
+    10665us,353us,273us,386us,2305us,43us,920us";
+
+/// The figures that bonnie++'s own converter shows of a line: rates with their CPU, operation by
+/// operation, and the latencies.
+fn as_bonnie_shows(line: &str) -> Result<(Vec<f64>, Vec<f64>)> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("line.csv");
+    fs::write(&path, format!("{line}\n"))?;
+    let mut converter = Command::new("sh");
+    converter.args(["-c", "bon_csv2txt <\"$1\"", "sh"]).arg(&path);
+    let said = process::output(&mut converter, LIMIT)?;
+    let (mut figures, mut latencies) = (Vec::new(), Vec::new());
+    for row in said.lines() {
+        let words: Vec<_> = row.split_ascii_whitespace().collect();
+        // `vm 512M::8192:5 …` and `vm 4 …` have figures, `Latency …` the latencies.
+        let (into, words) = match words[..] {
+            ["vm", _, ref rest @ ..] => (&mut figures, rest),
+            ["Latency", ref rest @ ..] => (&mut latencies, rest),
+            _ => continue,
+        };
+        for word in words {
+            let number = word.trim_end_matches(['k', 'u', 's']);
+            into.push(number.parse().with_context(|| format!("{word:?} in {row:?}"))?);
+        }
+    }
+    Ok((figures, latencies))
+}
+
+fn as_we_read(line: &Line) -> (Vec<f64>, Vec<f64>) {
+    let pairs = line.measured.iter().flat_map(|measured| [measured.rate, measured.cpu]);
+    let latencies = line.measured.iter().filter_map(|measured| measured.latency_us);
+    (pairs.filter_map(bonnie::Value::number).collect(), latencies.collect())
+}
+
+#[test]
+fn every_figure_is_where_bonnies_own_converter_sees_it() -> Result<()> {
+    let contents = bonnie::parse("line", DISTINCT);
+    let [line] = &contents.lines[..] else { panic!("{contents:?}") };
+    let read = as_we_read(line);
+    assert_eq!((read.0.len(), read.1.len()), (24, 12));
+    assert_eq!(read, as_bonnie_shows(DISTINCT)?);
+    Ok(())
+}
+
+fn figures(sample: &Sample) -> Option<usize> {
+    match &sample.outcome {
+        Outcome::Measured(measures) => Some(measures.figures.len()),
+        Outcome::Failed(_) | Outcome::NotMeasured(_) => None,
+    }
+}
+
+#[test]
+fn a_folder_is_measured_and_left_as_it_was() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut heard = Vec::new();
+    let samples = lunden::run_bonnie_with(folder.path(), 2, &SIZES, &mut |progress| {
+        heard.push((progress.repetition, progress.of, progress.samples.len()));
+    })?;
+    assert_eq!(heard, [(1, 2, 12), (2, 2, 12)]);
+    assert_eq!(samples.len(), 24);
+    // Whatever is too quick to have a rate has a latency.
+    assert!(samples.iter().all(|sample| figures(sample).is_some()), "{samples:?}");
+    ensure!(fs::read_dir(folder.path())?.next().is_none(), "bonnie++ left something behind");
+    Ok(())
+}
+
+#[test]
+fn what_bonnie_wrote_to_a_file_is_read_with_its_heading() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let own = tempfile::tempdir()?;
+    let path = folder.path().join("local.csv");
+    let mut command = Command::new("sh");
+    // As its manual says to keep the lines; what is for people goes elsewhere.
+    command
+        .args(["-c", "PATH=$PATH:/usr/sbin; bonnie++ -q -d \"$1\" -u \"$2\" -s 16 -r 8 -n 0 -x 2 >\"$3\" 2>/dev/null", "sh"])
+        .arg(own.path())
+        .arg(format!("{}:{}", rustix::process::geteuid(), rustix::process::getegid()))
+        .arg(&path);
+    process::output(&mut command, LIMIT)?;
+    let text = fs::read_to_string(&path)?;
+    ensure!(text.starts_with("format_version,"), "no heading: {text}");
+    let samples = lunden::run_from_files(&[path])?;
+    assert_eq!(samples.len(), 24);
+    // On the file they are measured; small files were left out, which is no figure.
+    let measured: Vec<_> = samples.iter().map(|sample| figures(sample).is_some()).collect();
+    let of_a_run = [[true; 6], [false; 6]].concat();
+    assert_eq!(measured, [of_a_run.clone(), of_a_run].concat());
+    Ok(())
+}
+
+#[test]
+fn what_bonnie_says_when_it_fails_is_passed_on() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let refused = ["-s", "16", "-r", "64"];
+    let error = lunden::run_bonnie_with(folder.path(), 1, &refused, &mut |_| {}).unwrap_err();
+    assert!(matches!(error, LundenError::Failed { repetition: 1, .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("double RAM"), "{said}");
+    ensure!(fs::read_dir(folder.path())?.next().is_none(), "bonnie++ left something behind");
+    Ok(())
+}
