@@ -15,6 +15,7 @@ pub mod contestant;
 pub mod dice;
 pub mod fio;
 pub mod icf;
+pub mod limits;
 pub mod load;
 pub mod mix;
 pub mod network;

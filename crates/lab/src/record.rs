@@ -78,6 +78,22 @@ pub mod figure {
     pub const CLIENT_CPU_US_PER_IO: &str = "client_cpu_us_per_io";
     /// Resident memory of the target at the end, KiB.
     pub const TARGET_RSS_KIB: &str = "target_rss_kib";
+    /// What a link carries towards the targets' side, millions of bytes a second.
+    pub const LINK_TO_TARGET_MB_PER_S: &str = "link_to_target_mb_per_s";
+    /// What a link carries from the targets' side, millions of bytes a second.
+    pub const LINK_FROM_TARGET_MB_PER_S: &str = "link_from_target_mb_per_s";
+    /// Median time of a small message over a link and back, µs.
+    pub const LINK_ROUND_TRIP_US: &str = "link_round_trip_us";
+    /// TCP segments that were sent again while a link was measured.
+    pub const LINK_RETRANSMITS: &str = "link_retransmits";
+    /// What a medium reads in order, millions of bytes a second.
+    pub const MEDIUM_READ_MB_PER_S: &str = "medium_read_mb_per_s";
+    /// What a medium writes in order, millions of bytes a second.
+    pub const MEDIUM_WRITE_MB_PER_S: &str = "medium_write_mb_per_s";
+    /// Random reads of 4 KiB a second, one after the other.
+    pub const MEDIUM_RANDOM_READ_IOPS: &str = "medium_random_read_iops";
+    /// Random reads of 4 KiB a second, 32 at once.
+    pub const MEDIUM_RANDOM_READ_IOPS_32: &str = "medium_random_read_iops_32";
     /// 1 if the load was steady by the SNIA's rule, else 0.
     pub const STEADY: &str = "steady";
 }

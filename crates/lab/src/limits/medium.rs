@@ -1,0 +1,290 @@
+//! What a medium can do: a file that is written and read past the page cache, or memory.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use sarsen_block::{Buffer, Io, SharedMemory as _};
+use sarsen_io::cores::{FileEngine, block_on};
+use sarsen_io::file::{File, OpenOptions};
+use sarsen_io::memory::Region;
+use sarsen_io::{random, time};
+
+use super::{LimitError, MediumPath, StoreLimit, system};
+use crate::contestant::Medium;
+use crate::dice::Dice;
+
+/// A file is no larger.
+const EXTENT_BYTES: u64 = 1 << 30;
+/// Memory that is copied: more than a processor's caches hold.
+const MEMORY_BYTES: usize = 256 << 20;
+/// A file is at least so large, however short the measurement.
+const EXTENT_BYTES_MIN: u64 = 16 << 20;
+/// A file takes at most so much of what is free: a quarter.
+const FREE_PART: u64 = 4;
+/// Bytes of an I/O in order.
+const LARGE_BYTES: usize = 1 << 20;
+/// Bytes of a random I/O.
+const SMALL_BYTES: usize = 4 << 10;
+/// I/Os in order that are under way together: enough that the medium never waits for the next.
+const LARGE_DEPTH: usize = 8;
+/// Random I/Os that are under way together.
+const SMALL_DEPTH: usize = 32;
+/// Where random reads go.
+const SEED: u64 = 1;
+
+/// Measures a medium for so long in each of four ways; `folder` is where a disk's file is made,
+/// which has no name any more when this begins to write.
+pub fn medium(medium: Medium, folder: &Path, duration: Duration) -> Result<StoreLimit, LimitError> {
+    match medium {
+        Medium::Ram => memory(duration),
+        Medium::Disk => disk(folder, duration),
+    }
+}
+
+/// What was done in a time.
+#[derive(Default)]
+struct Done {
+    ios: u64,
+    bytes: u64,
+    seconds: f64,
+}
+
+impl Done {
+    fn mb_per_s(&self) -> f64 {
+        self.bytes as f64 / 1e6 / self.seconds
+    }
+
+    fn iops(&self) -> f64 {
+        self.ios as f64 / self.seconds
+    }
+}
+
+fn disk(folder: &Path, duration: Duration) -> Result<StoreLimit, LimitError> {
+    let room = rustix::fs::statvfs(folder)
+        .map_err(|error| system("look for room in the folder")(error.into()))?;
+    let free = room.f_bavail.saturating_mul(room.f_frsize);
+    let extent = EXTENT_BYTES.min(free / FREE_PART) / LARGE_BYTES as u64 * LARGE_BYTES as u64;
+    if extent < EXTENT_BYTES_MIN {
+        let folder = folder.display().to_string();
+        return Err(LimitError::NoRoom { folder, free, needed: EXTENT_BYTES_MIN * FREE_PART });
+    }
+    let (file, path) = open(folder).map_err(system("make a file in the folder"))?;
+    let measured = block_on(FileEngine::Auto, measure(file, extent, duration))
+        .map_err(system("start a ring or a pool for files"))?;
+    let [write, read, random, random_32] =
+        measured.map_err(system("write and read a file in the folder"))?;
+    Ok(StoreLimit {
+        sequential_read_mb_per_s: read.mb_per_s(),
+        sequential_write_mb_per_s: write.mb_per_s(),
+        random_read_iops: random.iops(),
+        random_read_iops_32: Some(random_32.iops()),
+        path,
+    })
+}
+
+/// A new file without a name, which ends with its descriptor.
+fn open(folder: &Path) -> io::Result<(File, MediumPath)> {
+    let named = tempfile::NamedTempFile::new_in(folder)?;
+    let open = |direct| -> io::Result<File> {
+        let file = File::open(named.path(), OpenOptions { direct, ..OpenOptions::default() })?;
+        match direct && file.direct_alignment()? as usize > SMALL_BYTES {
+            true => Err(io::ErrorKind::InvalidInput.into()),
+            false => Ok(file),
+        }
+    };
+    match open(true) {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            Ok((open(false)?, MediumPath::Buffered))
+        }
+        direct => Ok((direct?, MediumPath::Direct)),
+    }
+}
+
+/// Writes, reads in order, reads at random places, one and many at once.
+async fn measure(file: File, extent: u64, duration: Duration) -> io::Result<[Done; 4]> {
+    // Some media make less of what they have seen before.
+    let mut content = vec![0; LARGE_BYTES];
+    random::fill(&mut content);
+    let mut number = 0_u64;
+    let mut written = 0;
+    let begin = time::now();
+    let mut write = keep(LARGE_DEPTH, LARGE_BYTES, |ios| {
+        if ios * LARGE_BYTES as u64 >= EXTENT_BYTES_MIN && time::now() >= begin + duration {
+            return None;
+        }
+        let offset = number * LARGE_BYTES as u64 % extent;
+        written = (offset + LARGE_BYTES as u64).max(written);
+        number += 1;
+        content[..8].copy_from_slice(&number.to_ne_bytes());
+        Some(file.write_at(offset, Buffer::copy_of(&content), false))
+    })
+    .await?;
+    file.sync_data().wait().await?;
+    write.seconds = (time::now() - begin).as_secs_f64();
+
+    let end = time::now() + duration;
+    let mut offset = 0;
+    let read = keep(LARGE_DEPTH, LARGE_BYTES, |ios| {
+        let from = offset;
+        offset = (offset + LARGE_BYTES as u64) % written;
+        (ios == 0 || time::now() < end).then(|| pass_over(&file, from, LARGE_BYTES))
+    })
+    .await?;
+
+    let mut dice = Dice::new(SEED);
+    let mut random = [Done::default(), Done::default()];
+    for (done, depth) in random.iter_mut().zip([1, SMALL_DEPTH]) {
+        let end = time::now() + duration;
+        *done = keep(depth, SMALL_BYTES, |ios| {
+            let offset = dice.below(written / SMALL_BYTES as u64) * SMALL_BYTES as u64;
+            (ios == 0 || time::now() < end).then(|| pass_over(&file, offset, SMALL_BYTES))
+        })
+        .await?;
+    }
+    let [random, random_32] = random;
+    Ok([write, read, random, random_32])
+}
+
+fn pass_over(file: &File, offset: u64, length: usize) -> Io<io::Result<()>> {
+    file.read_at(offset, length).map(|read| read.map(drop))
+}
+
+/// Keeps `depth` I/Os of so many bytes under way until `begin` begins no more, which is told how
+/// many have been begun, and waits for the last.
+async fn keep(
+    depth: usize,
+    bytes: usize,
+    mut begin: impl FnMut(u64) -> Option<Io<io::Result<()>>>,
+) -> io::Result<Done> {
+    let mut under_way = FuturesUnordered::new();
+    let mut done = Done::default();
+    let began_at = time::now();
+    let mut more = true;
+    loop {
+        while more && under_way.len() < depth {
+            match begin(done.ios) {
+                Some(io) => {
+                    done.ios += 1;
+                    under_way.push(io.wait());
+                }
+                None => more = false,
+            }
+        }
+        match under_way.next().await {
+            Some(result) => result?,
+            None => break,
+        }
+    }
+    done.bytes = done.ios * bytes as u64;
+    done.seconds = (time::now() - began_at).as_secs_f64();
+    Ok(done)
+}
+
+fn memory(duration: Duration) -> Result<StoreLimit, LimitError> {
+    let region = Region::new(MEMORY_BYTES).map_err(system("reserve memory"))?;
+    let mut piece = vec![0; LARGE_BYTES];
+    random::fill(&mut piece);
+    // Memory that was never written is none.
+    for offset in (0..MEMORY_BYTES).step_by(LARGE_BYTES) {
+        region.write(offset, &piece);
+    }
+    let in_order = |ios: u64| (ios as usize * LARGE_BYTES) % MEMORY_BYTES;
+    let write = copy(LARGE_BYTES, duration, |ios| region.write(in_order(ios), &piece));
+    let read = copy_out(&region, LARGE_BYTES, duration, in_order);
+    let mut dice = Dice::new(SEED);
+    let places = (MEMORY_BYTES / SMALL_BYTES) as u64;
+    let random =
+        copy_out(&region, SMALL_BYTES, duration, |_| dice.below(places) as usize * SMALL_BYTES);
+    Ok(StoreLimit {
+        sequential_read_mb_per_s: read.mb_per_s(),
+        sequential_write_mb_per_s: write.mb_per_s(),
+        random_read_iops: random.iops(),
+        random_read_iops_32: None,
+        path: MediumPath::Memory,
+    })
+}
+
+fn copy_out(
+    region: &Arc<Region>,
+    bytes: usize,
+    duration: Duration,
+    mut offset: impl FnMut(u64) -> usize,
+) -> Done {
+    let mut into = vec![0; bytes];
+    copy(bytes, duration, |ios| region.copy_out(offset(ios), &mut into))
+}
+
+fn copy(bytes: usize, duration: Duration, mut copy: impl FnMut(u64)) -> Done {
+    let begin = time::now();
+    let mut done = Done::default();
+    loop {
+        copy(done.ios);
+        done.ios += 1;
+        let taken = time::now() - begin;
+        if taken >= duration {
+            let (bytes, seconds) = (done.ios * bytes as u64, taken.as_secs_f64());
+            return Done { bytes, seconds, ..done };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(20);
+
+    fn all_positive(limit: &StoreLimit) -> bool {
+        let figures = limit.measures().figures;
+        figures.values().all(|&figure| figure > 0.0 && figure.is_finite())
+    }
+
+    #[test]
+    fn a_folder_has_limits_and_nothing_in_it_afterwards() {
+        let folder = tempfile::tempdir().unwrap();
+        let limit = medium(Medium::Disk, folder.path(), SHORT).unwrap();
+        assert!(all_positive(&limit), "{limit:?}");
+        assert!(limit.random_read_iops_32.is_some());
+        assert_ne!(limit.path, MediumPath::Memory);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn memory_has_limits() {
+        let limit = medium(Medium::Ram, Path::new("/nowhere"), SHORT).unwrap();
+        assert!(all_positive(&limit), "{limit:?}");
+        assert_eq!(limit.path, MediumPath::Memory);
+    }
+
+    #[test]
+    fn a_folder_that_is_missing_is_an_error() {
+        let error = medium(Medium::Disk, Path::new("/nowhere"), SHORT).unwrap_err();
+        assert!(error.to_string().contains("folder"), "{error}");
+    }
+
+    #[test]
+    fn as_many_as_asked_for_are_under_way() {
+        use std::cell::Cell;
+        use std::rc::Rc;
+        let under_way = Rc::new(Cell::new((0_usize, 0_usize)));
+        let done = block_on(FileEngine::Pool, async {
+            keep(3, 10, |ios| {
+                let (now, most) = under_way.get();
+                under_way.set((now + 1, most.max(now + 1)));
+                let ended = under_way.clone();
+                let io = Io::pending(async move {
+                    let (now, most) = ended.get();
+                    ended.set((now - 1, most));
+                    Ok(())
+                });
+                (ios < 10).then_some(io)
+            })
+            .await
+        });
+        let done = done.unwrap().unwrap();
+        assert_eq!((done.ios, done.bytes, under_way.get().1), (10, 100, 3));
+    }
+}
