@@ -5,7 +5,8 @@ use sarsen_wire::iscsi::text;
 
 use crate::driver::{LOGOUT, Shared};
 use crate::error::SessionError;
-use crate::session::{SessionOptions, establish, in_time, spawn};
+use crate::establish::{Established, establish, in_time, spawn};
+use crate::session::SessionOptions;
 use crate::url::Portal;
 
 /// A target that a portal knows.
@@ -24,28 +25,35 @@ pub async fn discover(
     options: &SessionOptions,
 ) -> Result<Vec<DiscoveredTarget>, SessionError> {
     let limit = options.answer_limit;
-    let (link, shared, portal) =
+    let Established { link, shared, portal, .. } =
         establish(portal, &SessionTarget::Discovery, options, options.identity.as_ref()).await?;
     let (shared, driver) = spawn(link, shared);
-    let ask = async {
-        let token = shared.token();
-        let send = |shared: &Shared| {
-            shared.connection.borrow_mut().text(b"SendTargets=All\0", token);
-        };
-        match shared.answer(token, send).await? {
-            Event::TextDone { text, .. } => targets(&text),
-            Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
-            _ => Err(SessionError::Aborted),
-        }
-    };
-    let result = in_time(&portal, limit, ask).await;
+    let result = in_time(&portal, limit, send_targets(&shared)).await;
     if result.is_ok() {
-        let leave = shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout());
         // The answer is here: how the target takes leave changes nothing.
-        let _ = in_time(&portal, limit, leave).await;
+        let _ = in_time(&portal, limit, leave(&shared)).await;
     }
     driver.abort();
     result
+}
+
+/// Asks, in a discovery session.
+pub(crate) async fn send_targets(shared: &Shared) -> Result<Vec<DiscoveredTarget>, SessionError> {
+    let token = shared.token();
+    let send = |shared: &Shared| {
+        shared.connection.borrow_mut().text(b"SendTargets=All\0", token);
+    };
+    match shared.answer(token, send).await? {
+        Event::TextDone { text, .. } => targets(&text),
+        Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
+        _ => Err(SessionError::Aborted),
+    }
+}
+
+/// Logs out.
+pub(crate) async fn leave(shared: &Shared) -> Result<(), SessionError> {
+    shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout()).await?;
+    Ok(())
 }
 
 fn targets(answer: &[u8]) -> Result<Vec<DiscoveredTarget>, SessionError> {

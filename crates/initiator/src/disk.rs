@@ -4,7 +4,9 @@ use sarsen_block::Buffer;
 use sarsen_wire::scsi::cdb::{self, Block10, Block16, FLAGS_FUA, FLAGS_UNMAP, ServiceActionIn16};
 use sarsen_wire::scsi::inquiry::StandardInquiry;
 use sarsen_wire::scsi::opcode;
-use sarsen_wire::scsi::report::{Capacity10, Capacity16, UnmapDescriptor, UnmapHeader};
+use sarsen_wire::scsi::report::{
+    Capacity10, Capacity16, LunListHeader, UnmapDescriptor, UnmapHeader,
+};
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -58,6 +60,26 @@ impl Session {
     pub(crate) async fn fetch(&self, cdb: &[u8], length: u32) -> Result<Buffer, SessionError> {
         let completion = self.command(Command::new(cdb, TransferRequest::Read(length))).await?;
         Ok(completion.data.unwrap_or_else(|| Buffer::zeroed(0)))
+    }
+
+    /// The target's logical units, as commands carry their numbers (SAM-5 4.7); of more than 2047
+    /// the first ones.
+    pub async fn report_luns(&self) -> Result<Vec<[u8; 8]>, SessionError> {
+        const LENGTH: u32 = 16 * 1024;
+        let cdb = cdb::ReportLuns {
+            operation_code: opcode::REPORT_LUNS,
+            reserved_1: 0,
+            select_report: 0,
+            reserved_3: [0; 3],
+            allocation_length: U32::new(LENGTH),
+            reserved_10: 0,
+            control: 0,
+        };
+        let data = self.fetch(cdb.as_bytes(), LENGTH).await?;
+        let (header, list) = LunListHeader::ref_from_prefix(&data)
+            .map_err(|_| SessionError::MalformedAnswer { command: "REPORT LUNS" })?;
+        let length = list.len().min(header.lun_list_length.get() as usize);
+        Ok(list[..length].as_chunks().0.to_vec())
     }
 
     /// Standard INQUIRY data.

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use sarsen_io::net::Stream;
 use sarsen_proto::iscsi::initiator::{CommandRequest, Connection, Event, LoginOptions, Token};
@@ -142,15 +143,21 @@ impl Link {
         Self { stream, scratch: vec![0; SCRATCH_LENGTH] }
     }
 
-    /// Logs in.
-    pub(crate) async fn login(&mut self, options: LoginOptions) -> Result<Shared, SessionError> {
+    /// Logs in. Gives the time at which the security stage was over, too.
+    pub(crate) async fn login(
+        &mut self,
+        options: LoginOptions,
+    ) -> Result<(Shared, Instant), SessionError> {
         let mut connection = Connection::new(options);
+        let mut secure = sarsen_io::time::now();
         loop {
             let blocked = self.send(&mut connection)?;
             self.receive(&mut connection)?;
             while let Some(event) = connection.poll_event() {
-                if matches!(event, Event::LoggedIn) {
-                    return Ok(Shared::new(connection));
+                match event {
+                    Event::SecurityPassed => secure = sarsen_io::time::now(),
+                    Event::LoggedIn => return Ok((Shared::new(connection), secure)),
+                    _ => {}
                 }
             }
             if connection.output().is_empty() || blocked {

@@ -1,31 +1,25 @@
 //! A session with a logical unit.
 
 use std::cell::Cell;
-use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_block::Buffer;
-use sarsen_io::net::Stream;
 use sarsen_proto::iscsi::Parameters;
-use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_proto::iscsi::initiator::{
-    CommandRequest, Completion, ConnectionError, DigestOffer, Event, LoginError, LoginOptions,
-    ReadLanding, SessionTarget, TaskAttribute, TaskManagement, Transfer,
+    CommandRequest, Completion, DigestOffer, Event, LoginOptions, ReadLanding, SessionTarget,
+    TaskAttribute, TaskManagement, Transfer,
 };
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 use tokio::task::JoinHandle;
 
 use crate::disk::Capacity;
-use crate::driver::{LOGOUT, Link, Shared};
+use crate::driver::{LOGOUT, Shared};
 use crate::error::{Sense, SenseKey, SessionError};
+use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::identity::Identity;
 use crate::url::{Portal, Url};
 
-/// A target may send elsewhere this often in a row.
-const REDIRECTION_LIMIT: u32 = 4;
 /// Unit attentions that a new session may be told before its first answer.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
 /// Who we are unless told otherwise.
@@ -70,7 +64,7 @@ fn random_isid() -> Isid {
 }
 
 impl SessionOptions {
-    fn login(&self, target: &SessionTarget) -> LoginOptions {
+    pub(crate) fn login(&self, target: &SessionTarget) -> LoginOptions {
         let mut login = LoginOptions::new(&self.initiator_name, target.clone(), self.isid);
         login.header_digest = self.header_digest;
         login.data_digest = self.data_digest;
@@ -145,12 +139,20 @@ impl Session {
     /// Logs in without a command: what the unit tells first, its attentions, is left to see.
     /// Reads and writes want [`Session::read_capacity`] before them.
     pub async fn connect_unit(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
+        Ok(Self::open(url, options).await?.0)
+    }
+
+    /// Logs in, and tells how long that took.
+    pub(crate) async fn open(
+        url: &Url,
+        options: &SessionOptions,
+    ) -> Result<(Self, LoginTimes), SessionError> {
         let identity = url.chap.identity()?.or_else(|| options.identity.clone());
         let target = SessionTarget::Named(url.target.clone());
-        let (link, shared, portal) =
+        let Established { link, shared, portal, times } =
             establish(&url.portal, &target, options, identity.as_ref()).await?;
         let (shared, driver) = spawn(link, shared);
-        Ok(Self {
+        let session = Self {
             shared,
             driver,
             portal,
@@ -158,11 +160,12 @@ impl Session {
             lun: url.lun_field(),
             capacity: Cell::default(),
             answer_limit: options.answer_limit,
-        })
+        };
+        Ok((session, times))
     }
 
     /// Takes what unit attentions there are.
-    async fn settle(&self) -> Result<(), SessionError> {
+    pub(crate) async fn settle(&self) -> Result<(), SessionError> {
         let mut result = Ok(());
         for _ in 0..UNIT_ATTENTION_LIMIT {
             result = self.test_unit_ready().await;
@@ -286,89 +289,4 @@ impl Session {
         in_time(&self.portal, self.answer_limit, answer).await?;
         Ok(())
     }
-}
-
-/// Starts the task that serves a session.
-pub(crate) fn spawn(mut link: Link, shared: Shared) -> (Rc<Shared>, JoinHandle<()>) {
-    let shared = Rc::new(shared);
-    let served = shared.clone();
-    let driver = tokio::task::spawn_local(async move { link.serve(&served).await });
-    (shared, driver)
-}
-
-/// Gives up on `answer` after `limit`.
-pub(crate) async fn in_time<T>(
-    portal: &Portal,
-    limit: Duration,
-    answer: impl Future<Output = Result<T, SessionError>>,
-) -> Result<T, SessionError> {
-    tokio::time::timeout(limit, answer)
-        .await
-        .unwrap_or_else(|_| Err(SessionError::TimedOut { portal: portal.clone(), after: limit }))
-}
-
-/// Connects and logs in, following redirections.
-pub(crate) async fn establish(
-    portal: &Portal,
-    target: &SessionTarget,
-    options: &SessionOptions,
-    identity: Option<&Identity>,
-) -> Result<(Link, Shared, Portal), SessionError> {
-    let mut portal = portal.clone();
-    let mut algorithms = Algorithm::ALL.to_vec();
-    let mut redirections = 0;
-    loop {
-        let attempt = async {
-            let mut login = options.login(target);
-            login.authentication = identity.map(|identity| identity.authentication(&algorithms));
-            let mut link = Link::new(dial(&portal).await?);
-            let shared = link.login(login).await?;
-            Ok((link, shared))
-        };
-        match in_time(&portal, options.answer_limit, attempt).await {
-            Ok((link, shared)) => return Ok((link, shared, portal)),
-            Err(SessionError::Connection(ConnectionError::Login(LoginError::Redirected {
-                address,
-                ..
-            }))) => {
-                redirections += 1;
-                if redirections > REDIRECTION_LIMIT {
-                    return Err(SessionError::RedirectedTooOften { portal });
-                }
-                // RFC 7143 §13.8: a portal group tag may follow the address.
-                let place = address.split(',').next().unwrap_or_default();
-                portal = place
-                    .parse()
-                    .map_err(|_| SessionError::RedirectedNowhere { address: address.clone() })?;
-            }
-            // Some targets, tgt among them, take 7 for SHA1, as was usual before the number was
-            // given to SHA-256: with one of them no secret is right, so it is not offered again.
-            Err(SessionError::Connection(ConnectionError::Login(LoginError::Denied {
-                algorithm: Some(Algorithm::Sha256),
-                ..
-            }))) if algorithms.contains(&Algorithm::Sha256) => {
-                algorithms.retain(|algorithm| *algorithm != Algorithm::Sha256);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
-    let failed = |source: io::Error| SessionError::Connect {
-        portal: portal.clone(),
-        source: Arc::new(source),
-    };
-    let addresses: Vec<SocketAddr> = tokio::net::lookup_host((portal.host.as_str(), portal.port))
-        .await
-        .map_err(failed)?
-        .collect();
-    let mut last = io::ErrorKind::AddrNotAvailable.into();
-    for address in addresses {
-        match Stream::connect(address).await {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(failed(last))
 }

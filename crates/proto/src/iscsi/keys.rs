@@ -82,6 +82,36 @@ impl Default for Parameters {
     }
 }
 
+impl Parameters {
+    /// Names and values as the standard writes them. MaxRecvDataSegmentLength is each side's own.
+    pub fn texts(&self) -> Vec<(&'static str, String)> {
+        let digest = |kind| match kind {
+            DigestKind::None => text::NONE.to_owned(),
+            DigestKind::Crc32c => "CRC32C".to_owned(),
+        };
+        let boolean = |yes| if yes { "Yes" } else { "No" }.to_owned();
+        let (ours, theirs) =
+            (self.local_max_recv_data_segment_length, self.peer_max_recv_data_segment_length);
+        vec![
+            ("HeaderDigest", digest(self.header_digest)),
+            ("DataDigest", digest(self.data_digest)),
+            ("MaxConnections", self.max_connections.to_string()),
+            ("InitialR2T", boolean(self.initial_r2t)),
+            ("ImmediateData", boolean(self.immediate_data)),
+            ("MaxRecvDataSegmentLength (ours)", ours.to_string()),
+            ("MaxRecvDataSegmentLength (the peer's)", theirs.to_string()),
+            ("MaxBurstLength", self.max_burst_length.to_string()),
+            ("FirstBurstLength", self.first_burst_length.to_string()),
+            ("DefaultTime2Wait", self.default_time2wait.to_string()),
+            ("DefaultTime2Retain", self.default_time2retain.to_string()),
+            ("MaxOutstandingR2T", self.max_outstanding_r2t.to_string()),
+            ("DataPDUInOrder", boolean(self.data_pdu_in_order)),
+            ("DataSequenceInOrder", boolean(self.data_sequence_in_order)),
+            ("ErrorRecoveryLevel", self.error_recovery_level.to_string()),
+        ]
+    }
+}
+
 /// What a target is willing to agree to; also what it declares.
 #[derive(Clone, Debug)]
 pub struct TargetOffer {

@@ -1,0 +1,126 @@
+//! How long each step of setting a session up takes, for those who measure it: a discovery
+//! session, and a session with a unit that is found out about as a system does when it attaches.
+//!
+//! Both want a core. On a plain thread `sarsen_io::cores::block_on` gives one for as long as it
+//! takes: `block_on(FileEngine::Pool, phases::normal(&url, &options))`.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use sarsen_io::time;
+use sarsen_proto::iscsi::Parameters;
+use sarsen_proto::iscsi::initiator::SessionTarget;
+
+use crate::discovery::{DiscoveredTarget, leave, send_targets};
+use crate::error::SessionError;
+use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
+use crate::session::{Session, SessionOptions};
+use crate::url::{Portal, Url};
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// `connect` (TCP), `security` and `operational` (the stages of the login), the name of a
+    /// command or of SendTargets, and `logout`.
+    pub name: &'static str,
+    /// From the end of the step before to its own.
+    pub duration: Duration,
+}
+
+/// A session from its beginning to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phases {
+    /// The steps, in order.
+    pub steps: Vec<Phase>,
+    /// The operational parameters by the names of their keys (RFC 7143 §13).
+    pub negotiated: BTreeMap<String, String>,
+    /// What a discovery session found; empty for a normal one.
+    pub targets: Vec<DiscoveredTarget>,
+}
+
+impl Phases {
+    /// How long a step took; `None` if there is no such step.
+    pub fn duration(&self, name: &str) -> Option<Duration> {
+        self.steps.iter().find(|step| step.name == name).map(|step| step.duration)
+    }
+
+    /// All steps together.
+    pub fn total(&self) -> Duration {
+        self.steps.iter().map(|step| step.duration).sum()
+    }
+}
+
+/// Reads the clock at the end of each step.
+struct Watch {
+    steps: Vec<Phase>,
+    last: Instant,
+}
+
+impl Watch {
+    /// A watch that begins with a login that is over now.
+    fn new(times: LoginTimes) -> Self {
+        let steps = [
+            ("connect", times.connect),
+            ("security", times.security),
+            ("operational", times.operational),
+        ];
+        let steps = steps.map(|(name, duration)| Phase { name, duration }).to_vec();
+        Self { steps, last: time::now() }
+    }
+
+    fn step(&mut self, name: &'static str) {
+        let now = time::now();
+        self.steps.push(Phase { name, duration: now - self.last });
+        self.last = now;
+    }
+
+    fn finish(self, parameters: &Parameters, targets: Vec<DiscoveredTarget>) -> Phases {
+        let negotiated = parameters.texts().into_iter();
+        let negotiated = negotiated.map(|(key, value)| (key.to_owned(), value)).collect();
+        Phases { steps: self.steps, negotiated, targets }
+    }
+}
+
+/// Times a discovery session: login, SendTargets, logout.
+pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phases, SessionError> {
+    let Established { link, shared, portal, times } =
+        establish(portal, &SessionTarget::Discovery, options, options.identity.as_ref()).await?;
+    let (shared, driver) = spawn(link, shared);
+    let mut watch = Watch::new(times);
+    let limit = options.answer_limit;
+    let steps = async {
+        let targets = in_time(&portal, limit, send_targets(&shared)).await?;
+        watch.step("SendTargets");
+        in_time(&portal, limit, leave(&shared)).await?;
+        watch.step("logout");
+        Ok(targets)
+    };
+    let targets: Result<_, SessionError> = steps.await;
+    driver.abort();
+    let targets = targets?;
+    let parameters = shared.connection.borrow().parameters().clone();
+    Ok(watch.finish(&parameters, targets))
+}
+
+/// Times a session with a unit: login, REPORT LUNS, INQUIRY, TEST UNIT READY (until the unit has
+/// told its attentions), READ CAPACITY, logout.
+pub async fn normal(url: &Url, options: &SessionOptions) -> Result<Phases, SessionError> {
+    let (session, times) = Session::open(url, options).await?;
+    let mut watch = Watch::new(times);
+    let steps = async {
+        session.report_luns().await?;
+        watch.step("REPORT LUNS");
+        session.inquiry().await?;
+        watch.step("INQUIRY");
+        session.settle().await?;
+        watch.step("TEST UNIT READY");
+        session.read_capacity().await?;
+        watch.step("READ CAPACITY");
+        Ok(())
+    };
+    in_time(session.portal(), options.answer_limit, steps).await?;
+    let parameters = session.parameters();
+    session.logout().await?;
+    watch.step("logout");
+    Ok(watch.finish(&parameters, Vec::new()))
+}
