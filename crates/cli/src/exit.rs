@@ -6,6 +6,7 @@ use sarsen_initiator::transfer::TransferError;
 use sarsen_initiator::{
     AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
 };
+use sarsen_lab::archive::ArchiveError;
 use sarsen_node::StartError;
 
 /// Something failed.
@@ -16,7 +17,8 @@ const USAGE: u8 = 2;
 const NOT_FOUND: u8 = 3;
 /// Something is in use.
 const CONFLICT: u8 = 4;
-
+/// Part of it failed, and the rest is there.
+const DEGRADED: u8 = 5;
 /// The other side does not answer.
 const UNREACHABLE: u8 = 6;
 
@@ -24,6 +26,11 @@ const UNREACHABLE: u8 = 6;
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
+
+/// Part of what was to be done.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct DegradedError(pub(crate) String);
 
 /// LOGICAL UNIT NOT SUPPORTED.
 const NO_SUCH_UNIT: (u8, u8) = (0x25, 0);
@@ -54,6 +61,12 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
 fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<UsageError>().is_some() {
         return (USAGE, None);
+    }
+    if error.downcast_ref::<DegradedError>().is_some() {
+        return (DEGRADED, None);
+    }
+    if let Some(ArchiveError::NoSuchRun { .. }) = error.downcast_ref::<ArchiveError>() {
+        return (NOT_FOUND, Some("`sarsen lab runs` lists them"));
     }
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<SessionError>()) {
         return session(error);

@@ -1,5 +1,9 @@
 //! `sarsen lab`.
 
+mod archive;
+mod progress;
+mod run;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,6 +13,7 @@ use sarsen_lab::access::{self, Access};
 use sarsen_lab::load::{self, Endpoint, Latency, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
 use sarsen_lab::places::Distribution;
+use sarsen_lab::study;
 use sarsen_lab::trace::{self, Format, Synthetic};
 use sarsen_lab::{fio, icf};
 use sarsen_node::config::{parse_cache, parse_size};
@@ -23,6 +28,18 @@ pub(crate) enum Verb {
     Load(LoadArguments),
     /// Ask of a target what a trace asks, and measure it. Writes destroy what is there.
     Replay(ReplayArguments),
+    /// Run a study: measure several targets as others did before, and report it beside their figures.
+    Run(run::Arguments),
+    /// List the studies.
+    Studies,
+    /// List the runs that were made here.
+    Runs(archive::RunsArguments),
+    /// Report a run again, in any format.
+    Report(archive::ReportArguments),
+    /// Say what changed between two runs, and whether it is more than noise.
+    Compare(archive::CompareArguments),
+    /// Forget a run.
+    Remove(archive::RemoveArguments),
 }
 
 #[derive(clap::Args)]
@@ -121,6 +138,17 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Load(arguments) => run_load(&arguments),
         Verb::Replay(arguments) => run_replay(&arguments),
+        Verb::Run(arguments) => run::run(&arguments),
+        Verb::Studies => {
+            for study in study::ALL {
+                println!("{}: {}", study.name(), study.about());
+            }
+            Ok(())
+        }
+        Verb::Runs(arguments) => archive::list(&arguments),
+        Verb::Report(arguments) => archive::report(&arguments),
+        Verb::Compare(arguments) => archive::compare(&arguments),
+        Verb::Remove(arguments) => archive::remove(&arguments),
     }
 }
 

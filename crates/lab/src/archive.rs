@@ -147,7 +147,7 @@ impl Archive {
         let outcome = self.json(&sample.outcome, "a sample's outcome")?;
         self.change(
             "INSERT INTO sample (run, position, labels, repetition, ended_at, outcome)
-             VALUES (?1, (SELECT count(*) FROM sample WHERE run = ?1), ?2, ?3, ?4, ?5)",
+             VALUES (?1, (SELECT coalesce(max(position) + 1, 0) FROM sample WHERE run = ?1), ?2, ?3, ?4, ?5)",
             params![id, labels, sample.repetition, sample.ended_at as i64, outcome],
             id,
         )
@@ -157,6 +157,17 @@ impl Archive {
     pub fn end(&self, id: i64, ended_at: u64) -> Result<(), ArchiveError> {
         let ended_at = ended_at as i64;
         self.change("UPDATE run SET ended_at = ?2 WHERE id = ?1", params![id, ended_at], id)
+    }
+
+    /// Forgets what failed in a run, so that it can be tried again.
+    pub fn forget_failures(&self, id: i64) -> Result<(), ArchiveError> {
+        self.connection
+            .execute(
+                "DELETE FROM sample WHERE run = ?1 AND outcome LIKE '{\"failed\":%'",
+                params![id],
+            )
+            .map_err(|source| self.database(source))?;
+        Ok(())
     }
 
     /// Forgets a run.
@@ -354,11 +365,13 @@ mod tests {
         let contestants = ["sarsen".to_owned(), "tgt".into()];
         let unfinished = |scale| archive.unfinished("trinkle", scale, &contestants).unwrap();
         assert_eq!((unfinished(Scale::Quick), unfinished(Scale::Full)), (Some(id), None));
+        archive.forget_failures(id).unwrap();
+        archive.add(id, &Sample { outcome: Outcome::Failed("lost".into()), ..sample(2) }).unwrap();
         archive.end(id, 1_700_000_009).unwrap();
         assert_eq!(unfinished(Scale::Quick), None);
         let read = archive.run(id).unwrap();
         let samples =
-            vec![sample(1), Sample { outcome: Outcome::Failed("gone".into()), ..sample(2) }];
+            vec![sample(1), Sample { outcome: Outcome::Failed("lost".into()), ..sample(2) }];
         assert_eq!(read, Run { id, ended_at: Some(1_700_000_009), samples, ..run() });
         assert_eq!(archive.runs().unwrap().len(), 1);
         archive.remove(id).unwrap();

@@ -11,6 +11,7 @@
 pub mod access;
 pub mod archive;
 pub mod bonnie;
+pub mod compare;
 pub mod contestant;
 pub mod dice;
 pub mod fio;

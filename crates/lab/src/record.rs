@@ -157,6 +157,16 @@ pub struct Sample {
     pub outcome: Outcome,
 }
 
+impl Sample {
+    /// A figure, if it was measured.
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        match &self.outcome {
+            Outcome::Measured(measures) => measures.figures.get(name).copied(),
+            Outcome::Failed(_) | Outcome::NotMeasured(_) => None,
+        }
+    }
+}
+
 /// How thoroughly a study is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -222,12 +232,7 @@ impl Run {
 
     /// A figure of every repetition that was measured of the cells that have these labels.
     pub fn figures(&self, wanted: &Labels, figure: &str) -> Vec<f64> {
-        self.cells(wanted)
-            .filter_map(|sample| match &sample.outcome {
-                Outcome::Measured(measures) => measures.figures.get(figure).copied(),
-                Outcome::Failed(_) | Outcome::NotMeasured(_) => None,
-            })
-            .collect()
+        self.cells(wanted).filter_map(|sample| sample.figure(figure)).collect()
     }
 
     /// The values of a dimension, in the order in which they were first measured.

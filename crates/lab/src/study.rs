@@ -5,12 +5,21 @@
 //! sample down at once, so that a run that was broken off goes on where it was. Of the finished
 //! [`Run`] the study makes a [`Report`].
 
+mod layout;
 pub mod lunden;
+mod runner;
+pub mod trinkle;
 
 use std::fmt;
+use std::time::Duration;
 
-use crate::contestant::{Contestant, Running, VolumeSpec};
-use crate::load::Endpoint;
+pub(crate) use layout::split_unit;
+pub use runner::{RunError, Settings, Watcher, now, record, run};
+
+use crate::access::Access;
+use crate::contestant::{Contestant, Medium, Running, VolumeSpec};
+use crate::fio::Amount;
+use crate::load::{self, Endpoint, LoadError, LoadOptions, LoadResult};
 use crate::network::{Link, LinkProfile};
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
@@ -22,6 +31,10 @@ pub struct Choices {
     pub scale: Scale,
     /// Who takes part; the study's own choice if empty.
     pub contestants: Vec<Contestant>,
+    /// What volumes are on; the study's own choice if absent.
+    pub medium: Option<Medium>,
+    /// Contestants that the lab has not started may be written to.
+    pub destroy: bool,
     /// What the pseudo-random choices begin from.
     pub seed: u64,
 }
@@ -34,8 +47,8 @@ pub trait Study: Sync {
     /// One sentence: what it measures, after whom.
     fn about(&self) -> &'static str;
 
-    /// What is to be measured.
-    fn plan(&self, choices: &Choices) -> Plan;
+    /// What is to be measured; absent if the study takes its figures from elsewhere.
+    fn plan(&self, choices: &Choices) -> Option<Plan>;
 
     /// What came out, in the study's own layout, with the published figures beside.
     fn report(&self, run: &Run) -> Report;
@@ -69,6 +82,8 @@ pub struct Point {
     pub volume: String,
     /// Over which link.
     pub link: String,
+    /// Whether it writes.
+    pub writes: bool,
     /// What is done.
     pub measurement: Measurement,
 }
@@ -90,6 +105,52 @@ pub struct Subject<'a> {
     pub volume: &'a VolumeSpec,
     /// What the pseudo-random choices begin from; another one for each repetition.
     pub seed: u64,
+}
+
+impl Subject<'_> {
+    /// This load of the subject, for as long as nobody says otherwise.
+    pub fn load_options(&self, access: Access) -> LoadOptions {
+        let mut options = LoadOptions::new(self.endpoint.clone(), access);
+        options.size = Some(Amount::Bytes(self.volume.bytes));
+        options.target_pids = self.running.pids();
+        options.seed = self.seed;
+        options
+    }
+
+    /// Puts a load on and says how it ended.
+    pub fn put_on(&self, options: &LoadOptions) -> Outcome {
+        outcome(load::run(options))
+    }
+}
+
+/// How a load ended: I/Os that failed make it a failure, whatever it showed besides.
+pub fn outcome(ended: Result<LoadResult, LoadError>) -> Outcome {
+    match ended {
+        Err(error) => Outcome::Failed(error.to_string()),
+        Ok(LoadResult { errors: errors @ 1.., first_error, .. }) => {
+            let first = first_error.unwrap_or_default();
+            Outcome::Failed(format!("{errors} I/Os failed, the first one with {first}"))
+        }
+        Ok(result) => Outcome::Measured(result.measures()),
+    }
+}
+
+/// The measurement that most cells are: a load for a while.
+pub fn load_for(access: Access, warm_up: Duration, duration: Duration) -> Measurement {
+    Box::new(move |subject| {
+        let mut options = subject.load_options(access);
+        options.warm_up = warm_up;
+        options.duration = duration;
+        subject.put_on(&options)
+    })
+}
+
+/// All studies.
+pub static ALL: &[&dyn Study] = &[&trinkle::Trinkle, &lunden::Lunden];
+
+/// The study of this name.
+pub fn find(name: &str) -> Option<&'static dyn Study> {
+    ALL.iter().copied().find(|study| study.name() == name)
 }
 
 impl fmt::Debug for Point {

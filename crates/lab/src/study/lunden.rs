@@ -63,8 +63,8 @@ impl Study for Lunden {
     }
 
     /// Nothing for the runner: bonnie++ measures.
-    fn plan(&self, _choices: &Choices) -> Plan {
-        Plan::default()
+    fn plan(&self, _choices: &Choices) -> Option<Plan> {
+        None
     }
 
     fn report(&self, run: &Run) -> Report {

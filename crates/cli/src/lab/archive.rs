@@ -1,0 +1,201 @@
+//! `sarsen lab runs|report|compare|remove`: what was measured before.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use sarsen_lab::archive::Archive;
+use sarsen_lab::compare;
+use sarsen_lab::record::Run;
+use sarsen_lab::report::{self, Format, Report, terminal};
+use serde_json::json;
+
+use super::run::find;
+use crate::exit::UsageError;
+
+#[derive(clap::Args)]
+pub(crate) struct Kept {
+    /// Where runs are kept [default: sarsen/lab.sqlite in the user's state folder].
+    #[arg(long, value_name = "FILE")]
+    archive: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct RunsArguments {
+    #[command(flatten)]
+    kept: Kept,
+    /// Print them as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct ReportArguments {
+    /// The number of the run.
+    run: i64,
+    /// html, md, csv, json or tex [default: tables on the terminal, or what the file's ending says].
+    #[arg(long)]
+    format: Option<Format>,
+    /// Where it goes [default: standard output].
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    kept: Kept,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct CompareArguments {
+    /// The number of the first run.
+    before: i64,
+    /// The number of the second run.
+    after: i64,
+    /// A figure that is compared, once for each, such as iops or p99_us [default: iops, p99_us and
+    /// target_cpu_us_per_io].
+    #[arg(long = "figure", value_name = "NAME")]
+    figures: Vec<String>,
+    /// Print it as JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    kept: Kept,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct RemoveArguments {
+    /// The number of the run.
+    run: i64,
+    #[command(flatten)]
+    kept: Kept,
+}
+
+pub(super) fn open(path: Option<&Path>) -> anyhow::Result<Archive> {
+    Ok(match path {
+        Some(path) => Archive::open(path)?,
+        None => Archive::open(&Archive::usual_path())?,
+    })
+}
+
+pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
+    let runs = open(arguments.kept.archive.as_deref())?.runs()?;
+    for run in &runs {
+        let began = report::utc(run.began_at);
+        if arguments.json {
+            let Run { id, study, scale, contestants, ended_at, command, .. } = run;
+            let line = json!({
+                "id": id, "study": study, "scale": scale, "contestants": contestants,
+                "began_at": run.began_at, "ended_at": ended_at, "command": command,
+            });
+            println!("{line}");
+        } else {
+            let state = if run.ended_at.is_some() { "" } else { ", unfinished" };
+            let who = run.contestants.join(", ");
+            println!("{}: {} {}, {began}: {who}{state}", run.id, run.study, run.scale);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn report(arguments: &ReportArguments) -> anyhow::Result<()> {
+    let run = open(arguments.kept.archive.as_deref())?.run(arguments.run)?;
+    let document = find(&run.study)?.report(&run);
+    match (&arguments.output, arguments.format) {
+        (Some(path), format) => {
+            let format = format.map_or_else(|| format_of(path), Ok)?;
+            write(path, format, &document, &run).with_context(|| path.display().to_string())
+        }
+        (None, Some(format)) => {
+            let mut out = io::stdout().lock();
+            report::write(format, &document, &run, &mut out).context("standard output")
+        }
+        (None, None) => print(&document),
+    }
+}
+
+pub(super) fn compare(arguments: &CompareArguments) -> anyhow::Result<()> {
+    let archive = open(arguments.kept.archive.as_deref())?;
+    let (before, after) = (archive.run(arguments.before)?, archive.run(arguments.after)?);
+    let asked: Vec<_> = arguments.figures.iter().map(String::as_str).collect();
+    let figures = if asked.is_empty() { &compare::USUAL[..] } else { &asked };
+    let compared = compare::compare(&before, &after, figures);
+    if compared.figures.is_empty() {
+        return Err(anyhow!("the two runs have no cell in common that has these figures"));
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string(&compared)?);
+    } else {
+        print(&compare::report(&before, &after, &compared))?;
+    }
+    Ok(())
+}
+
+pub(super) fn remove(arguments: &RemoveArguments) -> anyhow::Result<()> {
+    Ok(open(arguments.kept.archive.as_deref())?.remove(arguments.run)?)
+}
+
+/// The format that a file's ending names.
+pub(super) fn format_of(path: &Path) -> anyhow::Result<Format> {
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    Format::ALL.into_iter().find(|format| format.extension() == ending).ok_or_else(|| {
+        let known: Vec<_> = Format::ALL.iter().map(|format| format.extension()).collect();
+        let path = path.display();
+        UsageError(format!("{path}: its ending must be one of .{}", known.join(", ."))).into()
+    })
+}
+
+/// Tables on the terminal.
+pub(super) fn print(document: &Report) -> anyhow::Result<()> {
+    terminal::write(document, None, &mut io::stdout().lock()).context("standard output")
+}
+
+pub(super) fn write(
+    path: &Path,
+    format: Format,
+    document: &Report,
+    run: &Run,
+) -> anyhow::Result<()> {
+    let mut out = BufWriter::new(File::create(path)?);
+    report::write(format, document, run, &mut out)?;
+    Ok(out.flush()?)
+}
+
+/// A word of the command line as it may be kept: `user%secret@` loses its secret.
+pub(super) fn without_secret(word: &str) -> String {
+    let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
+    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?…"));
+    match rest.split_once('@') {
+        Some((user, rest)) => {
+            let user = user.split(['%', ':']).next().unwrap_or_default();
+            format!("{scheme}://{user}%…@{rest}{query}")
+        }
+        None => format!("{scheme}://{rest}{query}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_secret_is_kept_with_a_command_line() {
+        for (word, kept) in [
+            ("--quick", "--quick"),
+            ("iscsi://127.0.0.1/iqn.x:a/0", "iscsi://127.0.0.1/iqn.x:a/0"),
+            ("iscsi://me%hush@h/iqn/0", "iscsi://me%…@h/iqn/0"),
+            (
+                "--contestant=iscsi://me%hush@h/iqn/0?target_password=x",
+                "--contestant=iscsi://me%…@h/iqn/0?…",
+            ),
+        ] {
+            assert_eq!(without_secret(word), kept);
+        }
+    }
+
+    #[test]
+    fn a_reports_format_is_its_files_ending() {
+        assert_eq!(format_of(Path::new("a/b.html")).unwrap(), Format::Html);
+        assert_eq!(format_of(Path::new("b.tex")).unwrap(), Format::Latex);
+        assert!(format_of(Path::new("b.pdf")).unwrap_err().to_string().contains(".html"));
+        assert!(format_of(Path::new("html")).is_err());
+    }
+}

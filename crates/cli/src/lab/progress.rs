@@ -1,0 +1,74 @@
+//! A study's progress: a bar on a terminal, a line for each thing that failed anywhere.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use sarsen_lab::record::{Outcome, Sample};
+use sarsen_lab::study::Watcher;
+
+const TEMPLATE: &str = "{wide_bar} {pos}/{len} {eta} left\n{msg}";
+
+pub(super) struct Progress(ProgressBar);
+
+impl Progress {
+    pub(super) fn new() -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self(ProgressBar::hidden());
+        }
+        let bar = ProgressBar::new(0);
+        match ProgressStyle::with_template(TEMPLATE) {
+            Ok(style) => bar.set_style(style),
+            Err(error) => unreachable!("the template is our own: {error}"),
+        }
+        Self(bar)
+    }
+
+    pub(super) fn end(&self) {
+        self.0.finish_and_clear();
+    }
+
+    fn say(&self, line: &str) {
+        self.0.suspend(|| eprintln!("{line}"));
+    }
+}
+
+impl Watcher for Progress {
+    fn begins(&mut self, run: i64, measurements: usize, made: usize) {
+        self.0.set_length(measurements as u64);
+        self.0.set_position(made as u64);
+        // So that a run that is broken off goes on with an honest rate.
+        self.0.reset_eta();
+        let known = if made == 0 { String::new() } else { format!(", {made} made already") };
+        self.say(&format!("run {run}: {measurements} measurements{known}"));
+    }
+
+    fn does(&mut self, what: &str) {
+        self.0.set_message(what.to_owned());
+    }
+
+    fn notices(&mut self, what: &str) {
+        self.say(what);
+    }
+
+    fn measured(&mut self, sample: &Sample) {
+        self.0.inc(1);
+        match &sample.outcome {
+            Outcome::Measured(_) => {}
+            Outcome::Failed(reason) => self.say(&format!("{} failed: {reason}", sample.labels)),
+            Outcome::NotMeasured(reason) if sample.repetition == 1 => {
+                self.say(&format!("{} is not measured: {reason}", sample.labels));
+            }
+            Outcome::NotMeasured(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_well_formed() {
+        ProgressStyle::with_template(TEMPLATE).unwrap();
+    }
+}

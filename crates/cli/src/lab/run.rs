@@ -1,0 +1,208 @@
+//! `sarsen lab run`: a study, from its plan to its report.
+
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use sarsen_lab::archive::Archive;
+use sarsen_lab::contestant::{Contestant, Medium};
+use sarsen_lab::record::{Outcome, Run, Scale};
+use sarsen_lab::report::{self, Format};
+use sarsen_lab::study::{self, Choices, Settings, Study, lunden};
+
+use super::archive;
+use super::progress::Progress;
+use crate::exit::{DegradedError, UsageError};
+
+/// The study whose figures bonnie++ measures.
+const LUNDEN: &str = "lunden";
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The study; `sarsen lab studies` says what each measures.
+    study: String,
+    /// What bonnie++ printed, of version 1.03, 1.9x or 2.00; for `lunden` alone.
+    #[arg(conflicts_with = "mount")]
+    files: Vec<PathBuf>,
+    /// A folder of a mounted disk, in which bonnie++ is run; for `lunden` alone.
+    #[arg(long, value_name = "FOLDER")]
+    mount: Option<PathBuf>,
+    /// A minute or so: whether it works and about how fast [default].
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// The study's own durations and repetitions: hours.
+    #[arg(long)]
+    full: bool,
+    /// Who takes part, once for each: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, an
+    /// iscsi:// URL or an nbd:// URL [default: what the study says].
+    #[arg(long = "contestant", short = 'c', value_name = "NAME|URL")]
+    contestants: Vec<Contestant>,
+    /// What the volumes of the contestants are on: ram or disk [default: what the study says].
+    #[arg(long, value_parser = parse_medium)]
+    medium: Option<Medium>,
+    /// Contestants that the lab has not started may be written to: what is there is lost.
+    #[arg(long)]
+    destroy: bool,
+    /// Go on with the newest run of the same study, scale and contestants that was broken off.
+    #[arg(long)]
+    resume: bool,
+    /// Where volumes on disk are, in a folder that is removed at the end.
+    #[arg(long, value_name = "FOLDER", default_value = ".")]
+    folder: PathBuf,
+    /// What the pseudo-random choices begin from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Where a run is kept and told.
+#[derive(clap::Args)]
+pub(super) struct Output {
+    /// Where reports go, once for each; the ending says the format: .html, .md, .csv, .json or
+    /// .tex [default: sarsen-lab-STUDY-RUN.html].
+    #[arg(long = "report", value_name = "FILE")]
+    reports: Vec<PathBuf>,
+    /// Where runs are kept [default: sarsen/lab.sqlite in the user's state folder].
+    #[arg(long, value_name = "FILE")]
+    archive: Option<PathBuf>,
+    /// Print the run and its report as JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let study = find(&arguments.study)?;
+    let archive = arguments.output.open()?;
+    if study.name() == LUNDEN {
+        return arguments.output.tell(study, &run_lunden(arguments, &archive)?);
+    }
+    if !arguments.files.is_empty() || arguments.mount.is_some() {
+        return Err(UsageError(format!("files and --mount are for {LUNDEN} alone")).into());
+    }
+    let choices = Choices {
+        scale: arguments.scale(),
+        contestants: arguments.contestants.clone(),
+        medium: arguments.medium,
+        destroy: arguments.destroy,
+        seed: arguments.seed,
+    };
+    let settings = Settings {
+        folder: arguments.folder.clone(),
+        command: command_line(),
+        resume: arguments.resume,
+    };
+    let mut progress = Progress::new();
+    let ended = study::run(study, &choices, &settings, &archive, &mut progress);
+    progress.end();
+    arguments.output.tell(study, &ended?)
+}
+
+impl Arguments {
+    fn scale(&self) -> Scale {
+        if self.full { Scale::Full } else { Scale::Quick }
+    }
+}
+
+fn parse_medium(text: &str) -> Result<Medium, String> {
+    match text {
+        "ram" => Ok(Medium::Ram),
+        "disk" => Ok(Medium::Disk),
+        _ => Err(format!("{text:?} is no medium: write ram or disk")),
+    }
+}
+
+/// What bonnie++ has printed, or prints now.
+fn run_lunden(arguments: &Arguments, archive: &Archive) -> anyhow::Result<Run> {
+    let scale = arguments.scale();
+    let from_files = match (&arguments.mount, &arguments.files[..]) {
+        (None, []) => {
+            let remedy = "name files that bonnie++ has printed, or --mount FOLDER to run it there";
+            return Err(UsageError(format!("{LUNDEN}: {remedy}")).into());
+        }
+        // Files that are wrong are told before a run begins.
+        (None, files) => lunden::run_from_files(files)?,
+        (Some(_), _) => Vec::new(),
+    };
+    let mut run = study::record(LUNDEN, scale, command_line());
+    if arguments.mount.is_some() {
+        run.setting.commands.push(lunden::command_line(scale));
+    }
+    run.id = archive.begin(&run)?;
+    for sample in &from_files {
+        archive.add(run.id, sample)?;
+    }
+    if let Some(folder) = &arguments.mount {
+        let mut kept = Ok(());
+        lunden::run_bonnie(folder, scale, &mut |progress| {
+            eprintln!("bonnie++: {} of {}", progress.repetition, progress.of);
+            let mut samples = progress.samples.iter();
+            let added = samples.try_for_each(|sample| archive.add(run.id, sample));
+            kept = std::mem::replace(&mut kept, Ok(())).and(added);
+        })?;
+        kept?;
+    }
+    archive.end(run.id, study::now())?;
+    Ok(archive.run(run.id)?)
+}
+
+/// The study of this name.
+pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
+    study::find(name).ok_or_else(|| {
+        let known: Vec<_> = study::ALL.iter().map(|study| study.name()).collect();
+        UsageError(format!("there is no study {name:?}; known: {}", known.join(", "))).into()
+    })
+}
+
+/// The command line, without the secrets that a URL may hold.
+pub(super) fn command_line() -> String {
+    let words: Vec<_> = std::env::args().map(|word| archive::without_secret(&word)).collect();
+    words.join(" ")
+}
+
+impl Output {
+    /// Opens the archive; what would go wrong at the end goes wrong now.
+    pub(super) fn open(&self) -> anyhow::Result<Archive> {
+        for path in &self.reports {
+            archive::format_of(path)?;
+        }
+        archive::open(self.archive.as_deref())
+    }
+
+    /// Prints a finished run and writes its reports; an error if anything of it failed.
+    pub(super) fn tell(&self, study: &dyn Study, run: &Run) -> anyhow::Result<()> {
+        let document = study.report(run);
+        if self.json {
+            report::write(Format::Json, &document, run, &mut io::stdout().lock())
+                .context("standard output")?;
+        } else {
+            archive::print(&document)?;
+        }
+        let usual = [PathBuf::from(format!("sarsen-lab-{}-{}.html", run.study, run.id))];
+        let paths = if self.reports.is_empty() { &usual[..] } else { &self.reports };
+        for path in paths {
+            archive::write(path, archive::format_of(path)?, &document, run)
+                .with_context(|| path.display().to_string())?;
+            eprintln!("run {}: report in {}", run.id, path.display());
+        }
+        let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
+        let failures = run.samples.iter().filter(|sample| failed(&sample.outcome));
+        let total = run.samples.len();
+        let messages: Vec<_> = failures
+            .map(|sample| match &sample.outcome {
+                Outcome::Failed(reason) => format!("{}: {reason}", sample.labels),
+                Outcome::Measured(_) | Outcome::NotMeasured(_) => sample.labels.to_string(),
+            })
+            .collect();
+        let Some(first) = messages.first() else { return Ok(()) };
+        ensure!(
+            messages.len() < total,
+            "none of {total} measurements could be made, the first one because of: {first}"
+        );
+        Err(DegradedError(format!(
+            "{} of {total} measurements failed, the first one: {first}",
+            messages.len()
+        ))
+        .into())
+    }
+}

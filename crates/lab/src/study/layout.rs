@@ -1,0 +1,184 @@
+//! What reports of several studies have in common: cells, comparisons, sections.
+
+use crate::record::{Bucket, Labels, Measures, Outcome, Run, figure};
+use crate::report::{Axis, BarSeries, Block, Cell, LineSeries, Lines, Section, Table};
+use crate::statistics::{Difference, Summary};
+
+/// A figure of a cell over its repetitions, with its interval, or why there is none.
+pub(super) fn cell(run: &Run, labels: &Labels, figure: &str, decimals: u8) -> Cell {
+    let values = run.figures(labels, figure);
+    match Summary::of(&values) {
+        Some(Summary { mean, half_width, .. }) => Cell::Interval { mean, half_width, decimals },
+        None => absent(run, labels),
+    }
+}
+
+/// Why a cell has no figure.
+pub(super) fn absent(run: &Run, labels: &Labels) -> Cell {
+    let mut reasons = run.cells(labels).filter_map(|sample| match &sample.outcome {
+        Outcome::Measured(_) => None,
+        Outcome::Failed(reason) => Some(Cell::Failed(reason.clone())),
+        Outcome::NotMeasured(reason) => Some(Cell::NotMeasured(reason.clone())),
+    });
+    reasons.next().unwrap_or(Cell::Empty)
+}
+
+/// By how much `after` differs from `before`; a difference inside the noise is called that.
+pub(super) fn change(before: &[f64], after: &[f64]) -> Cell {
+    let Some(difference) = Difference::between(before, after) else { return Cell::Empty };
+    let percent = 100.0 * difference.relative;
+    match difference.p_value {
+        Some(_) if !difference.is_real() => Cell::Text(format!("noise ({percent:+.1} %)")),
+        Some(_) => Cell::Change { percent, decimals: 1 },
+        None => Cell::Text(format!("{percent:+.1} % (one value)")),
+    }
+}
+
+/// A change between two figures that somebody else published.
+pub(super) fn published_change(before: f64, after: f64) -> Cell {
+    if before == 0.0 {
+        return Cell::Empty;
+    }
+    Cell::Text(format!("{:+.1} %", 100.0 * (after - before) / before))
+}
+
+/// A number, or nothing.
+pub(super) fn number(value: Option<f64>, decimals: u8) -> Cell {
+    value.map_or(Cell::Empty, |value| Cell::Number { value, decimals })
+}
+
+/// Somebody else's number, or nothing.
+pub(super) fn published(value: Option<f64>, decimals: u8) -> Cell {
+    value.map_or(Cell::Empty, |value| Cell::Published { value, decimals })
+}
+
+/// Words.
+pub(super) fn text(words: impl Into<String>) -> Cell {
+    Cell::Text(words.into())
+}
+
+/// The bars of one contestant: a figure for each group's labels.
+pub(super) fn bars<'a>(
+    run: &Run,
+    name: &str,
+    groups: impl Iterator<Item = &'a Labels>,
+    figure: &str,
+) -> BarSeries {
+    let summaries: Vec<_> = groups.map(|group| Summary::of(&run.figures(group, figure))).collect();
+    BarSeries {
+        name: name.into(),
+        published: false,
+        values: summaries.iter().map(|summary| summary.map(|summary| summary.mean)).collect(),
+        half_widths: summaries.iter().map(|summary| summary.and_then(|s| s.half_width)).collect(),
+    }
+}
+
+/// The limits that the runner measured: what no contestant can exceed.
+pub(super) fn limits(run: &Run) -> Option<Section> {
+    let mut table = Table {
+        caption: "What the network and the media can do without any target".into(),
+        columns: ["Limit", "Figure", "Value", "Unit"].map(Into::into).to_vec(),
+        ..Table::default()
+    };
+    for sample in run.samples.iter().filter(|sample| sample.labels.value("limit").is_some()) {
+        let kind = sample.labels.value("limit").unwrap_or_default();
+        let of = format!("{kind} {}", sample.labels.value(kind).unwrap_or_default());
+        let row = |what: &str, value, unit: &str| vec![text(&of), text(what), value, text(unit)];
+        match &sample.outcome {
+            Outcome::Measured(Measures { figures, texts, .. }) => {
+                for (name, &value) in figures {
+                    let (what, unit) = split_unit(name);
+                    table.rows.push(row(&what, number(Some(value), 1), unit));
+                }
+                table
+                    .notes
+                    .extend(texts.iter().map(|(name, words)| format!("{of}: {name}: {words}")));
+            }
+            Outcome::Failed(reason) => table.rows.push(row("", Cell::Failed(reason.clone()), "")),
+            Outcome::NotMeasured(reason) => {
+                table.rows.push(row("", Cell::NotMeasured(reason.clone()), ""));
+            }
+        }
+    }
+    (!table.rows.is_empty())
+        .then(|| Section { heading: "Limits".into(), blocks: vec![Block::Table(table)] })
+}
+
+/// A figure's name as words and its unit.
+pub(crate) fn split_unit(figure: &str) -> (String, &'static str) {
+    const UNITS: [(&str, &str); 7] = [
+        ("_mb_per_s", "MB/s"),
+        ("_us_per_io", "µs/IO"),
+        ("_us", "µs"),
+        ("_ms", "ms"),
+        ("_kib", "KiB"),
+        ("_iops", "IOPS"),
+        ("_percent", "%"),
+    ];
+    let found = UNITS.iter().find_map(|(end, unit)| Some((figure.strip_suffix(end)?, *unit)));
+    let (name, unit) = found.unwrap_or(match figure {
+        figure::MB_PER_S => ("throughput", "MB/s"),
+        figure::IOPS => ("rate", "IOPS"),
+        other => (other, ""),
+    });
+    (name.replace('_', " "), unit)
+}
+
+/// How latencies are distributed: for each series, the share of I/Os that took longer.
+pub(super) fn latency_lines(run: &Run, caption: &str, series: &[(&str, Labels)]) -> Block {
+    let line = |(name, labels): &(&str, Labels)| LineSeries {
+        name: (*name).into(),
+        points: exceeding(run, labels),
+        ..LineSeries::default()
+    };
+    Block::Lines(Lines {
+        caption: caption.into(),
+        x: Axis { label: "latency, µs".into(), logarithmic: true },
+        y: Axis { label: "I/Os that took longer, %".into(), logarithmic: true },
+        series: series.iter().map(line).filter(|line| !line.points.is_empty()).collect(),
+        ..Lines::default()
+    })
+}
+
+fn exceeding(run: &Run, labels: &Labels) -> Vec<(f64, f64)> {
+    let mut buckets: Vec<Bucket> = Vec::new();
+    for sample in run.cells(labels) {
+        if let Outcome::Measured(measures) = &sample.outcome {
+            buckets.extend_from_slice(&measures.latencies);
+        }
+    }
+    buckets.sort_by(|a, b| a.upper_us.total_cmp(&b.upper_us));
+    let total: u64 = buckets.iter().map(|bucket| bucket.count).sum();
+    let mut left = total;
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for Bucket { upper_us, count } in buckets {
+        left -= count;
+        // Nothing is above the last one, which a logarithmic axis cannot show.
+        if left > 0 {
+            points.push((upper_us, 100.0 * left as f64 / total as f64));
+        }
+    }
+    points
+}
+
+/// I/Os a second over the time of the last repetition of each series.
+pub(super) fn time_lines(run: &Run, caption: &str, series: &[(&str, Labels)]) -> Block {
+    let line = |(name, labels): &(&str, Labels)| {
+        let measured = run.cells(labels).filter_map(|sample| match &sample.outcome {
+            Outcome::Measured(measures) => measures.series.as_ref(),
+            Outcome::Failed(_) | Outcome::NotMeasured(_) => None,
+        });
+        let points = measured.last().map_or_else(Vec::new, |series| {
+            let time = |index: usize| (index as f64 + 0.5) * series.interval_s;
+            series.values.iter().enumerate().map(|(index, &value)| (time(index), value)).collect()
+        });
+        LineSeries { name: (*name).into(), points, ..LineSeries::default() }
+    };
+    Block::Lines(Lines {
+        caption: caption.into(),
+        x: Axis { label: "time, s".into(), logarithmic: false },
+        y: Axis { label: "IOPS".into(), logarithmic: false },
+        series: series.iter().map(line).filter(|line| !line.points.is_empty()).collect(),
+        ..Lines::default()
+    })
+}

@@ -1,0 +1,278 @@
+//! Carries out a study's plan: network, contestants, then cell after cell, each kept at once.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::{Choices, Plan, Point, Study, Subject};
+use crate::access::Access;
+use crate::archive::{Archive, ArchiveError};
+use crate::contestant::{Contestant, ContestantError, Running, VolumeSpec};
+use crate::load::{self, Endpoint, LoadError, LoadOptions};
+use crate::network::{Link, LinkProfile, Network};
+use crate::record::{Labels, Outcome, Run, Sample, Scale, Setting};
+use crate::trace::Request;
+
+/// Bytes of an I/O that fills a volume before it is measured.
+const FILL_BYTES: u32 = 1 << 20;
+
+/// How a study is run.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the files of volumes on disk are, in a folder that is removed.
+    pub folder: PathBuf,
+    /// The command line, for the record.
+    pub command: String,
+    /// Go on with the newest run of these choices that has not ended.
+    pub resume: bool,
+}
+
+/// Whoever watches a run.
+pub trait Watcher {
+    /// So many measurements are to be made; so many were made earlier.
+    fn begins(&mut self, run: i64, measurements: usize, made: usize);
+    /// Something is being done that takes a while.
+    fn does(&mut self, what: &str);
+    /// Something that does not end the run, and that whoever watches should know.
+    fn notices(&mut self, what: &str);
+    /// A measurement has been made and kept.
+    fn measured(&mut self, sample: &Sample);
+}
+
+/// Why a study cannot be run at all.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The archive.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// The study takes its figures from elsewhere.
+    #[error("{study} measures nothing itself")]
+    NoPlan {
+        /// The study.
+        study: &'static str,
+    },
+    /// There is nothing to resume.
+    #[error("no run of {study} ({scale}) with these contestants is unfinished")]
+    NothingToResume {
+        /// The study.
+        study: &'static str,
+        /// How thoroughly.
+        scale: Scale,
+    },
+    /// The folder for volumes cannot be used.
+    #[error("cannot make a folder in {}: {source}", path.display())]
+    Folder {
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Runs a study and gives the run as it was kept. Cells that fail are kept as such, and the others
+/// go on.
+pub fn run(
+    study: &dyn Study,
+    choices: &Choices,
+    settings: &Settings,
+    archive: &Archive,
+    watcher: &mut dyn Watcher,
+) -> Result<Run, RunError> {
+    let plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
+    let (mut run, made) = begin(study, choices, settings, archive, &plan)?;
+    watcher.begins(run.id, plan.points.len() * plan.repetitions as usize, made.len());
+    let folder = tempfile::Builder::new()
+        .prefix("sarsen-lab-")
+        .tempdir_in(&settings.folder)
+        .map_err(|source| RunError::Folder { path: settings.folder.clone(), source })?;
+
+    watcher.does("making the network");
+    let network = Network::build(&plan.links);
+    run.setting.network = network.notes().to_vec();
+    let mut house = House { plan: &plan, choices, network: &network, contestants: Vec::new() };
+    for contestant in &plan.contestants {
+        watcher.does(&format!("starting {contestant}"));
+        house.contestants.push(contestant.start(&network, &plan.volumes, folder.path()));
+    }
+    house.describe(&mut run.setting);
+    archive.set_setting(run.id, &run.setting)?;
+
+    let id = run.id;
+    let keep = |watcher: &mut dyn Watcher, labels: &Labels, repetition, outcome| {
+        let sample = Sample { labels: labels.clone(), repetition, ended_at: now(), outcome };
+        archive.add(id, &sample)?;
+        watcher.measured(&sample);
+        Ok::<_, RunError>(())
+    };
+    house.fill(watcher);
+    for repetition in 1..=plan.repetitions {
+        for point in in_turn(&plan.points, repetition) {
+            if !made.contains(&(point.labels.clone(), repetition)) {
+                watcher.does(&point.labels.to_string());
+                keep(watcher, &point.labels, repetition, house.measure(point, repetition))?;
+            }
+        }
+    }
+    archive.end(id, now())?;
+    Ok(archive.run(id)?)
+}
+
+/// Which cells were measured already.
+type Made = HashSet<(Labels, u32)>;
+
+fn begin(
+    study: &dyn Study,
+    choices: &Choices,
+    settings: &Settings,
+    archive: &Archive,
+    plan: &Plan,
+) -> Result<(Run, Made), RunError> {
+    let contestants: Vec<_> = plan.contestants.iter().map(Contestant::to_string).collect();
+    if settings.resume {
+        let nothing = RunError::NothingToResume { study: study.name(), scale: choices.scale };
+        let id = archive.unfinished(study.name(), choices.scale, &contestants)?.ok_or(nothing)?;
+        archive.forget_failures(id)?;
+        let run = archive.run(id)?;
+        let cell = |sample: &Sample| (sample.labels.clone(), sample.repetition);
+        let made = run.samples.iter().map(cell).collect();
+        return Ok((run, made));
+    }
+    let mut run = record(study.name(), choices.scale, settings.command.clone());
+    run.contestants = contestants;
+    run.setting.seed = choices.seed;
+    run.id = archive.begin(&run)?;
+    Ok((run, Made::new()))
+}
+
+/// A run that begins now, on this machine.
+pub fn record(study: &str, scale: Scale, command: String) -> Run {
+    Run {
+        id: 0,
+        study: study.into(),
+        scale,
+        command,
+        contestants: Vec::new(),
+        began_at: now(),
+        ended_at: None,
+        setting: Setting::default(),
+        samples: Vec::new(),
+    }
+}
+
+/// Everything that stands while cells are measured.
+struct House<'a> {
+    plan: &'a Plan,
+    choices: &'a Choices,
+    network: &'a Network,
+    contestants: Vec<Result<Running, ContestantError>>,
+}
+
+impl House<'_> {
+    fn describe(&self, setting: &mut Setting) {
+        setting.commands.clear();
+        for running in self.contestants.iter().flatten() {
+            setting.commands.extend_from_slice(running.commands());
+            if let Some(version) = running.version() {
+                setting.versions.insert(running.name().into(), version.into());
+            }
+        }
+    }
+
+    fn measure(&self, point: &Point, repetition: u32) -> Outcome {
+        match self.try_to_measure(point, repetition) {
+            Ok(outcome) => outcome,
+            Err(ContestantError::Unable(reason)) => Outcome::NotMeasured(reason),
+            Err(ContestantError::Failed(reason)) => Outcome::Failed(reason),
+        }
+    }
+
+    fn try_to_measure(&self, point: &Point, repetition: u32) -> Result<Outcome, ContestantError> {
+        if point.writes && !self.may_write(point.contestant) {
+            let reason = "it was not started by the lab, and writing needs --destroy";
+            return Err(ContestantError::Unable(reason.into()));
+        }
+        let running = self.contestants[point.contestant].as_ref().map_err(Clone::clone)?;
+        let (volume, link) = (self.volume(point), self.link(point));
+        link.address.as_ref().map_err(|reason| ContestantError::Unable(reason.clone()))?;
+        let endpoint = running.endpoint(&volume.name, link)?;
+        let seed = self.choices.seed.wrapping_add(repetition.into());
+        let subject = Subject { endpoint, running, link, volume, seed };
+        let outcome = self.network.on_initiator_side(|| (point.measurement)(&subject));
+        Ok(outcome)
+    }
+
+    fn may_write(&self, contestant: usize) -> bool {
+        self.choices.destroy || is_started_here(&self.plan.contestants[contestant])
+    }
+
+    fn volume(&self, point: &Point) -> &VolumeSpec {
+        let found = self.plan.volumes.iter().find(|volume| volume.name == point.volume);
+        found.unwrap_or_else(|| panic!("the plan has no volume {}", point.volume))
+    }
+
+    fn link(&self, point: &Point) -> &Link {
+        let found = self.network.links().iter().find(|link| link.profile.name == point.link);
+        found.unwrap_or_else(|| panic!("the plan has no link {}", point.link))
+    }
+
+    /// Writes over all volumes once, so that nobody reads holes. What cannot be written now says so
+    /// again when it is measured.
+    fn fill(&self, watcher: &mut dyn Watcher) {
+        let usable = |link: &&Link| link.address.is_ok() && is_plain(&link.profile);
+        let Some(link) = self.network.links().iter().find(usable) else { return };
+        for (index, running) in self.contestants.iter().enumerate() {
+            let Ok(running) = running else { continue };
+            for volume in self.plan.volumes.iter().filter(|_| self.may_write(index)) {
+                let Ok(endpoint) = running.endpoint(&volume.name, link) else { continue };
+                watcher.does(&format!("filling {} of {}", volume.name, running.name()));
+                let filled = self.network.on_initiator_side(|| fill(endpoint, volume.bytes));
+                if let Err(error) = filled {
+                    let name = running.name();
+                    watcher.notices(&format!("{name}: {} cannot be filled: {error}", volume.name));
+                }
+            }
+        }
+    }
+}
+
+fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), LoadError> {
+    let access =
+        Access { block_bytes: FILL_BYTES, read_percent: 0, random_percent: 0, queue_depth: 8 };
+    let writes = (0..bytes / u64::from(FILL_BYTES)).map(|index| {
+        let offset = index * u64::from(FILL_BYTES);
+        Ok(Request { at: Duration::ZERO, reads: false, offset, length: FILL_BYTES })
+    });
+    load::replay(&LoadOptions::new(endpoint, access), Box::new(writes), None).map(drop)
+}
+
+/// The points in the order of the plan, but within each stretch that differs by contestant alone
+/// another contestant begins in each repetition.
+fn in_turn(points: &[Point], repetition: u32) -> impl Iterator<Item = &Point> {
+    points.chunk_by(|a, b| a.contestant < b.contestant).flat_map(move |stretch| {
+        let first = (repetition as usize - 1) % stretch.len();
+        stretch[first..].iter().chain(&stretch[..first])
+    })
+}
+
+/// Whether nothing but the lab's own volumes are on it.
+fn is_started_here(contestant: &Contestant) -> bool {
+    match contestant {
+        Contestant::Sarsen
+        | Contestant::Tgt
+        | Contestant::Istgt
+        | Contestant::Nbdkit
+        | Contestant::Direct => true,
+        Contestant::Iscsi(_) | Contestant::Nbd(_) | Contestant::DirectPath(_) => false,
+    }
+}
+
+/// Whether a link only carries packets.
+fn is_plain(profile: &LinkProfile) -> bool {
+    profile.rate_mbit.is_none() && profile.delay.is_zero() && profile.loss_percent == 0.0
+}
+
+/// Seconds since the Unix epoch.
+pub fn now() -> u64 {
+    sarsen_io::time::wall_clock().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

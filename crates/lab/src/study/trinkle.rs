@@ -1,0 +1,413 @@
+//! Ten access specifications on several targets, with standard and with jumbo frames: after
+//! Trinkle, *A Comparative Analysis of Open Source Storage Area Networks with ESXi 5.1* (Purdue
+//! University 2013).
+//!
+//! The thesis ran each specification for five minutes, three times, from a virtual and from a
+//! physical initiator; our generator is a physical one, so its figures stand beside those.
+
+use std::time::Duration;
+
+use super::layout;
+use super::{Choices, Plan, Point, Study, load_for};
+use crate::access::{self, NamedAccess};
+use crate::contestant::{Contestant, Medium, VolumeSpec};
+use crate::network::LinkProfile;
+use crate::published;
+use crate::record::{Labels, Run, Scale, figure};
+use crate::report::{BarSeries, Bars, Block, Report, Section, Table};
+use crate::statistics::Summary;
+
+const TARGET: &str = "target";
+const MTU: &str = "mtu";
+const TEST: &str = "test";
+
+const MTUS: [u32; 2] = [1500, 9000];
+const REPETITIONS: u32 = 3;
+const VOLUME: &str = "lun";
+
+/// The targets of the thesis, in its order.
+const THEIRS: [&str; 4] = ["IET", "SCST", "LIO", "ISTGT"];
+/// The initiator of the thesis that is like ours.
+const INITIATOR: &str = "physical";
+
+/// The study.
+#[derive(Debug)]
+pub struct Trinkle;
+
+impl Study for Trinkle {
+    fn name(&self) -> &'static str {
+        "trinkle"
+    }
+
+    fn about(&self) -> &'static str {
+        "ten access specifications on several targets, with standard and jumbo frames (Trinkle 2013)"
+    }
+
+    fn plan(&self, choices: &Choices) -> Option<Plan> {
+        let contestants = if choices.contestants.is_empty() {
+            vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt]
+        } else {
+            choices.contestants.clone()
+        };
+        let (warm_up, duration, bytes) = match choices.scale {
+            Scale::Quick => (Duration::from_millis(60), Duration::from_millis(250), 128 << 20),
+            Scale::Full => (Duration::from_secs(10), Duration::from_secs(300), 1 << 30),
+        };
+        let mut points = Vec::new();
+        for mtu in MTUS {
+            for NamedAccess { name, access } in &access::NAMED {
+                for (index, contestant) in contestants.iter().enumerate() {
+                    points.push(Point {
+                        labels: labels(&contestant.to_string(), mtu, name),
+                        contestant: index,
+                        volume: VOLUME.into(),
+                        link: link(mtu),
+                        writes: access.read_percent < 100,
+                        measurement: load_for(*access, warm_up, duration),
+                    });
+                }
+            }
+        }
+        Some(Plan {
+            links: MTUS.map(|mtu| LinkProfile::plain(&link(mtu), mtu)).to_vec(),
+            volumes: vec![VolumeSpec {
+                name: VOLUME.into(),
+                medium: choices.medium.unwrap_or(Medium::Ram),
+                bytes,
+                cache: Default::default(),
+            }],
+            contestants,
+            limits: true,
+            points,
+            repetitions: REPETITIONS,
+        })
+    }
+
+    fn report(&self, run: &Run) -> Report {
+        let mut sections = Vec::new();
+        sections.extend(layout::limits(run));
+        sections.push(beside_each_other(run));
+        sections.push(charts(run));
+        sections.push(between_targets(run));
+        sections.push(between_frames(run));
+        sections.push(cost(run));
+        sections.push(latencies(run));
+        sections.push(every_run(run));
+        sections.push(theirs());
+        Report {
+            title: "Open targets beside each other, standard and jumbo frames".into(),
+            summary: summary(run),
+            sections,
+        }
+    }
+}
+
+fn link(mtu: u32) -> String {
+    format!("mtu-{mtu}")
+}
+
+fn labels(target: &str, mtu: u32, test: &str) -> Labels {
+    Labels::new().with(TARGET, target).with(MTU, mtu).with(TEST, test)
+}
+
+/// The figure that the thesis gives for a test, its unit, and the digits that it prints.
+fn metric(test: &str) -> (&'static str, &'static str, u8) {
+    match test {
+        "Maximum IOPS" | "Maximum Write IOPS" => (figure::IOPS, "IOPS", 0),
+        _ => (figure::MB_PER_S, "MB/s", 2),
+    }
+}
+
+/// Where a loopback run has no frames, the only figures are those that could be measured.
+fn frames(mtu: u32) -> &'static str {
+    if mtu == 1500 { "standard frames (MTU 1500)" } else { "jumbo frames (MTU 9000)" }
+}
+
+fn tests() -> impl Iterator<Item = &'static str> {
+    access::NAMED.iter().map(|named| named.name)
+}
+
+fn summary(run: &Run) -> Vec<String> {
+    let targets = run.values(TARGET);
+    let mut best: Vec<(&str, usize)> = targets.iter().map(|target| (*target, 0)).collect();
+    let mut cells = 0;
+    for mtu in MTUS {
+        for test in tests() {
+            let mean = |target: &str| {
+                let values = run.figures(&labels(target, mtu, test), metric(test).0);
+                Summary::of(&values).map(|summary| summary.mean)
+            };
+            let means = targets.iter().map(|target| mean(target).unwrap_or(f64::NEG_INFINITY));
+            let first = means.enumerate().max_by(|a, b| a.1.total_cmp(&b.1));
+            if let Some((index, value)) = first.filter(|first| first.1.is_finite()) {
+                cells += 1;
+                best[index].1 += usize::from(value.is_finite());
+            }
+        }
+    }
+    let ahead: Vec<_> = best.iter().map(|(target, count)| format!("{target} in {count}")).collect();
+    vec![
+        format!(
+            "Ten access specifications on {}, over links of MTU 1500 and 9000, {REPETITIONS} \
+             interleaved runs of each.",
+            targets.join(", ")
+        ),
+        format!("The highest mean of {cells} cells: {}.", ahead.join(", ")),
+        "The published figures come from machines of 2013 with gigabit Ethernet and disks; ours \
+         from a volume and links of this machine: compare the order and the shape, not the size."
+            .into(),
+    ]
+}
+
+fn beside_each_other(run: &Run) -> Section {
+    let mut blocks = Vec::new();
+    for mtu in MTUS {
+        let targets = run.values(TARGET);
+        let mut columns = vec!["Test".to_owned(), "Unit".into()];
+        columns.extend(targets.iter().map(|target| (*target).to_owned()));
+        columns.extend(THEIRS.map(|target| format!("{target} (2013)")));
+        let rows = tests().map(|test| {
+            let (figure, unit, decimals) = metric(test);
+            let mut row = vec![layout::text(test), layout::text(unit)];
+            row.extend(
+                targets
+                    .iter()
+                    .map(|target| layout::cell(run, &labels(target, mtu, test), figure, decimals)),
+            );
+            row.extend(THEIRS.map(|target| {
+                layout::published(published::trinkle_mean(target, INITIATOR, mtu, test), decimals)
+            }));
+            row
+        });
+        blocks.push(Block::Table(Table {
+            caption: format!("Means with {}", frames(mtu)),
+            columns,
+            rows: rows.collect(),
+            notes: vec![
+                "± is half of the 95 % confidence interval of the mean over the runs; the thesis's \
+                 columns are means of three runs from its physical initiator."
+                    .into(),
+            ],
+            ..Table::default()
+        }));
+    }
+    Section { heading: "Targets beside each other, and beside the thesis".into(), blocks }
+}
+
+fn charts(run: &Run) -> Section {
+    let mut blocks = Vec::new();
+    for (figure, unit) in [(figure::IOPS, "IOPS"), (figure::MB_PER_S, "MB/s")] {
+        for mtu in MTUS {
+            let groups: Vec<_> = tests().filter(|test| metric(test).0 == figure).collect();
+            let ours = run.values(TARGET).into_iter().map(|target| {
+                let cells: Vec<_> = groups.iter().map(|test| labels(target, mtu, test)).collect();
+                layout::bars(run, target, cells.iter(), figure)
+            });
+            let theirs = THEIRS.into_iter().map(|target| BarSeries {
+                name: format!("{target} (2013)"),
+                published: true,
+                values: groups
+                    .iter()
+                    .map(|test| published::trinkle_mean(target, INITIATOR, mtu, test))
+                    .collect(),
+                half_widths: vec![None; groups.len()],
+            });
+            blocks.push(Block::Bars(Bars {
+                caption: format!("{unit} with {}", frames(mtu)),
+                unit: unit.into(),
+                groups: groups.iter().map(|test| (*test).to_owned()).collect(),
+                series: ours.chain(theirs).collect(),
+                ..Bars::default()
+            }));
+        }
+    }
+    Section { heading: "Figures".into(), blocks }
+}
+
+/// The layout of the thesis's table 4.3: how far each target is from the others.
+fn between_targets(run: &Run) -> Section {
+    let targets = run.values(TARGET);
+    let mut blocks = Vec::new();
+    let Some((first, others)) = targets.split_first() else {
+        return Section { heading: "Differences between targets".into(), blocks };
+    };
+    for mtu in MTUS {
+        let mut columns = vec!["Test".to_owned()];
+        columns.extend(others.iter().map(|target| format!("{first} against {target}")));
+        columns.extend(THEIRS[1..].iter().map(|target| format!("IET against {target} (2013)")));
+        let rows = tests().map(|test| {
+            let figure = metric(test).0;
+            let values = |target: &str| run.figures(&labels(target, mtu, test), figure);
+            let mut row = vec![layout::text(test)];
+            row.extend(others.iter().map(|other| layout::change(&values(other), &values(first))));
+            let mean = |target| published::trinkle_mean(target, INITIATOR, mtu, test);
+            row.extend(THEIRS[1..].iter().map(|other| {
+                let pair = mean(other).zip(mean(THEIRS[0]));
+                pair.map_or(crate::report::Cell::Empty, |(a, b)| layout::published_change(a, b))
+            }));
+            row
+        });
+        blocks.push(Block::Table(Table {
+            caption: format!("Percentage differences between targets, {}", frames(mtu)),
+            columns,
+            rows: rows.collect(),
+            notes: vec![NOISE.into()],
+            ..Table::default()
+        }));
+    }
+    Section { heading: "Differences between targets".into(), blocks }
+}
+
+/// The layout of the thesis's table 4.4: what jumbo frames change.
+fn between_frames(run: &Run) -> Section {
+    let targets = run.values(TARGET);
+    let mut columns = vec!["Test".to_owned()];
+    columns.extend(targets.iter().map(|target| (*target).to_owned()));
+    columns.extend(THEIRS.map(|target| format!("{target} (2013)")));
+    let rows = tests().map(|test| {
+        let figure = metric(test).0;
+        let values = |target: &str, mtu| run.figures(&labels(target, mtu, test), figure);
+        let mut row = vec![layout::text(test)];
+        row.extend(
+            targets
+                .iter()
+                .map(|target| layout::change(&values(target, MTUS[0]), &values(target, MTUS[1]))),
+        );
+        row.extend(THEIRS.map(|target| {
+            let mean = |mtu| published::trinkle_mean(target, INITIATOR, mtu, test);
+            let pair = mean(MTUS[0]).zip(mean(MTUS[1]));
+            pair.map_or(crate::report::Cell::Empty, |(a, b)| layout::published_change(a, b))
+        }));
+        row
+    });
+    let table = Table {
+        caption: "Percentage differences of jumbo against standard frames".into(),
+        columns,
+        rows: rows.collect(),
+        notes: vec![NOISE.into()],
+        ..Table::default()
+    };
+    Section { heading: "What jumbo frames change".into(), blocks: vec![Block::Table(table)] }
+}
+
+const NOISE: &str = "A difference is called noise where Welch's test does not find it at 95 %; of \
+                     twenty differences that are none, one is expected to pass for real. The \
+                     thesis's differences are of its means, without a test.";
+
+fn cost(run: &Run) -> Section {
+    let targets = run.values(TARGET);
+    let mut columns = vec!["Test".to_owned()];
+    for target in &targets {
+        columns.push(format!("{target}, CPU µs/IO"));
+        columns.push(format!("{target}, p50 µs"));
+        columns.push(format!("{target}, p99 µs"));
+    }
+    let blocks = MTUS.map(|mtu| {
+        let rows = tests().map(|test| {
+            let mut row = vec![layout::text(test)];
+            for target in &targets {
+                let labels = labels(target, mtu, test);
+                for (figure, decimals) in
+                    [(figure::TARGET_CPU_US_PER_IO, 2), (figure::P50_US, 0), (figure::P99_US, 0)]
+                {
+                    let values = run.figures(&labels, figure);
+                    row.push(layout::number(Summary::of(&values).map(|s| s.median), decimals));
+                }
+            }
+            row
+        });
+        Block::Table(Table {
+            caption: format!("Target CPU for each I/O and latency with {}, medians", frames(mtu)),
+            columns: columns.clone(),
+            rows: rows.collect(),
+            ..Table::default()
+        })
+    });
+    Section {
+        heading: "What it costs the target, and how long clients wait".into(),
+        blocks: blocks.to_vec(),
+    }
+}
+
+fn latencies(run: &Run) -> Section {
+    let mut blocks = Vec::new();
+    for test in ["Maximum IOPS", "Exchange 2003", "SQL 64K"] {
+        let series: Vec<_> = run
+            .values(TARGET)
+            .into_iter()
+            .map(|target| (target, labels(target, MTUS[0], test)))
+            .collect();
+        let of = format!("{test}, {}", frames(MTUS[0]));
+        blocks.push(layout::latency_lines(run, &format!("Latency: {of}"), &series));
+        blocks.push(layout::time_lines(run, &format!("Over time: {of}, last run"), &series));
+    }
+    Section { heading: "Latency and steadiness".into(), blocks }
+}
+
+/// The layout of the thesis's appendix G: every run, mean, standard deviation.
+fn every_run(run: &Run) -> Section {
+    let mut blocks = Vec::new();
+    for target in run.values(TARGET) {
+        for mtu in MTUS {
+            let rows = tests().map(|test| {
+                let (figure, unit, decimals) = metric(test);
+                let labels = labels(target, mtu, test);
+                let values = run.figures(&labels, figure);
+                let summary = Summary::of(&values);
+                let mut row = vec![layout::text(test), layout::text(unit)];
+                for index in 0..REPETITIONS as usize {
+                    row.push(match values.get(index) {
+                        Some(&value) => layout::number(Some(value), 2),
+                        None => layout::absent(run, &labels),
+                    });
+                }
+                row.push(layout::number(summary.map(|summary| summary.mean), decimals.max(2)));
+                row.push(layout::number(summary.and_then(|summary| summary.deviation), 2));
+                row
+            });
+            blocks.push(Block::Table(Table {
+                caption: format!("{target}, {}", frames(mtu)),
+                columns: ["Test", "Unit", "Run 1", "Run 2", "Run 3", "Mean", "Std"]
+                    .map(Into::into)
+                    .to_vec(),
+                rows: rows.collect(),
+                ..Table::default()
+            }));
+        }
+    }
+    Section { heading: "Every run".into(), blocks }
+}
+
+fn theirs() -> Section {
+    let mut blocks = vec![Block::Text(
+        "As published. Its standard deviations divide by the number of runs, ours by one less."
+            .into(),
+    )];
+    for target in THEIRS {
+        for initiator in ["virtual", "physical"] {
+            for mtu in MTUS {
+                let rows = published::trinkle()
+                    .iter()
+                    .filter(|row| {
+                        row.target == target && row.initiator == initiator && row.mtu == mtu
+                    })
+                    .map(|row| {
+                        let figure = |value| layout::published(Some(value), 2);
+                        let mut cells = vec![layout::text(&row.test), layout::text(&row.unit)];
+                        cells.extend(row.runs.map(figure));
+                        cells.extend([figure(row.mean), figure(row.std)]);
+                        cells
+                    });
+                blocks.push(Block::Table(Table {
+                    caption: format!("{target}, {initiator} initiator, {}", frames(mtu)),
+                    columns: ["Test", "Unit", "Run 1", "Run 2", "Run 3", "Mean", "Std"]
+                        .map(Into::into)
+                        .to_vec(),
+                    rows: rows.collect(),
+                    ..Table::default()
+                }));
+            }
+        }
+    }
+    Section { heading: "The thesis's tables (G.1 to G.16)".into(), blocks }
+}
