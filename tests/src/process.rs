@@ -21,6 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const PACKAGES: &[(&str, &str)] = &[
     ("bon_csv2txt", "bonnie++"),
     ("bonnie++", "bonnie++"),
+    ("chromium", "chromium"),
     ("iscsi-inq", "libiscsi-bin"),
     ("iscsi-test-cu", "libiscsi-bin"),
     ("istgt", "istgt"),

@@ -9,8 +9,8 @@ use crate::shell;
 /// Wanted by every run: the real clients, a benchmark whose figures are read, and libFuzzer's
 /// compiler.
 const ALWAYS: &[&str] = &["bonnie++", "g++", "libiscsi-bin", "qemu-block-extra", "qemu-utils"];
-/// Wanted by the full run besides: the guest's machine.
-const FULL: &[&str] = &["qemu-system-x86"];
+/// Wanted by the full run besides: the browser that opens reports, the guest's machine.
+const FULL: &[&str] = &["chromium", "qemu-system-x86"];
 
 /// Installs what is missing, or says what that is. Tests that need it fail by themselves.
 pub(crate) fn install(full: bool) -> Result<()> {

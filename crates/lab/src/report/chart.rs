@@ -94,6 +94,19 @@ fn text(colour: &RGBColor, across: HPos, down: VPos) -> TextStyle<'_> {
     TextStyle::from(("sans-serif", size)).color(colour).pos(Pos::new(across, down))
 }
 
+/// A line of text that fits into so many pixels.
+fn cut(text: &str, width: u32) -> String {
+    shortened(text, width as usize / CHARACTER)
+}
+
+/// A text of so many characters at most, cut off with `…`.
+fn shortened(text: &str, characters: usize) -> String {
+    if text.chars().count() <= characters {
+        return text.into();
+    }
+    text.chars().take(characters.saturating_sub(1)).chain(['…']).collect()
+}
+
 /// Room for what stands at a vertical axis.
 fn label_area(scale: &Scale) -> u32 {
     let longest = scale.ticks.iter().map(|&tick| scale.label(tick).chars().count()).max();
@@ -132,7 +145,7 @@ fn mesh<X: Across>(
         .label_style(text(&INK, HPos::Center, VPos::Center))
         .x_label_formatter(&x_name)
         .y_label_formatter(&y_name)
-        .set_tick_mark_size(LabelAreaPosition::Left, 0)
+        .set_tick_mark_size(LabelAreaPosition::Left, 8)
         .disable_x_mesh();
     if across.is_some() {
         mesh.set_tick_mark_size(LabelAreaPosition::Bottom, 8);
@@ -208,9 +221,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_a_dash_and_nothing_at_all_is_no_chart() {
+    fn what_was_not_measured_is_said_and_nothing_at_all_is_no_chart() {
         let drawing = bars(&two_groups([Some(10.0), None], false), 0).unwrap().unwrap();
-        assert!(drawing.svg.contains("–"));
+        assert!(drawing.svg.contains("n/a"));
         assert!(bars(&two_groups([None, Some(f64::NAN)], false), 0).unwrap().is_none());
         assert!(bars(&Bars::default(), 0).unwrap().is_none());
         assert!(lines(&Lines::default(), 0).unwrap().is_none());

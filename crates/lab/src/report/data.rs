@@ -33,7 +33,7 @@ pub(super) fn of_lines(lines: &Lines) -> Table {
     let mut places: Vec<f64> = places.collect();
     places.sort_by(f64::total_cmp);
     places.dedup();
-    let places_decimals = shortest(&places);
+    let places_decimals = digits(&places);
     let columns_of_cells: Vec<_> = lines.series.iter().map(in_order).collect();
     let mut next = vec![0; lines.series.len()];
     let rows = places.iter().map(|&place| {
@@ -91,14 +91,14 @@ fn in_order(series: &LineSeries) -> Vec<(f64, Cell)> {
     points
 }
 
-/// As many digits as tell the places apart exactly, if these are few.
-fn shortest(places: &[f64]) -> u8 {
-    const MOST: u8 = 6;
+/// As many digits as the places have, or as matter if they have many.
+fn digits(places: &[f64]) -> u8 {
+    const FEW: u8 = 3;
     let exact = |decimals: &u8| {
         let factor = 10_f64.powi(i32::from(*decimals));
-        places.iter().all(|place| ((place * factor).round() / factor - place).abs() < 1e-9)
+        places.iter().all(|place| (place * factor - (place * factor).round()).abs() < 1e-6)
     };
-    (0..MOST).find(exact).unwrap_or(MOST)
+    (0..=FEW).find(exact).unwrap_or_else(|| decimals(places.iter().copied()))
 }
 
 #[cfg(test)]
@@ -131,6 +131,14 @@ mod tests {
             [number(4.0), mean(40.0, 2), mean(1.5, 3)],
         ];
         assert_eq!(table.rows, expected);
+    }
+
+    #[test]
+    fn places_have_the_digits_that_they_need() {
+        assert_eq!(digits(&[1.0, 128.0]), 0);
+        assert_eq!(digits(&[0.1, 0.2, 0.30000000000000004]), 1);
+        assert_eq!(digits(&[62.891_779, 489.223]), 1);
+        assert_eq!(digits(&[]), 0);
     }
 
     #[test]

@@ -151,7 +151,7 @@ impl Page {
                         (legend)
                         div.scroll {
                             // Smaller than this, its text would be too small: it is scrolled then.
-                            div style={ "max-width:" (width) "px;min-width:" (width * 18 / 25) "px" } {
+                            div style={ "max-width:" (width) "px;min-width:" (width * 7 / 10) "px" } {
                                 (PreEscaped(svg))
                             }
                         }
@@ -302,8 +302,7 @@ fn legend<'a>(
                 li {
                     svg aria-hidden="true" width=(if wide { 28 } else { 14 }) height="14"
                         viewBox=(if wide { "0 0 56 28" } else { "0 0 28 28" }) { (swatch) }
-                    (one_line(name))
-                    @if published { " (published)" }
+                    span { (one_line(name)) @if published { " (published)" } }
                 }
             }
         }

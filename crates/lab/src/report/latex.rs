@@ -15,12 +15,14 @@ const PREAMBLE: &str = r"\documentclass[a4paper]{article}
 \usepackage{iftex}
 \ifpdftex\usepackage[utf8]{inputenc}\fi
 \usepackage{textcomp}
+\IfFileExists{lmodern.sty}{\usepackage{lmodern}}{}
 \usepackage[margin=25mm]{geometry}
 \usepackage{booktabs}
 \usepackage{graphicx}
 \usepackage{pgfplots}
-\usetikzlibrary{patterns}
+\usetikzlibrary{patterns,plotmarks}
 \pgfplotsset{compat=1.16}
+\extrafloats{200}
 \definecolor{lab0}{HTML}{0072B2}
 \definecolor{lab1}{HTML}{E69F00}
 \definecolor{lab2}{HTML}{009E73}

@@ -94,7 +94,8 @@ fn cell_text(cell: &Cell, footnotes: &Footnotes<'_>) -> String {
 /// A text in which nothing is markup.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
-    for letter in one_line(text).chars() {
+    let line = one_line(text);
+    for (at, letter) in line.char_indices() {
         match letter {
             // Renderers differ in which of HTML they let through: an entity is text to all.
             '<' => escaped.push_str("&lt;"),
@@ -103,15 +104,22 @@ fn escaped(text: &str) -> String {
             '\\' | '`' | '*' | '_' | '[' | ']' | '|' | '~' | '$' => escaped.extend(['\\', letter]),
             // These mean something at the beginning of a line.
             '#' | '+' | '-' | '=' if escaped.is_empty() => escaped.extend(['\\', letter]),
-            '.' | ')'
-                if !escaped.is_empty() && escaped.bytes().all(|byte| byte.is_ascii_digit()) =>
-            {
+            '.' | ')' if is_number(&line[..at]) && !line[at + 1..].starts_with(is_word) => {
                 escaped.extend(['\\', letter]);
             }
             letter => escaped.push(letter),
         }
     }
     escaped
+}
+
+/// What a point or a bracket would make an item of a list.
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn is_word(letter: char) -> bool {
+    !letter.is_whitespace()
 }
 
 #[cfg(test)]
@@ -132,7 +140,8 @@ mod tests {
         assert_eq!(escaped("# f"), "\\# f");
         assert_eq!(escaped("1. f"), "1\\. f");
         assert_eq!(escaped("![x](http://y)"), "!\\[x\\](http://y)");
-        assert_eq!(escaped("1.5 - 2"), "1\\.5 - 2");
+        assert_eq!(escaped("1.5 - 2"), "1.5 - 2");
+        assert_eq!(escaped("1."), "1\\.");
     }
 
     #[test]

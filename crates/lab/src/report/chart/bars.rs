@@ -5,14 +5,16 @@ use plotters::style::text_anchor::{HPos, VPos};
 
 use super::colours::{INK, MUTED, hatch, series as colour};
 use super::scale::{self, Scale};
-use super::{CHARACTER, Canvas, Drawing, Fault, label_area, text};
+use super::{CHARACTER, Canvas, Drawing, Fault, cut, label_area, shortened, text};
 use crate::report::words::one_line;
 use crate::report::{BarSeries, Bars};
 
 const HEIGHT: u32 = 640;
-const BAR: usize = 40;
+const BAR: usize = 48;
 /// Between two groups.
-const GAP: usize = 56;
+const GAP: usize = 64;
+/// A chart is no narrower than this, so that few bars are not lost on a page.
+const NARROWEST: u32 = 1040;
 /// A name of a group makes it no wider than this.
 const WIDEST_NAME: usize = 240;
 const NAME_LINES: usize = 3;
@@ -32,16 +34,19 @@ pub(super) fn draw(bars: &Bars, number: usize) -> Result<Option<Drawing>, Fault>
 
     let names: Vec<String> = bars.groups.iter().map(|name| one_line(name)).collect();
     let longest = names.iter().flat_map(|name| name.split(' ')).map(|word| word.chars().count());
-    let name_width = (longest.max().unwrap_or(0) * CHARACTER + 16).min(WIDEST_NAME);
+    let name_width = ((longest.max().unwrap_or(0) + 1) * CHARACTER).min(WIDEST_NAME);
     let group_width = (bars.series.len() * BAR + GAP).max(name_width);
     let left = label_area(&heights);
     let width = (group_width * names.len()) as u32 + left + 30;
-    let characters = (group_width / CHARACTER).max(1);
+    let width = width.max(NARROWEST);
+    let group_width = group_width.max((width - left - 30) as usize / names.len().max(1));
+    // Neighbours do not touch.
+    let characters = (group_width / CHARACTER).saturating_sub(1).max(1);
     let names: Vec<_> = names.iter().map(|name| wrapped(name, characters, NAME_LINES)).collect();
     let lines = names.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let below = 24 + lines * LINE_HEIGHT as u32;
 
-    let canvas = Canvas { width: width.max(640), height: HEIGHT, number };
+    let canvas = Canvas { width, height: HEIGHT, number };
     let svg = canvas.draw(&bars.caption, |root| {
         let mut chart = ChartBuilder::on(root)
             .margin_top(56)
@@ -50,7 +55,11 @@ pub(super) fn draw(bars: &Bars, number: usize) -> Result<Option<Drawing>, Fault>
             .set_label_area_size(LabelAreaPosition::Bottom, below)
             .build_cartesian_2d(0.0..names.len().max(1) as f64, heights.clone())?;
         super::mesh(&mut chart, &heights)?;
-        root.draw(&Text::new(one_line(&bars.unit), (6, 14), text(&MUTED, HPos::Left, VPos::Top)))?;
+        root.draw(&Text::new(
+            cut(&one_line(&bars.unit), width),
+            (6, 14),
+            text(&MUTED, HPos::Left, VPos::Top),
+        ))?;
         for (group, lines) in names.iter().enumerate() {
             let (x, y) = chart.backend_coord(&(group as f64 + 0.5, heights.first()));
             for (index, line) in (0..).zip(lines) {
@@ -106,7 +115,7 @@ impl Bar {
         let middle = (left + right) / 2;
         let Some(value) = value(series, group) else {
             let style = text(&MUTED, HPos::Center, VPos::Bottom);
-            root.draw(&Text::new("–", (middle, zero - 4), style))?;
+            root.draw(&Text::new("n/a", (middle, zero - 6), style))?;
             return Ok(());
         };
         // A value that is not zero can be seen.
@@ -153,12 +162,7 @@ fn wrapped(name: &str, characters: usize, most_lines: usize) -> Vec<String> {
     if is_cut && let Some(last) = lines.last_mut() {
         last.push('…');
     }
-    for line in &mut lines {
-        if line.chars().count() > characters {
-            *line = line.chars().take(characters.saturating_sub(1)).chain(['…']).collect();
-        }
-    }
-    lines
+    lines.into_iter().map(|line| shortened(&line, characters)).collect()
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ use plotters::style::text_anchor::{HPos, VPos};
 
 use super::colours::{MUTED, PLANE, dashes, series as colour};
 use super::scale::{self, Scale};
-use super::{Canvas, Drawing, Fault, label_area, mark, text};
+use super::{Canvas, Drawing, Fault, cut, label_area, mark, text};
 use crate::report::words::one_line;
 use crate::report::{LineSeries, Lines};
 
 const WIDTH: u32 = 1400;
 const HEIGHT: u32 = 720;
 /// A line has no more marks than this, so that they do not hide it.
-const MARKS: usize = 16;
+const MARKS: usize = 12;
 
 /// A point and half the height of its interval, which have a place on both axes.
 type Point = (f64, f64, Option<f64>);
@@ -42,11 +42,11 @@ pub(super) fn draw(lines: &Lines, number: usize) -> Result<Option<Drawing>, Faul
             .build_cartesian_2d(across.clone(), heights.clone())?;
         super::mesh(&mut chart, &heights)?;
         let y_label = text(&MUTED, HPos::Left, VPos::Top);
-        root.draw(&Text::new(one_line(&lines.y.label), (6, 14), y_label))?;
+        root.draw(&Text::new(cut(&one_line(&lines.y.label), WIDTH), (6, 14), y_label))?;
         let (middle, _) = root.get_pixel_range();
         let x_at = ((left as i32 + middle.end) / 2, HEIGHT as i32 - 34);
         let x_label = text(&MUTED, HPos::Center, VPos::Top);
-        root.draw(&Text::new(one_line(&lines.x.label), x_at, x_label))?;
+        root.draw(&Text::new(cut(&one_line(&lines.x.label), WIDTH - left), x_at, x_label))?;
         let at = |x: f64, y: f64| chart.backend_coord(&(x, y));
         for (index, (series, points)) in lines.series.iter().zip(&all).enumerate() {
             let pixels: Vec<_> = points.iter().map(|&(x, y, _)| at(x, y)).collect();
