@@ -117,7 +117,7 @@ fn a_file_goes_to_a_disk_and_comes_back_equal() -> Result<()> {
     {
         let url = serving.url(name).to_string();
         // What the write must not touch: the rest of its last block, and of the disk.
-        succeed(&["disk", "erase", &url, "--yes"])?;
+        succeed(&["disk", "erase", &url, "--destroy"])?;
         let marks = vec![0xee; 64 * 1024];
         let last = SAMPLE_LENGTH / (64 * 1024) * (64 * 1024);
         let mark = path("mark");
@@ -227,9 +227,9 @@ fn erase_leaves_zeroes_and_asks_before() -> Result<()> {
         let url = serving.url(name).to_string();
         for how in [[].as_slice(), &["--zero"], &["--unmap"]] {
             succeed(&["disk", "write", &file, &url])?;
-            ensure!(fail(USAGE, &["disk", "erase", &url])?.contains("--yes"));
+            ensure!(fail(USAGE, &["disk", "erase", &url])?.contains("--destroy"));
             succeed(&["disk", "verify", &url, &file])?;
-            let erased = succeed_json(&[&["disk", "erase", &url, "--yes"], how].concat())?;
+            let erased = succeed_json(&[&["disk", "erase", &url, "--destroy"], how].concat())?;
             assert_eq!(erased["bytes"], 32 * MIB);
             succeed(&["disk", "read", &url, &back])?;
             let zero = fs::read(&back)?.iter().all(|&byte| byte == 0);

@@ -18,6 +18,8 @@ fn load(options: &[&str], flags: &[&str]) -> Result<(Option<i32>, Value, String)
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "60"]).arg(program::path()?);
     command.args(["lab", "load", &serving.url("liar").to_string(), "--verify", "--json"]);
+    // Nobody looks before: a fault that happens once is to meet the load.
+    command.arg("--destroy");
     // One after another over all of the volume, which has room for 16 of them.
     command.args(["--random", "0", "--block-size", "64K", "--depth", "4", "--seconds", "1"]);
     let output = command.args(flags).stdin(Stdio::null()).output()?;

@@ -31,9 +31,11 @@ pub(crate) enum Verb {
     Info(InfoArguments),
     /// Copy a disk, or a part of it, into a file; long runs of zeroes become holes.
     Read(ReadArguments),
-    /// Copy a file to a disk; what is on the disk there is lost.
+    /// Copy a file to a disk; what is on the disk there is lost. A disk on which a file system or
+    /// the like is found is written only with --destroy.
     Write(WriteArguments),
-    /// Copy a disk to another, also of another server; what is on that is lost.
+    /// Copy a disk to another, also of another server; what is on that is lost. One on which a file
+    /// system or the like is found is written only with --destroy.
     Copy(CopyArguments),
     /// Compare a disk with a file or with another disk, and tell the first byte that differs.
     Verify(VerifyArguments),
@@ -99,6 +101,9 @@ pub(crate) struct WriteArguments {
     /// Where on the disk to begin: a multiple of its block.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "0")]
     offset: u64,
+    /// Write even if a file system, a partition table, swap or the like is found on the disk.
+    #[arg(long)]
+    destroy: bool,
     #[command(flatten)]
     manner: Manner,
 }
@@ -111,6 +116,9 @@ pub(crate) struct CopyArguments {
     /// The disk to copy to, of at least the same size.
     #[arg(value_name = "TO")]
     other: String,
+    /// Write even if a file system, a partition table, swap or the like is found on the disk.
+    #[arg(long)]
+    destroy: bool,
     #[command(flatten)]
     manner: Manner,
 }
@@ -137,9 +145,9 @@ pub(crate) struct EraseArguments {
     /// Write zeroes everywhere and give no space back.
     #[arg(long)]
     zero: bool,
-    /// Do not ask.
+    /// Do not ask, and erase even if a file system, a partition table, swap or the like is found.
     #[arg(long)]
-    yes: bool,
+    destroy: bool,
     #[command(flatten)]
     manner: Manner,
 }
@@ -223,6 +231,9 @@ async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
         Source::open(&arguments.file)?
     };
     let disk = Disk::open(&url, &arguments.manner.options()).await?;
+    if !arguments.destroy {
+        disk.check_vacant().await?;
+    }
     let sink = Sink::Disk(&disk);
     let moved = timed(source.length(), |told| async move {
         transfer::copy(&source, 0, None, &sink, arguments.offset, told.as_ref()).await
@@ -240,6 +251,9 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
     let options = arguments.manner.options();
     let from = Disk::open(&from, &options).await?;
     let to = Disk::open(&to, &options).await?;
+    if !arguments.destroy {
+        to.check_vacant().await?;
+    }
     if from.block_length() != to.block_length() {
         eprintln!(
             "sarsen: the bytes are copied from blocks of {} to blocks of {} bytes: a partition \
@@ -335,18 +349,19 @@ struct Erased {
 fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
     let url = parse(&arguments.url)?;
     let options = arguments.manner.options();
-    if !arguments.yes {
-        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
-            let message = format!("this erases all of {url}: say so with --yes");
-            return Err(UsageError(message).into());
-        }
+    if !arguments.destroy {
         // The session does not wait for a person.
         let question = on_a_core(async {
             let disk = Disk::open(&url, &options).await?;
+            disk.check_vacant().await?;
             let question = info::describe(&disk).await?;
             disk.close().await?;
             Ok(question)
         })?;
+        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+            let message = format!("this erases all of {url}: say so with --destroy");
+            return Err(UsageError(message).into());
+        }
         if !confirmed(&question, &url)? {
             return Err(anyhow!("nothing was erased"));
         }

@@ -7,6 +7,7 @@ use sarsen_initiator::{
     AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
 };
 use sarsen_lab::archive::ArchiveError;
+use sarsen_lab::load::LoadError;
 use sarsen_node::StartError;
 
 /// Something failed.
@@ -67,6 +68,14 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     }
     if let Some(ArchiveError::NoSuchRun { .. }) = error.downcast_ref::<ArchiveError>() {
         return (NOT_FOUND, Some("`sarsen lab runs` lists them"));
+    }
+    if let (Some(TransferError::Occupied(_)), _) | (_, Some(LoadError::Occupied(_))) =
+        (error.downcast_ref(), error.downcast_ref())
+    {
+        return (CONFLICT, Some("give --destroy to overwrite it"));
+    }
+    if let Some(LoadError::Look(TransferError::Disk { .. })) = error.downcast_ref() {
+        return (FAILED, Some("what is there cannot be told; --destroy writes without a look"));
     }
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<SessionError>()) {
         return session(error);

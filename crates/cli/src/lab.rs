@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
 use sarsen_lab::access::{self, Access};
-use sarsen_lab::load::{self, Endpoint, Latency, LoadOptions, LoadResult};
+use sarsen_lab::load::{self, Endpoint, Latency, LoadError, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
 use sarsen_lab::places::Distribution;
 use sarsen_lab::study;
@@ -24,9 +24,11 @@ use crate::disk::variable;
 /// Verbs of the lab.
 #[derive(clap::Subcommand)]
 pub(crate) enum Verb {
-    /// Keep I/Os open on a target for a while and measure them. Writes destroy what is there.
+    /// Keep I/Os open on a target for a while and measure them. Writes destroy what is there; where
+    /// something is known to be, they need --destroy.
     Load(LoadArguments),
-    /// Ask of a target what a trace asks, and measure it. Writes destroy what is there.
+    /// Ask of a target what a trace asks, and measure it. Writes destroy what is there; where
+    /// something is known to be, they need --destroy.
     Replay(ReplayArguments),
     /// Run a study: measure several targets as others did before, and report it beside their figures.
     Run(run::Arguments),
@@ -79,6 +81,10 @@ pub(crate) struct LoadArguments {
     /// end read all of it once more. It takes CPU time: leave it out to measure.
     #[arg(long)]
     verify: bool,
+    /// Write even if a file system, a partition table, swap or the like is found there, which is
+    /// lost then.
+    #[arg(long)]
+    destroy: bool,
     /// Run the jobs of a fio file (`.fio`) or the access specifications of an Iometer file (`.icf`),
     /// one after another; with --spec, only the one of that name. Other flags go before what the
     /// file says.
@@ -123,6 +129,10 @@ pub(crate) struct ReplayArguments {
     /// Sessions, one connection each.
     #[arg(long, default_value_t = 1)]
     sessions: u32,
+    /// Write even if a file system, a partition table, swap or the like is found there, which is
+    /// lost then.
+    #[arg(long)]
+    destroy: bool,
     /// What `lu-du` is made from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -195,6 +205,9 @@ fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
             outcome(&result)
         });
         if let Err(error) = ended {
+            if let Some(LoadError::Occupied(_)) = error.downcast_ref() {
+                return Err(error);
+            }
             failures.push(format!("{name}: {error:#}"));
         }
     }
@@ -212,6 +225,7 @@ fn run_replay(arguments: &ReplayArguments) -> anyhow::Result<()> {
     };
     let mut options = LoadOptions::new(endpoint, access);
     options.sessions = arguments.sessions;
+    options.destroy = arguments.destroy;
     options.target_pids.clone_from(&arguments.pids);
     let requests: load::Requests = if arguments.trace == Path::new("lu-du") {
         ensure!(arguments.speed.is_none(), "lu-du has no times that --speed could keep");
@@ -332,6 +346,7 @@ fn refine(options: &mut LoadOptions, arguments: &LoadArguments) -> anyhow::Resul
     options.rate = arguments.rate.or(options.rate);
     options.distribution = arguments.distribution.unwrap_or(options.distribution);
     options.verify |= arguments.verify;
+    options.destroy = arguments.destroy;
     options.header_digest = arguments.header_digest;
     options.data_digest = arguments.data_digest;
     options.target_pids.clone_from(&arguments.pids);

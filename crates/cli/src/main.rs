@@ -39,7 +39,11 @@ enum Verb {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // What serves tells its story by the log; elsewhere that would only interrupt.
-    let quiet = matches!(arguments.verb, Verb::Demo(_) | Verb::Discover(_) | Verb::Disk(_));
+    let quiet = match &arguments.verb {
+        Verb::Demo(_) | Verb::Discover(_) | Verb::Disk(_) => true,
+        Verb::Lab(verb) => matches!(verb, lab::Verb::Load(_) | lab::Verb::Replay(_)),
+        Verb::Serve(_) => false,
+    };
     start_logging(if quiet { "warn" } else { "info" });
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),

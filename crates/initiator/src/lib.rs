@@ -4,7 +4,7 @@
 //! and as many as one likes may wait at once: their commands share the connection. [`discover`]
 //! asks a portal which targets there are. The protocol itself is in `sarsen_proto::iscsi::initiator`;
 //! here are the socket, the futures, and what the common SCSI commands look like. [`transfer`] moves whole
-//! disks and files.
+//! disks and files; [`signature`] tells what a device holds before something is written over it.
 
 mod discovery;
 mod disk;
@@ -15,6 +15,7 @@ mod identity;
 mod info;
 pub mod phases;
 mod session;
+pub mod signature;
 pub mod transfer;
 mod url;
 

@@ -13,6 +13,7 @@ use futures_util::stream::{FuturesOrdered, FuturesUnordered};
 use sha2::{Digest, Sha256};
 
 use crate::error::SessionError;
+use crate::signature::Occupied;
 
 pub use ends::{Disk, DiskFile, Sink, Source, Stream};
 
@@ -126,6 +127,9 @@ pub enum TransferError {
         /// The disk's URL.
         place: String,
     },
+    /// The disk holds something, and nobody said that it may be lost.
+    #[error(transparent)]
+    Occupied(#[from] Occupied),
 }
 
 /// What went through.

@@ -14,6 +14,7 @@
 
 mod client;
 mod endpoint;
+mod guard;
 mod iscsi;
 mod ledger;
 mod plan;
@@ -30,6 +31,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sarsen_initiator::UrlError;
+use sarsen_initiator::signature::Occupied;
+use sarsen_initiator::transfer::TransferError;
 use sarsen_node::stores::StoreError;
 use sarsen_proto::iscsi::initiator::ConnectionError;
 
@@ -39,6 +42,7 @@ use crate::mix::Mix;
 use crate::places::Distribution;
 use crate::trace::TraceError;
 pub use endpoint::{Endpoint, EndpointError, OpenStore};
+pub use guard::look;
 pub use ledger::{Mismatch, MismatchKind};
 use replay::Feed;
 pub use replay::Requests;
@@ -75,6 +79,8 @@ pub struct LoadOptions {
     /// Hold what is read against what this run has written, and read all of that once more at the
     /// end.
     pub verify: bool,
+    /// Write even if the endpoint holds a file system, a partition table or the like.
+    pub destroy: bool,
     /// Sessions, each with one connection.
     pub sessions: u32,
     /// Time before the measurement.
@@ -115,6 +121,7 @@ impl LoadOptions {
             size: None,
             rate: None,
             verify: false,
+            destroy: false,
             sessions: 1,
             warm_up: Duration::from_millis(300),
             duration: Duration::from_secs(3),
@@ -212,6 +219,12 @@ pub enum LoadError {
     /// The trace cannot be read on.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The disk cannot be looked at.
+    #[error(transparent)]
+    Look(#[from] TransferError),
+    /// Something is there that writes would destroy, and [`LoadOptions::destroy`] was not given.
+    #[error(transparent)]
+    Occupied(#[from] Occupied),
     /// The file or device cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -255,6 +268,13 @@ pub fn replay(
 
 fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError> {
     check(options)?;
+    match &shared.feed {
+        _ if options.destroy => {}
+        // It shows as it goes on whether a trace has writes.
+        Some(feed) => feed.borrow_mut().occupied = look(options)?,
+        None if options.only_reads() => {}
+        None => look(options)?.map_or(Ok(()), |occupied| Err(LoadError::Occupied(occupied)))?,
+    }
     match &options.endpoint {
         Endpoint::Iscsi(url) => iscsi::put_on(options, url, shared),
         Endpoint::Memory(_) | Endpoint::File { .. } => stores::put_on(options, shared),

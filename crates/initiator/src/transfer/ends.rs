@@ -15,6 +15,7 @@ use super::{PIECE_LENGTH, TransferError};
 use crate::error::{SenseKey, SessionError};
 use crate::info::{BlockLimits, Provisioning};
 use crate::session::{Session, SessionOptions};
+use crate::signature::{self, Occupied};
 use crate::url::Url;
 
 /// Unit attentions that may come in the way of one read.
@@ -128,8 +129,14 @@ impl Disk {
         self.session.read(lba, blocks as u32).await
     }
 
+    /// An error if it holds something that [`signature::look`] knows.
+    pub async fn check_vacant(&self) -> Result<(), TransferError> {
+        let found = signature::look(self).await?;
+        Occupied::of(&self.place, found).map_or(Ok(()), |occupied| Err(occupied.into()))
+    }
+
     /// Bytes from anywhere, by whole blocks.
-    async fn read(&self, offset: u64, length: usize) -> Result<Buffer, TransferError> {
+    pub(crate) async fn read(&self, offset: u64, length: usize) -> Result<Buffer, TransferError> {
         self.check_room(offset, length as u64)?;
         let failed = self.failed("read", offset, length as u64);
         let (block, piece) = (self.block_length, self.piece_blocks());

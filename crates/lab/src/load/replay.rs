@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use sarsen_initiator::signature::Occupied;
+
 use super::LoadError;
 use super::plan::{Io, Unit};
 use crate::trace::{Request, TraceError};
@@ -20,13 +22,15 @@ pub(super) struct Feed {
     speed: Option<f64>,
     begin: Option<Instant>,
     ended: bool,
+    /// What a write would destroy without leave.
+    pub(super) occupied: Option<Occupied>,
     /// Requests that lay beyond the unit and were brought into it.
     pub(super) wrapped: u64,
 }
 
 impl Feed {
     pub(super) fn new(requests: Requests, speed: Option<f64>) -> Self {
-        Self { requests, ahead: None, speed, begin: None, ended: false, wrapped: 0 }
+        Self { requests, ahead: None, speed, begin: None, ended: false, occupied: None, wrapped: 0 }
     }
 
     pub(super) const fn has_ended(&self) -> bool {
@@ -53,6 +57,11 @@ impl Feed {
             return Ok(None);
         }
         let Some(request) = self.ahead.take() else { return Ok(None) };
+        if !request.reads
+            && let Some(occupied) = &self.occupied
+        {
+            return Err(occupied.clone().into());
+        }
         self.place(request, due.unwrap_or(now), unit).map(Some)
     }
 

@@ -1,0 +1,146 @@
+//! Looks at what a load is to be put on, before it writes there.
+
+use std::fs::File;
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use sarsen_block::{BlockError, Extent, Store};
+use sarsen_initiator::signature::{self, Holding, Occupied};
+use sarsen_initiator::transfer::{Disk, TransferError};
+use sarsen_initiator::{DigestOffer, SessionOptions, Url};
+use sarsen_io::cores::{self, FileEngine};
+use sarsen_node::stores::StoreError;
+
+use super::{Endpoint, LoadError, LoadOptions};
+
+/// What the endpoint holds that writes would destroy: file systems, partition tables, volume
+/// managers, RAID, swap, disk images. Takes the thread until it is told, which must not be a core
+/// of this program.
+pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
+    let found = match &options.endpoint {
+        Endpoint::Iscsi(url) => {
+            // A login asks for what the load will ask for.
+            let offer = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
+            let session = SessionOptions {
+                header_digest: offer(options.header_digest),
+                data_digest: offer(options.data_digest),
+                ..SessionOptions::default()
+            };
+            on_a_core(of_disk(url, &session))??
+        }
+        Endpoint::Memory(store) => on_a_core(of_store(store.store()))?.map_err(|error| {
+            LoadError::System { what: "look at what is there", source: io::Error::other(error) }
+        })?,
+        Endpoint::File { path, .. } => of_file(path).map_err(|source| {
+            let path = path.clone();
+            StoreError::System { path, what: "look at what it holds", source }
+        })?,
+    };
+    Ok(Occupied::of(&options.endpoint.to_string(), found))
+}
+
+fn on_a_core<T>(future: impl Future<Output = T>) -> Result<T, LoadError> {
+    cores::block_on(FileEngine::Pool, future)
+        .map_err(|source| LoadError::System { what: "start the runtime", source })
+}
+
+async fn of_disk(url: &Url, options: &SessionOptions) -> Result<Vec<Holding>, TransferError> {
+    let disk = Disk::open(url, options).await?;
+    let found = signature::look(&disk).await?;
+    disk.close().await?;
+    Ok(found)
+}
+
+async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Holding>, BlockError> {
+    let geometry = store.geometry();
+    let size = geometry.block_size.bytes() as u64;
+    signature::look_by(geometry.byte_count(), async |offset, length| {
+        let extent = Extent::new(offset / size, length as u64 / size);
+        Ok(store.read(extent).wait().await?.into_buffer())
+    })
+    .await
+}
+
+fn of_file(path: &Path) -> io::Result<Vec<Holding>> {
+    let mut file = match File::open(path) {
+        // Who opens it to write says what is to be done about it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        file => file?,
+    };
+    let length = file.seek(SeekFrom::End(0))?;
+    signature::find(length, |offset, into| file.read_exact_at(into, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::{Buffer, Durability};
+
+    use super::super::{OpenStore, replay, run};
+    use super::*;
+    use crate::access::Access;
+    use crate::trace::Request;
+
+    const MIB: usize = 1 << 20;
+
+    fn options(endpoint: Endpoint, read_percent: u8) -> LoadOptions {
+        let access =
+            Access { block_bytes: 4096, read_percent, random_percent: 100, queue_depth: 4 };
+        let mut options = LoadOptions::new(endpoint, access);
+        options.warm_up = std::time::Duration::ZERO;
+        options.duration = std::time::Duration::from_millis(10);
+        options
+    }
+
+    /// Memory, and a file in a folder, that both begin as swap space does.
+    fn swaps() -> (Vec<Endpoint>, tempfile::TempDir) {
+        let mut image = vec![0; 4 * MIB];
+        image[4086..4096].copy_from_slice(b"SWAPSPACE2");
+        let memory = OpenStore::ram(image.len() as u64).unwrap();
+        let store = memory.store();
+        let extent = Extent::new(0, (image.len() / 512) as u64);
+        let written = store.write(extent, Buffer::copy_of(&image), Durability::Volatile);
+        assert!(matches!(written, sarsen_block::Io::Ready(Ok(()))));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        std::fs::write(&path, &image).unwrap();
+        (vec![Endpoint::Memory(memory), Endpoint::path(path)], folder)
+    }
+
+    #[test]
+    fn what_holds_something_is_read_and_is_written_only_if_that_is_said() {
+        let (endpoints, _folder) = swaps();
+        for endpoint in endpoints {
+            assert!(run(&options(endpoint.clone(), 100)).is_ok(), "reads need no leave");
+            let Err(LoadError::Occupied(occupied)) = run(&options(endpoint.clone(), 99)) else {
+                panic!("{endpoint} is written to");
+            };
+            assert_eq!(occupied.to_string(), format!("{endpoint} holds swap space"));
+            let mut destroying = options(endpoint, 0);
+            destroying.destroy = true;
+            assert!(run(&destroying).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_trace_is_refused_at_its_first_write() {
+        let (endpoints, _folder) = swaps();
+        let request = |reads| {
+            let at = std::time::Duration::ZERO;
+            Ok(Request { at, reads, offset: 0, length: 4096 })
+        };
+        let traced = |reads: &[bool], options: &LoadOptions| {
+            let requests: Vec<_> = reads.iter().map(|&reads| request(reads)).collect();
+            replay(options, Box::new(requests.into_iter()), None)
+        };
+        for endpoint in endpoints {
+            let mut options = options(endpoint, 100);
+            assert!(traced(&[true, true], &options).is_ok());
+            let refused = traced(&[true, false], &options);
+            assert!(matches!(refused, Err(LoadError::Occupied(_))), "{refused:?}");
+            options.destroy = true;
+            assert!(traced(&[true, false], &options).is_ok());
+        }
+    }
+}
