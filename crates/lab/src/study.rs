@@ -114,6 +114,9 @@ impl Subject<'_> {
         options.size = Some(Amount::Bytes(self.volume.bytes));
         options.target_pids = self.running.pids();
         options.seed = self.seed;
+        // The runner has seen to it: what writes gets a contestant of the lab's own, or one that
+        // may be written to.
+        options.destroy = true;
         options
     }
 

@@ -243,7 +243,9 @@ fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), LoadError> {
         let offset = index * u64::from(FILL_BYTES);
         Ok(Request { at: Duration::ZERO, reads: false, offset, length: FILL_BYTES })
     });
-    load::replay(&LoadOptions::new(endpoint, access), Box::new(writes), None).map(drop)
+    // Who may not be written to is not filled.
+    let options = LoadOptions { destroy: true, ..LoadOptions::new(endpoint, access) };
+    load::replay(&options, Box::new(writes), None).map(drop)
 }
 
 /// The points in the order of the plan, but within each stretch that differs by contestant alone
