@@ -1,16 +1,17 @@
 //! Carries out a study's plan: network, contestants, then cell after cell, each kept at once.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::{Choices, Plan, Point, Study, Subject};
 use crate::access::Access;
 use crate::archive::{Archive, ArchiveError};
-use crate::contestant::{Contestant, ContestantError, Running, VolumeSpec};
+use crate::contestant::{Contestant, ContestantError, Medium, Running, VolumeSpec};
+use crate::limits::{self, LimitError};
 use crate::load::{self, Endpoint, LoadError, LoadOptions};
 use crate::network::{Link, LinkProfile, Network};
-use crate::record::{Labels, Outcome, Run, Sample, Scale, Setting};
+use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
 use crate::trace::Request;
 
 /// Bytes of an I/O that fills a volume before it is measured.
@@ -105,6 +106,14 @@ pub fn run(
         watcher.measured(&sample);
         Ok::<_, RunError>(())
     };
+    if plan.limits {
+        for (labels, measure) in house.limits(folder.path()) {
+            if !made.contains(&(labels.clone(), 1)) {
+                watcher.does(&format!("measuring the limit of {labels}"));
+                keep(watcher, &labels, 1, measure())?;
+            }
+        }
+    }
     house.fill(watcher);
     for repetition in 1..=plan.repetitions {
         for point in in_turn(&plan.points, repetition) {
@@ -160,6 +169,9 @@ pub fn record(study: &str, scale: Scale, command: String) -> Run {
     }
 }
 
+/// A limit that is measured before anything else: its labels, and how.
+type Limit<'a> = (Labels, Box<dyn Fn() -> Outcome + 'a>);
+
 /// Everything that stands while cells are measured.
 struct House<'a> {
     plan: &'a Plan,
@@ -177,6 +189,35 @@ impl House<'_> {
                 setting.versions.insert(running.name().into(), version.into());
             }
         }
+    }
+
+    fn limits<'a>(&'a self, folder: &'a Path) -> Vec<Limit<'a>> {
+        let duration = match self.choices.scale {
+            Scale::Quick => Duration::from_secs(1),
+            Scale::Full => Duration::from_secs(10),
+        };
+        let limit = |kind: &str, of: &str| Labels::new().with("limit", kind).with(kind, of);
+        let mut limits: Vec<Limit<'a>> = Vec::new();
+        for link in self.network.links() {
+            let measure = move || match &link.address {
+                Ok(_) => {
+                    let limit = limits::network(self.network, link, duration);
+                    measured(limit.map(|limit| limit.measures()))
+                }
+                Err(reason) => Outcome::NotMeasured(reason.clone()),
+            };
+            limits.push((limit("link", &link.profile.name), Box::new(measure)));
+        }
+        for (medium, name) in [(Medium::Ram, "ram"), (Medium::Disk, "disk")] {
+            let measure = move || {
+                let limit = limits::medium(medium, folder, duration);
+                measured(limit.map(|limit| limit.measures()))
+            };
+            if self.plan.volumes.iter().any(|volume| volume.medium == medium) {
+                limits.push((limit("medium", name), Box::new(measure)));
+            }
+        }
+        limits
     }
 
     fn measure(&self, point: &Point, repetition: u32) -> Outcome {
@@ -234,6 +275,10 @@ impl House<'_> {
             }
         }
     }
+}
+
+fn measured(limit: Result<Measures, LimitError>) -> Outcome {
+    limit.map_or_else(|error| Outcome::Failed(error.to_string()), Outcome::Measured)
 }
 
 fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), LoadError> {
