@@ -268,7 +268,7 @@ fn latency_us(field: &str) -> Option<f64> {
     let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
     let (digits, factor) =
         units.iter().find_map(|(unit, factor)| Some((field.strip_suffix(unit)?, factor)))?;
-    number(digits).map(|number| number * factor)
+    number(digits).map(|number| number * factor).filter(|us| us.is_finite())
 }
 
 /// Digits with a point at most: neither signs, nor exponents, nor what else `f64` is made of.

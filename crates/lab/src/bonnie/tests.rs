@@ -116,6 +116,8 @@ fn latencies_have_units() {
     for wrong in ["us", "93", "-1us", "1e3us", "nanus", "93 us", "1.2.3s"] {
         assert_eq!(latency_us(wrong), None, "{wrong}");
     }
+    // A number of 309 digits is one; a thousand times it is not.
+    assert_eq!(latency_us(&format!("1{}ms", "0".repeat(308))), None);
 }
 
 #[test]
