@@ -3,10 +3,13 @@
 
 use std::process::{Command, Output, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
-use sarsen_proof::peers::{Account, Istgt, Tgt};
+use anyhow::{Context as _, Result, bail, ensure};
+use sarsen_lab::contestant::istgt::{self, Account};
+use sarsen_lab::contestant::{Backing, Image, Running, tgt};
+use sarsen_lab::load::Endpoint;
+use sarsen_lab::network::{LinkProfile, Network};
+use sarsen_proof::program;
 use sarsen_proof::serving::Url;
-use sarsen_proof::{Backing, Volume, program};
 
 const MIB: u64 = 1 << 20;
 const FAILED: i32 = 1;
@@ -104,14 +107,27 @@ fn prove_mutual(url: &Url) -> Result<()> {
     Ok(())
 }
 
+/// The URL of the volume `disk`.
+fn url_of(running: &Running, network: &Network) -> Result<Url> {
+    let link = network.links().first().context("loopback")?;
+    match running.endpoint("disk", link)? {
+        Endpoint::Iscsi(url) => Ok(url.into()),
+        other => bail!("not over iSCSI but {other:?}"),
+    }
+}
+
 #[test]
 fn tgt_lets_in_whom_it_knows_and_proves_itself() -> Result<()> {
-    let (tgt, urls) = Tgt::start(&[Volume::new("disk", Backing::Ram, 8 * MIB)])?;
-    let (_, url) = urls.first().context("a URL")?;
+    let network = Network::build(&[LinkProfile::loopback()]);
+    let tgt = tgt::start(&network, &[Image::new("disk", Backing::Memory, 8 * MIB)])?;
+    let url = &url_of(&tgt, &network)?;
     let account = |(user, secret): (&str, &str), outgoing: &[&str]| {
         let account = ["--mode", "account", "--user", user];
-        tgt.administer(&[&["--op", "new"], &account[..], &["--password", secret]].concat())?;
-        tgt.administer(&[&["--op", "bind"], &account[..], &["--tid", "1"], outgoing].concat())
+        tgt::administer(&tgt, &[&["--op", "new"], &account[..], &["--password", secret]].concat())?;
+        tgt::administer(
+            &tgt,
+            &[&["--op", "bind"], &account[..], &["--tid", "1"], outgoing].concat(),
+        )
     };
     // A target that asks nobody knows nobody either.
     let said = ends(FAILED, &["disk", "info", &url.to_string()], RIGHT)?;
@@ -127,8 +143,10 @@ fn tgt_lets_in_whom_it_knows_and_proves_itself() -> Result<()> {
 
 #[test]
 fn istgt_lets_in_whom_it_knows_and_proves_itself_in_discovery_too() -> Result<()> {
-    let volume = Volume::new("disk", Backing::Ram, 8 * MIB);
-    let (_istgt, url) = Istgt::start_with_account(&volume, ACCOUNT)?;
+    let network = Network::build(&[LinkProfile::loopback()]);
+    let image = Image::new("disk", Backing::Memory, 8 * MIB);
+    let istgt = istgt::start(&network, &[image], Some(ACCOUNT))?;
+    let url = url_of(&istgt, &network)?;
     prove_one_way(&url)?;
     prove_mutual(&url)?;
     let discover = ["discover", &url.portal];

@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 /// What discovery through a portal tells, unit by unit.
 fn listed(portal: &str) -> Result<String> {
     let mut list = Command::new("iscsi-ls");
-    process::output(list.arg("--show-luns").arg(format!("iscsi://{portal}")), LIMIT)
+    Ok(process::output(list.arg("--show-luns").arg(format!("iscsi://{portal}")), LIMIT)?)
 }
 
 #[test]

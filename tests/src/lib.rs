@@ -2,9 +2,10 @@
 //! clients (libiscsi's suite, QEMU's tools, a Linux kernel in a guest) decide whether it is right.
 //!
 //! The proofs are in `proofs/`; `cargo xtask` uses the same pieces for its conformance table and
-//! its benchmark. Nothing here links the program: a proof that shares code with what it proves
-//! shares its mistakes. What real clients do not offer (a ledger across crashes, a crowd, PDUs out
-//! of order) some proofs do with the project's own initiator.
+//! its benchmark. Nothing here runs a part of the target: a proof that shares code with what it
+//! proves shares its mistakes. Starting programs, the target among them, is the lab's. What real
+//! clients do not offer (a ledger across crashes, a crowd, PDUs out of order) some proofs do with
+//! the project's own initiator.
 #![allow(
     clippy::disallowed_methods,
     reason = "drives other processes in real time; nothing of the program runs in here"
@@ -12,10 +13,9 @@
 
 pub mod conformance;
 pub mod guest;
-pub mod peers;
-pub mod process;
 pub mod program;
 pub mod qemu;
 pub mod serving;
 
+pub use sarsen_lab::process;
 pub use serving::{Backing, Serving, Volume};

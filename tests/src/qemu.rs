@@ -56,14 +56,16 @@ pub fn sha256(path: &Path) -> Result<String> {
 pub fn copy_to(image: &Path, url: &Url) -> Result<()> {
     let mut command = Command::new("qemu-img");
     command.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(image).arg(url.to_string());
-    process::output(&mut command, LIMIT).map(drop)
+    process::output(&mut command, LIMIT)?;
+    Ok(())
 }
 
 /// Copies a logical unit into an image file.
 pub fn copy_from(url: &Url, image: &Path) -> Result<()> {
     let mut command = Command::new("qemu-img");
     command.args(["convert", "-f", "raw", "-O", "raw"]).arg(url.to_string()).arg(image);
-    process::output(&mut command, LIMIT).map(drop)
+    process::output(&mut command, LIMIT)?;
+    Ok(())
 }
 
 /// `qemu-img bench`: so many 4 KiB requests, 32 at once.

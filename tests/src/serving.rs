@@ -4,26 +4,21 @@
 //! control experiment that shows whether a failing proof is the program's fault or its own.
 
 use std::fmt::{self, Display};
-use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tempfile::TempDir;
+use sarsen_lab::contestant::{self, Image, Running, sarsen, tgt};
+use sarsen_lab::load::Endpoint;
+use sarsen_lab::network::{LinkProfile, Network};
 
-use crate::peers::Tgt;
-use crate::process::Daemon;
 use crate::program;
 
 /// Names who serves: `sarsen` (the default) or `tgt`.
 pub const TARGET_VARIABLE: &str = "PROOF_TARGET";
 
-/// From the command to the ready line.
-const READY_LIMIT: Duration = Duration::from_secs(20);
 /// From SIGTERM to the end.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
@@ -72,6 +67,17 @@ impl Volume {
     pub fn option(mut self, option: &str) -> Self {
         self.options.push(option.into());
         self
+    }
+
+    /// What another target serves.
+    fn image(&self) -> Result<Image> {
+        let backing = match &self.backing {
+            Backing::Ram => contestant::Backing::Memory,
+            Backing::File(path) => contestant::Backing::File(path.clone()),
+            Backing::Null => bail!("this peer has no null volume"),
+        };
+        let image = Image::new(&self.name, backing, self.byte_count);
+        Ok(Image { block_bytes: self.block_size, ..image })
     }
 
     /// What follows `--volume`.
@@ -135,17 +141,19 @@ impl Url {
     }
 }
 
+impl From<sarsen_initiator::Url> for Url {
+    fn from(url: sarsen_initiator::Url) -> Self {
+        Self { portal: url.portal.to_string(), iqn: url.target, lun: url.lun.into() }
+    }
+}
+
 /// Volumes on offer until this is dropped.
 #[derive(Debug)]
 pub struct Serving {
-    server: Server,
+    running: Running,
     urls: Vec<(String, Url)>,
-}
-
-#[derive(Debug)]
-enum Server {
-    Sarsen { daemon: Daemon, folder: TempDir },
-    Tgt(Tgt),
+    /// SIGTERM ends it with exit status 0.
+    ends_in_order: bool,
 }
 
 impl Serving {
@@ -154,8 +162,10 @@ impl Serving {
         match std::env::var(TARGET_VARIABLE).as_deref() {
             Err(_) | Ok("sarsen") => Self::start_with(volumes, &[]),
             Ok("tgt") => {
-                let (tgt, urls) = Tgt::start(volumes)?;
-                Ok(Self { server: Server::Tgt(tgt), urls })
+                let images = volumes.iter().map(Volume::image).collect::<Result<Vec<_>>>()?;
+                let running = tgt::start(&loopback(), &images)?;
+                // tgtd has no orderly end while targets are configured.
+                Self::of(running, volumes, false)
             }
             Ok(other) => bail!("{TARGET_VARIABLE} is {other}; it may be sarsen or tgt"),
         }
@@ -168,31 +178,24 @@ impl Serving {
 
     /// The same by another program, which takes the command as its last arguments and becomes it.
     pub fn start_under(wrapper: &[&str], volumes: &[Volume], arguments: &[&str]) -> Result<Self> {
-        let program = program::path()?;
-        let first = wrapper.first().map_or(program.as_path(), |name| Path::new(name));
-        let folder = tempfile::tempdir()?;
-        let log = std::fs::File::create(folder.path().join("log"))?;
-        let mut daemon = Daemon::start(first, |command| {
-            if let [_, rest @ ..] = wrapper {
-                command.args(rest).arg(&program);
-            }
-            command.args(["serve", "--json", "--listen", "127.0.0.1:0"]);
-            for volume in volumes {
-                command.arg("--volume").arg(volume.argument());
-            }
-            command.args(arguments).stdout(Stdio::piped()).stderr(log);
-        })?;
-        let ready = ready_line(&mut daemon);
-        let serving = Self { server: Server::Sarsen { daemon, folder }, urls: Vec::new() };
-        let urls = ready.and_then(|line| urls(&line)).with_context(|| serving.log())?;
-        for volume in volumes {
-            ensure!(
-                urls.iter().any(|(name, _)| *name == volume.name),
-                "the ready line has no volume {}",
-                volume.name
-            );
-        }
-        Ok(Self { urls, ..serving })
+        let wrapper: Vec<_> = wrapper.iter().map(|&word| word.to_owned()).collect();
+        let volumes_of = volumes.iter().flat_map(|volume| ["--volume".into(), volume.argument()]);
+        let all: Vec<_> =
+            volumes_of.chain(arguments.iter().map(|&argument| argument.to_owned())).collect();
+        let localhost = Ipv4Addr::LOCALHOST.into();
+        let running = sarsen::serve(&program::path()?, &wrapper, localhost, &all)?;
+        Self::of(running, volumes, true)
+    }
+
+    fn of(running: Running, volumes: &[Volume], ends_in_order: bool) -> Result<Self> {
+        let network = loopback();
+        let link = network.links().first().context("loopback")?;
+        let url = |volume: &Volume| match running.endpoint(&volume.name, link)? {
+            Endpoint::Iscsi(url) => Ok((volume.name.clone(), url.into())),
+            other => bail!("volume {} is offered as {other:?}", volume.name),
+        };
+        let urls = volumes.iter().map(url).collect::<Result<_>>()?;
+        Ok(Self { running, urls, ends_in_order })
     }
 
     /// The URL of a volume.
@@ -205,67 +208,28 @@ impl Serving {
 
     /// The server's process.
     pub fn pid(&self) -> u32 {
-        match &self.server {
-            Server::Sarsen { daemon, .. } => daemon.pid(),
-            Server::Tgt(tgt) => tgt.pid(),
-        }
+        self.running.pids()[0]
     }
 
     /// What the server wrote to its standard error.
     pub fn log(&self) -> String {
-        match &self.server {
-            Server::Sarsen { folder, .. } => {
-                let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
-                format!("the server's log:\n{log}")
-            }
-            Server::Tgt(_) => "tgt keeps no log here".into(),
-        }
+        format!("the server's log:\n{}", self.running.log())
     }
 
     /// Ends the server in order; an error unless it goes with exit status 0.
-    pub fn stop(self) -> Result<()> {
-        match self.server {
-            Server::Sarsen { daemon, folder } => {
-                let status = daemon.terminate(STOP_LIMIT)?;
-                let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
-                ensure!(status.success(), "SIGTERM ended it with {status}; its log:\n{log}");
-                Ok(())
-            }
-            // tgtd has no orderly end while targets are configured.
-            Server::Tgt(_) => Ok(()),
+    pub fn stop(mut self) -> Result<()> {
+        if !self.ends_in_order {
+            return Ok(());
         }
+        for status in self.running.terminate(STOP_LIMIT)? {
+            ensure!(status.success(), "SIGTERM ended it with {status}; {}", self.log());
+        }
+        Ok(())
     }
 }
 
-/// The first line of standard output; a thread reads on so that the pipe never fills.
-fn ready_line(daemon: &mut Daemon) -> Result<String> {
-    let stdout = daemon.child().stdout.take().context("its standard output")?;
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            // Nobody listens after the first line.
-            let _ = sender.send(line);
-        }
-    });
-    match receiver.recv_timeout(READY_LIMIT) {
-        Ok(line) => Ok(line),
-        Err(mpsc::RecvTimeoutError::Disconnected) => bail!("it ended before it was ready"),
-        Err(mpsc::RecvTimeoutError::Timeout) => bail!("it was not ready within {READY_LIMIT:?}"),
-    }
-}
-
-fn urls(line: &str) -> Result<Vec<(String, Url)>> {
-    let ready: serde_json::Value =
-        serde_json::from_str(line).with_context(|| format!("the ready line {line:?}"))?;
-    let volumes = ready["volumes"].as_array().context("`volumes` in the ready line")?;
-    volumes
-        .iter()
-        .map(|volume| {
-            let name = volume["name"].as_str().context("a volume's `name`")?;
-            let url = volume["url"].as_str().context("a volume's `url`")?;
-            Ok((name.to_owned(), url.parse()?))
-        })
-        .collect()
+fn loopback() -> Network {
+    Network::build(&[LinkProfile::loopback()])
 }
 
 #[cfg(test)]
@@ -282,18 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn the_ready_line_gives_every_url() {
-        let line = r#"{"volumes":[{"name":"a","url":"iscsi://127.0.0.1:3260/iqn.x:a/0"}]}"#;
-        let urls = urls(line).unwrap();
-        assert_eq!(urls[0].0, "a");
-        assert_eq!(urls[0].1.to_string(), "iscsi://127.0.0.1:3260/iqn.x:a/0");
-        assert_eq!(urls[0].1.port().unwrap(), 3260);
-    }
-
-    #[test]
-    fn what_is_no_ready_line_is_refused() {
-        assert!(urls("listening").is_err());
-        assert!(urls("{}").is_err());
-        assert!(urls(r#"{"volumes":[{"name":"a","url":"iscsi://x"}]}"#).is_err());
+    fn a_url_keeps_its_parts() {
+        let url: Url = "iscsi://127.0.0.1:3261/iqn.x:a/1".parse().unwrap();
+        assert_eq!(url.port().unwrap(), 3261);
+        assert_eq!(url.to_string(), "iscsi://127.0.0.1:3261/iqn.x:a/1");
+        let other: sarsen_initiator::Url = url.to_string().parse().unwrap();
+        assert_eq!(Url::from(other), url);
+        assert!("iscsi://x".parse::<Url>().is_err());
     }
 }

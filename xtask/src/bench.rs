@@ -3,19 +3,23 @@
 //! read the ratios rather than the figures.
 
 use std::collections::BTreeMap;
+use std::env::temp_dir;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::slice;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::Args;
-use sarsen_proof::peers::{Istgt, Tgt};
-use sarsen_proof::process;
-use sarsen_proof::program;
-use sarsen_proof::serving::Url;
-use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_initiator::Url;
+use sarsen_lab::contestant::{Contestant, Medium, Running, VolumeSpec};
+use sarsen_lab::load::Endpoint;
+use sarsen_lab::network::{LinkProfile, Network};
+use sarsen_node::stores::CacheMode;
+use sarsen_proof::{process, program};
 use serde_json::{Value, json};
 
+const VOLUME: &str = "bench";
 const BYTE_COUNT: u64 = 1 << 30;
 /// Of writing over the whole volume first, so that nobody reads holes.
 const FILL_SECONDS: f64 = 3.0;
@@ -85,17 +89,9 @@ const FIGURES: &[&str] =
     &["iops", "mb_per_s", "p50_us", "p99_us", "target_cpu_us_per_io", "target_rss_kib"];
 
 /// A running target. It ends when this is dropped.
-struct Contestant {
-    name: &'static str,
+struct Target {
+    running: Running,
     url: Url,
-    pid: u32,
-    _running: Running,
-}
-
-enum Running {
-    Sarsen { _serving: Serving },
-    Tgt { _tgt: Tgt },
-    Istgt { _istgt: Istgt },
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -107,22 +103,22 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .collect();
     ensure!(!points.is_empty(), "no point's name contains {:?}", options.point);
     let client = program::path()?;
-    let contestants = start()?;
-    for contestant in &contestants {
-        eprintln!("filling {}", contestant.name);
+    let targets = start(&client)?;
+    for target in &targets {
+        eprintln!("filling {}", target.running.name());
         let fill = point("fill", 512 << 10, 0, 0, 8, 1);
-        measure(&client, contestant, &fill, FILL_SECONDS)?;
+        measure(&client, target, &fill, FILL_SECONDS)?;
     }
 
     let mut runs: BTreeMap<(&str, &str), Vec<Value>> = BTreeMap::new();
     for round in 0..rounds {
         for point in &points {
             eprintln!("round {} of {rounds}: {}", round + 1, point.name);
-            for turn in 0..contestants.len() {
+            for turn in 0..targets.len() {
                 // Each begins as often as the others.
-                let contestant = &contestants[(round + turn) % contestants.len()];
-                let result = measure(&client, contestant, point, seconds)?;
-                runs.entry((point.name, contestant.name)).or_default().push(result);
+                let target = &targets[(round + turn) % targets.len()];
+                let result = measure(&client, target, point, seconds)?;
+                runs.entry((point.name, target.running.name())).or_default().push(result);
             }
         }
     }
@@ -134,7 +130,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         std::fs::write(path, serde_json::to_vec_pretty(&list)?)
             .with_context(|| path.display().to_string())?;
     }
-    let names: Vec<_> = contestants.iter().map(|contestant| contestant.name).collect();
+    let names: Vec<_> = targets.iter().map(|target| target.running.name()).collect();
     let points: Vec<_> = points.iter().map(|point| point.name).collect();
     println!("{}", table(&points, &names, &runs));
     println!(
@@ -144,70 +140,66 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn start() -> Result<Vec<Contestant>> {
-    let volume = Volume::new("bench", Backing::Ram, BYTE_COUNT);
-    let volumes = [volume];
-    let serving = Serving::start_with(&volumes, &[])?;
-    let mut contestants = vec![Contestant {
-        name: "sarsen",
-        url: serving.url("bench").clone(),
-        pid: serving.pid(),
-        _running: Running::Sarsen { _serving: serving },
-    }];
-    if is_installed("tgtd") {
-        let (tgt, urls) = Tgt::start(&volumes)?;
-        let url = urls.into_iter().next().context("tgt's target")?.1;
-        let pid = tgt.pid();
-        contestants.push(Contestant {
-            name: "tgt",
-            url,
-            pid,
-            _running: Running::Tgt { _tgt: tgt },
-        });
+/// Our own program, and the others that are installed.
+fn start(program: &Path) -> Result<Vec<Target>> {
+    let volume = VolumeSpec {
+        name: VOLUME.into(),
+        medium: Medium::Ram,
+        bytes: BYTE_COUNT,
+        cache: CacheMode::WriteBack,
+    };
+    let network = Network::build(&[LinkProfile::loopback()]);
+    let link = network.links().first().context("loopback")?;
+    let mut targets = Vec::new();
+    for (contestant, peer) in [
+        (Contestant::Sarsen, None),
+        (Contestant::Tgt, Some("tgtd")),
+        (Contestant::Istgt, Some("istgt")),
+    ] {
+        if let Some(peer) = peer
+            && process::find(Path::new(peer)).is_none()
+        {
+            eprintln!("{peer} is not installed, and left out");
+            continue;
+        }
+        let volumes = slice::from_ref(&volume);
+        let running = contestant.start_beside(program, &network, volumes, &temp_dir())?;
+        let Endpoint::Iscsi(url) = running.endpoint(VOLUME, link)? else {
+            bail!("{contestant} does not speak iSCSI");
+        };
+        targets.push(Target { running, url });
     }
-    if is_installed("istgt") {
-        let (istgt, url) = Istgt::start(&volumes[0])?;
-        let pid = istgt.pid();
-        let running = Running::Istgt { _istgt: istgt };
-        contestants.push(Contestant { name: "istgt", url, pid, _running: running });
-    }
-    Ok(contestants)
-}
-
-fn is_installed(peer: &str) -> bool {
-    let found = process::find(Path::new(peer)).is_some();
-    if !found {
-        eprintln!("{peer} is not installed, and left out");
-    }
-    found
+    Ok(targets)
 }
 
 /// One run of the load generator.
-fn measure(client: &Path, contestant: &Contestant, point: &Point, seconds: f64) -> Result<Value> {
+fn measure(client: &Path, target: &Target, point: &Point, seconds: f64) -> Result<Value> {
     let mut command = Command::new(client);
-    command.args(["lab", "load", "--json"]).arg(contestant.url.to_string());
+    command.args(["lab", "load", "--json"]).arg(target.url.to_string());
     let numbers = [
         ("--block-size", point.block_bytes),
         ("--read", point.read_percent.into()),
         ("--random", point.random_percent.into()),
         ("--depth", point.depth),
         ("--sessions", point.sessions),
-        ("--pid", contestant.pid),
     ];
     for (flag, number) in numbers {
         command.arg(flag).arg(number.to_string());
     }
+    for pid in target.running.pids() {
+        command.arg("--pid").arg(pid.to_string());
+    }
     command.arg("--seconds").arg(seconds.to_string());
     let limit = Duration::from_secs_f64(seconds) + GRACE;
     let said = process::output(&mut command, limit)
-        .with_context(|| format!("{} on {}", point.name, contestant.name))?;
+        .with_context(|| format!("{} on {}", point.name, target.running.name()))?;
     let line = said.lines().rev().find(|line| line.starts_with('{'));
     let result: Value = serde_json::from_str(line.context("the load generator's result")?)?;
     ensure!(
         result["errors"].as_u64() == Some(0),
         "{} on {}: not without errors: {result}",
         point.name,
-        contestant.name
+        target.running.name()
     );
     Ok(result)
 }

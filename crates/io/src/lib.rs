@@ -7,7 +7,6 @@
 
 pub mod cores;
 pub mod file;
-pub mod interface;
 pub mod memory;
 pub mod namespace;
 pub mod net;

@@ -5,8 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use crate::interface;
-
 /// A TAP device. A read takes one Ethernet frame that the kernel sends, a write gives it one to
 /// receive; neither blocks. It ends when this is dropped.
 #[derive(Debug)]
@@ -18,14 +16,25 @@ impl Tap {
     /// Makes one of this name, which no interface may have yet, in the network namespace of the
     /// calling thread. It takes the right to administer that network (CAP_NET_ADMIN).
     pub fn new(name: &str) -> io::Result<Self> {
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
-        let flags = libc::__c_anonymous_ifr_ifru { ifru_flags: flags as libc::c_short };
-        let mut request = interface::request(name, flags)?;
+        if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['%', '\0']) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{name:?} is no name for an interface"),
+            ));
+        }
         let device = OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
             .open("/dev/net/tun")?;
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL;
+        let mut request = libc::ifreq {
+            ifr_name: [0; libc::IFNAMSIZ],
+            ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_flags: flags as libc::c_short },
+        };
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
         // SAFETY: the request is the structure that this ioctl reads and writes; its name ends
         // with a zero, being shorter than the field; the descriptor is open.
         #[allow(unsafe_code)]

@@ -2,17 +2,30 @@
 //! somewhere, and the bare medium without any of them.
 //!
 //! A contestant is started with the volumes of a study in a private folder, on a free port of the
-//! targets' side of the [`Network`], and is gone without a trace when its [`Running`] is dropped.
+//! targets' side of the [`Network`], and is gone without a trace when its [`Running`] is dropped,
+//! or when this process ends in any other way. Each kind is in a module of its own; [`tgt`],
+//! [`istgt`] and [`sarsen`] can also be started with [`Image`]s of one's own.
+
+mod direct;
+pub mod istgt;
+mod running;
+pub mod sarsen;
+pub mod tgt;
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use sarsen_initiator::Url;
 use sarsen_node::stores::CacheMode;
 
+use crate::folder::PrivateFolder;
 use crate::load::Endpoint;
-use crate::network::{Link, Network};
+use crate::network::Network;
+use crate::process::ProcessError;
+pub use running::Running;
+use running::{Unit, private_folder};
 
 /// A kind of contestant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,53 +81,136 @@ pub enum ContestantError {
     Failed(String),
 }
 
-/// A contestant that answers. It ends when this is dropped.
-#[derive(Debug)]
-pub struct Running {
-    name: String,
-    url: Url,
+impl ContestantError {
+    fn file(what: &str, path: &Path, error: &io::Error) -> Self {
+        Self::Failed(format!("cannot {what} {}: {error}", path.display()))
+    }
+}
+
+impl From<ProcessError> for ContestantError {
+    fn from(error: ProcessError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+/// A volume as a target's program is handed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Its name: a part of the target's.
+    pub name: String,
+    /// Where its blocks are.
+    pub backing: Backing,
+    /// Its size.
+    pub bytes: u64,
+    /// Its logical block.
+    pub block_bytes: u32,
+    /// How a file is cached.
+    pub cache: CacheMode,
+}
+
+/// Where the blocks of an [`Image`] are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// In memory.
+    Memory,
+    /// In this file, which is made or made longer if need be.
+    File(PathBuf),
+}
+
+impl Image {
+    /// One of 512-byte blocks that is written back.
+    pub fn new(name: &str, backing: Backing, bytes: u64) -> Self {
+        Self { name: name.into(), backing, bytes, block_bytes: 512, cache: CacheMode::WriteBack }
+    }
 }
 
 impl Contestant {
-    /// Starts it with these volumes; `folder` is for files of volumes on disk.
+    /// Starts it with these volumes; `folder` is for files of volumes on disk. It ends with the
+    /// thread that calls this, if not before.
     pub fn start(
         &self,
-        _network: &Network,
-        _volumes: &[VolumeSpec],
-        _folder: &Path,
+        network: &Network,
+        volumes: &[VolumeSpec],
+        folder: &Path,
     ) -> Result<Running, ContestantError> {
+        self.start_beside(&sarsen::own_program()?, network, volumes, folder)
+    }
+
+    /// The same for who is not this program, which is at `program`.
+    pub fn start_beside(
+        &self,
+        program: &Path,
+        network: &Network,
+        volumes: &[VolumeSpec],
+        folder: &Path,
+    ) -> Result<Running, ContestantError> {
+        check(volumes)?;
+        let with_images = |start: &dyn Fn(&[Image]) -> Result<Running, ContestantError>| {
+            let on_disk = volumes.iter().any(|volume| volume.medium == Medium::Disk);
+            let disk = if on_disk { Some(private_folder(folder)?) } else { None };
+            let images: Vec<_> = volumes.iter().map(|volume| volume.image(&disk)).collect();
+            let mut running = start(&images)?;
+            disk.into_iter().for_each(|disk| running.keep(disk));
+            Ok(running)
+        };
         match self {
-            Self::Iscsi(url) => Ok(Running { name: self.to_string(), url: url.clone() }),
-            _ => Err(ContestantError::Unable("not started by the lab".into())),
+            Self::Sarsen => with_images(&|images| sarsen::start(program, network, images)),
+            Self::Tgt => with_images(&|images| tgt::start(network, images)),
+            Self::Istgt => with_images(&|images| istgt::start(network, images, None)),
+            Self::Nbdkit | Self::Nbd(_) => {
+                Err(ContestantError::Unable("NBD is not spoken here".into()))
+            }
+            Self::Direct => with_images(&direct::start),
+            Self::Iscsi(url) => self.elsewhere(volumes, Endpoint::Iscsi(url.clone())),
+            Self::DirectPath(path) => self.elsewhere(volumes, direct::endpoint_of(path, volumes)),
         }
+    }
+
+    /// What runs already, or needs nothing to run.
+    fn elsewhere(
+        &self,
+        volumes: &[VolumeSpec],
+        endpoint: Endpoint,
+    ) -> Result<Running, ContestantError> {
+        let [volume] = volumes else {
+            let what = format!("{self} is one volume, and {} are wanted", volumes.len());
+            return Err(ContestantError::Unable(what));
+        };
+        let mut running = Running::new(self.to_string());
+        running.add_unit(&volume.name, Unit::Elsewhere(endpoint));
+        Ok(running)
     }
 }
 
-impl Running {
-    /// Its name in reports.
-    pub fn name(&self) -> &str {
-        &self.name
+impl VolumeSpec {
+    /// On disk, it is in this folder.
+    fn image(&self, disk: &Option<PrivateFolder>) -> Image {
+        let backing = match (self.medium, disk) {
+            (Medium::Disk, Some(disk)) => {
+                Backing::File(disk.path().join(format!("{}.img", self.name)))
+            }
+            (Medium::Disk, None) | (Medium::Ram, _) => Backing::Memory,
+        };
+        Image { cache: self.cache, ..Image::new(&self.name, backing, self.bytes) }
     }
+}
 
-    /// What it says of its version, if it does.
-    pub fn version(&self) -> Option<&str> {
-        None
+/// Whether every contestant can take these names and sizes.
+fn check(volumes: &[VolumeSpec]) -> Result<(), ContestantError> {
+    for (index, VolumeSpec { name, bytes, .. }) in volumes.iter().enumerate() {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let problem = if name.is_empty() || !name.chars().all(plain) {
+            "its name is not of lower-case letters, digits and hyphens"
+        } else if volumes[..index].iter().any(|other| other.name == *name) {
+            "another one has its name"
+        } else if *bytes == 0 || !bytes.is_multiple_of(512) {
+            "its size is not a number of 512-byte blocks"
+        } else {
+            continue;
+        };
+        return Err(ContestantError::Failed(format!("volume {name:?}: {problem}")));
     }
-
-    /// The commands that started and configured it.
-    pub fn commands(&self) -> &[String] {
-        &[]
-    }
-
-    /// Its processes on this machine.
-    pub fn pids(&self) -> Vec<u32> {
-        Vec::new()
-    }
-
-    /// Where a volume answers over a link.
-    pub fn endpoint(&self, _volume: &str, _link: &Link) -> Result<Endpoint, ContestantError> {
-        Ok(Endpoint::Iscsi(self.url.clone()))
-    }
+    Ok(())
 }
 
 impl fmt::Display for Contestant {
@@ -157,5 +253,50 @@ impl FromStr for Contestant {
                 }
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::LinkProfile;
+
+    fn volume(name: &str, bytes: u64) -> VolumeSpec {
+        VolumeSpec { name: name.into(), medium: Medium::Ram, bytes, cache: CacheMode::WriteBack }
+    }
+
+    fn start(contestant: &str, volumes: &[VolumeSpec]) -> Result<Running, ContestantError> {
+        let network = Network::build(&[LinkProfile::loopback()]);
+        contestant.parse::<Contestant>().unwrap().start(&network, volumes, Path::new("/nowhere"))
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        let url = "iscsi://host/iqn.2026-11.x:a/0";
+        for name in ["sarsen", "tgt", "istgt", "nbdkit", "direct", "direct:/dev/vdb", "nbd://h/e"] {
+            assert_eq!(name.parse::<Contestant>().unwrap().to_string(), name);
+        }
+        assert_eq!(url.parse(), Ok(Contestant::Iscsi(url.parse().unwrap())));
+        let error = "lio".parse::<Contestant>().unwrap_err();
+        assert!(error.contains("write sarsen, tgt"), "{error}");
+    }
+
+    #[test]
+    fn somebody_elses_target_is_one_volume() {
+        let url = "iscsi://host/iqn.2026-11.x:a/0";
+        let running = start(url, &[volume("a", 512)]).unwrap();
+        assert_eq!((running.pids(), running.ended()), (Vec::new(), None));
+        let link = Network::build(&[LinkProfile::loopback()]).links()[0].clone();
+        assert!(matches!(running.endpoint("a", &link), Ok(Endpoint::Iscsi(_))));
+        let several = start(url, &[volume("a", 512), volume("b", 512)]).unwrap_err();
+        assert!(matches!(several, ContestantError::Unable(_)), "{several}");
+    }
+
+    #[test]
+    fn volumes_that_make_no_sense_are_refused() {
+        let refused = |volumes: &[VolumeSpec]| start("tgt", volumes).unwrap_err().to_string();
+        assert!(refused(&[volume("a b", 512)]).contains("\"a b\": its name"));
+        assert!(refused(&[volume("a", 512), volume("a", 512)]).contains("another one"));
+        assert!(refused(&[volume("a", 100)]).contains("512-byte blocks"));
     }
 }

@@ -17,7 +17,6 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use relay::wire::Wire;
-use sarsen_io::interface::switch_off_segmentation;
 use sarsen_io::tap::Tap;
 use sides::{End, Sides};
 
@@ -222,38 +221,23 @@ fn veth(
 ) -> Result<String, String> {
     sides.make_veth(ends)?;
     let mtu = profile.mtu;
-    let made = if *profile == LinkProfile::loopback() {
-        sides
+    let made = match shaping {
+        _ if *profile == LinkProfile::loopback() => sides
             .take_up(ends, &format!("mtu {VETH_MTU_MAX}"))
-            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, in loopback's place"))
-    } else {
-        without_offloads(sides, ends, profile).and_then(|()| match shaping {
-            None => Ok(format!("veth without offloads, MTU {mtu}")),
-            Some((lines, discipline)) => {
-                sides.each(|side| side.tc(lines))?;
-                let wishes = wishes(profile);
-                Ok(format!("veth without offloads, MTU {mtu}, {discipline}: {wishes}"))
-            }
-        })
+            .map(|()| format!("veth with offloads, MTU {VETH_MTU_MAX}, in loopback's place")),
+        None => sides
+            .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
+            .map(|()| format!("veth without offloads, MTU {mtu}")),
+        Some((lines, discipline)) => sides
+            .take_up(ends, &format!("mtu {mtu} gso_max_segs 1"))
+            .and_then(|()| sides.each(|side| side.tc(lines)))
+            .map(|()| format!("veth, MTU {mtu}, {discipline}: {}", wishes(profile))),
     };
     if made.is_err() {
         // What is left if this fails, too, is in the way of whatever is made in its place.
         let _ = sides.remove_veth(ends);
     }
     made
-}
-
-/// Takes a veth pair up that never hands over more than a packet.
-fn without_offloads(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<(), String> {
-    // Segments travel together up to the interface, which spares most of the work for each: alone
-    // from the start they take several times as long. But together they would be lost together.
-    let segments = if profile.loss_percent > 0.0 { " gso_max_segs 1" } else { "" };
-    let interface = &ends[0].interface;
-    sides.each(|side| {
-        side.within(|| switch_off_segmentation(interface))
-            .map_err(|error| format!("segmentation cannot be switched off ({error})"))
-    })?;
-    sides.take_up(ends, &format!("mtu {}{segments}", profile.mtu))
 }
 
 /// A link of our own, which is gone if this fails.

@@ -181,7 +181,8 @@ impl<'a> Apt<'a> {
         let mut kernel = self.command("apt-get");
         kernel.args(["-q", "download", &self.kernel_package()?]);
         kernel.current_dir(self.work.join("archives"));
-        process::output(&mut kernel, APT_LIMIT).map(drop)
+        process::output(&mut kernel, APT_LIMIT)?;
+        Ok(())
     }
 
     fn downloaded(&self) -> Result<Vec<PathBuf>> {
@@ -200,7 +201,8 @@ impl<'a> Apt<'a> {
 fn unpack(package: &Path, into: &Path) -> Result<()> {
     let mut command = Command::new("dpkg-deb");
     command.arg("--extract").arg(package).arg(into);
-    process::output(&mut command, UNPACK_LIMIT).map(drop)
+    process::output(&mut command, UNPACK_LIMIT)?;
+    Ok(())
 }
 
 fn only_name(folder: &Path) -> Result<String> {

@@ -49,11 +49,12 @@ pub(super) fn commands(profile: &LinkProfile, interface: &str) -> Option<(String
     let root = format!("qdisc replace dev {interface} root");
     if profile.delay.is_zero() && profile.loss_percent == 0.0 {
         let rate = rate?;
-        let bits = bits_per_s(profile, rate);
         let burst = (rate * BURST_TIME.as_secs_f64()) as usize;
         let burst = burst.max(2 * (profile.frame_bytes() + FRAME_OVERHEAD));
-        let limit = profile.queue_bytes(rate);
-        let line = format!("{root} tbf rate {bits:.0}bit burst {burst}b limit {limit}b\n");
+        let (bits, limit) = (rate * 8.0, profile.queue_bytes(rate));
+        let line = format!(
+            "{root} tbf rate {bits:.0}bit burst {burst}b limit {limit}b overhead {FRAME_OVERHEAD}\n"
+        );
         return Some((line, "tbf"));
     }
     let mut line = format!("{root} netem");
@@ -65,20 +66,12 @@ pub(super) fn commands(profile: &LinkProfile, interface: &str) -> Option<(String
     }
     let mut packets = PACKETS_UNLIMITED;
     if let Some(rate) = rate {
-        line += &format!(" rate {:.0}bit", bits_per_s(profile, rate));
+        line += &format!(" rate {:.0}bit {FRAME_OVERHEAD}", rate * 8.0);
         // What is under way counts, too.
         let held = rate * profile.delay.as_secs_f64() + profile.queue_bytes(rate) as f64;
         packets = (held / (profile.frame_bytes() + FRAME_OVERHEAD) as f64).ceil();
     }
     Some((format!("{line} limit {packets:.0}\n"), "netem"))
-}
-
-/// The rate at which full frames pass without what is around them. A discipline sees the segments
-/// of a connection together and would add the overhead once for all; so small packets take less of
-/// the line than they should, and full ones as much.
-fn bits_per_s(profile: &LinkProfile, bytes_per_s: f64) -> f64 {
-    let frame = profile.frame_bytes() as f64;
-    bytes_per_s * 8.0 * frame / (frame + FRAME_OVERHEAD as f64)
 }
 
 #[cfg(test)]
@@ -91,13 +84,13 @@ mod tests {
         assert_eq!(commands(&plain, "link0"), None);
 
         let rate = LinkProfile { rate_mbit: Some(1000.0), ..plain.clone() };
-        let tbf = "qdisc replace dev link0 root tbf rate 984395319bit burst 125000b \
-                   limit 2500000b\n";
+        let tbf = "qdisc replace dev link0 root tbf rate 1000000000bit burst 125000b \
+                   limit 2500000b overhead 24\n";
         assert_eq!(commands(&rate, "link0"), Some((tbf.into(), "tbf")));
 
         let slow = LinkProfile { rate_mbit: Some(0.1), ..plain.clone() };
-        let tbf = "qdisc replace dev link0 root tbf rate 98440bit burst 3076b \
-                   limit 98432b\n";
+        let tbf = "qdisc replace dev link0 root tbf rate 100000bit burst 3076b \
+                   limit 98432b overhead 24\n";
         assert_eq!(commands(&slow, "link0"), Some((tbf.into(), "tbf")));
 
         let far = LinkProfile { delay: Duration::from_micros(2500), ..plain };
@@ -107,7 +100,7 @@ mod tests {
         let all = LinkProfile { rate_mbit: Some(1000.0), loss_percent: 0.5, ..far };
         // 312500 bytes are under way and 2500000 wait, in frames of 1538 bytes.
         let netem = "qdisc replace dev link3 root netem delay 2500us loss 0.5% \
-                     rate 984395319bit limit 1829\n";
+                     rate 1000000000bit 24 limit 1829\n";
         assert_eq!(commands(&all, "link3"), Some((netem.into(), "netem")));
     }
 }

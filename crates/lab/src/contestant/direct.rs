@@ -1,0 +1,55 @@
+//! The medium itself, without any protocol: what the others are held against.
+
+use std::path::Path;
+
+use super::running::{Running, Unit};
+use super::{Backing, ContestantError, Image, VolumeSpec};
+use crate::load::{Endpoint, OpenStore};
+
+/// Offers each image to this process.
+pub(super) fn start(images: &[Image]) -> Result<Running, ContestantError> {
+    let mut running = Running::new("direct");
+    let in_memory = |image: &&Image| image.backing == Backing::Memory;
+    let on_disk: Vec<_> = images.iter().filter(|image| !in_memory(image)).cloned().collect();
+    running.backing_files(&on_disk)?;
+    for image in images {
+        let endpoint = match &image.backing {
+            Backing::Memory => Endpoint::Memory(OpenStore::ram(image.bytes).map_err(|error| {
+                ContestantError::Failed(format!("no memory for volume {}: {error}", image.name))
+            })?),
+            Backing::File(path) => Endpoint::File { path: path.clone(), cache: image.cache },
+        };
+        running.add_unit(&image.name, Unit::Elsewhere(endpoint));
+    }
+    Ok(running)
+}
+
+/// A file or device as it is, cached as the volume wants it.
+pub(super) fn endpoint_of(path: &Path, volumes: &[VolumeSpec]) -> Endpoint {
+    let cache = volumes.first().map(|volume| volume.cache).unwrap_or_default();
+    Endpoint::File { path: path.to_owned(), cache }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::{LinkProfile, Network};
+
+    #[test]
+    fn memory_and_files_are_offered_as_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("b.img");
+        let images = [
+            Image::new("a", Backing::Memory, 4096),
+            Image::new("b", Backing::File(path.clone()), 8192),
+        ];
+        let running = start(&images).unwrap();
+        let link = &Network::build(&[LinkProfile::loopback()]).links()[0].clone();
+        assert!(matches!(running.endpoint("a", link), Ok(Endpoint::Memory(_))));
+        let Ok(Endpoint::File { path: offered, .. }) = running.endpoint("b", link) else {
+            panic!("no file");
+        };
+        assert_eq!(offered, path);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
+    }
+}

@@ -1,0 +1,402 @@
+//! A contestant that answers: its processes, what they keep on this machine, where they answer.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use sarsen_initiator::{Chap, Portal, Url};
+
+use super::{Backing, ContestantError, Image};
+use crate::folder::PrivateFolder;
+use crate::load::Endpoint;
+use crate::network::{Link, Network};
+use crate::process::{self, Daemon};
+
+/// Memory that looks like files.
+const MEMORY_FOLDER: &str = "/dev/shm";
+/// How the folders of a run are called: what is found under this name after a run was left behind.
+pub(super) const FOLDER_PREFIX: &str = "sarsen-lab-";
+/// Another process may take a port between our look and the contestant's bind.
+const PORT_ATTEMPTS: usize = 5;
+/// From the command to answering.
+pub(super) const READY_LIMIT: Duration = Duration::from_secs(20);
+/// One administration command.
+pub(super) const ADMIN_LIMIT: Duration = Duration::from_secs(20);
+/// Of a log, so much is told with an error.
+const TAIL_BYTES: usize = 2000;
+
+/// A contestant that answers. It ends when this is dropped, and takes all that it made with it.
+#[derive(Debug)]
+pub struct Running {
+    name: String,
+    version: Option<String>,
+    commands: Vec<String>,
+    /// Before the folders: processes end before their files go.
+    daemons: Vec<Daemon>,
+    folders: Vec<PrivateFolder>,
+    units: Vec<(String, Unit)>,
+}
+
+/// Where a volume answers.
+#[derive(Clone, Debug)]
+pub(super) enum Unit {
+    /// At this port of the targets' side.
+    Iscsi { port: u16, target: String, lun: u16 },
+    /// Where somebody else's does, under whichever name it is asked for.
+    Elsewhere(Endpoint),
+}
+
+impl Running {
+    /// Nothing runs yet.
+    pub(super) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            version: None,
+            commands: Vec::new(),
+            daemons: Vec::new(),
+            folders: Vec::new(),
+            units: Vec::new(),
+        }
+    }
+
+    /// The same with a private folder in memory, for logs and what else it needs.
+    pub(super) fn at_home(name: &str) -> Result<Self, ContestantError> {
+        let mut running = Self::new(name);
+        running.keep(private_folder(Path::new(MEMORY_FOLDER))?);
+        Ok(running)
+    }
+
+    /// Its name in reports.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it says of its version, if it does.
+    pub fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+
+    /// The commands that started and configured it, as a shell takes them.
+    pub fn commands(&self) -> &[String] {
+        &self.commands
+    }
+
+    /// Its processes on this machine.
+    pub fn pids(&self) -> Vec<u32> {
+        self.daemons.iter().map(Daemon::pid).collect()
+    }
+
+    /// The folders that it made; they go when it does.
+    pub fn folders(&self) -> impl Iterator<Item = &Path> {
+        self.folders.iter().map(PrivateFolder::path)
+    }
+
+    /// `None` while it runs; otherwise which of its programs ended, how, and what it said last.
+    pub fn ended(&self) -> Option<String> {
+        self.daemons.iter().find_map(|daemon| match daemon.ended() {
+            Ok(None) => None,
+            Ok(Some(status)) => {
+                Some(format!("{} ended with {status}{}", daemon.name(), self.last_words()))
+            }
+            Err(error) => Some(error.to_string()),
+        })
+    }
+
+    /// What its programs wrote on their outputs.
+    pub fn log(&self) -> String {
+        let bytes = self.home().map(|home| fs::read(home.join("log")).unwrap_or_default());
+        String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
+    }
+
+    /// Where a volume answers over a link.
+    pub fn endpoint(&self, volume: &str, link: &Link) -> Result<Endpoint, ContestantError> {
+        let found = self.units.iter().find(|(name, _)| name == volume).map(|(_, unit)| unit);
+        let unit = found.ok_or_else(|| {
+            ContestantError::Failed(format!("{} has no volume {volume:?}", self.name))
+        })?;
+        let host = || match &link.address {
+            Ok(address) => Ok(address.to_string()),
+            Err(reason) => {
+                Err(ContestantError::Unable(format!("no link {}: {reason}", link.profile.name)))
+            }
+        };
+        Ok(match unit {
+            Unit::Iscsi { port, target, lun } => Endpoint::Iscsi(Url {
+                portal: Portal { host: host()?, port: *port },
+                target: target.clone(),
+                lun: *lun,
+                chap: Chap::default(),
+            }),
+            Unit::Elsewhere(endpoint) => endpoint.clone(),
+        })
+    }
+
+    /// Asks each of its programs to end with SIGTERM and waits; how each ended.
+    pub fn terminate(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, ContestantError> {
+        let daemons = std::mem::take(&mut self.daemons);
+        daemons.into_iter().map(|daemon| Ok(daemon.terminate(limit)?)).collect()
+    }
+
+    pub(super) fn home(&self) -> Option<&Path> {
+        self.folders.first().map(PrivateFolder::path)
+    }
+
+    /// A path in its own folder.
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.home().unwrap_or(Path::new(MEMORY_FOLDER)).join(name)
+    }
+
+    /// The folder goes when this ends.
+    pub(super) fn keep(&mut self, folder: PrivateFolder) {
+        self.folders.push(folder);
+    }
+
+    pub(super) fn add_unit(&mut self, volume: &str, unit: Unit) {
+        self.units.push((volume.to_owned(), unit));
+    }
+
+    pub(super) fn note_command(&mut self, command: String) {
+        self.commands.push(command);
+    }
+
+    /// What `version` (a command whose first line ends with it) and Debian's package say.
+    pub(super) fn note_version(&mut self, mut version: Command, package: Option<&str>) {
+        let said = |command: &mut Command| process::output(command, ADMIN_LIMIT).ok();
+        let own = said(&mut version).and_then(|text| {
+            Some(text.lines().next()?.split_ascii_whitespace().last()?.to_owned())
+        });
+        let packaged = package.and_then(|package| {
+            let mut query = Command::new("dpkg-query");
+            said(query.args(["--show", "--showformat=${Package} ${Version}", package]))
+        });
+        self.version = match (own, packaged) {
+            (Some(own), Some(packaged)) => Some(format!("{own} ({packaged})")),
+            (own, packaged) => own.or(packaged),
+        };
+    }
+
+    /// Starts one of its programs, with both outputs in the log unless `configure` gives another.
+    pub(super) fn start(
+        &mut self,
+        prefix: &[String],
+        program: &Path,
+        configure: impl FnOnce(&mut Command),
+    ) -> Result<&Daemon, ContestantError> {
+        let path = self.file("log");
+        let log = File::options().create(true).append(true).open(&path);
+        let log = log.map_err(|error| ContestantError::file("open", &path, &error))?;
+        let daemon = Daemon::start(prefix, program, |command| {
+            command.stdout(log.try_clone().map_or(Stdio::null(), Into::into)).stderr(log);
+            configure(command);
+        })?;
+        self.commands.push(daemon.command().to_owned());
+        Ok(self.daemons.push_mut(daemon))
+    }
+
+    /// Runs a command that sets one of its programs up.
+    pub(super) fn carry_out(&mut self, mut command: Command) -> Result<(), ContestantError> {
+        self.commands.push(process::command_line(&command));
+        process::output(&mut command, ADMIN_LIMIT)?;
+        Ok(())
+    }
+
+    /// Waits until the program that was started last listens on `port` and `ready` says yes.
+    pub(super) fn wait_until_it_listens(
+        &self,
+        port: u16,
+        mut ready: impl FnMut() -> Result<bool, ContestantError>,
+    ) -> Result<(), ContestantError> {
+        let Some(daemon) = self.daemons.last() else { return Ok(()) };
+        let listens = || Ok(process::listens(daemon.pid(), port) && ready()?);
+        daemon.wait_until(READY_LIMIT, listens).map_err(|error| self.explain(error))
+    }
+
+    /// The error with what its programs said last.
+    pub(super) fn explain(&self, error: ContestantError) -> ContestantError {
+        match error {
+            ContestantError::Failed(what) => {
+                ContestantError::Failed(format!("{what}{}", self.last_words()))
+            }
+            unable @ ContestantError::Unable(_) => unable,
+        }
+    }
+
+    fn last_words(&self) -> String {
+        let log = self.log();
+        let from = log.ceil_char_boundary(log.len().saturating_sub(TAIL_BYTES));
+        match log[from..].trim() {
+            "" => String::new(),
+            tail => format!("; its log ends:\n{tail}"),
+        }
+    }
+
+    /// The files that images are in, as long as the images; those in memory are made at home.
+    pub(super) fn backing_files(&self, images: &[Image]) -> Result<Vec<PathBuf>, ContestantError> {
+        // What was promised of memory and of the disk; nothing of it is taken yet.
+        let mut promised = [0, 0];
+        let files = images.iter().map(|image| {
+            let (path, promised) = match &image.backing {
+                Backing::Memory => (self.file(&format!("{}.img", image.name)), &mut promised[0]),
+                Backing::File(path) => (path.clone(), &mut promised[1]),
+            };
+            // Each program has its own letters that end a path; none of them has the others.
+            let foreign = |c: char| c.is_control() || "\",'\\".contains(c);
+            if path.to_str().is_none_or(|text| text.contains(foreign)) {
+                return Err(ContestantError::Failed(format!(
+                    "{path:?} cannot be given to every program: choose a folder whose path is \
+                     without quotation marks, commas and backslashes"
+                )));
+            }
+            *promised += make(&path, image.bytes, *promised)
+                .map_err(|error| ContestantError::file("make", &path, &error))?;
+            Ok(path)
+        });
+        files.collect()
+    }
+}
+
+/// Makes a file of this length, all holes where it was shorter, and gives how much these are; an
+/// error unless there is room for them beside what was promised.
+fn make(path: &Path, bytes: u64, promised: u64) -> io::Result<u64> {
+    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    let missing = bytes.saturating_sub(file.metadata()?.len());
+    let system = rustix::fs::fstatvfs(&file)?;
+    let free = system.f_bavail.saturating_mul(system.f_frsize).saturating_sub(promised);
+    if missing > free {
+        let what = format!("{missing} bytes are needed and {free} are free");
+        return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+    }
+    if missing > 0 {
+        file.set_len(bytes)?;
+    }
+    Ok(missing)
+}
+
+/// A folder in `parent` that goes however this process ends.
+pub(super) fn private_folder(parent: &Path) -> Result<PrivateFolder, ContestantError> {
+    PrivateFolder::new(parent, FOLDER_PREFIX)
+        .map_err(|error| ContestantError::file("make a folder in", parent, &error))
+}
+
+/// Starts a program on a port of the targets' side that is free, on another one when somebody else
+/// takes it meanwhile. For programs that cannot be given port 0.
+pub(super) fn on_free_port<T>(
+    network: &Network,
+    mut start: impl FnMut(SocketAddr) -> Result<T, ContestantError>,
+) -> Result<T, ContestantError> {
+    let bind = |port| {
+        let address = SocketAddr::new(network.listen_address(), port);
+        network.on_target_side(|| std::net::TcpListener::bind(address)?.local_addr())
+    };
+    let mut attempt = 1;
+    loop {
+        let address = bind(0).map_err(|error| {
+            ContestantError::Failed(format!(
+                "no port is free on {}: {error}",
+                network.listen_address()
+            ))
+        })?;
+        match start(address) {
+            Err(ContestantError::Failed(_))
+                if attempt < PORT_ATTEMPTS && bind(address.port()).is_err() =>
+            {
+                attempt += 1;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::LinkProfile;
+
+    fn link() -> Link {
+        Network::build(&[LinkProfile::loopback()]).links()[0].clone()
+    }
+
+    #[test]
+    fn a_volume_answers_where_the_link_leads() {
+        let mut running = Running::new("peer");
+        let unit = Unit::Iscsi { port: 3261, target: "iqn.2026-11.peer:a".into(), lun: 1 };
+        running.add_unit("a", unit);
+        let Endpoint::Iscsi(url) = running.endpoint("a", &link()).unwrap() else {
+            panic!("another protocol");
+        };
+        assert_eq!(url.to_string(), "iscsi://127.0.0.1:3261/iqn.2026-11.peer:a/1");
+        let absent = Link { address: Err("no namespaces".into()), ..link() };
+        let unable = running.endpoint("a", &absent).unwrap_err();
+        assert_eq!(unable, ContestantError::Unable("no link loopback: no namespaces".into()));
+        assert!(matches!(running.endpoint("b", &link()), Err(ContestantError::Failed(_))));
+    }
+
+    #[test]
+    fn one_that_died_says_how_and_its_last_words() {
+        let mut running = Running::at_home("peer").unwrap();
+        let home = running.home().unwrap().to_owned();
+        let arguments = ["-c", "echo no memory >&2; read -r nothing <&0; exit 7"];
+        let arguments = |command: &mut Command| {
+            command.args(arguments);
+        };
+        running.start(&[], Path::new("sh"), arguments).unwrap();
+        let daemon = &running.daemons[0];
+        let ended = || Ok::<_, ContestantError>(daemon.ended()?.is_some());
+        daemon.wait_until(READY_LIMIT, ended).unwrap();
+        let said = running.ended().unwrap();
+        assert!(said.starts_with("sh ended with exit status: 7"), "{said}");
+        assert!(said.ends_with("its log ends:\nno memory"), "{said}");
+        assert!(running.commands()[0].contains("pdeathsig"));
+        drop(running);
+        assert!(!home.exists());
+    }
+
+    #[test]
+    fn files_for_images_need_room_and_a_path_that_all_can_take() {
+        let running = Running::at_home("peer").unwrap();
+        let image = |name: &str, bytes| Image::new(name, Backing::Memory, bytes);
+        let files = running.backing_files(&[image("a", 4096), image("b", 512)]).unwrap();
+        let lengths = files.iter().map(|path| fs::metadata(path).unwrap().len());
+        assert_eq!(lengths.collect::<Vec<_>>(), [4096, 512]);
+        let huge = [image("c", u64::MAX / 2)];
+        let full = running.backing_files(&huge).unwrap_err().to_string();
+        assert!(full.contains("bytes are needed and"), "{full}");
+        let comma = Image::new("a", Backing::File(running.file("a,b")), 4096);
+        let foreign = running.backing_files(&[comma]).unwrap_err().to_string();
+        assert!(foreign.contains("choose a folder"), "{foreign}");
+        assert!(!running.file("a,b").exists());
+    }
+
+    #[test]
+    fn what_was_promised_is_not_free_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        assert_eq!(make(&path, 4096, 0).unwrap(), 4096);
+        assert_eq!(make(&path, 4096, u64::MAX).unwrap(), 0, "nothing is missing");
+        assert!(make(&path, 8192, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn only_a_port_that_was_taken_is_worth_another_attempt() {
+        let network = Network::build(&[LinkProfile::loopback()]);
+        let failed = || ContestantError::Failed("no".into());
+        let mut attempts = 0;
+        let answer: Result<(), _> = on_free_port(&network, |_| {
+            attempts += 1;
+            Err(failed())
+        });
+        assert_eq!((answer, attempts), (Err(failed()), 1));
+        let mut others = Vec::new();
+        let second = on_free_port(&network, |address| {
+            if others.is_empty() {
+                others.push(std::net::TcpListener::bind(address).unwrap());
+                return Err(failed());
+            }
+            Ok(address)
+        });
+        assert_ne!(second.unwrap(), others[0].local_addr().unwrap());
+    }
+}

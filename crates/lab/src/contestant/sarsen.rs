@@ -1,0 +1,170 @@
+//! This program as a target, in a process of its own.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sarsen_initiator::Url;
+use sarsen_node::stores::CacheMode;
+use serde::Deserialize;
+
+use super::running::{READY_LIMIT, Running, Unit};
+use super::{Backing, ContestantError, Image};
+use crate::network::Network;
+
+/// Names the program in the place of the one that runs.
+const VARIABLE: &str = "SARSEN_BIN";
+
+/// The file that its standard output goes to, in its folder.
+const ANNOUNCEMENT: &str = "announcement";
+
+/// The program that runs now, or another one that `SARSEN_BIN` names.
+pub fn own_program() -> Result<PathBuf, ContestantError> {
+    match std::env::var_os(VARIABLE) {
+        Some(path) => Ok(path.into()),
+        None => std::env::current_exe().map_err(|error| {
+            ContestantError::Failed(format!(
+                "this program cannot be found ({error}): name it in {VARIABLE}"
+            ))
+        }),
+    }
+}
+
+/// Serves each image as a volume with a target of its own.
+pub(super) fn start(
+    program: &Path,
+    network: &Network,
+    images: &[Image],
+) -> Result<Running, ContestantError> {
+    let mut volumes = Vec::new();
+    for image in images {
+        volumes.extend(["--volume".into(), volume(image)]);
+    }
+    let prepare = |running: &Running| {
+        // In memory it makes its own; on disk all contestants get the same.
+        let on_disk = |image: &&Image| image.backing != Backing::Memory;
+        let on_disk: Vec<_> = images.iter().filter(on_disk).cloned().collect();
+        running.backing_files(&on_disk).map(drop)
+    };
+    launch(program, network.target_prefix(), network.listen_address(), &volumes, prepare)
+}
+
+/// Starts `program serve` with `arguments`, which name its volumes, on a free port of `listen`. The
+/// words of `prefix` are a command that becomes the command after it.
+pub fn serve(
+    program: &Path,
+    prefix: &[String],
+    listen: IpAddr,
+    arguments: &[String],
+) -> Result<Running, ContestantError> {
+    launch(program, prefix, listen, arguments, |_| Ok(()))
+}
+
+fn launch(
+    program: &Path,
+    prefix: &[String],
+    listen: IpAddr,
+    arguments: &[String],
+    prepare: impl FnOnce(&Running) -> Result<(), ContestantError>,
+) -> Result<Running, ContestantError> {
+    let mut running = Running::at_home("sarsen")?;
+    prepare(&running)?;
+    let path = running.file(ANNOUNCEMENT);
+    let out = fs::File::create(&path);
+    let out = out.map_err(|error| ContestantError::file("make", &path, &error))?;
+    let daemon = running.start(prefix, program, |command| {
+        command.args(["serve", "--json", "--listen", &SocketAddr::new(listen, 0).to_string()]);
+        command.args(arguments).stdout(out);
+    })?;
+    let mut said = String::new();
+    let announced = daemon.wait_until(READY_LIMIT, || {
+        said = fs::read_to_string(&path)
+            .map_err(|error| ContestantError::file("read", &path, &error))?;
+        Ok(said.ends_with('\n'))
+    });
+    announced.map_err(|error| running.explain(error))?;
+    for (name, url) in volumes(&said)? {
+        let unit = Unit::Iscsi { port: url.portal.port, target: url.target, lun: url.lun };
+        running.add_unit(&name, unit);
+    }
+    let mut version = Command::new(program);
+    version.arg("--version");
+    running.note_version(version, None);
+    Ok(running)
+}
+
+/// What follows `--volume`.
+fn volume(image: &Image) -> String {
+    let Image { name, backing, bytes, block_bytes, cache } = image;
+    let mut text = match backing {
+        Backing::Memory => format!("{name}=ram:{bytes}"),
+        Backing::File(path) => {
+            let cache = match cache {
+                CacheMode::WriteBack => "writeback",
+                CacheMode::WriteThrough => "writethrough",
+                CacheMode::None => "none",
+                CacheMode::DirectSync => "directsync",
+                CacheMode::Unsafe => "unsafe",
+            };
+            format!("{name}=file:{},size={bytes},cache={cache}", path.display())
+        }
+    };
+    if *block_bytes != 512 {
+        text += &format!(",block-size={block_bytes}");
+    }
+    text
+}
+
+/// The names and URLs in the line that says that it serves.
+fn volumes(said: &str) -> Result<Vec<(String, Url)>, ContestantError> {
+    #[derive(Deserialize)]
+    struct Announcement {
+        volumes: Vec<Volume>,
+    }
+    #[derive(Deserialize)]
+    struct Volume {
+        name: String,
+        url: String,
+    }
+    let wrong = |why: &dyn std::fmt::Display| {
+        ContestantError::Failed(format!("sarsen said {said:?} when it was ready: {why}"))
+    };
+    let line = said.lines().next().unwrap_or_default();
+    let announcement: Announcement = serde_json::from_str(line).map_err(|error| wrong(&error))?;
+    let volumes = announcement.volumes.into_iter();
+    volumes
+        .map(|volume| Ok((volume.name, volume.url.parse().map_err(|error| wrong(&error))?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_written_as_the_command_line_wants_it() {
+        let ram = Image::new("scratch", Backing::Memory, 1 << 30);
+        assert_eq!(volume(&ram), "scratch=ram:1073741824");
+        let mut file = Image::new("data", Backing::File("/srv/d.img".into()), 2 << 20);
+        file.cache = CacheMode::DirectSync;
+        file.block_bytes = 4096;
+        let expected = "data=file:/srv/d.img,size=2097152,cache=directsync,block-size=4096";
+        assert_eq!(volume(&file), expected);
+    }
+
+    #[test]
+    fn the_ready_line_gives_every_url() {
+        let line = r#"{"volumes":[{"name":"a","url":"iscsi://127.0.0.1:3260/iqn.x:a/0"}]}"#;
+        let volumes = volumes(&format!("{line}\n")).unwrap();
+        assert_eq!(volumes[0].0, "a");
+        assert_eq!(volumes[0].1.to_string(), "iscsi://127.0.0.1:3260/iqn.x:a/0");
+    }
+
+    #[test]
+    fn what_is_no_ready_line_is_refused() {
+        assert!(volumes("listening\n").is_err());
+        assert!(volumes("{}").is_err());
+        assert!(volumes(r#"{"volumes":[{"name":"a","url":"iscsi://x"}]}"#).is_err());
+    }
+}

@@ -1,0 +1,163 @@
+//! Debian's tgt: user space, one event loop and a pool of threads.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use sarsen_node::stores::CacheMode;
+
+use super::running::{ADMIN_LIMIT, Running, Unit, on_free_port};
+use super::{Backing, ContestantError, Image};
+use crate::network::Network;
+use crate::process;
+
+/// LUN 0 is tgt's controller.
+const LUN: u16 = 1;
+/// Where tgtd takes orders: in its private folder, since /var/run is the same for all network
+/// namespaces.
+const SOCKET: &str = "control";
+const SOCKET_VARIABLE: &str = "TGT_IPC_SOCKET";
+/// The control socket's number; there is one alone.
+const CONTROL: &str = "0";
+/// The caching mode page (SBC-4 6.5.5) with WCE = 0, as `tgt-admin` writes it for
+/// `write-cache off`: tgtd then syncs the file after each write.
+const WRITE_CACHE_OFF: &str =
+    "mode_page=8:0:18:0x10:0:0xff:0xff:0:0:0xff:0xff:0xff:0xff:0x80:0x14:0:0:0:0:0:0";
+
+/// Serves each image as LUN 1 of a target of its own.
+pub fn start(network: &Network, images: &[Image]) -> Result<Running, ContestantError> {
+    for image in images {
+        caching(image)?;
+    }
+    on_free_port(network, |address| start_on(network, images, address))
+}
+
+fn start_on(
+    network: &Network,
+    images: &[Image],
+    address: SocketAddr,
+) -> Result<Running, ContestantError> {
+    let mut running = Running::at_home("tgt")?;
+    let files = running.backing_files(images)?;
+    let socket = running.file(SOCKET);
+    running.start(network.target_prefix(), Path::new("tgtd"), |command| {
+        command.arg("-f").arg("--iscsi").arg(format!("portal={address}"));
+        command.args(["-C", CONTROL]).env(SOCKET_VARIABLE, &socket);
+    })?;
+    running.wait_until_it_listens(address.port(), || {
+        let mut show = admin(&running)?;
+        let shown = process::finish(show.args(["--op", "show", "--mode", "sys"]), ADMIN_LIMIT)?;
+        Ok(shown.status.is_some_and(|status| status.success()))
+    })?;
+    for ((tid, image), file) in (1..).zip(images).zip(&files) {
+        let target = format!("iqn.2026-11.peer.tgt:{}", image.name);
+        for step in steps(tid, &target, image, file)? {
+            let mut command = admin(&running)?;
+            command.args(step);
+            running.carry_out(command).map_err(|error| running.explain(error))?;
+        }
+        let unit = Unit::Iscsi { port: address.port(), target, lun: LUN };
+        running.add_unit(&image.name, unit);
+    }
+    let mut version = process::command("tgtd")?;
+    version.arg("--version");
+    running.note_version(version, Some("tgt"));
+    Ok(running)
+}
+
+/// Runs `tgtadm` on one that was started here; the first image's target is `--tid 1`.
+pub fn administer(running: &Running, arguments: &[&str]) -> Result<(), ContestantError> {
+    let mut command = admin(running)?;
+    process::output(command.args(arguments), ADMIN_LIMIT)?;
+    Ok(())
+}
+
+fn admin(running: &Running) -> Result<Command, ContestantError> {
+    let mut command = process::command("tgtadm")?;
+    command.args(["-C", CONTROL, "--lld", "iscsi"]).env(SOCKET_VARIABLE, running.file(SOCKET));
+    Ok(command)
+}
+
+/// The flags that the file is opened with, and whether the unit has a write cache.
+fn caching(image: &Image) -> Result<(Option<&'static str>, bool), ContestantError> {
+    if image.backing == Backing::Memory {
+        return Ok((None, true));
+    }
+    Ok(match image.cache {
+        CacheMode::WriteBack => (None, true),
+        CacheMode::WriteThrough => (None, false),
+        CacheMode::None => (Some("direct"), true),
+        CacheMode::DirectSync => (Some("direct"), false),
+        CacheMode::Unsafe => {
+            return Err(ContestantError::Unable("tgt cannot ignore flushes".into()));
+        }
+    })
+}
+
+/// What `tgtadm` is asked for an image, command after command.
+fn steps(
+    tid: u32,
+    name: &str,
+    image: &Image,
+    file: &Path,
+) -> Result<Vec<Vec<String>>, ContestantError> {
+    let (flags, write_cache) = caching(image)?;
+    let target = format!("--mode target --tid {tid}");
+    let unit = format!("--mode logicalunit --tid {tid} --lun {LUN}");
+    let words = |text: String| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let mut new_unit = words(format!("--op new {unit} --bstype rdwr"));
+    new_unit.extend(["--backing-store".into(), file.display().to_string()]);
+    new_unit.extend(["--blocksize".into(), image.block_bytes.to_string()]);
+    new_unit.extend(flags.into_iter().flat_map(|flags| ["--bsoflags".into(), flags.into()]));
+    let mut steps = vec![
+        words(format!("--op new {target} --targetname {name}")),
+        new_unit,
+        words(format!("--op update {unit} --params thin_provisioning=1")),
+    ];
+    if !write_cache {
+        steps.push(words(format!("--op update {unit} --params {WRITE_CACHE_OFF}")));
+    }
+    for digest in ["HeaderDigest", "DataDigest"] {
+        // The initiator's choice.
+        steps.push(words(format!("--op update {target} --name {digest} --value CRC32C,None")));
+    }
+    steps.push(words(format!("--op bind {target} --initiator-address ALL")));
+    Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(cache: CacheMode) -> Vec<String> {
+        let image = Image { cache, ..Image::new("a", Backing::File("/x y/a.img".into()), 1 << 20) };
+        let steps = steps(3, "iqn.x:a", &image, Path::new("/x y/a.img")).unwrap();
+        steps.into_iter().map(|step| step.join(" ")).collect()
+    }
+
+    #[test]
+    fn a_unit_is_set_up_with_its_file_and_its_cache() {
+        let plain = lines(CacheMode::WriteBack);
+        assert_eq!(plain[0], "--op new --mode target --tid 3 --targetname iqn.x:a");
+        assert_eq!(
+            plain[1],
+            "--op new --mode logicalunit --tid 3 --lun 1 --bstype rdwr --backing-store /x y/a.img \
+             --blocksize 512"
+        );
+        assert!(plain.iter().all(|line| !line.contains("mode_page")));
+        let direct = lines(CacheMode::DirectSync);
+        assert!(direct[1].ends_with("--blocksize 512 --bsoflags direct"), "{}", direct[1]);
+        assert!(direct[3].contains("mode_page=8:"), "{}", direct[3]);
+        assert!(lines(CacheMode::None)[1].ends_with("direct"));
+        assert_eq!(lines(CacheMode::WriteThrough).len(), plain.len() + 1);
+    }
+
+    #[test]
+    fn memory_has_no_cache_and_nobody_ignores_flushes() {
+        let mut image = Image::new("a", Backing::Memory, 1 << 20);
+        image.cache = CacheMode::Unsafe;
+        assert_eq!(caching(&image).unwrap(), (None, true));
+        image.backing = Backing::File("/a".into());
+        assert!(matches!(caching(&image), Err(ContestantError::Unable(_))));
+    }
+}

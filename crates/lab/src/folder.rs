@@ -1,0 +1,72 @@
+//! A private folder that goes with this process, however the process ends.
+
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A folder that is removed with all that is in it when this is dropped, and also when this process
+/// is killed: a shell waits for the end of a pipe that only this process holds.
+#[derive(Debug)]
+pub struct PrivateFolder {
+    path: PathBuf,
+    keeper: Child,
+}
+
+impl PrivateFolder {
+    /// Makes one in `parent` whose name begins with `prefix`. Nobody else may look into it.
+    pub fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(parent)?;
+        let keeper = Command::new("sh")
+            .args(["-c", r#"read -r nothing; rm -rf -- "$0""#])
+            .arg(folder.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // What a terminal sends to this process does not reach it.
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { path: folder.keep(), keeper })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        // `wait` closes the pipe first. Should the shell be gone, this does its work.
+        let removed = self.keeper.wait().is_ok_and(|status| status.success());
+        if !removed {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_goes_with_all_that_is_in_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = PrivateFolder::new(parent.path(), "it's private ").unwrap();
+        std::fs::create_dir(folder.path().join("deeper")).unwrap();
+        std::fs::write(folder.path().join("deeper/file"), "x").unwrap();
+        let path = folder.path().to_owned();
+        drop(folder);
+        assert!(!path.exists() && parent.path().exists());
+    }
+
+    #[test]
+    fn it_goes_when_its_keeper_was_killed() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut folder = PrivateFolder::new(parent.path(), "private-").unwrap();
+        folder.keeper.kill().unwrap();
+        let path = folder.path().to_owned();
+        drop(folder);
+        assert!(!path.exists());
+    }
+}

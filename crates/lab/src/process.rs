@@ -1,0 +1,482 @@
+//! Other programs, each with a limit: those that run to an end and those that stay.
+//!
+//! A program that stays dies with the thread that started it (`setpriv --pdeathsig`), so that
+//! nothing is left when this process is killed. Whoever starts one does so on a thread that lasts
+//! as long as the program is wanted.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Timespec;
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process, kill_process_group, pidfd_open,
+    waitid,
+};
+use sarsen_io::time::now;
+
+/// How often a condition that nothing announces is looked at again.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Debian's package for a program that is started by name.
+const PACKAGES: &[(&str, &str)] = &[
+    ("bon_csv2txt", "bonnie++"),
+    ("bonnie++", "bonnie++"),
+    ("chromium", "chromium"),
+    ("iscsi-inq", "libiscsi-bin"),
+    ("iscsi-ls", "libiscsi-bin"),
+    ("iscsi-test-cu", "libiscsi-bin"),
+    ("istgt", "istgt"),
+    ("nbdkit", "nbdkit"),
+    ("nsenter", "util-linux"),
+    ("qemu-img", "qemu-utils"),
+    ("qemu-io", "qemu-utils"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("setpriv", "util-linux"),
+    ("tgtadm", "tgt"),
+    ("tgtd", "tgt"),
+    ("unshare", "util-linux"),
+];
+
+/// Why a program did not do what it was started for.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// It cannot be started.
+    #[error("{}", cannot_start(program))]
+    Start {
+        /// Its name.
+        program: String,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// A call to the system failed.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was to be done.
+        what: &'static str,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// It ended without success.
+    #[error("{status}:\n{output}")]
+    Failed {
+        /// How.
+        status: ExitStatus,
+        /// What it said.
+        output: String,
+    },
+    /// It did not end in time.
+    #[error("it ran past its limit; until then it said:\n{output}")]
+    PastLimit {
+        /// What it said.
+        output: String,
+    },
+    /// A command did not work.
+    #[error("{command}: {problem}")]
+    Command {
+        /// As it was given.
+        command: String,
+        /// Why.
+        problem: Box<ProcessError>,
+    },
+    /// It was to stay and did not.
+    #[error("{program} ended before it was ready: {status}")]
+    EndedEarly {
+        /// Its name.
+        program: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// It stays but does not answer.
+    #[error("{program} was not ready within {limit:?}")]
+    NotReady {
+        /// Its name.
+        program: String,
+        /// How long it was waited for.
+        limit: Duration,
+    },
+    /// It was asked to end and did not.
+    #[error("{program} did not end within {limit:?}")]
+    Stays {
+        /// Its name.
+        program: String,
+        /// How long it was waited for.
+        limit: Duration,
+    },
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> ProcessError {
+    move |source| ProcessError::System { what, source }
+}
+
+/// What a command left when it ended or was ended.
+#[derive(Debug)]
+pub struct Finished {
+    /// `None`: it ran past its limit and was killed with all its children.
+    pub status: Option<ExitStatus>,
+    /// Both of its outputs, in the order they were written.
+    pub output: String,
+}
+
+impl Finished {
+    /// The output, or an error with the output in it.
+    pub fn success(self) -> Result<String, ProcessError> {
+        let output = self.output;
+        match self.status {
+            Some(status) if status.success() => Ok(output),
+            Some(status) => Err(ProcessError::Failed { status, output }),
+            None => Err(ProcessError::PastLimit { output }),
+        }
+    }
+}
+
+/// Runs `command` to its end, at most for `limit`.
+pub fn finish(command: &mut Command, limit: Duration) -> Result<Finished, ProcessError> {
+    let log = tempfile::tempfile().map_err(system("make a file for a program's output"))?;
+    let again = || log.try_clone().map_err(system("share a file for a program's output"));
+    command.stdin(Stdio::null()).stdout(again()?).stderr(again()?).process_group(0);
+    let mut child = spawn(command)?;
+    let status = match wait(&mut child, limit)? {
+        Some(status) => Some(status),
+        None => {
+            kill_process_group(Pid::from_child(&child), Signal::KILL)
+                .map_err(|source| system("kill a program")(source.into()))?;
+            child.wait().map_err(system("wait for a program"))?;
+            None
+        }
+    };
+    let output = read_all(log).map_err(system("read a program's output"))?;
+    Ok(Finished { status, output })
+}
+
+/// Like [`finish`], and anything but success is an error that names the command.
+pub fn output(command: &mut Command, limit: Duration) -> Result<String, ProcessError> {
+    finish(command, limit)?.success().map_err(|problem| ProcessError::Command {
+        command: command_line(command),
+        problem: Box::new(problem),
+    })
+}
+
+/// A command for a program by its name, wherever it is.
+pub fn command(program: &str) -> Result<Command, ProcessError> {
+    find_or_fail(Path::new(program)).map(Command::new)
+}
+
+/// The command as a shell takes it, with the environment that it sets.
+pub fn command_line(command: &Command) -> String {
+    let set = command.get_envs().filter_map(|(name, value)| {
+        Some(format!("{}={}", name.to_string_lossy(), quoted(&value?.to_string_lossy())))
+    });
+    let words = [command.get_program()].into_iter().chain(command.get_args());
+    let words = words.map(|word| quoted(&word.to_string_lossy()));
+    set.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "%+,-./:=@_".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// A program that runs until it is dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    name: String,
+    command: String,
+}
+
+impl Daemon {
+    /// Starts `program`; `configure` gives it arguments, environment and outputs. The words of
+    /// `prefix`, if there are any, are a command that becomes the command after it.
+    pub fn start(
+        prefix: &[String],
+        program: &Path,
+        configure: impl FnOnce(&mut Command),
+    ) -> Result<Self, ProcessError> {
+        let found = find_or_fail(program)?;
+        // Inside the prefix: entering a user namespace would forget the signal.
+        let words =
+            prefix.iter().map(String::as_str).chain(["setpriv", "--pdeathsig", "KILL", "--"]);
+        let mut words = words.map(PathBuf::from).chain([found]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        // A group of its own: ^C ends whoever started it, not it alone.
+        command.args(words).stdin(Stdio::null()).process_group(0);
+        configure(&mut command);
+        let child = spawn(&mut command)?;
+        let name = program.display().to_string();
+        Ok(Self { child, name, command: command_line(&command) })
+    }
+
+    /// Process id: also that of the program behind the prefix, which became it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its program, as it was named.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The command that started it, as a shell takes it.
+    pub fn command(&self) -> &str {
+        &self.command
+    }
+
+    /// `None` while it runs.
+    pub fn ended(&self) -> Result<Option<ExitStatus>, ProcessError> {
+        // What has ended stays to be asked again.
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let ended = waitid(WaitId::Pid(Pid::from_child(&self.child)), options)
+            .map_err(|source| system("look after a program")(source.into()))?;
+        Ok(ended.map(|ended| {
+            let code = ended.exit_status().map(|code| (code & 0xff) << 8);
+            ExitStatus::from_raw(code.or(ended.terminating_signal()).unwrap_or_default())
+        }))
+    }
+
+    /// Waits for `ready` to say yes; an error when the program ends first or `limit` passes.
+    pub fn wait_until<E: From<ProcessError>>(
+        &self,
+        limit: Duration,
+        mut ready: impl FnMut() -> Result<bool, E>,
+    ) -> Result<(), E> {
+        let deadline = now() + limit;
+        while !ready()? {
+            let program = || self.name.clone();
+            if let Some(status) = self.ended()? {
+                return Err(ProcessError::EndedEarly { program: program(), status }.into());
+            }
+            if now() >= deadline {
+                return Err(ProcessError::NotReady { program: program(), limit }.into());
+            }
+            await_end(&self.child, POLL_INTERVAL)?;
+        }
+        Ok(())
+    }
+
+    /// Asks it to end with SIGTERM and waits.
+    pub fn terminate(mut self, limit: Duration) -> Result<ExitStatus, ProcessError> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM)
+            .map_err(|source| system("send SIGTERM")(source.into()))?;
+        let status = wait(&mut self.child, limit)?;
+        status.ok_or_else(|| ProcessError::Stays { program: self.name.clone(), limit })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both fail when it has ended, which is what is wanted.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether a process listens on this TCP port, in whatever network namespace it is.
+pub fn listens(pid: u32, port: u16) -> bool {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
+    let tables = [read("tcp"), read("tcp6")];
+    let inodes: Vec<_> =
+        tables.iter().flatten().flat_map(|table| listening_inodes(table, port)).collect();
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    descriptors
+        .flatten()
+        .filter_map(|descriptor| fs::read_link(descriptor.path()).ok())
+        .filter_map(|target| target.to_str().map(str::to_owned))
+        .any(|target| inodes.iter().any(|inode| target == format!("socket:[{inode}]")))
+}
+
+/// The sockets of `/proc/net/tcp` that listen on this port (proc_pid_net(5)).
+fn listening_inodes(table: &str, port: u16) -> impl Iterator<Item = &str> {
+    const LISTEN: &str = "0A";
+    table.lines().skip(1).filter_map(move |line| {
+        let fields: Vec<_> = line.split_ascii_whitespace().collect();
+        let (_, local) = fields.get(1)?.rsplit_once(':')?;
+        let here = *fields.get(3)? == LISTEN && u16::from_str_radix(local, 16) == Ok(port);
+        here.then_some(*fields.get(9)?)
+    })
+}
+
+fn spawn(command: &mut Command) -> Result<Child, ProcessError> {
+    command.spawn().map_err(|source| {
+        let program = command.get_program().to_string_lossy().into_owned();
+        ProcessError::Start { program, source }
+    })
+}
+
+fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, ProcessError> {
+    let deadline = now() + limit;
+    loop {
+        if let Some(status) = child.try_wait().map_err(system("wait for a program"))? {
+            return Ok(Some(status));
+        }
+        let left = deadline.saturating_duration_since(now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        await_end(child, left)?;
+    }
+}
+
+/// Returns when it ends or after `limit`; earlier now and then. It has not been waited for yet.
+fn await_end(child: &Child, limit: Duration) -> Result<(), ProcessError> {
+    let failed = |source: Errno| system("wait for a program")(source.into());
+    let handle = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).map_err(failed)?;
+    let limit = Timespec::try_from(limit).ok();
+    match poll(&mut [PollFd::new(&handle, PollFlags::IN)], limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn read_all(mut log: File) -> io::Result<String> {
+    log.rewind()?;
+    let mut bytes = Vec::new();
+    log.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Where a program is: its own path, or the first of its name in PATH.
+pub fn find(program: &Path) -> Option<PathBuf> {
+    if program.components().count() > 1 {
+        return program.is_file().then(|| program.to_owned());
+    }
+    // Daemons live in /usr/sbin, which is not in everyone's PATH.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain([PathBuf::from("/usr/sbin")])
+        .map(|folder| folder.join(program))
+        .find(|candidate| candidate.is_file())
+}
+
+fn find_or_fail(program: &Path) -> Result<PathBuf, ProcessError> {
+    find(program).ok_or_else(|| ProcessError::Start {
+        program: program.display().to_string(),
+        source: io::ErrorKind::NotFound.into(),
+    })
+}
+
+fn cannot_start(program: &str) -> String {
+    match PACKAGES.iter().find(|(name, _)| *name == program) {
+        Some((_, package)) => {
+            format!("{program} cannot be started: `apt-get install {package}` brings it")
+        }
+        None => format!("{program} cannot be started"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_command_past_its_limit_is_killed_and_what_it_said_is_kept() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo begun; sleep 60 & wait"]);
+        let finished = finish(&mut command, Duration::from_millis(300)).unwrap();
+        assert!(finished.status.is_none());
+        assert_eq!(finished.output, "begun\n");
+    }
+
+    #[test]
+    fn a_failure_carries_the_command_and_what_it_said() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no such volume >&2; exit 3"]);
+        let error = output(&mut command, Duration::from_secs(10)).unwrap_err().to_string();
+        assert!(error.starts_with("sh -c 'echo no such"), "{error}");
+        assert!(error.contains("no such volume\n") && error.contains("status: 3"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_client_names_its_package() {
+        let error = cannot_start("qemu-io");
+        assert!(error.contains("apt-get install qemu-utils"), "{error}");
+        let error = command("no-such-program").unwrap_err().to_string();
+        assert_eq!(error, "no-such-program cannot be started");
+    }
+
+    #[test]
+    fn a_daemon_that_ends_early_is_told_from_one_that_is_slow() {
+        let limit = Duration::from_secs(10);
+        let ended = Daemon::start(&[], Path::new("false"), |_| {}).unwrap();
+        let error = ended.wait_until(limit, || Ok::<_, ProcessError>(false)).unwrap_err();
+        assert!(error.to_string().contains("ended before it was ready"), "{error}");
+        assert_eq!(ended.ended().unwrap().and_then(|status| status.code()), Some(1));
+
+        let slow = start_slow(&[]);
+        let never = || Ok::<_, ProcessError>(false);
+        let error = slow.wait_until(Duration::ZERO, never).unwrap_err();
+        assert!(error.to_string().contains("was not ready within"), "{error}");
+        assert!(slow.ended().unwrap().is_none());
+        assert_eq!(slow.terminate(limit).unwrap().signal(), Some(15));
+    }
+
+    fn start_slow(prefix: &[String]) -> Daemon {
+        Daemon::start(prefix, Path::new("sleep"), |command| {
+            command.arg("1000");
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn the_prefix_becomes_the_program() {
+        let daemon = start_slow(&["env".into(), "A=b c".into()]);
+        let name = format!("/proc/{}/comm", daemon.pid());
+        let became = || Ok::<_, ProcessError>(fs::read_to_string(&name).unwrap() == "sleep\n");
+        daemon.wait_until(Duration::from_secs(10), became).unwrap();
+        let command = daemon.command();
+        assert!(command.starts_with("env 'A=b c' setpriv --pdeathsig KILL -- /"), "{command}");
+        drop(daemon);
+        assert!(!Path::new(&name).exists());
+    }
+
+    #[test]
+    fn a_daemon_dies_with_the_thread_that_started_it() {
+        let (pid, started) = std::thread::scope(|scope| {
+            let start = || {
+                let daemon = start_slow(&[]);
+                let status = format!("/proc/{}/comm", daemon.pid());
+                let became =
+                    || Ok::<_, ProcessError>(fs::read_to_string(&status).unwrap() == "sleep\n");
+                daemon.wait_until(Duration::from_secs(10), became).unwrap();
+                (daemon.pid(), daemon)
+            };
+            scope.spawn(start).join().unwrap()
+        });
+        let ended = || Ok::<_, ProcessError>(started.ended()?.is_some());
+        started.wait_until(Duration::from_secs(10), ended).unwrap();
+        assert_eq!(started.pid(), pid);
+        assert_eq!(started.ended().unwrap().and_then(|status| status.signal()), Some(9));
+    }
+
+    #[test]
+    fn who_listens_is_told_from_who_does_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(listens(std::process::id(), port));
+        let other = start_slow(&[]);
+        assert!(!listens(other.pid(), port));
+        drop(listener);
+        assert!(!listens(std::process::id(), port));
+    }
+
+    #[test]
+    fn command_lines_can_be_pasted() {
+        let mut command = Command::new("tgtd");
+        command.args(["-f", "portal=127.0.0.1:3260", "it's", ""]).env("TGT_IPC_SOCKET", "/a b");
+        let line = r"TGT_IPC_SOCKET='/a b' tgtd -f portal=127.0.0.1:3260 'it'\''s' ''";
+        assert_eq!(command_line(&command), line);
+    }
+}
