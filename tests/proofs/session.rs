@@ -3,11 +3,25 @@
 
 mod client;
 
-use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::{Portal, SessionOptions, phases};
-use sarsen_proof::{Backing, Serving, Volume};
+use std::cell::RefCell;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
 
-use client::{run, url};
+use anyhow::{Context as _, Result, ensure};
+use sarsen_initiator::transfer::{self, Disk, Sink, Source};
+use sarsen_initiator::{
+    Command, Portal, Session, SessionError, SessionOptions, TransferRequest, phases,
+};
+use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_wire::iscsi::{
+    LoginResponse, Opcode, RESERVED_TAG, RawHeader, TaskManagementFunction, TaskManagementRequest,
+    TaskManagementResponsePdu,
+};
+
+use client::{LIMIT, run, url};
 
 const MIB: u64 = 1 << 20;
 
@@ -35,4 +49,136 @@ fn the_steps_of_setting_up_are_told_with_what_was_negotiated() -> Result<()> {
     let targets = discovery.targets.iter();
     targets.map(|target| &target.name).find(|name| **name == url.target).context("the target")?;
     serving.stop()
+}
+
+/// Copies a file to a volume whose server is killed in the middle and started again at the same
+/// port; what the volume then holds must be the file. In between the image is lost, if it is to be.
+fn prove_copy_survives(volume: &Volume, lost: Option<&Path>) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("sample");
+    let length = volume.byte_count as usize;
+    let sample: Vec<u8> = (0..length).map(|at| (at * 31 + at / 509) as u8 | 1).collect();
+    fs::write(&path, &sample)?;
+    let serving = Serving::start_with(std::slice::from_ref(volume), &[])?;
+    let url = url(&serving, &volume.name)?;
+    let portal = serving.url(&volume.name).portal.clone();
+    let running = RefCell::new((Some(serving), None));
+    let restart = |done: u64| {
+        let (first, second) = &mut *running.borrow_mut();
+        if done < volume.byte_count / 2 {
+            return;
+        }
+        // What is dropped is killed.
+        if first.take().is_some() {
+            lost.map_or(Ok(()), fs::remove_file).expect("the image is there");
+            *second =
+                Some(Serving::start_with(std::slice::from_ref(volume), &["--listen", &portal]));
+        }
+    };
+    let options = SessionOptions { reconnect_limit: Some(LIMIT), ..SessionOptions::default() };
+    run(async {
+        let disk = Disk::open(&url, &options).await?;
+        let source = Source::open(&path)?;
+        transfer::copy(&source, 0, None, &Sink::Disk(&disk), 0, &restart).await?;
+        let (there, here) = (Source::Disk(&disk), Source::open(&path)?);
+        let found = transfer::compare(&there, &here, volume.byte_count, &|_| {}).await?;
+        ensure!(found.first_difference.is_none(), "{found:?}");
+        Ok(disk.close().await?)
+    })?;
+    let (_, second) = running.into_inner();
+    second.context("the server was not killed")??.stop()
+}
+
+#[test]
+fn a_copy_survives_that_its_target_is_killed_and_started_again() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let backing = Backing::File(folder.path().join("image"));
+    // More than is kept before a flush.
+    prove_copy_survives(&Volume::new("disk", backing, 160 * MIB), None)
+}
+
+#[test]
+fn what_a_target_forgot_before_a_flush_is_written_again() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let image = folder.path().join("image");
+    // An empty image in its place is like a cache that lost its power before the first flush.
+    let volume = Volume::new("disk", Backing::File(image.clone()), 48 * MIB);
+    prove_copy_survives(&volume, Some(&image))
+}
+
+/// A target that logs everyone in and never ends a command. Of management functions it answers
+/// `answers`. Gives the functions that it was asked for, until the connection is closed.
+fn stubborn(
+    stream: &mut TcpStream,
+    answers: Option<TaskManagementFunction>,
+) -> Result<Vec<TaskManagementFunction>> {
+    let mut asked = Vec::new();
+    loop {
+        let mut header = RawHeader::ZERO;
+        if stream.read_exact(&mut header.0).is_err() {
+            return Ok(asked);
+        }
+        let length = header.basic().data_segment_length.value() as usize;
+        let mut data = vec![0; length.next_multiple_of(4)];
+        stream.read_exact(&mut data)?;
+        let tag = header.basic().initiator_task_tag;
+        match header.basic().opcode() {
+            Opcode::LoginRequest => {
+                let mut response = LoginResponse::from(RawHeader::ZERO);
+                response.opcode_byte = Opcode::LoginResponse.0;
+                response.flags = header.0[1];
+                response.initiator_task_tag = tag;
+                response.max_cmd_sn = 32.into();
+                stream.write_all(&RawHeader::from(response).0)?;
+            }
+            Opcode::TaskManagementRequest => {
+                let request = TaskManagementRequest::view(&header);
+                let function = TaskManagementFunction(request.flags & 0x7f);
+                asked.push(function);
+                if answers == Some(function) {
+                    let mut response = TaskManagementResponsePdu::from(RawHeader::with_opcode(
+                        Opcode::TaskManagementResponse,
+                    ));
+                    response.initiator_task_tag = tag;
+                    response.max_cmd_sn = 32.into();
+                    stream.write_all(&RawHeader::from(response).0)?;
+                }
+            }
+            _ => assert_ne!(tag.get(), RESERVED_TAG, "nothing is pinged here"),
+        }
+    }
+}
+
+#[test]
+fn rfc7143_11_5_a_command_past_its_limit_is_aborted_then_the_unit_is_reset() -> Result<()> {
+    let (abort, reset) =
+        (TaskManagementFunction::AbortTask, TaskManagementFunction::LogicalUnitReset);
+    for (answers, wanted, ends) in [
+        (Some(abort), vec![abort], false),
+        (Some(reset), vec![abort, reset], false),
+        (None, vec![abort, reset], true),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let url = format!("iscsi://{}/iqn.2026-11.proof:stubborn/0", listener.local_addr()?);
+        let asked = std::thread::scope(|scope| {
+            let target = scope.spawn(|| stubborn(&mut listener.accept()?.0, answers));
+            let client = run(async {
+                let answer_limit = Duration::from_secs(1);
+                let options = SessionOptions { answer_limit, ..SessionOptions::default() };
+                let session = Session::connect_unit(&url.parse()?, &options).await?;
+                let mut command = Command::new(&[0; 6], TransferRequest::None);
+                command.time_limit = Some(Duration::from_millis(50));
+                let error = session.execute(command).await.err().context("an end")?;
+                ensure!(
+                    matches!(error, SessionError::CommandTimedOut { operation_code: 0, .. }),
+                    "{error}"
+                );
+                assert_eq!(session.ended().is_some(), ends, "{:?}", session.ended());
+                Ok(())
+            });
+            client.and_then(|()| target.join().expect("no panic"))
+        })?;
+        assert_eq!(asked, wanted);
+    }
+    Ok(())
 }

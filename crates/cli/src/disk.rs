@@ -21,6 +21,9 @@ use serde::Serialize;
 use crate::exit::UsageError;
 use progress::Bar;
 
+/// How long a target may be away before a verb gives up: a restart takes less.
+const RECONNECT_LIMIT: Duration = Duration::from_secs(60);
+
 /// Verbs for disks. A URL is `iscsi://[user[%secret]@]host[:port]/target/lun`, and a target that
 /// is to prove itself follows as `?target_user=U&target_password=P`; what is left out is looked for
 /// in `LIBISCSI_CHAP_USERNAME`, `LIBISCSI_CHAP_PASSWORD`, `LIBISCSI_CHAP_TARGET_USERNAME` and
@@ -63,6 +66,7 @@ impl Manner {
         SessionOptions {
             header_digest: offer(self.header_digest),
             data_digest: offer(self.data_digest),
+            reconnect_limit: Some(RECONNECT_LIMIT),
             ..SessionOptions::default()
         }
     }

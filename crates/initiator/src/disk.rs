@@ -8,9 +8,10 @@ use sarsen_wire::scsi::report::{
     Capacity10, Capacity16, LunListHeader, UnmapDescriptor, UnmapHeader,
 };
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::error::{SenseKey, SessionError};
+use crate::reconnect::Unflushed;
 use crate::session::{Command, Session, TransferRequest};
 
 /// How much a logical unit holds.
@@ -52,13 +53,14 @@ impl Session {
     /// TEST UNIT READY.
     pub async fn test_unit_ready(&self) -> Result<(), SessionError> {
         let cdb = [opcode::TEST_UNIT_READY, 0, 0, 0, 0, 0];
-        self.command(Command::new(&cdb, TransferRequest::None)).await?;
+        self.command(Command::repeated(&cdb, TransferRequest::None)).await?;
         Ok(())
     }
 
     /// Carries a command out that gives at most `length` bytes.
     pub(crate) async fn fetch(&self, cdb: &[u8], length: u32) -> Result<Buffer, SessionError> {
-        let completion = self.command(Command::new(cdb, TransferRequest::Read(length))).await?;
+        let completion =
+            self.command(Command::repeated(cdb, TransferRequest::Read(length))).await?;
         Ok(completion.data.unwrap_or_else(|| Buffer::zeroed(0)))
     }
 
@@ -195,8 +197,8 @@ impl Session {
         }
         let flags = if fua { FLAGS_FUA } else { 0 };
         let cdb = block_16(opcode::WRITE_16, flags, lba, count);
-        self.command(Command::new(cdb.as_bytes(), TransferRequest::Write(data))).await?;
-        Ok(())
+        let end = lba.saturating_add(blocks);
+        self.change(&cdb_of(&cdb), data, (lba, end), fua).await
     }
 
     /// Writes one block's data to each of `blocks` blocks from `lba` on, by WRITE SAME(16). With
@@ -210,14 +212,20 @@ impl Session {
     ) -> Result<(), SessionError> {
         let flags = if unmap { FLAGS_UNMAP } else { 0 };
         let cdb = block_16(opcode::WRITE_SAME_16, flags, lba, blocks);
-        self.command(Command::new(cdb.as_bytes(), TransferRequest::Write(block))).await?;
-        Ok(())
+        // None means all that follow (SBC-4 5.50).
+        let end = if blocks == 0 { u64::MAX } else { lba.saturating_add(blocks.into()) };
+        self.change(&cdb_of(&cdb), block, (lba, end), false).await
     }
 
     /// Brings everything written to stable storage, by SYNCHRONIZE CACHE(10).
     pub async fn flush(&self) -> Result<(), SessionError> {
+        let kept = self.reconnection.as_ref().map(|reconnection| &reconnection.unflushed);
+        let answered = kept.map(Unflushed::answered).unwrap_or_default();
         let cdb = block_10(opcode::SYNCHRONIZE_CACHE_10, 0, 0, 0);
-        self.command(Command::new(cdb.as_bytes(), TransferRequest::None)).await?;
+        self.command(Command::repeated(cdb.as_bytes(), TransferRequest::None)).await?;
+        if let Some(kept) = kept {
+            kept.forget(&answered);
+        }
         Ok(())
     }
 
@@ -245,10 +253,18 @@ impl Session {
             parameter_list_length: U16::new(length),
             control: 0,
         };
-        let transfer = TransferRequest::Write(Buffer::copy_of(&list));
-        self.command(Command::new(cdb.as_bytes(), transfer)).await?;
-        Ok(())
+        let first = extents.iter().map(|extent| extent.0).min().unwrap_or(0);
+        let ends = extents.iter().map(|&(lba, blocks)| lba.saturating_add(blocks.into()));
+        let end = ends.max().unwrap_or(0);
+        self.change(&cdb_of(&cdb), Buffer::copy_of(&list), (first, end), false).await
     }
+}
+
+/// A CDB filled up with zeroes.
+fn cdb_of(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
+    let mut whole = [0; 16];
+    whole[..cdb.as_bytes().len()].copy_from_slice(cdb.as_bytes());
+    whole
 }
 
 fn block_16(operation_code: u8, flags: u8, lba: u64, blocks: u32) -> Block16 {

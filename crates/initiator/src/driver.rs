@@ -84,8 +84,26 @@ impl Shared {
         receiver.await.map_err(|_| self.ended().unwrap_or(SessionError::LoggedOut))
     }
 
+    /// Takes back a command that was not sent yet.
+    pub(crate) fn withdraw(&self, token: Token) -> bool {
+        let mut queue = self.queue.borrow_mut();
+        let before = queue.len();
+        queue.retain(|(_, other)| *other != token);
+        if queue.len() == before {
+            return false;
+        }
+        self.waiters.borrow_mut().remove(&token);
+        true
+    }
+
+    /// Gives the connection up: its driver closes it.
+    pub(crate) fn abandon(&self) {
+        self.end(lost(io::ErrorKind::TimedOut.into()));
+        self.wake.notify_one();
+    }
+
     fn end(&self, error: SessionError) {
-        self.ended.replace(Some(error));
+        self.ended.borrow_mut().get_or_insert(error);
         self.queue.borrow_mut().clear();
         self.waiters.borrow_mut().clear();
     }
@@ -196,6 +214,9 @@ impl Link {
     /// Sends and receives until both would block. Whether sending does.
     fn serve_once(&mut self, shared: &Shared) -> Result<bool, SessionError> {
         loop {
+            if let Some(error) = shared.ended() {
+                return Err(error);
+            }
             shared.issue_queued();
             let blocked = self.send(&mut shared.connection.borrow_mut())?;
             self.receive(&mut shared.connection.borrow_mut())?;

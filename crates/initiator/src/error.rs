@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sarsen_proto::iscsi::initiator::ConnectionError;
+use sarsen_proto::iscsi::initiator::{ConnectionError, LoginError};
 use sarsen_wire::iscsi::RejectReason;
 use sarsen_wire::scsi::sense::{
     DESCRIPTOR_INFORMATION, DescriptorSense, FixedSense, InformationDescriptor, VALID,
@@ -166,6 +166,20 @@ pub enum SessionError {
     /// The connection was lost.
     #[error("connection lost: {0}")]
     Lost(#[source] Arc<io::Error>),
+    /// The target did not end a command in the time that it had, and was told to abort it.
+    #[error("the command with operation code {operation_code:02X}h had no end within {after:?}")]
+    CommandTimedOut {
+        /// The first byte of the CDB.
+        operation_code: u8,
+        /// The time that was given.
+        after: Duration,
+    },
+    /// After a new login there is another unit at the same place.
+    #[error(
+        "the connection was lost, and what is there now is another disk: its size, serial number \
+         or identifier has changed"
+    )]
+    UnitChanged,
     /// The session is logged out.
     #[error("the session is logged out")]
     LoggedOut,
@@ -214,6 +228,21 @@ impl SessionError {
         match self {
             Self::CheckCondition(sense) => Some(*sense),
             _ => None,
+        }
+    }
+
+    /// Whether another login may succeed a little later.
+    pub(crate) const fn is_transient(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::TimedOut { .. } | Self::Lost(_) | Self::LoggedOut => true,
+            // A target that starts may listen before it has its units.
+            Self::Connection(ConnectionError::Login(login)) => {
+                matches!(login, LoginError::Unavailable { .. } | LoginError::NotFound { .. })
+            }
+            Self::CheckCondition(sense) => {
+                matches!(sense.key, SenseKey::NotReady | SenseKey::UnitAttention)
+            }
+            _ => false,
         }
     }
 

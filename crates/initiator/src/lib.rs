@@ -14,6 +14,7 @@ mod establish;
 mod identity;
 mod info;
 pub mod phases;
+mod reconnect;
 mod session;
 pub mod signature;
 pub mod transfer;

@@ -1,15 +1,18 @@
 //! A session with a logical unit.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use sarsen_block::Buffer;
+use sarsen_io::time;
 use sarsen_proto::iscsi::Parameters;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, DigestOffer, Event, LoginOptions, ReadLanding, SessionTarget,
     TaskAttribute, TaskManagement, Transfer,
 };
+use sarsen_proto::iscsi::output::Payload;
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 use tokio::task::JoinHandle;
 
@@ -18,6 +21,7 @@ use crate::driver::{LOGOUT, Shared};
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::identity::Identity;
+use crate::reconnect::{FIRST_PAUSE, Fingerprint, LONGEST_PAUSE, REPEAT_LIMIT, Reconnection};
 use crate::url::{Portal, Url};
 
 /// Unit attentions that a new session may be told before its first answer.
@@ -38,6 +42,11 @@ pub struct SessionOptions {
     pub isid: Isid,
     /// Who logs in where the URL does not say: [`crate::discover`] has none.
     pub identity: Option<Identity>,
+    /// How long to try to log in again when the connection is lost, before what waits fails;
+    /// `None` never tries. Reads and writes of blocks are repeated then; writes to the same blocks
+    /// wait for each other, and what was written since the last flush is kept in memory, up to
+    /// 64 MiB, before a flush is made.
+    pub reconnect_limit: Option<Duration>,
     /// How long connection and login may take in all, and then each of discovery and logout.
     pub answer_limit: Duration,
 }
@@ -50,6 +59,7 @@ impl Default for SessionOptions {
             data_digest: DigestOffer::None,
             isid: random_isid(),
             identity: None,
+            reconnect_limit: None,
             answer_limit: Duration::from_secs(15),
         }
     }
@@ -92,6 +102,11 @@ pub struct Command {
     pub transfer: TransferRequest,
     /// Ordering.
     pub attribute: TaskAttribute,
+    /// Carried out twice it does the same, so that it may be repeated when the connection is lost.
+    pub repeatable: bool,
+    /// How long it may take once it is asked for. When that has passed it is aborted, and ends
+    /// with [`SessionError::CommandTimedOut`].
+    pub time_limit: Option<Duration>,
 }
 
 impl Command {
@@ -101,7 +116,13 @@ impl Command {
         let mut whole = [0; 16];
         let length = cdb.len().min(whole.len());
         whole[..length].copy_from_slice(&cdb[..length]);
-        Self { cdb: whole, transfer, attribute: TaskAttribute::Simple }
+        let attribute = TaskAttribute::Simple;
+        Self { cdb: whole, transfer, attribute, repeatable: false, time_limit: None }
+    }
+
+    /// The same, to be repeated when the connection is lost.
+    pub(crate) fn repeated(cdb: &[u8], transfer: TransferRequest) -> Self {
+        Self { repeatable: true, ..Self::new(cdb, transfer) }
     }
 }
 
@@ -110,8 +131,8 @@ impl Command {
 ///
 /// It lives on the current-thread runtime (a `LocalRuntime` or `LocalSet`) that connected it.
 pub struct Session {
-    shared: Rc<Shared>,
-    driver: JoinHandle<()>,
+    live: RefCell<Live>,
+    pub(crate) reconnection: Option<Reconnection>,
     portal: Portal,
     target: String,
     lun: [u8; 8],
@@ -120,7 +141,13 @@ pub struct Session {
     answer_limit: Duration,
 }
 
-impl Drop for Session {
+/// One login, and the task that serves it.
+struct Live {
+    shared: Rc<Shared>,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Live {
     fn drop(&mut self) {
         self.driver.abort();
     }
@@ -133,6 +160,7 @@ impl Session {
         let session = Self::connect_unit(url, options).await?;
         session.settle().await?;
         session.read_capacity().await?;
+        session.remember().await?;
         Ok(session)
     }
 
@@ -153,8 +181,10 @@ impl Session {
             establish(&url.portal, &target, options, identity.as_ref()).await?;
         let (shared, driver) = spawn(link, shared);
         let session = Self {
-            shared,
-            driver,
+            live: RefCell::new(Live { shared, driver }),
+            reconnection: options
+                .reconnect_limit
+                .map(|limit| Reconnection::new(url, options, limit)),
             portal,
             target: url.target.clone(),
             lun: url.lun_field(),
@@ -177,7 +207,11 @@ impl Session {
         result
     }
 
-    /// Where the session is, after redirections.
+    pub(crate) fn shared(&self) -> Rc<Shared> {
+        self.live.borrow().shared.clone()
+    }
+
+    /// Where the session was connected, after redirections.
     pub const fn portal(&self) -> &Portal {
         &self.portal
     }
@@ -198,56 +232,106 @@ impl Session {
 
     /// What was negotiated.
     pub fn parameters(&self) -> Parameters {
-        self.shared.connection.borrow().parameters().clone()
+        self.shared().connection.borrow().parameters().clone()
     }
 
     /// Why the session is over, if it is.
     pub fn ended(&self) -> Option<SessionError> {
-        self.shared.ended()
+        self.shared().ended()
     }
 
     /// Carries a command out and gives its end, whatever the status. Waits while the target's
     /// window is full.
     pub async fn execute(&self, command: Command) -> Result<Completion, SessionError> {
-        let transfer = match command.transfer {
-            TransferRequest::None => Transfer::None,
-            TransferRequest::Read(length) => {
-                Transfer::Read { length, landing: ReadLanding::Buffer }
-            }
+        let Command { cdb, transfer, attribute, repeatable, time_limit } = command;
+        let transfer = match transfer {
+            TransferRequest::None => Moved::None,
+            TransferRequest::Read(length) => Moved::Read(length),
             TransferRequest::Write(buffer) => {
-                let length = u32::try_from(buffer.len()).map_err(|_| SessionError::TooLong {
-                    blocks: buffer.len() as u64,
-                    block_length: 1,
-                })?;
-                Transfer::Write { payload: self.shared.connection.borrow().payload(buffer), length }
+                let (payload, length) = self.payload(buffer)?;
+                Moved::Write(payload, length)
             }
         };
-        let request = CommandRequest {
-            lun: self.lun,
-            cdb: command.cdb,
-            attribute: command.attribute,
-            transfer,
-        };
-        let token = self.shared.token();
-        match self.shared.answer(token, |shared| shared.enqueue(request, token)).await? {
-            Event::Completed(completion) => Ok(completion),
-            Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
-            _ => Err(SessionError::Aborted),
+        self.carry_out(&Order { cdb, transfer, attribute, repeatable, time_limit }).await
+    }
+
+    /// The data of a write, which repetitions share.
+    pub(crate) fn payload(&self, buffer: Buffer) -> Result<(Payload, u32), SessionError> {
+        let length = u32::try_from(buffer.len())
+            .map_err(|_| SessionError::TooLong { blocks: buffer.len() as u64, block_length: 1 })?;
+        Ok((self.shared().connection.borrow().payload(buffer), length))
+    }
+
+    /// Carries a command out, over as many connections as it takes.
+    pub(crate) async fn carry_out(&self, order: &Order) -> Result<Completion, SessionError> {
+        for attempt in 1.. {
+            let generation = self.reconnection.as_ref().map(|all| all.generation.get());
+            let shared = self.shared();
+            // One that was not sent may be sent anew whatever it does.
+            let unsent = shared.ended().is_some();
+            let error = match self.attempt(&shared, order).await {
+                Err(error) if error.is_connection_lost() => error,
+                result => return result,
+            };
+            let Some((reconnection, generation)) = self.reconnection.as_ref().zip(generation)
+            else {
+                return Err(error);
+            };
+            if attempt == REPEAT_LIMIT || !(order.repeatable || unsent) {
+                return Err(error);
+            }
+            // Boxed, since the new login carries commands out, too.
+            Box::pin(self.reconnect(reconnection, generation, &error)).await?;
         }
+        unreachable!("the attempts are counted")
+    }
+
+    async fn attempt(&self, shared: &Shared, order: &Order) -> Result<Completion, SessionError> {
+        let transfer = match &order.transfer {
+            Moved::None => Transfer::None,
+            Moved::Read(length) => Transfer::Read { length: *length, landing: ReadLanding::Buffer },
+            Moved::Write(payload, length) => {
+                Transfer::Write { payload: payload.clone(), length: *length }
+            }
+        };
+        let Order { cdb, attribute, .. } = *order;
+        let request = CommandRequest { lun: self.lun, cdb, attribute, transfer };
+        let token = shared.token();
+        let answer = shared.answer(token, |shared| shared.enqueue(request, token));
+        let Some(limit) = order.time_limit else { return completion(answer.await?) };
+        let mut answer = pin!(answer);
+        if let Ok(event) = tokio::time::timeout(limit, answer.as_mut()).await {
+            return completion(event?);
+        }
+        let timed_out = SessionError::CommandTimedOut { operation_code: cdb[0], after: limit };
+        if shared.withdraw(token) {
+            return Err(timed_out);
+        }
+        tracing::warn!(operation_code = cdb[0], ?limit, "a command has no answer: aborting it");
+        for request in
+            [TaskManagement::AbortTask(token), TaskManagement::LogicalUnitReset(self.lun)]
+        {
+            let asked = manage(shared, request);
+            match tokio::time::timeout(self.answer_limit, asked).await {
+                // The command's own end was told before, whichever it was.
+                Ok(Ok(response)) if ended_by(request, response) => {
+                    return match answer.await? {
+                        Event::Completed(completion) => Ok(completion),
+                        _ => Err(timed_out),
+                    };
+                }
+                Ok(Err(error)) if error.is_connection_lost() => return Err(error),
+                _ => {}
+            }
+        }
+        // Nothing that the target could still do with the command may reach this session.
+        shared.abandon();
+        Err(timed_out)
     }
 
     /// Carries a command out; any status but GOOD is an error.
     pub async fn command(&self, command: Command) -> Result<Completion, SessionError> {
-        let completion = self.execute(command).await?;
-        if completion.response != 0 {
-            return Err(SessionError::TargetFailure(completion.response));
-        }
-        const CHECK_CONDITION: u8 = 2;
-        match (completion.status, Sense::parse(&completion.sense)) {
-            (0, _) => Ok(completion),
-            (CHECK_CONDITION, Some(sense)) => Err(SessionError::CheckCondition(sense)),
-            (status, _) => Err(SessionError::Status(status)),
-        }
+        judge(self.execute(command).await?)
     }
 
     /// Resets the logical unit: all commands of all initiators end.
@@ -265,28 +349,202 @@ impl Session {
         &self,
         request: TaskManagement,
     ) -> Result<TaskManagementResponse, SessionError> {
-        let token = self.shared.token();
-        let start = |shared: &Shared| {
-            shared.connection.borrow_mut().task_management(request, token);
-        };
-        match self.shared.answer(token, start).await? {
-            Event::TaskManagementDone { response, .. } => Ok(response),
-            Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
-            _ => Err(SessionError::Aborted),
-        }
+        manage(&self.shared(), request).await
     }
 
     /// Asks whether the target is there.
     pub async fn ping(&self) -> Result<(), SessionError> {
-        let token = self.shared.token();
-        self.shared.answer(token, |shared| shared.connection.borrow_mut().ping(token)).await?;
+        let shared = self.shared();
+        let token = shared.token();
+        shared.answer(token, |shared| shared.connection.borrow_mut().ping(token)).await?;
         Ok(())
     }
 
     /// Ends the session in good order. Commands that wait end with [`SessionError::LoggedOut`].
     pub async fn logout(self) -> Result<(), SessionError> {
-        let answer = self.shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout());
+        let shared = self.shared();
+        let answer = shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout());
         in_time(&self.portal, self.answer_limit, answer).await?;
         Ok(())
+    }
+}
+
+/// A command as it is repeated.
+pub(crate) struct Order {
+    pub(crate) cdb: [u8; 16],
+    pub(crate) transfer: Moved,
+    pub(crate) attribute: TaskAttribute,
+    pub(crate) repeatable: bool,
+    pub(crate) time_limit: Option<Duration>,
+}
+
+/// Its data, and how many bytes.
+pub(crate) enum Moved {
+    None,
+    Read(u32),
+    Write(Payload, u32),
+}
+
+fn completion(event: Event) -> Result<Completion, SessionError> {
+    match event {
+        Event::Completed(completion) => Ok(completion),
+        Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
+        _ => Err(SessionError::Aborted),
+    }
+}
+
+/// Asks for a function on something that is there.
+async fn manage(
+    shared: &Shared,
+    request: TaskManagement,
+) -> Result<TaskManagementResponse, SessionError> {
+    let token = shared.token();
+    let start = |shared: &Shared| {
+        shared.connection.borrow_mut().task_management(request, token);
+    };
+    match shared.answer(token, start).await? {
+        Event::TaskManagementDone { response, .. } => Ok(response),
+        Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
+        _ => Err(SessionError::Aborted),
+    }
+}
+
+/// Whether the command that a function was about is over.
+fn ended_by(request: TaskManagement, response: TaskManagementResponse) -> bool {
+    response == TaskManagementResponse::FunctionComplete
+        || (response == TaskManagementResponse::TaskDoesNotExist
+            && matches!(request, TaskManagement::AbortTask(_)))
+}
+
+/// What is done when the connection is lost; see [`crate::reconnect`].
+impl Session {
+    /// Asks who the unit is, to know it again.
+    async fn remember(&self) -> Result<(), SessionError> {
+        let Some(reconnection) = &self.reconnection else { return Ok(()) };
+        let unit = self.fingerprint().await?;
+        reconnection.unit.replace(Some(unit));
+        if self.caching().await?.is_some_and(|caching| !caching.write_cache) {
+            reconnection.unflushed.set_stable();
+        }
+        Ok(())
+    }
+
+    async fn fingerprint(&self) -> Result<Fingerprint, SessionError> {
+        let (naa, serial) = (self.naa().await?, self.serial().await?);
+        Ok(Fingerprint { capacity: self.capacity(), naa, serial })
+    }
+
+    /// Logs in again, unless another task has since `generation`.
+    async fn reconnect(
+        &self,
+        reconnection: &Reconnection,
+        generation: u64,
+        lost: &SessionError,
+    ) -> Result<(), SessionError> {
+        let _gate = reconnection.gate.lock().await;
+        if reconnection.generation.get() != generation {
+            return Ok(());
+        }
+        if let Some(error) = reconnection.gave_up.borrow().clone() {
+            return Err(error);
+        }
+        tracing::warn!(portal = %self.portal, %lost, "logging in again");
+        let deadline = time::now() + reconnection.limit;
+        // RFC 7143 §13.15: so long a target may still keep the connection for alive.
+        let first = Duration::from_secs(self.parameters().default_time2wait.into());
+        let (mut wait, mut pause) = (first, FIRST_PAUSE);
+        loop {
+            time::sleep_until(time::now() + wait).await;
+            let Err(error) = self.log_in_again(reconnection).await else { break };
+            if !error.is_transient() || time::now() + pause > deadline {
+                reconnection.gave_up.replace(Some(error.clone()));
+                return Err(error);
+            }
+            tracing::debug!(%error, "not yet");
+            wait = pause;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        reconnection.generation.set(generation + 1);
+        tracing::info!(portal = %self.portal, "logged in again");
+        Ok(())
+    }
+
+    async fn log_in_again(&self, reconnection: &Reconnection) -> Result<(), SessionError> {
+        let fresh = Self::connect_unit(&reconnection.url, &reconnection.options).await?;
+        let ask = async {
+            fresh.settle().await?;
+            fresh.read_capacity().await?;
+            fresh.fingerprint().await
+        };
+        let unit = in_time(&self.portal, self.answer_limit, ask).await?;
+        if reconnection.unit.borrow().as_ref().is_some_and(|known| *known != unit) {
+            return Err(SessionError::UnitChanged);
+        }
+        for kept in reconnection.unflushed.all() {
+            let order = Order {
+                cdb: kept.cdb,
+                transfer: Moved::Write(kept.payload, kept.length),
+                attribute: TaskAttribute::Simple,
+                repeatable: false,
+                time_limit: None,
+            };
+            judge(fresh.carry_out(&order).await?)?;
+        }
+        std::mem::swap(&mut *self.live.borrow_mut(), &mut *fresh.live.borrow_mut());
+        Ok(())
+    }
+
+    /// Carries out a command that changes the blocks from `first` to before `end`.
+    pub(crate) async fn change(
+        &self,
+        cdb: &[u8; 16],
+        data: Buffer,
+        (first, end): (u64, u64),
+        fua: bool,
+    ) -> Result<(), SessionError> {
+        let Some(reconnection) = &self.reconnection else {
+            self.command(Command::new(cdb, TransferRequest::Write(data))).await?;
+            return Ok(());
+        };
+        let _held = reconnection.extents.claim(first, end).await;
+        let (payload, length) = self.payload(data)?;
+        let kept = reconnection.unflushed.keep(*cdb, payload.clone(), length);
+        let order = Order {
+            cdb: *cdb,
+            transfer: Moved::Write(payload, length),
+            attribute: TaskAttribute::Simple,
+            repeatable: true,
+            time_limit: None,
+        };
+        judge(self.carry_out(&order).await?)?;
+        if fua {
+            return Ok(());
+        }
+        kept.note_answer();
+        if reconnection.unflushed.is_full() {
+            match self.flush().await {
+                // A unit without the command has no cache.
+                Err(SessionError::CheckCondition(sense))
+                    if sense.key == SenseKey::IllegalRequest =>
+                {
+                    reconnection.unflushed.set_stable();
+                }
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Any status but GOOD is an error.
+fn judge(completion: Completion) -> Result<Completion, SessionError> {
+    if completion.response != 0 {
+        return Err(SessionError::TargetFailure(completion.response));
+    }
+    const CHECK_CONDITION: u8 = 2;
+    match (completion.status, Sense::parse(&completion.sense)) {
+        (0, _) => Ok(completion),
+        (CHECK_CONDITION, Some(sense)) => Err(SessionError::CheckCondition(sense)),
+        (status, _) => Err(SessionError::Status(status)),
     }
 }

@@ -1,0 +1,249 @@
+//! What a session keeps so that it can log in again and go on where it was.
+//!
+//! A command that had no answer is repeated. For a read that is harmless. For a write it is, too,
+//! and this is why: a repeated write may never land after a later write to the same blocks that
+//! was acknowledged.
+//!
+//! - No write is sent while another one to some of the same blocks waits for its answer
+//!   ([`Extents`]). So when a write is repeated, no later one to its blocks was sent yet.
+//! - The old session's copy of it cannot land later either: the new login has the same initiator
+//!   name and ISID, so the target ends the old session's tasks before it grants it (session
+//!   reinstatement, RFC 7143 §6.3.5). A target that was started anew has no old tasks.
+//! - Carried out twice, it leaves the same blocks. Commands for which that does not hold, such as
+//!   COMPARE AND WRITE, are not repeated: their callers are told of the loss.
+//!
+//! A target that lost its power may have forgotten what it acknowledged and had only in its cache.
+//! So what was written since the last flush is kept, and written again, in the order in which it
+//! was sent, before anything else goes on ([`Unflushed`]).
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sarsen_proto::iscsi::output::Payload;
+use tokio::sync::{Mutex, Notify};
+
+use crate::disk::Capacity;
+use crate::error::SessionError;
+use crate::session::SessionOptions;
+use crate::url::Url;
+
+/// The pause after a first attempt that failed; each next one is twice as long.
+pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause between attempts.
+pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// A command that loses this many connections is given up: it may be what breaks them.
+pub(crate) const REPEAT_LIMIT: u32 = 8;
+/// Bytes that are kept before they are flushed.
+const UNFLUSHED_LIMIT: usize = 64 << 20;
+
+/// What a unit is known again by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint {
+    pub(crate) capacity: Capacity,
+    pub(crate) naa: Option<String>,
+    pub(crate) serial: Option<String>,
+}
+
+/// See the module.
+pub(crate) struct Reconnection {
+    pub(crate) url: Url,
+    /// Those of the first login, with its ISID.
+    pub(crate) options: SessionOptions,
+    pub(crate) limit: Duration,
+    /// One task logs in, the others wait.
+    pub(crate) gate: Mutex<()>,
+    /// Logins so far.
+    pub(crate) generation: Cell<u64>,
+    /// Why there will be no further attempt.
+    pub(crate) gave_up: RefCell<Option<SessionError>>,
+    pub(crate) unit: RefCell<Option<Fingerprint>>,
+    pub(crate) extents: Extents,
+    pub(crate) unflushed: Unflushed,
+}
+
+impl Reconnection {
+    pub(crate) fn new(url: &Url, options: &SessionOptions, limit: Duration) -> Self {
+        Self {
+            url: url.clone(),
+            options: SessionOptions { reconnect_limit: None, ..options.clone() },
+            limit,
+            gate: Mutex::default(),
+            generation: Cell::default(),
+            gave_up: RefCell::default(),
+            unit: RefCell::default(),
+            extents: Extents::default(),
+            unflushed: Unflushed::default(),
+        }
+    }
+}
+
+/// The blocks that writes without an answer are about.
+#[derive(Default)]
+pub(crate) struct Extents {
+    held: RefCell<Vec<(u64, u64)>>,
+    released: Notify,
+}
+
+/// Blocks that belong to one write until this is dropped.
+pub(crate) struct Held<'a> {
+    extents: &'a Extents,
+    extent: (u64, u64),
+}
+
+impl Extents {
+    /// Waits until no other write is about any of these blocks: the first, and the one after the
+    /// last.
+    pub(crate) async fn claim(&self, first: u64, end: u64) -> Held<'_> {
+        while self.held.borrow().iter().any(|&(other, its_end)| first < its_end && other < end) {
+            self.released.notified().await;
+        }
+        self.held.borrow_mut().push((first, end));
+        Held { extents: self, extent: (first, end) }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut held = self.extents.held.borrow_mut();
+        if let Some(place) = held.iter().position(|extent| *extent == self.extent) {
+            held.swap_remove(place);
+        }
+        self.extents.released.notify_waiters();
+    }
+}
+
+/// A write that a cache may still forget.
+#[derive(Clone)]
+pub(crate) struct Kept {
+    pub(crate) cdb: [u8; 16],
+    pub(crate) payload: Payload,
+    pub(crate) length: u32,
+    answered: bool,
+}
+
+/// A write that has no answer yet.
+pub(crate) struct Keeping<'a> {
+    unflushed: &'a Unflushed,
+    number: u64,
+}
+
+impl Keeping<'_> {
+    /// It was carried out: a flush is what it waits for.
+    pub(crate) fn note_answer(self) {
+        if let Some(kept) = self.unflushed.kept.borrow_mut().get_mut(&self.number) {
+            kept.answered = true;
+        }
+    }
+}
+
+impl Drop for Keeping<'_> {
+    fn drop(&mut self) {
+        let answered =
+            self.unflushed.kept.borrow().get(&self.number).is_some_and(|kept| kept.answered);
+        if !answered {
+            self.unflushed.forget(&[self.number]);
+        }
+    }
+}
+
+/// What was written since the last flush, in order.
+#[derive(Default)]
+pub(crate) struct Unflushed {
+    kept: RefCell<BTreeMap<u64, Kept>>,
+    next: Cell<u64>,
+    bytes: Cell<usize>,
+    /// The unit has no cache that forgets.
+    stable: Cell<bool>,
+}
+
+impl Unflushed {
+    /// From now on nothing is kept: what is acknowledged is on stable storage.
+    pub(crate) fn set_stable(&self) {
+        self.stable.set(true);
+        self.kept.borrow_mut().clear();
+        self.bytes.set(0);
+    }
+
+    /// Keeps a write that is about to be sent. It has to be there before its answer: the
+    /// connection may be lost between that and the moment at which anybody sees it.
+    ///
+    /// A write that ends without [`Keeping::note_answer`] is forgotten: it failed, or is stable, or
+    /// its caller has dropped it, and others may write there next.
+    pub(crate) fn keep(&self, cdb: [u8; 16], payload: Payload, length: u32) -> Keeping<'_> {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        if !self.stable.get() {
+            let kept = Kept { cdb, payload, length, answered: false };
+            self.kept.borrow_mut().insert(number, kept);
+            self.bytes.set(self.bytes.get() + length as usize);
+        }
+        Keeping { unflushed: self, number }
+    }
+
+    pub(crate) fn forget(&self, numbers: &[u64]) {
+        let mut kept = self.kept.borrow_mut();
+        for number in numbers {
+            if let Some(kept) = kept.remove(number) {
+                self.bytes.set(self.bytes.get() - kept.length as usize);
+            }
+        }
+    }
+
+    /// Those that a flush which is sent now brings to stable storage.
+    pub(crate) fn answered(&self) -> Vec<u64> {
+        let kept = self.kept.borrow();
+        kept.iter().filter(|(_, kept)| kept.answered).map(|(number, _)| *number).collect()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Kept> {
+        self.kept.borrow().values().cloned().collect()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.bytes.get() > UNFLUSHED_LIMIT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+    use sarsen_block::Buffer;
+    use sarsen_proto::iscsi::Output;
+
+    use super::*;
+
+    #[test]
+    fn writes_to_the_same_blocks_wait_for_each_other() {
+        let extents = Extents::default();
+        let first = extents.claim(10, 20).now_or_never().unwrap();
+        let beside = extents.claim(20, 30).now_or_never().unwrap();
+        let mut across = pin!(extents.claim(15, 25));
+        assert!(across.as_mut().now_or_never().is_none());
+        drop(first);
+        assert!(across.as_mut().now_or_never().is_none());
+        drop(beside);
+        assert!(across.now_or_never().is_some());
+    }
+
+    #[test]
+    fn only_what_was_answered_before_a_flush_is_forgotten_by_it() {
+        let unflushed = Unflushed::default();
+        let payload = || Output::default().payload(Buffer::zeroed(512).into());
+        let [first, second, third] =
+            [1, 2, 3].map(|first| unflushed.keep([first; 16], payload(), 512));
+        first.note_answer();
+        let flushed = unflushed.answered();
+        third.note_answer();
+        unflushed.forget(&flushed);
+        let left = || -> Vec<u8> { unflushed.all().iter().map(|kept| kept.cdb[0]).collect() };
+        assert_eq!(left(), [2, 3], "in the order in which they were sent");
+        drop(second);
+        assert_eq!(left(), [3], "nobody waits for it: others may have written there since");
+        unflushed.set_stable();
+        let _kept = unflushed.keep([4; 16], payload(), 512);
+        assert!(unflushed.all().is_empty() && !unflushed.is_full());
+    }
+}
