@@ -125,6 +125,19 @@ impl Image {
 }
 
 impl Contestant {
+    /// Whether the lab starts it, so that nothing but the lab's own volumes are on it.
+    pub fn is_started_here(&self) -> bool {
+        match self {
+            Self::Sarsen | Self::Tgt | Self::Istgt | Self::Nbdkit | Self::Direct => true,
+            Self::Iscsi(_) | Self::Nbd(_) | Self::DirectPath(_) => false,
+        }
+    }
+
+    /// Whether only the machine's own network leads to it.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Iscsi(_) | Self::Nbd(_))
+    }
+
     /// Starts it with these volumes; `folder` is for files of volumes on disk. It ends with the
     /// thread that calls this, if not before.
     pub fn start(
@@ -246,7 +259,7 @@ impl FromStr for Contestant {
                 } else {
                     Self::Iscsi(text.parse().map_err(|error| {
                         format!(
-                            "{text:?} is no contestant ({error}): write sarsen, tgt, istgt, nbdkit, \
+                            "this is no contestant ({error}): write sarsen, tgt, istgt, nbdkit, \
                              direct, direct:PATH, iscsi://… or nbd://…"
                         )
                     })?)

@@ -101,6 +101,11 @@ impl Network {
         }
     }
 
+    /// Whether links other than loopback can be made here, and why not.
+    pub fn can_be_apart() -> Result<(), String> {
+        Sides::new().map(drop)
+    }
+
     fn on_loopback(profiles: &[LinkProfile], reason: &str, notes: Vec<String>) -> Self {
         let loopback = LinkProfile::loopback();
         let link = |profile: &LinkProfile| Link {

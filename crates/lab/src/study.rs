@@ -35,6 +35,8 @@ pub struct Choices {
     pub medium: Option<Medium>,
     /// Contestants that the lab has not started may be written to.
     pub destroy: bool,
+    /// Links are made where a study wants them; else everything goes over what is there.
+    pub links: bool,
     /// What the pseudo-random choices begin from.
     pub seed: u64,
 }

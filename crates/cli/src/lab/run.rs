@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 use sarsen_lab::archive::Archive;
 use sarsen_lab::contestant::{Contestant, Medium};
-use sarsen_lab::record::{Outcome, Run, Scale};
+use sarsen_lab::network::Network;
+use sarsen_lab::record::{Labels, Outcome, Run, Scale};
 use sarsen_lab::report::{self, Format};
 use sarsen_lab::study::{self, Choices, Settings, Study, lunden};
 
@@ -46,6 +47,9 @@ pub(crate) struct Arguments {
     /// Go on with the newest run of the same study, scale and contestants that was broken off.
     #[arg(long)]
     resume: bool,
+    /// Measure only the cells of this label, once for each, such as `test=Exchange 2003`.
+    #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
+    only: Vec<(String, String)>,
     /// Where volumes on disk are, in a folder that is removed at the end.
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     folder: PathBuf,
@@ -80,7 +84,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !arguments.files.is_empty() || arguments.mount.is_some() {
         return Err(UsageError(format!("files and --mount are for {LUNDEN} alone")).into());
     }
+    let elsewhere = arguments.contestants.iter().any(Contestant::is_elsewhere);
     let choices = Choices {
+        links: !elsewhere && Network::can_be_apart().is_ok(),
         scale: arguments.scale(),
         contestants: arguments.contestants.clone(),
         medium: arguments.medium,
@@ -90,6 +96,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let settings = Settings {
         folder: arguments.folder.clone(),
         command: command_line(),
+        only: arguments
+            .only
+            .iter()
+            .fold(Labels::new(), |labels, (dimension, value)| labels.with(dimension, value)),
         resume: arguments.resume,
     };
     let mut progress = Progress::new();
@@ -109,6 +119,15 @@ fn parse_medium(text: &str) -> Result<Medium, String> {
         "ram" => Ok(Medium::Ram),
         "disk" => Ok(Medium::Disk),
         _ => Err(format!("{text:?} is no medium: write ram or disk")),
+    }
+}
+
+fn parse_label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((dimension, value)) if !dimension.is_empty() => {
+            Ok((dimension.to_owned(), value.to_owned()))
+        }
+        _ => Err(format!("{text:?} is no label: write LABEL=VALUE, such as target=tgt")),
     }
 }
 

@@ -28,9 +28,9 @@ pub(super) fn change(before: &[f64], after: &[f64]) -> Cell {
     let Some(difference) = Difference::between(before, after) else { return Cell::Empty };
     let percent = 100.0 * difference.relative;
     match difference.p_value {
-        Some(_) if !difference.is_real() => Cell::Text(format!("noise ({percent:+.1} %)")),
+        Some(_) if !difference.is_real() => text(format!("noise ({})", signed(percent))),
         Some(_) => Cell::Change { percent, decimals: 1 },
-        None => Cell::Text(format!("{percent:+.1} % (one value)")),
+        None => text(format!("{} (one value)", signed(percent))),
     }
 }
 
@@ -39,7 +39,12 @@ pub(super) fn published_change(before: f64, after: f64) -> Cell {
     if before == 0.0 {
         return Cell::Empty;
     }
-    Cell::Text(format!("{:+.1} %", 100.0 * (after - before) / before))
+    text(signed(100.0 * (after - before) / before))
+}
+
+/// A share with its sign.
+fn signed(percent: f64) -> String {
+    format!("{percent:+.1} %").replace('-', "\u{2212}")
 }
 
 /// A number, or nothing.

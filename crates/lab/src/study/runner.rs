@@ -10,6 +10,7 @@ use crate::archive::{Archive, ArchiveError};
 use crate::contestant::{Contestant, ContestantError, Medium, Running, VolumeSpec};
 use crate::limits::{self, LimitError};
 use crate::load::{self, Endpoint, LoadError, LoadOptions};
+use crate::machine;
 use crate::network::{Link, LinkProfile, Network};
 use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
 use crate::trace::Request;
@@ -24,6 +25,8 @@ pub struct Settings {
     pub folder: PathBuf,
     /// The command line, for the record.
     pub command: String,
+    /// Only the cells that have these labels; all if there are none.
+    pub only: Labels,
     /// Go on with the newest run of these choices that has not ended.
     pub resume: bool,
 }
@@ -51,6 +54,12 @@ pub enum RunError {
     NoPlan {
         /// The study.
         study: &'static str,
+    },
+    /// No cell has the labels that were asked for.
+    #[error("no cell of this study has {only}")]
+    NoCell {
+        /// What was asked for.
+        only: Labels,
     },
     /// There is nothing to resume.
     #[error("no run of {study} ({scale}) with these contestants is unfinished")]
@@ -80,7 +89,11 @@ pub fn run(
     archive: &Archive,
     watcher: &mut dyn Watcher,
 ) -> Result<Run, RunError> {
-    let plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
+    let mut plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
+    plan.points.retain(|point| point.labels.include(&settings.only));
+    if plan.points.is_empty() {
+        return Err(RunError::NoCell { only: settings.only.clone() });
+    }
     let (mut run, made) = begin(study, choices, settings, archive, &plan)?;
     watcher.begins(run.id, plan.points.len() * plan.repetitions as usize, made.len());
     let folder = tempfile::Builder::new()
@@ -164,7 +177,7 @@ pub fn record(study: &str, scale: Scale, command: String) -> Run {
         contestants: Vec::new(),
         began_at: now(),
         ended_at: None,
-        setting: Setting::default(),
+        setting: Setting { machine: machine::facts(), ..Setting::default() },
         samples: Vec::new(),
     }
 }
@@ -236,15 +249,29 @@ impl House<'_> {
         let running = self.contestants[point.contestant].as_ref().map_err(Clone::clone)?;
         let (volume, link) = (self.volume(point), self.link(point));
         link.address.as_ref().map_err(|reason| ContestantError::Unable(reason.clone()))?;
+        // Whoever is elsewhere is reached by the machine's own network, which is what a link without
+        // any set-up stands for.
+        let elsewhere = self.plan.contestants[point.contestant].is_elsewhere();
+        if elsewhere && link.profile != LinkProfile::loopback() {
+            let reason = "the way to it is not the lab's to change";
+            return Err(ContestantError::Unable(reason.into()));
+        }
         let endpoint = running.endpoint(&volume.name, link)?;
         let seed = self.choices.seed.wrapping_add(repetition.into());
         let subject = Subject { endpoint, running, link, volume, seed };
-        let outcome = self.network.on_initiator_side(|| (point.measurement)(&subject));
-        Ok(outcome)
+        let outcome = match elsewhere {
+            true => (point.measurement)(&subject),
+            false => self.network.on_initiator_side(|| (point.measurement)(&subject)),
+        };
+        // A target that has died explains more than what its client saw of that.
+        Ok(match (outcome, running.ended()) {
+            (Outcome::Failed(reason), Some(end)) => Outcome::Failed(format!("{reason}; {end}")),
+            (outcome, _) => outcome,
+        })
     }
 
     fn may_write(&self, contestant: usize) -> bool {
-        self.choices.destroy || is_started_here(&self.plan.contestants[contestant])
+        self.choices.destroy || self.plan.contestants[contestant].is_started_here()
     }
 
     fn volume(&self, point: &Point) -> &VolumeSpec {
@@ -260,14 +287,20 @@ impl House<'_> {
     /// Writes over all volumes once, so that nobody reads holes. What cannot be written now says so
     /// again when it is measured.
     fn fill(&self, watcher: &mut dyn Watcher) {
+        // Large packets cost least.
         let usable = |link: &&Link| link.address.is_ok() && is_plain(&link.profile);
-        let Some(link) = self.network.links().iter().find(usable) else { return };
+        let links = self.network.links().iter().filter(usable);
+        let Some(link) = links.max_by_key(|link| link.profile.mtu) else { return };
         for (index, running) in self.contestants.iter().enumerate() {
             let Ok(running) = running else { continue };
+            let elsewhere = self.plan.contestants[index].is_elsewhere();
             for volume in self.plan.volumes.iter().filter(|_| self.may_write(index)) {
                 let Ok(endpoint) = running.endpoint(&volume.name, link) else { continue };
                 watcher.does(&format!("filling {} of {}", volume.name, running.name()));
-                let filled = self.network.on_initiator_side(|| fill(endpoint, volume.bytes));
+                let filled = match elsewhere {
+                    true => fill(endpoint, volume.bytes),
+                    false => self.network.on_initiator_side(|| fill(endpoint, volume.bytes)),
+                };
                 if let Err(error) = filled {
                     let name = running.name();
                     watcher.notices(&format!("{name}: {} cannot be filled: {error}", volume.name));
@@ -300,18 +333,6 @@ fn in_turn(points: &[Point], repetition: u32) -> impl Iterator<Item = &Point> {
         let first = (repetition as usize - 1) % stretch.len();
         stretch[first..].iter().chain(&stretch[..first])
     })
-}
-
-/// Whether nothing but the lab's own volumes are on it.
-fn is_started_here(contestant: &Contestant) -> bool {
-    match contestant {
-        Contestant::Sarsen
-        | Contestant::Tgt
-        | Contestant::Istgt
-        | Contestant::Nbdkit
-        | Contestant::Direct => true,
-        Contestant::Iscsi(_) | Contestant::Nbd(_) | Contestant::DirectPath(_) => false,
-    }
 }
 
 /// Whether a link only carries packets.

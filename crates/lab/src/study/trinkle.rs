@@ -21,7 +21,10 @@ const TARGET: &str = "target";
 const MTU: &str = "mtu";
 const TEST: &str = "test";
 
+/// Links whose frames differ, by their label.
 const MTUS: [u32; 2] = [1500, 9000];
+/// The label of what is there without making a link.
+const AS_IT_IS: &str = "as it is";
 const REPETITIONS: u32 = 3;
 const VOLUME: &str = "lun";
 
@@ -54,14 +57,21 @@ impl Study for Trinkle {
             Scale::Full => (Duration::from_secs(10), Duration::from_secs(300), 1 << 30),
         };
         let mut points = Vec::new();
-        for mtu in MTUS {
+        // Frames can be changed only on links that are made for it.
+        let links = if choices.links {
+            MTUS.map(|mtu| (mtu.to_string(), LinkProfile::plain(&format!("mtu-{mtu}"), mtu)))
+                .to_vec()
+        } else {
+            vec![(AS_IT_IS.to_owned(), LinkProfile::loopback())]
+        };
+        for (mtu, link) in &links {
             for NamedAccess { name, access } in &access::NAMED {
                 for (index, contestant) in contestants.iter().enumerate() {
                     points.push(Point {
                         labels: labels(&contestant.to_string(), mtu, name),
                         contestant: index,
                         volume: VOLUME.into(),
-                        link: link(mtu),
+                        link: link.name.clone(),
                         writes: access.read_percent < 100,
                         measurement: load_for(*access, warm_up, duration),
                     });
@@ -69,7 +79,7 @@ impl Study for Trinkle {
             }
         }
         Some(Plan {
-            links: MTUS.map(|mtu| LinkProfile::plain(&link(mtu), mtu)).to_vec(),
+            links: links.into_iter().map(|(_, link)| link).collect(),
             volumes: vec![VolumeSpec {
                 name: VOLUME.into(),
                 medium: choices.medium.unwrap_or(Medium::Ram),
@@ -89,7 +99,7 @@ impl Study for Trinkle {
         sections.push(beside_each_other(run));
         sections.push(charts(run));
         sections.push(between_targets(run));
-        sections.push(between_frames(run));
+        sections.extend(between_frames(run));
         sections.push(cost(run));
         sections.push(latencies(run));
         sections.push(every_run(run));
@@ -102,11 +112,7 @@ impl Study for Trinkle {
     }
 }
 
-fn link(mtu: u32) -> String {
-    format!("mtu-{mtu}")
-}
-
-fn labels(target: &str, mtu: u32, test: &str) -> Labels {
+fn labels(target: &str, mtu: &str, test: &str) -> Labels {
     Labels::new().with(TARGET, target).with(MTU, mtu).with(TEST, test)
 }
 
@@ -118,9 +124,18 @@ fn metric(test: &str) -> (&'static str, &'static str, u8) {
     }
 }
 
-/// Where a loopback run has no frames, the only figures are those that could be measured.
-fn frames(mtu: u32) -> &'static str {
-    if mtu == 1500 { "standard frames (MTU 1500)" } else { "jumbo frames (MTU 9000)" }
+/// A link in words.
+fn frames(mtu: &str) -> String {
+    match mtu {
+        AS_IT_IS => "the network as it is".into(),
+        "1500" => "standard frames (MTU 1500)".into(),
+        _ => format!("jumbo frames (MTU {mtu})"),
+    }
+}
+
+/// What the thesis's physical initiator saw; beside a network that is as it is, with standard frames.
+fn published_mean(target: &str, mtu: &str, test: &str) -> Option<f64> {
+    published::trinkle_mean(target, INITIATOR, mtu.parse().unwrap_or(MTUS[0]), test)
 }
 
 fn tests() -> impl Iterator<Item = &'static str> {
@@ -131,7 +146,7 @@ fn summary(run: &Run) -> Vec<String> {
     let targets = run.values(TARGET);
     let mut best: Vec<(&str, usize)> = targets.iter().map(|target| (*target, 0)).collect();
     let mut cells = 0;
-    for mtu in MTUS {
+    for mtu in run.values(MTU) {
         for test in tests() {
             let mean = |target: &str| {
                 let values = run.figures(&labels(target, mtu, test), metric(test).0);
@@ -148,9 +163,9 @@ fn summary(run: &Run) -> Vec<String> {
     let ahead: Vec<_> = best.iter().map(|(target, count)| format!("{target} in {count}")).collect();
     vec![
         format!(
-            "Ten access specifications on {}, over links of MTU 1500 and 9000, {REPETITIONS} \
-             interleaved runs of each.",
-            targets.join(", ")
+            "Ten access specifications on {}, with {}, {REPETITIONS} interleaved runs of each.",
+            targets.join(", "),
+            run.values(MTU).into_iter().map(frames).collect::<Vec<_>>().join(" and with ")
         ),
         format!("The highest mean of {cells} cells: {}.", ahead.join(", ")),
         "The published figures come from machines of 2013 with gigabit Ethernet and disks; ours \
@@ -161,7 +176,7 @@ fn summary(run: &Run) -> Vec<String> {
 
 fn beside_each_other(run: &Run) -> Section {
     let mut blocks = Vec::new();
-    for mtu in MTUS {
+    for mtu in run.values(MTU) {
         let targets = run.values(TARGET);
         let mut columns = vec!["Test".to_owned(), "Unit".into()];
         columns.extend(targets.iter().map(|target| (*target).to_owned()));
@@ -174,9 +189,9 @@ fn beside_each_other(run: &Run) -> Section {
                     .iter()
                     .map(|target| layout::cell(run, &labels(target, mtu, test), figure, decimals)),
             );
-            row.extend(THEIRS.map(|target| {
-                layout::published(published::trinkle_mean(target, INITIATOR, mtu, test), decimals)
-            }));
+            row.extend(
+                THEIRS.map(|target| layout::published(published_mean(target, mtu, test), decimals)),
+            );
             row
         });
         blocks.push(Block::Table(Table {
@@ -197,7 +212,7 @@ fn beside_each_other(run: &Run) -> Section {
 fn charts(run: &Run) -> Section {
     let mut blocks = Vec::new();
     for (figure, unit) in [(figure::IOPS, "IOPS"), (figure::MB_PER_S, "MB/s")] {
-        for mtu in MTUS {
+        for mtu in run.values(MTU) {
             let groups: Vec<_> = tests().filter(|test| metric(test).0 == figure).collect();
             let ours = run.values(TARGET).into_iter().map(|target| {
                 let cells: Vec<_> = groups.iter().map(|test| labels(target, mtu, test)).collect();
@@ -206,10 +221,7 @@ fn charts(run: &Run) -> Section {
             let theirs = THEIRS.into_iter().map(|target| BarSeries {
                 name: format!("{target} (2013)"),
                 published: true,
-                values: groups
-                    .iter()
-                    .map(|test| published::trinkle_mean(target, INITIATOR, mtu, test))
-                    .collect(),
+                values: groups.iter().map(|test| published_mean(target, mtu, test)).collect(),
                 half_widths: vec![None; groups.len()],
             });
             blocks.push(Block::Bars(Bars {
@@ -231,7 +243,7 @@ fn between_targets(run: &Run) -> Section {
     let Some((first, others)) = targets.split_first() else {
         return Section { heading: "Differences between targets".into(), blocks };
     };
-    for mtu in MTUS {
+    for mtu in run.values(MTU) {
         let mut columns = vec!["Test".to_owned()];
         columns.extend(others.iter().map(|target| format!("{first} against {target}")));
         columns.extend(THEIRS[1..].iter().map(|target| format!("IET against {target} (2013)")));
@@ -240,7 +252,7 @@ fn between_targets(run: &Run) -> Section {
             let values = |target: &str| run.figures(&labels(target, mtu, test), figure);
             let mut row = vec![layout::text(test)];
             row.extend(others.iter().map(|other| layout::change(&values(other), &values(first))));
-            let mean = |target| published::trinkle_mean(target, INITIATOR, mtu, test);
+            let mean = |target| published_mean(target, mtu, test);
             row.extend(THEIRS[1..].iter().map(|other| {
                 let pair = mean(other).zip(mean(THEIRS[0]));
                 pair.map_or(crate::report::Cell::Empty, |(a, b)| layout::published_change(a, b))
@@ -259,8 +271,9 @@ fn between_targets(run: &Run) -> Section {
 }
 
 /// The layout of the thesis's table 4.4: what jumbo frames change.
-fn between_frames(run: &Run) -> Section {
+fn between_frames(run: &Run) -> Option<Section> {
     let targets = run.values(TARGET);
+    let [standard, jumbo] = run.values(MTU)[..] else { return None };
     let mut columns = vec!["Test".to_owned()];
     columns.extend(targets.iter().map(|target| (*target).to_owned()));
     columns.extend(THEIRS.map(|target| format!("{target} (2013)")));
@@ -271,11 +284,11 @@ fn between_frames(run: &Run) -> Section {
         row.extend(
             targets
                 .iter()
-                .map(|target| layout::change(&values(target, MTUS[0]), &values(target, MTUS[1]))),
+                .map(|target| layout::change(&values(target, standard), &values(target, jumbo))),
         );
         row.extend(THEIRS.map(|target| {
-            let mean = |mtu| published::trinkle_mean(target, INITIATOR, mtu, test);
-            let pair = mean(MTUS[0]).zip(mean(MTUS[1]));
+            let mean = |mtu| published_mean(target, mtu, test);
+            let pair = mean(standard).zip(mean(jumbo));
             pair.map_or(crate::report::Cell::Empty, |(a, b)| layout::published_change(a, b))
         }));
         row
@@ -287,7 +300,7 @@ fn between_frames(run: &Run) -> Section {
         notes: vec![NOISE.into()],
         ..Table::default()
     };
-    Section { heading: "What jumbo frames change".into(), blocks: vec![Block::Table(table)] }
+    Some(Section { heading: "What jumbo frames change".into(), blocks: vec![Block::Table(table)] })
 }
 
 const NOISE: &str = "A difference is called noise where Welch's test does not find it at 95 %; of \
@@ -302,7 +315,7 @@ fn cost(run: &Run) -> Section {
         columns.push(format!("{target}, p50 µs"));
         columns.push(format!("{target}, p99 µs"));
     }
-    let blocks = MTUS.map(|mtu| {
+    let blocks = run.values(MTU).into_iter().map(|mtu| {
         let rows = tests().map(|test| {
             let mut row = vec![layout::text(test)];
             for target in &targets {
@@ -325,19 +338,20 @@ fn cost(run: &Run) -> Section {
     });
     Section {
         heading: "What it costs the target, and how long clients wait".into(),
-        blocks: blocks.to_vec(),
+        blocks: blocks.collect(),
     }
 }
 
 fn latencies(run: &Run) -> Section {
     let mut blocks = Vec::new();
+    let first = run.values(MTU).first().copied().unwrap_or_default();
     for test in ["Maximum IOPS", "Exchange 2003", "SQL 64K"] {
         let series: Vec<_> = run
             .values(TARGET)
             .into_iter()
-            .map(|target| (target, labels(target, MTUS[0], test)))
+            .map(|target| (target, labels(target, first, test)))
             .collect();
-        let of = format!("{test}, {}", frames(MTUS[0]));
+        let of = format!("{test}, {}", frames(first));
         blocks.push(layout::latency_lines(run, &format!("Latency: {of}"), &series));
         blocks.push(layout::time_lines(run, &format!("Over time: {of}, last run"), &series));
     }
@@ -348,7 +362,7 @@ fn latencies(run: &Run) -> Section {
 fn every_run(run: &Run) -> Section {
     let mut blocks = Vec::new();
     for target in run.values(TARGET) {
-        for mtu in MTUS {
+        for mtu in run.values(MTU) {
             let rows = tests().map(|test| {
                 let (figure, unit, decimals) = metric(test);
                 let labels = labels(target, mtu, test);
@@ -399,7 +413,10 @@ fn theirs() -> Section {
                         cells
                     });
                 blocks.push(Block::Table(Table {
-                    caption: format!("{target}, {initiator} initiator, {}", frames(mtu)),
+                    caption: format!(
+                        "{target}, {initiator} initiator, {}",
+                        frames(&mtu.to_string())
+                    ),
                     columns: ["Test", "Unit", "Run 1", "Run 2", "Run 3", "Mean", "Std"]
                         .map(Into::into)
                         .to_vec(),
