@@ -60,7 +60,7 @@ fn answers(endpoint: &Endpoint, pids: Vec<u32>) -> Result<()> {
 fn port(endpoint: &Endpoint) -> Option<u16> {
     match endpoint {
         Endpoint::Iscsi(url) => Some(url.portal.port),
-        Endpoint::Memory(_) | Endpoint::File { .. } => None,
+        Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => None,
     }
 }
 

@@ -8,7 +8,8 @@ use crate::shell;
 
 /// Wanted by every run: the real clients, a benchmark whose figures are read, and libFuzzer's
 /// compiler.
-const ALWAYS: &[&str] = &["bonnie++", "g++", "libiscsi-bin", "qemu-block-extra", "qemu-utils"];
+const ALWAYS: &[&str] =
+    &["bonnie++", "g++", "libiscsi-bin", "nbdkit", "qemu-block-extra", "qemu-utils"];
 /// Wanted by the full run besides: the browser that opens reports, the guest's machine.
 const FULL: &[&str] = &["chromium", "qemu-system-x86"];
 

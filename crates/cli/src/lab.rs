@@ -46,7 +46,8 @@ pub(crate) enum Verb {
 
 #[derive(clap::Args)]
 pub(crate) struct LoadArguments {
-    /// What the I/Os go to: `iscsi://host[:port]/target/lun`, or the path of a file or block device.
+    /// What the I/Os go to: `iscsi://host[:port]/target/lun`, `nbd://host[:port]/export`,
+    /// `nbd+unix:///export?socket=PATH`, or the path of a file or block device.
     endpoint: String,
     /// A known access specification, such as "Exchange 2003"; the flags below change it.
     #[arg(long, value_name = "NAME")]
@@ -69,6 +70,9 @@ pub(crate) struct LoadArguments {
     /// How long to measure [default: 3, or what the job says].
     #[arg(long)]
     seconds: Option<f64>,
+    /// How long to put the load on before it is measured [default: 0.3, or what the job says].
+    #[arg(long, value_name = "SECONDS")]
+    warm_up: Option<f64>,
     /// I/Os a second of all sessions together, begun by the clock whether or not others have ended;
     /// latencies count from when an I/O should have begun. --depth limits what is open.
     #[arg(long, value_name = "IOPS")]
@@ -113,8 +117,8 @@ pub(crate) struct ReplayArguments {
     /// A trace: a file (MSR Cambridge CSV, blkparse text, or `time_s,op,offset,length`), or `lu-du`
     /// for 8,626 requests, 70 % reads, made from the seed.
     trace: PathBuf,
-    /// What the requests go to: `iscsi://host[:port]/target/lun`, or the path of a file or block
-    /// device.
+    /// What the requests go to: `iscsi://host[:port]/target/lun`, `nbd://host[:port]/export`,
+    /// `nbd+unix:///export?socket=PATH`, or the path of a file or block device.
     endpoint: String,
     /// How the file is written, if its first line does not tell: msr, blkparse or csv.
     #[arg(long)]
@@ -342,6 +346,9 @@ fn refine(options: &mut LoadOptions, arguments: &LoadArguments) -> anyhow::Resul
     options.sessions = arguments.sessions.unwrap_or(options.sessions);
     if let Some(seconds) = arguments.seconds {
         options.duration = Duration::try_from_secs_f64(seconds).context("--seconds")?;
+    }
+    if let Some(seconds) = arguments.warm_up {
+        options.warm_up = Duration::try_from_secs_f64(seconds).context("--warm-up")?;
     }
     options.rate = arguments.rate.or(options.rate);
     options.distribution = arguments.distribution.unwrap_or(options.distribution);

@@ -1,10 +1,11 @@
-//! A user-space iSCSI initiator: sessions with one connection, on a current-thread runtime.
+//! A user-space initiator: iSCSI sessions with one connection, on a current-thread runtime.
 //!
 //! [`Session::connect`] logs in to the logical unit that a [`Url`] names; its methods take `&self`,
 //! and as many as one likes may wait at once: their commands share the connection. [`discover`]
 //! asks a portal which targets there are. The protocol itself is in `sarsen_proto::iscsi::initiator`;
 //! here are the socket, the futures, and what the common SCSI commands look like. [`transfer`] moves whole
-//! disks and files; [`signature`] tells what a device holds before something is written over it.
+//! disks and files; [`signature`] tells what a device holds before something is written over it;
+//! [`nbd`] offers what an NBD server exports as a store.
 
 mod discovery;
 mod disk;
@@ -13,6 +14,7 @@ mod error;
 mod establish;
 mod identity;
 mod info;
+pub mod nbd;
 pub mod phases;
 mod reconnect;
 mod session;

@@ -7,6 +7,7 @@
 
 pub mod cores;
 pub mod file;
+pub mod local;
 pub mod memory;
 pub mod namespace;
 pub mod net;

@@ -162,17 +162,7 @@ impl Stream {
     /// end of the stream (or no room was offered); WouldBlock means to wait for
     /// [`Stream::readable`].
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
-        let room = landing.len() + scratch.len();
-        self.attempt(Interest::READABLE, room, || {
-            let mut both = [IoSliceMut::new(landing), IoSliceMut::new(scratch)];
-            let from = usize::from(both[0].is_empty());
-            loop {
-                match rustix::io::readv(&self.socket, &mut both[from..]) {
-                    Err(rustix::io::Errno::INTR) => {}
-                    other => return Ok(other?),
-                }
-            }
-        })
+        receive(&self.socket, landing, scratch)
     }
 
     /// Sends from the front of `pieces`, at most [`PIECES_MAX`] of them, in one call: how many
@@ -180,49 +170,93 @@ impl Stream {
     ///
     /// A store's memory that is a [`Region`] goes by address; other shared memory is copied.
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
-        let mut vectors = Vectors::new();
-        // The copies live until the call has ended.
-        let copies = foreign_copies(pieces);
-        let mut copied = copies.iter();
-        for piece in pieces.iter().take(PIECES_MAX) {
-            match piece {
-                Piece::Bytes(bytes) => vectors.push(bytes.as_ptr(), bytes.len()),
-                Piece::Shared { memory, offset, length } => match as_region(&***memory) {
-                    Some(region) => vectors.push(region.address(*offset, *length), *length),
-                    None => {
-                        let Some(copy) = copied.next() else { break };
-                        vectors.push(copy.as_ptr(), copy.len());
-                    }
-                },
-            }
-        }
-        self.attempt(Interest::WRITABLE, vectors.total, || vectors.send(&self.socket))
+        send(&self.socket, pieces)
     }
 
     /// Ends one direction, or both.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         socket2::SockRef::from(&self.socket).shutdown(how)
     }
+}
 
-    /// Runs `transfer`; one that moved less than `wanted` has emptied (or filled) the socket, so
-    /// the next wait is for a new edge and saves the call that would find nothing. The end of a
-    /// stream is remembered apart by the runtime and is not lost by this.
-    fn attempt(
+/// A socket that the runtime watches.
+pub(crate) trait Watched: AsFd {
+    /// Does `io` if the socket may be ready; remembers that it is not if that is WouldBlock.
+    fn try_io(
         &self,
         interest: Interest,
-        wanted: usize,
-        transfer: impl FnOnce() -> io::Result<usize>,
+        io: impl FnOnce() -> io::Result<usize>,
+    ) -> io::Result<usize>;
+}
+
+impl Watched for tokio::net::TcpStream {
+    fn try_io(
+        &self,
+        interest: Interest,
+        io: impl FnOnce() -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let mut partial = None;
-        let result = self.socket.try_io(interest, || match transfer() {
-            Ok(moved) if moved > 0 && moved < wanted => {
-                partial = Some(moved);
-                Err(io::ErrorKind::WouldBlock.into())
-            }
-            other => other,
-        });
-        partial.map_or(result, Ok)
+        self.try_io(interest, io)
     }
+}
+
+/// See [`Stream::try_receive`].
+pub(crate) fn receive(
+    socket: &impl Watched,
+    landing: &mut [u8],
+    scratch: &mut [u8],
+) -> io::Result<usize> {
+    let room = landing.len() + scratch.len();
+    attempt(socket, Interest::READABLE, room, || {
+        let mut both = [IoSliceMut::new(landing), IoSliceMut::new(scratch)];
+        let from = usize::from(both[0].is_empty());
+        loop {
+            match rustix::io::readv(socket, &mut both[from..]) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    })
+}
+
+/// See [`Stream::try_send`].
+pub(crate) fn send(socket: &impl Watched, pieces: &[Piece<'_>]) -> io::Result<usize> {
+    let mut vectors = Vectors::new();
+    // The copies live until the call has ended.
+    let copies = foreign_copies(pieces);
+    let mut copied = copies.iter();
+    for piece in pieces.iter().take(PIECES_MAX) {
+        match piece {
+            Piece::Bytes(bytes) => vectors.push(bytes.as_ptr(), bytes.len()),
+            Piece::Shared { memory, offset, length } => match as_region(&***memory) {
+                Some(region) => vectors.push(region.address(*offset, *length), *length),
+                None => {
+                    let Some(copy) = copied.next() else { break };
+                    vectors.push(copy.as_ptr(), copy.len());
+                }
+            },
+        }
+    }
+    attempt(socket, Interest::WRITABLE, vectors.total, || vectors.send(socket))
+}
+
+/// Runs `transfer`; one that moved less than `wanted` has emptied (or filled) the socket, so
+/// the next wait is for a new edge and saves the call that would find nothing. The end of a
+/// stream is remembered apart by the runtime and is not lost by this.
+fn attempt(
+    socket: &impl Watched,
+    interest: Interest,
+    wanted: usize,
+    transfer: impl FnOnce() -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut partial = None;
+    let result = socket.try_io(interest, || match transfer() {
+        Ok(moved) if moved > 0 && moved < wanted => {
+            partial = Some(moved);
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+        other => other,
+    });
+    partial.map_or(result, Ok)
 }
 
 fn as_region(memory: &dyn sarsen_block::SharedMemory) -> Option<&Region> {

@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use sarsen_initiator::UrlError;
+use sarsen_initiator::nbd::NbdError;
 use sarsen_initiator::signature::Occupied;
 use sarsen_initiator::transfer::TransferError;
 use sarsen_node::stores::StoreError;
@@ -228,6 +229,9 @@ pub enum LoadError {
     /// The file or device cannot be opened.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The NBD server does not give the export.
+    #[error(transparent)]
+    Nbd(#[from] NbdError),
     /// A process that is to be measured cannot be.
     #[error("process {pid} cannot be measured: {source}")]
     Process {
@@ -277,7 +281,9 @@ fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError
     }
     match &options.endpoint {
         Endpoint::Iscsi(url) => iscsi::put_on(options, url, shared),
-        Endpoint::Memory(_) | Endpoint::File { .. } => stores::put_on(options, shared),
+        Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => {
+            stores::put_on(options, shared)
+        }
     }
 }
 

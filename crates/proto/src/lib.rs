@@ -4,3 +4,4 @@
 //! simulation can stand in its place.
 
 pub mod iscsi;
+pub mod nbd;

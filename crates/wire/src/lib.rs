@@ -1,6 +1,10 @@
-//! Byte layouts of iSCSI and SCSI: declared, sized at compile time, without `std`.
+//! Byte layouts of iSCSI, SCSI and NBD: declared, sized at compile time, without `std`.
 
 #![no_std]
 
+#[macro_use]
+mod open_enum;
+
 pub mod iscsi;
+pub mod nbd;
 pub mod scsi;

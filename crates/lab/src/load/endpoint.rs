@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use sarsen_block::{BlockSize, Store};
+use sarsen_initiator::nbd::{NbdUrl, NbdUrlError};
 use sarsen_initiator::{Url, UrlError};
 use sarsen_node::stores::{CacheMode, RamStore};
 
@@ -14,6 +15,8 @@ use sarsen_node::stores::{CacheMode, RamStore};
 pub enum Endpoint {
     /// A logical unit over iSCSI.
     Iscsi(Url),
+    /// An export over NBD.
+    Nbd(NbdUrl),
     /// No protocol: memory of this program.
     Memory(OpenStore),
     /// No protocol: a file or a block device.
@@ -66,27 +69,40 @@ impl From<Url> for Endpoint {
     }
 }
 
+impl From<NbdUrl> for Endpoint {
+    fn from(url: NbdUrl) -> Self {
+        Self::Nbd(url)
+    }
+}
+
 /// Why a text names nothing that a load can be put on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// An iSCSI URL with a mistake.
     #[error(transparent)]
     Iscsi(#[from] UrlError),
+    /// An NBD URL with a mistake.
+    #[error(transparent)]
+    Nbd(#[from] NbdUrlError),
     /// A URL of another kind.
-    #[error("{0:?} is no endpoint: write iscsi://host[:port]/target/lun or the path of a file")]
+    #[error(
+        "{0:?} is no endpoint: write iscsi://host[:port]/target/lun, nbd://host[:port]/export, \
+         nbd+unix:///export?socket=PATH, or the path of a file or block device"
+    )]
     Scheme(String),
     /// Nothing at all.
-    #[error("an endpoint is wanted: iscsi://host[:port]/target/lun or the path of a file")]
+    #[error("an endpoint is wanted: iscsi://…, nbd://…, or the path of a file or block device")]
     Empty,
 }
 
 impl FromStr for Endpoint {
     type Err = EndpointError;
 
-    /// `iscsi://…`, or a path.
+    /// `iscsi://…`, `nbd://…`, `nbd+unix://…`, or a path.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         match text.split_once("://") {
             Some(("iscsi", _)) => Ok(Self::Iscsi(text.parse()?)),
+            Some(("nbd" | "nbd+unix", _)) => Ok(Self::Nbd(text.parse()?)),
             // What stands before an @ may be a secret, so it is not repeated.
             Some((scheme, _)) if !scheme.contains('/') => {
                 Err(EndpointError::Scheme(format!("{scheme}://")))
@@ -101,6 +117,7 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Iscsi(url) => url.fmt(f),
+            Self::Nbd(url) => url.fmt(f),
             Self::Memory(store) => {
                 write!(f, "{} bytes of memory", store.0.geometry().byte_count())
             }
@@ -117,6 +134,9 @@ mod tests {
     fn a_url_is_what_its_scheme_says_and_all_else_is_a_path() {
         let url = "iscsi://127.0.0.1:3260/iqn.2026-01.invalid.example:a/0";
         assert_eq!(url.parse::<Endpoint>().unwrap().to_string(), url);
+        let url = "nbd+unix:///disk?socket=/run/nbd.sock";
+        assert_eq!(url.parse::<Endpoint>().unwrap().to_string(), url);
+        assert!(matches!("nbd://h:0".parse::<Endpoint>(), Err(EndpointError::Nbd(_))));
         for path in ["/dev/sda", "disk.img", "./a://b"] {
             let endpoint: Endpoint = path.parse().unwrap();
             assert!(

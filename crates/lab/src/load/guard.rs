@@ -7,13 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sarsen_block::{BlockError, Extent, Store};
+use sarsen_initiator::nbd::{NbdStore, NbdUrl};
 use sarsen_initiator::signature::{self, Holding, Occupied};
 use sarsen_initiator::transfer::{Disk, TransferError};
 use sarsen_initiator::{DigestOffer, SessionOptions, Url};
 use sarsen_io::cores::{self, FileEngine};
 use sarsen_node::stores::StoreError;
 
-use super::{Endpoint, LoadError, LoadOptions};
+use super::stores::CONNECTION_LIMIT;
+use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions};
 
 /// What the endpoint holds that writes would destroy: file systems, partition tables, volume
 /// managers, RAID, swap, disk images. Takes the thread until it is told, which must not be a core
@@ -30,9 +32,8 @@ pub fn look(options: &LoadOptions) -> Result<Option<Occupied>, LoadError> {
             };
             on_a_core(of_disk(url, &session))??
         }
-        Endpoint::Memory(store) => on_a_core(of_store(store.store()))?.map_err(|error| {
-            LoadError::System { what: "look at what is there", source: io::Error::other(error) }
-        })?,
+        Endpoint::Nbd(url) => on_a_core(of_export(url))??,
+        Endpoint::Memory(store) => on_a_core(of_store(store.store()))?.map_err(unreadable)?,
         Endpoint::File { path, .. } => of_file(path).map_err(|source| {
             let path = path.clone();
             StoreError::System { path, what: "look at what it holds", source }
@@ -51,6 +52,17 @@ async fn of_disk(url: &Url, options: &SessionOptions) -> Result<Vec<Holding>, Tr
     let found = signature::look(&disk).await?;
     disk.close().await?;
     Ok(found)
+}
+
+async fn of_export(url: &NbdUrl) -> Result<Vec<Holding>, LoadError> {
+    let store = Arc::new(NbdStore::connect(url, CONNECTION_LIMIT).await?);
+    let found = of_store(store.clone()).await.map_err(unreadable);
+    store.disconnect(LEAVE_LIMIT).await;
+    found
+}
+
+fn unreadable(error: BlockError) -> LoadError {
+    LoadError::System { what: "look at what is there", source: io::Error::other(error) }
 }
 
 async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Holding>, BlockError> {

@@ -4,7 +4,9 @@
 //! once; the others are waited for together. Data that a store only lends (memory that is sent
 //! without a copy) is copied out: otherwise a read would move nothing.
 
+use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,8 +18,10 @@ use sarsen_block::io::LocalFuture;
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Data, Durability, Extent, Io as Answer, Reply, Request, Store,
 };
+use sarsen_initiator::nbd::NbdStore;
 use sarsen_io::cores::{self, FileEngine};
-use sarsen_node::stores::{FileOptions, FileStore, StoreError};
+use sarsen_node::stores::{CacheMode, FileOptions, FileStore, StoreError};
+use sarsen_wire::nbd::transmission;
 
 use super::plan::Io;
 use super::process::Meter;
@@ -26,6 +30,8 @@ use super::tally::Tally;
 use super::work::{Shared, Work, fill_pattern};
 use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT};
 
+/// How long an NBD server may take to give an export.
+pub(super) const CONNECTION_LIMIT: Duration = Duration::from_secs(15);
 /// The runtime's timers are this coarse: shorter waits are turns of its loop.
 const TIMER_STEP: Duration = Duration::from_millis(2);
 
@@ -34,7 +40,7 @@ type Answered = Result<Reply, BlockError>;
 /// See [`super::run`].
 pub(super) fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult, LoadError> {
     let measured = async {
-        let mut engine = Engine::open(options, shared)?;
+        let mut engine = Engine::open(options, shared).await?;
         let result = engine.measure().await;
         engine.leave().await;
         result
@@ -43,35 +49,68 @@ pub(super) fn put_on(options: &LoadOptions, shared: Shared) -> Result<LoadResult
         .map_err(|source| LoadError::System { what: "start the runtime", source })?
 }
 
-/// The store of an endpoint that is none of the network.
-fn open(options: &LoadOptions, replays: bool) -> Result<Arc<dyn Store>, LoadError> {
+/// The stores of the sessions: one for all, or a connection each.
+async fn open(options: &LoadOptions, replays: bool) -> Result<Vec<Session>, LoadError> {
+    let sessions = options.sessions as usize;
     match &options.endpoint {
-        Endpoint::Memory(store) => Ok(store.store()),
+        Endpoint::Memory(store) => {
+            let session = Session { store: store.store(), connection: None };
+            Ok(vec![session; sessions])
+        }
         Endpoint::File { path, cache } => {
-            let mut file = FileOptions {
-                path: path.clone(),
-                size: None,
-                block_size: BlockSize::B512,
-                cache: *cache,
-                read_only: options.only_reads() && !replays,
-            };
-            let opened = FileStore::open(&file).or_else(|error| {
-                // Some devices, and direct I/O on some file systems, take no less than this.
-                file.block_size = BlockSize::B4096;
-                match error {
-                    StoreError::Unfit { .. } => FileStore::open(&file).map_err(|_| error),
-                    error => Err(error),
-                }
-            });
-            Ok(Arc::new(opened?))
+            let store = open_file(path, *cache, options.only_reads() && !replays)?;
+            Ok(vec![Session { store: Arc::new(store), connection: None }; sessions])
+        }
+        Endpoint::Nbd(url) => {
+            let mut connections = Vec::new();
+            for _ in 0..sessions {
+                let store = Arc::new(NbdStore::connect(url, CONNECTION_LIMIT).await?);
+                connections.push(Session { store: store.clone(), connection: Some(store) });
+            }
+            Ok(connections)
         }
         Endpoint::Iscsi(_) => unreachable!("iSCSI has an engine of its own"),
     }
 }
 
+fn open_file(path: &Path, cache: CacheMode, read_only: bool) -> Result<FileStore, StoreError> {
+    let block_size = BlockSize::B512;
+    let mut file = FileOptions { path: path.to_owned(), size: None, block_size, cache, read_only };
+    FileStore::open(&file).or_else(|error| {
+        // Some devices, and direct I/O on some file systems, take no less than this.
+        file.block_size = BlockSize::B4096;
+        match error {
+            StoreError::Unfit { .. } => FileStore::open(&file).map_err(|_| error),
+            error => Err(error),
+        }
+    })
+}
+
+/// What a session works on.
+#[derive(Clone)]
+struct Session {
+    store: Arc<dyn Store>,
+    /// The same, if it is a connection that is to be left in good order.
+    connection: Option<Arc<NbdStore>>,
+}
+
+/// What a server says of an export.
+fn parameters(store: &NbdStore) -> BTreeMap<String, String> {
+    let export = store.export();
+    let can = |flag| if export.has(flag) { "yes" } else { "no" }.to_owned();
+    let facts = [
+        ("NBD minimum block", export.minimum_block.to_string()),
+        ("NBD maximum payload", export.maximum_payload.to_string()),
+        ("NBD flush", can(transmission::SEND_FLUSH)),
+        ("NBD FUA", can(transmission::SEND_FUA)),
+        ("NBD several connections", can(transmission::CAN_MULTI_CONN)),
+    ];
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
 /// One of the sessions.
 struct Lane {
-    store: Arc<dyn Store>,
+    session: Session,
     size: BlockSize,
     work: Work,
     open: u32,
@@ -122,16 +161,18 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn open(options: &'a LoadOptions, mut shared: Shared) -> Result<Self, LoadError> {
+    async fn open(options: &'a LoadOptions, mut shared: Shared) -> Result<Self, LoadError> {
         let longest = shared.longest(options) as usize;
-        let store = open(options, shared.feed.is_some())?;
         let mut lanes = Vec::new();
-        for index in 0..options.sessions {
-            let geometry = store.geometry();
+        for (session, index) in open(options, shared.feed.is_some()).await?.into_iter().zip(0..) {
+            if let (Some(connection), 0) = (&session.connection, index) {
+                shared.parameters = parameters(connection);
+            }
+            let geometry = session.store.geometry();
             let size = geometry.block_size;
             let capacity = (geometry.block_count, size.bytes() as u32);
             let work = Work::new(options, capacity, index, &mut shared)?;
-            lanes.push(Lane { store: store.clone(), size, work, open: 0 });
+            lanes.push(Lane { session, size, work, open: 0 });
         }
         let mut pattern = Buffer::for_overwrite(longest);
         fill_pattern(&mut pattern);
@@ -246,7 +287,7 @@ impl<'a> Engine<'a> {
                 let lane = &mut self.lanes[index];
                 let Some(io) = lane.work.next(now)? else { break };
                 let request = request(lane, &io, &self.pattern);
-                match lane.store.submit(request) {
+                match lane.session.store.submit(request) {
                     Answer::Ready(answered) => {
                         answered_any = true;
                         lane.open += 1;
@@ -321,7 +362,7 @@ impl<'a> Engine<'a> {
         self.tally.note_io(now.saturating_duration_since(io.intended), io.reads, io.bytes);
     }
 
-    /// Ends what is open. What goes wrong now changes no figure.
+    /// Ends what is open and takes leave. What goes wrong now changes no figure.
     async fn leave(&mut self) {
         let now = sarsen_io::time::now();
         let deadline = now + LEAVE_LIMIT;
@@ -329,6 +370,12 @@ impl<'a> Engine<'a> {
         while !self.open.is_empty() && now < deadline {
             self.wait(now, deadline).await;
             now = sarsen_io::time::now();
+        }
+        for lane in &self.lanes {
+            if let Some(connection) = &lane.session.connection {
+                let left = deadline.saturating_duration_since(sarsen_io::time::now());
+                connection.disconnect(left).await;
+            }
         }
     }
 }

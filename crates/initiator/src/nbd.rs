@@ -1,0 +1,422 @@
+//! Exports of NBD servers, each offered as a [`Store`] over one connection.
+//!
+//! The protocol is in `sarsen_proto::nbd::client`; here are the socket, the futures, and how the
+//! requests of a store are said in NBD. [`Request::Unmap`] becomes WRITE_ZEROES that may punch
+//! holes, since nothing says what is read after a TRIM.
+
+mod driver;
+mod url;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use sarsen_block::{
+    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
+    Durability, Extent, Geometry, Io, Reply, Request, Store, Unmap,
+};
+use sarsen_io::local::LocalStream;
+use sarsen_io::net::Stream;
+use sarsen_proto::nbd::client::{self, Export};
+use sarsen_wire::nbd::{ErrorCode, transmission};
+
+pub use self::url::{NbdPlace, NbdUrl, NbdUrlError};
+use driver::{Failure, Link, Shared};
+pub use sarsen_proto::nbd::ClientError;
+
+/// Zeroes are written in pieces of so many bytes, so that a server is not busy too long with one.
+const ZEROES_LENGTH: u64 = 1 << 30;
+
+/// What goes wrong with a connection to an NBD server.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NbdError {
+    /// The host's name leads nowhere.
+    #[error("{place}: cannot find the host: {source}")]
+    Resolve {
+        /// Which server.
+        place: String,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// There is no server.
+    #[error("{place}: cannot connect: {source}")]
+    Connect {
+        /// Which server.
+        place: String,
+        /// What the system says.
+        #[source]
+        source: Arc<io::Error>,
+    },
+    /// The server did not answer.
+    #[error("{place}: no answer within {limit:?}")]
+    TimedOut {
+        /// Which server.
+        place: String,
+        /// How long it was waited for.
+        limit: Duration,
+    },
+    /// The connection was lost.
+    #[error("the connection was lost: {0}")]
+    Lost(#[source] Arc<io::Error>),
+    /// The server broke the protocol, or refuses.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The export cannot be a disk of 512 or 4,096 bytes a block.
+    #[error(
+        "{url}: blocks of {minimum_block} bytes in an export of {bytes}: no disk can be made of it"
+    )]
+    Unfit {
+        /// Which export.
+        url: Box<NbdUrl>,
+        /// The server's smallest block.
+        minimum_block: u32,
+        /// Size of the export.
+        bytes: u64,
+    },
+    /// It was closed from here.
+    #[error("the connection has been closed")]
+    Closed,
+}
+
+/// An export over one connection. Dropping it takes leave of the server, as far as its runtime
+/// still runs; [`NbdStore::disconnect`] waits for that.
+///
+/// It works on the current-thread runtime (a `LocalRuntime` or `LocalSet`) that connected it.
+pub struct NbdStore {
+    shared: Arc<Shared>,
+    geometry: Geometry,
+    export: Export,
+    /// A flush failed: see [`BlockError::Stopped`].
+    stopped: Arc<AtomicBool>,
+}
+
+impl NbdStore {
+    /// Connects and chooses the export, all within `limit`.
+    pub async fn connect(url: &NbdUrl, limit: Duration) -> Result<Self, NbdError> {
+        let deadline = sarsen_io::time::now() + limit;
+        let timed_out = || NbdError::TimedOut { place: url.to_string(), limit };
+        let established = async {
+            let mut link = Link::new(socket(url).await?);
+            let client = client::Client::new(&url.export)?;
+            let (client, export) = link.shake_hands(client).await?;
+            Ok::<_, NbdError>((link, client, export))
+        };
+        let (link, client, export) = tokio::select! {
+            biased;
+            established = established => established?,
+            () = sarsen_io::time::sleep_until(deadline) => return Err(timed_out()),
+        };
+        let geometry = geometry(url, &export)?;
+        let shared = Arc::new(Shared::new(client));
+        tokio::task::spawn_local(driver::serve(link, shared.clone()));
+        Ok(Self { shared, geometry, export, stopped: Arc::default() })
+    }
+
+    /// What the server said of the export.
+    pub const fn export(&self) -> &Export {
+        &self.export
+    }
+
+    /// Takes leave, when what is open has been answered, and waits for the end, at most for
+    /// `limit`. Requests that come later fail.
+    pub async fn disconnect(&self, limit: Duration) {
+        self.shared.close();
+        let deadline = sarsen_io::time::now() + limit;
+        tokio::select! {
+            biased;
+            () = self.shared.ended() => {}
+            () = sarsen_io::time::sleep_until(deadline) => {}
+        }
+    }
+
+    fn check(&self, extent: Extent) -> Result<(), BlockError> {
+        let block_count = self.geometry.block_count;
+        if extent.fits(block_count) {
+            Ok(())
+        } else {
+            Err(BlockError::OutOfRange { extent, block_count })
+        }
+    }
+
+    fn check_writable(&self, extent: Extent) -> Result<(), BlockError> {
+        self.check(extent)?;
+        if self.export.has(transmission::READ_ONLY) {
+            return Err(BlockError::ReadOnly);
+        }
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(BlockError::Stopped);
+        }
+        Ok(())
+    }
+
+    /// A payload that the server takes.
+    fn check_length(&self, extent: Extent, direction: Direction) -> Result<u32, BlockError> {
+        let length = extent.byte_count(self.geometry.block_size);
+        let limit = self.export.maximum_payload;
+        u32::try_from(length).ok().filter(|length| *length <= limit).ok_or_else(|| {
+            let message = format!("{length} bytes at once: the NBD server takes at most {limit}");
+            let source = io::Error::new(io::ErrorKind::InvalidInput, message);
+            BlockError::Medium { lba: extent.lba, direction, source }
+        })
+    }
+
+    fn read(&self, extent: Extent) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+        self.check(extent)?;
+        if extent.block_count == 0 {
+            return Ok(Io::Ready(Ok(Reply::Data(Data::empty()))));
+        }
+        let length = self.check_length(extent, Direction::Read)?;
+        let offset = extent.byte_offset(self.geometry.block_size);
+        let answer = self.shared.request(client::Request::Read { offset, length });
+        Ok(Io::pending(async move {
+            let data =
+                answer.await.map_err(|failure| block_error(failure, extent, Direction::Read));
+            Ok(Reply::Data(Data::Buffer(data?)))
+        }))
+    }
+
+    fn write(
+        &self,
+        extent: Extent,
+        data: Buffer,
+        durability: Durability,
+    ) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+        self.check_writable(extent)?;
+        assert_eq!(data.len() as u64, extent.byte_count(self.geometry.block_size));
+        if extent.block_count == 0 {
+            return Ok(Io::Ready(Ok(Reply::Done)));
+        }
+        self.check_length(extent, Direction::Write)?;
+        let offset = extent.byte_offset(self.geometry.block_size);
+        let (fua, flush) = self.durability(durability);
+        let answer = self.shared.request(client::Request::Write { offset, data, durable: fua });
+        let then = flush.then(|| self.flushing());
+        Ok(Io::pending(async move {
+            let written = answer.await;
+            written.map_err(|failure| block_error(failure, extent, Direction::Write))?;
+            match then {
+                Some(flushing) => flushing.carry_out().await,
+                None => Ok(Reply::Done),
+            }
+        }))
+    }
+
+    /// How a durable write is made: by FUA, or by a flush behind it.
+    fn durability(&self, durability: Durability) -> (bool, bool) {
+        let durable = durability == Durability::Durable;
+        let fua = durable && self.export.has(transmission::SEND_FUA);
+        (fua, durable && !fua && self.export.has(transmission::SEND_FLUSH))
+    }
+
+    fn flush(&self) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(BlockError::Stopped);
+        }
+        // Without FLUSH, a server has nothing that could be lost.
+        if !self.export.has(transmission::SEND_FLUSH) {
+            return Ok(Io::Ready(Ok(Reply::Done)));
+        }
+        Ok(Io::pending(self.flushing().carry_out()))
+    }
+
+    fn flushing(&self) -> Flushing {
+        Flushing { shared: self.shared.clone(), stopped: self.stopped.clone() }
+    }
+
+    /// Zeroes, whose space may be given back if `may_punch`.
+    fn zero(
+        &self,
+        extent: Extent,
+        durability: Durability,
+        may_punch: bool,
+    ) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+        self.check_writable(extent)?;
+        if !self.export.has(transmission::SEND_WRITE_ZEROES) {
+            // A store that says so is not asked to deallocate.
+            return if may_punch {
+                Err(BlockError::Unsupported)
+            } else {
+                self.write_zeroes(extent)
+            };
+        }
+        let size = self.geometry.block_size;
+        let (first, end) = (extent.byte_offset(size), extent.end() << size.shift());
+        let (fua, flush) = self.durability(durability);
+        let shared = self.shared.clone();
+        let then = flush.then(|| self.flushing());
+        Ok(Io::pending(async move {
+            let mut offset = first;
+            while offset < end {
+                let length = (end - offset).min(ZEROES_LENGTH) as u32;
+                let request =
+                    client::Request::WriteZeroes { offset, length, durable: fua, may_punch };
+                let zeroed = shared.request(request).await;
+                zeroed.map_err(|failure| block_error(failure, extent, Direction::Write))?;
+                offset += u64::from(length);
+            }
+            match then {
+                Some(flushing) => flushing.carry_out().await,
+                None => Ok(Reply::Done),
+            }
+        }))
+    }
+
+    /// Zeroes as ordinary writes, for a server that has no command for them.
+    fn write_zeroes(&self, extent: Extent) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
+        let size = self.geometry.block_size;
+        let (first, end) = (extent.byte_offset(size), extent.end() << size.shift());
+        let step = u64::from(self.export.maximum_payload).min(1 << 20).max(size.bytes() as u64);
+        let shared = self.shared.clone();
+        Ok(Io::pending(async move {
+            let mut offset = first;
+            while offset < end {
+                let data = Buffer::zeroed((end - offset).min(step) as usize);
+                let length = data.len() as u64;
+                let request = client::Request::Write { offset, data, durable: false };
+                let written = shared.request(request).await;
+                written.map_err(|failure| block_error(failure, extent, Direction::Write))?;
+                offset += length;
+            }
+            Ok(Reply::Done)
+        }))
+    }
+}
+
+/// A flush that is about to be asked for.
+struct Flushing {
+    shared: Arc<Shared>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Flushing {
+    async fn carry_out(self) -> Result<Reply, BlockError> {
+        match self.shared.request(client::Request::Flush).await {
+            Ok(_) if self.stopped.load(Ordering::Acquire) => Err(BlockError::Stopped),
+            Ok(_) => Ok(Reply::Done),
+            Err(failure) => {
+                self.stopped.store(true, Ordering::Release);
+                Err(block_error(failure, Extent::new(0, 0), Direction::Write))
+            }
+        }
+    }
+}
+
+async fn socket(url: &NbdUrl) -> Result<driver::Socket, NbdError> {
+    let failed = |source| NbdError::Connect { place: url.to_string(), source: Arc::new(source) };
+    match &url.place {
+        NbdPlace::Socket(path) => {
+            Ok(driver::Socket::Local(LocalStream::connect(path).await.map_err(failed)?))
+        }
+        NbdPlace::Host(portal) => {
+            let place = || url.to_string();
+            let found = tokio::net::lookup_host((portal.host.as_str(), portal.port)).await;
+            let addresses: Vec<SocketAddr> = found
+                .map_err(|source| NbdError::Resolve { place: place(), source: Arc::new(source) })?
+                .collect();
+            let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+            for address in addresses {
+                match Stream::connect(address).await {
+                    Ok(stream) => return Ok(driver::Socket::Tcp(stream)),
+                    Err(error) => last = error,
+                }
+            }
+            Err(failed(last))
+        }
+    }
+}
+
+/// The smallest blocks that the server takes; what is behind the last whole one is not used.
+fn geometry(url: &NbdUrl, export: &Export) -> Result<Geometry, NbdError> {
+    let sizes = [BlockSize::B512, BlockSize::B4096];
+    let fitting = sizes.into_iter().find(|size| size.bytes() >= export.minimum_block as usize);
+    let unfit = || NbdError::Unfit {
+        url: Box::new(url.clone()),
+        minimum_block: export.minimum_block,
+        bytes: export.bytes,
+    };
+    let block_size = fitting.ok_or_else(unfit)?;
+    let block_count = export.bytes >> block_size.shift();
+    // Offsets beyond this are none of a file's (off_t).
+    if block_count == 0 || export.bytes > i64::MAX as u64 {
+        return Err(unfit());
+    }
+    Ok(Geometry { block_size, block_count })
+}
+
+fn block_error(failure: Failure, extent: Extent, direction: Direction) -> BlockError {
+    let lba = extent.lba;
+    let medium = |source| BlockError::Medium { lba, direction, source };
+    match failure {
+        Failure::Refused(ErrorCode::NoSpace) => BlockError::NoSpace { lba },
+        Failure::Refused(ErrorCode::NotPermitted) if direction == Direction::Write => {
+            BlockError::ReadOnly
+        }
+        // The numbers are Linux's; an unknown one is to be taken for EINVAL ("Error values").
+        Failure::Refused(
+            code @ (ErrorCode::NotPermitted
+            | ErrorCode::Io
+            | ErrorCode::NoMemory
+            | ErrorCode::Invalid
+            | ErrorCode::Overflow
+            | ErrorCode::NotSupported
+            | ErrorCode::Shutdown),
+        ) => medium(io::Error::from_raw_os_error(code.0 as i32)),
+        Failure::Refused(code) => {
+            medium(io::Error::other(format!("the NBD server answers {code:?}")))
+        }
+        Failure::Ended(error) => {
+            medium(io::Error::new(io::ErrorKind::NotConnected, error.to_string()))
+        }
+    }
+}
+
+impl Store for NbdStore {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        let preferred =
+            self.export.preferred_block.unwrap_or(0) / self.geometry.block_size.bytes() as u32;
+        let zeroes = self.export.has(transmission::SEND_WRITE_ZEROES);
+        let read_only = self.export.has(transmission::READ_ONLY);
+        Characteristics {
+            volatile_cache: self.export.has(transmission::SEND_FLUSH),
+            read_only,
+            unmap: (zeroes && !read_only).then_some(Unmap { granularity_blocks: 1 }),
+            physical_block_exponent: preferred.checked_ilog2().unwrap_or(0) as u8,
+        }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let submitted = match request {
+            Request::Read(extent) => self.read(extent),
+            Request::Write { extent, data, durability } => self.write(extent, data, durability),
+            Request::Flush => self.flush(),
+            Request::Unmap(extent) => self.zero(extent, Durability::Volatile, true),
+            Request::WriteZeroes { extent, durability } => self.zero(extent, durability, false),
+            Request::Allocation(extent) => self.check(extent).map(|()| {
+                let block_count = extent.block_count;
+                let allocation = Allocation::Mapped;
+                Io::Ready(Ok(Reply::Allocation(AllocationRun { block_count, allocation })))
+            }),
+            Request::Resize { .. } if self.export.has(transmission::READ_ONLY) => {
+                Err(BlockError::ReadOnly)
+            }
+            Request::Resize { .. } => Err(BlockError::Unsupported),
+        };
+        submitted.unwrap_or_else(|error| Io::Ready(Err(error)))
+    }
+}
+
+impl Drop for NbdStore {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+#[cfg(test)]
+mod tests;

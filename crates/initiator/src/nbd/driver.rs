@@ -1,0 +1,278 @@
+//! Moves bytes between a socket and a client machine, and answers to those who wait for them.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sarsen_block::{Buffer, Piece};
+use sarsen_io::local::LocalStream;
+use sarsen_io::net::Stream;
+use sarsen_proto::nbd::client::{Client, Event, Export, Request};
+use sarsen_wire::nbd::ErrorCode;
+use tokio::sync::{Notify, oneshot};
+
+use super::NbdError;
+
+/// Received bytes that do not land in their buffers pass through here.
+const SCRATCH_LENGTH: usize = 64 * 1024;
+/// Pieces of one vectored send.
+const PIECE_LIMIT: usize = 256;
+
+/// Why a request was not carried out.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The server says so.
+    Refused(ErrorCode),
+    /// The connection is over.
+    Ended(NbdError),
+}
+
+type Answer = Result<Buffer, Failure>;
+type Machine = Client<oneshot::Sender<Answer>>;
+
+/// What a store and its driver share.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    /// There is something to send, or the end was asked for.
+    wake: Notify,
+    ended: AtomicBool,
+    /// Told once, at the end.
+    end: Notify,
+}
+
+struct State {
+    client: Machine,
+    /// No more requests are taken.
+    closing: bool,
+    /// Leave was taken.
+    left: bool,
+    /// Why the connection is over.
+    over: Option<NbdError>,
+}
+
+impl Shared {
+    pub(super) fn new(client: Machine) -> Self {
+        Self {
+            state: Mutex::new(State { client, closing: false, left: false, over: None }),
+            wake: Notify::new(),
+            ended: AtomicBool::new(false),
+            end: Notify::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks now; the future waits for the answer.
+    pub(super) fn request(&self, request: Request) -> impl Future<Output = Answer> + use<> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state();
+        let over = match &state.over {
+            Some(error) => Some(error.clone()),
+            None if state.closing => Some(NbdError::Closed),
+            None => {
+                state.client.request(request, sender);
+                self.wake.notify_one();
+                None
+            }
+        };
+        drop(state);
+        async move {
+            match over {
+                Some(error) => Err(Failure::Ended(error)),
+                // A driver that is gone has taken its runtime with it.
+                None => receiver.await.unwrap_or(Err(Failure::Ended(NbdError::Closed))),
+            }
+        }
+    }
+
+    /// No more requests: what is open is answered, then leave is taken.
+    pub(super) fn close(&self) {
+        self.state().closing = true;
+        self.wake.notify_one();
+    }
+
+    /// Waits for the end of the driver.
+    pub(super) async fn ended(&self) {
+        let end = self.end.notified();
+        if !self.ended.load(Ordering::Acquire) {
+            end.await;
+        }
+    }
+}
+
+/// A connection on one transport or the other.
+pub(super) enum Socket {
+    Tcp(Stream),
+    Local(LocalStream),
+}
+
+impl Socket {
+    async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.readable().await,
+            Self::Local(stream) => stream.readable().await,
+        }
+    }
+
+    async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.writable().await,
+            Self::Local(stream) => stream.writable().await,
+        }
+    }
+
+    fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_receive(landing, scratch),
+            Self::Local(stream) => stream.try_receive(landing, scratch),
+        }
+    }
+
+    fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_send(pieces),
+            Self::Local(stream) => stream.try_send(pieces),
+        }
+    }
+}
+
+/// A socket with its scratch memory.
+pub(super) struct Link {
+    socket: Socket,
+    scratch: Vec<u8>,
+}
+
+impl Link {
+    pub(super) fn new(socket: Socket) -> Self {
+        Self { socket, scratch: vec![0; SCRATCH_LENGTH] }
+    }
+
+    /// Until an export is chosen.
+    pub(super) async fn shake_hands(
+        &mut self,
+        mut client: Machine,
+    ) -> Result<(Machine, Export), NbdError> {
+        loop {
+            let blocked = self.send(&mut client)?;
+            self.receive(&mut client)?;
+            if let Some(Event::Ready(export)) = client.poll_event() {
+                return Ok((client, export));
+            }
+            if blocked || client.output().is_empty() {
+                self.ready(blocked).await?;
+            }
+        }
+    }
+
+    async fn ready(&self, to_send: bool) -> Result<(), NbdError> {
+        let result = if to_send {
+            tokio::select! {
+                biased;
+                result = self.socket.readable() => result,
+                result = self.socket.writable() => result,
+            }
+        } else {
+            self.socket.readable().await
+        };
+        result.map_err(lost)
+    }
+
+    /// Sends what is ready. True if the socket is full.
+    fn send(&self, client: &mut Machine) -> Result<bool, NbdError> {
+        let output = client.output();
+        while !output.is_empty() {
+            let mut pieces = Vec::new();
+            output.pieces(&mut pieces, PIECE_LIMIT);
+            let result = self.socket.try_send(&pieces);
+            drop(pieces);
+            match result {
+                Ok(count) => output.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(lost(error)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Receives until there is nothing.
+    fn receive(&mut self, client: &mut Machine) -> Result<(), NbdError> {
+        loop {
+            let landing = client.landing().unwrap_or_default();
+            let wanted = landing.len();
+            match self.socket.try_receive(landing, &mut self.scratch) {
+                Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => {
+                    let landed = count.min(wanted);
+                    client.landed(landed);
+                    client.handle_input(&self.scratch[..count - landed])?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(lost(error)),
+            }
+        }
+    }
+
+    /// Sends and receives what there is. Whether the socket is full; `None` is the end.
+    fn serve_once(&mut self, shared: &Shared) -> Result<Option<bool>, NbdError> {
+        let mut state = shared.state();
+        let mut blocked = self.send(&mut state.client)?;
+        let received = self.receive(&mut state.client);
+        while let Some(event) = state.client.poll_event() {
+            if let Event::Completed { token, result } = event {
+                // One that no longer waits has dropped its future: its answer goes with it.
+                let _ = token.send(result.map_err(Failure::Refused));
+            }
+        }
+        received?;
+        if state.closing && state.client.open_requests() == 0 {
+            if !state.left {
+                state.left = true;
+                state.client.disconnect();
+                blocked = self.send(&mut state.client)?;
+            }
+            if !blocked {
+                return Ok(None);
+            }
+        }
+        Ok(Some(blocked))
+    }
+}
+
+/// Serves a connection to its end.
+pub(super) async fn serve(mut link: Link, shared: Arc<Shared>) {
+    let error = loop {
+        match link.serve_once(&shared) {
+            Ok(None) => break NbdError::Closed,
+            Ok(Some(blocked)) => {
+                let result = tokio::select! {
+                    biased;
+                    result = link.ready(blocked) => result,
+                    () = shared.wake.notified() => Ok(()),
+                };
+                if let Err(error) = result {
+                    break error;
+                }
+            }
+            Err(error) => break error,
+        }
+    };
+    end(&shared, error);
+}
+
+/// Those that wait are told, and those that come later.
+fn end(shared: &Shared, error: NbdError) {
+    let mut state = shared.state();
+    for waiter in state.client.abandon() {
+        let _ = waiter.send(Err(Failure::Ended(error.clone())));
+    }
+    state.over = Some(error);
+    drop(state);
+    shared.ended.store(true, Ordering::Release);
+    shared.end.notify_waiters();
+}
+
+fn lost(error: io::Error) -> NbdError {
+    NbdError::Lost(Arc::new(error))
+}

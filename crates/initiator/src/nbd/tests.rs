@@ -1,0 +1,199 @@
+use std::cell::Cell;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::rc::Rc;
+
+use sarsen_io::cores::{FileEngine, block_on};
+use sarsen_wire::nbd::{self, CommandCode, SIMPLE_REPLY_MAGIC, SimpleReply};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::*;
+
+const LIMIT: Duration = Duration::from_secs(20);
+const BLOCKS: u64 = 64;
+
+/// A server's answer to the choice of an export: its size and these flags, and that is it.
+fn hello(flags: u16) -> Vec<u8> {
+    let mut bytes = b"NBDMAGICIHAVEOPT\x00\x03".to_vec();
+    let answer = |reply: u32, data: &[u8]| {
+        let head = nbd::OptionReply {
+            magic: nbd::OPTION_REPLY_MAGIC.into(),
+            option: nbd::OptionCode::Go.0.into(),
+            reply: reply.into(),
+            length: (data.len() as u32).into(),
+        };
+        [head.as_bytes(), data].concat()
+    };
+    let info = nbd::ExportInfo {
+        info: nbd::InfoCode::Export.0.into(),
+        bytes: (BLOCKS * 512 + 100).into(),
+        flags: (flags | transmission::HAS_FLAGS).into(),
+    };
+    bytes.extend(answer(nbd::ReplyCode::Info.0, info.as_bytes()));
+    bytes.extend(answer(nbd::ReplyCode::Ack.0, &[]));
+    bytes
+}
+
+/// The other end of a connection: no thread, it reads what has come by now.
+struct Peer(UnixStream);
+
+impl Peer {
+    /// The next request, when it has come; `None` at the end.
+    async fn request(&mut self) -> Option<nbd::Request> {
+        let mut request = nbd::Request::new_zeroed();
+        let bytes = request.as_mut_bytes();
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match self.0.read(&mut bytes[filled..]) {
+                Ok(0) => return None,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::task::yield_now().await;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        Some(request)
+    }
+
+    fn reply(&mut self, request: &nbd::Request, error: ErrorCode, data: &[u8]) {
+        let head = SimpleReply {
+            magic: SIMPLE_REPLY_MAGIC.into(),
+            error: error.0.into(),
+            cookie: request.cookie,
+        };
+        self.0.write_all(&[head.as_bytes(), data].concat()).unwrap();
+    }
+}
+
+/// A store and its server's end.
+fn connected<F: Future<Output = ()>>(flags: u16, then: impl FnOnce(Rc<NbdStore>, Peer) -> F) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let url = NbdUrl { place: NbdPlace::Socket(path), export: "x".into() };
+    block_on(FileEngine::Pool, async {
+        let serve = async {
+            // The connection is in the backlog before anything waits.
+            let mut socket = loop {
+                listener.set_nonblocking(true).unwrap();
+                match listener.accept() {
+                    Ok((socket, _)) => break socket,
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            };
+            socket.set_nonblocking(true).unwrap();
+            socket.write_all(&hello(flags)).unwrap();
+            let mut asked = Vec::new();
+            while asked.len() < 4 + 16 + 9 {
+                let mut bytes = [0; 64];
+                match socket.read(&mut bytes) {
+                    Ok(count) => asked.extend_from_slice(&bytes[..count]),
+                    Err(_) => tokio::task::yield_now().await,
+                }
+            }
+            socket
+        };
+        let (store, socket) = tokio::join!(NbdStore::connect(&url, LIMIT), serve);
+        then(Rc::new(store.unwrap()), Peer(socket)).await;
+    })
+    .unwrap();
+}
+
+fn write(block_count: u64, durability: Durability) -> Request {
+    let extent = Extent::new(0, block_count);
+    let data = Buffer::zeroed(block_count as usize * 512);
+    Request::Write { extent, data, durability }
+}
+
+#[test]
+fn what_an_export_cannot_do_a_store_does_another_way() {
+    connected(transmission::SEND_FLUSH, |store, mut peer| async move {
+        assert_eq!(store.geometry(), Geometry { block_size: BlockSize::B512, block_count: BLOCKS });
+        assert!(store.characteristics().volatile_cache);
+        assert_eq!(store.characteristics().unmap, None);
+        let unmap = store.submit(Request::Unmap(Extent::new(0, 1))).wait().await;
+        assert!(matches!(unmap, Err(BlockError::Unsupported)), "{unmap:?}");
+
+        // Without FUA a durable write is followed by a flush.
+        let written = store.submit(write(1, Durability::Durable)).wait();
+        let serve = async {
+            let request = peer.request().await.unwrap();
+            assert_eq!(request.command.get(), CommandCode::Write.0);
+            assert_eq!(request.flags.get(), 0);
+            peer.0.set_nonblocking(false).unwrap();
+            peer.0.read_exact(&mut [0; 512]).unwrap();
+            peer.0.set_nonblocking(true).unwrap();
+            peer.reply(&request, ErrorCode::None, &[]);
+            let request = peer.request().await.unwrap();
+            assert_eq!(request.command.get(), CommandCode::Flush.0);
+            peer.reply(&request, ErrorCode::None, &[]);
+        };
+        let (written, ()) = tokio::join!(written, serve);
+        assert!(matches!(written, Ok(Reply::Done)), "{written:?}");
+    });
+}
+
+#[test]
+fn after_a_failed_flush_nothing_more_is_acknowledged() {
+    connected(transmission::SEND_FLUSH, |store, mut peer| async move {
+        let flushed = store.submit(Request::Flush).wait();
+        let serve = async {
+            let request = peer.request().await.unwrap();
+            peer.reply(&request, ErrorCode::Io, &[]);
+        };
+        let (flushed, ()) = tokio::join!(flushed, serve);
+        assert!(matches!(flushed, Err(BlockError::Medium { .. })), "{flushed:?}");
+        let later = store.submit(write(1, Durability::Volatile)).wait().await;
+        assert!(matches!(later, Err(BlockError::Stopped)), "{later:?}");
+    });
+}
+
+#[test]
+fn borders_and_flags_are_kept_without_asking_the_server() {
+    connected(transmission::READ_ONLY, |store, _peer| async move {
+        let beyond = store.submit(Request::Read(Extent::new(BLOCKS - 1, 2))).wait().await;
+        assert!(matches!(beyond, Err(BlockError::OutOfRange { .. })), "{beyond:?}");
+        let refused = store.submit(write(1, Durability::Volatile)).wait().await;
+        assert!(matches!(refused, Err(BlockError::ReadOnly)), "{refused:?}");
+    });
+}
+
+#[test]
+fn a_lost_connection_fails_what_is_open_and_what_comes_later() {
+    connected(0, |store, mut peer| async move {
+        let read = store.submit(Request::Read(Extent::new(0, 1))).wait();
+        let serve = async {
+            peer.request().await.unwrap();
+            drop(peer);
+        };
+        let (read, ()) = tokio::join!(read, serve);
+        assert!(read.unwrap_err().to_string().contains("connection was lost"));
+        let later = store.submit(Request::Read(Extent::new(0, 1))).wait().await;
+        assert!(later.unwrap_err().to_string().contains("connection was lost"));
+    });
+}
+
+#[test]
+fn leave_is_taken_after_what_is_open_has_ended() {
+    connected(0, |store, mut peer| async move {
+        let ended = Cell::new(false);
+        let read = async {
+            let read = store.submit(Request::Read(Extent::new(0, 1))).wait().await;
+            ended.set(true);
+            assert!(matches!(read, Ok(Reply::Data(data)) if data.len() == 512));
+        };
+        let leave = store.disconnect(LIMIT);
+        let serve = async {
+            let request = peer.request().await.unwrap();
+            peer.reply(&request, ErrorCode::None, &[7; 512]);
+            let request = peer.request().await.unwrap();
+            assert_eq!(request.command.get(), CommandCode::Disconnect.0);
+            assert!(peer.request().await.is_none());
+        };
+        tokio::join!(read, leave, serve);
+        assert!(ended.get());
+        let later = store.submit(Request::Flush).wait().await;
+        assert!(matches!(later, Ok(Reply::Done)), "nothing to be flushed: {later:?}");
+    });
+}

@@ -1,0 +1,422 @@
+//! The client's end of a connection, without I/O.
+//!
+//! [`Client`] chooses an export in the fixed newstyle handshake, then numbers requests, takes
+//! replies in whatever order they come, and tells what ended in [`Event`]s. The driver feeds it
+//! what the socket gave ([`Client::handle_input`], or straight into [`Client::landing`]) and sends
+//! what [`Client::output`] holds. Replies are simple ones: structured replies are not asked for.
+
+mod handshake;
+mod tasks;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use sarsen_block::Buffer;
+use sarsen_wire::nbd::{
+    self, CommandCode, DEFAULT_MAX_PAYLOAD, ErrorCode, FUA, NO_HOLE, REQUEST_MAGIC, ReplyCode,
+    SIMPLE_REPLY_MAGIC, SimpleReply, transmission,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Output;
+use handshake::{Handshake, Step};
+use tasks::{Expected, Tasks};
+
+/// Reads this long land in their buffer without passing through the driver's memory.
+const LANDING_LENGTH: usize = 16 * 1024;
+
+/// Why a connection ends. None of them can be mended on it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The name of the export cannot be sent.
+    #[error("the name of the export has {length} bytes: an NBD server takes at most {limit}")]
+    NameTooLong {
+        /// Bytes of it.
+        length: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The first bytes are none of NBD's.
+    #[error("this is no NBD server")]
+    NotNbd,
+    /// The server has but one export and no negotiation.
+    #[error(
+        "the server speaks the oldstyle of NBD, without negotiation: start it with the newstyle"
+    )]
+    OldStyle,
+    /// The bytes that begin a message are others.
+    #[error("{what} begins with {found:#x}: the server is out of step")]
+    Magic {
+        /// Which message.
+        what: &'static str,
+        /// What is there.
+        found: u64,
+    },
+    /// An answer to an option that is not open.
+    #[error("the server answers option {0}, which was not asked")]
+    UnexpectedOption(u32),
+    /// A message is longer than it may be.
+    #[error("an answer of {length} bytes to an option: at most {limit} are taken")]
+    TooLong {
+        /// What the server says.
+        length: u32,
+        /// The limit.
+        limit: u32,
+    },
+    /// Too many answers to one option.
+    #[error("more than {0} answers to an option")]
+    TooManyAnswers(u32),
+    /// The contents of an answer are not what they should be.
+    #[error("the server's {0} is malformed")]
+    Malformed(&'static str),
+    /// The server does not give the export.
+    #[error("the server refuses the export ({reply:?}){message}")]
+    Refused {
+        /// How.
+        reply: ReplyCode,
+        /// What it says, after a colon, or nothing.
+        message: String,
+    },
+    /// A reply to a request that is not open.
+    #[error("a reply to request {0:#x}, which is not open")]
+    UnknownCookie(u64),
+    /// The owner has given the connection up.
+    #[error("the connection was given up")]
+    Abandoned,
+}
+
+/// What the handshake found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// [`transmission`] flags.
+    pub flags: u16,
+    /// Offsets and lengths are multiples of this: a power of two.
+    pub minimum_block: u32,
+    /// What the server likes best, if it has said so.
+    pub preferred_block: Option<u32>,
+    /// The longest payload.
+    pub maximum_payload: u32,
+}
+
+impl Export {
+    fn new(bytes: u64, flags: u16) -> Self {
+        Self {
+            bytes,
+            flags: if flags & transmission::HAS_FLAGS != 0 { flags } else { 0 },
+            minimum_block: 1,
+            preferred_block: None,
+            maximum_payload: DEFAULT_MAX_PAYLOAD,
+        }
+    }
+
+    /// Whether all of these [`transmission`] flags are set.
+    pub const fn has(&self, flags: u16) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+/// What is asked of an export. The driver has held it against the [`Export`].
+#[derive(Debug)]
+pub enum Request {
+    /// Bytes.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        length: u32,
+    },
+    /// Write.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// What: fewer than 4 GiB.
+        data: Buffer,
+        /// On stable storage before it is answered.
+        durable: bool,
+    },
+    /// Bring what was written to stable storage.
+    Flush,
+    /// Give space back; what is read afterwards is not said.
+    Trim {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        length: u32,
+    },
+    /// Write zeroes.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        length: u32,
+        /// On stable storage before it is answered.
+        durable: bool,
+        /// Whether the space may be given back.
+        may_punch: bool,
+    },
+}
+
+/// Something that the owner wants to know.
+#[derive(Debug)]
+pub enum Event<T> {
+    /// The handshake is over: requests may be made.
+    Ready(Export),
+    /// A request has ended.
+    Completed {
+        /// What the owner gave with it.
+        token: T,
+        /// The data of a read (empty of all others), or how it failed.
+        result: Result<Buffer, ErrorCode>,
+    },
+}
+
+enum Phase {
+    Handshake(Handshake),
+    Transmission { reading: Option<Reading> },
+    Failed(ClientError),
+}
+
+/// The data of a read that is coming in.
+struct Reading {
+    cookie: u64,
+    buffer: Buffer,
+    filled: usize,
+}
+
+/// See the module. `T` is what the owner tells its requests apart by.
+pub struct Client<T> {
+    phase: Phase,
+    /// A message that is incomplete.
+    partial: Vec<u8>,
+    output: Output,
+    events: VecDeque<Event<T>>,
+    tasks: Tasks<T>,
+}
+
+impl<T> Client<T> {
+    /// A connection that is about to choose the export of this name; the empty one is the
+    /// server's default.
+    pub fn new(export: &str) -> Result<Self, ClientError> {
+        Ok(Self {
+            phase: Phase::Handshake(Handshake::new(export)?),
+            partial: Vec::new(),
+            output: Output::default(),
+            events: VecDeque::new(),
+            tasks: Tasks::default(),
+        })
+    }
+
+    /// What is to be sent.
+    pub const fn output(&mut self) -> &mut Output {
+        &mut self.output
+    }
+
+    /// What happened since.
+    pub fn poll_event(&mut self) -> Option<Event<T>> {
+        self.events.pop_front()
+    }
+
+    /// Requests without an answer.
+    pub fn open_requests(&self) -> usize {
+        self.tasks.open()
+    }
+
+    /// The connection is lost: gives back what waits for answers, which will not come.
+    pub fn abandon(&mut self) -> Vec<T> {
+        self.phase = Phase::Failed(ClientError::Abandoned);
+        self.tasks.drain()
+    }
+
+    /// Asks something of the export. Only after [`Event::Ready`].
+    pub fn request(&mut self, request: Request, token: T) {
+        let ready = matches!(self.phase, Phase::Transmission { .. } | Phase::Failed(_));
+        assert!(ready, "a request before the handshake's end");
+        let expected = match &request {
+            Request::Read { length, .. } => Expected::Data(*length),
+            _ => Expected::Nothing,
+        };
+        let cookie = self.tasks.insert(token, expected);
+        let durability = |durable: bool| if durable { FUA } else { 0 };
+        let (command, flags, offset, length, data) = match request {
+            Request::Read { offset, length } => (CommandCode::Read, 0, offset, length, None),
+            Request::Write { offset, data, durable } => {
+                assert!(u32::try_from(data.len()).is_ok(), "a write of {} bytes", data.len());
+                let length = data.len() as u32;
+                (CommandCode::Write, durability(durable), offset, length, Some(data))
+            }
+            Request::Flush => (CommandCode::Flush, 0, 0, 0, None),
+            Request::Trim { offset, length } => (CommandCode::Trim, 0, offset, length, None),
+            Request::WriteZeroes { offset, length, durable, may_punch } => {
+                let flags = durability(durable) | if may_punch { 0 } else { NO_HOLE };
+                (CommandCode::WriteZeroes, flags, offset, length, None)
+            }
+        };
+        self.push_request(command, flags, cookie, offset, length);
+        if let Some(data) = data {
+            self.output.push_payload(data);
+        }
+    }
+
+    /// Takes leave: the server ends the connection when it has answered what is open.
+    pub fn disconnect(&mut self) {
+        if matches!(self.phase, Phase::Transmission { .. }) {
+            self.push_request(CommandCode::Disconnect, 0, 0, 0, 0);
+        }
+    }
+
+    fn push_request(
+        &mut self,
+        command: CommandCode,
+        flags: u16,
+        cookie: u64,
+        offset: u64,
+        length: u32,
+    ) {
+        let request = nbd::Request {
+            magic: REQUEST_MAGIC.into(),
+            flags: flags.into(),
+            command: command.0.into(),
+            cookie: cookie.into(),
+            offset: offset.into(),
+            length: length.into(),
+        };
+        self.output.push(request.as_bytes());
+    }
+
+    /// Memory that the next bytes of the stream may be received into.
+    pub fn landing(&mut self) -> Option<&mut [u8]> {
+        match &mut self.phase {
+            Phase::Transmission { reading: Some(reading) }
+                if reading.buffer.len() - reading.filled >= LANDING_LENGTH =>
+            {
+                Some(&mut reading.buffer[reading.filled..])
+            }
+            _ => None,
+        }
+    }
+
+    /// `count` bytes were received into [`Self::landing`].
+    pub fn landed(&mut self, count: usize) {
+        if let Phase::Transmission { reading: Some(reading) } = &mut self.phase {
+            reading.filled += count;
+            assert!(reading.filled <= reading.buffer.len(), "more landed than there was room for");
+            self.finish_reading();
+        } else {
+            assert!(count == 0, "bytes landed where nothing was offered");
+        }
+    }
+
+    /// Takes bytes that were received, after those that landed. An error is final.
+    pub fn handle_input(&mut self, mut input: &[u8]) -> Result<(), ClientError> {
+        loop {
+            let advanced = match &mut self.phase {
+                Phase::Failed(error) => return Err(error.clone()),
+                Phase::Handshake(_) => self.shake_hands(&mut input),
+                Phase::Transmission { reading: Some(reading) } => {
+                    let count = input.len().min(reading.buffer.len() - reading.filled);
+                    let (head, rest) = input.split_at(count);
+                    reading.buffer[reading.filled..reading.filled + count].copy_from_slice(head);
+                    reading.filled += count;
+                    input = rest;
+                    Ok(self.finish_reading())
+                }
+                Phase::Transmission { reading: None } => self.take_reply(&mut input),
+            };
+            match advanced {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => {
+                    self.phase = Phase::Failed(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The next `length` bytes, when all of them are there.
+    fn collect<'m, 'i: 'm>(
+        partial: &'m mut Vec<u8>,
+        input: &mut &'i [u8],
+        length: usize,
+    ) -> Option<&'m [u8]> {
+        if partial.is_empty() && input.len() >= length {
+            let (whole, rest) = input.split_at(length);
+            *input = rest;
+            return Some(whole);
+        }
+        let count = input.len().min(length - partial.len());
+        let (head, rest) = input.split_at(count);
+        partial.extend_from_slice(head);
+        *input = rest;
+        (partial.len() == length).then_some(partial)
+    }
+
+    /// One message of the handshake. False if it is incomplete.
+    fn shake_hands(&mut self, input: &mut &[u8]) -> Result<bool, ClientError> {
+        let Phase::Handshake(handshake) = &mut self.phase else { return Ok(false) };
+        let wanted = handshake.wanted();
+        let Some(message) = Self::collect(&mut self.partial, input, wanted) else {
+            return Ok(false);
+        };
+        let step = handshake.handle(message, &mut self.output)?;
+        self.partial.clear();
+        if let Step::Ready(export) = step {
+            self.phase = Phase::Transmission { reading: None };
+            self.events.push_back(Event::Ready(export));
+        }
+        Ok(true)
+    }
+
+    /// The head of a reply, and its end if no data follows. False if it is incomplete.
+    fn take_reply(&mut self, input: &mut &[u8]) -> Result<bool, ClientError> {
+        const LENGTH: usize = size_of::<SimpleReply>();
+        let Some(bytes) = Self::collect(&mut self.partial, input, LENGTH) else {
+            return Ok(false);
+        };
+        let reply = SimpleReply::read_from_bytes(bytes).ok();
+        self.partial.clear();
+        let reply = reply.ok_or(ClientError::Malformed("reply"))?;
+        if reply.magic.get() != SIMPLE_REPLY_MAGIC {
+            let found = reply.magic.get().into();
+            return Err(ClientError::Magic { what: "a reply", found });
+        }
+        let (cookie, error) = (reply.cookie.get(), ErrorCode(reply.error.get()));
+        let expected = self.tasks.expected(cookie).ok_or(ClientError::UnknownCookie(cookie))?;
+        match expected {
+            Expected::Data(length) if error == ErrorCode::None && length > 0 => {
+                let buffer = Buffer::for_overwrite(length as usize);
+                let reading = Some(Reading { cookie, buffer, filled: 0 });
+                self.phase = Phase::Transmission { reading };
+            }
+            Expected::Data(_) | Expected::Nothing => {
+                let result = match error {
+                    ErrorCode::None => Ok(Buffer::for_overwrite(0)),
+                    error => Err(error),
+                };
+                self.complete(cookie, result);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Ends a read whose data is complete. False if it is not.
+    fn finish_reading(&mut self) -> bool {
+        let Phase::Transmission { reading } = &mut self.phase else { return false };
+        let Some(Reading { cookie, buffer, .. }) =
+            reading.take_if(|reading| reading.filled == reading.buffer.len())
+        else {
+            return false;
+        };
+        self.complete(cookie, Ok(buffer));
+        true
+    }
+
+    fn complete(&mut self, cookie: u64, result: Result<Buffer, ErrorCode>) {
+        if let Some(token) = self.tasks.remove(cookie) {
+            self.events.push_back(Event::Completed { token, result });
+        }
+    }
+}

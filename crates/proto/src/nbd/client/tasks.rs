@@ -1,0 +1,66 @@
+//! The open requests and their cookies.
+
+/// What a reply without an error brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    Nothing,
+    Data(u32),
+}
+
+struct Slot<T> {
+    /// Tells this use of the slot from the others, so that a reply that comes twice is not taken
+    /// for the reply to the next request.
+    generation: u32,
+    task: Option<(T, Expected)>,
+}
+
+/// Slots that are used again. A cookie is a slot's generation and its index.
+pub(super) struct Tasks<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Tasks<T> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Tasks<T> {
+    pub(super) fn open(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn insert(&mut self, token: T, expected: Expected) -> u64 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, task: None });
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.task = Some((token, expected));
+        u64::from(slot.generation) << 32 | u64::from(index)
+    }
+
+    fn slot(&mut self, cookie: u64) -> Option<&mut Slot<T>> {
+        let (generation, index) = ((cookie >> 32) as u32, cookie as u32);
+        self.slots.get_mut(index as usize).filter(|slot| slot.generation == generation)
+    }
+
+    /// What the request of this cookie waits for, if it is open.
+    pub(super) fn expected(&mut self, cookie: u64) -> Option<Expected> {
+        self.slot(cookie)?.task.as_ref().map(|(_, expected)| *expected)
+    }
+
+    pub(super) fn remove(&mut self, cookie: u64) -> Option<T> {
+        let (token, _) = self.slot(cookie)?.task.take()?;
+        self.free.push(cookie as u32);
+        Some(token)
+    }
+
+    /// Takes all of them away.
+    pub(super) fn drain(&mut self) -> Vec<T> {
+        self.free.clear();
+        self.slots.drain(..).filter_map(|slot| slot.task).map(|(token, _)| token).collect()
+    }
+}
