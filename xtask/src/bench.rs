@@ -19,6 +19,8 @@ use sarsen_node::stores::CacheMode;
 use sarsen_proof::{process, program};
 use serde_json::{Value, json};
 
+use crate::generator;
+
 const VOLUME: &str = "bench";
 const BYTE_COUNT: u64 = 1 << 30;
 /// Of writing over the whole volume first, so that nobody reads holes.
@@ -40,6 +42,9 @@ pub(crate) struct Options {
     /// Points whose name contains this alone.
     #[arg(long)]
     point: Option<String>,
+    /// The load generator itself beside libiscsi's iscsi-perf, on a volume without a medium.
+    #[arg(long, conflicts_with_all = ["point", "json"])]
+    generator: bool,
     /// Writes every run here.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -97,6 +102,9 @@ struct Target {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let (rounds, seconds) =
         if options.quick { (1, 1.0) } else { (options.rounds.max(1), options.seconds) };
+    if options.generator {
+        return generator::run(rounds, seconds.ceil() as u32);
+    }
     let points: Vec<_> = POINTS
         .iter()
         .filter(|point| options.point.as_ref().is_none_or(|wanted| point.name.contains(wanted)))
@@ -245,7 +253,7 @@ fn table(
 }
 
 /// NaN of nothing.
-fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     match sorted.len() {

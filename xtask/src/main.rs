@@ -8,6 +8,7 @@ mod bench;
 mod ci;
 mod conformance;
 mod fuzz;
+mod generator;
 mod requirements;
 mod shell;
 mod tidy;
