@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use sarsen_lab::access::{self, Access};
+use sarsen_lab::access::{self, Access, NamedAccess};
 use sarsen_lab::load::{self, Endpoint, Latency, LoadError, LoadOptions, LoadResult};
 use sarsen_lab::mix::Mix;
 use sarsen_lab::places::Distribution;
@@ -34,6 +34,8 @@ pub(crate) enum Verb {
     Run(run::Arguments),
     /// List the studies.
     Studies,
+    /// List the access specifications that are known by name, or write them as an Iometer file.
+    Specs(SpecsArguments),
     /// List the runs that were made here.
     Runs(archive::RunsArguments),
     /// Report a run again, in any format.
@@ -42,6 +44,13 @@ pub(crate) enum Verb {
     Compare(archive::CompareArguments),
     /// Forget a run.
     Remove(archive::RemoveArguments),
+}
+
+#[derive(clap::Args)]
+pub(crate) struct SpecsArguments {
+    /// Where an Iometer file with all of them goes.
+    #[arg(long, value_name = "FILE")]
+    icf: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
@@ -159,6 +168,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             }
             Ok(())
         }
+        Verb::Specs(arguments) => list_specs(&arguments),
         Verb::Runs(arguments) => archive::list(&arguments),
         Verb::Report(arguments) => archive::report(&arguments),
         Verb::Compare(arguments) => archive::compare(&arguments),
@@ -173,6 +183,23 @@ fn endpoint(text: &str) -> anyhow::Result<Endpoint> {
         url.chap.complete(variable);
     }
     Ok(endpoint)
+}
+
+fn list_specs(arguments: &SpecsArguments) -> anyhow::Result<()> {
+    if let Some(path) = &arguments.icf {
+        let specifications = access::NAMED.iter().map(icf::Specification::from).collect();
+        let configuration = icf::Configuration { specifications, ..Default::default() };
+        return fs::write(path, icf::render(&configuration))
+            .with_context(|| path.display().to_string());
+    }
+    for NamedAccess { name, access } in &access::NAMED {
+        let Access { block_bytes, read_percent, random_percent, queue_depth } = access;
+        println!(
+            "{name}: {block_bytes} bytes, {read_percent} % reads, {random_percent} % random, \
+             {queue_depth} open"
+        );
+    }
+    Ok(())
 }
 
 fn run_load(arguments: &LoadArguments) -> anyhow::Result<()> {
