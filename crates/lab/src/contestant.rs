@@ -124,6 +124,14 @@ impl Image {
     }
 }
 
+/// Whether a kind of contestant can serve an image at all, and how it is started.
+type Takes = fn(&Image) -> Result<(), ContestantError>;
+type Start<'a> = &'a dyn Fn(&[Image]) -> Result<Running, ContestantError>;
+
+const fn all(_: &Image) -> Result<(), ContestantError> {
+    Ok(())
+}
+
 impl Contestant {
     /// Whether the lab starts it, so that nothing but the lab's own volumes are on it.
     pub fn is_started_here(&self) -> bool {
@@ -139,7 +147,8 @@ impl Contestant {
     }
 
     /// Starts it with these volumes; `folder` is for files of volumes on disk. It ends with the
-    /// thread that calls this, if not before.
+    /// thread that calls this, if not before. Volumes that it cannot serve are left out, unless all
+    /// are: [`Running::endpoint`] says why.
     pub fn start(
         &self,
         network: &Network,
@@ -158,22 +167,36 @@ impl Contestant {
         folder: &Path,
     ) -> Result<Running, ContestantError> {
         check(volumes)?;
-        let with_images = |start: &dyn Fn(&[Image]) -> Result<Running, ContestantError>| {
+        let with_images = |takes: Takes, start: Start<'_>| {
             let on_disk = volumes.iter().any(|volume| volume.medium == Medium::Disk);
             let disk = if on_disk { Some(private_folder(folder)?) } else { None };
-            let images: Vec<_> = volumes.iter().map(|volume| volume.image(&disk)).collect();
+            let mut images: Vec<_> = volumes.iter().map(|volume| volume.image(&disk)).collect();
+            let mut refused = Vec::new();
+            images.retain(|image| match takes(image) {
+                Ok(()) => true,
+                Err(error) => {
+                    refused.push((image.name.clone(), error));
+                    false
+                }
+            });
+            if let (true, Some((_, error))) = (images.is_empty(), refused.first()) {
+                return Err(error.clone());
+            }
             let mut running = start(&images)?;
+            for (name, error) in refused {
+                running.add_unit(&name, Unit::Refused(error));
+            }
             disk.into_iter().for_each(|disk| running.keep(disk));
             Ok(running)
         };
         match self {
-            Self::Sarsen => with_images(&|images| sarsen::start(program, network, images)),
-            Self::Tgt => with_images(&|images| tgt::start(network, images)),
-            Self::Istgt => with_images(&|images| istgt::start(network, images, None)),
+            Self::Sarsen => with_images(all, &|images| sarsen::start(program, network, images)),
+            Self::Tgt => with_images(tgt::takes, &|images| tgt::start(network, images)),
+            Self::Istgt => with_images(istgt::takes, &|images| istgt::start(network, images, None)),
             Self::Nbdkit | Self::Nbd(_) => {
                 Err(ContestantError::Unable("NBD is not spoken here".into()))
             }
-            Self::Direct => with_images(&direct::start),
+            Self::Direct => with_images(all, &direct::start),
             Self::Iscsi(url) => self.elsewhere(volumes, Endpoint::Iscsi(url.clone())),
             Self::DirectPath(path) => self.elsewhere(volumes, direct::endpoint_of(path, volumes)),
         }
@@ -303,6 +326,22 @@ mod tests {
         assert!(matches!(running.endpoint("a", &link), Ok(Endpoint::Iscsi(_))));
         let several = start(url, &[volume("a", 512), volume("b", 512)]).unwrap_err();
         assert!(matches!(several, ContestantError::Unable(_)), "{several}");
+    }
+
+    #[test]
+    fn who_can_serve_none_of_its_volumes_is_not_started() {
+        let disk = |cache| VolumeSpec { medium: Medium::Disk, cache, ..volume("a", 512) };
+        let network = Network::build(&[LinkProfile::loopback()]);
+        let folder = tempfile::tempdir().unwrap();
+        let refused = |contestant: Contestant, cache| {
+            let program = Path::new("/nowhere/sarsen");
+            contestant.start_beside(program, &network, &[disk(cache)], folder.path()).unwrap_err()
+        };
+        let unable = |what: &str| ContestantError::Unable(what.into());
+        let istgt = refused(Contestant::Istgt, CacheMode::None);
+        assert_eq!(istgt, unable("istgt only writes back on Linux"));
+        let tgt = refused(Contestant::Tgt, CacheMode::Unsafe);
+        assert_eq!(tgt, unable("tgt cannot ignore flushes"));
     }
 
     #[test]

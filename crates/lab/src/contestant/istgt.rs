@@ -29,17 +29,21 @@ pub fn start(
     images: &[Image],
     account: Option<Account<'_>>,
 ) -> Result<Running, ContestantError> {
-    for image in images {
-        if image.block_bytes != 512 {
-            return Err(ContestantError::Unable("istgt is started with 512-byte blocks".into()));
-        }
-        // It asks for O_SYNC with F_SETFL, which Linux ignores (fcntl(2)), so without a write cache
-        // it would acknowledge what is not durable.
-        if image.backing != Backing::Memory && image.cache != CacheMode::WriteBack {
-            return Err(ContestantError::Unable("istgt only writes back on Linux".into()));
-        }
-    }
+    images.iter().try_for_each(takes)?;
     on_free_port(network, |address| start_on(network, images, account, address))
+}
+
+/// Whether it can serve this.
+pub(super) fn takes(image: &Image) -> Result<(), ContestantError> {
+    if image.block_bytes != 512 {
+        return Err(ContestantError::Unable("istgt is started with 512-byte blocks".into()));
+    }
+    // It asks for O_SYNC with F_SETFL, which Linux ignores (fcntl(2)), so without a write cache
+    // it would acknowledge what is not durable.
+    if image.backing != Backing::Memory && image.cache != CacheMode::WriteBack {
+        return Err(ContestantError::Unable("istgt only writes back on Linux".into()));
+    }
+    Ok(())
 }
 
 fn start_on(

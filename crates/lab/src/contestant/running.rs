@@ -47,6 +47,8 @@ pub(super) enum Unit {
     Iscsi { port: u16, target: String, lun: u16 },
     /// Where somebody else's does, under whichever name it is asked for.
     Elsewhere(Endpoint),
+    /// Nowhere: this contestant cannot serve it.
+    Refused(ContestantError),
 }
 
 impl Running {
@@ -131,6 +133,7 @@ impl Running {
                 chap: Chap::default(),
             }),
             Unit::Elsewhere(endpoint) => endpoint.clone(),
+            Unit::Refused(error) => return Err(error.clone()),
         })
     }
 
@@ -332,6 +335,9 @@ mod tests {
         let unable = running.endpoint("a", &absent).unwrap_err();
         assert_eq!(unable, ContestantError::Unable("no link loopback: no namespaces".into()));
         assert!(matches!(running.endpoint("b", &link()), Err(ContestantError::Failed(_))));
+        let refusal = ContestantError::Unable("it has no such cache".into());
+        running.add_unit("c", Unit::Refused(refusal.clone()));
+        assert_eq!(running.endpoint("c", &link()).unwrap_err(), refusal);
     }
 
     #[test]

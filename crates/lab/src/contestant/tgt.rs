@@ -26,10 +26,13 @@ const WRITE_CACHE_OFF: &str =
 
 /// Serves each image as LUN 1 of a target of its own.
 pub fn start(network: &Network, images: &[Image]) -> Result<Running, ContestantError> {
-    for image in images {
-        caching(image)?;
-    }
+    images.iter().try_for_each(takes)?;
     on_free_port(network, |address| start_on(network, images, address))
+}
+
+/// Whether it can serve this.
+pub(super) fn takes(image: &Image) -> Result<(), ContestantError> {
+    caching(image).map(drop)
 }
 
 fn start_on(
