@@ -5,9 +5,14 @@
 //! sample down at once, so that a run that was broken off goes on where it was. Of the finished
 //! [`Run`] the study makes a [`Report`].
 
+pub mod aravindan;
 mod layout;
+pub mod lu_du;
 pub mod lunden;
+pub mod novell;
 mod runner;
+#[cfg(test)]
+mod soundness;
 pub mod trinkle;
 
 use std::fmt;
@@ -73,6 +78,13 @@ pub struct Plan {
     pub repetitions: u32,
 }
 
+impl Plan {
+    /// How long all measurements take, about; preparations and limits come on top.
+    pub fn time(&self) -> Duration {
+        self.points.iter().map(|point| point.time).sum::<Duration>() * self.repetitions
+    }
+}
+
 /// A cell: one contestant's volume over one link.
 pub struct Point {
     /// What makes it differ from the others. The runner adds nothing: name the contestant, the
@@ -86,6 +98,8 @@ pub struct Point {
     pub link: String,
     /// Whether it writes.
     pub writes: bool,
+    /// How long it takes once, about.
+    pub time: Duration,
     /// What is done.
     pub measurement: Measurement,
 }
@@ -151,7 +165,8 @@ pub fn load_for(access: Access, warm_up: Duration, duration: Duration) -> Measur
 }
 
 /// All studies.
-pub static ALL: &[&dyn Study] = &[&trinkle::Trinkle, &lunden::Lunden];
+pub static ALL: &[&dyn Study] =
+    &[&trinkle::Trinkle, &novell::Novell, &lu_du::LuDu, &lunden::Lunden, &aravindan::Aravindan];
 
 /// The study of this name.
 pub fn find(name: &str) -> Option<&'static dyn Study> {

@@ -13,6 +13,32 @@ pub(super) fn cell(run: &Run, labels: &Labels, figure: &str, decimals: u8) -> Ce
     }
 }
 
+/// The same in another unit: `factor` of it are one of the figure's.
+pub(super) fn scaled(run: &Run, labels: &Labels, figure: &str, factor: f64, decimals: u8) -> Cell {
+    match cell(run, labels, figure, decimals) {
+        Cell::Interval { mean, half_width, decimals } => {
+            let half_width = half_width.map(|half_width| half_width * factor);
+            Cell::Interval { mean: mean * factor, half_width, decimals }
+        }
+        absent => absent,
+    }
+}
+
+/// One number of the repetitions, such as their median, in another unit.
+pub(super) fn picked(
+    run: &Run,
+    labels: &Labels,
+    figure: &str,
+    pick: fn(&Summary) -> f64,
+    factor: f64,
+    decimals: u8,
+) -> Cell {
+    match Summary::of(&run.figures(labels, figure)) {
+        Some(summary) => Cell::Number { value: pick(&summary) * factor, decimals },
+        None => absent(run, labels),
+    }
+}
+
 /// Why a cell has no figure.
 pub(super) fn absent(run: &Run, labels: &Labels) -> Cell {
     let mut reasons = run.cells(labels).filter_map(|sample| match &sample.outcome {
@@ -186,4 +212,30 @@ pub(super) fn time_lines(run: &Run, caption: &str, series: &[(&str, Labels)]) ->
         series: series.iter().map(line).filter(|line| !line.points.is_empty()).collect(),
         ..Lines::default()
     })
+}
+
+/// A size as studies write it: `512`, `4K`, `4M`.
+pub(super) fn size_name(bytes: u32) -> String {
+    match bytes {
+        bytes if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
+        bytes if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
+        bytes => bytes.to_string(),
+    }
+}
+
+/// A figure over what was varied, such as the size of an I/O: a point for each value measured.
+pub(super) fn sweep(
+    run: &Run,
+    name: &str,
+    values: impl Iterator<Item = (f64, Labels)>,
+    figure: &str,
+) -> LineSeries {
+    let mut line = LineSeries { name: name.into(), ..LineSeries::default() };
+    for (value, labels) in values {
+        if let Some(summary) = Summary::of(&run.figures(&labels, figure)) {
+            line.points.push((value, summary.mean));
+            line.half_widths.push(summary.half_width);
+        }
+    }
+    line
 }

@@ -73,6 +73,7 @@ impl Study for Trinkle {
                         volume: VOLUME.into(),
                         link: link.name.clone(),
                         writes: access.read_percent < 100,
+                        time: warm_up + duration,
                         measurement: load_for(*access, warm_up, duration),
                     });
                 }

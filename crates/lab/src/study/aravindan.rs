@@ -1,0 +1,179 @@
+//! What a disk's cache mode does to a target, and how targets order themselves: after Aravindan,
+//! *Performance Analysis of an iSCSI Block Device in Virtualized Environment* (Tampere 2014).
+//!
+//! The study ran virtual machines on iSCSI disks under each of the hypervisor's cache modes, over
+//! several targets and several ways of having more than one path. Its figures are charts; what its
+//! text says stands in words beside ours. Here the modes are those of the target's own disk volume:
+//! there they decide the same two things, whether memory answers and when a write is durable.
+
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use sarsen_node::stores::CacheMode;
+
+use super::{Choices, Measurement, Plan, Point, Study, load_for};
+use crate::access::Access;
+use crate::contestant::{Contestant, Medium, VolumeSpec};
+use crate::network::LinkProfile;
+use crate::record::{Labels, Outcome, Run, Scale};
+use crate::report::Report;
+
+const TARGET: &str = "target";
+const CACHE: &str = "cache";
+const LOAD: &str = "load";
+const OPERATION: &str = "operation";
+/// The dimension of what is not a load: how a client's I/O goes on over another path.
+const FAILOVER: &str = "failover";
+
+const REPETITIONS: u32 = 3;
+
+/// The modes with their names, and what they promise: whether memory answers reads, and whether
+/// what was acknowledged survives a loss of power.
+const MODES: [Mode; 5] = [
+    Mode { name: "writeback", cache: CacheMode::WriteBack, cached: true, durable: false },
+    Mode { name: "writethrough", cache: CacheMode::WriteThrough, cached: true, durable: true },
+    Mode { name: "none", cache: CacheMode::None, cached: false, durable: false },
+    Mode { name: "directsync", cache: CacheMode::DirectSync, cached: false, durable: true },
+    Mode { name: "unsafe", cache: CacheMode::Unsafe, cached: true, durable: false },
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Mode {
+    /// Of the volume, too.
+    name: &'static str,
+    cache: CacheMode,
+    cached: bool,
+    durable: bool,
+}
+
+/// What is done to a volume, with the share that reads.
+const OPERATIONS: [(&str, u8); 3] = [("read", 100), ("write", 0), ("mixed", 70)];
+
+/// Small I/Os that need turns, and large ones that need room.
+const LOADS: [(&str, Access); 2] = [
+    (
+        "4K random, 16 open",
+        Access { block_bytes: 4 << 10, read_percent: 100, random_percent: 100, queue_depth: 16 },
+    ),
+    (
+        "64K sequential, 16 open",
+        Access { block_bytes: 64 << 10, read_percent: 100, random_percent: 0, queue_depth: 16 },
+    ),
+];
+
+/// Ways of having two paths, as the study compared them, of which the first is measured for how
+/// long a failover takes.
+const ACTIVE_ACTIVE: &str = "active/active";
+
+/// The study.
+#[derive(Clone, Copy, Debug)]
+pub struct Aravindan;
+
+impl Study for Aravindan {
+    fn name(&self) -> &'static str {
+        "aravindan"
+    }
+
+    fn about(&self) -> &'static str {
+        "five cache modes of disk volumes under reads, writes and both, the order of targets, and \
+         what a failover takes (Aravindan 2014)"
+    }
+
+    fn plan(&self, choices: &Choices) -> Option<Plan> {
+        let contestants = if choices.contestants.is_empty() {
+            vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt, Contestant::Direct]
+        } else {
+            choices.contestants.clone()
+        };
+        let medium = choices.medium.unwrap_or(Medium::Disk);
+        let (warm_up, duration, bytes) = match choices.scale {
+            Scale::Quick => (Duration::from_millis(40), Duration::from_millis(160), 64 << 20),
+            Scale::Full => (Duration::from_secs(5), Duration::from_secs(60), 1 << 30),
+        };
+        let mut points = Vec::new();
+        for (load, access) in LOADS {
+            for (operation, read_percent) in OPERATIONS {
+                for mode in MODES {
+                    for (index, contestant) in contestants.iter().enumerate() {
+                        points.push(Point {
+                            labels: labels(&contestant.to_string(), mode.name, load, operation),
+                            contestant: index,
+                            volume: mode.name.into(),
+                            link: LinkProfile::loopback().name,
+                            writes: read_percent < 100,
+                            time: warm_up + duration,
+                            measurement: measurement(
+                                medium,
+                                Access { read_percent, ..access },
+                                warm_up,
+                                duration,
+                            ),
+                        });
+                    }
+                }
+            }
+        }
+        points.push(failover(&contestants[0]));
+        Some(Plan {
+            links: vec![LinkProfile::loopback()],
+            volumes: MODES
+                .map(|Mode { name, cache, .. }| VolumeSpec {
+                    name: name.into(),
+                    medium,
+                    bytes,
+                    cache,
+                })
+                .to_vec(),
+            contestants,
+            limits: true,
+            points,
+            repetitions: REPETITIONS,
+        })
+    }
+
+    fn report(&self, run: &Run) -> Report {
+        report::report(run)
+    }
+}
+
+fn labels(target: &str, cache: &str, load: &str, operation: &str) -> Labels {
+    Labels::new()
+        .with(TARGET, target)
+        .with(CACHE, cache)
+        .with(LOAD, load)
+        .with(OPERATION, operation)
+}
+
+fn measurement(
+    medium: Medium,
+    access: Access,
+    warm_up: Duration,
+    duration: Duration,
+) -> Measurement {
+    match medium {
+        Medium::Disk => load_for(access, warm_up, duration),
+        // Five times the same figure under five names would be worse than none.
+        Medium::Ram => {
+            Box::new(|_| Outcome::NotMeasured("memory has no cache modes: choose the disk".into()))
+        }
+    }
+}
+
+/// How long a client's I/O stands still when its path is cut and another one is there.
+fn failover(contestant: &Contestant) -> Point {
+    Point {
+        labels: Labels::new().with(TARGET, contestant).with(FAILOVER, ACTIVE_ACTIVE),
+        contestant: 0,
+        volume: MODES[0].name.into(),
+        link: LinkProfile::loopback().name,
+        writes: false,
+        time: Duration::ZERO,
+        measurement: Box::new(|_| {
+            let reason = "a failover needs two paths to a unit, and this initiator has one";
+            Outcome::NotMeasured(reason.into())
+        }),
+    }
+}

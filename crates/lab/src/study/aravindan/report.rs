@@ -1,0 +1,364 @@
+//! Cache modes beside each other, targets in order, and a failover next to its formula.
+
+use std::time::Duration;
+
+use super::super::layout;
+use super::{ACTIVE_ACTIVE, CACHE, FAILOVER, LOADS, MODES, Mode, OPERATIONS, TARGET, labels};
+use crate::published::aravindan::{
+    FAILOVER_BY_FORMULA, FAILOVER_MEASURED, ORDER, TIMEOUT, failover_by_formula,
+};
+use crate::record::{Labels, Run, figure};
+use crate::report::{Bars, Block, Cell, Report, Section, Table};
+use crate::statistics::Summary;
+
+/// How long a failover takes, in milliseconds.
+const FAILOVER_MS: &str = "failover_ms";
+/// The medium without iSCSI: no target, and without a process that could be measured.
+const DIRECT: &str = "direct";
+
+pub(super) fn report(run: &Run) -> Report {
+    let mut sections = Vec::new();
+    sections.push(meanings());
+    sections.extend(layout::limits(run));
+    sections.push(beside_each_other(run));
+    sections.push(against_writeback(run));
+    sections.push(for_measuring(run));
+    sections.push(order(run));
+    sections.push(costs(run));
+    sections.push(failover(run));
+    Report {
+        title: "Cache modes, the order of targets, and failover".into(),
+        summary: summary(run),
+        sections,
+    }
+}
+
+/// Whoever a load was put on.
+fn targets(run: &Run) -> Vec<&str> {
+    let mut targets = Vec::new();
+    for sample in run.samples.iter().filter(|sample| sample.labels.value(CACHE).is_some()) {
+        if let Some(target) = sample.labels.value(TARGET)
+            && !targets.contains(&target)
+        {
+            targets.push(target);
+        }
+    }
+    targets
+}
+
+/// A load's figure, its unit and the digits that matter: turns for small I/Os, bytes for large.
+fn metric(load: &str) -> (&'static str, &'static str, u8) {
+    if load == LOADS[0].0 { (figure::IOPS, "IOPS", 0) } else { (figure::MB_PER_S, "MB/s", 1) }
+}
+
+fn mean(run: &Run, labels: &Labels, figure: &str) -> Option<f64> {
+    Summary::of(&run.figures(labels, figure)).map(|summary| summary.mean)
+}
+
+fn summary(run: &Run) -> Vec<String> {
+    let mut sentences = vec![format!(
+        "Reads, writes and a mix (70 % reads) on disk volumes in five cache modes: {}.",
+        targets(run).join(", ")
+    )];
+    let (load, operation) = (LOADS[0].0, "write");
+    for target in targets(run) {
+        let of = |mode: &str| mean(run, &labels(target, mode, load, operation), figure::IOPS);
+        if let Some((fast, durable)) = of("writeback").zip(of("directsync")) {
+            sentences.push(format!(
+                "{target}, writes of {load}: {fast:.0} IOPS with writeback, {durable:.0} with \
+                 directsync, where each of them is durable when it is acknowledged."
+            ));
+        }
+    }
+    sentences
+}
+
+/// What the modes are, before any figure.
+fn meanings() -> Section {
+    let yes = |yes| layout::text(if yes { "yes" } else { "no" });
+    let rows = MODES.map(|Mode { name, cached, durable, .. }| {
+        let flush = if name == "unsafe" { "is ignored" } else { "makes all before it durable" };
+        vec![layout::text(name), yes(cached), yes(durable), layout::text(flush)]
+    });
+    let table = Table {
+        caption: "What the cache modes promise".into(),
+        columns: [
+            "Mode",
+            "memory answers reads",
+            "a write is durable when acknowledged",
+            "a flush",
+        ]
+        .map(Into::into)
+        .to_vec(),
+        rows: rows.to_vec(),
+        notes: vec![
+            "The loads here never flush: writeback, none and unsafe are what a client sees that \
+             does not ask for durability."
+                .into(),
+        ],
+        ..Table::default()
+    };
+    Section { heading: "The cache modes".into(), blocks: vec![Block::Table(table)] }
+}
+
+fn beside_each_other(run: &Run) -> Section {
+    let targets = targets(run);
+    let mut blocks = Vec::new();
+    for (load, _) in LOADS {
+        let (figure, unit, decimals) = metric(load);
+        for (operation, _) in OPERATIONS {
+            let mut columns = vec!["Mode".to_owned()];
+            columns.extend(targets.iter().map(|target| (*target).to_owned()));
+            let rows = MODES.map(|mode| {
+                let mut row = vec![layout::text(mode.name)];
+                row.extend(targets.iter().map(|target| {
+                    layout::cell(run, &labels(target, mode.name, load, operation), figure, decimals)
+                }));
+                row
+            });
+            blocks.push(Block::Table(Table {
+                caption: format!("{}, {load}, {unit}", words(operation)),
+                columns,
+                rows: rows.to_vec(),
+                ..Table::default()
+            }));
+        }
+        for (operation, _) in OPERATIONS {
+            let series = targets.iter().map(|target| {
+                let groups = MODES.map(|mode| labels(target, mode.name, load, operation));
+                layout::bars(run, target, groups.iter(), figure)
+            });
+            blocks.push(Block::Bars(Bars {
+                caption: format!("{}, {load}", words(operation)),
+                unit: unit.into(),
+                groups: MODES.map(|mode| mode.name.into()).to_vec(),
+                series: series.collect(),
+                ..Bars::default()
+            }));
+        }
+    }
+    Section { heading: "Cache modes and targets beside each other".into(), blocks }
+}
+
+fn words(operation: &str) -> &'static str {
+    match operation {
+        "read" => "Reads",
+        "write" => "Writes",
+        _ => "Mixed: 70 % reads, 30 % writes",
+    }
+}
+
+fn against_writeback(run: &Run) -> Section {
+    let mut blocks = Vec::new();
+    for (load, _) in LOADS {
+        let figure = metric(load).0;
+        let mut columns = vec!["Mode".to_owned()];
+        for target in targets(run) {
+            columns.extend(OPERATIONS.map(|(operation, _)| format!("{target}, {operation}")));
+        }
+        let rows = MODES[1..].iter().map(|mode| {
+            let mut row = vec![layout::text(mode.name)];
+            for target in targets(run) {
+                row.extend(OPERATIONS.map(|(operation, _)| {
+                    let of = |mode: &str| labels(target, mode, load, operation);
+                    match run.figures(&of(mode.name), figure) {
+                        values if values.is_empty() => layout::absent(run, &of(mode.name)),
+                        values => layout::change(&run.figures(&of("writeback"), figure), &values),
+                    }
+                }));
+            }
+            row
+        });
+        blocks.push(Block::Table(Table {
+            caption: format!("Against writeback: {load}"),
+            columns,
+            rows: rows.collect(),
+            ..Table::default()
+        }));
+    }
+    Section { heading: "What a mode costs or brings".into(), blocks }
+}
+
+/// The study recommends directsync for measurements. What can be held against that: whether a mode
+/// gives the same figure again, and whether it is the disk's.
+fn for_measuring(run: &Run) -> Section {
+    let load = LOADS[0].0;
+    let mut columns = vec!["Mode".to_owned()];
+    for target in targets(run) {
+        columns.extend(OPERATIONS.map(|(operation, _)| format!("{target}, {operation}")));
+    }
+    let rows = MODES.map(|mode| {
+        let mut row = vec![layout::text(mode.name)];
+        for target in targets(run) {
+            row.extend(OPERATIONS.map(|(operation, _)| {
+                let labels = labels(target, mode.name, load, operation);
+                let summary = Summary::of(&run.figures(&labels, figure::IOPS));
+                match summary.map(|summary| (summary.deviation, summary.mean)) {
+                    Some((Some(deviation), mean)) if mean > 0.0 => {
+                        Cell::Percent { value: 100.0 * deviation / mean, decimals: 1 }
+                    }
+                    Some(_) => Cell::Empty,
+                    None => layout::absent(run, &labels),
+                }
+            }));
+        }
+        row
+    });
+    let blocks = vec![
+        Block::Text(
+            "The study measures with directsync, and recommends it for that: reads come from the \
+             disk and not from the host's memory, and writes have reached it, so that the figures \
+             are of the storage. A mode whose figures scatter needs more repetitions until a \
+             difference can be told from noise."
+                .into(),
+        ),
+        Block::Table(Table {
+            caption: format!(
+                "How much repetitions differ: {load}, standard deviation of the mean's size"
+            ),
+            columns,
+            rows: rows.to_vec(),
+            ..Table::default()
+        }),
+    ];
+    Section { heading: "Which mode to measure with".into(), blocks }
+}
+
+/// The study's order of targets beside ours.
+fn order(run: &Run) -> Section {
+    let mut rows = Vec::new();
+    for (load, _) in LOADS {
+        let figure = metric(load).0;
+        for (operation, _) in OPERATIONS {
+            for mode in MODES {
+                let mut means: Vec<_> = targets(run)
+                    .into_iter()
+                    .filter(|target| *target != DIRECT)
+                    .filter_map(|target| {
+                        let labels = labels(target, mode.name, load, operation);
+                        Some((target, mean(run, &labels, figure)?))
+                    })
+                    .collect();
+                if means.is_empty() {
+                    continue;
+                }
+                means.sort_by(|a, b| b.1.total_cmp(&a.1));
+                let names: Vec<_> = means.into_iter().map(|(target, _)| target).collect();
+                let theirs = if operation == "read" { String::new() } else { ORDER.join(", ") };
+                rows.push(
+                    [operation, load, mode.name, &names.join(", "), &theirs]
+                        .map(layout::text)
+                        .to_vec(),
+                );
+            }
+        }
+    }
+    let mut blocks = vec![Block::Text(format!(
+        "In the study {} were ahead in this order, on writes and on reads mixed with writes; of \
+         reads alone its text gives no order. STGT is what Debian calls tgt; the others are in the \
+         kernel. It also found virtio-blk a little ahead of virtio-scsi, and two active paths \
+         ahead of an active and a passive one, of teamed network cards and of several connections \
+         in one session.",
+        ORDER.join(", ")
+    ))];
+    if !rows.is_empty() {
+        blocks.push(Block::Table(Table {
+            caption: "Targets from the fastest to the slowest, by means".into(),
+            columns: ["Operation", "Load", "Mode", "Here", "Aravindan 2014"]
+                .map(Into::into)
+                .to_vec(),
+            rows,
+            notes: vec!["An order is no difference: see the intervals above.".into()],
+            ..Table::default()
+        }));
+    }
+    Section { heading: "The order of targets".into(), blocks }
+}
+
+fn costs(run: &Run) -> Section {
+    let targets = targets(run);
+    let blocks = OPERATIONS.map(|(operation, _)| {
+        let load = LOADS[0].0;
+        let mut columns = vec!["Mode".to_owned()];
+        for target in &targets {
+            columns.push(format!("{target}, p50 µs"));
+            columns.push(format!("{target}, p99 µs"));
+            if *target != DIRECT {
+                columns.push(format!("{target}, CPU µs/IO"));
+            }
+        }
+        let rows = MODES.map(|mode| {
+            let mut row = vec![layout::text(mode.name)];
+            for target in &targets {
+                let labels = labels(target, mode.name, load, operation);
+                for (figure, decimals) in
+                    [(figure::P50_US, 0), (figure::P99_US, 0), (figure::TARGET_CPU_US_PER_IO, 1)]
+                {
+                    if figure == figure::TARGET_CPU_US_PER_IO && *target == DIRECT {
+                        continue;
+                    }
+                    let median = |summary: &Summary| summary.median;
+                    row.push(layout::picked(run, &labels, figure, median, 1.0, decimals));
+                }
+            }
+            row
+        });
+        Block::Table(Table {
+            caption: format!("{}, {load}: medians of the runs", words(operation)),
+            columns,
+            rows: rows.to_vec(),
+            ..Table::default()
+        })
+    });
+    Section {
+        heading: "How long clients wait, and what it costs the target".into(),
+        blocks: blocks.to_vec(),
+    }
+}
+
+/// How long a failover takes, next to the sum of the timeouts that it waits for.
+fn failover(run: &Run) -> Section {
+    let seconds = |duration: Duration| duration.as_secs_f64();
+    let timeout = || layout::published(Some(seconds(TIMEOUT)), 0);
+    let mut rows = vec![vec![
+        layout::text(format!("Aravindan 2014, {ACTIVE_ACTIVE}")),
+        timeout(),
+        timeout(),
+        timeout(),
+        layout::published(Some(seconds(FAILOVER_BY_FORMULA)), 0),
+        layout::published(Some(seconds(FAILOVER_MEASURED)), 2),
+    ]];
+    let number = |duration| layout::number(Some(seconds(duration)), 0);
+    for paths in run.values(FAILOVER) {
+        let labels = Labels::new().with(FAILOVER, paths);
+        rows.push(vec![
+            layout::text(format!("here, {paths}")),
+            number(TIMEOUT),
+            number(TIMEOUT),
+            number(TIMEOUT),
+            number(failover_by_formula(TIMEOUT, TIMEOUT, TIMEOUT)),
+            layout::scaled(run, &labels, FAILOVER_MS, 1e-3, 2),
+        ]);
+    }
+    let table = Table {
+        caption: "How long I/O stands still when a path is cut, s".into(),
+        columns: [
+            "Paths",
+            "noop interval",
+            "noop timeout",
+            "replacement timeout",
+            "by the formula",
+            "measured",
+        ]
+        .map(Into::into)
+        .to_vec(),
+        rows,
+        notes: vec![
+            "The formula is the sum of the three: until the next noop is sent, until it is missed, \
+             and until the session is given up and the other path is taken."
+                .into(),
+        ],
+        ..Table::default()
+    };
+    Section { heading: "Failover".into(), blocks: vec![Block::Table(table)] }
+}

@@ -1,0 +1,40 @@
+use super::super::soundness;
+use super::*;
+use crate::published::aravindan::{FAILOVER_BY_FORMULA, FAILOVER_MEASURED};
+use crate::report::Block;
+
+#[test]
+fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
+    soundness::plans(&Aravindan);
+    let plan = Aravindan.plan(&soundness::choices(Scale::Full)).unwrap();
+    assert_eq!(plan.points.len(), 5 * 3 * 2 * 4 + 1);
+    let modes: Vec<_> = plan.volumes.iter().map(|volume| volume.cache).collect();
+    assert_eq!(modes, MODES.map(|mode| mode.cache));
+}
+
+#[test]
+fn the_published_failover_and_order_stand_beside_ours() {
+    let run = soundness::run(&Aravindan, Scale::Quick, &[]);
+    let report = soundness::report(&Aravindan, &run);
+    let published = [FAILOVER_BY_FORMULA, FAILOVER_MEASURED].map(|time| time.as_secs_f64());
+    soundness::shows(&report, published.into_iter());
+    let says = |words: &str| {
+        let mut blocks = report.sections.iter().flat_map(|section| &section.blocks);
+        blocks.any(|block| matches!(block, Block::Text(text) if text.contains(words)))
+    };
+    assert!(says("LIO, SCST, STGT"));
+    assert!(says("recommends it"));
+}
+
+#[test]
+fn what_is_missing_says_why() {
+    let failures = [
+        (Labels::new().with(TARGET, "istgt").with(CACHE, "directsync"), "istgt only writes back"),
+        (Labels::new().with(FAILOVER, ACTIVE_ACTIVE), "one path"),
+    ];
+    let run = soundness::run(&Aravindan, Scale::Quick, &failures);
+    let report = soundness::report(&Aravindan, &run);
+    for (_, reason) in failures {
+        soundness::says(&report, reason);
+    }
+}

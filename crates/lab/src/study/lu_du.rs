@@ -1,0 +1,293 @@
+//! What a network adds to a disk, from the first connection to a database's load: after Lu and Du,
+//! *Performance Study of iSCSI-Based Storage Subsystems* (IEEE Communications Magazine, 2003).
+//!
+//! The study held a SAN, a gigabit LAN and a campus network of 100 Mbit/s against each other. In
+//! the SAN's place we have the medium without any network, in the LAN's the nearest thing to no
+//! network at all, in the campus network's a link of that rate; and a WAN, which the study did not
+//! have. What files cost over iSCSI, NFS and SMB is shown as it was published.
+//!
+//! The study says neither how often nor how long it measured. That its requests go to random places
+//! is our choice, and so are the four mixes of its heavy load.
+
+mod report;
+mod setup;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use sarsen_node::stores::CacheMode;
+
+use super::layout::size_name;
+use super::{Choices, Measurement, Plan, Point, Study, load_for, outcome};
+use crate::access::Access;
+use crate::contestant::{Contestant, Medium, VolumeSpec};
+use crate::load;
+use crate::network::LinkProfile;
+use crate::published::LU_DU_TRACE;
+use crate::record::{Labels, Run, Scale};
+use crate::report::Report;
+use crate::trace::Synthetic;
+
+const PART: &str = "part";
+const SET_UP: &str = "set-up";
+const LIGHT: &str = "light load";
+const HEAVY: &str = "heavy load";
+const TRACE: &str = "trace";
+
+const TARGET: &str = "target";
+const SESSION: &str = "session";
+const NETWORK: &str = "network";
+const OPERATION: &str = "operation";
+const ACCESS: &str = "access";
+const SIZE: &str = "size";
+
+const VOLUME: &str = "lun";
+const REPETITIONS: u32 = 3;
+const OPERATIONS: [&str; 2] = ["read", "write"];
+const ACCESSES: [&str; 2] = ["sequential", "random"];
+
+const KIB: u32 = 1024;
+/// Of the light and of the heavy load.
+const LIGHT_SIZES: [u32; 4] = [KIB, 4 * KIB, 16 * KIB, 64 * KIB];
+const HEAVY_SIZES: [u32; 2] = [4 * KIB, 64 * KIB];
+const HEAVY_DEPTH: u32 = 64;
+/// Requests of the trace that a quick run replays.
+const QUICK_REQUESTS: u32 = 1000;
+/// Of a request of the trace.
+const TRACE_BYTES: u32 = 8 * KIB;
+
+/// The study.
+#[derive(Clone, Copy, Debug)]
+pub struct LuDu;
+
+/// A way from the initiator to the blocks.
+#[derive(Clone, Debug)]
+struct Way {
+    /// What reports call it.
+    name: &'static str,
+    link: LinkProfile,
+}
+
+/// What a medium of this machine is reached over: nothing.
+const NO_NETWORK: &str = "no network";
+
+fn ways() -> [Way; 3] {
+    let rate =
+        |name: &str| LinkProfile { rate_mbit: Some(100.0), ..LinkProfile::plain(name, 1500) };
+    [
+        Way { name: "LAN", link: LinkProfile::loopback() },
+        Way { name: "100 Mbit/s", link: rate("campus") },
+        Way { name: "WAN", link: LinkProfile { delay: Duration::from_millis(20), ..rate("wan") } },
+    ]
+}
+
+impl Study for LuDu {
+    fn name(&self) -> &'static str {
+        "lu-du"
+    }
+
+    fn about(&self) -> &'static str {
+        "the set-up of sessions, light and heavy loads and a database trace, without a network, over \
+         a LAN, 100 Mbit/s and a WAN (Lu and Du 2003)"
+    }
+
+    fn plan(&self, choices: &Choices) -> Option<Plan> {
+        let contestants = contestants(choices);
+        let mut points = Vec::new();
+        let ways: Vec<_> =
+            ways().into_iter().take(if choices.links { usize::MAX } else { 1 }).collect();
+        for (place, way) in ways.iter().enumerate() {
+            let on_this = |(index, contestant): &(usize, &Contestant)| match place {
+                0 => true,
+                _ if is_direct(contestant) => false,
+                // The networks that are imitated take their time: quickly, of the first one only.
+                _ => choices.scale == Scale::Full || *index == first_remote(&contestants),
+            };
+            let present: Vec<_> = contestants.iter().enumerate().filter(on_this).collect();
+            points.extend(points_on(way, &present, choices.scale));
+        }
+        Some(Plan {
+            links: ways.into_iter().map(|way| way.link).collect(),
+            volumes: vec![VolumeSpec {
+                name: VOLUME.into(),
+                medium: choices.medium.unwrap_or(Medium::Ram),
+                bytes: match choices.scale {
+                    Scale::Quick => 128 << 20,
+                    // The trace's highest address lies within it.
+                    Scale::Full => 1 << 30,
+                },
+                cache: CacheMode::None,
+            }],
+            contestants,
+            limits: true,
+            points,
+            repetitions: REPETITIONS,
+        })
+    }
+
+    fn report(&self, run: &Run) -> Report {
+        report::report(run)
+    }
+}
+
+/// Whoever was chosen, and the medium without a network in the place of the study's SAN.
+fn contestants(choices: &Choices) -> Vec<Contestant> {
+    let mut contestants = choices.contestants.clone();
+    if contestants.is_empty() {
+        contestants = vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt];
+    }
+    if !contestants.iter().any(is_direct) {
+        contestants.push(Contestant::Direct);
+    }
+    contestants
+}
+
+const fn is_direct(contestant: &Contestant) -> bool {
+    matches!(contestant, Contestant::Direct | Contestant::DirectPath(_))
+}
+
+fn first_remote(contestants: &[Contestant]) -> usize {
+    contestants.iter().position(|contestant| !is_direct(contestant)).unwrap_or(0)
+}
+
+/// How long a load lasts: before it is measured, and while it is.
+type Times = (Duration, Duration);
+
+/// A large I/O of a deep queue takes a while to come over a narrow link, and TCP takes some turns
+/// until it uses a long one.
+fn times(part: &str, way: &Way, bytes: u32, scale: Scale) -> Times {
+    let narrow = way.link.rate_mbit.is_some();
+    let long = !way.link.delay.is_zero();
+    let (warm_up, duration) = match (scale, part) {
+        (Scale::Full, LIGHT) => (2_000, 30_000),
+        (Scale::Full, _) => (5_000, 60_000),
+        (Scale::Quick, LIGHT) if long => (60, 240),
+        (Scale::Quick, HEAVY) if narrow && bytes > 4 * KIB => (300, 600),
+        (Scale::Quick, HEAVY) if long => (200, 400),
+        (Scale::Quick, HEAVY) if narrow => (100, 200),
+        (Scale::Quick, _) => (40, 100),
+    };
+    (Duration::from_millis(warm_up), Duration::from_millis(duration))
+}
+
+/// How long the trace takes at least: on the line, and in turns of as many as are open.
+fn trace_time(way: &Way, requests: u32) -> Duration {
+    let reads = f64::from(requests) * f64::from(LU_DU_TRACE.read_percent) / 100.0;
+    let bits = reads * f64::from(TRACE_BYTES) * 8.0;
+    let on_the_line = way.link.rate_mbit.map_or(0.0, |mbit| bits / (mbit * 1e6));
+    let turns = f64::from(requests) / f64::from(LU_DU_TRACE.threads);
+    let under_way = turns * 2.0 * way.link.delay.as_secs_f64();
+    Duration::from_secs_f64(on_the_line.max(under_way))
+}
+
+/// How many sessions a measurement sets up.
+const fn sessions(scale: Scale) -> u32 {
+    match scale {
+        Scale::Quick => 3,
+        Scale::Full => 100,
+    }
+}
+
+fn requests(scale: Scale) -> u32 {
+    match scale {
+        Scale::Quick => QUICK_REQUESTS,
+        Scale::Full => LU_DU_TRACE.requests,
+    }
+}
+
+/// Everything over one way.
+fn points_on(way: &Way, contestants: &[(usize, &Contestant)], scale: Scale) -> Vec<Point> {
+    let mut points = set_up(way, contestants, scale);
+    let mut add =
+        |labels: &dyn Fn(Labels) -> Labels, writes, time, what: &dyn Fn() -> Measurement| {
+            for (index, contestant) in contestants {
+                points.push(Point {
+                    labels: labels(subject(contestant, way)),
+                    contestant: *index,
+                    volume: VOLUME.into(),
+                    link: way.link.name.clone(),
+                    writes,
+                    time,
+                    measurement: what(),
+                });
+            }
+        };
+    for operation in OPERATIONS {
+        for bytes in LIGHT_SIZES {
+            let (warm_up, duration) = times(LIGHT, way, bytes, scale);
+            let access = access(operation, "random", bytes, 1);
+            let labels = |labels| light(labels, operation, bytes);
+            let what = || load_for(access, warm_up, duration);
+            add(&labels, operation == "write", warm_up + duration, &what);
+        }
+    }
+    for bytes in HEAVY_SIZES {
+        for operation in OPERATIONS {
+            for place in ACCESSES {
+                let (warm_up, duration) = times(HEAVY, way, bytes, scale);
+                let access = access(operation, place, bytes, HEAVY_DEPTH);
+                let labels = |labels| heavy(labels, operation, place, bytes);
+                let what = || load_for(access, warm_up, duration);
+                add(&labels, operation == "write", warm_up + duration, &what);
+            }
+        }
+    }
+    let count = requests(scale);
+    add(&|labels| labels.with(PART, TRACE), true, trace_time(way, count), &|| replay(count));
+    points
+}
+
+/// Sessions of both kinds with whoever has any.
+fn set_up(way: &Way, contestants: &[(usize, &Contestant)], scale: Scale) -> Vec<Point> {
+    let count = sessions(scale);
+    let mut points = Vec::new();
+    for kind in &setup::KINDS {
+        for (index, contestant) in contestants.iter().filter(|(_, one)| !is_direct(one)) {
+            points.push(Point {
+                labels: kind.labels(subject(contestant, way)),
+                contestant: *index,
+                volume: VOLUME.into(),
+                link: way.link.name.clone(),
+                writes: false,
+                time: way.link.delay * 2 * setup::TURNS * count,
+                measurement: kind.measurement(count),
+            });
+        }
+    }
+    points
+}
+
+fn access(operation: &str, place: &str, block_bytes: u32, queue_depth: u32) -> Access {
+    Access {
+        block_bytes,
+        read_percent: if operation == "read" { 100 } else { 0 },
+        random_percent: if place == "random" { 100 } else { 0 },
+        queue_depth,
+    }
+}
+
+/// The first requests of the trace, as fast as its threads get them answered.
+fn replay(requests: u32) -> Measurement {
+    Box::new(move |subject| {
+        let access = access("read", "random", TRACE_BYTES, LU_DU_TRACE.threads);
+        let options = subject.load_options(access);
+        let trace = Synthetic::lu_du(subject.seed).take(requests as usize);
+        outcome(load::replay(&options, Box::new(trace), None))
+    })
+}
+
+/// Whose blocks, over which way.
+fn subject(contestant: &Contestant, way: &Way) -> Labels {
+    let network = if is_direct(contestant) { NO_NETWORK } else { way.name };
+    Labels::new().with(TARGET, contestant).with(NETWORK, network)
+}
+
+fn light(labels: Labels, operation: &str, bytes: u32) -> Labels {
+    labels.with(PART, LIGHT).with(OPERATION, operation).with(SIZE, size_name(bytes))
+}
+
+fn heavy(labels: Labels, operation: &str, place: &str, bytes: u32) -> Labels {
+    let labels = labels.with(PART, HEAVY).with(OPERATION, operation).with(ACCESS, place);
+    labels.with(SIZE, size_name(bytes))
+}

@@ -1,0 +1,460 @@
+//! Lu and Du's tables with ours beside: networks are rows, as there.
+
+use super::super::layout;
+use super::{
+    ACCESSES, HEAVY, HEAVY_DEPTH, HEAVY_SIZES, LIGHT, LIGHT_SIZES, NETWORK, NO_NETWORK, OPERATIONS,
+    PART, SET_UP, TARGET, TRACE, heavy, light, requests, setup,
+};
+use crate::published::{self, LU_DU_TRACE};
+use crate::record::{Labels, Run, figure};
+use crate::report::{
+    Axis, BarSeries, Bars, Block, Cell, LineSeries, Lines, Report, Section, Table,
+};
+use crate::statistics::Summary;
+
+/// The study's networks, in its order: what our three stand in for.
+const THEIRS: [&str; 3] = ["SAN", "GigE LAN iSCSI", "Campus LAN iSCSI"];
+/// What the study's tables of files compare.
+const FILES: [(&str, [&str; 2]); 2] = [
+    ("Table 4 file access Windows NTFS", ["iSCSI", "SMB"]),
+    ("Table 5 file access Linux ext2", ["iSCSI", "NFS"]),
+];
+const FILE_SIZES: [u32; 5] = [1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10];
+
+const MS: f64 = 1e-3;
+
+/// What is shown of repetitions.
+type Pick = fn(&Summary) -> f64;
+
+const LEAST: Pick = |summary| summary.min;
+const GREATEST: Pick = |summary| summary.max;
+
+pub(super) fn report(run: &Run) -> Report {
+    let mut sections = Vec::new();
+    sections.extend(layout::limits(run));
+    sections.push(set_up(run));
+    sections.push(light_means(run));
+    sections.push(light_spread(run));
+    sections.push(added(run));
+    sections.push(heavy_load(run));
+    sections.push(trace(run));
+    sections.push(files());
+    Report {
+        title: "What a network adds: set-up, light and heavy loads, a database trace".into(),
+        summary: summary(run),
+        sections,
+    }
+}
+
+/// A column: what it is called, our cell of a subject, the study's of a network.
+struct Column<'a> {
+    name: String,
+    ours: Box<dyn Fn(Labels) -> Cell + 'a>,
+    theirs: Box<dyn Fn(&str) -> Cell + 'a>,
+}
+
+fn column<'a>(
+    name: impl Into<String>,
+    ours: impl Fn(Labels) -> Cell + 'a,
+    theirs: impl Fn(&str) -> Cell + 'a,
+) -> Column<'a> {
+    Column { name: name.into(), ours: Box::new(ours), theirs: Box::new(theirs) }
+}
+
+/// A subject with its name: who, and over which network.
+fn subjects(run: &Run, part: &str) -> Vec<(String, Labels)> {
+    let mut subjects = Vec::new();
+    for sample in &run.samples {
+        let [Some(of), Some(target), Some(network)] =
+            [PART, TARGET, NETWORK].map(|dimension| sample.labels.value(dimension))
+        else {
+            continue;
+        };
+        let name = format!("{target}, {network}");
+        if of == part && !subjects.iter().any(|(known, _)| *known == name) {
+            subjects.push((name, Labels::new().with(TARGET, target).with(NETWORK, network)));
+        }
+    }
+    subjects
+}
+
+/// A row for each of our subjects, and one for each of these of the study's.
+fn table(
+    run: &Run,
+    part: &str,
+    caption: &str,
+    columns: &[Column<'_>],
+    theirs: &[&str],
+    notes: &[&str],
+) -> Block {
+    let mut heads = vec!["Who, over what".to_owned()];
+    heads.extend(columns.iter().map(|column| column.name.clone()));
+    let mut rows = Vec::new();
+    for (name, labels) in subjects(run, part) {
+        let mut row = vec![layout::text(name)];
+        row.extend(columns.iter().map(|column| (column.ours)(labels.clone())));
+        rows.push(row);
+    }
+    for setup in theirs {
+        let mut row = vec![layout::text(format!("{setup} (2003)"))];
+        row.extend(columns.iter().map(|column| (column.theirs)(setup)));
+        rows.push(row);
+    }
+    Block::Table(Table {
+        caption: caption.into(),
+        columns: heads,
+        rows,
+        notes: notes.iter().map(|&note| note.into()).collect(),
+        ..Table::default()
+    })
+}
+
+fn summary(run: &Run) -> Vec<String> {
+    let mean = |labels: &Labels| Summary::of(&run.figures(labels, figure::MEAN_US));
+    let mut sentences = vec![format!(
+        "Loads of one and of {HEAVY_DEPTH} open I/Os and a database trace on {}.",
+        run.values(TARGET).join(", ")
+    )];
+    let reads: Vec<_> = subjects(run, LIGHT)
+        .into_iter()
+        .filter_map(|(name, labels)| {
+            let summary = mean(&light(labels, "read", 4 << 10))?;
+            Some(format!("{name} {:.3}", summary.mean * MS))
+        })
+        .collect();
+    if !reads.is_empty() {
+        sentences.push(format!("A read of 4K, one open, in ms: {}.", reads.join("; ")));
+    }
+    sentences.push(
+        "The study's 9 to 24 ms are mostly its disks'; what its networks add to its SAN is what \
+         compares with ours."
+            .into(),
+    );
+    sentences
+}
+
+/// The phases of both kinds of session, as the study's text gives them.
+fn set_up(run: &Run) -> Section {
+    let mut blocks = vec![Block::Text(
+        "Nearly all of the study's ten seconds are one phase of nine and stages of half a second \
+         that hardly vary: pauses of programs, not of the network. Whoever takes as long here pauses, \
+         too."
+            .into(),
+    )];
+    for kind in &setup::KINDS {
+        let theirs = move |step: &'static str, statistic: &'static str| {
+            move |setup: &str| {
+                let value = published::lu_du_value("setup", setup, step, None, statistic);
+                layout::published(value, 0)
+            }
+        };
+        let (mut means, mut extremes) = (Vec::new(), Vec::new());
+        for step in kind.steps {
+            let ours = move |labels| {
+                let figure = step.figure("mean");
+                layout::scaled(run, &kind.labels(labels), &figure, 1.0, 3)
+            };
+            means.push(column(step.name, ours, theirs(step.name, "mean")));
+            for (statistic, pick) in [("min", LEAST), ("max", GREATEST)] {
+                let ours = move |labels| {
+                    let figure = step.figure(statistic);
+                    layout::picked(run, &kind.labels(labels), &figure, pick, 1.0, 3)
+                };
+                let name = format!("{}, {statistic}", step.name);
+                extremes.push(column(name, ours, theirs(step.name, statistic)));
+            }
+        }
+        let name = kind.name;
+        let caption = format!("Phases of a {name}, means, ms");
+        let notes = ["Each run sets several sessions up, one after the other."];
+        blocks.push(table(run, SET_UP, &caption, &means, &[name], &notes));
+        let caption = format!("Phases of a {name}, shortest and longest, ms");
+        blocks.push(table(run, SET_UP, &caption, &extremes, &[name], &[]));
+    }
+    Section { heading: "Setting a session up".into(), blocks }
+}
+
+/// The layout of table 2.
+fn light_means(run: &Run) -> Section {
+    let mut columns = Vec::new();
+    for operation in OPERATIONS {
+        for bytes in LIGHT_SIZES {
+            columns.push(column(
+                format!("{operation} {}", layout::size_name(bytes)),
+                move |labels| {
+                    let labels = light(labels, operation, bytes);
+                    layout::scaled(run, &labels, figure::MEAN_US, MS, 3)
+                },
+                move |setup| {
+                    let value =
+                        published::lu_du_value("Table 2", setup, operation, Some(bytes), "mean");
+                    layout::published(value, 2)
+                },
+            ));
+        }
+    }
+    let caption = "Mean latency with one I/O open, ms";
+    let notes = ["Our requests go to random places; the study does not say where its went."];
+    let mut blocks = vec![table(run, LIGHT, caption, &columns, &THEIRS, &notes)];
+    blocks.extend(OPERATIONS.map(|operation| light_chart(run, operation)));
+    Section { heading: "Light load (table 2)".into(), blocks }
+}
+
+fn light_chart(run: &Run, operation: &str) -> Block {
+    let kib = |bytes: u32| f64::from(bytes) / 1024.0;
+    let ours = subjects(run, LIGHT).into_iter().map(|(name, labels)| {
+        let points = LIGHT_SIZES.into_iter().map(|b| (kib(b), light(labels.clone(), operation, b)));
+        let mut line = layout::sweep(run, &name, points, figure::MEAN_US);
+        line.points.iter_mut().for_each(|(_, y)| *y *= MS);
+        line.half_widths.iter_mut().flatten().for_each(|half| *half *= MS);
+        line
+    });
+    let theirs = THEIRS.iter().map(|setup| LineSeries {
+        name: format!("{setup} (2003)"),
+        published: true,
+        points: LIGHT_SIZES
+            .into_iter()
+            .filter_map(|bytes| {
+                let size = Some(bytes);
+                let value = published::lu_du_value("Table 2", setup, operation, size, "mean")?;
+                Some((kib(bytes), value))
+            })
+            .collect(),
+        ..LineSeries::default()
+    });
+    Block::Lines(Lines {
+        caption: format!("Mean latency of a {operation}, one open"),
+        x: Axis { label: "size, KiB".into(), logarithmic: true },
+        y: Axis { label: "ms".into(), logarithmic: true },
+        series: ours.filter(|line| !line.points.is_empty()).chain(theirs).collect(),
+        ..Lines::default()
+    })
+}
+
+/// The layout of table 3.
+fn light_spread(run: &Run) -> Section {
+    let spreads: [(&str, &str, Pick); 3] = [
+        (figure::MIN_US, "min", LEAST),
+        (figure::MAX_US, "max", GREATEST),
+        (figure::DEVIATION_US, "std", |summary| summary.mean),
+    ];
+    let blocks = OPERATIONS.map(|operation| {
+        let mut columns = Vec::new();
+        for bytes in LIGHT_SIZES {
+            for (figure, statistic, pick) in spreads {
+                columns.push(column(
+                    format!("{} {statistic}", layout::size_name(bytes)),
+                    move |labels| {
+                        let labels = light(labels, operation, bytes);
+                        layout::picked(run, &labels, figure, pick, MS, 3)
+                    },
+                    move |setup| {
+                        let size = Some(bytes);
+                        let value =
+                            published::lu_du_value("Table 3", setup, operation, size, statistic);
+                        layout::published(value, 1)
+                    },
+                ));
+            }
+        }
+        // The study has no such figures of its writes.
+        let theirs: &[&str] = if operation == "read" { &THEIRS } else { &[] };
+        let caption = format!("Extremes and standard deviation of a {operation}'s latency, ms");
+        let notes = ["The extremes are of all repetitions, the deviation is their mean."];
+        table(run, LIGHT, &caption, &columns, theirs, &notes)
+    });
+    Section {
+        heading: "How latency varies under a light load (table 3)".into(),
+        blocks: blocks.to_vec(),
+    }
+}
+
+/// What is between the medium and the client, in absolute terms: a share of a disk's latency says
+/// as much of the disk.
+fn added(run: &Run) -> Section {
+    let direct = subjects(run, LIGHT).into_iter().find(|(name, _)| name.ends_with(NO_NETWORK));
+    let direct = direct.map(|(_, labels)| labels);
+    let mut columns = Vec::new();
+    for operation in OPERATIONS {
+        for bytes in LIGHT_SIZES {
+            let direct = direct.clone();
+            columns.push(column(
+                format!("{operation} {}", layout::size_name(bytes)),
+                move |labels| {
+                    let labels = light(labels, operation, bytes);
+                    let mean = |labels: &Labels| {
+                        let values = run.figures(labels, figure::MEAN_US);
+                        Summary::of(&values).map(|summary| summary.mean)
+                    };
+                    let base = direct.clone().map(|direct| light(direct, operation, bytes));
+                    if labels.value(NETWORK) == Some(NO_NETWORK) {
+                        return layout::text("the base");
+                    }
+                    match mean(&labels).zip(base.and_then(|base| mean(&base))) {
+                        Some((with, without)) => layout::number(Some((with - without) * MS), 3),
+                        None => layout::absent(run, &labels),
+                    }
+                },
+                move |setup| {
+                    let of = |setup| {
+                        published::lu_du_value("Table 2", setup, operation, Some(bytes), "mean")
+                    };
+                    let both = of(setup).zip(of(THEIRS[0]));
+                    layout::number(both.map(|(with, without)| with - without), 2)
+                },
+            ));
+        }
+    }
+    let caption = "Mean latency above that without a network, ms";
+    let notes = ["The study's are differences of its table 2 and are not printed there."];
+    let blocks = vec![table(run, LIGHT, caption, &columns, &THEIRS[1..], &notes)];
+    Section { heading: "What the network adds".into(), blocks }
+}
+
+/// The layout of figure 2.
+fn heavy_load(run: &Run) -> Section {
+    let mut blocks = vec![Block::Text(format!(
+        "{HEAVY_DEPTH} I/Os are open on one session, as the study's {HEAVY_DEPTH} threads had \
+         them. What its four mixes were is not among the figures that are shown here; ours are reads \
+         and writes, in sequence and at random. Its own are of mixed load."
+    ))];
+    for bytes in HEAVY_SIZES {
+        let mut columns = Vec::new();
+        for (operation, place) in mixes() {
+            columns.push(column(
+                format!("{place} {operation}"),
+                move |labels| {
+                    let labels = heavy(labels, operation, place, bytes);
+                    layout::cell(run, &labels, figure::MB_PER_S, 1)
+                },
+                |_| Cell::Empty,
+            ));
+        }
+        columns.push(column(
+            "mixed",
+            |_| Cell::Empty,
+            move |setup| {
+                let value = published::lu_du_value("Figure 2", setup, "mixed", Some(bytes), "mean");
+                layout::published(value, 1)
+            },
+        ));
+        let size = layout::size_name(bytes);
+        let caption = format!("Throughput with {HEAVY_DEPTH} I/Os of {size} open, MB/s");
+        blocks.push(table(run, HEAVY, &caption, &columns, &THEIRS, &[]));
+        blocks.push(heavy_times(run, bytes));
+        blocks.push(heavy_chart(run, bytes));
+    }
+    Section { heading: "Heavy load (figure 2)".into(), blocks }
+}
+
+fn mixes() -> impl Iterator<Item = (&'static str, &'static str)> {
+    OPERATIONS.into_iter().flat_map(|operation| ACCESSES.map(|place| (operation, place)))
+}
+
+fn heavy_times(run: &Run, bytes: u32) -> Block {
+    let mut columns = Vec::new();
+    for (operation, place) in mixes() {
+        for (figure, name) in [(figure::MEAN_US, "mean"), (figure::P99_US, "p99")] {
+            columns.push(column(
+                format!("{place} {operation}, {name}"),
+                move |labels| {
+                    let labels = heavy(labels, operation, place, bytes);
+                    layout::scaled(run, &labels, figure, MS, 2)
+                },
+                |_| Cell::Empty,
+            ));
+        }
+    }
+    let size = layout::size_name(bytes);
+    let caption = format!("Latency with {HEAVY_DEPTH} I/Os of {size} open, ms");
+    table(run, HEAVY, &caption, &columns, &[], &[])
+}
+
+fn heavy_chart(run: &Run, bytes: u32) -> Block {
+    let series = subjects(run, HEAVY).into_iter().map(|(name, labels)| -> BarSeries {
+        let groups: Vec<_> = mixes()
+            .map(|(operation, place)| heavy(labels.clone(), operation, place, bytes))
+            .collect();
+        layout::bars(run, &name, groups.iter(), figure::MB_PER_S)
+    });
+    let size = layout::size_name(bytes);
+    Block::Bars(Bars {
+        caption: format!("Throughput with {HEAVY_DEPTH} I/Os of {size} open"),
+        unit: "MB/s".into(),
+        groups: mixes().map(|(operation, place)| format!("{place} {operation}")).collect(),
+        series: series.collect(),
+        ..Bars::default()
+    })
+}
+
+fn trace(run: &Run) -> Section {
+    let ours = |figure, factor, decimals| {
+        move |labels: Labels| {
+            layout::scaled(run, &labels.with(PART, TRACE), figure, factor, decimals)
+        }
+    };
+    let theirs = |statistic: &'static str| {
+        move |setup: &str| {
+            let trace = "database trace";
+            layout::published(published::lu_du_value(trace, setup, "mixed", None, statistic), 1)
+        }
+    };
+    let nothing = |_: &str| Cell::Empty;
+    let columns = [
+        column("throughput, MB/s", ours(figure::MB_PER_S, 1.0, 1), theirs("throughput")),
+        column("response time, ms", ours(figure::MEAN_US, MS, 2), theirs("response time")),
+        column("p99, ms", ours(figure::P99_US, MS, 2), nothing),
+        column("requests a second", ours(figure::IOPS, 1.0, 0), nothing),
+    ];
+    let count = requests(run.scale);
+    let threads = LU_DU_TRACE.threads;
+    let caption = format!("A database's requests, {threads} open");
+    let text = format!(
+        "The study's trace was not published. Ours is drawn from what is said of it: {} requests, \
+         {} % of which read, between blocks {} and {}; that they are of 8K is our choice. This run \
+         replayed {count} of them, as fast as they were answered. What lies beyond a smaller unit's \
+         end begins anew at its start.",
+        LU_DU_TRACE.requests, LU_DU_TRACE.read_percent, LU_DU_TRACE.first_lba, LU_DU_TRACE.last_lba
+    );
+    let blocks = vec![Block::Text(text), table(run, TRACE, &caption, &columns, &THEIRS, &[])];
+    Section { heading: "A database's trace".into(), blocks }
+}
+
+/// Tables 4 and 5, which need a file system on what is measured.
+fn files() -> Section {
+    let mut blocks = Vec::new();
+    for (name, protocols) in FILES {
+        let mut columns = vec!["Over what".to_owned()];
+        for bytes in FILE_SIZES {
+            let size = layout::size_name(bytes);
+            columns.extend([format!("{size} mean"), format!("{size} std")]);
+        }
+        let mut rows = Vec::new();
+        for operation in OPERATIONS {
+            let reason = "needs a mounted file system";
+            let mut row = vec![layout::text(format!("here: iSCSI, {operation}"))];
+            row.extend(columns[1..].iter().map(|_| Cell::NotMeasured(reason.into())));
+            rows.push(row);
+            for protocol in protocols {
+                let mut row = vec![layout::text(format!("{protocol}, {operation} (2003)"))];
+                for bytes in FILE_SIZES {
+                    row.extend(["mean", "std"].map(|statistic| {
+                        let size = Some(bytes);
+                        let value =
+                            published::lu_du_value(name, protocol, operation, size, statistic);
+                        layout::published(value, 2)
+                    }));
+                }
+                rows.push(row);
+            }
+        }
+        let (number, what) = name.split_at("Table 4".len());
+        blocks.push(Block::Table(Table {
+            caption: format!("Time of a{what}, ms ({number})"),
+            columns,
+            rows,
+            ..Table::default()
+        }));
+    }
+    Section { heading: "Files (tables 4 and 5)".into(), blocks }
+}

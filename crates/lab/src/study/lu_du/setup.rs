@@ -1,0 +1,182 @@
+//! Setting sessions up, one after the other, with a look at the clock after each phase.
+
+use std::time::Duration;
+
+use sarsen_initiator::phases::{self, Phases};
+use sarsen_initiator::{SessionError, SessionOptions, Url};
+use sarsen_io::cores::{FileEngine, block_on};
+
+use super::super::Measurement;
+use super::{SESSION, SET_UP};
+use crate::load::Endpoint;
+use crate::record::{Labels, Measures, Outcome};
+use crate::statistics::Summary;
+
+/// Turns that a session takes at least, from its connection to its logout.
+pub(super) const TURNS: u32 = 8;
+
+/// A phase as the study cut it.
+#[derive(Debug)]
+pub(super) struct Step {
+    /// The study's name of it.
+    pub(super) name: &'static str,
+    /// What its figures are called here.
+    key: &'static str,
+    /// What it is made of here.
+    parts: &'static [&'static str],
+}
+
+/// A kind of session.
+#[derive(Debug)]
+pub(super) struct Kind {
+    /// The study's name of it.
+    pub(super) name: &'static str,
+    /// Its phases. The study ends with what the session is for; so the logout is in none of them.
+    pub(super) steps: &'static [Step],
+}
+
+const CONNECTION: Step = Step { name: "TCP connection", key: "connection", parts: &["connect"] };
+const LOGIN: Step = Step { name: "login", key: "login", parts: &["security"] };
+const NEGOTIATION: Step =
+    Step { name: "operational negotiation", key: "negotiation", parts: &["operational"] };
+
+pub(super) static KINDS: [Kind; 2] = [
+    Kind {
+        name: "discovery session",
+        steps: &[
+            CONNECTION,
+            LOGIN,
+            NEGOTIATION,
+            Step { name: "SendTargets=All", key: "send_targets", parts: &["SendTargets"] },
+            Step {
+                name: "whole",
+                key: "whole",
+                parts: &["connect", "security", "operational", "SendTargets"],
+            },
+        ],
+    },
+    Kind {
+        name: "normal session",
+        steps: &[
+            CONNECTION,
+            LOGIN,
+            NEGOTIATION,
+            Step {
+                name: "full feature phase device discovery",
+                key: "device_discovery",
+                parts: &["REPORT LUNS", "INQUIRY", "TEST UNIT READY", "READ CAPACITY"],
+            },
+            Step {
+                name: "whole",
+                key: "whole",
+                parts: &[
+                    "connect",
+                    "security",
+                    "operational",
+                    "REPORT LUNS",
+                    "INQUIRY",
+                    "TEST UNIT READY",
+                    "READ CAPACITY",
+                ],
+            },
+        ],
+    },
+];
+
+impl Step {
+    /// The name of its figure.
+    pub(super) fn figure(&self, statistic: &str) -> String {
+        format!("{}_{statistic}_ms", self.key)
+    }
+
+    fn duration(&self, phases: &Phases) -> Duration {
+        let parts = phases.steps.iter().filter(|phase| self.parts.contains(&phase.name));
+        parts.map(|phase| phase.duration).sum()
+    }
+}
+
+impl Kind {
+    /// The cell of a subject.
+    pub(super) fn labels(&self, subject: Labels) -> Labels {
+        subject.with(super::PART, SET_UP).with(SESSION, self.name)
+    }
+
+    /// So many sessions of this kind, one after the other.
+    pub(super) fn measurement(&'static self, count: u32) -> Measurement {
+        Box::new(move |subject| match &subject.endpoint {
+            // Files are not touched, so any engine does.
+            Endpoint::Iscsi(url) => match block_on(FileEngine::Pool, self.sessions(url, count)) {
+                Ok(Ok(sessions)) => Outcome::Measured(self.measures(&sessions)),
+                Ok(Err(error)) => Outcome::Failed(error.to_string()),
+                Err(error) => Outcome::Failed(format!("no core can be made: {error}")),
+            },
+            Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => {
+                Outcome::NotMeasured("there is no session without iSCSI".into())
+            }
+        })
+    }
+
+    fn is_discovery(&self) -> bool {
+        self.name == KINDS[0].name
+    }
+
+    async fn sessions(&self, url: &Url, count: u32) -> Result<Vec<Phases>, SessionError> {
+        let identity = url.chap.identity()?;
+        let options = SessionOptions { identity, ..SessionOptions::default() };
+        let mut sessions = Vec::new();
+        for _ in 0..count {
+            sessions.push(match self.is_discovery() {
+                true => phases::discovery(&url.portal, &options).await?,
+                false => phases::normal(url, &options).await?,
+            });
+        }
+        Ok(sessions)
+    }
+
+    fn measures(&self, sessions: &[Phases]) -> Measures {
+        let mut measures = Measures::default();
+        for step in self.steps {
+            let ms = |phases: &Phases| step.duration(phases).as_secs_f64() * 1e3;
+            let times: Vec<_> = sessions.iter().map(ms).collect();
+            let Some(Summary { mean, min, max, .. }) = Summary::of(&times) else { continue };
+            let figures = [("mean", mean), ("min", min), ("max", max)];
+            measures.figures.extend(figures.map(|(name, value)| (step.figure(name), value)));
+        }
+        if let Some(last) = sessions.last() {
+            measures.texts = last.negotiated.clone();
+        }
+        measures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_initiator::phases::Phase;
+
+    use super::*;
+
+    fn session(names: &[&'static str], ms: u64) -> Phases {
+        let phase = |name: &&'static str| Phase { name, duration: Duration::from_millis(ms) };
+        let steps = names.iter().map(phase).collect();
+        Phases { steps, negotiated: Default::default(), targets: Vec::new() }
+    }
+
+    #[test]
+    fn phases_are_cut_as_the_study_cut_them() {
+        let names = ["connect", "security", "operational", "SendTargets", "logout"];
+        let measures = KINDS[0].measures(&[session(&names, 2), session(&names, 4)]);
+        let figure = |name: &str| measures.figures[name];
+        assert_eq!((figure("login_min_ms"), figure("login_max_ms")), (2.0, 4.0));
+        assert_eq!(figure("connection_mean_ms"), 3.0);
+        assert_eq!(figure("whole_mean_ms"), 12.0, "without the logout");
+        assert_eq!(measures.figures.len(), 5 * 3);
+    }
+
+    #[test]
+    fn finding_a_device_is_all_commands_together() {
+        let names = ["operational", "REPORT LUNS", "INQUIRY", "TEST UNIT READY", "READ CAPACITY"];
+        let measures = KINDS[1].measures(&[session(&names, 5)]);
+        assert_eq!(measures.figures["device_discovery_mean_ms"], 20.0);
+        assert_eq!(measures.figures["whole_max_ms"], 25.0);
+    }
+}

@@ -1,0 +1,257 @@
+//! What the size of an I/O, the medium and the link do to iSCSI: after Novell, *iSCSI Performance
+//! Factors* (SLES 10 SP1, NetWare 6.5 SP7).
+//!
+//! The study's tools copied, one I/O after the other has ended: so every load here has one I/O open.
+//! It compared a RAM disk with a hard drive, iSCSI with no iSCSI, cables, and network adapters. We
+//! have the first two comparisons as they were; what a cable or an adapter can do wrong is a link
+//! that is slow, far or loses packets.
+
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use sarsen_node::stores::CacheMode;
+
+use super::{Choices, Plan, Point, Study, load_for};
+use crate::access::Access;
+use crate::contestant::{Contestant, Medium, VolumeSpec};
+use crate::network::LinkProfile;
+use crate::record::{Labels, Run, Scale};
+use crate::report::Report;
+
+const TARGET: &str = "target";
+const MEDIUM: &str = "medium";
+const OPERATION: &str = "operation";
+const ACCESS: &str = "access";
+const SIZE: &str = "size";
+const LINK: &str = "link";
+
+/// In the words of the published figures, as are the next ones.
+const OPERATIONS: [&str; 2] = ["read", "write"];
+const SEQUENTIAL: &str = "sequential";
+const RANDOM: &str = "random";
+
+const KIB: u32 = 1024;
+/// The sizes of the study: of sequential writes, and of everything else.
+const SIZES: std::ops::RangeInclusive<u32> = 4 * KIB..=4096 * KIB;
+const LARGEST_ELSE: u32 = 512 * KIB;
+const QUICK_SIZES: [u32; 4] = [4 * KIB, 64 * KIB, 512 * KIB, 4096 * KIB];
+/// The size with which cables and adapters were compared.
+const LINK_SIZE: u32 = 64 * KIB;
+
+/// The links of the comparison begin with one that only carries frames of the common size.
+const PLAIN: &str = "plain";
+const MTU: u32 = 1500;
+
+const REPETITIONS: u32 = 3;
+
+/// The study.
+#[derive(Clone, Copy, Debug)]
+pub struct Novell;
+
+impl Study for Novell {
+    fn name(&self) -> &'static str {
+        "novell"
+    }
+
+    fn about(&self) -> &'static str {
+        "block sizes from 4K to 4M on RAM and on disk, over iSCSI and without, and over slow, far \
+         and lossy links (Novell, iSCSI Performance Factors)"
+    }
+
+    fn plan(&self, choices: &Choices) -> Option<Plan> {
+        let contestants = contestants(choices);
+        let media = media(choices);
+        let times = Times::of(choices.scale);
+        let mut points = sweep(&contestants, &media, choices.scale, times);
+        let mut links = vec![LinkProfile::loopback()];
+        if choices.links {
+            points.extend(faults(&contestants, media[0], times));
+            links.extend(profiles());
+        }
+        let bytes = match choices.scale {
+            Scale::Quick => 128 << 20,
+            Scale::Full => 1 << 30,
+        };
+        Some(Plan {
+            links,
+            volumes: media.iter().map(|medium| volume(*medium, bytes)).collect(),
+            contestants,
+            limits: true,
+            points,
+            repetitions: REPETITIONS,
+        })
+    }
+
+    fn report(&self, run: &Run) -> Report {
+        report::report(run)
+    }
+}
+
+/// How long loads last. The study does not say; a quick load over a bad link is the longer one,
+/// since a lost packet alone can cost 200 ms.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    warm_up: Duration,
+    sweep: Duration,
+    link: Duration,
+}
+
+impl Times {
+    const fn of(scale: Scale) -> Self {
+        let ms = Duration::from_millis;
+        match scale {
+            Scale::Quick => Self { warm_up: ms(40), sweep: ms(120), link: ms(460) },
+            Scale::Full => Self { warm_up: ms(2000), sweep: ms(10_000), link: ms(30_000) },
+        }
+    }
+}
+
+/// Whoever was chosen, and the medium without iSCSI, with which the study compared.
+fn contestants(choices: &Choices) -> Vec<Contestant> {
+    let mut contestants = choices.contestants.clone();
+    if contestants.is_empty() {
+        contestants = vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt];
+    }
+    if !contestants.iter().any(is_direct) {
+        contestants.push(Contestant::Direct);
+    }
+    contestants
+}
+
+const fn is_direct(contestant: &Contestant) -> bool {
+    matches!(contestant, Contestant::Direct | Contestant::DirectPath(_))
+}
+
+fn media(choices: &Choices) -> Vec<Medium> {
+    choices.medium.map_or_else(|| vec![Medium::Ram, Medium::Disk], |medium| vec![medium])
+}
+
+const fn medium_name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Ram => "ram",
+        Medium::Disk => "disk",
+    }
+}
+
+/// Past the page cache: or else the disk's figures would be another memory's.
+fn volume(medium: Medium, bytes: u64) -> VolumeSpec {
+    VolumeSpec { name: medium_name(medium).into(), medium, bytes, cache: CacheMode::None }
+}
+
+/// The links of the comparison, the plain one first.
+fn profiles() -> Vec<LinkProfile> {
+    let plain = |name: &str| LinkProfile::plain(name, MTU);
+    let rate = |mbit| LinkProfile { rate_mbit: Some(mbit), ..plain(&format!("{mbit} Mbit/s")) };
+    let loss = |percent| LinkProfile {
+        loss_percent: percent,
+        ..plain(&format!("{percent} % of packets lost"))
+    };
+    let delay = |ms| LinkProfile {
+        delay: Duration::from_millis(ms),
+        ..plain(&format!("{ms} ms each way"))
+    };
+    vec![plain(PLAIN), rate(1000.0), rate(100.0), loss(0.1), loss(1.0), delay(1), delay(10)]
+}
+
+/// The sizes with which something is done.
+fn sizes(operation: &str, access: &str, scale: Scale) -> impl Iterator<Item = u32> {
+    let written = operation == "write" && access == SEQUENTIAL;
+    let largest = if written { *SIZES.end() } else { LARGEST_ELSE };
+    let wanted = move |size: &u32| scale == Scale::Full || QUICK_SIZES.contains(size);
+    let doubled = |size: &u32| Some(size * 2);
+    std::iter::successors(Some(*SIZES.start()), doubled)
+        .take_while(move |size| *size <= largest)
+        .filter(wanted)
+}
+
+/// A cell.
+#[derive(Clone, Copy, Debug)]
+struct Cell<'a> {
+    target: &'a str,
+    medium: &'a str,
+    operation: &'a str,
+    access: &'a str,
+    bytes: u32,
+    link: &'a str,
+}
+
+impl Cell<'_> {
+    fn labels(&self) -> Labels {
+        Labels::new()
+            .with(TARGET, self.target)
+            .with(MEDIUM, self.medium)
+            .with(OPERATION, self.operation)
+            .with(ACCESS, self.access)
+            .with(SIZE, super::layout::size_name(self.bytes))
+            .with(LINK, self.link)
+    }
+
+    fn point(&self, contestant: usize, warm_up: Duration, duration: Duration) -> Point {
+        let access = Access {
+            block_bytes: self.bytes,
+            read_percent: if self.operation == "read" { 100 } else { 0 },
+            random_percent: if self.access == RANDOM { 100 } else { 0 },
+            queue_depth: 1,
+        };
+        Point {
+            labels: self.labels(),
+            contestant,
+            volume: self.medium.into(),
+            link: self.link.into(),
+            writes: self.operation == "write",
+            time: warm_up + duration,
+            measurement: load_for(access, warm_up, duration),
+        }
+    }
+}
+
+/// Every size on every medium of everyone.
+fn sweep(contestants: &[Contestant], media: &[Medium], scale: Scale, times: Times) -> Vec<Point> {
+    let mut points = Vec::new();
+    let loopback = LinkProfile::loopback();
+    for medium in media {
+        for operation in OPERATIONS {
+            for access in [SEQUENTIAL, RANDOM] {
+                for bytes in sizes(operation, access, scale) {
+                    for (index, contestant) in contestants.iter().enumerate() {
+                        let cell = Cell {
+                            target: &contestant.to_string(),
+                            medium: medium_name(*medium),
+                            operation,
+                            access,
+                            bytes,
+                            link: &loopback.name,
+                        };
+                        points.push(cell.point(index, times.warm_up, times.sweep));
+                    }
+                }
+            }
+        }
+    }
+    points
+}
+
+/// One target over every link: ours, or else the first that is reached over a link at all.
+fn faults(contestants: &[Contestant], medium: Medium, times: Times) -> Vec<Point> {
+    let ours = contestants.iter().position(|contestant| *contestant == Contestant::Sarsen);
+    let any = || contestants.iter().position(|contestant| !is_direct(contestant));
+    let Some(index) = ours.or_else(any) else { return Vec::new() };
+    let mut points = Vec::new();
+    for profile in profiles() {
+        for operation in OPERATIONS {
+            let cell = Cell {
+                target: &contestants[index].to_string(),
+                medium: medium_name(medium),
+                operation,
+                access: SEQUENTIAL,
+                bytes: LINK_SIZE,
+                link: &profile.name,
+            };
+            points.push(cell.point(index, times.warm_up, times.link));
+        }
+    }
+    points
+}

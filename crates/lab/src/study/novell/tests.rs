@@ -1,0 +1,66 @@
+use super::super::soundness;
+use super::*;
+use crate::published;
+use crate::record::Outcome;
+
+#[test]
+fn the_plans_can_be_carried_out_and_the_quick_one_is_quick() {
+    soundness::plans(&Novell);
+    let plan = Novell.plan(&soundness::choices(Scale::Full)).unwrap();
+    // Eleven sizes written in sequence and eight of the others, on two media, of four; and the
+    // links.
+    assert_eq!(plan.points.len(), (11 + 3 * 8) * 2 * 4 + 7 * 2);
+}
+
+#[test]
+fn every_published_figure_is_shown_beside_ours() {
+    let run = soundness::run(&Novell, Scale::Quick, &[]);
+    let report = soundness::report(&Novell, &run);
+    soundness::shows(&report, published::novell().iter().map(|row| row.mb_per_s));
+    let headings: Vec<_> = report.sections.iter().map(|section| section.heading.as_str()).collect();
+    assert_eq!(headings.len(), 8, "{headings:?}");
+    assert!(headings.contains(&"What was negotiated"), "{headings:?}");
+}
+
+#[test]
+fn what_is_missing_says_why() {
+    let failures = [
+        (Labels::new().with(TARGET, "istgt").with(MEDIUM, "disk"), "no disk for istgt"),
+        (Labels::new().with(LINK, PLAIN), "no namespaces"),
+    ];
+    let run = soundness::run(&Novell, Scale::Quick, &failures);
+    let report = soundness::report(&Novell, &run);
+    for (_, reason) in failures {
+        soundness::says(&report, reason);
+    }
+    assert!(run.samples.iter().any(|sample| matches!(sample.outcome, Outcome::Measured(_))));
+}
+
+#[test]
+fn one_medium_and_one_target_are_enough() {
+    let choices = Choices {
+        contestants: vec![Contestant::Tgt],
+        medium: Some(Medium::Ram),
+        ..soundness::choices(Scale::Quick)
+    };
+    let plan = Novell.plan(&choices).unwrap();
+    assert_eq!(plan.contestants, [Contestant::Tgt, Contestant::Direct]);
+    assert_eq!(plan.volumes.len(), 1);
+    let over = |link: &str| plan.points.iter().filter(|point| point.link == link).count();
+    assert_eq!(over("10 ms each way"), 2, "the links are measured of whoever is there");
+    let run = soundness::run_of(&Novell, &choices, &[]);
+    soundness::shows(
+        &soundness::report(&Novell, &run),
+        published::novell().iter().map(|row| row.mb_per_s),
+    );
+}
+
+#[test]
+fn a_link_bounds_one_open_io() {
+    let links = profiles();
+    let bound =
+        |name: &str| report::at_most(links.iter().find(|profile| profile.name == name).unwrap());
+    assert_eq!(bound(PLAIN), None);
+    assert!((bound("100 Mbit/s").unwrap() - 12.5).abs() < 1e-9);
+    assert!((bound("10 ms each way").unwrap() - 3.2768).abs() < 1e-9);
+}

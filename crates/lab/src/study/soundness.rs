@@ -1,0 +1,160 @@
+//! What tests of studies have in common: whether a plan can be carried out, a run as if it had
+//! been, and what a report of it shows.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use super::{Choices, Plan, Study};
+use crate::network::LinkProfile;
+use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting, figure};
+use crate::report::{Block, Cell, Report};
+
+/// What the measurements of a quick run may take.
+const QUICK_LIMIT: Duration = Duration::from_secs(90);
+
+/// The study's own choices.
+pub(super) fn choices(scale: Scale) -> Choices {
+    Choices { scale, contestants: Vec::new(), medium: None, destroy: false, links: true, seed: 1 }
+}
+
+/// Its plans name only what they bring, no cell twice, and the quick one is quick.
+pub(super) fn plans(study: &dyn Study) {
+    for scale in [Scale::Quick, Scale::Full] {
+        let without_links = study.plan(&Choices { links: false, ..choices(scale) }).unwrap();
+        check(&without_links);
+        assert_eq!(without_links.links, [LinkProfile::loopback()]);
+        let plan = study.plan(&choices(scale)).unwrap();
+        check(&plan);
+        assert!(plan.repetitions > 1, "one value has no interval");
+        if scale == Scale::Quick {
+            assert!(plan.time() < QUICK_LIMIT, "{:?}", plan.time());
+        }
+    }
+}
+
+fn check(plan: &Plan) {
+    let mut cells = HashSet::new();
+    for point in &plan.points {
+        assert!(cells.insert(&point.labels), "twice: {point:?}");
+        assert!(point.contestant < plan.contestants.len(), "{point:?}");
+        assert!(plan.volumes.iter().any(|volume| volume.name == point.volume), "{point:?}");
+        assert!(plan.links.iter().any(|link| link.name == point.link), "{point:?}");
+    }
+    assert!(!cells.is_empty());
+    let distinct = |names: Vec<&String>| names.iter().collect::<HashSet<_>>().len() == names.len();
+    assert!(distinct(plan.volumes.iter().map(|volume| &volume.name).collect()));
+    assert!(distinct(plan.links.iter().map(|link| &link.name).collect()));
+}
+
+/// A finished run in which everything was measured, but for the cells with these labels.
+pub(super) fn run(study: &dyn Study, scale: Scale, failures: &[(Labels, &str)]) -> Run {
+    run_of(study, &choices(scale), failures)
+}
+
+/// The same with other choices.
+pub(super) fn run_of(study: &dyn Study, choices: &Choices, failures: &[(Labels, &str)]) -> Run {
+    let plan = study.plan(choices).unwrap();
+    let limit = Labels::new().with("limit", "link").with("link", &plan.links[0].name);
+    let outcome = Outcome::Measured(measures(0.0));
+    let mut samples = vec![Sample { labels: limit, repetition: 1, ended_at: 2, outcome }];
+    for repetition in 1..=plan.repetitions {
+        for (index, point) in plan.points.iter().enumerate() {
+            let failure = failures.iter().find(|(labels, _)| point.labels.include(labels));
+            let outcome = match failure {
+                Some((_, reason)) => Outcome::Failed((*reason).into()),
+                None => Outcome::Measured(measures(index as f64 + f64::from(repetition))),
+            };
+            samples.push(Sample { labels: point.labels.clone(), repetition, ended_at: 2, outcome });
+        }
+    }
+    Run {
+        id: 1,
+        study: study.name().into(),
+        scale: choices.scale,
+        command: format!("sarsen lab study {}", study.name()),
+        contestants: plan.contestants.iter().map(ToString::to_string).collect(),
+        began_at: 1,
+        ended_at: Some(2),
+        setting: Setting::default(),
+        samples,
+    }
+}
+
+fn measures(value: f64) -> Measures {
+    let names = [
+        figure::IOPS,
+        figure::MB_PER_S,
+        figure::MEAN_US,
+        figure::MIN_US,
+        figure::P50_US,
+        figure::P99_US,
+        figure::MAX_US,
+        figure::DEVIATION_US,
+        figure::TARGET_CPU_US_PER_IO,
+    ];
+    Measures {
+        figures: names.map(|name| (name.to_owned(), value + 0.017)).into(),
+        texts: BTreeMap::from([("MaxBurstLength".to_owned(), "262144".to_owned())]),
+        ..Measures::default()
+    }
+}
+
+/// The study's report, of which every table is rectangular and says something.
+pub(super) fn report(study: &dyn Study, run: &Run) -> Report {
+    let report = study.report(run);
+    assert!(!report.summary.is_empty());
+    for section in &report.sections {
+        assert!(!section.blocks.is_empty(), "{}", section.heading);
+        for block in &section.blocks {
+            match block {
+                Block::Table(table) => {
+                    assert!(!table.rows.is_empty(), "{}", table.caption);
+                    for row in &table.rows {
+                        assert_eq!(row.len(), table.columns.len(), "{}: {row:?}", table.caption);
+                    }
+                }
+                Block::Bars(bars) => {
+                    for series in &bars.series {
+                        assert_eq!(series.values.len(), bars.groups.len(), "{}", bars.caption);
+                        assert_eq!(series.half_widths.len(), bars.groups.len());
+                    }
+                }
+                Block::Lines(_) | Block::Text(_) | Block::List(_) | Block::Commands(_) => {}
+            }
+        }
+    }
+    report
+}
+
+fn cells(report: &Report) -> impl Iterator<Item = &Cell> {
+    let blocks = report.sections.iter().flat_map(|section| &section.blocks);
+    let tables = blocks.filter_map(|block| match block {
+        Block::Table(table) => Some(table),
+        _ => None,
+    });
+    tables.flat_map(|table| table.rows.iter().flatten())
+}
+
+/// Each of these figures is in a table as a published one, as often as it was published.
+pub(super) fn shows(report: &Report, figures: impl Iterator<Item = f64>) {
+    let mut shown: Vec<f64> = cells(report)
+        .filter_map(|cell| match cell {
+            Cell::Published { value, .. } => Some(*value),
+            _ => None,
+        })
+        .collect();
+    for figure in figures {
+        let place = shown.iter().position(|value| *value == figure);
+        let place = place.unwrap_or_else(|| panic!("{figure} is not shown often enough"));
+        shown.swap_remove(place);
+    }
+}
+
+/// The reason stands where a figure is missing.
+pub(super) fn says(report: &Report, reason: &str) {
+    let said = |cell: &Cell| match cell {
+        Cell::Failed(words) | Cell::NotMeasured(words) => words.contains(reason),
+        _ => false,
+    };
+    assert!(cells(report).any(said), "{reason}");
+}
