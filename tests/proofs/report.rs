@@ -8,15 +8,18 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use sarsen_lab::access::{self, NamedAccess};
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting, figure};
 use sarsen_lab::report::{
     self, Axis, BarSeries, Bars, Block, Cell, Format, LineSeries, Lines, Report, Section, Table,
 };
-use sarsen_proof::process;
+use sarsen_proof::{process, program};
 use serde_json::Value;
 
 /// A browser's start on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(120);
+/// A study in its quick form on a loaded machine.
+const STUDY_LIMIT: Duration = Duration::from_secs(900);
 
 /// Loads the report in frames of two widths, measures what is in them, and says it in words.
 const GAUGE: &str = include_str!("report/gauge.html");
@@ -158,6 +161,64 @@ const ACCESSES: [&str; 4] =
     ["Maximum Throughput", "Maximum IOPS", "Maximum Write Throughput", "Maximum Write IOPS"];
 
 /// Numbers of a plausible size, of nothing that was measured.
+/// A study in its quick form, as a user runs it; what it printed, and its report in `folder`.
+fn studied(study: &str, arguments: &[&str], folder: &Path) -> Result<String> {
+    let archive = tempfile::tempdir()?;
+    let mut command = Command::new(program::path()?);
+    command.args(["lab", "run", study]).args(arguments).arg("--folder").arg(archive.path());
+    command.arg("--archive").arg(archive.path().join("lab.sqlite"));
+    command.arg("--report").arg(folder.join("report.html"));
+    process::output(&mut command, STUDY_LIMIT).map_err(Into::into)
+}
+
+/// Every chart of a report is drawn, on wide and narrow screens; how many there are.
+fn drawn(folder: &Path) -> Result<usize> {
+    let pages = gauged(folder, LIGHT)?;
+    let pages = pages.as_array().context("a page for each width")?;
+    let mut count_of_charts = 0;
+    for page in pages {
+        for name in ["overflow", "fetched", "sources", "foreign", "broken", "faint"] {
+            assert_eq!(count(page, name), 0, "{name}: {page}");
+        }
+        let charts = page["charts"].as_array().context("charts")?;
+        count_of_charts = charts.len();
+        for chart in charts {
+            assert_eq!(chart["named"], true);
+            assert_eq!(chart["sticksOut"], false, "{chart}");
+            assert!(chart["height"].as_f64() > Some(150.0), "{chart}");
+            assert!(count(chart, "bars") + count(chart, "lines") > 0, "{chart}");
+        }
+    }
+    Ok(count_of_charts)
+}
+
+#[test]
+#[ignore = "starts a browser, and takes as long as the study"]
+fn trinkles_quick_study_ends_with_its_tables_and_a_report_that_a_browser_draws() -> Result<()> {
+    let folder = folder("trinkle")?;
+    let said = studied("trinkle", &["--quick"], &folder)?;
+    for name in ["sarsen", "tgt", "istgt", "IET (2013)", "SCST (2013)", "LIO (2013)"] {
+        assert!(said.contains(name), "{name}:\n{said}");
+    }
+    for NamedAccess { name, .. } in &access::NAMED {
+        assert!(said.contains(name), "{name}:\n{said}");
+    }
+    // Bars of IOPS and MB/s, and for three accesses the latencies and the course.
+    assert!(drawn(&folder)? >= 8);
+    Ok(())
+}
+
+#[test]
+#[ignore = "starts a browser, and takes as long as the studies"]
+fn every_other_quick_study_ends_with_a_report_that_a_browser_draws() -> Result<()> {
+    for study in ["novell", "lu-du", "aravindan"] {
+        let folder = folder(study)?;
+        studied(study, &["--quick"], &folder).with_context(|| study.to_owned())?;
+        assert!(drawn(&folder)? > 0, "{study}");
+    }
+    Ok(())
+}
+
 fn sample() -> (Report, Run) {
     let figures = Section {
         heading: "I/Os a second".into(),
