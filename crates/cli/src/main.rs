@@ -39,12 +39,8 @@ enum Verb {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // What serves tells its story by the log; elsewhere that would only interrupt.
-    let quiet = match &arguments.verb {
-        Verb::Demo(_) | Verb::Discover(_) | Verb::Disk(_) => true,
-        Verb::Lab(verb) => matches!(verb, lab::Verb::Load(_) | lab::Verb::Replay(_)),
-        Verb::Serve(_) => false,
-    };
-    start_logging(if quiet { "warn" } else { "info" });
+    let serves = matches!(arguments.verb, Verb::Serve(_));
+    start_logging(if serves { "info" } else { "warn" });
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
         Verb::Demo(arguments) => demo::run(arguments),
