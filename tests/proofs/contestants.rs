@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_io::time::now;
 use sarsen_lab::access::Access;
 use sarsen_lab::contestant::{Contestant, ContestantError, Medium, Running, VolumeSpec};
@@ -60,6 +61,7 @@ fn answers(endpoint: &Endpoint, pids: Vec<u32>) -> Result<()> {
 fn port(endpoint: &Endpoint) -> Option<u16> {
     match endpoint {
         Endpoint::Iscsi(url) => Some(url.portal.port),
+        Endpoint::Nbd(NbdUrl { place: NbdPlace::Host(portal), .. }) => Some(portal.port),
         Endpoint::Nbd(_) | Endpoint::Memory(_) | Endpoint::File { .. } => None,
     }
 }
@@ -131,6 +133,44 @@ fn istgt_comes_and_goes() -> Result<()> {
         return Ok(());
     }
     comes_and_goes(&Contestant::Istgt, CacheMode::WriteBack)
+}
+
+#[test]
+fn nbdkit_comes_and_goes_in_every_cache_mode_that_it_has() -> Result<()> {
+    if !is_installed("nbdkit") {
+        return Ok(());
+    }
+    for cache in [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::Unsafe] {
+        comes_and_goes(&Contestant::Nbdkit, cache).with_context(|| format!("{cache:?}"))?;
+    }
+    let folder = tempfile::tempdir()?;
+    for cache in [CacheMode::None, CacheMode::DirectSync] {
+        let refused = start(&Contestant::Nbdkit, cache, folder.path()).map(drop);
+        let error = refused.err().with_context(|| format!("{cache:?}"))?;
+        let unable = matches!(error.downcast_ref(), Some(ContestantError::Unable(_)));
+        ensure!(unable, "{cache:?}: {error:#}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_export_of_somebody_elses_answers_and_stays() -> Result<()> {
+    if !is_installed("nbdkit") {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let (nbdkit, endpoints) = start(&Contestant::Nbdkit, CacheMode::WriteBack, folder.path())?;
+    let contestant: Contestant = endpoints[0].to_string().parse().map_err(anyhow::Error::msg)?;
+    ensure!(matches!(contestant, Contestant::Nbd(_)), "{contestant}");
+    let network = Network::build(&[LinkProfile::loopback()]);
+    let [volume, _] = volumes(CacheMode::WriteBack);
+    let running = contestant.start(&network, std::slice::from_ref(&volume), folder.path())?;
+    ensure!(running.pids().is_empty() && running.folders().next().is_none(), "{running:?}");
+    let link = network.links().first().context("loopback")?;
+    answers(&running.endpoint(&volume.name, link)?, Vec::new())?;
+    drop(running);
+    ensure!(nbdkit.ended().is_none(), "{:?}", nbdkit.ended());
+    answers(&endpoints[0], nbdkit.pids())
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 mod direct;
 pub mod istgt;
+mod nbdkit;
 mod running;
 pub mod sarsen;
 pub mod tgt;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use sarsen_initiator::Url;
+use sarsen_initiator::nbd::NbdUrl;
 use sarsen_node::stores::CacheMode;
 
 use crate::folder::PrivateFolder;
@@ -40,8 +42,8 @@ pub enum Contestant {
     Nbdkit,
     /// An iSCSI target that somebody else runs. Only one volume, and only as it is.
     Iscsi(Url),
-    /// An NBD export that somebody else runs: `nbd://host[:port][/export]`.
-    Nbd(String),
+    /// An NBD export that somebody else runs. The same goes for it.
+    Nbd(NbdUrl),
     /// No protocol: the medium itself.
     Direct,
     /// No protocol: this file or block device.
@@ -193,11 +195,10 @@ impl Contestant {
             Self::Sarsen => with_images(all, &|images| sarsen::start(program, network, images)),
             Self::Tgt => with_images(tgt::takes, &|images| tgt::start(network, images)),
             Self::Istgt => with_images(istgt::takes, &|images| istgt::start(network, images, None)),
-            Self::Nbdkit | Self::Nbd(_) => {
-                Err(ContestantError::Unable("NBD is not spoken here".into()))
-            }
+            Self::Nbdkit => with_images(nbdkit::takes, &|images| nbdkit::start(network, images)),
             Self::Direct => with_images(all, &direct::start),
             Self::Iscsi(url) => self.elsewhere(volumes, Endpoint::Iscsi(url.clone())),
+            Self::Nbd(url) => self.elsewhere(volumes, Endpoint::Nbd(url.clone())),
             Self::DirectPath(path) => self.elsewhere(volumes, direct::endpoint_of(path, volumes)),
         }
     }
@@ -257,7 +258,7 @@ impl fmt::Display for Contestant {
             Self::Istgt => f.write_str("istgt"),
             Self::Nbdkit => f.write_str("nbdkit"),
             Self::Iscsi(url) => write!(f, "{}", url.target),
-            Self::Nbd(url) => f.write_str(url),
+            Self::Nbd(url) => url.fmt(f),
             Self::Direct => f.write_str("direct"),
             Self::DirectPath(path) => write!(f, "direct:{}", path.display()),
         }
@@ -277,19 +278,21 @@ impl FromStr for Contestant {
             _ => {
                 if let Some(path) = text.strip_prefix("direct:") {
                     Self::DirectPath(path.into())
-                } else if text.starts_with("nbd://") {
-                    Self::Nbd(text.into())
+                } else if text.starts_with("nbd://") || text.starts_with("nbd+unix://") {
+                    Self::Nbd(text.parse().map_err(|error| no_contestant(&error))?)
                 } else {
-                    Self::Iscsi(text.parse().map_err(|error| {
-                        format!(
-                            "this is no contestant ({error}): write sarsen, tgt, istgt, nbdkit, \
-                             direct, direct:PATH, iscsi://… or nbd://…"
-                        )
-                    })?)
+                    Self::Iscsi(text.parse().map_err(|error| no_contestant(&error))?)
                 }
             }
         })
     }
+}
+
+fn no_contestant(error: &dyn fmt::Display) -> String {
+    format!(
+        "this is no contestant ({error}): write sarsen, tgt, istgt, nbdkit, direct, direct:PATH, \
+         iscsi://…, nbd://… or nbd+unix://…"
+    )
 }
 
 #[cfg(test)]
@@ -309,12 +312,17 @@ mod tests {
     #[test]
     fn names_are_read_as_they_are_written() {
         let url = "iscsi://host/iqn.2026-11.x:a/0";
-        for name in ["sarsen", "tgt", "istgt", "nbdkit", "direct", "direct:/dev/vdb", "nbd://h/e"] {
+        for name in ["sarsen", "tgt", "istgt", "nbdkit", "direct", "direct:/dev/vdb"] {
+            assert_eq!(name.parse::<Contestant>().unwrap().to_string(), name);
+        }
+        for name in ["nbd://h:10809/e", "nbd+unix:///e?socket=/run/nbd.sock"] {
             assert_eq!(name.parse::<Contestant>().unwrap().to_string(), name);
         }
         assert_eq!(url.parse(), Ok(Contestant::Iscsi(url.parse().unwrap())));
         let error = "lio".parse::<Contestant>().unwrap_err();
         assert!(error.contains("write sarsen, tgt"), "{error}");
+        let error = "nbd://h:0/e".parse::<Contestant>().unwrap_err();
+        assert!(error.contains("\"h:0\"") && error.contains("write sarsen, tgt"), "{error}");
     }
 
     #[test]
@@ -324,8 +332,15 @@ mod tests {
         assert_eq!((running.pids(), running.ended()), (Vec::new(), None));
         let link = Network::build(&[LinkProfile::loopback()]).links()[0].clone();
         assert!(matches!(running.endpoint("a", &link), Ok(Endpoint::Iscsi(_))));
-        let several = start(url, &[volume("a", 512), volume("b", 512)]).unwrap_err();
-        assert!(matches!(several, ContestantError::Unable(_)), "{several}");
+        let export = start("nbd://host/a", &[volume("a", 512)]).unwrap();
+        let Ok(Endpoint::Nbd(there)) = export.endpoint("a", &link) else {
+            panic!("another protocol");
+        };
+        assert_eq!(there.to_string(), "nbd://host:10809/a");
+        for url in [url, "nbd://host/a"] {
+            let several = start(url, &[volume("a", 512), volume("b", 512)]).unwrap_err();
+            assert!(matches!(several, ContestantError::Unable(_)), "{several}");
+        }
     }
 
     #[test]
@@ -342,6 +357,8 @@ mod tests {
         assert_eq!(istgt, unable("istgt only writes back on Linux"));
         let tgt = refused(Contestant::Tgt, CacheMode::Unsafe);
         assert_eq!(tgt, unable("tgt cannot ignore flushes"));
+        let nbdkit = refused(Contestant::Nbdkit, CacheMode::DirectSync);
+        assert_eq!(nbdkit, unable("nbdkit's file plugin cannot go past the page cache"));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     full: bool,
     /// Who takes part, once for each: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, an
-    /// iscsi:// URL or an nbd:// URL [default: what the study says].
+    /// iscsi://, nbd:// or nbd+unix:// URL [default: what the study says].
     #[arg(long = "contestant", short = 'c', value_name = "NAME|URL")]
     contestants: Vec<Contestant>,
     /// What the volumes of the contestants are on: ram or disk [default: what the study says].

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_initiator::{Chap, Portal, Url};
 
 use super::{Backing, ContestantError, Image};
@@ -45,6 +46,8 @@ pub struct Running {
 pub(super) enum Unit {
     /// At this port of the targets' side.
     Iscsi { port: u16, target: String, lun: u16 },
+    /// As the default export of the NBD server at this port of the targets' side.
+    Nbd { port: u16 },
     /// Where somebody else's does, under whichever name it is asked for.
     Elsewhere(Endpoint),
     /// Nowhere: this contestant cannot serve it.
@@ -119,18 +122,22 @@ impl Running {
         let unit = found.ok_or_else(|| {
             ContestantError::Failed(format!("{} has no volume {volume:?}", self.name))
         })?;
-        let host = || match &link.address {
-            Ok(address) => Ok(address.to_string()),
+        let portal = |port| match &link.address {
+            Ok(address) => Ok(Portal { host: address.to_string(), port }),
             Err(reason) => {
                 Err(ContestantError::Unable(format!("no link {}: {reason}", link.profile.name)))
             }
         };
         Ok(match unit {
             Unit::Iscsi { port, target, lun } => Endpoint::Iscsi(Url {
-                portal: Portal { host: host()?, port: *port },
+                portal: portal(*port)?,
                 target: target.clone(),
                 lun: *lun,
                 chap: Chap::default(),
+            }),
+            Unit::Nbd { port } => Endpoint::Nbd(NbdUrl {
+                place: NbdPlace::Host(portal(*port)?),
+                export: String::new(),
             }),
             Unit::Elsewhere(endpoint) => endpoint.clone(),
             Unit::Refused(error) => return Err(error.clone()),
@@ -197,6 +204,13 @@ impl Running {
         })?;
         self.commands.push(daemon.command().to_owned());
         Ok(self.daemons.push_mut(daemon))
+    }
+
+    /// Ends the program that was started last, as if it had not been.
+    pub(super) fn withdraw(&mut self) {
+        if self.daemons.pop().is_some() {
+            self.commands.pop();
+        }
     }
 
     /// Runs a command that sets one of its programs up.
@@ -341,6 +355,16 @@ mod tests {
     }
 
     #[test]
+    fn a_server_of_nbd_answers_where_the_link_leads() {
+        let mut running = Running::new("peer");
+        running.add_unit("a", Unit::Nbd { port: 10810 });
+        let endpoint = running.endpoint("a", &link()).unwrap();
+        assert_eq!(endpoint.to_string(), "nbd://127.0.0.1:10810/");
+        let absent = Link { address: Err("no namespaces".into()), ..link() };
+        assert!(matches!(running.endpoint("a", &absent), Err(ContestantError::Unable(_))));
+    }
+
+    #[test]
     fn one_that_died_says_how_and_its_last_words() {
         let mut running = Running::at_home("peer").unwrap();
         let home = running.home().unwrap().to_owned();
@@ -356,6 +380,8 @@ mod tests {
         assert!(said.starts_with("sh ended with exit status: 7"), "{said}");
         assert!(said.ends_with("its log ends:\nno memory"), "{said}");
         assert!(running.commands()[0].contains("pdeathsig"));
+        running.withdraw();
+        assert_eq!((running.ended(), running.commands()), (None, &[][..]));
         drop(running);
         assert!(!home.exists());
     }

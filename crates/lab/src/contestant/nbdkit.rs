@@ -1,0 +1,112 @@
+//! nbdkit: the NBD protocol, a process for each volume, several threads for each connection.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use sarsen_node::stores::CacheMode;
+
+use super::running::{Running, Unit, on_free_port};
+use super::{Backing, ContestantError, Image};
+use crate::network::Network;
+use crate::process;
+
+/// Serves each image as the default export of a server of its own.
+pub(super) fn start(network: &Network, images: &[Image]) -> Result<Running, ContestantError> {
+    let plugins = images.iter().map(plugin).collect::<Result<Vec<_>, _>>()?;
+    let mut running = Running::at_home("nbdkit")?;
+    let on_disk: Vec<_> = images.iter().filter(|image| is_on_disk(image)).cloned().collect();
+    running.backing_files(&on_disk)?;
+    for (image, plugin) in images.iter().zip(&plugins) {
+        let port = on_free_port(network, |address| {
+            serve(&mut running, network, address, plugin)?;
+            Ok(address.port())
+        })?;
+        running.add_unit(&image.name, Unit::Nbd { port });
+    }
+    let mut version = process::command("nbdkit")?;
+    version.arg("--version");
+    running.note_version(version, Some("nbdkit"));
+    Ok(running)
+}
+
+/// Whether it can serve this.
+pub(super) fn takes(image: &Image) -> Result<(), ContestantError> {
+    plugin(image).map(drop)
+}
+
+fn serve(
+    running: &mut Running,
+    network: &Network,
+    address: SocketAddr,
+    plugin: &[String],
+) -> Result<(), ContestantError> {
+    running.start(network.target_prefix(), Path::new("nbdkit"), |command| {
+        command.args(["--foreground", "--newstyle", "--log=stderr"]);
+        command.args(["--ipaddr", &address.ip().to_string()]);
+        command.args(["--port", &address.port().to_string()]).args(plugin);
+    })?;
+    let listens = running.wait_until_it_listens(address.port(), || Ok(true));
+    if listens.is_err() {
+        // It may be tried once more, on another port.
+        running.withdraw();
+    }
+    listens
+}
+
+fn is_on_disk(image: &Image) -> bool {
+    image.backing != Backing::Memory
+}
+
+/// The arguments that name what is served, and the filter that makes it cached as is wanted.
+fn plugin(image: &Image) -> Result<Vec<String>, ContestantError> {
+    if image.block_bytes != 512 {
+        return Err(ContestantError::Unable("nbdkit is started with 512-byte blocks".into()));
+    }
+    let path = match &image.backing {
+        Backing::Memory => return Ok(vec!["memory".into(), format!("size={}", image.bytes)]),
+        Backing::File(path) => path,
+    };
+    let mode = match image.cache {
+        CacheMode::WriteBack => None,
+        CacheMode::WriteThrough => Some("force"),
+        CacheMode::Unsafe => Some("discard"),
+        CacheMode::None | CacheMode::DirectSync => {
+            return Err(ContestantError::Unable(
+                "nbdkit's file plugin cannot go past the page cache".into(),
+            ));
+        }
+    };
+    let filter = mode.map(|_| "--filter=fua".to_owned());
+    let file = ["file".to_owned(), format!("file={}", path.display())];
+    let mode = mode.map(|mode| format!("fuamode={mode}"));
+    Ok(filter.into_iter().chain(file).chain(mode).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(backing: Backing, cache: CacheMode) -> Result<String, ContestantError> {
+        plugin(&Image { cache, ..Image::new("a", backing, 1 << 20) }).map(|words| words.join(" "))
+    }
+
+    #[test]
+    fn a_file_is_served_as_its_cache_is_wanted() {
+        let line = |cache| line(Backing::File("/x y/a.img".into()), cache);
+        assert_eq!(line(CacheMode::WriteBack).unwrap(), "file file=/x y/a.img");
+        let through = "--filter=fua file file=/x y/a.img fuamode=force";
+        assert_eq!(line(CacheMode::WriteThrough).unwrap(), through);
+        assert_eq!(line(CacheMode::Unsafe).unwrap(), through.replace("force", "discard"));
+        for cache in [CacheMode::None, CacheMode::DirectSync] {
+            assert!(matches!(line(cache), Err(ContestantError::Unable(_))), "{cache:?}");
+        }
+    }
+
+    #[test]
+    fn memory_has_no_cache_and_blocks_are_of_512_bytes() {
+        let memory = line(Backing::Memory, CacheMode::DirectSync);
+        assert_eq!(memory.unwrap(), "memory size=1048576");
+        let long = Image { block_bytes: 4096, ..Image::new("a", Backing::Memory, 1 << 20) };
+        assert!(matches!(plugin(&long), Err(ContestantError::Unable(_))));
+    }
+}
