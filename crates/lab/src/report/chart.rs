@@ -110,7 +110,8 @@ fn shortened(text: &str, characters: usize) -> String {
 /// Room for what stands at a vertical axis.
 fn label_area(scale: &Scale) -> u32 {
     let longest = scale.ticks.iter().map(|&tick| scale.label(tick).chars().count()).max();
-    (longest.unwrap_or(0) * CHARACTER + 30) as u32
+    // A minus is wider than a digit.
+    ((longest.unwrap_or(0) + 1) * CHARACTER + 30) as u32
 }
 
 /// An axis across: with names, or with groups that get theirs otherwise.

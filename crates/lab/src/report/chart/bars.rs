@@ -24,8 +24,7 @@ const LINE_HEIGHT: i32 = 30;
 pub(super) fn draw(bars: &Bars, number: usize) -> Result<Option<Drawing>, Fault> {
     let reach = |series: &BarSeries, group: usize| {
         let value = value(series, group)?;
-        let spread = half_width(series, group).unwrap_or(0.0);
-        Some([value - spread, value + spread])
+        Some(interval(value, half_width(series, group).unwrap_or(0.0)))
     };
     let groups = 0..bars.groups.len();
     let ends = groups.flat_map(|group| bars.series.iter().filter_map(move |s| reach(s, group)));
@@ -95,6 +94,13 @@ fn half_width(series: &BarSeries, group: usize) -> Option<f64> {
     (half_width > 0.0 && scale::has_place(half_width, false)).then_some(half_width)
 }
 
+/// From where to where a value may be. What is not negative is so in no part of its interval: an
+/// interval of few values may say otherwise, and would shrink all bars to say it.
+fn interval(value: f64, half_width: f64) -> [f64; 2] {
+    let low = value - half_width;
+    [if value < 0.0 { low } else { low.max(0.0) }, value + half_width]
+}
+
 /// Where a bar stands.
 struct Bar {
     left: i32,
@@ -130,7 +136,7 @@ impl Bar {
             root.draw(&Rectangle::new(corners, colour(index).filled()))?;
         }
         if let Some(half_width) = half_width(series, group) {
-            let (low, high) = (y(value - half_width), y(value + half_width));
+            let [low, high] = interval(value, half_width).map(&y);
             let cap = ((right - left) / 4).min(10);
             let strokes = [
                 [(middle, low), (middle, high)],
@@ -168,6 +174,13 @@ fn wrapped(name: &str, characters: usize, most_lines: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn intervals_of_what_is_not_negative_end_at_zero() {
+        assert_eq!(interval(5.0, 2.0), [3.0, 7.0]);
+        assert_eq!(interval(5.0, 9.0), [0.0, 14.0]);
+        assert_eq!(interval(-5.0, 9.0), [-14.0, 4.0]);
+    }
 
     #[test]
     fn names_break_between_words_and_are_cut_at_last() {
