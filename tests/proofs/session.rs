@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_block::Buffer;
 use sarsen_initiator::transfer::{self, Disk, Sink, Source};
 use sarsen_initiator::{
     Command, Portal, Session, SessionError, SessionOptions, TransferRequest, phases,
@@ -20,6 +21,7 @@ use sarsen_wire::iscsi::{
     LoginResponse, Opcode, RESERVED_TAG, RawHeader, TaskManagementFunction, TaskManagementRequest,
     TaskManagementResponsePdu,
 };
+use sarsen_wire::scsi::opcode;
 
 use client::{LIMIT, run, url};
 
@@ -104,6 +106,38 @@ fn what_a_target_forgot_before_a_flush_is_written_again() -> Result<()> {
     // An empty image in its place is like a cache that lost its power before the first flush.
     let volume = Volume::new("disk", Backing::File(image.clone()), 48 * MIB);
     prove_copy_survives(&volume, Some(&image))
+}
+
+#[test]
+fn what_is_written_again_undoes_nothing_that_was_acknowledged_after_it() -> Result<()> {
+    const LENGTH: usize = 512;
+    let folder = tempfile::tempdir()?;
+    let volumes = [Volume::new("disk", Backing::File(folder.path().join("image")), MIB)];
+    let serving = Serving::start_with(&volumes, &[])?;
+    let (url, portal) = (url(&serving, "disk")?, serving.url("disk").portal.clone());
+    let block = |byte| Buffer::copy_of(&[byte; LENGTH]);
+    let options = SessionOptions { reconnect_limit: Some(LIMIT), ..SessionOptions::default() };
+    run(async {
+        let session = Session::connect(&url, &options).await?;
+        for lba in 0..3 {
+            session.write(lba, block(1), false).await?;
+        }
+        session.write(1, block(2), true).await?;
+        let mut cdb = [0; 16];
+        cdb[0] = opcode::COMPARE_AND_WRITE;
+        cdb[9] = 2;
+        cdb[13] = 1;
+        let both = Buffer::copy_of(&[[1; LENGTH], [3; LENGTH]].concat());
+        session.command(Command::new(&cdb, TransferRequest::Write(both))).await?;
+        // Killed, and started again with what it had.
+        drop(serving);
+        let again = Serving::start_with(&volumes, &["--listen", &portal])?;
+        let found = session.read(0, 3).await?;
+        let found: Vec<u8> = found.chunks(LENGTH).map(|block| block[0]).collect();
+        assert_eq!(found, [1, 2, 3]);
+        session.logout().await?;
+        again.stop()
+    })
 }
 
 /// A target that logs everyone in and never ends a command. Of management functions it answers

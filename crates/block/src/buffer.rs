@@ -81,6 +81,11 @@ impl Buffer {
         buffer
     }
 
+    /// Bytes of memory that it takes: of a short one far more than its length.
+    pub const fn memory(&self) -> usize {
+        self.storage.capacity()
+    }
+
     /// Shortens the buffer; longer lengths are ignored.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);

@@ -14,7 +14,9 @@
 //!
 //! A target that lost its power may have forgotten what it acknowledged and had only in its cache.
 //! So what was written since the last flush is kept, and written again, in the order in which it
-//! was sent, before anything else goes on ([`Unflushed`]).
+//! was sent, before anything else goes on ([`Unflushed`]). Nothing that was acknowledged later may
+//! be undone by that: a write that is stable at once is kept, too, while an older one to its blocks
+//! is, and before a command that is none of ours changes blocks nothing is left to be kept.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -34,7 +36,7 @@ pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A command that loses this many connections is given up: it may be what breaks them.
 pub(crate) const REPEAT_LIMIT: u32 = 8;
-/// Bytes that are kept before they are flushed.
+/// Memory that what is kept may take before it is flushed.
 const UNFLUSHED_LIMIT: usize = 64 << 20;
 
 /// What a unit is known again by.
@@ -119,7 +121,18 @@ pub(crate) struct Kept {
     pub(crate) cdb: [u8; 16],
     pub(crate) payload: Payload,
     pub(crate) length: u32,
-    answered: bool,
+    /// The first block, and the one after the last.
+    pub(crate) extent: (u64, u64),
+    /// Bytes of memory that the payload takes: of a short one far more than its length.
+    pub(crate) memory: usize,
+    /// [`Keeping::note_answer`] was told.
+    pub(crate) answered: bool,
+}
+
+impl Kept {
+    const fn bytes(&self) -> usize {
+        size_of::<Self>() + self.memory
+    }
 }
 
 /// A write that has no answer yet.
@@ -129,9 +142,11 @@ pub(crate) struct Keeping<'a> {
 }
 
 impl Keeping<'_> {
-    /// It was carried out: a flush is what it waits for.
-    pub(crate) fn note_answer(self) {
-        if let Some(kept) = self.unflushed.kept.borrow_mut().get_mut(&self.number) {
+    /// It was carried out. Unless that made it `stable`, a flush is what it waits for.
+    pub(crate) fn note_answer(self, stable: bool) {
+        let unflushed = self.unflushed;
+        let stable = unflushed.stable.get() || (stable && !unflushed.has_older(self.number));
+        if !stable && let Some(kept) = unflushed.kept.borrow_mut().get_mut(&self.number) {
             kept.answered = true;
         }
     }
@@ -158,34 +173,40 @@ pub(crate) struct Unflushed {
 }
 
 impl Unflushed {
-    /// From now on nothing is kept: what is acknowledged is on stable storage.
-    pub(crate) fn set_stable(&self) {
-        self.stable.set(true);
-        self.kept.borrow_mut().clear();
-        self.bytes.set(0);
+    /// Whether what is acknowledged from now on is on stable storage. Then nothing is kept that
+    /// has its answer.
+    pub(crate) fn set_stable(&self, stable: bool) {
+        self.stable.set(stable);
+        if stable {
+            self.forget(&self.answered());
+        }
     }
 
     /// Keeps a write that is about to be sent. It has to be there before its answer: the
     /// connection may be lost between that and the moment at which anybody sees it.
     ///
-    /// A write that ends without [`Keeping::note_answer`] is forgotten: it failed, or is stable, or
-    /// its caller has dropped it, and others may write there next.
-    pub(crate) fn keep(&self, cdb: [u8; 16], payload: Payload, length: u32) -> Keeping<'_> {
+    /// A write that ends without [`Keeping::note_answer`] is forgotten: it failed, or its caller
+    /// has dropped it, and others may write there next.
+    pub(crate) fn keep(&self, kept: Kept) -> Keeping<'_> {
         let number = self.next.get();
         self.next.set(number + 1);
-        if !self.stable.get() {
-            let kept = Kept { cdb, payload, length, answered: false };
-            self.kept.borrow_mut().insert(number, kept);
-            self.bytes.set(self.bytes.get() + length as usize);
-        }
+        self.bytes.set(self.bytes.get() + kept.bytes());
+        self.kept.borrow_mut().insert(number, kept);
         Keeping { unflushed: self, number }
+    }
+
+    /// Whether an older write to some of the blocks of this one is kept.
+    fn has_older(&self, number: u64) -> bool {
+        let kept = self.kept.borrow();
+        let Some(&Kept { extent: (first, end), .. }) = kept.get(&number) else { return false };
+        kept.range(..number).any(|(_, older)| first < older.extent.1 && older.extent.0 < end)
     }
 
     pub(crate) fn forget(&self, numbers: &[u64]) {
         let mut kept = self.kept.borrow_mut();
         for number in numbers {
             if let Some(kept) = kept.remove(number) {
-                self.bytes.set(self.bytes.get() - kept.length as usize);
+                self.bytes.set(self.bytes.get() - kept.bytes());
             }
         }
     }
@@ -200,8 +221,12 @@ impl Unflushed {
         self.kept.borrow().values().cloned().collect()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kept.borrow().is_empty()
+    }
+
     pub(crate) fn is_full(&self) -> bool {
-        self.bytes.get() > UNFLUSHED_LIMIT
+        !self.stable.get() && self.bytes.get() > UNFLUSHED_LIMIT
     }
 }
 
@@ -228,22 +253,71 @@ mod tests {
         assert!(across.now_or_never().is_some());
     }
 
+    /// A write of which the first byte of the CDB is `mark`.
+    fn kept(mark: u8, length: u32, extent: (u64, u64)) -> Kept {
+        let data = Buffer::zeroed(length as usize);
+        let memory = data.memory();
+        let payload = Output::default().payload(data.into());
+        Kept { cdb: [mark; 16], payload, length, extent, memory, answered: false }
+    }
+
+    fn marks(unflushed: &Unflushed) -> Vec<u8> {
+        unflushed.all().iter().map(|kept| kept.cdb[0]).collect()
+    }
+
     #[test]
     fn only_what_was_answered_before_a_flush_is_forgotten_by_it() {
         let unflushed = Unflushed::default();
-        let payload = || Output::default().payload(Buffer::zeroed(512).into());
         let [first, second, third] =
-            [1, 2, 3].map(|first| unflushed.keep([first; 16], payload(), 512));
-        first.note_answer();
+            [1, 2, 3].map(|mark| unflushed.keep(kept(mark, 512, (mark.into(), 4))));
+        first.note_answer(false);
         let flushed = unflushed.answered();
-        third.note_answer();
+        third.note_answer(false);
         unflushed.forget(&flushed);
-        let left = || -> Vec<u8> { unflushed.all().iter().map(|kept| kept.cdb[0]).collect() };
-        assert_eq!(left(), [2, 3], "in the order in which they were sent");
+        assert_eq!(marks(&unflushed), [2, 3], "in the order in which they were sent");
         drop(second);
-        assert_eq!(left(), [3], "nobody waits for it: others may have written there since");
-        unflushed.set_stable();
-        let _kept = unflushed.keep([4; 16], payload(), 512);
-        assert!(unflushed.all().is_empty() && !unflushed.is_full());
+        assert_eq!(marks(&unflushed), [3], "nobody waits for it: others may have written there");
+    }
+
+    #[test]
+    fn a_stable_write_is_kept_behind_an_older_one_that_would_undo_it() {
+        let unflushed = Unflushed::default();
+        unflushed.keep(kept(1, 512, (10, 20))).note_answer(false);
+        unflushed.keep(kept(2, 512, (20, 30))).note_answer(true);
+        unflushed.keep(kept(3, 512, (19, 20))).note_answer(true);
+        assert_eq!(marks(&unflushed), [1, 3]);
+        unflushed.forget(&unflushed.answered());
+        unflushed.keep(kept(4, 512, (19, 20))).note_answer(true);
+        assert!(unflushed.is_empty(), "the older ones were flushed");
+    }
+
+    #[test]
+    fn a_unit_without_a_cache_has_only_what_waits_for_its_answer() {
+        let unflushed = Unflushed::default();
+        unflushed.keep(kept(1, 512, (1, 2))).note_answer(false);
+        let open = unflushed.keep(kept(2, 512, (2, 3)));
+        unflushed.set_stable(true);
+        unflushed.keep(kept(3, 512, (3, 4))).note_answer(false);
+        assert_eq!(marks(&unflushed), [2]);
+        // After a new login it may have one.
+        unflushed.set_stable(false);
+        open.note_answer(false);
+        assert_eq!(marks(&unflushed), [2]);
+    }
+
+    #[test]
+    fn writes_of_hardly_any_data_take_memory_too() {
+        let unflushed = Unflushed::default();
+        let each = kept(1, 0, (1, 1)).bytes();
+        let most = UNFLUSHED_LIMIT / each;
+        for _ in 0..most {
+            unflushed.keep(kept(1, 0, (1, 1))).note_answer(false);
+        }
+        assert!(!unflushed.is_full() && each > sarsen_block::buffer::ALIGNMENT);
+        let one_more = unflushed.keep(kept(1, 0, (1, 1)));
+        assert!(unflushed.is_full());
+        drop(one_more);
+        unflushed.forget(&unflushed.answered());
+        assert_eq!(unflushed.bytes.get(), 0);
     }
 }

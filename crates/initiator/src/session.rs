@@ -22,7 +22,9 @@ use crate::driver::{LOGOUT, Shared};
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::identity::Identity;
-use crate::reconnect::{FIRST_PAUSE, Fingerprint, LONGEST_PAUSE, REPEAT_LIMIT, Reconnection};
+use crate::reconnect::{
+    FIRST_PAUSE, Fingerprint, Held, Kept, LONGEST_PAUSE, REPEAT_LIMIT, Reconnection,
+};
 use crate::url::{Portal, Url};
 
 /// Unit attentions that a new session may be told before its first answer.
@@ -46,7 +48,8 @@ pub struct SessionOptions {
     /// How long to try to log in again when the connection is lost, before what waits fails;
     /// `None` never tries. Reads and writes of blocks are repeated then; writes to the same blocks
     /// wait for each other, and what was written since the last flush is kept in memory, up to
-    /// 64 MiB, before a flush is made.
+    /// 64 MiB, before a flush is made. After a new login it is written again, so this is only for
+    /// disks that nobody else writes to at the same time.
     pub reconnect_limit: Option<Duration>,
     /// How long connection and login may take in all, and then each of discovery and logout.
     pub answer_limit: Duration,
@@ -245,6 +248,15 @@ impl Session {
     /// window is full.
     pub async fn execute(&self, command: Command) -> Result<Completion, SessionError> {
         let Command { cdb, transfer, attribute, repeatable, time_limit } = command;
+        let changes = match &transfer {
+            TransferRequest::Read(_) => false,
+            TransferRequest::Write(_) => true,
+            TransferRequest::None => !repeatable,
+        };
+        let _alone = match &self.reconnection {
+            Some(reconnection) if changes => Some(self.write_alone(reconnection).await?),
+            _ => None,
+        };
         let transfer = match transfer {
             TransferRequest::None => Moved::None,
             TransferRequest::Read(length) => Moved::Read(length),
@@ -428,10 +440,13 @@ impl Session {
         let Some(reconnection) = &self.reconnection else { return Ok(()) };
         let unit = self.fingerprint().await?;
         reconnection.unit.replace(Some(unit));
-        if self.caching().await?.is_some_and(|caching| !caching.write_cache) {
-            reconnection.unflushed.set_stable();
-        }
+        reconnection.unflushed.set_stable(self.is_stable().await?);
         Ok(())
+    }
+
+    /// Whether the unit says that what it acknowledges is on stable storage.
+    async fn is_stable(&self) -> Result<bool, SessionError> {
+        Ok(self.caching().await?.is_some_and(|caching| !caching.write_cache))
     }
 
     async fn fingerprint(&self) -> Result<Fingerprint, SessionError> {
@@ -455,8 +470,10 @@ impl Session {
         }
         tracing::warn!(portal = %self.portal, %lost, "logging in again");
         let deadline = time::now() + reconnection.limit;
-        // RFC 7143 §13.15: so long a target may still keep the connection for alive.
+        // RFC 7143 §13.15: so long a target may still keep the connection for alive. It may say an
+        // hour.
         let first = Duration::from_secs(self.parameters().default_time2wait.into());
+        let first = first.min(reconnection.limit);
         let (mut wait, mut pause) = (first, FIRST_PAUSE);
         loop {
             time::sleep_until(time::now() + wait).await;
@@ -479,9 +496,9 @@ impl Session {
         let ask = async {
             fresh.settle().await?;
             fresh.read_capacity().await?;
-            fresh.fingerprint().await
+            Ok((fresh.fingerprint().await?, fresh.is_stable().await?))
         };
-        let unit = in_time(&self.portal, self.answer_limit, ask).await?;
+        let (unit, stable) = in_time(&self.portal, self.answer_limit, ask).await?;
         if reconnection.unit.borrow().as_ref().is_some_and(|known| *known != unit) {
             return Err(SessionError::UnitChanged);
         }
@@ -495,6 +512,7 @@ impl Session {
             };
             judge(fresh.carry_out(&order).await?)?;
         }
+        reconnection.unflushed.set_stable(stable);
         std::mem::swap(&mut *self.live.borrow_mut(), &mut *fresh.live.borrow_mut());
         Ok(())
     }
@@ -512,8 +530,16 @@ impl Session {
             return Ok(());
         };
         let _held = reconnection.extents.claim(first, end).await;
+        let memory = data.memory();
         let (payload, length) = self.payload(data)?;
-        let kept = reconnection.unflushed.keep(*cdb, payload.clone(), length);
+        let kept = reconnection.unflushed.keep(Kept {
+            cdb: *cdb,
+            payload: payload.clone(),
+            length,
+            extent: (first, end),
+            memory,
+            answered: false,
+        });
         let order = Order {
             cdb: *cdb,
             transfer: Moved::Write(payload, length),
@@ -522,22 +548,36 @@ impl Session {
             time_limit: None,
         };
         judge(self.carry_out(&order).await?)?;
-        if fua {
-            return Ok(());
-        }
-        kept.note_answer();
+        kept.note_answer(fua);
         if reconnection.unflushed.is_full() {
-            match self.flush().await {
-                // A unit without the command has no cache.
-                Err(SessionError::CheckCondition(sense))
-                    if sense.key == SenseKey::IllegalRequest =>
-                {
-                    reconnection.unflushed.set_stable();
-                }
-                result => result?,
-            }
+            self.flush_kept(reconnection).await?;
         }
         Ok(())
+    }
+
+    /// Lets no write be under way or kept until what it gives is dropped. A command of any kind may
+    /// change blocks, and a write to them that was acknowledged before is not to undo that.
+    async fn write_alone<'a>(
+        &self,
+        reconnection: &'a Reconnection,
+    ) -> Result<Held<'a>, SessionError> {
+        let held = reconnection.extents.claim(0, u64::MAX).await;
+        if !reconnection.unflushed.is_empty() {
+            // Boxed, since a flush is a command, too.
+            Box::pin(self.flush_kept(reconnection)).await?;
+        }
+        Ok(held)
+    }
+
+    async fn flush_kept(&self, reconnection: &Reconnection) -> Result<(), SessionError> {
+        match self.flush().await {
+            // A unit without the command has no cache.
+            Err(SessionError::CheckCondition(sense)) if sense.key == SenseKey::IllegalRequest => {
+                reconnection.unflushed.set_stable(true);
+                Ok(())
+            }
+            result => result,
+        }
     }
 }
 
