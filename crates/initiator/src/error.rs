@@ -222,6 +222,11 @@ pub enum SessionError {
     },
 }
 
+/// SAM-5 5.3.1: nothing was done, and the command may be tried again.
+const BUSY: u8 = 0x08;
+/// The same, for want of room.
+const TASK_SET_FULL: u8 = 0x28;
+
 impl SessionError {
     /// The sense data, if the target sent some.
     pub const fn sense(&self) -> Option<Sense> {
@@ -239,9 +244,11 @@ impl SessionError {
             Self::Connection(ConnectionError::Login(login)) => {
                 matches!(login, LoginError::Unavailable { .. } | LoginError::NotFound { .. })
             }
-            Self::CheckCondition(sense) => {
-                matches!(sense.key, SenseKey::NotReady | SenseKey::UnitAttention)
-            }
+            Self::CheckCondition(sense) => matches!(
+                sense.key,
+                SenseKey::NotReady | SenseKey::UnitAttention | SenseKey::AbortedCommand
+            ),
+            Self::Status(status) => matches!(*status, BUSY | TASK_SET_FULL),
             _ => false,
         }
     }
@@ -276,5 +283,13 @@ mod tests {
         assert_eq!((read.key, read.asc), (SenseKey::MediumError, 0));
         assert_eq!(Sense::parse(&[]), None);
         assert_eq!(Sense::parse(&[0x7f, 0]), None);
+    }
+
+    #[test]
+    fn sam5_5_3_1_a_unit_that_is_busy_is_asked_again_and_a_reserved_one_is_not() {
+        const RESERVATION_CONFLICT: u8 = 0x18;
+        assert!(SessionError::Status(BUSY).is_transient());
+        assert!(SessionError::Status(TASK_SET_FULL).is_transient());
+        assert!(!SessionError::Status(RESERVATION_CONFLICT).is_transient());
     }
 }
