@@ -28,6 +28,8 @@ pub use sarsen_proto::nbd::ClientError;
 
 /// Zeroes are written in pieces of so many bytes, so that a server is not busy too long with one.
 const ZEROES_LENGTH: u64 = 1 << 30;
+/// The same where they are data to the server.
+const WRITTEN_ZEROES_LENGTH: u64 = 1 << 20;
 
 /// What goes wrong with a connection to an NBD server.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -226,7 +228,8 @@ impl NbdStore {
         Flushing { shared: self.shared.clone(), stopped: self.stopped.clone() }
     }
 
-    /// Zeroes, whose space may be given back if `may_punch`.
+    /// Zeroes, whose space may be given back if `may_punch`: as ordinary writes where the server
+    /// has no command for them.
     fn zero(
         &self,
         extent: Extent,
@@ -234,25 +237,31 @@ impl NbdStore {
         may_punch: bool,
     ) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
         self.check_writable(extent)?;
-        if !self.export.has(transmission::SEND_WRITE_ZEROES) {
-            // A store that says so is not asked to deallocate.
-            return if may_punch {
-                Err(BlockError::Unsupported)
-            } else {
-                self.write_zeroes(extent)
-            };
+        let by_command = self.export.has(transmission::SEND_WRITE_ZEROES);
+        if may_punch && !by_command {
+            return Err(BlockError::Unsupported);
         }
         let size = self.geometry.block_size;
         let (first, end) = (extent.byte_offset(size), extent.end() << size.shift());
-        let (fua, flush) = self.durability(durability);
+        let step = if by_command {
+            ZEROES_LENGTH
+        } else {
+            let (block, most) = (size.bytes() as u64, u64::from(self.export.maximum_payload));
+            (most.min(WRITTEN_ZEROES_LENGTH) / block).max(1) * block
+        };
+        let (durable, flush) = self.durability(durability);
         let shared = self.shared.clone();
         let then = flush.then(|| self.flushing());
         Ok(Io::pending(async move {
             let mut offset = first;
             while offset < end {
-                let length = (end - offset).min(ZEROES_LENGTH) as u32;
-                let request =
-                    client::Request::WriteZeroes { offset, length, durable: fua, may_punch };
+                let length = (end - offset).min(step) as u32;
+                let request = if by_command {
+                    client::Request::WriteZeroes { offset, length, durable, may_punch }
+                } else {
+                    let data = Buffer::zeroed(length as usize);
+                    client::Request::Write { offset, data, durable }
+                };
                 let zeroed = shared.request(request).await;
                 zeroed.map_err(|failure| block_error(failure, extent, Direction::Write))?;
                 offset += u64::from(length);
@@ -261,26 +270,6 @@ impl NbdStore {
                 Some(flushing) => flushing.carry_out().await,
                 None => Ok(Reply::Done),
             }
-        }))
-    }
-
-    /// Zeroes as ordinary writes, for a server that has no command for them.
-    fn write_zeroes(&self, extent: Extent) -> Result<Io<Result<Reply, BlockError>>, BlockError> {
-        let size = self.geometry.block_size;
-        let (first, end) = (extent.byte_offset(size), extent.end() << size.shift());
-        let step = u64::from(self.export.maximum_payload).min(1 << 20).max(size.bytes() as u64);
-        let shared = self.shared.clone();
-        Ok(Io::pending(async move {
-            let mut offset = first;
-            while offset < end {
-                let data = Buffer::zeroed((end - offset).min(step) as usize);
-                let length = data.len() as u64;
-                let request = client::Request::Write { offset, data, durable: false };
-                let written = shared.request(request).await;
-                written.map_err(|failure| block_error(failure, extent, Direction::Write))?;
-                offset += length;
-            }
-            Ok(Reply::Done)
         }))
     }
 }

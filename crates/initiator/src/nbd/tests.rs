@@ -1,6 +1,7 @@
 use std::cell::Cell;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::pin::pin;
 use std::rc::Rc;
 
 use sarsen_io::cores::{FileEngine, block_on};
@@ -115,22 +116,30 @@ fn what_an_export_cannot_do_a_store_does_another_way() {
         let unmap = store.submit(Request::Unmap(Extent::new(0, 1))).wait().await;
         assert!(matches!(unmap, Err(BlockError::Unsupported)), "{unmap:?}");
 
-        // Without FUA a durable write is followed by a flush.
-        let written = store.submit(write(1, Durability::Durable)).wait();
-        let serve = async {
-            let request = peer.request().await.unwrap();
-            assert_eq!(request.command.get(), CommandCode::Write.0);
-            assert_eq!(request.flags.get(), 0);
-            peer.0.set_nonblocking(false).unwrap();
-            peer.0.read_exact(&mut [0; 512]).unwrap();
-            peer.0.set_nonblocking(true).unwrap();
-            peer.reply(&request, ErrorCode::None, &[]);
-            let request = peer.request().await.unwrap();
-            assert_eq!(request.command.get(), CommandCode::Flush.0);
-            peer.reply(&request, ErrorCode::None, &[]);
-        };
-        let (written, ()) = tokio::join!(written, serve);
-        assert!(matches!(written, Ok(Reply::Done)), "{written:?}");
+        // Without FUA a durable write is followed by a flush; so are zeroes, which are data here.
+        let zeroes =
+            Request::WriteZeroes { extent: Extent::new(0, 1), durability: Durability::Durable };
+        for request in [write(1, Durability::Durable), zeroes] {
+            let mut written = pin!(store.submit(request).wait());
+            let serve = async {
+                let request = peer.request().await.unwrap();
+                assert_eq!(request.command.get(), CommandCode::Write.0);
+                assert_eq!(request.flags.get(), 0);
+                peer.0.set_nonblocking(false).unwrap();
+                peer.0.read_exact(&mut [0; 512]).unwrap();
+                peer.0.set_nonblocking(true).unwrap();
+                peer.reply(&request, ErrorCode::None, &[]);
+                let request = peer.request().await.unwrap();
+                assert_eq!(request.command.get(), CommandCode::Flush.0);
+                peer.reply(&request, ErrorCode::None, &[]);
+            };
+            tokio::select! {
+                biased;
+                early = &mut written => panic!("before the flush: {early:?}"),
+                () = serve => {}
+            }
+            assert!(matches!(written.await, Ok(Reply::Done)));
+        }
     });
 }
 
