@@ -67,6 +67,16 @@ fn volume(name: &str) -> Volume {
 }
 
 #[test]
+fn rfc7143_6_3_5_two_sessions_with_one_target_do_not_take_each_others_place() -> Result<()> {
+    let serving = Serving::start(&[volume("disk")])?;
+    let url = serving.url("disk").to_string();
+    let output = run(&["disk", "verify", &url, &url])?;
+    let said = text(&output.stderr);
+    ensure!(output.status.success() && !said.contains("logging in again"), "{said}");
+    serving.stop()
+}
+
+#[test]
 fn discover_lists_every_target_with_its_portals() -> Result<()> {
     let serving = Serving::start(&[volume("one"), volume("two")])?;
     let portal = &serving.url("one").portal;

@@ -61,6 +61,8 @@ pub(crate) struct Manner {
 }
 
 impl Manner {
+    /// For one disk: two of the same target need an ISID each, or one session takes the other's
+    /// place (RFC 7143 §6.3.5).
     fn options(&self) -> SessionOptions {
         let offer = |wanted| if wanted { DigestOffer::Require } else { DigestOffer::None };
         SessionOptions {
@@ -252,9 +254,8 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
     if (&from.portal, &from.target, from.lun) == (&to.portal, &to.target, to.lun) {
         return Err(UsageError(format!("{from} cannot be copied to itself")).into());
     }
-    let options = arguments.manner.options();
-    let from = Disk::open(&from, &options).await?;
-    let to = Disk::open(&to, &options).await?;
+    let from = Disk::open(&from, &arguments.manner.options()).await?;
+    let to = Disk::open(&to, &arguments.manner.options()).await?;
     if !arguments.destroy {
         to.check_vacant().await?;
     }
@@ -285,13 +286,12 @@ struct Verified {
 }
 
 async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
-    let options = arguments.manner.options();
     let (left, other) = (parse(&arguments.url)?, &arguments.other);
     let file = if is_url(other) { None } else { Some(Source::open(other.as_ref())?) };
-    let left = Disk::open(&left, &options).await?;
+    let left = Disk::open(&left, &arguments.manner.options()).await?;
     let second = match file {
         Some(_) => None,
-        None => Some(Disk::open(&parse(other)?, &options).await?),
+        None => Some(Disk::open(&parse(other)?, &arguments.manner.options()).await?),
     };
     // What is right decides how much is compared; the other side may be larger.
     let left_source = Source::Disk(&left);
