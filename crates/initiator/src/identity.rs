@@ -63,7 +63,8 @@ impl Chap {
                 }
                 // Whatever stands behind the = may be a secret under a misspelt name.
                 Some((key, _)) => return Err(UrlError::Query(key.to_owned())),
-                None => return Err(UrlError::Query(pair.to_owned())),
+                // It may be the end of a secret that holds an &.
+                None => return Err(UrlError::QueryValue),
             }
         }
         Ok(())

@@ -38,6 +38,12 @@ pub enum UrlError {
     /// Something after the `?` that is not known.
     #[error("{0:?} is nothing that a URL may say after the ?: target_user and target_password are")]
     Query(String),
+    /// Something after the `?` that gives nothing a value.
+    #[error(
+        "after the ? comes target_user=U&target_password=P: a secret that holds an & goes into \
+         LIBISCSI_CHAP_TARGET_PASSWORD"
+    )]
+    QueryValue,
     /// A name that cannot be one.
     #[error("{0:?} is not the name of a user: 1 to 255 bytes, without control characters")]
     User(String),
@@ -165,13 +171,13 @@ impl FromStr for Url {
         // A zero byte would end the name in the login's text and begin another key.
         let foreign = |c: char| c.is_whitespace() || c.is_control();
         if !well_named || target.len() > MAX_NAME_LENGTH || target.contains(foreign) {
-            return Err(UrlError::Target(target.to_owned()));
+            return Err(UrlError::Target(shown(target)));
         }
         let lun = lun
             .parse()
             .ok()
             .filter(|&lun| lun <= MAX_LUN)
-            .ok_or_else(|| UrlError::Lun(lun.to_owned()))?;
+            .ok_or_else(|| UrlError::Lun(shown(lun)))?;
         Ok(Self { portal: portal.parse()?, target: target.to_owned(), lun, chap })
     }
 }
@@ -297,7 +303,14 @@ mod tests {
         let text = "iscsi://me%hidden@box/iqn.x/0?target_user=it&target_password=hidden";
         let url: Url = text.parse().unwrap();
         assert!(!format!("{url} {url:?}").contains("hidden"));
-        for wrong in [&text[1..], "iscsi://me%hidden@box?target_password=hidden"] {
+        for wrong in [
+            &text[1..],
+            "iscsi://me%hidden@box?target_password=hidden",
+            // Secrets that would have to stand in the environment.
+            "iscsi://me%s/hidden@box/iqn.x/0",
+            "iscsi://me%s/iqn.x/hidden@box/iqn.x/0",
+            "iscsi://me%s@box/iqn.x/0?target_user=it&target_password=s&hidden",
+        ] {
             let error = wrong.parse::<Url>().unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hidden"), "{error}");
         }
