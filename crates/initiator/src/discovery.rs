@@ -57,15 +57,21 @@ pub(crate) async fn leave(shared: &Shared) -> Result<(), SessionError> {
 }
 
 fn targets(answer: &[u8]) -> Result<Vec<DiscoveredTarget>, SessionError> {
+    let malformed = || SessionError::MalformedAnswer { command: "SendTargets" };
     let mut targets: Vec<DiscoveredTarget> = Vec::new();
     for pair in text::pairs(answer) {
-        match pair.map_err(ConnectionError::from)? {
+        let (key, value) = pair.map_err(ConnectionError::from)?;
+        // No name or address has them, and a terminal would obey.
+        if value.contains(char::is_control) {
+            return Err(malformed());
+        }
+        match (key, value) {
             ("TargetName", name) => {
                 targets.push(DiscoveredTarget { name: name.to_owned(), addresses: Vec::new() });
             }
             ("TargetAddress", address) => match targets.last_mut() {
                 Some(target) => target.addresses.push(address.to_owned()),
-                None => return Err(SessionError::MalformedAnswer { command: "SendTargets" }),
+                None => return Err(malformed()),
             },
             _ => {}
         }
@@ -86,5 +92,11 @@ mod tests {
         assert_eq!(found[0].addresses, ["1.2.3.4:3260,1", "[::1]:3260,1"]);
         assert_eq!((found[1].name.as_str(), found[1].addresses.len()), ("iqn.b", 0));
         assert!(targets(b"TargetAddress=1.2.3.4:3260,1\0").is_err());
+    }
+
+    #[test]
+    fn names_that_a_terminal_would_obey_are_refused() {
+        assert!(targets(b"TargetName=iqn.a\x1b[2J\0").is_err());
+        assert!(targets(b"TargetName=iqn.a\0TargetAddress=box\r\n:3260,1\0").is_err());
     }
 }

@@ -161,7 +161,7 @@ pub enum LoginError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthenticationError {
     /// CHAP was asked for, and the target wants something else.
-    #[error("the target does not take CHAP (AuthMethod={answered}): it knows no user")]
+    #[error("the target does not take CHAP (AuthMethod={answered:?}): it knows no user")]
     Method {
         /// Its words.
         answered: String,
