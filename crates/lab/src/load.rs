@@ -74,6 +74,8 @@ pub struct LoadOptions {
     pub offset: Amount,
     /// How long that part is; all that is behind the offset if it is absent or longer.
     pub size: Option<Amount>,
+    /// A unit of fewer bytes is refused.
+    pub least: u64,
     /// I/Os a second of all sessions together: an open loop. The queue depth is then the limit of
     /// what is open.
     pub rate: Option<f64>,
@@ -120,6 +122,7 @@ impl LoadOptions {
             distribution: Distribution::Uniform,
             offset: Amount::Bytes(0),
             size: None,
+            least: 0,
             rate: None,
             verify: false,
             destroy: false,
@@ -216,6 +219,14 @@ pub enum LoadError {
         blocks: u64,
         /// Bytes of a block.
         block_length: u32,
+    },
+    /// The unit is smaller than [`LoadOptions::least`].
+    #[error("it has {bytes} bytes, and {least} are wanted of it: a smaller one is no match")]
+    TooSmall {
+        /// Its size.
+        bytes: u64,
+        /// What was wanted.
+        least: u64,
     },
     /// The trace cannot be read on.
     #[error(transparent)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
 use sarsen_block::{Buffer, Piece};
-use sarsen_initiator::Url;
+use sarsen_initiator::{Sense, Url};
 use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, Connection, DigestOffer, Event, LoginOptions, ReadLanding,
@@ -212,11 +212,12 @@ impl Client {
             self.work.end(slot, completion.is_good() && whole, data);
         }
         if !completion.is_good() {
-            tally.note_error(|| {
-                format!(
-                    "status {:02X}h, response {:02X}h, sense {:02X?}",
-                    completion.status, completion.response, completion.sense
-                )
+            tally.note_error(|| match Sense::parse(&completion.sense) {
+                Some(sense) => sense.to_string(),
+                None => {
+                    let Completion { status, response, .. } = completion;
+                    format!("status {status:02X}h, response {response:02X}h and no sense data")
+                }
             });
         } else if slot.reads && completion.received != slot.bytes
             || completion.residual != Residual::None

@@ -61,6 +61,10 @@ impl Work {
         index: u32,
         shared: &mut Shared,
     ) -> Result<Self, LoadError> {
+        let (bytes, least) = (blocks.saturating_mul(block_length.into()), options.least);
+        if bytes < least {
+            return Err(LoadError::TooSmall { bytes, least });
+        }
         let unit = Unit::new(options, blocks, block_length);
         for block_bytes in options.block_sizes() {
             unit.check(block_bytes)?;
