@@ -8,6 +8,8 @@ use sarsen_initiator::{
 };
 use sarsen_lab::archive::ArchiveError;
 use sarsen_lab::load::LoadError;
+use sarsen_lab::study::RunError;
+use sarsen_lab::study::lunden::LundenError;
 use sarsen_node::StartError;
 
 /// Something failed.
@@ -69,6 +71,15 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if let Some(ArchiveError::NoSuchRun { .. }) = error.downcast_ref::<ArchiveError>() {
         return (NOT_FOUND, Some("`sarsen lab runs` lists them"));
     }
+    if let Some(code) = error.downcast_ref().and_then(study) {
+        return (code, None);
+    }
+    if let Some(LundenError::Read { source, .. } | LundenError::Folder { source, .. }) =
+        error.downcast_ref()
+        && source.kind() == std::io::ErrorKind::NotFound
+    {
+        return (NOT_FOUND, None);
+    }
     if let (Some(TransferError::Occupied(_)), _) | (_, Some(LoadError::Occupied(_))) =
         (error.downcast_ref(), error.downcast_ref())
     {
@@ -103,6 +114,17 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
         _ => FAILED,
     };
     (code, None)
+}
+
+fn study(error: &RunError) -> Option<u8> {
+    match error {
+        RunError::NoPlan { .. } | RunError::NoCell { .. } | RunError::Twice { .. } => Some(USAGE),
+        RunError::NothingToResume { .. } => Some(NOT_FOUND),
+        RunError::Folder { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+            Some(NOT_FOUND)
+        }
+        RunError::Folder { .. } | RunError::Archive(_) => None,
+    }
 }
 
 fn session(error: &SessionError) -> (u8, Option<&'static str>) {

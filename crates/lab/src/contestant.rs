@@ -26,6 +26,7 @@ use crate::folder::PrivateFolder;
 use crate::load::Endpoint;
 use crate::network::Network;
 use crate::process::ProcessError;
+pub(crate) use running::FOLDER_PREFIX;
 pub use running::Running;
 use running::{Unit, private_folder};
 

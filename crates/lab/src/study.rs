@@ -128,6 +128,8 @@ impl Subject<'_> {
     pub fn load_options(&self, access: Access) -> LoadOptions {
         let mut options = LoadOptions::new(self.endpoint.clone(), access);
         options.size = Some(Amount::Bytes(self.volume.bytes));
+        // Where less is touched, more is cached: its figures could not stand beside the others'.
+        options.least = self.volume.bytes;
         options.target_pids = self.running.pids();
         options.seed = self.seed;
         // The runner has seen to it: what writes gets a contestant of the lab's own, or one that

@@ -162,13 +162,16 @@ pub(super) fn write(
 /// A word of the command line as it may be kept: `user%secret@` loses its secret.
 pub(super) fn without_secret(word: &str) -> String {
     let Some((scheme, rest)) = word.split_once("://") else { return word.to_owned() };
-    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?…"));
-    match rest.split_once('@') {
-        Some((user, rest)) => {
-            let user = user.split(['%', ':']).next().unwrap_or_default();
-            format!("{scheme}://{user}%…@{rest}{query}")
-        }
-        None => format!("{scheme}://{rest}{query}"),
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    // What stands before an @ may hold another one, or a ?, and so may what follows a ?.
+    let (user, portal) = match authority.rsplit_once('@') {
+        Some((user, portal)) => (user.split('%').next(), portal),
+        None => (None, authority),
+    };
+    let user = user.map(|user| format!("{user}%…@")).unwrap_or_default();
+    match format!("{portal}{path}").split_once('?') {
+        Some((place, _)) => format!("{scheme}://{user}{place}?…"),
+        None => format!("{scheme}://{user}{portal}{path}"),
     }
 }
 
@@ -182,6 +185,8 @@ mod tests {
             ("--quick", "--quick"),
             ("iscsi://127.0.0.1/iqn.x:a/0", "iscsi://127.0.0.1/iqn.x:a/0"),
             ("iscsi://me%hush@h/iqn/0", "iscsi://me%…@h/iqn/0"),
+            ("iscsi://me%hu@s?h@h/iqn/0", "iscsi://me%…@h/iqn/0"),
+            ("iscsi://h/iqn/0?target_password=a@b/c", "iscsi://h/iqn/0?…"),
             (
                 "--contestant=iscsi://me%hush@h/iqn/0?target_password=x",
                 "--contestant=iscsi://me%…@h/iqn/0?…",

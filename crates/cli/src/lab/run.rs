@@ -3,16 +3,17 @@
 use std::io;
 use std::path::PathBuf;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow};
 use sarsen_lab::archive::Archive;
 use sarsen_lab::contestant::{Contestant, Medium};
 use sarsen_lab::network::Network;
-use sarsen_lab::record::{Labels, Outcome, Run, Scale};
+use sarsen_lab::record::{Outcome, Run, Scale};
 use sarsen_lab::report::{self, Format};
 use sarsen_lab::study::{self, Choices, Settings, Study, lunden};
 
 use super::archive;
 use super::progress::Progress;
+use crate::disk::variable;
 use crate::exit::{DegradedError, UsageError};
 
 /// The study whose figures bonnie++ measures.
@@ -36,8 +37,9 @@ pub(crate) struct Arguments {
     full: bool,
     /// Who takes part, once for each: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, an
     /// iscsi://, nbd:// or nbd+unix:// URL [default: what the study says].
+    // Read later: a complaint of clap's would repeat a URL with its secret.
     #[arg(long = "contestant", short = 'c', value_name = "NAME|URL")]
-    contestants: Vec<Contestant>,
+    contestants: Vec<String>,
     /// What the volumes of the contestants are on: ram or disk [default: what the study says].
     #[arg(long, value_parser = parse_medium)]
     medium: Option<Medium>,
@@ -47,7 +49,8 @@ pub(crate) struct Arguments {
     /// Go on with the newest run of the same study, scale and contestants that was broken off.
     #[arg(long)]
     resume: bool,
-    /// Measure only the cells of this label, once for each, such as `test=Exchange 2003`.
+    /// Measure only the cells of this label, once for each, such as `test=Exchange 2003`; of several
+    /// values of one label, the cells of each.
     #[arg(long, value_name = "LABEL=VALUE", value_parser = parse_label)]
     only: Vec<(String, String)>,
     /// Where volumes on disk are, in a folder that is removed at the end.
@@ -77,18 +80,18 @@ pub(super) struct Output {
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let study = find(&arguments.study)?;
-    let archive = arguments.output.open()?;
     if study.name() == LUNDEN {
-        return arguments.output.tell(study, &run_lunden(arguments, &archive)?);
+        return arguments.output.tell(study, &run_lunden(arguments)?);
     }
     if !arguments.files.is_empty() || arguments.mount.is_some() {
         return Err(UsageError(format!("files and --mount are for {LUNDEN} alone")).into());
     }
-    let elsewhere = arguments.contestants.iter().any(Contestant::is_elsewhere);
+    let contestants = arguments.contestants()?;
+    let elsewhere = contestants.iter().any(Contestant::is_elsewhere);
     let choices = Choices {
         links: !elsewhere && Network::can_be_apart().is_ok(),
         scale: arguments.scale(),
-        contestants: arguments.contestants.clone(),
+        contestants,
         medium: arguments.medium,
         destroy: arguments.destroy,
         seed: arguments.seed,
@@ -96,12 +99,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let settings = Settings {
         folder: arguments.folder.clone(),
         command: command_line(),
-        only: arguments
-            .only
-            .iter()
-            .fold(Labels::new(), |labels, (dimension, value)| labels.with(dimension, value)),
+        only: arguments.only.clone(),
         resume: arguments.resume,
     };
+    let archive = arguments.output.open()?;
     let mut progress = Progress::new();
     let ended = study::run(study, &choices, &settings, &archive, &mut progress);
     progress.end();
@@ -111,6 +112,26 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 impl Arguments {
     fn scale(&self) -> Scale {
         if self.full { Scale::Full } else { Scale::Quick }
+    }
+
+    fn contestants(&self) -> anyhow::Result<Vec<Contestant>> {
+        let read = |text: &String| {
+            let mut contestant: Contestant = text.parse().map_err(UsageError)?;
+            if let Contestant::Iscsi(url) = &mut contestant {
+                url.chap.complete(variable);
+            }
+            Ok(contestant)
+        };
+        self.contestants.iter().map(read).collect()
+    }
+
+    /// Whether something was said that only means anything to studies that measure themselves.
+    fn is_about_contestants(&self) -> bool {
+        !self.contestants.is_empty()
+            || self.medium.is_some()
+            || self.destroy
+            || self.resume
+            || !self.only.is_empty()
     }
 }
 
@@ -132,8 +153,14 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
 }
 
 /// What bonnie++ has printed, or prints now.
-fn run_lunden(arguments: &Arguments, archive: &Archive) -> anyhow::Result<Run> {
+fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     let scale = arguments.scale();
+    if arguments.is_about_contestants() {
+        let others = "--contestant, --medium, --destroy, --resume and --only";
+        return Err(
+            UsageError(format!("{others} are not for {LUNDEN}, which bonnie++ measures")).into()
+        );
+    }
     let from_files = match (&arguments.mount, &arguments.files[..]) {
         (None, []) => {
             let remedy = "name files that bonnie++ has printed, or --mount FOLDER to run it there";
@@ -143,6 +170,7 @@ fn run_lunden(arguments: &Arguments, archive: &Archive) -> anyhow::Result<Run> {
         (None, files) => lunden::run_from_files(files)?,
         (Some(_), _) => Vec::new(),
     };
+    let archive = arguments.output.open()?;
     let mut run = study::record(LUNDEN, scale, command_line());
     if arguments.mount.is_some() {
         run.setting.commands.push(lunden::command_line(scale));
@@ -169,7 +197,11 @@ fn run_lunden(arguments: &Arguments, archive: &Archive) -> anyhow::Result<Run> {
 pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
     study::find(name).ok_or_else(|| {
         let known: Vec<_> = study::ALL.iter().map(|study| study.name()).collect();
-        UsageError(format!("there is no study {name:?}; known: {}", known.join(", "))).into()
+        // What is no name may be a URL in the wrong place, with a secret in it.
+        let is_name = name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c));
+        let what =
+            if is_name { format!("there is no study {name:?}") } else { "this is no study".into() };
+        UsageError(format!("{what}; known: {}", known.join(", "))).into()
     })
 }
 
@@ -184,6 +216,11 @@ impl Output {
     pub(super) fn open(&self) -> anyhow::Result<Archive> {
         for path in &self.reports {
             archive::format_of(path)?;
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+                let (path, folder) = (path.display(), folder.display());
+                return Err(UsageError(format!("{path}: there is no folder {folder}")).into());
+            }
         }
         archive::open(self.archive.as_deref())
     }
@@ -204,24 +241,30 @@ impl Output {
                 .with_context(|| path.display().to_string())?;
             eprintln!("run {}: report in {}", run.id, path.display());
         }
-        let failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
-        let failures = run.samples.iter().filter(|sample| failed(&sample.outcome));
-        let total = run.samples.len();
-        let messages: Vec<_> = failures
-            .map(|sample| match &sample.outcome {
-                Outcome::Failed(reason) => format!("{}: {reason}", sample.labels),
-                Outcome::Measured(_) | Outcome::NotMeasured(_) => sample.labels.to_string(),
-            })
-            .collect();
-        let Some(first) = messages.first() else { return Ok(()) };
-        ensure!(
-            messages.len() < total,
-            "none of {total} measurements could be made, the first one because of: {first}"
-        );
-        Err(DegradedError(format!(
-            "{} of {total} measurements failed, the first one: {first}",
-            messages.len()
+        judge(run)
+    }
+}
+
+/// An error if anything of a run failed, or nothing was measured.
+fn judge(run: &Run) -> anyhow::Result<()> {
+    let (mut failed, mut left_out, mut measured) = (Vec::new(), Vec::new(), 0);
+    for sample in &run.samples {
+        match &sample.outcome {
+            Outcome::Failed(reason) => failed.push(format!("{}: {reason}", sample.labels)),
+            Outcome::NotMeasured(reason) => left_out.push(format!("{}: {reason}", sample.labels)),
+            // What the network and the media can do is no result.
+            Outcome::Measured(_) => measured += usize::from(sample.labels.value("limit").is_none()),
+        }
+    }
+    match (&failed[..], &left_out[..]) {
+        ([], _) if measured > 0 => Ok(()),
+        ([first, ..], _) if measured > 0 => Err(DegradedError(format!(
+            "{} of {} measurements failed, the first one: {first}",
+            failed.len(),
+            run.samples.len()
         ))
-        .into())
+        .into()),
+        ([first, ..], _) | ([], [first, ..]) => Err(anyhow!("nothing was measured: {first}")),
+        ([], []) => Err(anyhow!("nothing was measured")),
     }
 }

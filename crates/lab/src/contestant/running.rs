@@ -19,7 +19,7 @@ use crate::process::{self, Daemon};
 /// Memory that looks like files.
 const MEMORY_FOLDER: &str = "/dev/shm";
 /// How the folders of a run are called: what is found under this name after a run was left behind.
-pub(super) const FOLDER_PREFIX: &str = "sarsen-lab-";
+pub(crate) const FOLDER_PREFIX: &str = "sarsen-lab-";
 /// Another process may take a port between our look and the contestant's bind.
 const PORT_ATTEMPTS: usize = 5;
 /// From the command to answering.

@@ -1,15 +1,16 @@
 //! Carries out a study's plan: network, contestants, then cell after cell, each kept at once.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::{Choices, Plan, Point, Study, Subject};
 use crate::access::Access;
 use crate::archive::{Archive, ArchiveError};
-use crate::contestant::{Contestant, ContestantError, Medium, Running, VolumeSpec};
+use crate::contestant::{Contestant, ContestantError, FOLDER_PREFIX, Medium, Running, VolumeSpec};
+use crate::folder::PrivateFolder;
 use crate::limits::{self, LimitError};
-use crate::load::{self, Endpoint, LoadError, LoadOptions};
+use crate::load::{self, Endpoint, LoadOptions};
 use crate::machine;
 use crate::network::{Link, LinkProfile, Network};
 use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
@@ -25,9 +26,10 @@ pub struct Settings {
     pub folder: PathBuf,
     /// The command line, for the record.
     pub command: String,
-    /// Only the cells that have these labels; all if there are none.
-    pub only: Labels,
-    /// Go on with the newest run of these choices that has not ended.
+    /// Only cells that have one of the values here in each dimension that is named here; all if
+    /// there are none.
+    pub only: Vec<(String, String)>,
+    /// Go on with the newest run of these choices that has not ended, with the seed that it had.
     pub resume: bool,
 }
 
@@ -56,10 +58,18 @@ pub enum RunError {
         study: &'static str,
     },
     /// No cell has the labels that were asked for.
-    #[error("no cell of this study has {only}")]
+    #[error("no cell of this run has {only}; there are {known}")]
     NoCell {
         /// What was asked for.
-        only: Labels,
+        only: String,
+        /// The dimensions and their values.
+        known: String,
+    },
+    /// Two contestants have one name.
+    #[error("{name} takes part twice, and its cells could not be told apart")]
+    Twice {
+        /// The name.
+        name: String,
     },
     /// There is nothing to resume.
     #[error("no run of {study} ({scale}) with these contestants is unfinished")]
@@ -89,16 +99,15 @@ pub fn run(
     archive: &Archive,
     watcher: &mut dyn Watcher,
 ) -> Result<Run, RunError> {
-    let mut plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
-    plan.points.retain(|point| point.labels.include(&settings.only));
-    if plan.points.is_empty() {
-        return Err(RunError::NoCell { only: settings.only.clone() });
-    }
+    let mut plan = plan(study, choices, settings)?;
     let (mut run, made) = begin(study, choices, settings, archive, &plan)?;
-    watcher.begins(run.id, plan.points.len() * plan.repetitions as usize, made.len());
-    let folder = tempfile::Builder::new()
-        .prefix("sarsen-lab-")
-        .tempdir_in(&settings.folder)
+    let choices = &Choices { seed: run.setting.seed, ..choices.clone() };
+    if settings.resume {
+        plan = self::plan(study, choices, settings)?;
+    }
+    watcher.begins(run.id, measurements(&plan), made.len());
+    // Also of a run that is killed nothing is to be left.
+    let folder = PrivateFolder::new(&settings.folder, FOLDER_PREFIX)
         .map_err(|source| RunError::Folder { path: settings.folder.clone(), source })?;
 
     watcher.does("making the network");
@@ -138,6 +147,55 @@ pub fn run(
     }
     archive.end(id, now())?;
     Ok(archive.run(id)?)
+}
+
+/// The cells of a study that were asked for.
+fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Plan, RunError> {
+    let mut plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
+    let mut names = HashSet::new();
+    for contestant in &plan.contestants {
+        let name = contestant.to_string();
+        if !names.insert(name.clone()) {
+            return Err(RunError::Twice { name });
+        }
+    }
+    if !plan.points.iter().any(|point| is_wanted(&point.labels, &settings.only)) {
+        return Err(no_cell(&plan.points, &settings.only));
+    }
+    plan.points.retain(|point| is_wanted(&point.labels, &settings.only));
+    Ok(plan)
+}
+
+/// Whether a cell has one of the values that are named, in each dimension that is named.
+fn is_wanted(labels: &Labels, only: &[(String, String)]) -> bool {
+    only.iter().all(|(dimension, _)| {
+        let mut values = only.iter().filter(|(other, _)| other == dimension);
+        values.any(|(_, value)| labels.value(dimension) == Some(value))
+    })
+}
+
+fn no_cell(points: &[Point], only: &[(String, String)]) -> RunError {
+    let mut dimensions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (dimension, value) in points.iter().flat_map(|point| point.labels.iter()) {
+        let values = dimensions.entry(dimension).or_default();
+        if !values.contains(&value) {
+            values.push(value);
+        }
+    }
+    let known = dimensions.iter().map(|(name, values)| format!("{name} ({})", values.join(", ")));
+    let only = only.iter().map(|(dimension, value)| format!("{dimension} {value}"));
+    RunError::NoCell {
+        only: only.collect::<Vec<_>>().join(", "),
+        known: known.collect::<Vec<_>>().join("; "),
+    }
+}
+
+/// How many there are to be made, the limits among them.
+fn measurements(plan: &Plan) -> usize {
+    let media = [Medium::Ram, Medium::Disk];
+    let used = media.iter().filter(|medium| plan.volumes.iter().any(|v| v.medium == **medium));
+    let limits = if plan.limits { plan.links.len() + used.count() } else { 0 };
+    limits + plan.points.len() * plan.repetitions as usize
 }
 
 /// Which cells were measured already.
@@ -314,7 +372,7 @@ fn measured(limit: Result<Measures, LimitError>) -> Outcome {
     limit.map_or_else(|error| Outcome::Failed(error.to_string()), Outcome::Measured)
 }
 
-fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), LoadError> {
+fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), String> {
     let access =
         Access { block_bytes: FILL_BYTES, read_percent: 0, random_percent: 0, queue_depth: 8 };
     let writes = (0..bytes / u64::from(FILL_BYTES)).map(|index| {
@@ -322,8 +380,11 @@ fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), LoadError> {
         Ok(Request { at: Duration::ZERO, reads: false, offset, length: FILL_BYTES })
     });
     // Who may not be written to is not filled.
-    let options = LoadOptions { destroy: true, ..LoadOptions::new(endpoint, access) };
-    load::replay(&options, Box::new(writes), None).map(drop)
+    let options = LoadOptions { destroy: true, least: bytes, ..LoadOptions::new(endpoint, access) };
+    match super::outcome(load::replay(&options, Box::new(writes), None)) {
+        Outcome::Failed(reason) => Err(reason),
+        Outcome::Measured(_) | Outcome::NotMeasured(_) => Ok(()),
+    }
 }
 
 /// The points in the order of the plan, but within each stretch that differs by contestant alone
@@ -343,4 +404,56 @@ fn is_plain(profile: &LinkProfile) -> bool {
 /// Seconds since the Unix epoch.
 pub fn now() -> u64 {
     sarsen_io::time::wall_clock().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(contestants: usize, tests: &[&str]) -> Vec<Point> {
+        let point = |contestant: usize, test: &str| Point {
+            labels: Labels::new().with("target", contestant).with("test", test),
+            contestant,
+            volume: "lun".into(),
+            link: "loopback".into(),
+            writes: false,
+            time: Duration::ZERO,
+            measurement: Box::new(|_| Outcome::NotMeasured("never".into())),
+        };
+        let of = |test| (0..contestants).map(move |contestant| point(contestant, test));
+        tests.iter().flat_map(|test| of(*test)).collect()
+    }
+
+    #[test]
+    fn another_contestant_begins_each_repetition_and_tests_keep_their_order() {
+        let points = points(3, &["a", "b"]);
+        let order = |repetition| {
+            let name = |point: &Point| {
+                format!("{}{}", point.labels.value("test").unwrap(), point.contestant)
+            };
+            in_turn(&points, repetition).map(name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(order(1), "a0 a1 a2 b0 b1 b2");
+        assert_eq!(order(2), "a1 a2 a0 b1 b2 b0");
+        assert_eq!(order(4), order(1));
+    }
+
+    #[test]
+    fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
+        let points = points(2, &["a", "b", "c"]);
+        let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let chosen = |only: &[(&str, &str)]| {
+            let only: Vec<_> = only.iter().map(pair).collect();
+            points.iter().filter(|point| is_wanted(&point.labels, &only)).count()
+        };
+        assert_eq!(chosen(&[]), 6);
+        assert_eq!(chosen(&[("test", "a"), ("test", "c")]), 4);
+        assert_eq!(chosen(&[("test", "a"), ("test", "c"), ("target", "1")]), 2);
+        assert_eq!(chosen(&[("test", "a"), ("tset", "a")]), 0);
+        let error = no_cell(&points, &[pair(&("test", "d"))]).to_string();
+        assert_eq!(
+            error,
+            "no cell of this run has test d; there are target (0, 1); test (a, b, c)"
+        );
+    }
 }
