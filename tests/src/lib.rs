@@ -13,6 +13,7 @@
 
 pub mod conformance;
 pub mod guest;
+pub mod laboratory;
 pub mod program;
 pub mod qemu;
 pub mod serving;

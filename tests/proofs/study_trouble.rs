@@ -1,0 +1,182 @@
+//! `sarsen lab run` when something is wrong: with a target, with what was asked for, with a URL that
+//! holds a secret.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, ensure};
+use rustix::net::{AddressFamily, SocketAddrV4, SocketType, bind, getsockname, socket};
+use sarsen_proof::laboratory::{Laboratory, samples};
+use sarsen_proof::{Backing, Serving, Volume};
+
+const MIB: u64 = 1 << 20;
+/// What a study's quick run wants of a contestant's volume.
+const VOLUME_BYTES: u64 = 128 * MIB;
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+const NOT_FOUND: i32 = 3;
+const DEGRADED: i32 = 5;
+
+const READS: &str = "Maximum IOPS";
+const WRITES: &str = "Maximum Write Throughput";
+const ONLY: [&str; 4] = ["--only", "test=Maximum IOPS", "--only", "test=Maximum Write Throughput"];
+
+/// A port at which nobody listens as long as the socket is there.
+fn closed_port() -> Result<(rustix::fd::OwnedFd, u16)> {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    let address = SocketAddrV4::try_from(getsockname(&socket)?)?;
+    Ok((socket, address.port()))
+}
+
+#[test]
+fn what_fails_is_named_and_the_others_keep_their_figures() -> Result<()> {
+    let lab = Laboratory::new()?;
+    let ram = |name: &str, bytes| Volume::new(name, Backing::Ram, bytes);
+    let volumes = [
+        ram("tiny", MIB),
+        ram("fixed", VOLUME_BYTES).option("read-only"),
+        // The first block that is read.
+        ram("bad", VOLUME_BYTES).option("fault=unreadable@0"),
+    ];
+    let serving = Serving::start_with(&volumes, &[])?;
+    let url = |name: &str| serving.url(name).to_string();
+    let unknown = url("tiny").replace("tiny", "unknown");
+    let (_socket, port) = closed_port()?;
+    let gone = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.proof:gone/0");
+    // Whom, which cells fail, and why.
+    let troubled = [
+        (url("tiny"), [true, true], "1048576 bytes, and 134217728 are wanted"),
+        (url("fixed"), [false, true], "DATA PROTECT"),
+        (url("bad"), [true, false], "MEDIUM ERROR"),
+        (unknown, [true, true], "the target does not exist there"),
+        (gone, [true, true], "Connection refused"),
+    ];
+    let mut arguments = vec!["run", "trinkle", "-c", "sarsen", "--destroy", "--report", "r.html"];
+    troubled.iter().for_each(|(url, _, _)| arguments.extend(["-c", url]));
+    arguments.extend(ONLY);
+    let said = lab.say(&arguments)?.ended(DEGRADED)?;
+
+    let run = lab.run(1)?;
+    let page = lab.read("r.html")?;
+    for (url, fails, reason) in &troubled {
+        let name = url.split('/').nth(3).unwrap_or_default();
+        for (test, fails) in [READS, WRITES].into_iter().zip(fails) {
+            let cells = samples(&run, &[("target", name), ("test", test)]);
+            assert_eq!(cells.len(), 3, "{name}, {test}");
+            for cell in cells {
+                let failed = cell["outcome"]["failed"].as_str();
+                assert_eq!(failed.is_some(), *fails, "{cell}");
+                ensure!(failed.is_none_or(|failed| failed.contains(reason)), "{cell}");
+            }
+            let told = format!("target {name}, test {test} failed: ");
+            let line = said.error.lines().find(|line| line.contains(&told));
+            assert_eq!(line.is_some_and(|line| line.contains(reason)), *fails, "{told}{said}");
+        }
+        ensure!(said.out.contains(reason) && page.contains(reason), "{reason}: {said}");
+    }
+    for cell in samples(&run, &[("target", "sarsen")]) {
+        ensure!(cell["outcome"]["measured"].is_object(), "{cell}");
+    }
+    // What could not be filled is said before anything is measured.
+    for name in ["tiny", "fixed", "unknown"] {
+        ensure!(said.error.contains(&format!("{name}: lun cannot be filled: ")), "{name}: {said}");
+    }
+    lab.is_clean_after(&run)?;
+    serving.stop()
+}
+
+#[test]
+fn a_run_without_any_figure_has_failed() -> Result<()> {
+    let lab = Laboratory::new()?;
+    let (_socket, port) = closed_port()?;
+    let gone = format!("iscsi://127.0.0.1:{port}/iqn.2026-11.proof:gone/0");
+    let only = ["run", "trinkle", "--only", "test=Maximum Write IOPS", "--report", "r.html", "-c"];
+    // The limits of the network and the memory are measured all the same.
+    let said = lab.say(&[&only[..], &[&gone, "--destroy"]].concat())?.ended(FAILED)?;
+    ensure!(
+        said.error.contains("nothing was measured: ") && said.error.contains("refused"),
+        "{said}"
+    );
+    // Neither is one in which all was left out.
+    let said = lab.say(&[&only[..], &[&gone]].concat())?.ended(FAILED)?;
+    ensure!(
+        said.error.contains("nothing was measured: ") && said.error.contains("--destroy"),
+        "{said}"
+    );
+    ensure!(lab.read("r.html")?.contains("Limits"), "what was measured is told");
+    Ok(())
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_before_anything_begins() -> Result<()> {
+    let lab = Laboratory::new()?;
+    let twice = ["-c", "iscsi://a/iqn.2026-11.proof:x/0", "-c", "iscsi://b/iqn.2026-11.proof:x/0"];
+    for (arguments, code, told) in [
+        (["run", "nothing"].as_slice(), USAGE, "known: trinkle"),
+        (&["run", "trinkle", "-c", "lio"], USAGE, "write sarsen, tgt"),
+        (&["run", "trinkle", "--report", "r.pdf"], USAGE, "must be one of .html"),
+        (&["run", "trinkle", "--report", "no/r.html"], USAGE, "there is no folder no"),
+        (&["run", "trinkle", "--only", "test=No such"], USAGE, "Maximum IOPS, "),
+        (&["run", "trinkle", "--only", "tset=Maximum IOPS"], USAGE, "test (Maximum"),
+        (&["run", "trinkle", "--only", "test"], USAGE, "write LABEL=VALUE"),
+        (&["run", "trinkle", "--medium", "tape"], USAGE, "write ram or disk"),
+        (&["run", "trinkle", "--full", "--quick"], USAGE, "cannot be used with"),
+        (&["run", "trinkle", "-c", "sarsen", "-c", "sarsen"], USAGE, "sarsen takes part twice"),
+        (
+            &[&["run", "trinkle"], &twice[..]].concat(),
+            USAGE,
+            "iqn.2026-11.proof:x takes part twice",
+        ),
+        (&["run", "trinkle", "--resume"], NOT_FOUND, "is unfinished"),
+    ] {
+        let said = lab.say(arguments)?.ended(code)?;
+        ensure!(said.error.contains(told), "{arguments:?}: {said}");
+        assert_eq!(said.out, "", "{arguments:?}");
+    }
+    assert_eq!(lab.say(&["runs"])?.ended(0)?.out, "");
+    // One that goes wrong later has begun.
+    let said = lab.say(&["run", "trinkle", "--folder", "nowhere"])?.ended(NOT_FOUND)?;
+    ensure!(said.error.contains("nowhere"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn a_secret_of_a_url_is_told_to_nobody() -> Result<()> {
+    const SECRET: &str = "hush-hush-hush";
+    let lab = Laboratory::new()?;
+    let (_socket, port) = closed_port()?;
+    let place = format!("127.0.0.1:{port}/iqn.2026-11.proof:gone/0");
+    let whole = format!("iscsi://me%{SECRET}@{place}?target_user=it&target_password={SECRET}");
+    let odd = format!("--contestant=iscsi://me%a@b?{SECRET}@{place}");
+    let reports = ["r.html", "r.json", "r.csv", "r.md", "r.tex"];
+    let mut arguments = vec!["run", "trinkle", "--only", "test=Maximum IOPS"];
+    reports.iter().for_each(|report| arguments.extend(["--report", report]));
+    for contestant in [["-c", &whole].as_slice(), &[&odd]] {
+        let said = lab.say(&[&arguments[..], contestant].concat())?.ended(FAILED)?;
+        ensure!(said.error.contains("refused"), "{said}");
+        ensure!(!said.to_string().contains(SECRET), "{said}");
+        for file in reports {
+            ensure!(!lab.read(file)?.contains(SECRET), "{file}");
+        }
+    }
+    ensure!(lab.read("r.json")?.contains("iscsi://me%…@127.0.0.1"), "the command is kept");
+    for wrong in [
+        format!("iscsi://me%{SECRET}@host"),
+        format!("iscsi:/me%{SECRET}@host/iqn.2026-11.proof:gone/0"),
+        format!("iscsi://me%a/{SECRET}@{place}"),
+        format!("iscsi://me%a/b?{SECRET}@{place}"),
+        format!("iscsi://{place}?target_pasword={SECRET}"),
+        format!("iscsi://me%{SECRET}@{place}5000000"),
+    ] {
+        for arguments in [["run", "trinkle", "-c", &wrong].as_slice(), &["run", &wrong]] {
+            let said = lab.say(arguments)?.ended(USAGE)?;
+            ensure!(!said.to_string().contains(SECRET), "{said}");
+        }
+    }
+    for entry in std::fs::read_dir(lab.folder())? {
+        let bytes = std::fs::read(entry?.path())?;
+        let found = bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes());
+        ensure!(!found, "it is in the archive");
+    }
+    Ok(())
+}
