@@ -2,11 +2,13 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use sarsen_lab::archive::Archive;
 use sarsen_lab::contestant::{Contestant, Medium};
 use sarsen_lab::network::Network;
+use sarsen_lab::process;
 use sarsen_lab::record::{Outcome, Run, Scale};
 use sarsen_lab::report::{self, Format};
 use sarsen_lab::study::{self, Choices, Settings, Study, lunden};
@@ -207,8 +209,9 @@ pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
 
 /// The command line, without the secrets that a URL may hold.
 pub(super) fn command_line() -> String {
-    let words: Vec<_> = std::env::args().map(|word| archive::without_secret(&word)).collect();
-    words.join(" ")
+    let mut words = std::env::args().map(|word| archive::without_secret(&word));
+    let mut command = Command::new(words.next().unwrap_or_default());
+    process::command_line(command.args(words))
 }
 
 impl Output {

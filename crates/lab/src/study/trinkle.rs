@@ -105,7 +105,7 @@ impl Study for Trinkle {
         sections.push(between_targets(run));
         sections.extend(between_frames(run));
         sections.push(cost(run));
-        sections.push(latencies(run));
+        sections.extend(latencies(run));
         sections.push(every_run(run));
         sections.push(theirs());
         Report {
@@ -161,7 +161,11 @@ fn summary(run: &Run) -> Vec<String> {
     });
     let ahead: Vec<_> = ahead.collect();
     if targets.len() > 1 && !ahead.is_empty() {
-        paragraphs.push(format!("The highest mean of {}: {}.", leaders.len(), ahead.join("; ")));
+        paragraphs.push(format!(
+            "The highest means, of {} in all: {}.",
+            leaders.len(),
+            ahead.join("; ")
+        ));
     }
     paragraphs.push(
         "The published figures come from machines of 2013 with gigabit Ethernet and disks; ours \
@@ -368,7 +372,7 @@ fn cost(run: &Run) -> Section {
     }
 }
 
-fn latencies(run: &Run) -> Section {
+fn latencies(run: &Run) -> Option<Section> {
     let mut blocks = Vec::new();
     let first = run.values(MTU).first().copied().unwrap_or_default();
     for test in ["Maximum IOPS", "Exchange 2003", "SQL 64K"] {
@@ -376,12 +380,16 @@ fn latencies(run: &Run) -> Section {
             .values(TARGET)
             .into_iter()
             .map(|target| (target, labels(target, first, test)))
+            .filter(|(_, labels)| !run.figures(labels, figure::IOPS).is_empty())
             .collect();
+        if series.is_empty() {
+            continue;
+        }
         let of = format!("{test}, {}", frames(first));
         blocks.push(layout::latency_lines(run, &format!("Latency: {of}"), &series));
         blocks.push(layout::time_lines(run, &format!("Over time: {of}, last run"), &series));
     }
-    Section { heading: "Latency and steadiness".into(), blocks }
+    (!blocks.is_empty()).then(|| Section { heading: "Latency and steadiness".into(), blocks })
 }
 
 /// The layout of the thesis's appendix G: every run, mean, standard deviation.
