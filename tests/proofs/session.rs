@@ -17,11 +17,13 @@ use sarsen_initiator::{
     Command, Portal, Session, SessionError, SessionOptions, TransferRequest, phases,
 };
 use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_wire::iscsi::pdu::FINAL;
 use sarsen_wire::iscsi::{
-    LoginResponse, Opcode, RESERVED_TAG, RawHeader, TaskManagementFunction, TaskManagementRequest,
-    TaskManagementResponsePdu,
+    DataIn, LoginResponse, Opcode, RESERVED_TAG, RawHeader, ScsiCommand, ScsiResponse,
+    TaskManagementFunction, TaskManagementRequest, TaskManagementResponsePdu, U24,
 };
 use sarsen_wire::scsi::opcode;
+use sarsen_wire::scsi::report::Capacity16;
 
 use client::{LIMIT, run, url};
 
@@ -140,6 +142,28 @@ fn what_is_written_again_undoes_nothing_that_was_acknowledged_after_it() -> Resu
     })
 }
 
+/// The next PDU's header; its data is passed over. `None` when the connection is closed.
+fn header(stream: &mut TcpStream) -> Result<Option<RawHeader>> {
+    let mut header = RawHeader::ZERO;
+    if stream.read_exact(&mut header.0).is_err() {
+        return Ok(None);
+    }
+    let length = header.basic().data_segment_length.value() as usize;
+    let mut data = vec![0; length.next_multiple_of(4)];
+    stream.read_exact(&mut data)?;
+    Ok(Some(header))
+}
+
+/// The answer to a login request: yes, and no keys.
+fn grant(request: &RawHeader) -> RawHeader {
+    let mut response = LoginResponse::from(RawHeader::ZERO);
+    response.opcode_byte = Opcode::LoginResponse.0;
+    response.flags = request.0[1];
+    response.initiator_task_tag = request.basic().initiator_task_tag;
+    response.max_cmd_sn = 32.into();
+    response.into()
+}
+
 /// A target that logs everyone in and never ends a command. Of management functions it answers
 /// `answers`. Gives the functions that it was asked for, until the connection is closed.
 fn stubborn(
@@ -147,24 +171,10 @@ fn stubborn(
     answers: Option<TaskManagementFunction>,
 ) -> Result<Vec<TaskManagementFunction>> {
     let mut asked = Vec::new();
-    loop {
-        let mut header = RawHeader::ZERO;
-        if stream.read_exact(&mut header.0).is_err() {
-            return Ok(asked);
-        }
-        let length = header.basic().data_segment_length.value() as usize;
-        let mut data = vec![0; length.next_multiple_of(4)];
-        stream.read_exact(&mut data)?;
+    while let Some(header) = header(stream)? {
         let tag = header.basic().initiator_task_tag;
         match header.basic().opcode() {
-            Opcode::LoginRequest => {
-                let mut response = LoginResponse::from(RawHeader::ZERO);
-                response.opcode_byte = Opcode::LoginResponse.0;
-                response.flags = header.0[1];
-                response.initiator_task_tag = tag;
-                response.max_cmd_sn = 32.into();
-                stream.write_all(&RawHeader::from(response).0)?;
-            }
+            Opcode::LoginRequest => stream.write_all(&grant(&header).0)?,
             Opcode::TaskManagementRequest => {
                 let request = TaskManagementRequest::view(&header);
                 let function = TaskManagementFunction(request.flags & 0x7f);
@@ -181,6 +191,71 @@ fn stubborn(
             _ => assert_ne!(tag.get(), RESERVED_TAG, "nothing is pinged here"),
         }
     }
+    Ok(asked)
+}
+
+/// A target of a disk with blocks of 512 bytes, which ends all commands well, and counts those as
+/// not moved that `residual` says, with the flag `flag`.
+fn sloppy(stream: &mut TcpStream, flag: u8, residual: u32) -> Result<()> {
+    while let Some(header) = header(stream)? {
+        if header.basic().opcode() == Opcode::LoginRequest {
+            stream.write_all(&grant(&header).0)?;
+            continue;
+        }
+        let tag = header.basic().initiator_task_tag;
+        if ScsiCommand::view(&header).cdb[0] == opcode::SERVICE_ACTION_IN_16 {
+            let mut capacity = [0; size_of::<Capacity16>()];
+            capacity[..8].copy_from_slice(&1000u64.to_be_bytes());
+            capacity[8..12].copy_from_slice(&512u32.to_be_bytes());
+            let mut data_in = DataIn::from(RawHeader::with_opcode(Opcode::DataIn));
+            data_in.flags = FINAL | DataIn::STATUS;
+            data_in.data_segment_length = U24::new(capacity.len() as u32);
+            data_in.initiator_task_tag = tag;
+            data_in.max_cmd_sn = 32.into();
+            stream.write_all(&RawHeader::from(data_in).0)?;
+            stream.write_all(&capacity)?;
+            continue;
+        }
+        let mut response = ScsiResponse::from(RawHeader::with_opcode(Opcode::ScsiResponse));
+        response.flags = FINAL | flag;
+        response.residual_count = residual.into();
+        response.initiator_task_tag = tag;
+        response.max_cmd_sn = 32.into();
+        stream.write_all(&RawHeader::from(response).0)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn rfc7143_11_4_5_a_write_of_which_a_part_was_left_out_has_failed() -> Result<()> {
+    let (under, over) = (ScsiResponse::UNDERFLOW, ScsiResponse::OVERFLOW);
+    for (flag, residual, told) in [
+        (0, 0, None),
+        // The flag alone says that nothing is missing.
+        (under, 0, None),
+        (under, 512, Some((1024, 512))),
+        (over, 3072, Some((4096, 1024))),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let url = format!("iscsi://{}/iqn.2026-11.proof:sloppy/0", listener.local_addr()?);
+        std::thread::scope(|scope| {
+            let target = scope.spawn(|| sloppy(&mut listener.accept()?.0, flag, residual));
+            let client = run(async {
+                let options = SessionOptions::default();
+                let session = Session::connect_unit(&url.parse()?, &options).await?;
+                session.read_capacity().await?;
+                let found = match session.write(8, Buffer::zeroed(1024), false).await {
+                    Ok(()) => None,
+                    Err(SessionError::ShortTransfer { wanted, moved }) => Some((wanted, moved)),
+                    Err(error) => return Err(error.into()),
+                };
+                assert_eq!(found, told, "{flag:02x}h {residual}");
+                Ok(())
+            });
+            client.and_then(|()| target.join().expect("no panic"))
+        })?;
+    }
+    Ok(())
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The commands of a disk, as methods of a session.
 
 use sarsen_block::Buffer;
+use sarsen_proto::iscsi::initiator::Residual;
 use sarsen_wire::scsi::cdb::{self, Block10, Block16, FLAGS_FUA, FLAGS_UNMAP, ServiceActionIn16};
 use sarsen_wire::scsi::inquiry::StandardInquiry;
 use sarsen_wire::scsi::opcode;
@@ -198,7 +199,14 @@ impl Session {
         let flags = if fua { FLAGS_FUA } else { 0 };
         let cdb = block_16(opcode::WRITE_16, flags, lba, count);
         let end = lba.saturating_add(blocks);
-        self.change(&cdb_of(&cdb), data, (lba, end), fua).await
+        let length = data.len() as u32;
+        let (wanted, moved) = match self.change(&cdb_of(&cdb), data, (lba, end), fua).await? {
+            Residual::None | Residual::Underflow(0) | Residual::Overflow(0) => return Ok(()),
+            // RFC 7143 §11.4.5: with GOOD, too, a target may have left a part out.
+            Residual::Underflow(count) => (length, length.saturating_sub(count)),
+            Residual::Overflow(count) => (length.saturating_add(count), length),
+        };
+        Err(SessionError::ShortTransfer { wanted, moved })
     }
 
     /// Writes one block's data to each of `blocks` blocks from `lba` on, by WRITE SAME(16). With
@@ -214,7 +222,8 @@ impl Session {
         let cdb = block_16(opcode::WRITE_SAME_16, flags, lba, blocks);
         // None means all that follow (SBC-4 5.50).
         let end = if blocks == 0 { u64::MAX } else { lba.saturating_add(blocks.into()) };
-        self.change(&cdb_of(&cdb), block, (lba, end), false).await
+        self.change(&cdb_of(&cdb), block, (lba, end), false).await?;
+        Ok(())
     }
 
     /// Brings everything written to stable storage, by SYNCHRONIZE CACHE(10).
@@ -256,7 +265,8 @@ impl Session {
         let first = extents.iter().map(|extent| extent.0).min().unwrap_or(0);
         let ends = extents.iter().map(|&(lba, blocks)| lba.saturating_add(blocks.into()));
         let end = ends.max().unwrap_or(0);
-        self.change(&cdb_of(&cdb), Buffer::copy_of(&list), (first, end), false).await
+        self.change(&cdb_of(&cdb), Buffer::copy_of(&list), (first, end), false).await?;
+        Ok(())
     }
 }
 

@@ -199,11 +199,11 @@ pub enum SessionError {
     #[error("the command was aborted")]
     Aborted,
     /// The command ended well with less data than asked for.
-    #[error("{moved} bytes where {wanted} were asked for")]
+    #[error("{moved} bytes were moved where {wanted} were to be")]
     ShortTransfer {
         /// Bytes asked for.
         wanted: u32,
-        /// Bytes that came.
+        /// Bytes that were moved.
         moved: u32,
     },
     /// The target's data make no sense.

@@ -10,8 +10,8 @@ use sarsen_block::Buffer;
 use sarsen_io::time;
 use sarsen_proto::iscsi::Parameters;
 use sarsen_proto::iscsi::initiator::{
-    CommandRequest, Completion, DigestOffer, Event, LoginOptions, ReadLanding, SessionTarget,
-    TaskAttribute, TaskManagement, Transfer,
+    CommandRequest, Completion, DigestOffer, Event, LoginOptions, ReadLanding, Residual,
+    SessionTarget, TaskAttribute, TaskManagement, Transfer,
 };
 use sarsen_proto::iscsi::output::Payload;
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
@@ -517,17 +517,18 @@ impl Session {
         Ok(())
     }
 
-    /// Carries out a command that changes the blocks from `first` to before `end`.
+    /// Carries out a command that changes the blocks from `first` to before `end`. Gives how the
+    /// target's count of the data differs from ours.
     pub(crate) async fn change(
         &self,
         cdb: &[u8; 16],
         data: Buffer,
         (first, end): (u64, u64),
         fua: bool,
-    ) -> Result<(), SessionError> {
+    ) -> Result<Residual, SessionError> {
         let Some(reconnection) = &self.reconnection else {
-            self.command(Command::new(cdb, TransferRequest::Write(data))).await?;
-            return Ok(());
+            let command = Command::new(cdb, TransferRequest::Write(data));
+            return Ok(self.command(command).await?.residual);
         };
         let _held = reconnection.extents.claim(first, end).await;
         let memory = data.memory();
@@ -547,12 +548,12 @@ impl Session {
             repeatable: true,
             time_limit: None,
         };
-        judge(self.carry_out(&order).await?)?;
+        let residual = judge(self.carry_out(&order).await?)?.residual;
         kept.note_answer(fua);
         if reconnection.unflushed.is_full() {
             self.flush_kept(reconnection).await?;
         }
-        Ok(())
+        Ok(residual)
     }
 
     /// Lets no write be under way or kept until what it gives is dropped. A command of any kind may
