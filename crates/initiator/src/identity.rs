@@ -83,11 +83,9 @@ impl Chap {
         };
         let names = ["LIBISCSI_CHAP_USERNAME", "LIBISCSI_CHAP_PASSWORD"];
         fill(&mut self.user, &mut self.secret, names);
-        // Nobody is asked for a proof by one who gives none.
-        if self.user.is_some() {
-            let names = ["LIBISCSI_CHAP_TARGET_USERNAME", "LIBISCSI_CHAP_TARGET_PASSWORD"];
-            fill(&mut self.target_user, &mut self.target_secret, names);
-        }
+        // Without a user as well: `identity` says then that the proof would not be asked for.
+        let names = ["LIBISCSI_CHAP_TARGET_USERNAME", "LIBISCSI_CHAP_TARGET_PASSWORD"];
+        fill(&mut self.target_user, &mut self.target_secret, names);
     }
 
     /// What a session needs; `None` if nobody is named.
@@ -154,7 +152,9 @@ mod tests {
         assert_eq!(found.target, None);
         let found = identity(Chap::parse("you"), &ALL[..2]).unwrap().unwrap();
         assert_eq!((found.user.name.as_str(), found.user.secret.0.as_str()), ("you", "mine"));
-        assert_eq!(identity(Chap::default(), &ALL[1..]), Ok(None), "a secret of nobody");
+        assert_eq!(identity(Chap::default(), &ALL[1..2]), Ok(None), "a secret of nobody");
+        let unasked = Err(UrlError::UserMissing { target: "box".to_owned() });
+        assert_eq!(identity(Chap::default(), &ALL[1..]), unasked, "whom nobody would ask");
         assert_eq!(identity(Chap::default(), &[]), Ok(None));
     }
 

@@ -57,7 +57,10 @@ pub enum UrlError {
         user: String,
     },
     /// A target is to prove who it is to somebody who does not.
-    #[error("{target:?} is to authenticate itself, but no user is named: name one before the host")]
+    #[error(
+        "{target:?} is to authenticate itself, but no user is named: name one before the host or in \
+         LIBISCSI_CHAP_USERNAME"
+    )]
     UserMissing {
         /// The target's user.
         target: String,
