@@ -15,6 +15,9 @@ use crate::error::SessionError;
 
 /// Received bytes that do not land in their buffers pass through here.
 const SCRATCH_LENGTH: usize = 64 * 1024;
+/// Receptions in a row, so that a target that never stops sending does not keep timers, and those
+/// who wait, from their turn.
+const RECEIVE_LIMIT: u32 = 64;
 /// Pieces of one vectored send.
 const PIECE_LIMIT: usize = 256;
 /// The token of what waits for the end of the session.
@@ -262,9 +265,9 @@ impl Link {
         Ok(false)
     }
 
-    /// Receives until there is nothing.
+    /// Receives until there is nothing, or enough for now: what is left is readable still.
     fn receive(&mut self, connection: &mut Connection) -> Result<(), SessionError> {
-        loop {
+        for _ in 0..RECEIVE_LIMIT {
             let landing = connection.landing().unwrap_or_default();
             let wanted = landing.len();
             match self.stream.try_receive(landing, &mut self.scratch) {
@@ -278,6 +281,7 @@ impl Link {
                 Err(error) => return Err(lost(error)),
             }
         }
+        Ok(())
     }
 }
 
