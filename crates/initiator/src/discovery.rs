@@ -3,7 +3,7 @@
 use sarsen_proto::iscsi::initiator::{ConnectionError, Event, SessionTarget};
 use sarsen_wire::iscsi::text;
 
-use crate::driver::{LOGOUT, Shared};
+use crate::driver::Shared;
 use crate::error::SessionError;
 use crate::establish::{Established, establish, in_time, spawn};
 use crate::session::SessionOptions;
@@ -31,7 +31,7 @@ pub async fn discover(
     let result = in_time(&portal, limit, send_targets(&shared)).await;
     if result.is_ok() {
         // The answer is here: how the target takes leave changes nothing.
-        let _ = in_time(&portal, limit, leave(&shared)).await;
+        let _ = in_time(&portal, limit, shared.leave()).await;
     }
     driver.abort();
     result
@@ -48,12 +48,6 @@ pub(crate) async fn send_targets(shared: &Shared) -> Result<Vec<DiscoveredTarget
         Event::Rejected { reason, .. } => Err(SessionError::Rejected(reason)),
         _ => Err(SessionError::Aborted),
     }
-}
-
-/// Logs out.
-pub(crate) async fn leave(shared: &Shared) -> Result<(), SessionError> {
-    shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout()).await?;
-    Ok(())
 }
 
 fn targets(answer: &[u8]) -> Result<Vec<DiscoveredTarget>, SessionError> {

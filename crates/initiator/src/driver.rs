@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ const RECEIVE_LIMIT: u32 = 64;
 /// Pieces of one vectored send.
 const PIECE_LIMIT: usize = 256;
 /// The token of what waits for the end of the session.
-pub(crate) const LOGOUT: Token = Token(0);
+const LOGOUT: Token = Token(0);
 
 /// What a session and its driver share.
 pub(crate) struct Shared {
@@ -85,6 +85,16 @@ impl Shared {
         start(self);
         self.wake.notify_one();
         receiver.await.map_err(|_| self.ended().unwrap_or(SessionError::LoggedOut))
+    }
+
+    /// Logs out.
+    pub(crate) async fn leave(&self) -> Result<(), SessionError> {
+        match self.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout()).await {
+            // A target that closes where it should answer, as istgt does at times, has let go all
+            // the same, and whoever waits for a command is told by that command.
+            Err(SessionError::Lost(source)) if source.kind() == ErrorKind::UnexpectedEof => Ok(()),
+            ended => ended.map(drop),
+        }
     }
 
     /// Takes back a command that was not sent yet.

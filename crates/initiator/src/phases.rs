@@ -11,7 +11,7 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::Parameters;
 use sarsen_proto::iscsi::initiator::SessionTarget;
 
-use crate::discovery::{DiscoveredTarget, leave, send_targets};
+use crate::discovery::{DiscoveredTarget, send_targets};
 use crate::error::SessionError;
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::session::{Session, SessionOptions};
@@ -91,7 +91,7 @@ pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phas
     let steps = async {
         let targets = in_time(&portal, limit, send_targets(&shared)).await?;
         watch.step("SendTargets");
-        in_time(&portal, limit, leave(&shared)).await?;
+        in_time(&portal, limit, shared.leave()).await?;
         watch.step("logout");
         Ok(targets)
     };

@@ -1,7 +1,6 @@
 //! A session with a logical unit.
 
 use std::cell::{Cell, RefCell};
-use std::io::ErrorKind;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 use tokio::task::JoinHandle;
 
 use crate::disk::Capacity;
-use crate::driver::{LOGOUT, Shared};
+use crate::driver::Shared;
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::identity::Identity;
@@ -376,13 +375,7 @@ impl Session {
     /// Ends the session in good order. Commands that wait end with [`SessionError::LoggedOut`].
     pub async fn logout(self) -> Result<(), SessionError> {
         let shared = self.shared();
-        let answer = shared.answer(LOGOUT, |shared| shared.connection.borrow_mut().logout());
-        match in_time(&self.portal, self.answer_limit, answer).await {
-            // A target that closes where it should answer, as istgt does at times, has let go all
-            // the same, and whoever waits for a command is told by that command.
-            Err(SessionError::Lost(source)) if source.kind() == ErrorKind::UnexpectedEof => Ok(()),
-            ended => ended.map(drop),
-        }
+        in_time(&self.portal, self.answer_limit, shared.leave()).await
     }
 }
 
