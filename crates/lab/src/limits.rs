@@ -13,7 +13,8 @@ use crate::record::{Measures, figure};
 #[cfg(doc)]
 use crate::{contestant::Medium, network::Link};
 
-/// What a link can do: one TCP connection, as the load generator's are.
+/// What a link can do: the best that TCP made of it in any part of the measurement, over one
+/// connection or several.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NetworkLimit {
     /// Millions of bytes a second towards the targets' side.
