@@ -30,7 +30,8 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of these values; nothing is said of none, or of values that are not numbers.
+    /// Of these values; nothing is said of none, of values that are not numbers, or of such that
+    /// their sum is none.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
@@ -39,6 +40,9 @@ impl Summary {
         sorted.sort_by(f64::total_cmp);
         let count = values.len();
         let mean = values.iter().sum::<f64>() / count as f64;
+        if !mean.is_finite() {
+            return None;
+        }
         let middle = count / 2;
         let median = match count % 2 {
             0 => f64::midpoint(sorted[middle - 1], sorted[middle]),
@@ -89,12 +93,17 @@ impl Difference {
         let (n, m) = (first.count as f64, second.count as f64);
         let (a, b) = (of_first / n, of_second / m);
         let error = (a + b).sqrt();
+        if !error.is_finite() {
+            return None;
+        }
         if error == 0.0 {
             let p_value = if relative == 0.0 { 1.0 } else { 0.0 };
             return Some(Self { relative, half_width: Some(0.0), p_value: Some(p_value) });
         }
-        // Welch and Satterthwaite's degrees of freedom.
-        let degrees = (a + b).powi(2) / (a * a / (n - 1.0) + b * b / (m - 1.0));
+        // Welch and Satterthwaite's degrees of freedom, of shares: squares of variances may be
+        // beyond all numbers.
+        let (a, b) = (a / (a + b), b / (a + b));
+        let degrees = 1.0 / (a * a / (n - 1.0) + b * b / (m - 1.0));
         let statistic = (second.mean - first.mean).abs() / error;
         Some(Self {
             relative,
@@ -174,6 +183,20 @@ mod tests {
         assert_eq!(Difference::between(&[0.0, 0.0], &[1.0, 1.0]), None);
         assert!(Difference::between(&[1.0, 1.0], &[2.0, 2.0]).unwrap().is_real());
         assert!(!Difference::between(&[1.0, 1.0], &[1.0, 1.0]).unwrap().is_real());
+    }
+
+    #[test]
+    fn values_at_the_ends_of_what_a_number_can_be_are_no_panic() {
+        for [a, b] in [[1e-90, 1.1e-90], [1e200, 2e200], [f64::MAX, -f64::MAX], [5e-324, 0.0]] {
+            for other in [[1.0, 2.0], [b, a], [f64::MAX, f64::MAX]] {
+                let difference = Difference::between(&[a, b], &other);
+                let p_value = difference.and_then(|difference| difference.p_value);
+                assert!(p_value.is_none_or(|p| (0.0..=1.0).contains(&p)), "{a} {b} {other:?}");
+            }
+        }
+        let tiny = Difference::between(&[1e-90, 1.001e-90], &[2e-90, 2.001e-90]).unwrap();
+        assert!(tiny.is_real(), "{tiny:?}");
+        assert_eq!(Summary::of(&[f64::MAX, f64::MAX]), None);
     }
 
     #[test]

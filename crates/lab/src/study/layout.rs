@@ -179,11 +179,14 @@ fn exceeding(run: &Run, labels: &Labels) -> Vec<(f64, f64)> {
         }
     }
     buckets.sort_by(|a, b| a.upper_us.total_cmp(&b.upper_us));
-    let total: u64 = buckets.iter().map(|bucket| bucket.count).sum();
+    // What was kept may be anything: no sum of it is sure to be a number of 64 bits.
+    let total: u128 = buckets.iter().map(|bucket| u128::from(bucket.count)).sum();
     let mut left = total;
     let mut points: Vec<(f64, f64)> = Vec::new();
     for Bucket { upper_us, count } in buckets {
-        left -= count;
+        left -= u128::from(count);
+        // Each repetition has its own bucket that ends here.
+        points.pop_if(|(before, _)| *before == upper_us);
         // Nothing is above the last one, which a logarithmic axis cannot show.
         if left > 0 {
             points.push((upper_us, 100.0 * left as f64 / total as f64));
@@ -238,4 +241,33 @@ pub(super) fn sweep(
         }
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::{Sample, Scale};
+
+    fn run(repetitions: &[&[(f64, u64)]]) -> Run {
+        let mut run = crate::study::record("study", Scale::Quick, String::new());
+        for (buckets, repetition) in repetitions.iter().zip(1..) {
+            let bucket = |&(upper_us, count): &(f64, u64)| Bucket { upper_us, count };
+            let latencies = buckets.iter().map(bucket).collect();
+            let outcome = Outcome::Measured(Measures { latencies, ..Measures::default() });
+            run.samples.push(Sample { labels: Labels::new(), repetition, ended_at: 0, outcome });
+        }
+        run
+    }
+
+    #[test]
+    fn latencies_of_all_repetitions_are_one_distribution() {
+        let run = run(&[&[(1.0, 2), (2.0, 1)], &[(1.0, 3), (2.0, 0), (4.0, 4)]]);
+        assert_eq!(exceeding(&run, &Labels::new()), [(1.0, 50.0), (2.0, 40.0)]);
+    }
+
+    #[test]
+    fn counts_beyond_all_sums_are_no_panic() {
+        let run = run(&[&[(1.0, u64::MAX), (2.0, u64::MAX)]]);
+        assert_eq!(exceeding(&run, &Labels::new()), [(1.0, 50.0)]);
+    }
 }
