@@ -90,7 +90,8 @@ pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
         } else {
             let state = if run.ended_at.is_some() { "" } else { ", unfinished" };
             let who = run.contestants.join(", ");
-            println!("{}: {} {}, {began}: {who}{state}", run.id, run.study, run.scale);
+            let line = format!("{}: {} {}, {began}: {who}{state}", run.id, run.study, run.scale);
+            println!("{}", report::one_line(&line));
         }
     }
     Ok(())

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use sarsen_lab::record::{Outcome, Sample};
+use sarsen_lab::report::one_line;
 use sarsen_lab::study::Watcher;
 
 const TEMPLATE: &str = "{wide_bar} {pos}/{len} {eta} left\n{msg}";
@@ -54,7 +55,10 @@ impl Watcher for Progress {
         self.0.inc(1);
         match &sample.outcome {
             Outcome::Measured(_) => {}
-            Outcome::Failed(reason) => self.say(&format!("{} failed: {reason}", sample.labels)),
+            // A target's own words may be in it.
+            Outcome::Failed(reason) => {
+                self.say(&one_line(&format!("{} failed: {reason}", sample.labels)));
+            }
             Outcome::NotMeasured(reason) if sample.repetition == 1 => {
                 self.say(&format!("{} is not measured: {reason}", sample.labels));
             }

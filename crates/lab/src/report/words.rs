@@ -4,7 +4,7 @@ const DAY_S: u64 = 24 * 60 * 60;
 
 /// A text without line ends, without control characters (some of which command a terminal) and
 /// without what turns the direction of writing.
-pub(super) fn one_line(text: &str) -> String {
+pub fn one_line(text: &str) -> String {
     let turns = |c| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let plain = |c: char| if c.is_control() || turns(c) { ' ' } else { c };
     // A no-break space holds a number and its unit together: it stays.
