@@ -68,8 +68,12 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<DegradedError>().is_some() {
         return (DEGRADED, None);
     }
-    if let Some(ArchiveError::NoSuchRun { .. }) = error.downcast_ref::<ArchiveError>() {
-        return (NOT_FOUND, Some("`sarsen lab runs` lists them"));
+    match error.downcast_ref::<ArchiveError>() {
+        Some(ArchiveError::NoSuchRun { .. }) => {
+            return (NOT_FOUND, Some("`sarsen lab runs` lists them"));
+        }
+        Some(ArchiveError::Held { .. }) => return (CONFLICT, None),
+        _ => {}
     }
     if let Some(code) = error.downcast_ref().and_then(study) {
         return (code, None);
@@ -118,11 +122,15 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
 
 fn study(error: &RunError) -> Option<u8> {
     match error {
-        RunError::NoPlan { .. } | RunError::NoCell { .. } | RunError::Twice { .. } => Some(USAGE),
+        RunError::NoPlan { .. }
+        | RunError::NoCell { .. }
+        | RunError::Twice { .. }
+        | RunError::OtherPlan { .. } => Some(USAGE),
         RunError::NothingToResume { .. } => Some(NOT_FOUND),
         RunError::Folder { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
             Some(NOT_FOUND)
         }
+        RunError::Archive(ArchiveError::Held { .. }) => Some(CONFLICT),
         RunError::Folder { .. } | RunError::Archive(_) => None,
     }
 }

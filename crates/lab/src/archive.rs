@@ -2,6 +2,8 @@
 //!
 //! A sample is committed when it is made, so that what breaks a run off costs one measurement.
 
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -84,6 +86,39 @@ pub enum ArchiveError {
         /// What was asked for.
         id: i64,
     },
+    /// Somebody is at it.
+    #[error("run {id} of the archive {} is being made by another process: wait until it has ended", path.display())]
+    Held {
+        /// The file.
+        path: PathBuf,
+        /// What was asked for.
+        id: i64,
+    },
+    /// It cannot be seen to that nobody else adds to a run.
+    #[error("cannot lock {}: {source}", path.display())]
+    Lock {
+        /// The file that is locked.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A run that nobody else adds to or removes while this is there. It ends with the process, too.
+#[derive(Debug)]
+pub struct Hold {
+    /// Beside the archive, which is SQLite's to lock.
+    path: PathBuf,
+    /// Locked.
+    _file: File,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // What stays behind is empty, and is locked again by whoever goes on.
+        let _ = fs::remove_file(&self.path);
+    }
 }
 
 /// An open archive.
@@ -159,19 +194,43 @@ impl Archive {
         self.change("UPDATE run SET ended_at = ?2 WHERE id = ?1", params![id, ended_at], id)
     }
 
-    /// Forgets what failed in a run, so that it can be tried again.
+    /// Keeps others from a run.
+    pub fn hold(&self, id: i64) -> Result<Hold, ArchiveError> {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!(".run-{id}"));
+        let path = PathBuf::from(path);
+        let failed = |source| ArchiveError::Lock { path: path.clone(), source };
+        loop {
+            let file = File::options().create(true).append(true).open(&path).map_err(failed)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    return Err(ArchiveError::Held { path: self.path.clone(), id });
+                }
+                Err(TryLockError::Error(source)) => return Err(failed(source)),
+            }
+            // Whoever held it may have removed it meanwhile: then others lock another file.
+            let ours = file.metadata().map_err(failed)?.ino();
+            if fs::metadata(&path).is_ok_and(|metadata| metadata.ino() == ours) {
+                return Ok(Hold { path, _file: file });
+            }
+        }
+    }
+
+    /// Forgets what failed in a run and what could not be measured, so that it is tried again.
     pub fn forget_failures(&self, id: i64) -> Result<(), ArchiveError> {
         self.connection
             .execute(
-                "DELETE FROM sample WHERE run = ?1 AND outcome LIKE '{\"failed\":%'",
+                "DELETE FROM sample WHERE run = ?1 AND outcome NOT LIKE '{\"measured\":%'",
                 params![id],
             )
             .map_err(|source| self.database(source))?;
         Ok(())
     }
 
-    /// Forgets a run.
+    /// Forgets a run that nobody is at.
     pub fn remove(&self, id: i64) -> Result<(), ArchiveError> {
+        let _hold = self.hold(id)?;
         self.change("DELETE FROM run WHERE id = ?1", params![id], id)
     }
 
@@ -365,6 +424,8 @@ mod tests {
         let contestants = ["sarsen".to_owned(), "tgt".into()];
         let unfinished = |scale| archive.unfinished("trinkle", scale, &contestants).unwrap();
         assert_eq!((unfinished(Scale::Quick), unfinished(Scale::Full)), (Some(id), None));
+        let unable = Outcome::NotMeasured("no network namespaces".into());
+        archive.add(id, &Sample { outcome: unable, ..sample(3) }).unwrap();
         archive.forget_failures(id).unwrap();
         archive.add(id, &Sample { outcome: Outcome::Failed("lost".into()), ..sample(2) }).unwrap();
         archive.end(id, 1_700_000_009).unwrap();
@@ -377,6 +438,24 @@ mod tests {
         archive.remove(id).unwrap();
         assert!(matches!(archive.run(id), Err(ArchiveError::NoSuchRun { .. })));
         assert!(archive.add(id, &sample(1)).is_err());
+    }
+
+    #[test]
+    fn a_run_is_one_process_to_add_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lab.sqlite");
+        let archive = Archive::open(&path).unwrap();
+        let id = archive.begin(&run()).unwrap();
+        let hold = archive.hold(id).unwrap();
+        // Locks of files are between descriptions, not between processes.
+        let other = Archive::open(&path).unwrap();
+        assert!(matches!(other.hold(id), Err(ArchiveError::Held { .. })));
+        assert!(matches!(other.remove(id), Err(ArchiveError::Held { .. })));
+        drop(other.hold(id + 1).unwrap());
+        drop(hold);
+        other.remove(id).unwrap();
+        let names = std::fs::read_dir(folder.path()).unwrap().flatten().map(|it| it.file_name());
+        assert_eq!(names.collect::<Vec<_>>(), ["lab.sqlite"]);
     }
 
     #[test]

@@ -119,7 +119,11 @@ fn settings(before: &Run, after: &Run) -> Vec<String> {
         told.push(format!("{} is {}, {} is {}", before.id, before.scale, after.id, after.scale));
     }
     let (first, second) = (&before.setting, &after.setting);
-    let maps = [(&first.machine, &second.machine), (&first.versions, &second.versions)];
+    let maps = [
+        (&first.plan, &second.plan),
+        (&first.machine, &second.machine),
+        (&first.versions, &second.versions),
+    ];
     for (first, second) in maps {
         let mut names: Vec<_> = first.keys().chain(second.keys()).collect();
         names.sort();

@@ -149,7 +149,7 @@ impl LoadOptions {
     }
 
     /// Whether nothing is ever written, a replay apart.
-    fn only_reads(&self) -> bool {
+    pub(crate) fn only_reads(&self) -> bool {
         match &self.mix {
             Some(mix) => mix.parts.iter().all(|part| part.read_percent == 100),
             None => self.access.read_percent == 100,

@@ -199,6 +199,9 @@ pub struct Setting {
     pub network: Vec<String>,
     /// What the pseudo-random choices began from.
     pub seed: u64,
+    /// What was to be measured: volumes, links, cells.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub plan: BTreeMap<String, String>,
 }
 
 /// A run of a study.

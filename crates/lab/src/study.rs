@@ -121,6 +121,8 @@ pub struct Subject<'a> {
     pub volume: &'a VolumeSpec,
     /// What the pseudo-random choices begin from; another one for each repetition.
     pub seed: u64,
+    /// It is the lab's own, or may be written to.
+    pub may_write: bool,
 }
 
 impl Subject<'_> {
@@ -132,17 +134,22 @@ impl Subject<'_> {
         options.least = self.volume.bytes;
         options.target_pids = self.running.pids();
         options.seed = self.seed;
-        // The runner has seen to it: what writes gets a contestant of the lab's own, or one that
-        // may be written to.
-        options.destroy = true;
+        options.destroy = self.may_write;
         options
     }
 
     /// Puts a load on and says how it ended.
     pub fn put_on(&self, options: &LoadOptions) -> Outcome {
+        // Even where nothing is found that writing would destroy, and whatever the point said.
+        if !self.may_write && !options.only_reads() {
+            return Outcome::NotMeasured(NOT_TO_BE_WRITTEN.into());
+        }
         outcome(load::run(options))
     }
 }
+
+/// Why a cell is not measured that would write to what is not the lab's.
+const NOT_TO_BE_WRITTEN: &str = "it was not started by the lab, and writing needs --destroy";
 
 /// How a load ended: I/Os that failed make it a failure, whatever it showed besides.
 pub fn outcome(ended: Result<LoadResult, LoadError>) -> Outcome {

@@ -178,6 +178,7 @@ fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
         run.setting.commands.push(lunden::command_line(scale));
     }
     run.id = archive.begin(&run)?;
+    let _hold = archive.hold(run.id)?;
     for sample in &from_files {
         archive.add(run.id, sample)?;
     }
@@ -209,7 +210,8 @@ pub(super) fn find(name: &str) -> anyhow::Result<&'static dyn Study> {
 
 /// The command line, without the secrets that a URL may hold.
 pub(super) fn command_line() -> String {
-    let mut words = std::env::args().map(|word| archive::without_secret(&word));
+    let mut words =
+        std::env::args_os().map(|word| archive::without_secret(&word.to_string_lossy()));
     let mut command = Command::new(words.next().unwrap_or_default());
     process::command_line(command.args(words))
 }

@@ -11,6 +11,7 @@ pub(super) fn section(run: &Run) -> Section {
     let setting = &run.setting;
     let mut blocks = vec![
         Block::Table(facts("The run", identity(run))),
+        Block::Table(facts("What was planned", pairs(&setting.plan))),
         Block::Table(facts("The machine", pairs(&setting.machine))),
         Block::Table(facts("Versions", pairs(&setting.versions))),
     ];
@@ -26,11 +27,15 @@ pub(super) fn section(run: &Run) -> Section {
     blocks.push(Block::Text("The same again:".into()));
     blocks.push(Block::Commands(vec![run.command.clone()]));
     let missing = missing(run);
-    if missing.rows.is_empty() {
+    if !missing.rows.is_empty() {
+        blocks.push(Block::Table(missing));
+    } else if run.ended_at.is_none() {
+        let text = "The run was broken off, or goes on. Of what was measured until then, nothing \
+                    failed.";
+        blocks.push(Block::Text(text.into()));
+    } else {
         blocks
             .push(Block::Text("Everything that was planned was measured; nothing failed.".into()));
-    } else {
-        blocks.push(Block::Table(missing));
     }
     Section { heading: "How this was measured".into(), blocks }
 }
@@ -131,9 +136,15 @@ mod tests {
     fn a_run_without_gaps_says_so() {
         let (_, mut run) = sample::hostile();
         run.samples.retain(|sample| matches!(sample.outcome, Outcome::Measured(_)));
+        run.ended_at = Some(run.began_at);
         let section = section(&run);
-        let said =
-            |block: &Block| matches!(block, Block::Text(text) if text.contains("nothing failed"));
-        assert!(section.blocks.iter().any(said));
+        let says = |section: &Section, what: &str| {
+            let said = |block: &Block| matches!(block, Block::Text(text) if text.contains(what));
+            section.blocks.iter().any(said)
+        };
+        assert!(says(&section, "Everything that was planned"));
+        run.ended_at = None;
+        let section = super::section(&run);
+        assert!(says(&section, "broken off") && !says(&section, "Everything"));
     }
 }

@@ -104,6 +104,7 @@ fn run() -> Run {
         began_at: 1_699_999_000,
         ended_at: None,
         setting: Setting {
+            plan: [("volumes".to_owned(), "a: 512 bytes".to_owned())].into(),
             machine: [(NAME.into(), NAME.into())].into(),
             versions: [("sarsen".into(), NAME.into())].into(),
             commands: vec![NAME.into()],

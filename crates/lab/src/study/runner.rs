@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::{Choices, Plan, Point, Study, Subject};
+use super::{Choices, NOT_TO_BE_WRITTEN, Plan, Point, Study, Subject};
 use crate::access::Access;
-use crate::archive::{Archive, ArchiveError};
+use crate::archive::{Archive, ArchiveError, Hold};
 use crate::contestant::{Contestant, ContestantError, FOLDER_PREFIX, Medium, Running, VolumeSpec};
 use crate::folder::PrivateFolder;
 use crate::limits::{self, LimitError};
@@ -79,6 +79,21 @@ pub enum RunError {
         /// How thoroughly.
         scale: Scale,
     },
+    /// What is to be resumed was another plan.
+    #[error(
+        "run {id} was begun with other {what} ({then}; now {now}): resume it with the options that \
+         it was begun with, or begin anew"
+    )]
+    OtherPlan {
+        /// The run.
+        id: i64,
+        /// What differs.
+        what: String,
+        /// What it was.
+        then: String,
+        /// What it would be now.
+        now: String,
+    },
     /// The folder for volumes cannot be used.
     #[error("cannot make a folder in {}: {source}", path.display())]
     Folder {
@@ -100,15 +115,15 @@ pub fn run(
     watcher: &mut dyn Watcher,
 ) -> Result<Run, RunError> {
     let mut plan = plan(study, choices, settings)?;
-    let (mut run, made) = begin(study, choices, settings, archive, &plan)?;
+    // Also of a run that is killed nothing is to be left; without a folder none begins.
+    let folder = PrivateFolder::new(&settings.folder, FOLDER_PREFIX)
+        .map_err(|source| RunError::Folder { path: settings.folder.clone(), source })?;
+    let (mut run, made, _hold) = begin(study, choices, settings, archive, &plan)?;
     let choices = &Choices { seed: run.setting.seed, ..choices.clone() };
     if settings.resume {
         plan = self::plan(study, choices, settings)?;
     }
     watcher.begins(run.id, measurements(&plan), made.len());
-    // Also of a run that is killed nothing is to be left.
-    let folder = PrivateFolder::new(&settings.folder, FOLDER_PREFIX)
-        .map_err(|source| RunError::Folder { path: settings.folder.clone(), source })?;
 
     watcher.does("making the network");
     let network = Network::build(&plan.links);
@@ -136,7 +151,11 @@ pub fn run(
             }
         }
     }
-    house.fill(watcher);
+    let unfilled = house.fill(watcher);
+    if !unfilled.is_empty() {
+        run.setting.network.extend(unfilled);
+        archive.set_setting(id, &run.setting)?;
+    }
     for repetition in 1..=plan.repetitions {
         for point in in_turn(&plan.points, repetition) {
             if !made.contains(&(point.labels.clone(), repetition)) {
@@ -207,22 +226,65 @@ fn begin(
     settings: &Settings,
     archive: &Archive,
     plan: &Plan,
-) -> Result<(Run, Made), RunError> {
+) -> Result<(Run, Made, Hold), RunError> {
     let contestants: Vec<_> = plan.contestants.iter().map(Contestant::to_string).collect();
+    let facts = facts(plan, settings);
     if settings.resume {
         let nothing = RunError::NothingToResume { study: study.name(), scale: choices.scale };
         let id = archive.unfinished(study.name(), choices.scale, &contestants)?.ok_or(nothing)?;
+        let hold = archive.hold(id)?;
+        same_plan(id, &archive.run(id)?.setting.plan, &facts)?;
         archive.forget_failures(id)?;
         let run = archive.run(id)?;
         let cell = |sample: &Sample| (sample.labels.clone(), sample.repetition);
         let made = run.samples.iter().map(cell).collect();
-        return Ok((run, made));
+        return Ok((run, made, hold));
     }
     let mut run = record(study.name(), choices.scale, settings.command.clone());
     run.contestants = contestants;
     run.setting.seed = choices.seed;
+    run.setting.plan = facts;
     run.id = archive.begin(&run)?;
-    Ok((run, Made::new()))
+    let hold = archive.hold(run.id)?;
+    Ok((run, Made::new(), hold))
+}
+
+/// What is to be measured, in words that differ where the plans do.
+fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
+    let volumes = plan.volumes.iter().map(|volume| {
+        let VolumeSpec { name, medium, bytes, cache } = volume;
+        format!("{name}: {bytes} bytes, {medium:?}, {cache:?}")
+    });
+    let links: Vec<_> = plan.links.iter().map(|link| link.name.as_str()).collect();
+    let cells = format!("{} of {} repetitions each", plan.points.len(), plan.repetitions);
+    let mut facts = BTreeMap::from([
+        ("volumes", volumes.collect::<Vec<_>>().join("; ")),
+        ("links", links.join(", ")),
+        ("cells", cells),
+    ]);
+    if !settings.only.is_empty() {
+        let only = settings.only.iter().map(|(dimension, value)| format!("{dimension} {value}"));
+        facts.insert("choice of cells", only.collect::<Vec<_>>().join(", "));
+    }
+    facts.into_iter().map(|(name, fact)| (name.to_owned(), fact)).collect()
+}
+
+/// Refuses to put measurements of one plan among those of another.
+fn same_plan(
+    id: i64,
+    then: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+) -> Result<(), RunError> {
+    let fact = |facts: &BTreeMap<_, String>, what: &String| {
+        facts.get(what).cloned().unwrap_or_else(|| "none".into())
+    };
+    for what in then.keys().chain(now.keys()) {
+        let (then, now) = (fact(then, what), fact(now, what));
+        if then != now {
+            return Err(RunError::OtherPlan { id, what: what.clone(), then, now });
+        }
+    }
+    Ok(())
 }
 
 /// A run that begins now, on this machine.
@@ -257,7 +319,15 @@ impl House<'_> {
         for running in self.contestants.iter().flatten() {
             setting.commands.extend_from_slice(running.commands());
             if let Some(version) = running.version() {
-                setting.versions.insert(running.name().into(), version.into());
+                let version = match setting.versions.get(running.name()) {
+                    // Another one than before the run was broken off.
+                    Some(before) if !before.ends_with(version) => {
+                        format!("{before}, then {version}")
+                    }
+                    Some(before) => before.clone(),
+                    None => version.to_owned(),
+                };
+                setting.versions.insert(running.name().into(), version);
             }
         }
     }
@@ -301,8 +371,7 @@ impl House<'_> {
 
     fn try_to_measure(&self, point: &Point, repetition: u32) -> Result<Outcome, ContestantError> {
         if point.writes && !self.may_write(point.contestant) {
-            let reason = "it was not started by the lab, and writing needs --destroy";
-            return Err(ContestantError::Unable(reason.into()));
+            return Err(ContestantError::Unable(NOT_TO_BE_WRITTEN.into()));
         }
         let running = self.contestants[point.contestant].as_ref().map_err(Clone::clone)?;
         let (volume, link) = (self.volume(point), self.link(point));
@@ -316,7 +385,8 @@ impl House<'_> {
         }
         let endpoint = running.endpoint(&volume.name, link)?;
         let seed = self.choices.seed.wrapping_add(repetition.into());
-        let subject = Subject { endpoint, running, link, volume, seed };
+        let may_write = self.may_write(point.contestant);
+        let subject = Subject { endpoint, running, link, volume, seed, may_write };
         let outcome = match elsewhere {
             true => (point.measurement)(&subject),
             false => self.network.on_initiator_side(|| (point.measurement)(&subject)),
@@ -342,13 +412,14 @@ impl House<'_> {
         found.unwrap_or_else(|| panic!("the plan has no link {}", point.link))
     }
 
-    /// Writes over all volumes once, so that nobody reads holes. What cannot be written now says so
-    /// again when it is measured.
-    fn fill(&self, watcher: &mut dyn Watcher) {
+    /// Writes over all volumes once, so that nobody reads holes. Gives which could not be: a reader
+    /// of the run must know.
+    fn fill(&self, watcher: &mut dyn Watcher) -> Vec<String> {
+        let mut unfilled = Vec::new();
         // Large packets cost least.
         let usable = |link: &&Link| link.address.is_ok() && is_plain(&link.profile);
         let links = self.network.links().iter().filter(usable);
-        let Some(link) = links.max_by_key(|link| link.profile.mtu) else { return };
+        let Some(link) = links.max_by_key(|link| link.profile.mtu) else { return unfilled };
         for (index, running) in self.contestants.iter().enumerate() {
             let Ok(running) = running else { continue };
             let elsewhere = self.plan.contestants[index].is_elsewhere();
@@ -361,10 +432,13 @@ impl House<'_> {
                 };
                 if let Err(error) = filled {
                     let name = running.name();
-                    watcher.notices(&format!("{name}: {} cannot be filled: {error}", volume.name));
+                    let notice = format!("{name}: {} cannot be filled: {error}", volume.name);
+                    watcher.notices(&notice);
+                    unfilled.push(format!("{notice}: what is read of it may be holes"));
                 }
             }
         }
+        unfilled
     }
 }
 
@@ -407,53 +481,4 @@ pub fn now() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn points(contestants: usize, tests: &[&str]) -> Vec<Point> {
-        let point = |contestant: usize, test: &str| Point {
-            labels: Labels::new().with("target", contestant).with("test", test),
-            contestant,
-            volume: "lun".into(),
-            link: "loopback".into(),
-            writes: false,
-            time: Duration::ZERO,
-            measurement: Box::new(|_| Outcome::NotMeasured("never".into())),
-        };
-        let of = |test| (0..contestants).map(move |contestant| point(contestant, test));
-        tests.iter().flat_map(|test| of(*test)).collect()
-    }
-
-    #[test]
-    fn another_contestant_begins_each_repetition_and_tests_keep_their_order() {
-        let points = points(3, &["a", "b"]);
-        let order = |repetition| {
-            let name = |point: &Point| {
-                format!("{}{}", point.labels.value("test").unwrap(), point.contestant)
-            };
-            in_turn(&points, repetition).map(name).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!(order(1), "a0 a1 a2 b0 b1 b2");
-        assert_eq!(order(2), "a1 a2 a0 b1 b2 b0");
-        assert_eq!(order(4), order(1));
-    }
-
-    #[test]
-    fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
-        let points = points(2, &["a", "b", "c"]);
-        let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let chosen = |only: &[(&str, &str)]| {
-            let only: Vec<_> = only.iter().map(pair).collect();
-            points.iter().filter(|point| is_wanted(&point.labels, &only)).count()
-        };
-        assert_eq!(chosen(&[]), 6);
-        assert_eq!(chosen(&[("test", "a"), ("test", "c")]), 4);
-        assert_eq!(chosen(&[("test", "a"), ("test", "c"), ("target", "1")]), 2);
-        assert_eq!(chosen(&[("test", "a"), ("tset", "a")]), 0);
-        let error = no_cell(&points, &[pair(&("test", "d"))]).to_string();
-        assert_eq!(
-            error,
-            "no cell of this run has test d; there are target (0, 1); test (a, b, c)"
-        );
-    }
-}
+mod tests;

@@ -1,0 +1,255 @@
+use std::fs;
+
+use super::*;
+use crate::record::Scale;
+use crate::report::Report;
+use crate::study::load_for;
+
+const BYTES: u64 = 1 << 20;
+
+/// Reads, and writes of which the plan says nothing.
+struct Small;
+
+impl Study for Small {
+    fn name(&self) -> &'static str {
+        "small"
+    }
+
+    fn about(&self) -> &'static str {
+        "a study of two cells"
+    }
+
+    fn plan(&self, choices: &Choices) -> Option<Plan> {
+        let mut points = Vec::new();
+        for read_percent in [100, 0] {
+            for (contestant, name) in choices.contestants.iter().enumerate() {
+                let access =
+                    Access { block_bytes: 4096, read_percent, random_percent: 0, queue_depth: 1 };
+                let time = Duration::from_millis(5);
+                points.push(Point {
+                    labels: Labels::new().with("target", name).with("reads", read_percent),
+                    contestant,
+                    volume: "a".into(),
+                    link: "loopback".into(),
+                    writes: false,
+                    time,
+                    measurement: load_for(access, Duration::ZERO, time),
+                });
+            }
+        }
+        let medium = choices.medium.unwrap_or(Medium::Ram);
+        let cache = Default::default();
+        Some(Plan {
+            links: vec![LinkProfile::loopback()],
+            volumes: vec![VolumeSpec { name: "a".into(), medium, bytes: BYTES, cache }],
+            contestants: choices.contestants.clone(),
+            limits: false,
+            points,
+            repetitions: 2,
+        })
+    }
+
+    fn report(&self, _run: &Run) -> Report {
+        Report { title: "Small".into(), summary: Vec::new(), sections: Vec::new() }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    begun: Vec<(usize, usize)>,
+    measured: usize,
+}
+
+impl Watcher for Notes {
+    fn begins(&mut self, _run: i64, measurements: usize, made: usize) {
+        self.begun.push((measurements, made));
+    }
+
+    fn does(&mut self, _what: &str) {}
+
+    fn notices(&mut self, _what: &str) {}
+
+    fn measured(&mut self, _sample: &Sample) {
+        self.measured += 1;
+    }
+}
+
+struct Place {
+    folder: tempfile::TempDir,
+    archive: Archive,
+    choices: Choices,
+    settings: Settings,
+}
+
+impl Place {
+    fn new(contestants: Vec<Contestant>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let archive = Archive::open(&folder.path().join("lab.sqlite")).unwrap();
+        let choices = Choices {
+            scale: Scale::Quick,
+            contestants,
+            medium: None,
+            destroy: false,
+            links: false,
+            seed: 1,
+        };
+        let settings = Settings {
+            folder: folder.path().to_owned(),
+            command: "sarsen lab run small".into(),
+            only: Vec::new(),
+            resume: false,
+        };
+        Self { folder, archive, choices, settings }
+    }
+
+    fn run(&self) -> Result<(Run, Notes), RunError> {
+        let mut notes = Notes::default();
+        let run = run(&Small, &self.choices, &self.settings, &self.archive, &mut notes)?;
+        Ok((run, notes))
+    }
+
+    /// A run of which a cell was measured, and another failed.
+    fn broken_off(&self) -> i64 {
+        let plan = Small.plan(&self.choices).unwrap();
+        let (run, ..) = begin(&Small, &self.choices, &self.settings, &self.archive, &plan).unwrap();
+        let outcomes = [Outcome::Measured(Measures::default()), Outcome::Failed("lost".into())];
+        for (point, outcome) in plan.points.iter().zip(outcomes) {
+            let labels = point.labels.clone();
+            let sample = Sample { labels, repetition: 1, ended_at: now(), outcome };
+            self.archive.add(run.id, &sample).unwrap();
+        }
+        run.id
+    }
+}
+
+#[test]
+fn every_cell_is_measured_once_for_each_repetition_and_nothing_is_left() {
+    let place = Place::new(vec![Contestant::Direct]);
+    let (run, notes) = place.run().unwrap();
+    assert!(run.ended_at.is_some());
+    assert_eq!((run.samples.len(), notes.measured), (4, 4));
+    assert_eq!(notes.begun, [(4, 0)]);
+    assert!(run.samples.iter().all(|sample| matches!(sample.outcome, Outcome::Measured(_))));
+    let names = fs::read_dir(place.folder.path()).unwrap().flatten().map(|it| it.file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["lab.sqlite"]);
+}
+
+#[test]
+fn what_the_lab_has_not_started_is_written_only_when_that_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("precious");
+    // No signature that the load would know.
+    let before = vec![0x5a; BYTES as usize];
+    fs::write(&path, &before).unwrap();
+    let mut place = Place::new(vec![Contestant::DirectPath(path.clone())]);
+    let (run, _) = place.run().unwrap();
+    assert!(fs::read(&path).unwrap() == before, "it was written to");
+    let told = run.samples.iter().filter(
+        |sample| matches!(&sample.outcome, Outcome::NotMeasured(why) if why == NOT_TO_BE_WRITTEN),
+    );
+    assert_eq!(told.count(), 2);
+
+    place.choices.destroy = true;
+    let (run, _) = place.run().unwrap();
+    assert!(fs::read(&path).unwrap() != before);
+    assert!(run.samples.iter().all(|sample| matches!(sample.outcome, Outcome::Measured(_))));
+}
+
+#[test]
+fn a_contestant_that_takes_part_twice_is_refused_before_a_run_is_kept() {
+    let place = Place::new(vec![Contestant::Direct, Contestant::Direct]);
+    let refused = place.run().unwrap_err();
+    assert!(matches!(refused, RunError::Twice { .. }), "{refused}");
+    assert!(place.archive.runs().unwrap().is_empty());
+}
+
+#[test]
+fn a_run_that_was_broken_off_goes_on_where_it_was() {
+    let mut place = Place::new(vec![Contestant::Direct]);
+    place.settings.resume = true;
+    assert!(matches!(place.run(), Err(RunError::NothingToResume { .. })));
+    place.settings.resume = false;
+    let id = place.broken_off();
+    place.settings.resume = true;
+    let (run, notes) = place.run().unwrap();
+    assert_eq!(run.id, id);
+    assert!(run.ended_at.is_some());
+    // The failure was made again; what was measured was not.
+    assert_eq!(notes.begun, [(4, 1)]);
+    assert_eq!((run.samples.len(), notes.measured), (4, 3));
+    let cells: HashSet<_> = run.samples.iter().map(|it| (&it.labels, it.repetition)).collect();
+    assert_eq!(cells.len(), 4);
+}
+
+#[test]
+fn a_run_goes_on_with_the_plan_that_it_was_begun_with_alone() {
+    let mut place = Place::new(vec![Contestant::Direct]);
+    let id = place.broken_off();
+    place.settings.resume = true;
+    let kept = place.archive.run(id).unwrap();
+    let mut refused = |change: fn(&mut Place), wanted: &str| {
+        let (choices, settings) = (place.choices.clone(), place.settings.clone());
+        change(&mut place);
+        match place.run().unwrap_err() {
+            RunError::OtherPlan { what, .. } => assert_eq!(what, wanted),
+            error => panic!("{error}"),
+        }
+        (place.choices, place.settings) = (choices, settings);
+    };
+    refused(|place| place.choices.medium = Some(Medium::Disk), "volumes");
+    refused(|place| place.settings.only = vec![("reads".into(), "0".into())], "cells");
+    // Nothing of it was touched.
+    assert_eq!(place.archive.run(id).unwrap(), kept);
+
+    let hold = place.archive.hold(id).unwrap();
+    let held = place.run().unwrap_err();
+    assert!(matches!(held, RunError::Archive(ArchiveError::Held { .. })), "{held}");
+    drop(hold);
+    // The seed is the run's own, whatever is chosen now.
+    place.choices.seed = 7;
+    let (run, _) = place.run().unwrap();
+    assert_eq!((run.id, run.setting.seed), (id, 1));
+}
+
+fn points(contestants: usize, tests: &[&str]) -> Vec<Point> {
+    let point = |contestant: usize, test: &str| Point {
+        labels: Labels::new().with("target", contestant).with("test", test),
+        contestant,
+        volume: "lun".into(),
+        link: "loopback".into(),
+        writes: false,
+        time: Duration::ZERO,
+        measurement: Box::new(|_| Outcome::NotMeasured("never".into())),
+    };
+    let of = |test| (0..contestants).map(move |contestant| point(contestant, test));
+    tests.iter().flat_map(|test| of(*test)).collect()
+}
+
+#[test]
+fn another_contestant_begins_each_repetition_and_tests_keep_their_order() {
+    let points = points(3, &["a", "b"]);
+    let order = |repetition| {
+        let name =
+            |point: &Point| format!("{}{}", point.labels.value("test").unwrap(), point.contestant);
+        in_turn(&points, repetition).map(name).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(order(1), "a0 a1 a2 b0 b1 b2");
+    assert_eq!(order(2), "a1 a2 a0 b1 b2 b0");
+    assert_eq!(order(4), order(1));
+}
+
+#[test]
+fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
+    let points = points(2, &["a", "b", "c"]);
+    let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let chosen = |only: &[(&str, &str)]| {
+        let only: Vec<_> = only.iter().map(pair).collect();
+        points.iter().filter(|point| is_wanted(&point.labels, &only)).count()
+    };
+    assert_eq!(chosen(&[]), 6);
+    assert_eq!(chosen(&[("test", "a"), ("test", "c")]), 4);
+    assert_eq!(chosen(&[("test", "a"), ("test", "c"), ("target", "1")]), 2);
+    assert_eq!(chosen(&[("test", "a"), ("tset", "a")]), 0);
+    let error = no_cell(&points, &[pair(&("test", "d"))]).to_string();
+    assert_eq!(error, "no cell of this run has test d; there are target (0, 1); test (a, b, c)");
+}
