@@ -1,8 +1,8 @@
 //! Looks at what a load is to be put on, before it writes there.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Seek as _, SeekFrom};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,11 +76,15 @@ async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Holding>, BlockError> {
 }
 
 fn of_file(path: &Path) -> io::Result<Vec<Holding>> {
-    let mut file = match File::open(path) {
-        // Who opens it to write says what is to be done about it.
+    // Of what is not there, or neither of these, who opens it to write says what is to be done about
+    // it; a pipe would never open here.
+    match fs::metadata(path).map(|metadata| metadata.file_type()) {
+        Ok(kind) if kind.is_file() || kind.is_block_device() => {}
+        Ok(_) => return Ok(Vec::new()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        file => file?,
-    };
+        Err(error) => return Err(error),
+    }
+    let mut file = File::open(path)?;
     let length = file.seek(SeekFrom::End(0))?;
     signature::find(length, |offset, into| file.read_exact_at(into, offset))
 }
@@ -133,6 +137,16 @@ mod tests {
             destroying.destroy = true;
             assert!(run(&destroying).is_ok());
         }
+    }
+
+    #[test]
+    fn a_pipe_is_no_place_for_a_load() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pipe");
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, kind, mode, 0).unwrap();
+        let refused = run(&options(Endpoint::path(&path), 0)).unwrap_err().to_string();
+        assert!(refused.contains("neither a regular file nor a block device"), "{refused}");
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! What tests of studies have in common: whether a plan can be carried out, a run as if it had
 //! been, and what a report of it shows.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
-use super::{Choices, Plan, Study};
+use super::{ALL, Choices, Plan, Study};
+use crate::compare::compare;
 use crate::network::LinkProfile;
-use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting, figure};
-use crate::report::{Block, Cell, Report};
+use crate::record::{
+    Bucket, Labels, Measures, Outcome, Run, Sample, Scale, Series, Setting, figure,
+};
+use crate::report::{self, Block, Cell, Format, Report};
 
 /// What the measurements of a quick run may take.
 const QUICK_LIMIT: Duration = Duration::from_secs(90);
@@ -157,4 +160,55 @@ pub(super) fn says(report: &Report, reason: &str) {
         _ => false,
     };
     assert!(cells(report).any(said), "{reason}");
+}
+
+/// Figures that nothing measures, and an archive may hold.
+const EXTREMES: [f64; 8] = [f64::MAX, -f64::MAX, 1e200, 1e-200, 5e-324, -0.0, 0.0, 1.0];
+
+/// All that a sample can hold, of extremes.
+fn extremes(names: &BTreeSet<String>, turn: usize) -> Measures {
+    let extreme = |index: usize| EXTREMES[index % EXTREMES.len()];
+    let figures = names.iter().enumerate().map(|(at, name)| (name.clone(), extreme(turn + at)));
+    let bucket = |index| Bucket { upper_us: extreme(turn + index), count: u64::MAX >> index };
+    Measures {
+        figures: figures.collect(),
+        texts: BTreeMap::from([("line".into(), "\u{1b}[2J<script>".into())]),
+        latencies: (0..EXTREMES.len()).map(bucket).collect(),
+        series: Some(Series { interval_s: extreme(turn), values: EXTREMES.to_vec() }),
+    }
+}
+
+#[test]
+fn whatever_an_archive_holds_every_study_reports_it() {
+    let mut names: BTreeSet<String> = measures(0.0).figures.into_keys().collect();
+    let bonnie = ["kib_per_s", "seeks_per_s", "files_per_s", "cpu_percent", "link_round_trip_us"];
+    names.extend(bonnie.map(str::to_owned));
+    for study in ALL {
+        let mut run = match study.plan(&choices(Scale::Quick)) {
+            Some(_) => run(*study, Scale::Quick, &[]),
+            None => run_without_plan(study.name()),
+        };
+        for (turn, sample) in run.samples.iter_mut().enumerate() {
+            sample.outcome = Outcome::Measured(extremes(&names, turn));
+        }
+        for format in Format::ALL {
+            let mut out = Vec::new();
+            report::write(format, &study.report(&run), &run, &mut out).unwrap();
+            assert!(!out.is_empty());
+        }
+        assert!(!compare(&run, &run, &[figure::IOPS, "kib_per_s"]).figures.is_empty());
+    }
+}
+
+/// Of each of bonnie++'s operations so many repetitions that they make a histogram.
+fn run_without_plan(study: &str) -> Run {
+    let mut run = super::record(study, Scale::Quick, String::new());
+    for repetition in 1..=20 {
+        for operation in crate::bonnie::OPERATIONS {
+            let labels = Labels::new().with("setup", "a").with("operation", operation.name);
+            let outcome = Outcome::Measured(Measures::default());
+            run.samples.push(Sample { labels, repetition, ended_at: 2, outcome });
+        }
+    }
+    run
 }

@@ -369,7 +369,8 @@ fn published_cell(value: f64) -> Cell {
 /// How many runs gave how much; nothing of few runs, and of those that all gave the same.
 fn histogram(column: Column, values: &[f64]) -> Option<Bars> {
     let Summary { count, min, max, .. } = Summary::of(values)?;
-    if count < HISTOGRAM_RUNS || max <= min {
+    // What was kept may lie further apart than any number says.
+    if count < HISTOGRAM_RUNS || max <= min || !(max - min).is_finite() {
         return None;
     }
     // Sturges' rule.
@@ -509,5 +510,16 @@ mod tests {
         for row in published::lunden() {
             assert!(columns().any(|column| column.name() == row.column()), "{row:?}");
         }
+    }
+
+    #[test]
+    fn figures_too_far_apart_for_a_bin_make_no_histogram() {
+        let column = columns().next().unwrap();
+        let mut values = [1.0; HISTOGRAM_RUNS];
+        assert!(histogram(column, &values).is_none(), "all the same");
+        values[0] = 2.0;
+        assert!(histogram(column, &values).is_some());
+        (values[0], values[1]) = (f64::MAX, -f64::MAX);
+        assert!(histogram(column, &values).is_none());
     }
 }
