@@ -258,8 +258,7 @@ impl fmt::Display for Contestant {
             Self::Tgt => f.write_str("tgt"),
             Self::Istgt => f.write_str("istgt"),
             Self::Nbdkit => f.write_str("nbdkit"),
-            // All of it: two portals or units of one target are two contestants.
-            Self::Iscsi(url) => url.fmt(f),
+            Self::Iscsi(url) => write!(f, "{}", url.target),
             Self::Nbd(url) => url.fmt(f),
             Self::Direct => f.write_str("direct"),
             Self::DirectPath(path) => write!(f, "direct:{}", path.display()),

@@ -262,6 +262,15 @@ fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
         ("links", links.join(", ")),
         ("cells", cells),
     ]);
+    // Their names do not say all of where they are.
+    let places = plan.contestants.iter().filter_map(|contestant| match contestant {
+        Contestant::Iscsi(url) => Some(url.to_string()),
+        _ => None,
+    });
+    let places: Vec<_> = places.collect();
+    if !places.is_empty() {
+        facts.insert("targets elsewhere", places.join(", "));
+    }
     if !settings.only.is_empty() {
         let only = settings.only.iter().map(|(dimension, value)| format!("{dimension} {value}"));
         facts.insert("choice of cells", only.collect::<Vec<_>>().join(", "));
