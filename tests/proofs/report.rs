@@ -448,6 +448,7 @@ fn run() -> Run {
         began_at: 1_763_732_400,
         ended_at: Some(1_763_739_777),
         setting: Setting {
+            plan: facts(&[("volumes", "lun: 1073741824 bytes, Ram, WriteBack")]),
             machine: facts(&[
                 ("processor", "a processor of a well-known make at 2.60 GHz"),
                 ("cores", "2"),
