@@ -426,7 +426,7 @@ fn ended_by(request: TaskManagement, response: TaskManagementResponse) -> bool {
             && matches!(request, TaskManagement::AbortTask(_)))
 }
 
-/// What is done when the connection is lost; see [`crate::reconnect`].
+/// What is done when the connection is lost; see `reconnect.rs`.
 impl Session {
     /// Asks who the unit is, to know it again.
     async fn remember(&self) -> Result<(), SessionError> {

@@ -3,7 +3,7 @@
 //! nobody's data are lost to a mistyped name.
 //!
 //! Each of these leaves a signature at a place of its own, near the beginning or the end. The
-//! [`table`] has a row for each; nothing is concluded from anything else, so a device on which
+//! `signature/table.rs` has a row for each; nothing is concluded from anything else, so a device on which
 //! nothing is found may still hold something.
 
 mod table;

@@ -1,4 +1,4 @@
-//! Connections to sockets of this machine (AF_UNIX), used as those of [`net`](crate::net) are.
+//! Connections to sockets of this machine (AF_UNIX), used as those of [`crate::net`] are.
 
 use std::io;
 use std::path::Path;

@@ -49,7 +49,7 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// Four targets under ESXi: [`trinkle`] and [`access_specs`].
+/// Four targets under ESXi: [`trinkle()`] and [`access_specs()`].
 pub const TRINKLE: Source = Source {
     author: "Trinkle",
     title: "A Comparative Analysis of Open Source Storage Area Networks with ESXi 5.1",
@@ -58,7 +58,7 @@ pub const TRINKLE: Source = Source {
     places: "tables 3.3 and G.1 to G.16",
 };
 
-/// Block sizes, cables and adapters: [`novell`].
+/// Block sizes, cables and adapters: [`novell()`].
 pub const NOVELL: Source = Source {
     author: "Novell",
     title: "iSCSI Performance Factors (SLES 10 SP1, NetWare 6.5 SP7)",
@@ -67,7 +67,7 @@ pub const NOVELL: Source = Source {
     places: "test runs and tables 1 to 7",
 };
 
-/// Set-up phases, loads, a trace, files: [`lu_du`].
+/// Set-up phases, loads, a trace, files: [`lu_du()`].
 pub const LU_DU: Source = Source {
     author: "Lu and Du",
     title: "Performance Study of iSCSI-Based Storage Subsystems",
@@ -76,7 +76,7 @@ pub const LU_DU: Source = Source {
     places: "text, tables 2 to 5, figure 2",
 };
 
-/// bonnie++ on four kinds of storage: [`lunden`].
+/// bonnie++ on four kinds of storage: [`lunden()`].
 pub const LUNDEN: Source = Source {
     author: "Lunden",
     title: "Evaluation of Different SAN Technologies for Virtual Machine Hosting",
