@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// A folder of a mounted disk, in which bonnie++ is run; for `lunden` alone.
     #[arg(long, value_name = "FOLDER")]
     mount: Option<PathBuf>,
-    /// A minute or so: whether it works and about how fast [default].
+    /// A minute or so: whether it works and about how fast; the default.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// The study's own durations and repetitions: hours.
