@@ -189,11 +189,11 @@ fn one_that_is_killed_says_so() -> Result<()> {
     Ok(())
 }
 
-/// The other process of the proof below: starts a target, says what it made, and stays.
+/// The other process of the proof below: starts a target, says what it made, and stays. Without
+/// that proof, which names a folder, there is nothing to do.
 #[test]
-#[ignore = "is started by nothing_is_left_of_a_lab_that_is_killed"]
 fn a_lab_that_stays() -> Result<()> {
-    let folder = std::env::var("LAB_FOLDER").context("LAB_FOLDER")?;
+    let Ok(folder) = std::env::var("LAB_FOLDER") else { return Ok(()) };
     let (running, _) = start(&Contestant::Sarsen, CacheMode::WriteBack, Path::new(&folder))?;
     let (tgt, _) = match start(&Contestant::Tgt, CacheMode::WriteBack, Path::new(&folder)) {
         Ok((tgt, urls)) => (Some(tgt), urls),
@@ -212,7 +212,7 @@ fn a_lab_that_stays() -> Result<()> {
 fn nothing_is_left_of_a_lab_that_is_killed() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut lab = Command::new(std::env::current_exe()?)
-        .args(["--ignored", "--exact", "a_lab_that_stays", "--nocapture"])
+        .args(["--exact", "a_lab_that_stays", "--nocapture"])
         .env("LAB_FOLDER", folder.path())
         .env(program::VARIABLE, program::path()?)
         .stdin(Stdio::piped())
