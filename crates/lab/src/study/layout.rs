@@ -131,6 +131,11 @@ pub(super) fn limits(run: &Run) -> Option<Section> {
             }
         }
     }
+    table.notes.push(
+        "A link's limit is what a plain TCP stream reached at its best, over one or four \
+         connections: where a target passes it, the stream was slower than the link."
+            .into(),
+    );
     (!table.rows.is_empty())
         .then(|| Section { heading: "Limits".into(), blocks: vec![Block::Table(table)] })
 }
