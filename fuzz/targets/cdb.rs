@@ -11,20 +11,39 @@ use libfuzzer_sys::fuzz_target;
 use sarsen_block::{BlockSize, Buffer, Io, MemoryStore};
 use sarsen_scsi::command_table::TABLE;
 use sarsen_scsi::{
-    Cdb, Command, Completion, Identity, InitiatorPort, LogicalUnit, Lun, NexusHandle, Status,
-    TargetDevice,
+    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, LogicalUnit, Lun, NexusHandle,
+    Status, TargetDevice, Work,
 };
 
 const BLOCK_COUNT: u64 = 256;
 /// The device server takes and gives no more than this with one command.
 const LARGEST_DATA: usize = 16 << 20;
 
+/// A world in which nothing happens by chance.
+struct StillHost;
+
+impl Host for StillHost {
+    fn unix_time_ms(&self) -> u64 {
+        1_000
+    }
+
+    fn fill_random(&self, into: &mut [u8]) {
+        into.fill(7);
+    }
+
+    fn spawn(&self, work: Work) {
+        poll(work());
+    }
+}
+
 fuzz_target!(|input: &[u8]| {
     let Some((&kind, mut input)) = input.split_first() else { return };
     let block_size = if kind & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
     let store = Arc::new(MemoryStore::new(block_size, BLOCK_COUNT));
     let unit = LogicalUnit::new(Identity::new("data", "fuzz"), store);
-    let device = TargetDevice::new("iqn.2026-11.fuzz:t".into(), BTreeMap::from([(Lun(0), unit)]));
+    let array = Array::new(Arc::new(StillHost));
+    let luns = BTreeMap::from([(Lun(0), unit)]);
+    let device = TargetDevice::new(&array, "iqn.2026-11.fuzz:t".into(), luns);
     let open = |name: &str| {
         let initiator = InitiatorPort { name: format!("iqn.2026-11.fuzz:{name},i,0x1") };
         device.open_nexus(initiator, 1, "iqn.2026-11.fuzz:t,t,0x0001".into())
@@ -111,16 +130,19 @@ fn command(
 }
 
 fn run(nexus: &mut NexusHandle, command: Command) -> Completion {
-    let future = match nexus.execute(Some(Lun(0)), command) {
-        Io::Ready(completion) => return completion,
-        Io::Pending(future) => future,
-    };
+    match nexus.execute(Some(Lun(0)), command) {
+        Io::Ready(completion) => completion,
+        Io::Pending(future) => poll(future),
+    }
+}
+
+fn poll<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());
     for _ in 0..1_000_000 {
-        if let Poll::Ready(completion) = future.as_mut().poll(&mut context) {
-            return completion;
+        if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
+            return result;
         }
     }
-    panic!("a command that nothing ends");
+    panic!("something that nothing ends");
 }

@@ -18,7 +18,7 @@ pub mod store;
 pub use buffer::Buffer;
 pub use data::{Data, Piece, SharedMemory};
 pub use error::{BlockError, Direction};
-pub use io::Io;
+pub use io::{Io, LocalFuture};
 pub use memory::MemoryStore;
 pub use request::{Allocation, AllocationRun, BlockSize, Durability, Extent, Lba, Reply, Request};
 pub use store::{Characteristics, Geometry, Store, Unmap};

@@ -20,6 +20,8 @@ pub enum BlockSize {
     /// 512 bytes.
     #[default]
     B512,
+    /// 2,048 bytes, a CD's.
+    B2048,
     /// 4,096 bytes.
     B4096,
 }
@@ -34,6 +36,7 @@ impl BlockSize {
     pub const fn shift(self) -> u32 {
         match self {
             Self::B512 => 9,
+            Self::B2048 => 11,
             Self::B4096 => 12,
         }
     }

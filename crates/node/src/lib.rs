@@ -3,6 +3,7 @@
 
 pub mod config;
 mod fronts;
+mod host;
 pub mod server;
 pub mod stores;
 mod targets;

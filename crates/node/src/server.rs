@@ -14,12 +14,13 @@ use sarsen_io::net::Listener;
 use sarsen_io::time;
 use sarsen_proto::iscsi::digest;
 use sarsen_proto::iscsi::target::Settings;
-use sarsen_scsi::{Identity, LogicalUnit, Lun, TargetDevice};
+use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, ConfigError, TargetConfig, VolumeConfig};
 use crate::fronts::iscsi::{self, Front, Message, Sessions};
+use crate::host::Beneath;
 use crate::stores::{self, StoreError};
 use crate::targets::{Target, Targets};
 
@@ -99,6 +100,8 @@ impl Server {
             return Err(StartError::Digest);
         }
         let cores = Cores::start(config.cores, config.io_engine).map_err(StartError::Cores)?;
+        let cores = Arc::new(cores);
+        let array = Array::new(Arc::new(Beneath::new(&cores)));
         // Ports before files: a port in use leaves no new file behind. Nobody is accepted yet.
         let mut listeners = Vec::new();
         for &address in &config.listen {
@@ -138,7 +141,7 @@ impl Server {
                     urls: portals.iter().map(|portal| url(*portal, &target.name, lun)).collect(),
                 });
             }
-            let device = TargetDevice::new(target.name.clone(), luns);
+            let device = TargetDevice::new(&array, target.name.clone(), luns);
             targets.add(Target { device, alias: target.alias.clone() });
         }
 
@@ -149,7 +152,6 @@ impl Server {
             sessions: Sessions::default(),
             portals,
         });
-        let cores = Arc::new(cores);
         let (closing, told) = watch::channel(false);
         let (alive, accepting) = mpsc::channel(1);
         iscsi::start(&front, listeners, &cores, &told, &alive);

@@ -13,12 +13,36 @@ pub enum UnitAttention {
     Reset,
     /// The target has other logical units than before.
     ReportedLunsDataHasChanged,
+    /// Another medium may be in the drive.
+    MediumMayHaveChanged,
+    /// INQUIRY data or a VPD page is not what it was.
+    InquiryDataHasChanged,
     /// The medium has another size.
     CapacityDataHasChanged,
+    /// A target port group changed its access state.
+    AsymmetricAccessStateChanged,
+    /// A target port group could not change its access state by itself.
+    ImplicitTransitionFailed,
+    /// Another initiator preempted the persistent reservation.
+    ReservationsPreempted,
+    /// The persistent reservation of all registrants was released.
+    ReservationsReleased,
+    /// Another initiator removed this one's registration.
+    RegistrationsPreempted,
     /// Another initiator changed the mode parameters.
     ModeParametersChanged,
+    /// Another initiator changed the log parameters.
+    LogParametersChanged,
+    /// Another initiator set the timestamp.
+    TimestampChanged,
     /// Another initiator cleared the task set.
     CommandsClearedByAnotherInitiator,
+    /// The device server cleared the task set.
+    CommandsClearedByDeviceServer,
+    /// A thin volume has less room left than was agreed upon.
+    ThinProvisioningSoftThresholdReached,
+    /// An informational exception is told of.
+    FailurePredictionThresholdExceeded,
 }
 
 impl UnitAttention {
@@ -27,16 +51,43 @@ impl UnitAttention {
             Self::PowerOn => AdditionalSense::POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED,
             Self::Reset => AdditionalSense::BUS_DEVICE_RESET_FUNCTION_OCCURRED,
             Self::ReportedLunsDataHasChanged => AdditionalSense::REPORTED_LUNS_DATA_HAS_CHANGED,
+            Self::MediumMayHaveChanged => AdditionalSense::NOT_READY_TO_READY_CHANGE,
+            Self::InquiryDataHasChanged => AdditionalSense::INQUIRY_DATA_HAS_CHANGED,
             Self::CapacityDataHasChanged => AdditionalSense::CAPACITY_DATA_HAS_CHANGED,
+            Self::AsymmetricAccessStateChanged => AdditionalSense::ASYMMETRIC_ACCESS_STATE_CHANGED,
+            Self::ImplicitTransitionFailed => {
+                AdditionalSense::IMPLICIT_ASYMMETRIC_ACCESS_STATE_TRANSITION_FAILED
+            }
+            Self::ReservationsPreempted => AdditionalSense::RESERVATIONS_PREEMPTED,
+            Self::ReservationsReleased => AdditionalSense::RESERVATIONS_RELEASED,
+            Self::RegistrationsPreempted => AdditionalSense::REGISTRATIONS_PREEMPTED,
             Self::ModeParametersChanged => AdditionalSense::MODE_PARAMETERS_CHANGED,
+            Self::LogParametersChanged => AdditionalSense::LOG_PARAMETERS_CHANGED,
+            Self::TimestampChanged => AdditionalSense::TIMESTAMP_CHANGED,
             Self::CommandsClearedByAnotherInitiator => {
                 AdditionalSense::COMMANDS_CLEARED_BY_ANOTHER_INITIATOR
+            }
+            Self::CommandsClearedByDeviceServer => {
+                AdditionalSense::COMMANDS_CLEARED_BY_DEVICE_SERVER
+            }
+            Self::ThinProvisioningSoftThresholdReached => {
+                AdditionalSense::THIN_PROVISIONING_SOFT_THRESHOLD_REACHED
+            }
+            Self::FailurePredictionThresholdExceeded => {
+                AdditionalSense::FAILURE_PREDICTION_THRESHOLD_EXCEEDED
             }
         }
     }
 
     const fn is_told_by_a_reset(self) -> bool {
-        matches!(self, Self::ModeParametersChanged | Self::CommandsClearedByAnotherInitiator)
+        matches!(
+            self,
+            Self::ModeParametersChanged
+                | Self::LogParametersChanged
+                | Self::TimestampChanged
+                | Self::CommandsClearedByAnotherInitiator
+                | Self::CommandsClearedByDeviceServer
+        )
     }
 
     /// The sense data that tells it.

@@ -1,6 +1,7 @@
 //! What arrives: a command descriptor block and its data.
 
 use sarsen_block::Buffer;
+use sarsen_wire::scsi::opcode;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// A command descriptor block: sixteen bytes in line, longer ones beside them.
@@ -33,9 +34,13 @@ impl Cdb {
         self.fixed[0]
     }
 
-    /// The low five bits of byte 1, where most commands that have one keep their SERVICE ACTION.
+    /// SERVICE ACTION, of commands that have one: the low five bits of byte 1, or bytes 8 and 9 of
+    /// commands of variable length.
     pub(crate) const fn service_action(&self) -> u16 {
-        (self.fixed[1] & 0x1f) as u16
+        match self.fixed[0] {
+            opcode::VARIABLE_LENGTH => u16::from_be_bytes([self.fixed[8], self.fixed[9]]),
+            _ => (self.fixed[1] & 0x1f) as u16,
+        }
     }
 
     /// The byte at `offset`, below sixteen.
@@ -59,11 +64,27 @@ impl From<[u8; 16]> for Cdb {
     }
 }
 
+/// TASK ATTRIBUTE (SAM-5 8.6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TaskAttribute {
+    /// SIMPLE: in any order with others of its kind.
+    #[default]
+    Simple,
+    /// ORDERED: after all that came before it, before all that came after it.
+    Ordered,
+    /// HEAD OF QUEUE: before all that has not begun.
+    HeadOfQueue,
+    /// ACA: while an auto contingent allegiance lasts.
+    Aca,
+}
+
 /// A command as the transport has it when all its data has arrived.
 #[derive(Debug)]
 pub struct Command {
     /// The command descriptor block.
     pub cdb: Cdb,
+    /// Its place among the others.
+    pub attribute: TaskAttribute,
     /// What arrived of the bytes that [`crate::NexusHandle::data_out_length`] asked for. Fewer
     /// bytes than the command needs end it without effect, unless `expected_data_out_length`
     /// explains them. More are ignored.
@@ -78,11 +99,16 @@ pub struct Command {
 impl Command {
     /// A command without Data-Out.
     pub const fn new(cdb: Cdb) -> Self {
-        Self { cdb, data_out: None, expected_data_out_length: None }
+        Self {
+            cdb,
+            attribute: TaskAttribute::Simple,
+            data_out: None,
+            expected_data_out_length: None,
+        }
     }
 
     /// A command with the Data-Out that arrived.
-    pub const fn with_data_out(cdb: Cdb, data_out: Buffer) -> Self {
-        Self { cdb, data_out: Some(data_out), expected_data_out_length: None }
+    pub fn with_data_out(cdb: Cdb, data_out: Buffer) -> Self {
+        Self { data_out: Some(data_out), ..Self::new(cdb) }
     }
 }

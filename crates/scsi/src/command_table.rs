@@ -7,16 +7,19 @@
 use crate::commands::{
     Handler, block, cache, capacity, inquiry, mode, provisioning, report, reservation, verify,
 };
-use crate::{Cdb, LogicalUnit, Sense};
+use crate::{Cdb, DeviceType, LogicalUnit, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
 
 /// How many bytes of Data-Out a CDB takes; an error where the CDB will be refused.
 pub(crate) type DataOut = fn(&Cdb, &LogicalUnit) -> Result<usize, Sense>;
 
+/// Whether a unit has a command that its device type could have.
+pub(crate) type Condition = fn(&LogicalUnit) -> bool;
+
 /// What a command may pass and what it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flags(u8);
+pub struct Flags(u16);
 
 impl Flags {
     /// Nothing special.
@@ -29,8 +32,6 @@ impl Flags {
     pub const WRITES: Self = Self(4);
     /// Needs a unit that was not stopped.
     pub const NEEDS_MEDIUM: Self = Self(8);
-    /// Is there only where the store can deallocate.
-    pub const NEEDS_UNMAP: Self = Self(16);
 
     /// Both sets.
     pub const fn and(self, other: Self) -> Self {
@@ -40,6 +41,26 @@ impl Flags {
     /// Whether all of `other` is in it.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+}
+
+/// Which device types have a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// Disks alone.
+    Disk,
+    /// CDs alone.
+    Cd,
+    /// All.
+    Both,
+}
+
+impl Devices {
+    const fn include(self, device_type: DeviceType) -> bool {
+        matches!(
+            (self, device_type),
+            (Self::Both, _) | (Self::Disk, DeviceType::Disk) | (Self::Cd, DeviceType::Cd)
+        )
     }
 }
 
@@ -56,27 +77,36 @@ pub struct Row {
     /// The CDB usage map: the bits that are looked at, after the operation code itself
     /// (SPC-4 6.35.3).
     pub usage: &'static [u8],
+    /// Which device types have it.
+    pub devices: Devices,
     pub(crate) handler: Handler,
     pub(crate) data_out: Option<DataOut>,
+    condition: Condition,
 }
 
 impl Row {
-    /// The row of a CDB, or the sense data where there is none.
-    pub fn of(cdb: &Cdb) -> Result<&'static Self, Sense> {
+    /// The row of a CDB, or the sense data where there is none for the device type.
+    pub fn of(cdb: &Cdb, device_type: DeviceType) -> Result<&'static Self, Sense> {
         let operation_code = cdb.operation_code();
         let first = usize::from(FIRST_ROW[usize::from(operation_code)]);
         let rows = TABLE.get(first..).unwrap_or(&[]);
-        let Some(row) = rows.first().filter(|row| row.operation_code == operation_code) else {
-            return Err(Sense::invalid_operation_code());
-        };
-        if row.service_action.is_none() {
-            return Ok(row);
-        }
-        let action = Some(cdb.service_action());
-        rows.iter()
+        let mut rows = rows
+            .iter()
             .take_while(|row| row.operation_code == operation_code)
-            .find(|row| row.service_action == action)
-            .ok_or(Sense::invalid_bit_in_cdb(1, 4))
+            .filter(|row| row.devices.include(device_type))
+            .peekable();
+        match rows.peek() {
+            None => Err(Sense::invalid_operation_code()),
+            Some(row) if row.service_action.is_none() => Ok(row),
+            Some(_) => {
+                let action = Some(cdb.service_action());
+                let row = rows.find(|row| row.service_action == action);
+                row.ok_or(match operation_code {
+                    VARIABLE_LENGTH => Sense::invalid_field_in_cdb(8),
+                    _ => Sense::invalid_bit_in_cdb(1, 4),
+                })
+            }
+        }
     }
 
     /// Bytes of its CDB.
@@ -84,9 +114,32 @@ impl Row {
         self.usage.len() + 1
     }
 
+    /// Where CONTROL is in its CDB.
+    pub const fn control_offset(&self) -> usize {
+        match self.operation_code {
+            VARIABLE_LENGTH => 1,
+            _ => self.usage.len(),
+        }
+    }
+
     /// Whether this unit has the command.
     pub fn is_supported_by(&self, unit: &LogicalUnit) -> bool {
-        !self.flags.contains(Flags::NEEDS_UNMAP) || unit.characteristics().unmap.is_some()
+        self.devices.include(unit.device_type()) && (self.condition)(unit)
+    }
+
+    /// It takes so much Data-Out.
+    const fn with_data_out(self, data_out: DataOut) -> Self {
+        Self { data_out: Some(data_out), ..self }
+    }
+
+    /// Only some units have it.
+    const fn only_where(self, condition: Condition) -> Self {
+        Self { condition, ..self }
+    }
+
+    /// CDs have it as well as disks.
+    const fn also_on_cd(self) -> Self {
+        Self { devices: Devices::Both, ..self }
     }
 }
 
@@ -100,11 +153,20 @@ const fn row(
     operation_code: u8,
     name: &'static str,
     handler: Handler,
-    data_out: Option<DataOut>,
     flags: Flags,
     usage: &'static [u8],
 ) -> Row {
-    Row { operation_code, service_action: None, name, flags, usage, handler, data_out }
+    Row {
+        operation_code,
+        service_action: None,
+        name,
+        flags,
+        usage,
+        devices: Devices::Disk,
+        handler,
+        data_out: None,
+        condition: |_| true,
+    }
 }
 
 const fn action(
@@ -116,7 +178,7 @@ const fn action(
     usage: &'static [u8],
 ) -> Row {
     let service_action = Some(service_action as u16);
-    Row { operation_code, service_action, name, flags, usage, handler, data_out: None }
+    Row { service_action, ..row(operation_code, name, handler, flags, usage) }
 }
 
 const ANY: Flags = Flags::IGNORES_UNIT_ATTENTION.and(Flags::ALLOWED_WHEN_RESERVED);
@@ -124,7 +186,6 @@ const HELD: Flags = Flags::ALLOWED_WHEN_RESERVED;
 const NONE: Flags = Flags::NONE;
 const READS: Flags = Flags::NEEDS_MEDIUM;
 const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
-const UNMAPS: Flags = WRITES.and(Flags::NEEDS_UNMAP);
 
 const ALL: u8 = 0xff;
 /// CONTROL: NACA is looked at, and refused.
@@ -135,47 +196,47 @@ const GRP: u8 = 0x1f;
 /// All commands, by operation code and service action.
 #[rustfmt::skip]
 pub static TABLE: &[Row] = &[
-    row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, None, READS, &[0, 0, 0, 0, CTL]),
-    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, None, ANY, &[0x01, 0, 0, ALL, CTL]),
-    row(READ_6, "READ(6)", block::read, None, READS, &[0x1f, ALL, ALL, ALL, CTL]),
-    row(WRITE_6, "WRITE(6)", block::write, Some(block::write_data_out), WRITES, &[0x1f, ALL, ALL, ALL, CTL]),
-    row(INQUIRY, "INQUIRY", inquiry::inquiry, None, ANY, &[0x01, ALL, ALL, ALL, CTL]),
-    row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, Some(mode::select_6_data_out), NONE, &[0x11, 0, 0, ALL, CTL]),
-    row(RESERVE_6, "RESERVE(6)", reservation::reserve, None, NONE, &[0x01, 0, 0, 0, CTL]),
-    row(RELEASE_6, "RELEASE(6)", reservation::release, None, HELD, &[0x01, 0, 0, 0, CTL]),
-    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, None, NONE, &[0x08, ALL, ALL, ALL, CTL]),
-    row(START_STOP_UNIT, "START STOP UNIT", cache::start_stop_unit, None, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]),
-    row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", cache::prevent_allow_medium_removal, None, NONE, &[0, 0, 0, 0x03, CTL]),
-    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, None, HELD.and(READS), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]),
-    row(READ_10, "READ(10)", block::read, None, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(WRITE_10, "WRITE(10)", block::write, Some(block::write_data_out), WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, Some(verify::write_and_verify_data_out), WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(VERIFY_10, "VERIFY(10)", verify::verify, Some(verify::verify_data_out), READS, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, None, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, None, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, Some(provisioning::write_same_data_out), WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(UNMAP, "UNMAP", provisioning::unmap, Some(provisioning::unmap_data_out), UNMAPS, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]),
-    row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, Some(mode::select_10_data_out), NONE, &[0x11, 0, 0, 0, 0, 0, ALL, ALL, CTL]),
-    row(RESERVE_10, "RESERVE(10)", reservation::reserve, None, NONE, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
-    row(RELEASE_10, "RELEASE(10)", reservation::release, None, HELD, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
-    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, None, NONE, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]),
-    row(READ_16, "READ(16)", block::read, None, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, Some(verify::compare_and_write_data_out), WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]),
-    row(WRITE_16, "WRITE(16)", block::write, Some(block::write_data_out), WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(WRITE_AND_VERIFY_16, "WRITE AND VERIFY(16)", verify::write_and_verify, Some(verify::write_and_verify_data_out), WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(VERIFY_16, "VERIFY(16)", verify::verify, Some(verify::verify_data_out), READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, None, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, None, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, Some(provisioning::write_same_data_out), WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, READS, &[0, 0, 0, 0, CTL]).also_on_cd(),
+    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ANY, &[0x01, 0, 0, ALL, CTL]).also_on_cd(),
+    row(READ_6, "READ(6)", block::read, READS, &[0x1f, ALL, ALL, ALL, CTL]),
+    row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out),
+    row(INQUIRY, "INQUIRY", inquiry::inquiry, ANY, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd(),
+    row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out),
+    row(RESERVE_6, "RESERVE(6)", reservation::reserve, NONE, &[0x01, 0, 0, 0, CTL]),
+    row(RELEASE_6, "RELEASE(6)", reservation::release, HELD, &[0x01, 0, 0, 0, CTL]),
+    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, NONE, &[0x08, ALL, ALL, ALL, CTL]),
+    row(START_STOP_UNIT, "START STOP UNIT", cache::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]),
+    row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", cache::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]),
+    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(READS), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
+    row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out),
+    row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::write_and_verify_data_out),
+    row(VERIFY_10, "VERIFY(10)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::verify_data_out),
+    row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
+    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
+    row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out),
+    row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin),
+    row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x11, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out),
+    row(RESERVE_10, "RESERVE(10)", reservation::reserve, NONE, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    row(RELEASE_10, "RELEASE(10)", reservation::release, HELD, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, NONE, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]),
+    row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out),
+    row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
+    row(WRITE_AND_VERIFY_16, "WRITE AND VERIFY(16)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
+    row(VERIFY_16, "VERIFY(16)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
+    row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out),
     action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(READS), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, None, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD, &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
+    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd(),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD, &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd(),
     action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD, &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(READ_12, "READ(12)", block::read, None, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(WRITE_12, "WRITE(12)", block::write, Some(block::write_data_out), WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, Some(verify::write_and_verify_data_out), WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(VERIFY_12, "VERIFY(12)", verify::verify, Some(verify::verify_data_out), READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(WRITE_12, "WRITE(12)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
+    row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
+    row(VERIFY_12, "VERIFY(12)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
 ];
 
 /// The first row of each operation code; the table's length where there is none.
@@ -195,7 +256,10 @@ const _: () = {
     let mut index = 0;
     while index < TABLE.len() {
         let row = &TABLE[index];
-        assert!(matches!(opcode::cdb_length(row.operation_code), Some(n) if n == row.cdb_length()));
+        match opcode::cdb_length(row.operation_code) {
+            Some(length) => assert!(length == row.cdb_length()),
+            None => assert!(row.operation_code == VARIABLE_LENGTH && row.cdb_length() == 32),
+        }
         assert!(index == 0 || TABLE[index - 1].operation_code <= row.operation_code);
         index += 1;
     }

@@ -25,6 +25,17 @@ pub enum Status {
     TaskAborted = 0x40,
 }
 
+/// Tasks that a command ends: the transport ends them before it answers that command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abort {
+    /// The nexuses whose tasks on the command's unit end (see [`crate::NexusHandle::id`]). The
+    /// command itself is spared.
+    pub nexuses: Vec<u64>,
+    /// Tasks of other nexuses than the command's own are answered with TASK ABORTED (TAS, SPC-4
+    /// 7.5.8) rather than with silence.
+    pub answered: bool,
+}
+
 /// The end of a command.
 #[derive(Debug)]
 pub struct Completion {
@@ -35,6 +46,8 @@ pub struct Completion {
     pub data_in: Data,
     /// Sense data, with CHECK CONDITION alone.
     pub sense: Option<Sense>,
+    /// What ends with it.
+    pub abort: Option<Box<Abort>>,
 }
 
 impl Completion {
@@ -45,16 +58,21 @@ impl Completion {
 
     /// GOOD with data.
     pub const fn data(data_in: Data) -> Self {
-        Self { status: Status::Good, data_in, sense: None }
+        Self { status: Status::Good, data_in, sense: None, abort: None }
     }
 
     /// CHECK CONDITION.
     pub const fn check_condition(sense: Sense) -> Self {
-        Self { status: Status::CheckCondition, data_in: Data::empty(), sense: Some(sense) }
+        Self {
+            status: Status::CheckCondition,
+            data_in: Data::empty(),
+            sense: Some(sense),
+            abort: None,
+        }
     }
 
     /// A status alone.
     pub const fn with_status(status: Status) -> Self {
-        Self { status, data_in: Data::empty(), sense: None }
+        Self { status, data_in: Data::empty(), sense: None, abort: None }
     }
 }

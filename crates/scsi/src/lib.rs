@@ -5,12 +5,14 @@
 //! parameters, reservations and unit attentions. [`command_table`] has one row for each command;
 //! the handlers are in `commands`. Nothing here has a clock, a socket or a thread.
 
+mod array;
 mod attention;
 mod cdb;
 pub mod command_table;
 mod commands;
 mod completion;
 mod identity;
+mod keeper;
 mod logical_unit;
 mod lun;
 mod nexus;
@@ -21,11 +23,13 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use array::{Array, Host, Work};
 pub use attention::UnitAttention;
-pub use cdb::{Cdb, Command};
-pub use completion::{Completion, Status};
+pub use cdb::{Cdb, Command, TaskAttribute};
+pub use completion::{Abort, Completion, Status};
 pub use identity::Identity;
-pub use logical_unit::{Limits, LogicalUnit};
+pub use keeper::{Keeper, Record};
+pub use logical_unit::{DeviceType, Limits, LogicalUnit, Parts};
 pub use lun::Lun;
 pub use nexus::{InitiatorPort, NexusHandle};
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};

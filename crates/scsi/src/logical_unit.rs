@@ -4,7 +4,7 @@
 //! locks that only unusual commands take.
 
 use crate::attention::Attentions;
-use crate::{Completion, Identity, Sense, UnitAttention};
+use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,6 +13,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Which I_T nexus; 0 is none.
 pub(crate) type NexusId = u64;
 pub(crate) const NO_NEXUS: NexusId = 0;
+
+/// PERIPHERAL DEVICE TYPE (SPC-4 6.6.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceType {
+    /// Direct access block device.
+    #[default]
+    Disk = 0x00,
+    /// CD/DVD device.
+    Cd = 0x05,
+}
+
+/// What a logical unit is made of.
+pub struct Parts {
+    /// Its names.
+    pub identity: Identity,
+    /// What is below. Its characteristics are asked once; its geometry may change.
+    pub store: Arc<dyn Store>,
+    /// What it shows itself as.
+    pub device_type: DeviceType,
+    /// Where it keeps what outlives the program, if anywhere.
+    pub keeper: Option<Arc<dyn Keeper>>,
+}
+
+impl Parts {
+    /// A disk that keeps nothing.
+    pub fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
+        Self { identity, store, device_type: DeviceType::Disk, keeper: None }
+    }
+}
 
 /// What the Block Limits page promises (SBC-3 6.6.4), in blocks of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +85,9 @@ impl Limits {
 /// One disk as initiators see it. Shared by all cores and by every target that offers it.
 pub struct LogicalUnit {
     identity: Identity,
+    device_type: DeviceType,
     store: Arc<dyn Store>,
+    keeper: Option<Arc<dyn Keeper>>,
     characteristics: Characteristics,
     limits: Limits,
     /// The nexus that holds an SPC-2 reservation.
@@ -81,11 +112,19 @@ pub(crate) struct ModeParameters {
 }
 
 impl LogicalUnit {
-    /// A unit over a store. The store's characteristics are asked once; its geometry may change.
+    /// A disk over a store that keeps nothing beyond the life of the program.
     pub fn new(identity: Identity, store: Arc<dyn Store>) -> Arc<Self> {
+        Self::of_parts(Parts::disk(identity, store))
+    }
+
+    /// A unit of these parts.
+    pub fn of_parts(parts: Parts) -> Arc<Self> {
+        let Parts { identity, store, device_type, keeper } = parts;
         let characteristics = store.characteristics();
         let unit = Self {
             identity,
+            device_type,
+            keeper,
             characteristics,
             limits: Limits::new(store.geometry()),
             store,
@@ -105,6 +144,16 @@ impl LogicalUnit {
     /// Its names.
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// What it shows itself as.
+    pub fn device_type(&self) -> DeviceType {
+        self.device_type
+    }
+
+    /// Where it keeps what outlives the program.
+    pub fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
+        self.keeper.as_ref()
     }
 
     /// What is below.

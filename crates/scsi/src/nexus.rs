@@ -126,6 +126,11 @@ impl NexusHandle {
         Self { nexus, attachments, generation }
     }
 
+    /// What tells this nexus from all others of this program's life.
+    pub fn id(&self) -> u64 {
+        self.nexus.id
+    }
+
     /// The initiator's end.
     pub fn initiator_port(&self) -> &InitiatorPort {
         &self.nexus.initiator_port
@@ -134,10 +139,10 @@ impl NexusHandle {
     /// How many bytes of Data-Out the command takes, by its CDB: none for commands that read, that
     /// are unknown, or whose CDB will be refused.
     pub fn data_out_length(&mut self, lun: Option<Lun>, cdb: &Cdb) -> usize {
-        let Ok(row) = Row::of(cdb) else { return 0 };
-        let Some(data_out) = row.data_out else { return 0 };
         self.refresh();
         let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else { return 0 };
+        let Ok(row) = Row::of(cdb, attachment.unit.device_type()) else { return 0 };
+        let Some(data_out) = row.data_out else { return 0 };
         match row.is_supported_by(&attachment.unit) {
             true => data_out(cdb, &attachment.unit).unwrap_or(0),
             false => 0,
@@ -149,13 +154,12 @@ impl NexusHandle {
     /// is then no longer kept apart from COMPARE AND WRITE.
     pub fn execute(&mut self, lun: Option<Lun>, command: Command) -> Io<Completion> {
         self.refresh();
-        let row = Row::of(&command.cdb);
         let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else {
-            let result = without_unit(&self.nexus, lun, &command.cdb, row);
+            let result = without_unit(&self.nexus, lun, &command.cdb);
             return Io::Ready(result.unwrap_or_else(Completion::check_condition));
         };
         let unit = &attachment.unit;
-        match admit(row, &command.cdb, attachment, self.nexus.id) {
+        match admit(&command.cdb, attachment, self.nexus.id) {
             Ok(row) => {
                 let task = Task::new(command, attachment, &self.nexus);
                 (row.handler)(task).unwrap_or_else(|sense| Io::Ready(unit.complete(Err(sense))))
@@ -234,14 +238,9 @@ impl From<Sense> for Refusal {
 }
 
 /// What every command must pass before its handler: the order is SPC-4's of precedence.
-fn admit(
-    row: Result<&'static Row, Sense>,
-    cdb: &Cdb,
-    attachment: &Attachment,
-    nexus: NexusId,
-) -> Result<&'static Row, Refusal> {
+fn admit(cdb: &Cdb, attachment: &Attachment, nexus: NexusId) -> Result<&'static Row, Refusal> {
     let unit = &attachment.unit;
-    let row = row.and_then(|row| match row.is_supported_by(unit) {
+    let row = Row::of(cdb, unit.device_type()).and_then(|row| match row.is_supported_by(unit) {
         true => Ok(row),
         false => Err(Sense::invalid_operation_code()),
     });
@@ -256,7 +255,7 @@ fn admit(
     if unit.is_reserved_against(nexus) && !flags.contains(Flags::ALLOWED_WHEN_RESERVED) {
         return Err(Refusal::ReservationConflict);
     }
-    let control = row.cdb_length() - 1;
+    let control = row.control_offset();
     if cdb.byte(control) & CONTROL_NACA != 0 {
         return Err(Sense::invalid_bit_in_cdb(control as u16, 2).into());
     }

@@ -10,6 +10,8 @@ use zerocopy::IntoBytes;
 pub enum SenseKey {
     /// NO SENSE.
     NoSense = 0x0,
+    /// RECOVERED ERROR.
+    RecoveredError = 0x1,
     /// NOT READY.
     NotReady = 0x2,
     /// MEDIUM ERROR.
@@ -22,6 +24,8 @@ pub enum SenseKey {
     UnitAttention = 0x6,
     /// DATA PROTECT.
     DataProtect = 0x7,
+    /// COPY ABORTED.
+    CopyAborted = 0xa,
     /// ABORTED COMMAND.
     AbortedCommand = 0xb,
     /// MISCOMPARE.
@@ -41,34 +45,106 @@ macro_rules! additional_sense {
 additional_sense! {
     /// NO ADDITIONAL SENSE INFORMATION.
     NONE = 0x0000;
+    /// LOGICAL UNIT IS IN PROCESS OF BECOMING READY.
+    LOGICAL_UNIT_IS_IN_PROCESS_OF_BECOMING_READY = 0x0401;
     /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED.
     INITIALIZING_COMMAND_REQUIRED = 0x0402;
+    /// LOGICAL UNIT NOT READY, FORMAT IN PROGRESS.
+    LOGICAL_UNIT_NOT_READY_FORMAT_IN_PROGRESS = 0x0404;
+    /// LOGICAL UNIT NOT READY, OPERATION IN PROGRESS.
+    LOGICAL_UNIT_NOT_READY_OPERATION_IN_PROGRESS = 0x0407;
+    /// LOGICAL UNIT NOT ACCESSIBLE, ASYMMETRIC ACCESS STATE TRANSITION.
+    LOGICAL_UNIT_NOT_ACCESSIBLE_ASYMMETRIC_ACCESS_STATE_TRANSITION = 0x040a;
+    /// LOGICAL UNIT NOT ACCESSIBLE, TARGET PORT IN STANDBY STATE.
+    LOGICAL_UNIT_NOT_ACCESSIBLE_TARGET_PORT_IN_STANDBY_STATE = 0x040b;
+    /// LOGICAL UNIT NOT ACCESSIBLE, TARGET PORT IN UNAVAILABLE STATE.
+    LOGICAL_UNIT_NOT_ACCESSIBLE_TARGET_PORT_IN_UNAVAILABLE_STATE = 0x040c;
+    /// LOGICAL UNIT NOT READY, SPACE ALLOCATION IN PROGRESS.
+    LOGICAL_UNIT_NOT_READY_SPACE_ALLOCATION_IN_PROGRESS = 0x0414;
+    /// LOGICAL UNIT NOT READY, SANITIZE IN PROGRESS.
+    LOGICAL_UNIT_NOT_READY_SANITIZE_IN_PROGRESS = 0x041b;
     /// WRITE ERROR.
     WRITE_ERROR = 0x0c00;
+    /// COPY TARGET DEVICE NOT REACHABLE.
+    COPY_TARGET_DEVICE_NOT_REACHABLE = 0x0d02;
+    /// INCORRECT COPY TARGET DEVICE TYPE.
+    INCORRECT_COPY_TARGET_DEVICE_TYPE = 0x0d03;
+    /// COPY TARGET DEVICE DATA UNDERRUN.
+    COPY_TARGET_DEVICE_DATA_UNDERRUN = 0x0d04;
+    /// COPY TARGET DEVICE DATA OVERRUN.
+    COPY_TARGET_DEVICE_DATA_OVERRUN = 0x0d05;
     /// INVALID FIELD IN COMMAND INFORMATION UNIT.
     INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT = 0x0e03;
+    /// LOGICAL BLOCK GUARD CHECK FAILED.
+    LOGICAL_BLOCK_GUARD_CHECK_FAILED = 0x1001;
+    /// LOGICAL BLOCK APPLICATION TAG CHECK FAILED.
+    LOGICAL_BLOCK_APPLICATION_TAG_CHECK_FAILED = 0x1002;
+    /// LOGICAL BLOCK REFERENCE TAG CHECK FAILED.
+    LOGICAL_BLOCK_REFERENCE_TAG_CHECK_FAILED = 0x1003;
     /// UNRECOVERED READ ERROR.
     UNRECOVERED_READ_ERROR = 0x1100;
     /// PARAMETER LIST LENGTH ERROR.
     PARAMETER_LIST_LENGTH_ERROR = 0x1a00;
+    /// DEFECT LIST NOT FOUND.
+    DEFECT_LIST_NOT_FOUND = 0x1c00;
     /// MISCOMPARE DURING VERIFY OPERATION.
     MISCOMPARE_DURING_VERIFY_OPERATION = 0x1d00;
     /// INVALID COMMAND OPERATION CODE.
     INVALID_COMMAND_OPERATION_CODE = 0x2000;
     /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
     LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE = 0x2100;
+    /// INVALID TOKEN OPERATION, CAUSE NOT REPORTABLE.
+    INVALID_TOKEN_OPERATION_CAUSE_NOT_REPORTABLE = 0x2300;
+    /// INVALID TOKEN OPERATION, UNSUPPORTED TOKEN TYPE.
+    INVALID_TOKEN_OPERATION_UNSUPPORTED_TOKEN_TYPE = 0x2301;
+    /// INVALID TOKEN OPERATION, REMOTE TOKEN USAGE NOT SUPPORTED.
+    INVALID_TOKEN_OPERATION_REMOTE_TOKEN_USAGE_NOT_SUPPORTED = 0x2302;
+    /// INVALID TOKEN OPERATION, REMOTE ROD TOKEN CREATION NOT SUPPORTED.
+    INVALID_TOKEN_OPERATION_REMOTE_ROD_TOKEN_CREATION_NOT_SUPPORTED = 0x2303;
+    /// INVALID TOKEN OPERATION, TOKEN UNKNOWN.
+    INVALID_TOKEN_OPERATION_TOKEN_UNKNOWN = 0x2304;
+    /// INVALID TOKEN OPERATION, TOKEN CORRUPT.
+    INVALID_TOKEN_OPERATION_TOKEN_CORRUPT = 0x2305;
+    /// INVALID TOKEN OPERATION, TOKEN REVOKED.
+    INVALID_TOKEN_OPERATION_TOKEN_REVOKED = 0x2306;
+    /// INVALID TOKEN OPERATION, TOKEN EXPIRED.
+    INVALID_TOKEN_OPERATION_TOKEN_EXPIRED = 0x2307;
+    /// INVALID TOKEN OPERATION, TOKEN CANCELLED.
+    INVALID_TOKEN_OPERATION_TOKEN_CANCELLED = 0x2308;
+    /// INVALID TOKEN OPERATION, TOKEN DELETED.
+    INVALID_TOKEN_OPERATION_TOKEN_DELETED = 0x2309;
+    /// INVALID TOKEN OPERATION, INVALID TOKEN LENGTH.
+    INVALID_TOKEN_OPERATION_INVALID_TOKEN_LENGTH = 0x230a;
     /// INVALID FIELD IN CDB.
     INVALID_FIELD_IN_CDB = 0x2400;
     /// LOGICAL UNIT NOT SUPPORTED.
     LOGICAL_UNIT_NOT_SUPPORTED = 0x2500;
     /// INVALID FIELD IN PARAMETER LIST.
     INVALID_FIELD_IN_PARAMETER_LIST = 0x2600;
+    /// INVALID RELEASE OF PERSISTENT RESERVATION.
+    INVALID_RELEASE_OF_PERSISTENT_RESERVATION = 0x2604;
+    /// TOO MANY TARGET DESCRIPTORS.
+    TOO_MANY_TARGET_DESCRIPTORS = 0x2606;
+    /// UNSUPPORTED TARGET DESCRIPTOR TYPE CODE.
+    UNSUPPORTED_TARGET_DESCRIPTOR_TYPE_CODE = 0x2607;
+    /// TOO MANY SEGMENT DESCRIPTORS.
+    TOO_MANY_SEGMENT_DESCRIPTORS = 0x2608;
+    /// UNSUPPORTED SEGMENT DESCRIPTOR TYPE CODE.
+    UNSUPPORTED_SEGMENT_DESCRIPTOR_TYPE_CODE = 0x2609;
+    /// UNEXPECTED INEXACT SEGMENT.
+    UNEXPECTED_INEXACT_SEGMENT = 0x260a;
+    /// INLINE DATA LENGTH EXCEEDED.
+    INLINE_DATA_LENGTH_EXCEEDED = 0x260b;
+    /// INVALID OPERATION FOR COPY SOURCE OR DESTINATION.
+    INVALID_OPERATION_FOR_COPY_SOURCE_OR_DESTINATION = 0x260c;
     /// WRITE PROTECTED.
     WRITE_PROTECTED = 0x2700;
     /// LOGICAL UNIT SOFTWARE WRITE PROTECTED.
     LOGICAL_UNIT_SOFTWARE_WRITE_PROTECTED = 0x2702;
     /// SPACE ALLOCATION FAILED WRITE PROTECT.
     SPACE_ALLOCATION_FAILED_WRITE_PROTECT = 0x2707;
+    /// NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED.
+    NOT_READY_TO_READY_CHANGE = 0x2800;
     /// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED.
     POWER_ON_RESET_OR_BUS_DEVICE_RESET_OCCURRED = 0x2900;
     /// POWER ON OCCURRED.
@@ -77,14 +153,68 @@ additional_sense! {
     BUS_DEVICE_RESET_FUNCTION_OCCURRED = 0x2903;
     /// MODE PARAMETERS CHANGED.
     MODE_PARAMETERS_CHANGED = 0x2a01;
+    /// LOG PARAMETERS CHANGED.
+    LOG_PARAMETERS_CHANGED = 0x2a02;
+    /// RESERVATIONS PREEMPTED.
+    RESERVATIONS_PREEMPTED = 0x2a03;
+    /// RESERVATIONS RELEASED.
+    RESERVATIONS_RELEASED = 0x2a04;
+    /// REGISTRATIONS PREEMPTED.
+    REGISTRATIONS_PREEMPTED = 0x2a05;
+    /// ASYMMETRIC ACCESS STATE CHANGED.
+    ASYMMETRIC_ACCESS_STATE_CHANGED = 0x2a06;
+    /// IMPLICIT ASYMMETRIC ACCESS STATE TRANSITION FAILED.
+    IMPLICIT_ASYMMETRIC_ACCESS_STATE_TRANSITION_FAILED = 0x2a07;
     /// CAPACITY DATA HAS CHANGED.
     CAPACITY_DATA_HAS_CHANGED = 0x2a09;
+    /// TIMESTAMP CHANGED.
+    TIMESTAMP_CHANGED = 0x2a10;
+    /// COMMAND SEQUENCE ERROR.
+    COMMAND_SEQUENCE_ERROR = 0x2c00;
     /// COMMANDS CLEARED BY ANOTHER INITIATOR.
     COMMANDS_CLEARED_BY_ANOTHER_INITIATOR = 0x2f00;
+    /// COMMANDS CLEARED BY DEVICE SERVER.
+    COMMANDS_CLEARED_BY_DEVICE_SERVER = 0x2f02;
+    /// MEDIUM FORMAT CORRUPTED.
+    MEDIUM_FORMAT_CORRUPTED = 0x3100;
+    /// FORMAT COMMAND FAILED.
+    FORMAT_COMMAND_FAILED = 0x3101;
+    /// SANITIZE COMMAND FAILED.
+    SANITIZE_COMMAND_FAILED = 0x3103;
+    /// THIN PROVISIONING SOFT THRESHOLD REACHED.
+    THIN_PROVISIONING_SOFT_THRESHOLD_REACHED = 0x3807;
     /// SAVING PARAMETERS NOT SUPPORTED.
     SAVING_PARAMETERS_NOT_SUPPORTED = 0x3900;
+    /// MEDIUM NOT PRESENT.
+    MEDIUM_NOT_PRESENT = 0x3a00;
+    /// MEDIUM NOT PRESENT - TRAY CLOSED.
+    MEDIUM_NOT_PRESENT_TRAY_CLOSED = 0x3a01;
+    /// MEDIUM NOT PRESENT - TRAY OPEN.
+    MEDIUM_NOT_PRESENT_TRAY_OPEN = 0x3a02;
+    /// INQUIRY DATA HAS CHANGED.
+    INQUIRY_DATA_HAS_CHANGED = 0x3f03;
     /// REPORTED LUNS DATA HAS CHANGED.
     REPORTED_LUNS_DATA_HAS_CHANGED = 0x3f0e;
+    /// INTERNAL TARGET FAILURE.
+    INTERNAL_TARGET_FAILURE = 0x4400;
+    /// MEDIUM REMOVAL PREVENTED.
+    MEDIUM_REMOVAL_PREVENTED = 0x5302;
+    /// SYSTEM BUFFER FULL.
+    SYSTEM_BUFFER_FULL = 0x5501;
+    /// INSUFFICIENT RESERVATION RESOURCES.
+    INSUFFICIENT_RESERVATION_RESOURCES = 0x5502;
+    /// INSUFFICIENT RESOURCES.
+    INSUFFICIENT_RESOURCES = 0x5503;
+    /// INSUFFICIENT REGISTRATION RESOURCES.
+    INSUFFICIENT_REGISTRATION_RESOURCES = 0x5504;
+    /// INSUFFICIENT RESOURCES TO CREATE ROD.
+    INSUFFICIENT_RESOURCES_TO_CREATE_ROD = 0x550c;
+    /// INSUFFICIENT RESOURCES TO CREATE ROD TOKEN.
+    INSUFFICIENT_RESOURCES_TO_CREATE_ROD_TOKEN = 0x550d;
+    /// FAILURE PREDICTION THRESHOLD EXCEEDED.
+    FAILURE_PREDICTION_THRESHOLD_EXCEEDED = 0x5d00;
+    /// FAILURE PREDICTION THRESHOLD EXCEEDED (FALSE).
+    FAILURE_PREDICTION_THRESHOLD_EXCEEDED_FALSE = 0x5dff;
 }
 
 /// Which byte, and perhaps bit, of a CDB or a parameter list was refused.
@@ -104,14 +234,24 @@ pub struct Sense {
     key: SenseKey,
     additional: AdditionalSense,
     information: Option<u64>,
+    command_specific: Option<u64>,
     field: Option<FieldPointer>,
+    progress: Option<u16>,
     descriptor_format: bool,
 }
 
 impl Sense {
     /// Sense data with a key and an additional sense code.
     pub const fn new(key: SenseKey, additional: AdditionalSense) -> Self {
-        Self { key, additional, information: None, field: None, descriptor_format: false }
+        Self {
+            key,
+            additional,
+            information: None,
+            command_specific: None,
+            field: None,
+            progress: None,
+            descriptor_format: false,
+        }
     }
 
     /// Nothing to tell.
@@ -197,6 +337,24 @@ impl Sense {
         Self { field: Some(field), ..self }
     }
 
+    /// The same with INFORMATION.
+    #[must_use]
+    pub const fn with_information(self, information: u64) -> Self {
+        Self { information: Some(information), ..self }
+    }
+
+    /// The same with COMMAND-SPECIFIC INFORMATION.
+    #[must_use]
+    pub const fn with_command_specific(self, information: u64) -> Self {
+        Self { command_specific: Some(information), ..self }
+    }
+
+    /// The same with PROGRESS INDICATION, in 65536ths (SPC-4 4.5.2.4.4): for NOT READY and NO SENSE.
+    #[must_use]
+    pub const fn with_progress(self, progress: u16) -> Self {
+        Self { progress: Some(progress), ..self }
+    }
+
     /// The same in descriptor format (D_SENSE), or in fixed format.
     #[must_use]
     pub const fn in_descriptor_format(self, descriptor_format: bool) -> Self {
@@ -228,7 +386,11 @@ impl Sense {
         if self.descriptor_format { self.descriptor_bytes() } else { self.fixed_bytes() }
     }
 
-    fn field_pointer_bytes(&self) -> Option<wire::FieldPointer> {
+    /// SENSE KEY SPECIFIC.
+    fn key_specific(&self) -> Option<wire::FieldPointer> {
+        if let Some(progress) = self.progress {
+            return Some(wire::FieldPointer { flags: wire::SKSV, field: progress.into() });
+        }
         let field = self.field?;
         let which = if field.in_cdb { wire::COMMAND_DATA } else { 0 };
         let bit = field.bit.map_or(0, |bit| wire::BIT_POINTER_VALID | (bit & 0x07));
@@ -244,8 +406,13 @@ impl Sense {
             sense_key: self.key as u8,
             information: information.unwrap_or(0).into(),
             additional_sense_length: (size_of::<FixedSense>() - 8) as u8,
+            command_specific_information: self
+                .command_specific
+                .and_then(|value| u32::try_from(value).ok())
+                .unwrap_or(0)
+                .into(),
             additional_sense: self.additional.0.into(),
-            field_pointer: self.field_pointer_bytes().unwrap_or_default(),
+            field_pointer: self.key_specific().unwrap_or_default(),
             ..FixedSense::default()
         };
         fixed.as_bytes().to_vec()
@@ -263,7 +430,17 @@ impl Sense {
             };
             descriptors.extend_from_slice(descriptor.as_bytes());
         }
-        if let Some(field_pointer) = self.field_pointer_bytes() {
+        if let Some(information) = self.command_specific {
+            let descriptor = wire::InformationDescriptor {
+                descriptor_type: wire::DESCRIPTOR_COMMAND_SPECIFIC_INFORMATION,
+                additional_length: 0x0a,
+                valid: 0,
+                reserved: 0,
+                information: information.into(),
+            };
+            descriptors.extend_from_slice(descriptor.as_bytes());
+        }
+        if let Some(field_pointer) = self.key_specific() {
             let descriptor = wire::SenseKeySpecificDescriptor {
                 descriptor_type: wire::DESCRIPTOR_SENSE_KEY_SPECIFIC,
                 additional_length: 0x06,

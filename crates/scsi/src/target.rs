@@ -1,7 +1,7 @@
 //! A SCSI target device: a name and its logical units, seen through I_T nexuses.
 
 use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
-use crate::{LogicalUnit, Lun, UnitAttention};
+use crate::{Array, LogicalUnit, Lun, UnitAttention};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -11,6 +11,7 @@ pub(crate) type Luns = BTreeMap<Lun, Arc<LogicalUnit>>;
 /// A target device (SAM-5 4.5.18).
 pub struct TargetDevice {
     name: String,
+    array: Arc<Array>,
     state: Mutex<State>,
 }
 
@@ -20,10 +21,17 @@ struct State {
 }
 
 impl TargetDevice {
-    /// A target with these units.
-    pub fn new(name: String, luns: Luns) -> Arc<Self> {
+    /// A target with these units, as a part of `array`.
+    pub fn new(array: &Arc<Array>, name: String, luns: Luns) -> Arc<Self> {
         let state = State { luns: Arc::new(luns), nexuses: Vec::new() };
-        Arc::new(Self { name, state: Mutex::new(state) })
+        let device = Arc::new(Self { name, array: array.clone(), state: Mutex::new(state) });
+        array.register(&device);
+        device
+    }
+
+    /// The array that it is a part of.
+    pub fn array(&self) -> &Arc<Array> {
+        &self.array
     }
 
     /// Its SCSI device name: the iSCSI name.

@@ -2,16 +2,16 @@
 //! fail, and a loop that polls futures.
 
 use crate::{
-    Cdb, Command, Completion, Identity, InitiatorPort, LogicalUnit, Lun, NexusHandle, Sense,
-    Status, TargetDevice,
+    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, Keeper, LogicalUnit, Lun,
+    NexusHandle, Parts, Record, Sense, Status, TargetDevice, Work,
 };
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Geometry, Io, Lba,
     MemoryStore, Request, Store, Unmap,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
@@ -117,8 +117,71 @@ pub(crate) fn block_on<T>(io: Io<T>) -> T {
     panic!("a future that nothing completes");
 }
 
+/// A world whose clock the test sets, whose random bytes count, and whose work the test runs.
+#[derive(Default)]
+pub(crate) struct TestHost {
+    pub(crate) unix_time_ms: AtomicU64,
+    random: AtomicU8,
+    work: Mutex<Vec<Work>>,
+}
+
+#[allow(dead_code)]
+impl TestHost {
+    /// Runs all work that waits, and what it begins.
+    pub(crate) fn run_work(&self) {
+        loop {
+            let Some(work) = self.work.lock().unwrap().pop() else { return };
+            block_on(Io::Pending(work()));
+        }
+    }
+}
+
+impl Host for TestHost {
+    fn unix_time_ms(&self) -> u64 {
+        self.unix_time_ms.load(Ordering::Relaxed)
+    }
+
+    fn fill_random(&self, into: &mut [u8]) {
+        into.fill_with(|| self.random.fetch_add(1, Ordering::Relaxed));
+    }
+
+    fn spawn(&self, work: Work) {
+        self.work.lock().unwrap().push(work);
+    }
+}
+
+/// Keeps records in memory: shared by two units, it is one volume before and after a restart.
+#[derive(Default)]
+pub(crate) struct TestKeeper {
+    pub(crate) records: Mutex<HashMap<Record, Vec<u8>>>,
+    /// Saving fails.
+    pub(crate) is_broken: AtomicBool,
+}
+
+impl Keeper for TestKeeper {
+    fn load(&self, record: Record) -> std::io::Result<Option<Vec<u8>>> {
+        Ok(self.records.lock().unwrap().get(&record).cloned())
+    }
+
+    fn save(&self, record: Record, content: Vec<u8>) -> Io<std::io::Result<()>> {
+        if self.is_broken.load(Ordering::Relaxed) {
+            return Io::Ready(Err(std::io::Error::from_raw_os_error(5)));
+        }
+        let mut records = self.records.lock().unwrap();
+        match content.is_empty() {
+            true => drop(records.remove(&record)),
+            false => drop(records.insert(record, content)),
+        }
+        Io::Ready(Ok(()))
+    }
+}
+
 /// A target with a unit at LUN 0 and a nexus whose unit attention has been told.
+#[allow(dead_code)]
 pub(crate) struct Fixture {
+    pub(crate) host: Arc<TestHost>,
+    pub(crate) keeper: Arc<TestKeeper>,
+    pub(crate) array: Arc<Array>,
     pub(crate) store: Arc<TestStore>,
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) device: Arc<TargetDevice>,
@@ -131,12 +194,26 @@ impl Fixture {
     }
 
     pub(crate) fn over(store: TestStore) -> Self {
-        let store = Arc::new(store);
-        let unit = LogicalUnit::new(Identity::new("data", "iqn.2026-01.example:t"), store.clone());
+        Self::of(Arc::new(store), Arc::default(), |_| {})
+    }
+
+    /// Over this store and these records, with its parts as `change` leaves them.
+    pub(crate) fn of(
+        store: Arc<TestStore>,
+        keeper: Arc<TestKeeper>,
+        change: impl FnOnce(&mut Parts),
+    ) -> Self {
+        let host = Arc::new(TestHost::default());
+        let array = Array::new(host.clone());
+        let identity = Identity::new("data", "iqn.2026-01.example:t");
+        let mut parts =
+            Parts { keeper: Some(keeper.clone()), ..Parts::disk(identity, store.clone()) };
+        change(&mut parts);
+        let unit = LogicalUnit::of_parts(parts);
         let luns = BTreeMap::from([(Lun(0), unit.clone())]);
-        let device = TargetDevice::new("iqn.2026-01.example:t".into(), luns);
+        let device = TargetDevice::new(&array, "iqn.2026-01.example:t".into(), luns);
         let nexus = open(&device, "one");
-        let mut fixture = Self { store, unit, device, nexus };
+        let mut fixture = Self { host, keeper, array, store, unit, device, nexus };
         assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x2900));
         fixture
     }

@@ -12,7 +12,6 @@ pub(crate) mod reservation;
 pub(crate) mod verify;
 
 use crate::attention::Attentions;
-use crate::command_table::Row;
 use crate::nexus::{Attachment, Nexus};
 use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense};
 use sarsen_block::{Buffer, Data, Extent, Io};
@@ -34,7 +33,7 @@ pub(crate) struct Task<'a> {
 
 impl<'a> Task<'a> {
     pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Nexus) -> Self {
-        let Command { cdb, data_out, expected_data_out_length } = command;
+        let Command { cdb, attribute: _, data_out, expected_data_out_length } = command;
         let Attachment { unit, attentions } = attachment;
         Self { cdb, unit, attentions, nexus, data_out, expected_data_out_length }
     }
@@ -98,15 +97,14 @@ pub(crate) fn without_unit(
     nexus: &Nexus,
     lun: Option<Lun>,
     cdb: &Cdb,
-    row: Result<&'static Row, Sense>,
 ) -> Result<Completion, Sense> {
-    match row.map(|row| row.operation_code) {
-        Ok(opcode::INQUIRY) => inquiry::inquiry_without_unit(cdb),
-        Ok(opcode::REQUEST_SENSE) => {
+    match cdb.operation_code() {
+        opcode::INQUIRY => inquiry::inquiry_without_unit(cdb),
+        opcode::REQUEST_SENSE => {
             Ok(inquiry::sense_parameter_data(cdb, Sense::logical_unit_not_supported()))
         }
         // LUN 0 answers for the target even where it has no unit 0.
-        Ok(opcode::REPORT_LUNS) if lun == Some(Lun::ZERO) => inquiry::luns_data(nexus, cdb),
+        opcode::REPORT_LUNS if lun == Some(Lun::ZERO) => inquiry::luns_data(nexus, cdb),
         _ => Err(Sense::logical_unit_not_supported()),
     }
 }

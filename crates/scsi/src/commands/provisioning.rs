@@ -18,6 +18,11 @@ const MAXIMUM_LBA_STATUS_DESCRIPTORS: usize = 1024;
 const STATUS_MAPPED: u8 = 0;
 const STATUS_DEALLOCATED: u8 = 1;
 
+/// Blocks can be given back.
+pub(crate) fn is_thin(unit: &LogicalUnit) -> bool {
+    unit.characteristics().unmap.is_some()
+}
+
 struct WriteSame {
     extent: Extent,
     unmap: bool,

@@ -12,6 +12,8 @@ pub const RESPONSE_DESCRIPTOR_CURRENT: u8 = 0x72;
 pub const VALID: u8 = 0x80;
 /// DESCRIPTOR TYPE of the information descriptor.
 pub const DESCRIPTOR_INFORMATION: u8 = 0x00;
+/// DESCRIPTOR TYPE of the command specific information descriptor, which has the same layout.
+pub const DESCRIPTOR_COMMAND_SPECIFIC_INFORMATION: u8 = 0x01;
 /// DESCRIPTOR TYPE of the sense key specific descriptor.
 pub const DESCRIPTOR_SENSE_KEY_SPECIFIC: u8 = 0x02;
 /// SKSV: the sense key specific bytes mean something.
@@ -21,7 +23,8 @@ pub const COMMAND_DATA: u8 = 0x40;
 /// BPV: the bit pointer means something.
 pub const BIT_POINTER_VALID: u8 = 0x08;
 
-/// The sense key specific bytes of an ILLEGAL REQUEST (SPC-4 4.5.2.4.2).
+/// The sense key specific bytes: the field pointer of an ILLEGAL REQUEST (SPC-4 4.5.2.4.2), or, in
+/// its place and shape, a PROGRESS INDICATION (4.5.2.4.4).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FieldPointer {
@@ -71,7 +74,7 @@ pub struct DescriptorSense {
     pub additional_sense_length: u8,
 }
 
-/// The information descriptor (SPC-4 4.5.2.2).
+/// The information descriptor and the command specific one (SPC-4 4.5.2.2, 4.5.2.3).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InformationDescriptor {

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
 use super::Front;
-use super::environment::{View, cdb};
+use super::environment::{View, attribute, cdb};
 use super::sessions::{Message, Seat};
 
 /// Bytes that one thread receives into; an idle connection holds none.
@@ -243,6 +243,7 @@ impl<'a> Driver<'a> {
         let lun = Lun::from_wire(&command.lun);
         let request = scsi::Command {
             cdb: cdb(&command.cdb),
+            attribute: attribute(command.attribute),
             data_out: command.data_out,
             expected_data_out_length: Some(command.expected_data_out_length.into()),
         };

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sarsen_proto::iscsi::target::{self, Admission, Environment, TargetRecord, Welcome};
-use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle};
+use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle, TaskAttribute};
 use sarsen_wire::iscsi::LoginStatus;
 
 use super::{Front, PORTAL_GROUP_TAG};
@@ -37,6 +37,16 @@ pub(super) fn cdb(cdb: &target::Cdb) -> Cdb {
     match &cdb.extension {
         Some(extension) => Cdb::with_extension(&cdb.head, extension),
         None => Cdb::new(&cdb.head),
+    }
+}
+
+/// RFC 7143 §11.3.1: an untagged task is a simple one here, as are attributes that are reserved.
+pub(super) fn attribute(attribute: u8) -> TaskAttribute {
+    match attribute {
+        2 => TaskAttribute::Ordered,
+        3 => TaskAttribute::HeadOfQueue,
+        4 => TaskAttribute::Aca,
+        _ => TaskAttribute::Simple,
     }
 }
 

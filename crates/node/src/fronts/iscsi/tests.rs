@@ -14,7 +14,7 @@ use sarsen_block::{
 use sarsen_io::cores::FileEngine;
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::Settings;
-use sarsen_scsi::{Identity, LogicalUnit, Lun, TargetDevice};
+use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
 use sarsen_wire::iscsi::pdu::IMMEDIATE;
 use sarsen_wire::iscsi::{
     BasicHeader, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, ScsiCommand,
@@ -23,6 +23,7 @@ use sarsen_wire::iscsi::{
 };
 
 use super::*;
+use crate::host::Beneath;
 use crate::targets::Target;
 
 const TARGET: &str = "iqn.2026-11.test:slow";
@@ -78,7 +79,10 @@ impl Portal {
         let memory = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = Arc::new(SlowStore { memory, begun, ended: write_ended.clone() });
         let unit = LogicalUnit::new(Identity::new("slow", "test"), store);
-        let device = TargetDevice::new(TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
+        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool).expect("a core");
+        let cores = Arc::new(cores);
+        let array = Array::new(Arc::new(Beneath::new(&cores)));
+        let device = TargetDevice::new(&array, TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
         let targets = Targets::default();
         targets.add(Target { device, alias: None });
         let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
@@ -89,8 +93,6 @@ impl Portal {
             sessions: Sessions::default(),
             portals: vec![address],
         });
-        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool).expect("a core");
-        let cores = Arc::new(cores);
         let (closing, told) = watch::channel(false);
         let (alive, _) = tokio::sync::mpsc::channel(1);
         start(&front, vec![listener], &cores, &told, &alive);

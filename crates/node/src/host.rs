@@ -1,0 +1,37 @@
+//! What the device servers need of the world: the clock, randomness, and cores to work on.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, UNIX_EPOCH};
+
+use sarsen_io::cores::Cores;
+use sarsen_io::{random, time};
+use sarsen_scsi::{Host, Work};
+
+/// See the module. It does not keep the cores from ending; work that they have not finished then is
+/// dropped.
+pub(crate) struct Beneath {
+    cores: Weak<Cores>,
+}
+
+impl Beneath {
+    pub(crate) fn new(cores: &Arc<Cores>) -> Self {
+        Self { cores: Arc::downgrade(cores) }
+    }
+}
+
+impl Host for Beneath {
+    fn unix_time_ms(&self) -> u64 {
+        let since = time::wall_clock().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        since.as_millis() as u64
+    }
+
+    fn fill_random(&self, into: &mut [u8]) {
+        random::fill(into);
+    }
+
+    fn spawn(&self, work: Work) {
+        let Some(cores) = self.cores.upgrade() else { return };
+        let core = random::number() % cores.len() as u64;
+        cores.spawn_on(core as usize, work);
+    }
+}

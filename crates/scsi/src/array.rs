@@ -1,0 +1,52 @@
+//! A storage array: all target devices of one server, and what they need of the world beneath.
+
+use crate::TargetDevice;
+use sarsen_block::LocalFuture;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Work that outlives the command that began it; it is made where it will run.
+pub type Work = Box<dyn FnOnce() -> LocalFuture<()> + Send>;
+
+/// The world beneath the device servers.
+pub trait Host: Send + Sync {
+    /// The wall clock, in milliseconds since 1970 (UTC). It may jump.
+    fn unix_time_ms(&self) -> u64;
+    /// Bytes that nobody can guess.
+    fn fill_random(&self, into: &mut [u8]);
+    /// Runs work to its end, or until the host ends.
+    fn spawn(&self, work: Work);
+}
+
+/// See the module.
+pub struct Array {
+    host: Arc<dyn Host>,
+    devices: Mutex<Vec<Weak<TargetDevice>>>,
+}
+
+impl Array {
+    /// An array without targets.
+    pub fn new(host: Arc<dyn Host>) -> Arc<Self> {
+        Arc::new(Self { host, devices: Mutex::default() })
+    }
+
+    /// The world beneath.
+    pub fn host(&self) -> &dyn Host {
+        &*self.host
+    }
+
+    /// The target devices there are.
+    pub fn devices(&self) -> Vec<Arc<TargetDevice>> {
+        self.registered().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A device became part of it, until it is dropped.
+    pub(crate) fn register(&self, device: &Arc<TargetDevice>) {
+        let mut devices = self.registered();
+        devices.retain(|device| device.strong_count() > 0);
+        devices.push(Arc::downgrade(device));
+    }
+
+    fn registered(&self) -> MutexGuard<'_, Vec<Weak<TargetDevice>>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
