@@ -1,5 +1,5 @@
 //! What every guest starts from: Debian's kernel, and an archive with busybox, open-iscsi, e2fsprogs,
-//! bonnie++ and the modules they want. Downloaded with apt into a private state, so that nothing is
+//! sg3-utils, bonnie++ and the modules they want. Downloaded with apt into a private state, so that nothing is
 //! installed and no root is needed; kept until the recipe changes.
 
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ const RECIPE_VERSION: u32 = 1;
 const KERNEL: &str = "linux-image-amd64";
 
 /// What scenarios call; their libraries follow from Debian's dependencies.
-const PACKAGES: &[&str] = &["bonnie++", "busybox-static", "e2fsprogs", "open-iscsi"];
+const PACKAGES: &[&str] = &["bonnie++", "busybox-static", "e2fsprogs", "open-iscsi", "sg3-utils"];
 
 /// Drawn in by dependencies, never used: package management, perl, udev (the kernel's devtmpfs
 /// names the disks).
@@ -48,8 +48,19 @@ const UNUSED_FOLDERS: &[&str] =
     &["etc/init.d", "lib/systemd", "usr/lib/x86_64-linux-gnu/gconv", "usr/share"];
 
 /// The rest of what these need is found out.
-const MODULES: &[&str] =
-    &["virtio_pci", "virtio_net", "crc32c_generic", "sd_mod", "iscsi_tcp", "ext4"];
+const MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_net",
+    "virtio_scsi",
+    "crc32c_generic",
+    "sd_mod",
+    "sg",
+    "sr_mod",
+    "scsi_dh_alua",
+    "iscsi_tcp",
+    "ext4",
+    "isofs",
+];
 
 const APT_LIMIT: Duration = Duration::from_secs(600);
 const UNPACK_LIMIT: Duration = Duration::from_secs(120);
