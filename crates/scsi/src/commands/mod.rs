@@ -10,6 +10,7 @@ pub(crate) mod provisioning;
 pub(crate) mod report;
 pub(crate) mod reservation;
 pub(crate) mod verify;
+mod vital_product_data;
 
 use crate::attention::Attentions;
 use crate::nexus::{Attachment, Nexus};

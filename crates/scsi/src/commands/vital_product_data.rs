@@ -1,0 +1,203 @@
+//! Vital product data (SPC-4 7.8, SBC-3 6.6): one row and one function for each page.
+
+use super::Task;
+use super::inquiry::padded;
+use crate::{DeviceType, LogicalUnit, Sense};
+use sarsen_wire::scsi::inquiry as page;
+use zerocopy::IntoBytes;
+
+/// A page: its code, what it says after its header, and which units have it.
+struct Page {
+    code: u8,
+    body: fn(&Task<'_>) -> Vec<u8>,
+    condition: fn(&LogicalUnit) -> bool,
+}
+
+const fn row(
+    code: u8,
+    body: fn(&Task<'_>) -> Vec<u8>,
+    condition: fn(&LogicalUnit) -> bool,
+) -> Page {
+    Page { code, body, condition }
+}
+
+/// All pages, by code.
+#[rustfmt::skip]
+static PAGES: &[Page] = &[
+    row(page::PAGE_SUPPORTED, supported, always),
+    row(page::PAGE_UNIT_SERIAL_NUMBER, unit_serial_number, always),
+    row(page::PAGE_DEVICE_IDENTIFICATION, device_identification, always),
+    row(page::PAGE_BLOCK_LIMITS, block_limits, is_disk),
+    row(page::PAGE_BLOCK_DEVICE_CHARACTERISTICS, block_device_characteristics, is_disk),
+    row(page::PAGE_LOGICAL_BLOCK_PROVISIONING, logical_block_provisioning, is_disk),
+];
+
+/// SPC-4 7.8.15: the list ascends, and so does the table.
+const _: () = {
+    let mut index = 1;
+    while index < PAGES.len() {
+        assert!(PAGES[index - 1].code < PAGES[index].code);
+        index += 1;
+    }
+};
+
+fn always(_unit: &LogicalUnit) -> bool {
+    true
+}
+
+fn is_disk(unit: &LogicalUnit) -> bool {
+    unit.device_type() == DeviceType::Disk
+}
+
+/// The page that INQUIRY asks for.
+pub(super) fn page(task: &Task<'_>, page_code: u8) -> Result<Vec<u8>, Sense> {
+    let mut pages = pages_of(task.unit);
+    let page = pages.find(|page| page.code == page_code).ok_or(Sense::invalid_field_in_cdb(2))?;
+    Ok(with_header(task.unit.device_type() as u8, page_code, &(page.body)(task)))
+}
+
+/// What INQUIRY tells of pages where no unit is.
+pub(super) fn supported_without_unit() -> Vec<u8> {
+    with_header(page::PERIPHERAL_NONE, page::PAGE_SUPPORTED, &[page::PAGE_SUPPORTED])
+}
+
+fn pages_of(unit: &LogicalUnit) -> impl Iterator<Item = &'static Page> {
+    PAGES.iter().filter(|page| (page.condition)(unit))
+}
+
+fn with_header(peripheral: u8, page_code: u8, body: &[u8]) -> Vec<u8> {
+    let header = page::VpdHeader { peripheral, page_code, page_length: (body.len() as u16).into() };
+    [header.as_bytes(), body].concat()
+}
+
+fn supported(task: &Task<'_>) -> Vec<u8> {
+    pages_of(task.unit).map(|page| page.code).collect()
+}
+
+fn unit_serial_number(task: &Task<'_>) -> Vec<u8> {
+    task.unit.identity().serial.clone().into_bytes()
+}
+
+/// MEDIUM ROTATION RATE of a medium that does not rotate.
+const NON_ROTATING: u16 = 1;
+/// LBPU, LBPWS, LBPWS10 and LBPRZ: UNMAP and both WRITE SAMEs deallocate; such blocks read as zero.
+const PROVISIONING_FLAGS: u8 = 0x80 | 0x40 | 0x20 | 0x04;
+/// PROVISIONING TYPE: thin.
+const THIN: u8 = 2;
+/// UGAVALID.
+const UNMAP_GRANULARITY_ALIGNMENT_VALID: u32 = 0x8000_0000;
+
+fn block_limits(task: &Task<'_>) -> Vec<u8> {
+    let unit = task.unit;
+    let limits = unit.limits();
+    let characteristics = unit.characteristics();
+    let granularity = 1u16 << characteristics.physical_block_exponent.min(15);
+    let unmap = characteristics.unmap;
+    page::BlockLimits {
+        flags: 0,
+        maximum_compare_and_write_length: limits.maximum_compare_and_write_blocks,
+        optimal_transfer_length_granularity: granularity.into(),
+        maximum_transfer_length: limits.maximum_transfer_blocks.into(),
+        optimal_transfer_length: limits.optimal_transfer_blocks.into(),
+        maximum_prefetch_length: 0.into(),
+        maximum_unmap_lba_count: unmap.map_or(0, |_| limits.maximum_unmap_blocks).into(),
+        maximum_unmap_block_descriptor_count: unmap
+            .map_or(0, |_| limits.maximum_unmap_descriptors)
+            .into(),
+        optimal_unmap_granularity: unmap.map_or(0, |unmap| unmap.granularity_blocks).into(),
+        unmap_granularity_alignment: unmap.map_or(0, |_| UNMAP_GRANULARITY_ALIGNMENT_VALID).into(),
+        maximum_write_same_length: limits.maximum_write_same_blocks.into(),
+        reserved: [0; 20],
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+fn block_device_characteristics(_task: &Task<'_>) -> Vec<u8> {
+    page::BlockDeviceCharacteristics {
+        medium_rotation_rate: NON_ROTATING.into(),
+        product_type: 0,
+        form_factor: 0,
+        flags: 0,
+        reserved: [0; 55],
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+fn logical_block_provisioning(task: &Task<'_>) -> Vec<u8> {
+    let thin = task.unit.characteristics().unmap.is_some();
+    page::LogicalBlockProvisioning {
+        threshold_exponent: 0,
+        flags: if thin { PROVISIONING_FLAGS } else { 0 },
+        provisioning_type: if thin { THIN } else { 0 },
+        reserved: 0,
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+/// CODE SET.
+const BINARY: u8 = 1;
+const ASCII: u8 = 2;
+const UTF_8: u8 = 3;
+/// ASSOCIATION, with PIV where the protocol matters.
+const OF_LOGICAL_UNIT: u8 = 0x00;
+const OF_TARGET_PORT: u8 = 0x80 | 0x10;
+const OF_TARGET_DEVICE: u8 = 0x80 | 0x20;
+/// PROTOCOL IDENTIFIER 5h: iSCSI.
+const ISCSI: u8 = 0x50;
+/// DESIGNATOR TYPE.
+const T10_VENDOR_ID: u8 = 1;
+const NAA: u8 = 3;
+const RELATIVE_TARGET_PORT: u8 = 4;
+const TARGET_PORT_GROUP: u8 = 5;
+const SCSI_NAME_STRING: u8 = 8;
+/// All ports are in one group until there is asymmetric access.
+const ONLY_TARGET_PORT_GROUP: u16 = 1;
+
+fn device_identification(task: &Task<'_>) -> Vec<u8> {
+    let (identity, nexus) = (task.unit.identity(), task.nexus);
+    let vendor_id = [&padded::<8>(&identity.vendor)[..], identity.serial.as_bytes()].concat();
+    let number = |number: u16| {
+        page::NumberDesignator { reserved: [0; 2], number: number.into() }.as_bytes().to_vec()
+    };
+    let designators = [
+        (BINARY, OF_LOGICAL_UNIT | NAA, identity.naa.to_be_bytes().to_vec()),
+        (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, vendor_id),
+        (
+            UTF_8,
+            OF_LOGICAL_UNIT | SCSI_NAME_STRING,
+            name_string(&format!("naa.{:016X}", identity.naa)),
+        ),
+        (ISCSI | BINARY, OF_TARGET_PORT | RELATIVE_TARGET_PORT, number(nexus.relative_target_port)),
+        (ISCSI | BINARY, OF_TARGET_PORT | TARGET_PORT_GROUP, number(ONLY_TARGET_PORT_GROUP)),
+        (ISCSI | UTF_8, OF_TARGET_PORT | SCSI_NAME_STRING, name_string(&nexus.target_port_name)),
+        (ISCSI | UTF_8, OF_TARGET_DEVICE | SCSI_NAME_STRING, name_string(nexus.device.name())),
+    ];
+    let mut bytes = Vec::new();
+    for (code_set, designator_type, designator) in designators {
+        let header = page::DesignationHeader {
+            code_set,
+            designator_type,
+            reserved: 0,
+            designator_length: designator.len() as u8,
+        };
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(&designator);
+    }
+    bytes
+}
+
+/// A SCSI name string: ended by zeroes to a multiple of four bytes (SPC-4 7.8.6.11), and never
+/// longer than its length field can say.
+fn name_string(name: &str) -> Vec<u8> {
+    let mut end = name.len().min(251);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut bytes = name.as_bytes()[..end].to_vec();
+    bytes.push(0);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
