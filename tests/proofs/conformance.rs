@@ -51,7 +51,7 @@ fn conforms(volume: Volume) -> Result<()> {
     let name = volume.name.clone();
     let serving = Serving::start(&[volume])?;
     let families = conformance::catalogue()?;
-    let report = conformance::run(serving.url(&name), &families, |_| {})?;
+    let report = conformance::run(std::slice::from_ref(serving.url(&name)), &families, |_| {})?;
     check(&report).with_context(|| serving.log())?;
     serving.stop()
 }

@@ -19,6 +19,9 @@ const FAMILY_LIMIT: Duration = Duration::from_secs(60);
 const TEST_LIMIT: Duration = Duration::from_secs(20);
 /// So many tests that hang, and the target is taken for dead.
 const STUCK_LIMIT: usize = 5;
+/// Families that want several paths. To the others the first one alone is given: they would take a
+/// second one for their second initiator, which then had the first one's name.
+const MULTIPATH: [&str; 1] = ["MultipathIO"];
 /// Names of the suite's two initiators.
 const INITIATORS: [&str; 2] = ["iqn.2026-11.proof:a", "iqn.2026-11.proof:b"];
 
@@ -142,11 +145,14 @@ pub fn catalogue() -> Result<Catalogue> {
     Ok(families)
 }
 
-/// Runs `families` against the logical unit at `url`, whose data it destroys.
-pub fn run(url: &Url, families: &Catalogue, mut done: impl FnMut(&Family)) -> Result<Report> {
+/// Runs `families` against the logical unit at `urls`, whose data it destroys: one URL for each path
+/// to it.
+pub fn run(urls: &[Url], families: &Catalogue, mut done: impl FnMut(&Family)) -> Result<Report> {
+    ensure!(!urls.is_empty(), "the suite wants a URL");
     let mut report = Report { families: Vec::new() };
     for (name, tests) in families {
-        let family = run_family(url, name, tests)?;
+        let paths = if MULTIPATH.contains(&name.as_str()) { urls } else { &urls[..1] };
+        let family = run_family(paths, name, tests)?;
         done(&family);
         report.families.push(family);
         let stuck = report.total(Verdict::Stuck);
@@ -155,14 +161,14 @@ pub fn run(url: &Url, families: &Catalogue, mut done: impl FnMut(&Family)) -> Re
     Ok(report)
 }
 
-fn run_family(url: &Url, name: &str, names: &[String]) -> Result<Family> {
-    let mut tests = parse_run(&suite(url, name, FAMILY_LIMIT)?);
+fn run_family(urls: &[Url], name: &str, names: &[String]) -> Result<Family> {
+    let mut tests = parse_run(&suite(urls, name, FAMILY_LIMIT)?);
     let ran: BTreeSet<_> = tests.iter().map(|test| test.name.clone()).collect();
     for missing in names.iter().filter(|name| !ran.contains(*name)) {
         if tests.iter().filter(|test| test.verdict == Verdict::Stuck).count() >= STUCK_LIMIT {
             break;
         }
-        let alone = parse_run(&suite(url, &format!("{name}.{missing}"), TEST_LIMIT)?);
+        let alone = parse_run(&suite(urls, &format!("{name}.{missing}"), TEST_LIMIT)?);
         let test = alone.into_iter().find(|test| test.name == *missing);
         tests.push(test.unwrap_or_else(|| Test {
             name: missing.clone(),
@@ -173,11 +179,11 @@ fn run_family(url: &Url, name: &str, names: &[String]) -> Result<Family> {
     Ok(Family { name: name.into(), tests })
 }
 
-fn suite(url: &Url, tests: &str, limit: Duration) -> Result<Finished> {
+fn suite(urls: &[Url], tests: &str, limit: Duration) -> Result<Finished> {
     let mut command = Command::new(PROGRAM);
     command.args(["--dataloss", "--allow-sanitize", "--verbose"]);
     command.args(["--initiator-name", INITIATORS[0], "--initiator-name-2", INITIATORS[1]]);
-    command.arg(format!("--test=ALL.{tests}")).arg(url.to_string());
+    command.arg(format!("--test=ALL.{tests}")).args(urls.iter().map(Url::to_string));
     process::finish(&mut command, limit).with_context(|| format!("the suite's {tests}"))
 }
 

@@ -10,9 +10,10 @@ const BYTE_COUNT: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// A logical unit that is already served; ITS DATA IS DESTROYED.
+    /// A logical unit that is already served; ITS DATA IS DESTROYED. Given several times, each is
+    /// another path to it.
     #[arg(long, conflicts_with = "store")]
-    url: Option<Url>,
+    url: Vec<Url>,
     /// Otherwise the program is built and serves such a volume.
     #[arg(long, value_enum, default_value = "ram")]
     store: Store,
@@ -38,20 +39,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         catalogue.retain(|(family, _)| options.families.contains(family));
     }
     let folder = tempfile::tempdir()?;
-    let (serving, url) = match &options.url {
-        Some(url) => (None, url.clone()),
-        None => {
+    let (serving, urls) = match options.url.as_slice() {
+        urls @ [_, ..] => (None, urls.to_vec()),
+        [] => {
             let backing = match options.store {
                 Store::Ram => Backing::Ram,
                 Store::File => Backing::File(folder.path().join("data.img")),
             };
             let volume = Volume::new("proof", backing, BYTE_COUNT).block_size(options.block_size);
             let serving = Serving::start(&[volume])?;
-            let url = serving.url("proof").clone();
-            (Some(serving), url)
+            let urls = vec![serving.url("proof").clone()];
+            (Some(serving), urls)
         }
     };
-    let report = conformance::run(&url, &catalogue, |family| eprintln!("{}", family.name))?;
+    let report = conformance::run(&urls, &catalogue, |family| eprintln!("{}", family.name))?;
     println!("{report}\n{}", report.faults());
     serving.map_or(Ok(()), Serving::stop)
 }
