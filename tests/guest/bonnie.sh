@@ -1,33 +1,7 @@
 # A file system on a LUN, and bonnie++ on it.
 # PORTAL, IQN: where the LUN is. RUNS: how often.
 
-# until_true SECONDS COMMAND...: asks again until it holds.
-until_true() {
-    tenths=$(($1 * 10))
-    shift
-    until "$@"; do
-        tenths=$((tenths - 1))
-        [ "$tenths" -gt 0 ] || { echo "gave up waiting for: $*"; return 1; }
-        sleep 0.1
-    done
-}
-
-mkdir -p /etc/iscsi
-echo 'InitiatorName=iqn.2026-11.proof:guest' >/etc/iscsi/initiatorname.iscsi
-iscsid
-
-node="iscsiadm -m node -T $IQN -p $PORTAL"
-$node -o new
-until_true 20 $node --login
-
-find_disk() {
-    for path in /sys/class/iscsi_session/session*/device/target*/*/block/*; do
-        disk=/dev/${path##*/}
-        [ -b "$disk" ] && return 0
-    done
-    return 1
-}
-until_true 20 find_disk
+. /login
 
 mkfs.ext4 -q "$disk"
 mount "$disk" /mnt
@@ -43,8 +17,6 @@ echo "RESULT lines $number"
 umount /mnt
 e2fsck -f -n "$disk"
 
-$node --logout
-gone() { ! ls -d /sys/class/iscsi_session/session* >/dev/null 2>&1; }
-until_true 20 gone
+log_out
 echo "RESULT complaints $(dmesg | grep -icE 'i/o error|sense key|reject|conn error|digest' || true)"
 dmesg | tail -n 30

@@ -1,35 +1,11 @@
 # A file system's life on a LUN: made, filled, checked, found equal after the caches are dropped.
 # PORTAL, IQN: where the LUN is. HEADER_DIGEST, DATA_DIGEST: CRC32C or None.
 
-# until_true SECONDS COMMAND...: asks again until it holds.
-until_true() {
-    tenths=$(($1 * 10))
-    shift
-    until "$@"; do
-        tenths=$((tenths - 1))
-        [ "$tenths" -gt 0 ] || { echo "gave up waiting for: $*"; return 1; }
-        sleep 0.1
-    done
+configure_node() {
+    $node -o update -n 'node.conn[0].iscsi.HeaderDigest' -v "$HEADER_DIGEST"
+    $node -o update -n 'node.conn[0].iscsi.DataDigest' -v "$DATA_DIGEST"
 }
-
-mkdir -p /etc/iscsi
-echo 'InitiatorName=iqn.2026-11.proof:guest' >/etc/iscsi/initiatorname.iscsi
-iscsid
-
-node="iscsiadm -m node -T $IQN -p $PORTAL"
-$node -o new
-$node -o update -n 'node.conn[0].iscsi.HeaderDigest' -v "$HEADER_DIGEST"
-$node -o update -n 'node.conn[0].iscsi.DataDigest' -v "$DATA_DIGEST"
-until_true 20 $node --login
-
-find_disk() {
-    for path in /sys/class/iscsi_session/session*/device/target*/*/block/*; do
-        disk=/dev/${path##*/}
-        [ -b "$disk" ] && return 0
-    done
-    return 1
-}
-until_true 20 find_disk
+. /login
 echo "RESULT bytes $(($(cat /sys/class/block/${disk#/dev/}/size) * 512))"
 cat /sys/class/iscsi_connection/connection*/header_digest | sed 's/^/RESULT header_digest /'
 cat /sys/class/iscsi_connection/connection*/data_digest | sed 's/^/RESULT data_digest /'
@@ -60,9 +36,7 @@ umount /mnt
 e2fsck -f -n "$disk"
 echo 'RESULT second_check clean'
 
-$node --logout
-gone() { ! ls -d /sys/class/iscsi_session/session* >/dev/null 2>&1; }
-until_true 20 gone
+log_out
 echo 'RESULT logout done'
 
 # What the kernel did not like: I/O errors, sense data, rejected PDUs, connections lost.

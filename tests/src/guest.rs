@@ -24,7 +24,7 @@ use archive::Archive;
 pub const HOST: &str = "10.0.2.2";
 
 /// Emulation is slow, and slower still beside other work.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 const MEMORY_MIB: u32 = 512;
 
 /// What a scenario reported.
@@ -54,6 +54,7 @@ pub fn run(scenario: &str, environment: &[(&str, &str)]) -> Result<Played> {
         fs::read(&path).with_context(|| path.display().to_string())
     };
     archive.file("init", 0o755, &script("init")?)?;
+    archive.file("login", 0o644, &script("login.sh")?)?;
     archive.file("scenario", 0o755, &script(&format!("{scenario}.sh"))?)?;
     archive.file("environment", 0o644, exports(environment)?.as_bytes())?;
     archive.finish()?;
