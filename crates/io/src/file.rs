@@ -503,7 +503,7 @@ async fn write_all(mut started: Started) -> (Option<Operation>, io::Result<()>) 
     }
 }
 
-fn blocking<T: Send + 'static>(
+pub(crate) fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Io<io::Result<T>> {
     Here::with(|here| match here {

@@ -2,7 +2,8 @@
 //! io_uring, or by a pool of threads where that is forbidden), shared memory, timers, randomness.
 //!
 //! Each core is a thread with a current-thread runtime, a ring and a share of the pool
-//! ([`cores`]); sockets work by readiness ([`net`]), files by completion ([`mod@file`]). Nothing above
+//! ([`cores`]); sockets work by readiness ([`net`]), files by completion ([`mod@file`]), and
+//! small ones are replaced whole ([`record`]). Nothing above
 //! this crate contains unsafe code or reads a clock, so a simulation can stand in for all of it.
 
 pub mod cores;
@@ -13,6 +14,7 @@ pub mod namespace;
 pub mod net;
 mod pool;
 pub mod random;
+pub mod record;
 mod ring;
 pub mod tap;
 pub mod threads;

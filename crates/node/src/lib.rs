@@ -4,6 +4,7 @@
 pub mod config;
 mod fronts;
 mod host;
+mod keeper;
 pub mod server;
 pub mod stores;
 mod targets;

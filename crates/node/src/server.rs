@@ -14,13 +14,14 @@ use sarsen_io::net::Listener;
 use sarsen_io::time;
 use sarsen_proto::iscsi::digest;
 use sarsen_proto::iscsi::target::Settings;
-use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
+use sarsen_scsi::{Array, DeviceType, Identity, LogicalUnit, Lun, Parts, TargetDevice};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, ConfigError, TargetConfig, VolumeConfig};
 use crate::fronts::iscsi::{self, Front, Message, Sessions};
 use crate::host::Beneath;
+use crate::keeper;
 use crate::stores::{self, StoreError};
 use crate::targets::{Target, Targets};
 
@@ -132,7 +133,9 @@ impl Server {
                 let store = &stores[name.as_str()];
                 let lun = Lun(number as u16);
                 let identity = identity(volume, target, &machine);
-                luns.insert(lun, LogicalUnit::new(identity, store.clone()));
+                let unit = logical_unit(volume, identity, store.clone())
+                    .map_err(|source| StartError::Store { volume: name.clone(), source })?;
+                luns.insert(lun, unit);
                 exports.push(Export {
                     volume: name.clone(),
                     target: target.name.clone(),
@@ -231,6 +234,17 @@ impl Server {
         });
         answer.await.unwrap_or(false)
     }
+}
+
+/// A volume's unit, in the state that it was left in.
+fn logical_unit(
+    volume: &VolumeConfig,
+    identity: Identity,
+    store: Arc<dyn Store>,
+) -> Result<Arc<LogicalUnit>, StoreError> {
+    let keeper = keeper::open(volume)?;
+    let parts = Parts { identity, store, device_type: DeviceType::Disk, keeper };
+    LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })
 }
 
 fn url(portal: SocketAddr, target: &str, lun: Lun) -> String {

@@ -17,6 +17,10 @@ pub enum Record {
 }
 
 impl Record {
+    /// All there are.
+    pub const ALL: [Self; 4] =
+        [Self::Reservations, Self::ModePages, Self::Operation, Self::AtomicWrite];
+
     /// The name under which it is kept.
     pub const fn name(self) -> &'static str {
         match self {

@@ -7,6 +7,7 @@ use crate::attention::Attentions;
 use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -114,11 +115,15 @@ pub(crate) struct ModeParameters {
 impl LogicalUnit {
     /// A disk over a store that keeps nothing beyond the life of the program.
     pub fn new(identity: Identity, store: Arc<dyn Store>) -> Arc<Self> {
-        Self::of_parts(Parts::disk(identity, store))
+        match Self::of_parts(Parts::disk(identity, store)) {
+            Ok(unit) => unit,
+            Err(error) => unreachable!("nothing was kept that could be read wrongly: {error}"),
+        }
     }
 
-    /// A unit of these parts.
-    pub fn of_parts(parts: Parts) -> Arc<Self> {
+    /// A unit of these parts, in the state that its keeper kept. Blocks while that is read; an
+    /// error says which record is wrong.
+    pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
         let Parts { identity, store, device_type, keeper } = parts;
         let characteristics = store.characteristics();
         let unit = Self {
@@ -138,7 +143,7 @@ impl LogicalUnit {
             nexuses: Mutex::new(Vec::new()),
         };
         unit.set_mode_parameters(unit.default_mode_parameters());
-        Arc::new(unit)
+        Ok(Arc::new(unit))
     }
 
     /// Its names.

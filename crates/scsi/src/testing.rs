@@ -209,7 +209,7 @@ impl Fixture {
         let mut parts =
             Parts { keeper: Some(keeper.clone()), ..Parts::disk(identity, store.clone()) };
         change(&mut parts);
-        let unit = LogicalUnit::of_parts(parts);
+        let unit = LogicalUnit::of_parts(parts).unwrap();
         let luns = BTreeMap::from([(Lun(0), unit.clone())]);
         let device = TargetDevice::new(&array, "iqn.2026-01.example:t".into(), luns);
         let nexus = open(&device, "one");

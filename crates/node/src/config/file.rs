@@ -9,6 +9,7 @@
 //! path = "/srv/data.img"
 //! size = "10GiB"
 //! cache = "none"
+//! # state = "/var/lib/sarsen/data"
 //! # For drills: what is to go wrong. A list of strings is several faults.
 //! # fault = "lost-write@1234"
 //!
@@ -30,8 +31,18 @@ use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, neares
 use crate::stores::CacheMode;
 
 const TOP_KEYS: [&str; 5] = ["listen", "cores", "io-engine", "volume", "target"];
-const VOLUME_KEYS: [&str; 9] =
-    ["name", "store", "path", "size", "block-size", "cache", "read-only", "serial", "fault"];
+const VOLUME_KEYS: [&str; 10] = [
+    "name",
+    "store",
+    "path",
+    "size",
+    "block-size",
+    "cache",
+    "read-only",
+    "serial",
+    "state",
+    "fault",
+];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
 const REPEATED_KEYS: [&str; 1] = ["fault"];
 const TARGET_KEYS: [&str; 3] = ["name", "alias", "luns"];
@@ -145,6 +156,7 @@ pub(super) fn volume_from_settings(
     let mut block_size = BlockSize::B512;
     let mut read_only = false;
     let mut serial = None;
+    let mut state = None;
     let mut faults = Vec::new();
     let mut size_place = place.to_owned();
     for Setting { key, value, place } in settings {
@@ -184,6 +196,7 @@ pub(super) fn volume_from_settings(
                 }
                 serial = Some(value);
             }
+            "state" => state = Some((value, place)),
             "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
             _ => return Err(unknown_key(&place, &key, &VOLUME_KEYS)),
         }
@@ -200,11 +213,18 @@ pub(super) fn volume_from_settings(
         );
         return Err(ConfigError::new(size_place, message));
     }
+    if let Some((_, place)) = &state
+        && (store != "file" || read_only)
+    {
+        let message = "only a file volume that can be written keeps state: remove it";
+        return Err(ConfigError::new(place, message));
+    }
     let store = match store {
         "file" => StoreConfig::File {
             path: path.ok_or_else(|| missing("path"))?.into(),
             size,
             cache: cache.map_or(CacheMode::WriteBack, |(mode, _)| mode),
+            state: state.map(|(folder, _)| folder.into()),
         },
         _ if cache.is_some() => {
             let place = cache.map_or(String::new(), |(_, place)| place);

@@ -81,6 +81,9 @@ pub enum StoreConfig {
         size: Option<u64>,
         /// Cache mode.
         cache: CacheMode,
+        /// The folder of what it keeps beyond the server's life, such as persistent reservations:
+        /// beside a regular file unless given; none for a block device unless given.
+        state: Option<PathBuf>,
     },
 }
 

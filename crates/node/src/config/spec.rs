@@ -44,8 +44,10 @@ mod tests {
 
     #[test]
     fn volumes_are_written_on_one_line() {
-        let volume = parse_volume("data=file:/srv/a.img,cache=directsync,block-size=4096,size=1G")
-            .expect("valid");
+        let volume = parse_volume(
+            "data=file:/srv/a.img,cache=directsync,block-size=4096,size=1G,state=/srv/kept",
+        )
+        .expect("valid");
         assert_eq!(volume.name, "data");
         assert_eq!(volume.block_size, BlockSize::B4096);
         assert_eq!(
@@ -53,7 +55,8 @@ mod tests {
             StoreConfig::File {
                 path: "/srv/a.img".into(),
                 size: Some(1 << 30),
-                cache: CacheMode::DirectSync
+                cache: CacheMode::DirectSync,
+                state: Some("/srv/kept".into()),
             }
         );
         assert!(parse_volume("r=ram:1MiB,read-only").expect("valid").read_only);
@@ -71,6 +74,8 @@ mod tests {
             ("a=file:/x,cache=writeback2", "did you mean writeback?"),
             ("a=ram:1MiB,cache=none", "only a file volume"),
             ("a=ram:1000", "multiple of"),
+            ("a=ram:1MiB,state=/srv/kept", "only a file volume"),
+            ("a=file:/x,read-only,state=/srv/kept", "that can be written"),
             ("a=ram:1MiB,fault=bitrot@1", "it is one of flipped-bit, "),
         ] {
             let message = parse_volume(text).expect_err(told).to_string();

@@ -89,6 +89,13 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// What the volume keeps beside its data cannot be used.
+    #[error("{source}")]
+    State {
+        /// Which file, what is wrong with it, and what to do.
+        #[source]
+        source: io::Error,
+    },
     /// A fault is planned for a block that the volume does not have.
     #[error(
         "fault = {fault:?}: there is no block {block}: the volume's last one is {}",
@@ -130,7 +137,7 @@ pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
                 .map_err(|source| StoreError::Memory { size: *size, source })?,
         ),
         StoreConfig::Null { size } => Arc::new(NullStore::new(volume.block_size, blocks(*size))),
-        StoreConfig::File { path, size, cache } => {
+        StoreConfig::File { path, size, cache, .. } => {
             let options = FileOptions {
                 path: path.clone(),
                 size: *size,

@@ -1,0 +1,249 @@
+//! A small file that is always replaced whole and durably: what it holds after a crash is what
+//! one call gave it, and the latest one that was answered or a later one.
+//!
+//! The work is begun by the call, not by the first poll of its answer, on the calling core's pool;
+//! on a thread that is no core the call itself blocks and the answer is ready.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sarsen_block::Io;
+
+use crate::file::blocking;
+
+/// What the new content is called until it is durable: the file's name and this.
+const TEMPORARY_SUFFIX: &str = ".new";
+/// For the owner alone.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// The file; a clone is the same file. One of it (with its clones) is to be the only writer.
+#[derive(Clone)]
+pub struct RecordFile {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    path: PathBuf,
+    /// Calls so far.
+    calls: AtomicU64,
+    /// Held while the file is replaced: the call whose content it has.
+    written: Mutex<u64>,
+}
+
+impl RecordFile {
+    /// A file at this path, which need not be there.
+    pub fn new(path: PathBuf) -> Self {
+        let (calls, written) = (AtomicU64::new(0), Mutex::new(0));
+        Self { shared: Arc::new(Shared { path, calls, written }) }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Its content; `None` where it is not there. A file of more than `limit` bytes is FileTooLarge.
+    /// Blocks the thread.
+    pub fn read_now(&self, limit: usize) -> io::Result<Option<Vec<u8>>> {
+        let file = match fs::File::open(&self.shared.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut content = Vec::new();
+        file.take(limit as u64 + 1).read_to_end(&mut content)?;
+        match content.len() > limit {
+            true => Err(io::ErrorKind::FileTooLarge.into()),
+            false => Ok(Some(content)),
+        }
+    }
+
+    /// Replaces the content, or removes the file where it is `None`, durably when this answers. The
+    /// folder is made where it is missing (the one that it lies in must be there). Of two calls
+    /// under way together the later one wins; a call whose answer is dropped still happens.
+    pub fn replace(&self, content: Option<Vec<u8>>) -> Io<io::Result<()>> {
+        let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let shared = self.shared.clone();
+        blocking(move || shared.replace(call, content.as_deref()))
+    }
+}
+
+impl Shared {
+    fn replace(&self, call: u64, content: Option<&[u8]>) -> io::Result<()> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        // The pool's threads may take two calls up in either order.
+        if *written > call {
+            return Ok(());
+        }
+        match content {
+            Some(content) => self.write(content)?,
+            None => self.remove()?,
+        }
+        *written = call;
+        Ok(())
+    }
+
+    fn write(&self, content: &[u8]) -> io::Result<()> {
+        let folder = self.folder();
+        match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
+            Ok(()) => sync_folder(parent(folder))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        let mut temporary = OsString::from(self.path.as_os_str());
+        temporary.push(TEMPORARY_SUFFIX);
+        let temporary = Path::new(&temporary);
+        // What a crash left there, or somebody's link to elsewhere: neither is written to.
+        remove_if_there(temporary)?;
+        let replaced = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(FILE_MODE)
+            .open(temporary)
+            .and_then(|mut file| {
+                file.write_all(content)?;
+                file.sync_all()
+            })
+            .and_then(|()| fs::rename(temporary, &self.path));
+        if let Err(error) = replaced {
+            // It may take room that is missing elsewhere.
+            let _ = remove_if_there(temporary);
+            return Err(error);
+        }
+        sync_folder(folder)
+    }
+
+    fn remove(&self) -> io::Result<()> {
+        // A call that failed may have left a removal behind that is not durable yet.
+        remove_if_there(&self.path)?;
+        match sync_folder(self.folder()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    fn folder(&self) -> &Path {
+        parent(&self.path)
+    }
+}
+
+/// The folder that a path lies in.
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Makes names durable, which the files behind them are by themselves (fsync(2)).
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    fs::File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cores::{self, FileEngine};
+
+    const LIMIT: usize = 1000;
+
+    fn wait(answer: Io<io::Result<()>>) -> io::Result<()> {
+        match answer {
+            Io::Ready(result) => result,
+            Io::Pending(_) => panic!("a thread that is no core does not wait"),
+        }
+    }
+
+    #[test]
+    fn the_content_is_replaced_and_removed_and_nothing_is_left_beside_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = RecordFile::new(folder.path().join("state").join("record"));
+        assert_eq!(file.read_now(LIMIT).expect("reads"), None);
+        wait(file.replace(None)).expect("what is not there is removed");
+        assert!(!folder.path().join("state").exists(), "a removal makes nothing");
+        for content in [vec![1; 700], vec![2; 3], Vec::new()] {
+            // As after a crash.
+            let _ = fs::write(folder.path().join("state").join("record.new"), "half");
+            wait(file.replace(Some(content.clone()))).expect("replaces");
+            assert_eq!(file.read_now(LIMIT).expect("reads"), Some(content));
+            let names = fs::read_dir(folder.path().join("state")).expect("a folder");
+            assert_eq!(names.count(), 1);
+        }
+        wait(file.replace(Some(vec![0; LIMIT + 1]))).expect("replaces");
+        let error = file.read_now(LIMIT).expect_err("is too large");
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        wait(file.replace(None)).expect("removes");
+        assert_eq!(file.read_now(LIMIT).expect("reads"), None);
+    }
+
+    #[test]
+    fn a_link_in_the_temporarys_place_is_not_written_through() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let victim = folder.path().join("victim");
+        fs::write(&victim, "precious").expect("writes");
+        std::os::unix::fs::symlink(&victim, folder.path().join("record.new")).expect("links");
+        let file = RecordFile::new(folder.path().join("record"));
+        wait(file.replace(Some(vec![7]))).expect("replaces");
+        assert_eq!(fs::read(victim).expect("reads"), b"precious");
+        assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![7]));
+    }
+
+    #[test]
+    fn the_later_of_two_calls_wins_whichever_runs_first() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = RecordFile::new(folder.path().join("record"));
+        let shared = &file.shared;
+        shared.replace(2, Some(b"second")).expect("replaces");
+        shared.replace(1, Some(b"first")).expect("is superseded");
+        assert_eq!(file.read_now(LIMIT).expect("reads"), Some(b"second".to_vec()));
+        shared.replace(3, None).expect("removes");
+        shared.replace(2, Some(b"second")).expect("is superseded");
+        assert_eq!(file.read_now(LIMIT).expect("reads"), None);
+    }
+
+    #[test]
+    fn a_call_whose_answer_is_dropped_still_happens_and_does_not_undo_a_later_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = RecordFile::new(folder.path().join("record"));
+        for _ in 0..50 {
+            let content = cores::block_on(FileEngine::Pool, async {
+                for number in 0..10 {
+                    drop(file.replace(Some(vec![number; 100])));
+                }
+                file.replace(Some(vec![10; 100])).wait().await?;
+                file.read_now(LIMIT)
+            });
+            let content = content.expect("a core").expect("works");
+            assert_eq!(content, Some(vec![10; 100]));
+        }
+        cores::block_on(FileEngine::Pool, async { drop(file.replace(None)) }).expect("a core");
+        // The pool's threads end when they have done what they were given.
+        assert_eq!(file.read_now(LIMIT).expect("reads"), None);
+    }
+
+    #[test]
+    fn a_failure_is_told_and_leaves_what_was_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = RecordFile::new(folder.path().join("a").join("b").join("record"));
+        assert!(wait(file.replace(Some(vec![1]))).is_err(), "two folders are missing");
+
+        let file = RecordFile::new(folder.path().join("record"));
+        wait(file.replace(Some(vec![1]))).expect("replaces");
+        // A folder cannot be removed as a file.
+        fs::create_dir(folder.path().join("record.new")).expect("makes");
+        assert!(wait(file.replace(Some(vec![2]))).is_err());
+        assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![1]));
+    }
+}

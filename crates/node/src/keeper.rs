@@ -1,0 +1,313 @@
+//! Where a volume keeps what outlives the server: a folder with one file for each record, each
+//! with a header that tells damage and strangers apart.
+
+use std::fs::{self, DirBuilder, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sarsen_block::Io;
+use sarsen_io::record::RecordFile;
+use sarsen_proto::iscsi::digest::crc32c_of;
+use sarsen_scsi::{Keeper, Record};
+use tracing::info;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::config::{StoreConfig, VolumeConfig};
+use crate::stores::StoreError;
+
+/// What a file volume's path gets for the folder that lies beside it.
+const FOLDER_SUFFIX: &str = ".state";
+const FOLDER_MODE: u32 = 0o700;
+/// The longest content of a record.
+const CONTENT_LIMIT: usize = 64 << 20;
+
+const MAGIC: [u8; 8] = *b"sarsen\x1ar";
+const VERSION: u32 = 1;
+
+/// The beginning of each file.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: U32,
+    /// Bytes of the content, which is all that follows.
+    length: U32,
+    /// The record's name, then zeroes.
+    name: [u8; 24],
+    /// CRC32C of all before it and of the content.
+    checksum: [u8; 4],
+}
+
+const HEADER_LENGTH: usize = size_of::<Header>();
+const CHECKSUM_OFFSET: usize = HEADER_LENGTH - 4;
+const _: () = assert!(HEADER_LENGTH == 44);
+
+/// The records of one volume.
+pub(crate) struct Records {
+    files: [(Record, RecordFile); Record::ALL.len()],
+    /// Locked while this lives, where it was there from the start.
+    _folder: Option<fs::File>,
+}
+
+/// The records of a volume, where it keeps any. All of them have been read once: a damaged one is an
+/// error here already.
+pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn Keeper>>, StoreError> {
+    let StoreConfig::File { path, state, .. } = &volume.store else { return Ok(None) };
+    // Several servers may serve a file that none of them writes.
+    if volume.read_only {
+        return Ok(None);
+    }
+    let folder = match state {
+        Some(folder) => {
+            make(folder)?;
+            folder.clone()
+        }
+        None if fs::metadata(path).is_ok_and(|file| file.file_type().is_block_device()) => {
+            info!(
+                volume = volume.name,
+                "reservations and saved pages end with the server: give the volume state = FOLDER to keep them"
+            );
+            return Ok(None);
+        }
+        None => beside(path),
+    };
+    Ok(Some(Arc::new(Records::open(&folder)?)))
+}
+
+fn make(folder: &Path) -> Result<(), StoreError> {
+    match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
+            let path = folder.to_owned();
+            Err(StoreError::System { path, what: "make the folder for the state", source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn beside(path: &Path) -> PathBuf {
+    let mut folder = path.as_os_str().to_owned();
+    folder.push(FOLDER_SUFFIX);
+    folder.into()
+}
+
+impl Records {
+    /// The records in a folder, which need not be there; those that are there are sound.
+    fn open(folder: &Path) -> Result<Self, StoreError> {
+        let records = Self {
+            files: Record::ALL.map(|record| (record, RecordFile::new(folder.join(record.name())))),
+            _folder: lock(folder)?,
+        };
+        for record in Record::ALL {
+            records.load(record).map_err(|source| StoreError::State { source })?;
+        }
+        Ok(records)
+    }
+
+    fn file(&self, record: Record) -> &RecordFile {
+        match self.files.iter().find(|(kept, _)| *kept == record) {
+            Some((_, file)) => file,
+            None => unreachable!("there is a file for every record"),
+        }
+    }
+}
+
+/// Locks a folder that is there against other servers.
+fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
+    let system = |source| StoreError::System {
+        path: folder.to_owned(),
+        what: "lock the folder of the state",
+        source,
+    };
+    let opened = match fs::File::open(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(system)?,
+    };
+    match opened.try_lock() {
+        Ok(()) => Ok(Some(opened)),
+        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: folder.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(system(source)),
+    }
+}
+
+impl Keeper for Records {
+    fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
+        let file = self.file(record);
+        let path = file.path().display();
+        let bytes = match file.read_now(HEADER_LENGTH + CONTENT_LIMIT) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                return Err(io::Error::new(
+                    error.kind(),
+                    format!("{path}: cannot read it: {error}"),
+                ));
+            }
+        };
+        decode(record, bytes).map(Some).map_err(|problem| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "{path} {problem}: restore it from a copy, or remove it to start without the {} \
+                     that it kept",
+                    record.name()
+                ),
+            )
+        })
+    }
+
+    fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>> {
+        let file = self.file(record);
+        if content.len() > CONTENT_LIMIT {
+            return Io::Ready(Err(io::ErrorKind::FileTooLarge.into()));
+        }
+        file.replace((!content.is_empty()).then(|| encode(record, &content)))
+    }
+}
+
+fn name_field(record: Record) -> [u8; 24] {
+    let mut field = [0; 24];
+    let name = record.name().as_bytes();
+    field[..name.len()].copy_from_slice(name);
+    field
+}
+
+fn encode(record: Record, content: &[u8]) -> Vec<u8> {
+    let mut header = Header {
+        magic: MAGIC,
+        version: VERSION.into(),
+        length: (content.len() as u32).into(),
+        name: name_field(record),
+        checksum: [0; 4],
+    };
+    header.checksum = crc32c_of(&[&header.as_bytes()[..CHECKSUM_OFFSET], content]);
+    [header.as_bytes(), content].concat()
+}
+
+/// The content of a record's file, or what is wrong with it.
+fn decode(record: Record, mut bytes: Vec<u8>) -> Result<Vec<u8>, &'static str> {
+    let Ok((header, content)) = Header::ref_from_prefix(&bytes) else {
+        return Err("is damaged (it is too short)");
+    };
+    if header.magic != MAGIC {
+        return Err("is no record of sarsen's");
+    }
+    if header.version.get() != VERSION {
+        return Err("has a version that this program does not know");
+    }
+    if header.length.get() as usize != content.len() {
+        return Err("is damaged (its length is wrong)");
+    }
+    if header.checksum != crc32c_of(&[&bytes[..CHECKSUM_OFFSET], content]) {
+        return Err("is damaged (its checksum is wrong)");
+    }
+    if header.name != name_field(record) {
+        return Err("is another record under this name");
+    }
+    Ok(bytes.split_off(HEADER_LENGTH))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse_volume;
+
+    fn save(keeper: &dyn Keeper, record: Record, content: &[u8]) -> io::Result<()> {
+        match keeper.save(record, content.to_vec()) {
+            Io::Ready(result) => result,
+            Io::Pending(_) => panic!("a thread that is no core does not wait"),
+        }
+    }
+
+    fn opened(text: &str) -> Result<Option<Arc<dyn Keeper>>, String> {
+        open(&parse_volume(text).expect("valid")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn records_are_kept_apart_replaced_and_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        fs::write(&path, "").expect("writes");
+        let volume = format!("a=file:{}", path.display());
+        let keeper = opened(&volume).expect("opens").expect("a file keeps");
+        assert!(!folder.path().join("disk.state").exists(), "made with the first record");
+        for record in Record::ALL {
+            assert_eq!(keeper.load(record).expect("loads"), None);
+            save(&*keeper, record, record.name().as_bytes()).expect("saves");
+        }
+        save(&*keeper, Record::ModePages, b"other").expect("saves");
+        save(&*keeper, Record::Operation, b"").expect("removes");
+        drop(keeper);
+
+        let keeper = opened(&volume).expect("opens").expect("a file keeps");
+        let load = |record| keeper.load(record).expect("loads");
+        assert_eq!(load(Record::Reservations), Some(b"reservations".to_vec()));
+        assert_eq!(load(Record::ModePages), Some(b"other".to_vec()));
+        assert_eq!(load(Record::Operation), None);
+    }
+
+    #[test]
+    fn each_truncation_and_each_flipped_bit_is_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let records = Records::open(folder.path()).expect("opens");
+        save(&records, Record::Reservations, b"some keys").expect("saves");
+        drop(records);
+        let path = folder.path().join("reservations");
+        let whole = fs::read(&path).expect("reads");
+        let refused = |bytes: &[u8]| {
+            fs::write(&path, bytes).expect("writes");
+            let error = Records::open(folder.path()).err().expect("is refused").to_string();
+            assert!(error.contains("/reservations "), "{error}");
+            assert!(error.contains("remove it"), "{error}");
+        };
+        for length in 0..whole.len() {
+            refused(&whole[..length]);
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            refused(&bytes);
+        }
+        refused(&[&whole[..], b"more"].concat());
+        fs::write(&path, &whole).expect("writes");
+        fs::copy(&path, folder.path().join("mode-pages")).expect("copies");
+        let error = Records::open(folder.path()).err().expect("is refused").to_string();
+        assert!(error.contains("mode-pages is another record"), "{error}");
+        fs::remove_file(folder.path().join("mode-pages")).expect("removes");
+        Records::open(folder.path()).expect("is whole again");
+    }
+
+    #[test]
+    fn who_keeps_and_where() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        fs::write(&path, "").expect("writes");
+        assert!(opened("a=ram:1MiB").expect("opens").is_none());
+        let read_only = format!("a=file:{},read-only", path.display());
+        assert!(opened(&read_only).expect("opens").is_none());
+
+        let state = folder.path().join("kept");
+        let volume = format!("a=file:{},state={}", path.display(), state.display());
+        let keeper = opened(&volume).expect("opens").expect("keeps");
+        save(&*keeper, Record::ModePages, b"x").expect("saves");
+        assert!(state.join("mode-pages").exists());
+        let error = opened(&volume).err().expect("is locked");
+        assert!(error.contains("in use"), "{error}");
+        drop(keeper);
+        opened(&volume).expect("is free again");
+
+        let nowhere = format!("a=file:{},state=/nonexistent/kept", path.display());
+        let error = opened(&nowhere).err().expect("cannot be made");
+        assert!(error.contains("/nonexistent/kept: cannot make"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_fails_the_save_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let records = Records::open(&folder.path().join("a").join("b")).expect("opens");
+        assert!(save(&records, Record::Reservations, b"x").is_err());
+        assert_eq!(records.load(Record::Reservations).expect("loads"), None);
+    }
+}
