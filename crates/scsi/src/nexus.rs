@@ -226,7 +226,9 @@ impl std::fmt::Debug for NexusHandle {
     }
 }
 
-enum Refusal {
+/// Why a command is not begun.
+#[derive(Debug)]
+pub(crate) enum Refusal {
     Sense(Sense),
     ReservationConflict,
 }
@@ -252,12 +254,23 @@ fn admit(cdb: &Cdb, attachment: &Attachment, nexus: NexusId) -> Result<&'static 
         return Err(attention.sense().into());
     }
     let row = row?;
-    if unit.is_reserved_against(nexus) && !flags.contains(Flags::ALLOWED_WHEN_RESERVED) {
-        return Err(Refusal::ReservationConflict);
-    }
     let control = row.control_offset();
     if cdb.byte(control) & CONTROL_NACA != 0 {
         return Err(Sense::invalid_bit_in_cdb(control as u16, 2).into());
+    }
+    admit_access(flags, unit, nexus)?;
+    Ok(row)
+}
+
+/// What the unit's state lets a nexus do now, whichever command does it: copies ask it as well, for
+/// each unit that they read and write.
+pub(crate) fn admit_access(
+    flags: Flags,
+    unit: &LogicalUnit,
+    nexus: NexusId,
+) -> Result<(), Refusal> {
+    if unit.is_reserved_against(nexus) && !flags.contains(Flags::ALLOWED_WHEN_RESERVED) {
+        return Err(Refusal::ReservationConflict);
     }
     if flags.contains(Flags::NEEDS_MEDIUM) && unit.is_stopped() {
         return Err(Sense::stopped().into());
@@ -265,5 +278,5 @@ fn admit(cdb: &Cdb, attachment: &Attachment, nexus: NexusId) -> Result<&'static 
     if flags.contains(Flags::WRITES) {
         unit.check_writable()?;
     }
-    Ok(row)
+    Ok(())
 }

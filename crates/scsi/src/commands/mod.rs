@@ -27,13 +27,13 @@ pub(crate) struct Task<'a> {
     pub(crate) cdb: Cdb,
     pub(crate) unit: &'a Arc<LogicalUnit>,
     pub(crate) attentions: &'a Attentions,
-    pub(crate) nexus: &'a Nexus,
+    pub(crate) nexus: &'a Arc<Nexus>,
     data_out: Option<Buffer>,
     expected_data_out_length: Option<u64>,
 }
 
 impl<'a> Task<'a> {
-    pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Nexus) -> Self {
+    pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Arc<Nexus>) -> Self {
         let Command { cdb, attribute: _, data_out, expected_data_out_length } = command;
         let Attachment { unit, attentions } = attachment;
         Self { cdb, unit, attentions, nexus, data_out, expected_data_out_length }
