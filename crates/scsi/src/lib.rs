@@ -18,6 +18,7 @@ mod lun;
 mod nexus;
 mod sense;
 mod target;
+mod task_set;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

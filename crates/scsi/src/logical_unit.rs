@@ -4,6 +4,7 @@
 //! locks that only unusual commands take.
 
 use crate::attention::Attentions;
+use crate::task_set::{Policy, TaskSet};
 use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
@@ -97,6 +98,7 @@ pub struct LogicalUnit {
     write_cache_enabled: AtomicBool,
     software_write_protect: AtomicBool,
     descriptor_sense: AtomicBool,
+    tasks: TaskSet,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
     /// Held while mode parameters are looked at to be changed.
@@ -110,6 +112,7 @@ pub(crate) struct ModeParameters {
     pub(crate) write_cache_enabled: bool,
     pub(crate) software_write_protect: bool,
     pub(crate) descriptor_sense: bool,
+    pub(crate) tasks: Policy,
 }
 
 impl LogicalUnit {
@@ -138,6 +141,7 @@ impl LogicalUnit {
             write_cache_enabled: AtomicBool::new(false),
             software_write_protect: AtomicBool::new(false),
             descriptor_sense: AtomicBool::new(false),
+            tasks: TaskSet::default(),
             write_gate: Arc::new(RwLock::new(())),
             mode_select: Mutex::new(()),
             nexuses: Mutex::new(Vec::new()),
@@ -232,6 +236,7 @@ impl LogicalUnit {
             write_cache_enabled: self.write_cache_enabled.load(Ordering::Relaxed),
             software_write_protect: self.software_write_protect.load(Ordering::Relaxed),
             descriptor_sense: self.descriptor_sense.load(Ordering::Relaxed),
+            tasks: self.tasks.policy(),
         }
     }
 
@@ -240,6 +245,7 @@ impl LogicalUnit {
             write_cache_enabled: self.characteristics.volatile_cache,
             software_write_protect: false,
             descriptor_sense: false,
+            tasks: Policy::default(),
         }
     }
 
@@ -247,6 +253,7 @@ impl LogicalUnit {
         self.write_cache_enabled.store(parameters.write_cache_enabled, Ordering::Relaxed);
         self.software_write_protect.store(parameters.software_write_protect, Ordering::Relaxed);
         self.descriptor_sense.store(parameters.descriptor_sense, Ordering::Relaxed);
+        self.tasks.set_policy(parameters.tasks);
     }
 
     /// Changes the mode parameters for `changer` to what `change` makes of them; the other nexuses

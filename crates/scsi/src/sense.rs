@@ -283,6 +283,12 @@ impl Sense {
         sense.at(FieldPointer { byte, bit: None, in_cdb: false })
     }
 
+    /// A field of the parameter list of which `bit` of `byte` is the highest bit.
+    pub const fn invalid_bit_in_parameter_list(byte: u16, bit: u8) -> Self {
+        let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
+        sense.at(FieldPointer { byte, bit: Some(bit), in_cdb: false })
+    }
+
     /// The parameter list ends within one of its structures.
     pub const fn parameter_list_length_error() -> Self {
         Self::illegal_request(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR)

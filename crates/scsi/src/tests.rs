@@ -4,3 +4,4 @@ mod block;
 mod primary;
 mod properties;
 mod provisioning;
+mod tasks;

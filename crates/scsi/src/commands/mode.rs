@@ -4,6 +4,7 @@
 
 use super::{Task, parameter_data};
 use crate::logical_unit::ModeParameters;
+use crate::task_set::Policy;
 use crate::{Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
@@ -13,8 +14,6 @@ use zerocopy::{FromBytes, IntoBytes};
 /// The pages that exist, in order.
 const PAGES: [u8; 3] =
     [page::PAGE_CACHING, page::PAGE_CONTROL, page::PAGE_INFORMATIONAL_EXCEPTIONS];
-/// QUEUE ALGORITHM MODIFIER 1: commands are reordered freely.
-const UNRESTRICTED_REORDERING: u8 = 0x10;
 /// BUSY TIMEOUT PERIOD: unlimited.
 const UNLIMITED: u16 = 0xffff;
 /// PC values.
@@ -42,18 +41,21 @@ fn page_bytes(page_code: u8, parameters: ModeParameters) -> Option<Vec<u8>> {
         }
         .as_bytes()
         .to_vec(),
-        page::PAGE_CONTROL => page::ControlPage {
-            header: header(0x0a),
-            flags_2: bit(parameters.descriptor_sense, page::CONTROL_D_SENSE),
-            queueing: UNRESTRICTED_REORDERING,
-            flags_4: bit(parameters.software_write_protect, page::CONTROL_SWP),
-            flags_5: 0,
-            obsolete: [0; 2],
-            busy_timeout_period: UNLIMITED.into(),
-            extended_self_test_completion_time: 0.into(),
+        page::PAGE_CONTROL => {
+            let [flags_2, queueing, flags_4, flags_5] = parameters.tasks.to_bytes();
+            page::ControlPage {
+                header: header(0x0a),
+                flags_2: flags_2 | bit(parameters.descriptor_sense, page::CONTROL_D_SENSE),
+                queueing,
+                flags_4: flags_4 | bit(parameters.software_write_protect, page::CONTROL_SWP),
+                flags_5,
+                obsolete: [0; 2],
+                busy_timeout_period: UNLIMITED.into(),
+                extended_self_test_completion_time: 0.into(),
+            }
+            .as_bytes()
+            .to_vec()
         }
-        .as_bytes()
-        .to_vec(),
         page::PAGE_INFORMATIONAL_EXCEPTIONS => page::InformationalExceptionsPage {
             header: header(0x0a),
             flags: 0,
@@ -74,6 +76,7 @@ fn changeable_bytes(page_code: u8, unit: &LogicalUnit) -> Option<Vec<u8>> {
         write_cache_enabled: set && unit.characteristics().volatile_cache,
         software_write_protect: set,
         descriptor_sense: set,
+        tasks: if set { Policy::OPPOSITE } else { Policy::default() },
     };
     let mut low = page_bytes(page_code, all(false))?;
     let high = page_bytes(page_code, all(true))?;
@@ -321,6 +324,8 @@ fn select_page<'a>(
     {
         after.descriptor_sense = control.flags_2 & page::CONTROL_D_SENSE != 0;
         after.software_write_protect = control.flags_4 & page::CONTROL_SWP != 0;
+        after.tasks = Policy::of_page(control)
+            .map_err(|(byte, bit)| Sense::invalid_bit_in_parameter_list(offset + byte, bit))?;
     }
     Ok(rest)
 }
