@@ -15,6 +15,7 @@ mod identity;
 mod keeper;
 mod logical_unit;
 mod lun;
+mod modes;
 mod nexus;
 mod sense;
 mod target;

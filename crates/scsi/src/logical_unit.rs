@@ -4,7 +4,9 @@
 //! locks that only unusual commands take.
 
 use crate::attention::Attentions;
-use crate::task_set::{Policy, TaskSet};
+use crate::commands::mode;
+use crate::modes::{ModeParameters, Modes};
+use crate::task_set::TaskSet;
 use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
@@ -95,24 +97,13 @@ pub struct LogicalUnit {
     /// The nexus that holds an SPC-2 reservation.
     reservation: AtomicU64,
     stopped: AtomicBool,
-    write_cache_enabled: AtomicBool,
-    software_write_protect: AtomicBool,
-    descriptor_sense: AtomicBool,
+    modes: Modes,
+    /// Held while the mode parameters change.
+    mode_change: Mutex<()>,
     tasks: TaskSet,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
-    /// Held while mode parameters are looked at to be changed.
-    mode_select: Mutex<()>,
     nexuses: Mutex<Vec<(NexusId, Arc<Attentions>)>>,
-}
-
-/// The mode parameters that can change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ModeParameters {
-    pub(crate) write_cache_enabled: bool,
-    pub(crate) software_write_protect: bool,
-    pub(crate) descriptor_sense: bool,
-    pub(crate) tasks: Policy,
 }
 
 impl LogicalUnit {
@@ -133,20 +124,20 @@ impl LogicalUnit {
             identity,
             device_type,
             keeper,
+            modes: Modes::new(ModeParameters::default_of(&characteristics)),
+            mode_change: Mutex::new(()),
             characteristics,
             limits: Limits::new(store.geometry()),
             store,
             reservation: AtomicU64::new(NO_NEXUS),
             stopped: AtomicBool::new(false),
-            write_cache_enabled: AtomicBool::new(false),
-            software_write_protect: AtomicBool::new(false),
-            descriptor_sense: AtomicBool::new(false),
             tasks: TaskSet::default(),
             write_gate: Arc::new(RwLock::new(())),
-            mode_select: Mutex::new(()),
             nexuses: Mutex::new(Vec::new()),
         };
-        unit.set_mode_parameters(unit.default_mode_parameters());
+        if let Some(saved) = mode::load(&unit)? {
+            unit.change_modes(NO_NEXUS, saved, true);
+        }
         Ok(Arc::new(unit))
     }
 
@@ -214,7 +205,7 @@ impl LogicalUnit {
         if self.characteristics.read_only {
             return Err(Sense::write_protected());
         }
-        match self.software_write_protect.load(Ordering::Relaxed) {
+        match self.modes.is_write_protected() {
             true => Err(Sense::software_write_protected()),
             false => Ok(()),
         }
@@ -223,54 +214,30 @@ impl LogicalUnit {
     /// When a write may be acknowledged: a volatile cache that was switched off makes each one
     /// durable. To be asked behind the write gate (see [`Self::flush_after_writes`]).
     pub(crate) fn durability(&self, force_unit_access: bool) -> Durability {
-        let write_through = self.characteristics.volatile_cache
-            && !self.write_cache_enabled.load(Ordering::Relaxed);
+        let write_through =
+            self.characteristics.volatile_cache && !self.modes.is_write_cache_enabled();
         match force_unit_access || write_through {
             true => Durability::Durable,
             false => Durability::Volatile,
         }
     }
 
-    pub(crate) fn mode_parameters(&self) -> ModeParameters {
-        ModeParameters {
-            write_cache_enabled: self.write_cache_enabled.load(Ordering::Relaxed),
-            software_write_protect: self.software_write_protect.load(Ordering::Relaxed),
-            descriptor_sense: self.descriptor_sense.load(Ordering::Relaxed),
-            tasks: self.tasks.policy(),
-        }
+    /// Its mode parameters.
+    pub(crate) fn modes(&self) -> &Modes {
+        &self.modes
     }
 
-    pub(crate) fn default_mode_parameters(&self) -> ModeParameters {
-        ModeParameters {
-            write_cache_enabled: self.characteristics.volatile_cache,
-            software_write_protect: false,
-            descriptor_sense: false,
-            tasks: Policy::default(),
-        }
+    fn mode_change(&self) -> MutexGuard<'_, ()> {
+        self.mode_change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set_mode_parameters(&self, parameters: ModeParameters) {
-        self.write_cache_enabled.store(parameters.write_cache_enabled, Ordering::Relaxed);
-        self.software_write_protect.store(parameters.software_write_protect, Ordering::Relaxed);
-        self.descriptor_sense.store(parameters.descriptor_sense, Ordering::Relaxed);
+    /// Makes mode parameters hold for `changer`; the other nexuses are told if that changes any.
+    pub(crate) fn change_modes(&self, changer: NexusId, parameters: ModeParameters, saved: bool) {
+        let _guard = self.mode_change();
         self.tasks.set_policy(parameters.tasks);
-    }
-
-    /// Changes the mode parameters for `changer` to what `change` makes of them; the other nexuses
-    /// are told. Gives them as they were before and are now.
-    pub(crate) fn change_mode_parameters(
-        &self,
-        changer: NexusId,
-        change: impl FnOnce(ModeParameters) -> Result<ModeParameters, Sense>,
-    ) -> Result<(ModeParameters, ModeParameters), Sense> {
-        let _guard = self.mode_select.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.mode_parameters();
-        let after = change(before)?;
-        if before != after {
-            self.set_mode_parameters(after);
+        if self.modes.set(parameters, saved) {
             self.raise_except(changer, UnitAttention::ModeParametersChanged);
         }
-        Ok((before, after))
     }
 
     /// Whether another nexus holds a reservation.
@@ -330,10 +297,10 @@ impl LogicalUnit {
 
     /// Logical unit reset (SAM-5 6.3.3). The tasks are the transport's to end.
     pub(crate) fn reset(&self, attention: UnitAttention) {
-        let _guard = self.mode_select.lock().unwrap_or_else(PoisonError::into_inner);
         self.reservation.store(NO_NEXUS, Ordering::Relaxed);
         self.set_stopped(false);
-        self.set_mode_parameters(self.default_mode_parameters());
+        let _guard = self.mode_change();
+        self.tasks.set_policy(self.modes.restore().tasks);
         self.raise_except(NO_NEXUS, attention);
     }
 
@@ -342,7 +309,7 @@ impl LogicalUnit {
         match result {
             Ok(completion) => completion,
             Err(sense) => {
-                let descriptor_format = self.descriptor_sense.load(Ordering::Relaxed);
+                let descriptor_format = self.modes.has_descriptor_sense();
                 Completion::check_condition(sense.in_descriptor_format(descriptor_format))
             }
         }
@@ -373,11 +340,14 @@ impl LogicalUnit {
     /// nothing afterwards that this does not cover.
     pub(crate) fn flush_after_writes(self: &Arc<Self>) -> Io<Completion> {
         let unit = Arc::clone(self);
-        self.pending(async move {
-            drop(unit.write_gate.write_arc().await);
-            unit.store.flush().wait().await?;
-            Ok(Completion::good())
-        })
+        self.pending(async move { unit.write_out_cache().await })
+    }
+
+    /// The same, within another command.
+    pub(crate) async fn write_out_cache(&self) -> Result<Completion, Sense> {
+        drop(self.write_gate.write_arc().await);
+        self.store.flush().wait().await?;
+        Ok(Completion::good())
     }
 
     /// Submits one write, excluded against COMPARE AND WRITE until it has ended.

@@ -18,6 +18,7 @@ impl Default for TaskSet {
 }
 
 impl TaskSet {
+    #[allow(dead_code)]
     pub(crate) fn policy(&self) -> Policy {
         let bytes = self.policy.load(Ordering::Relaxed).to_be_bytes();
         Policy::from_bytes(bytes).unwrap_or_default()

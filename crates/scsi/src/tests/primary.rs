@@ -1,5 +1,6 @@
 //! INQUIRY, mode pages, unit attentions, reservations, the reporting commands.
 
+use super::mode::select_control;
 use crate::command_table::TABLE;
 use crate::testing::*;
 use crate::{Command, Identity, LogicalUnit, Lun, Status};
@@ -149,7 +150,7 @@ fn sam5_6_3_3_a_reset_ends_reservations_restores_modes_and_tells_all() {
     let mut other = open(&fixture.device, "two");
     run(&mut other, &[0], &[]);
     fixture.run(&[0x16], &[]);
-    let select = mode_select(&mut fixture, 0x04, 0x00);
+    let select = select_control(&mut fixture, 0x04, 0x00);
     assert_eq!(additional(&select), None);
     assert!(other.logical_unit_reset(Lun(0)));
     assert!(!other.logical_unit_reset(Lun(9)));
@@ -162,114 +163,6 @@ fn sam5_6_3_3_a_reset_ends_reservations_restores_modes_and_tells_all() {
     assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x2900));
     other.target_reset(false);
     assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x2903));
-}
-
-/// Selects the control page with these flags.
-fn mode_select(fixture: &mut Fixture, flags_2: u8, flags_4: u8) -> crate::Completion {
-    let list = [0, 0, 0, 0, 0x0a, 0x0a, flags_2, 0x10, flags_4, 0, 0, 0, 0xff, 0xff, 0, 0];
-    fixture.run(&[0x15, 0x10, 0, 0, 16, 0], &list)
-}
-
-#[test]
-fn spc4_7_5_8_d_sense_and_swp_are_honoured_and_told_to_others() {
-    let mut fixture = Fixture::new();
-    let mut other = open(&fixture.device, "two");
-    run(&mut other, &[0], &[]);
-    assert_eq!(mode_select(&mut fixture, 0x04, 0x08).status, Status::Good);
-    let completion = fixture.write(0, &[0; 512]);
-    assert_eq!(additional(&completion), Some(0x2702));
-    assert_eq!(completion.sense.unwrap().to_bytes()[0], 0x72);
-    assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x2a01));
-    assert_eq!(bytes(fixture.run(&[0x1a, 8, 0x0a, 0, 255, 0], &[]))[2], 0x90);
-    // Selecting what is already so changes nothing.
-    assert_eq!(mode_select(&mut fixture, 0x04, 0x08).status, Status::Good);
-    assert_eq!(run(&mut other, &[0], &[]).status, Status::Good);
-}
-
-#[test]
-fn spc4_6_9_mode_selects_of_several_initiators_at_once_all_count() {
-    let fixture = Fixture::new();
-    // Each changes a page of its own, and nobody but it.
-    let changes: [(u8, u8, usize, u8); 2] = [(0x08, 0x12, 2, 0x04), (0x0a, 0x0a, 4, 0x08)];
-    std::thread::scope(|scope| {
-        for (page_code, page_length, byte, bit) in changes {
-            let mut nexus = open(&fixture.device, "other");
-            scope.spawn(move || {
-                let ask = [0x1a, 8, page_code, 0, 255, 0];
-                while additional(&run(&mut nexus, &[0], &[])).is_some() {}
-                let mut list = bytes(run(&mut nexus, &ask, &[]));
-                assert_eq!(list[5], page_length);
-                list[..4].fill(0);
-                for _ in 0..2000 {
-                    list[4 + byte] ^= bit;
-                    let select = [0x15, 0x10, 0, 0, list.len() as u8, 0];
-                    while additional(&run(&mut nexus, &select, &list)) == Some(0x2a01) {}
-                    let found = loop {
-                        let completion = run(&mut nexus, &ask, &[]);
-                        if completion.status == Status::Good {
-                            break bytes(completion);
-                        }
-                    };
-                    assert_eq!(found[4..], list[4..], "page {page_code:02x}");
-                }
-            });
-        }
-    });
-}
-
-#[test]
-fn spc4_6_11_mode_sense_tells_current_changeable_and_default_pages() {
-    let mut fixture = Fixture::new();
-    let data = bytes(fixture.run(&[0x1a, 0, 0x3f, 0, 255, 0], &[]));
-    assert_eq!(data.len(), 4 + 8 + 20 + 12 + 12);
-    assert_eq!(data[..4], [55, 0, 0x10, 8]);
-    assert_eq!(data[4..12], [0, 0, 0x10, 0, 0, 0, 2, 0]);
-    assert_eq!(data[12..15], [0x08, 0x12, 0x04]);
-    let changeable = bytes(fixture.run(&[0x1a, 8, 0x48, 0, 255, 0], &[]));
-    assert_eq!(changeable[4..7], [0x08, 0x12, 0x04]);
-    assert_eq!(changeable[7..], [0; 17]);
-    let long = bytes(fixture.run(&[0x5a, 0x10, 0x3f, 0xff, 0, 0, 0, 1, 0, 0], &[]));
-    assert_eq!(long.len(), 8 + 16 + 44);
-    assert_eq!(long[..8], [0, 66, 0, 0x10, 1, 0, 0, 16]);
-    for (cdb, expected) in [
-        ([0x1a, 0, 0xc8, 0, 255, 0], 0x3900),
-        ([0x1a, 0, 0x05, 0, 255, 0], 0x2400),
-        ([0x1a, 0, 0x08, 1, 255, 0], 0x2400),
-    ] {
-        assert_eq!(additional(&fixture.run(&cdb, &[])), Some(expected));
-    }
-}
-
-#[test]
-fn spc4_6_9_mode_select_refuses_what_it_cannot_change_and_changes_nothing() {
-    let mut fixture = Fixture::new();
-    let caching = |wce, other| {
-        let mut list = vec![0, 0, 0, 0, 0x08, 0x12, wce, other];
-        list.resize(24, 0);
-        list
-    };
-    let good = caching(0, 0);
-    let mut wrong_length = good.clone();
-    wrong_length[5] = 0x11;
-    let mut wrong_block = vec![0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0x10, 0];
-    wrong_block.extend(&good[4..]);
-    let cut = good[..20].to_vec();
-    for (list, expected) in [
-        (caching(1, 0), 0x2600),
-        (caching(0, 1), 0x2600),
-        (wrong_length, 0x2600),
-        (wrong_block, 0x2600),
-        (cut, 0x1a00),
-        (vec![0, 0, 0], 0x1a00),
-        (vec![0, 0, 0, 8, 0], 0x1a00),
-        ([&good[..], &[0x3f, 0]].concat(), 0x2600),
-    ] {
-        let completion = fixture.run(&[0x15, 0x10, 0, 0, list.len() as u8, 0], &list);
-        assert_eq!(additional(&completion), Some(expected), "{list:02x?}");
-    }
-    assert_eq!(additional(&fixture.run(&[0x15, 0x11, 0, 0, 24, 0], &good)), Some(0x2400));
-    assert_eq!(bytes(fixture.run(&[0x1a, 8, 0x08, 0, 255, 0], &[]))[6], 0x04);
-    assert_eq!(fixture.run(&[0x15, 0x10, 0, 0, 0, 0], &[]).status, Status::Good);
 }
 
 #[test]

@@ -4,10 +4,18 @@ use super::assert_sizes;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// The read-write error recovery mode page.
+pub const PAGE_READ_WRITE_ERROR_RECOVERY: u8 = 0x01;
+/// The verify error recovery mode page.
+pub const PAGE_VERIFY_ERROR_RECOVERY: u8 = 0x07;
 /// The caching mode page.
 pub const PAGE_CACHING: u8 = 0x08;
 /// The control mode page.
 pub const PAGE_CONTROL: u8 = 0x0a;
+/// The control extension mode page, a subpage of the control mode page.
+pub const SUBPAGE_CONTROL_EXTENSION: u8 = 0x01;
+/// The power condition mode page.
+pub const PAGE_POWER_CONDITION: u8 = 0x1a;
 /// The informational exceptions control mode page.
 pub const PAGE_INFORMATIONAL_EXCEPTIONS: u8 = 0x1c;
 /// Asks for all pages.
@@ -16,6 +24,8 @@ pub const PAGE_ALL: u8 = 0x3f;
 pub const SUBPAGE_ALL: u8 = 0xff;
 /// The bits of PAGE CODE.
 pub const PAGE_CODE: u8 = 0x3f;
+/// PS in MODE SENSE: the page can be saved.
+pub const PARAMETERS_SAVEABLE: u8 = 0x80;
 /// SPF: the page has a subpage code.
 pub const SUBPAGE_FORMAT: u8 = 0x40;
 /// WP in the device-specific parameter (SBC-3 6.5.1).
@@ -30,6 +40,8 @@ pub const FLAGS_DBD: u8 = 0x08;
 pub const FLAGS_LLBAA: u8 = 0x10;
 /// PF in MODE SELECT.
 pub const FLAGS_PAGE_FORMAT: u8 = 0x10;
+/// RTD in MODE SELECT.
+pub const FLAGS_REVERT_TO_DEFAULTS: u8 = 0x02;
 /// SP in MODE SELECT.
 pub const FLAGS_SAVE_PAGES: u8 = 0x01;
 /// WCE in the caching page.
@@ -94,13 +106,47 @@ pub struct LongBlockDescriptor {
 }
 
 /// The first bytes of a mode page in page_0 format.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PageHeader {
     /// PS, SPF and PAGE CODE.
     pub page_code: u8,
     /// PAGE LENGTH: the bytes after this one.
     pub page_length: u8,
+}
+
+/// The first bytes of a mode page in sub_page format.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SubpageHeader {
+    /// PS, SPF and PAGE CODE.
+    pub page_code: u8,
+    /// SUBPAGE CODE.
+    pub subpage_code: u8,
+    /// PAGE LENGTH: the bytes after this field.
+    pub page_length: U16,
+}
+
+/// The read-write error recovery and verify error recovery mode pages (SBC-3 6.5.7, 6.5.9).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ErrorRecoveryPage {
+    /// 01h or 07h, and 0Ah.
+    pub header: PageHeader,
+    /// AWRE, ARRE, TB, RC, EER, PER, DTE and DCR; the last four alone for VERIFY.
+    pub flags: u8,
+    /// READ RETRY COUNT or VERIFY RETRY COUNT.
+    pub retry_count: u8,
+    /// Obsolete.
+    pub obsolete: [u8; 3],
+    /// LBPERE, for reads and writes.
+    pub provisioning: u8,
+    /// WRITE RETRY COUNT, for reads and writes.
+    pub write_retry_count: u8,
+    /// Reserved.
+    pub reserved: u8,
+    /// RECOVERY TIME LIMIT or VERIFY RECOVERY TIME LIMIT, in milliseconds; 0 says nothing.
+    pub recovery_time_limit_ms: U16,
 }
 
 /// The caching mode page (SBC-3 6.5.5).
@@ -153,6 +199,48 @@ pub struct ControlPage {
     pub extended_self_test_completion_time: U16,
 }
 
+/// The control extension mode page (SPC-4 7.5.9).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ControlExtensionPage {
+    /// 0Ah with SPF, 01h and 001Ch.
+    pub header: SubpageHeader,
+    /// TCMOS, SCSIP and IALUAE.
+    pub flags: u8,
+    /// INITIAL COMMAND PRIORITY.
+    pub initial_command_priority: u8,
+    /// MAXIMUM SENSE DATA LENGTH; 0 for no limit.
+    pub maximum_sense_data_length: u8,
+    /// Reserved.
+    pub reserved: [u8; 25],
+}
+
+/// The power condition mode page (SPC-4 7.5.13).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PowerConditionPage {
+    /// 1Ah and 26h.
+    pub header: PageHeader,
+    /// PM_BG_PRECEDENCE and STANDBY_Y.
+    pub flags_2: u8,
+    /// IDLE_C, IDLE_B, IDLE_A and STANDBY_Z.
+    pub flags_3: u8,
+    /// IDLE_A CONDITION TIMER, in tenths of a second, as are all.
+    pub idle_a: U32,
+    /// STANDBY_Z CONDITION TIMER.
+    pub standby_z: U32,
+    /// IDLE_B CONDITION TIMER.
+    pub idle_b: U32,
+    /// IDLE_C CONDITION TIMER.
+    pub idle_c: U32,
+    /// STANDBY_Y CONDITION TIMER.
+    pub standby_y: U32,
+    /// Reserved.
+    pub reserved: [u8; 15],
+    /// CCF IDLE, CCF STANDBY and CCF STOPPED.
+    pub flags_39: u8,
+}
+
 /// The informational exceptions control mode page (SBC-3 6.5.6).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -175,6 +263,10 @@ assert_sizes!(
     ShortBlockDescriptor = 8,
     LongBlockDescriptor = 16,
     PageHeader = 2,
+    SubpageHeader = 4,
+    ErrorRecoveryPage = 12,
+    ControlExtensionPage = 32,
+    PowerConditionPage = 40,
     CachingPage = 20,
     ControlPage = 12,
     InformationalExceptionsPage = 12,

@@ -1,0 +1,286 @@
+//! The mode pages: one row and two functions for each, its bytes and what a MODE SELECT of it means.
+//!
+//! There is no disconnect-reconnect page (02h), whose bursts iSCSI negotiates by text keys, and there
+//! are no protocol specific pages (18h, 19h), since iSCSI defines none.
+
+use crate::modes::ModeParameters;
+use crate::task_set::Policy;
+use crate::{DeviceType, LogicalUnit};
+use sarsen_wire::scsi::mode::{self as page, PageHeader, SubpageHeader};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// BUSY TIMEOUT PERIOD: unlimited.
+const UNLIMITED: u16 = 0xffff;
+/// TCMOS and SCSIP: the world's clock is the clock, until an initiator sets another time.
+const TCMOS_SCSIP: u8 = 0x04 | 0x02;
+
+/// A field of a page that cannot have the value that was selected, by its highest bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RefusedField {
+    /// Offset in the page.
+    pub(crate) byte: usize,
+    /// Which bit.
+    pub(crate) bit: u8,
+}
+
+/// A page's bytes for some parameters.
+type Bytes = fn(&ModeParameters) -> Vec<u8>;
+/// Takes what a page says into the parameters. The page is as long as its bytes are, and has
+/// unchangeable bits as they were.
+type Accept = fn(&[u8], &mut ModeParameters) -> Result<(), RefusedField>;
+
+/// A mode page.
+pub(crate) struct Page {
+    /// PAGE CODE.
+    pub(crate) code: u8,
+    /// SUBPAGE CODE; 0 for pages in page_0 format.
+    pub(crate) subpage: u8,
+    bytes: Bytes,
+    accept: Accept,
+    condition: fn(&LogicalUnit) -> bool,
+}
+
+const fn row(
+    code: u8,
+    subpage: u8,
+    bytes: Bytes,
+    accept: Accept,
+    condition: fn(&LogicalUnit) -> bool,
+) -> Page {
+    Page { code, subpage, bytes, accept, condition }
+}
+
+/// All pages, by page code and subpage code.
+#[rustfmt::skip]
+static PAGES: &[Page] = &[
+    row(page::PAGE_READ_WRITE_ERROR_RECOVERY, 0, read_write_error_recovery, nothing, is_disk),
+    row(page::PAGE_VERIFY_ERROR_RECOVERY, 0, verify_error_recovery, nothing, is_disk),
+    row(page::PAGE_CACHING, 0, caching, accept_caching, is_disk),
+    row(page::PAGE_CONTROL, 0, control, accept_control, always),
+    row(page::PAGE_CONTROL, page::SUBPAGE_CONTROL_EXTENSION, control_extension, nothing, always),
+    row(page::PAGE_POWER_CONDITION, 0, power_condition, nothing, is_disk),
+    row(page::PAGE_INFORMATIONAL_EXCEPTIONS, 0, informational_exceptions, nothing, is_disk),
+];
+
+fn always(_unit: &LogicalUnit) -> bool {
+    true
+}
+
+fn is_disk(unit: &LogicalUnit) -> bool {
+    unit.device_type() == DeviceType::Disk
+}
+
+/// The pages that a unit has.
+pub(crate) fn pages_of(unit: &LogicalUnit) -> impl Iterator<Item = &'static Page> {
+    PAGES.iter().filter(|page| (page.condition)(unit))
+}
+
+impl Page {
+    /// Its bytes, PS left out.
+    pub(crate) fn bytes(&self, parameters: &ModeParameters) -> Vec<u8> {
+        (self.bytes)(parameters)
+    }
+
+    /// Where its fields begin.
+    pub(crate) const fn header_length(&self) -> usize {
+        match self.subpage {
+            0 => size_of::<PageHeader>(),
+            _ => size_of::<SubpageHeader>(),
+        }
+    }
+
+    /// The bits that MODE SELECT may change, after a header that is no mask.
+    pub(crate) fn changeable(&self, unit: &LogicalUnit) -> Vec<u8> {
+        let [low, high] = ModeParameters::extremes(unit.characteristics());
+        let mut mask = self.bytes(&low);
+        for (byte, high) in mask.iter_mut().zip(self.bytes(&high)).skip(self.header_length()) {
+            *byte ^= high;
+        }
+        mask
+    }
+
+    /// Whether there is anything to change, and so to save.
+    pub(crate) fn is_changeable(&self, unit: &LogicalUnit) -> bool {
+        self.changeable(unit)[self.header_length()..].iter().any(|&byte| byte != 0)
+    }
+
+    /// Takes what the page `wanted` says, which is as long as this page, into `parameters`. Only
+    /// what is changeable may differ from `before`.
+    pub(crate) fn accept(
+        &self,
+        unit: &LogicalUnit,
+        wanted: &[u8],
+        before: &ModeParameters,
+        parameters: &mut ModeParameters,
+    ) -> Result<(), RefusedField> {
+        let (current, changeable) = (self.bytes(before), self.changeable(unit));
+        let fields = wanted.iter().zip(&current).zip(&changeable).enumerate();
+        for (byte, ((wanted, current), changeable)) in fields.skip(self.header_length()) {
+            let refused = (wanted ^ current) & !changeable;
+            if let Some(bit) = refused.checked_ilog2() {
+                return Err(RefusedField { byte, bit: bit as u8 });
+            }
+        }
+        (self.accept)(wanted, parameters)
+    }
+}
+
+/// What a page in a list says that it is.
+pub(super) struct Listed {
+    /// PAGE CODE.
+    pub(super) code: u8,
+    /// SUBPAGE CODE, where the page has one (SPF).
+    pub(super) subpage: Option<u8>,
+    /// Bytes of all of it.
+    pub(super) length: usize,
+}
+
+impl Listed {
+    /// The page that `bytes` begin with; `None` where they end within its header.
+    pub(super) fn first_of(bytes: &[u8]) -> Option<Self> {
+        let (header, _) = PageHeader::ref_from_prefix(bytes).ok()?;
+        let code = header.page_code & page::PAGE_CODE;
+        if header.page_code & page::SUBPAGE_FORMAT == 0 {
+            let length = size_of::<PageHeader>() + usize::from(header.page_length);
+            return Some(Self { code, subpage: None, length });
+        }
+        let (header, _) = SubpageHeader::ref_from_prefix(bytes).ok()?;
+        let length = size_of::<SubpageHeader>() + usize::from(header.page_length.get());
+        Some(Self { code, subpage: Some(header.subpage_code), length })
+    }
+
+    /// Whether it is `page`. A page with subpage code 00h is not one in page_0 format.
+    pub(super) fn is(&self, page: &Page) -> bool {
+        let subpage = (page.subpage != 0).then_some(page.subpage);
+        (page.code, subpage) == (self.code, self.subpage)
+    }
+}
+
+const fn header(page_code: u8, page_length: u8) -> PageHeader {
+    PageHeader { page_code, page_length }
+}
+
+const fn bit(set: bool, bit: u8) -> u8 {
+    if set { bit } else { 0 }
+}
+
+/// The page as its layout: it is as long as that.
+fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(wanted: &[u8]) -> &T {
+    match T::ref_from_bytes(wanted) {
+        Ok(layout) => layout,
+        Err(_) => unreachable!("a page is as long as its layout"),
+    }
+}
+
+/// Of a page that cannot change.
+fn nothing(_wanted: &[u8], _parameters: &mut ModeParameters) -> Result<(), RefusedField> {
+    Ok(())
+}
+
+/// SBC-3 6.5.7: no retries and no reallocation here; what is below does its own.
+fn read_write_error_recovery(_parameters: &ModeParameters) -> Vec<u8> {
+    page::ErrorRecoveryPage {
+        header: header(page::PAGE_READ_WRITE_ERROR_RECOVERY, 0x0a),
+        ..page::ErrorRecoveryPage::default()
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+/// SBC-3 6.5.9: as for reads and writes.
+fn verify_error_recovery(_parameters: &ModeParameters) -> Vec<u8> {
+    page::ErrorRecoveryPage {
+        header: header(page::PAGE_VERIFY_ERROR_RECOVERY, 0x0a),
+        ..page::ErrorRecoveryPage::default()
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+fn caching(parameters: &ModeParameters) -> Vec<u8> {
+    page::CachingPage {
+        header: header(page::PAGE_CACHING, 0x12),
+        flags: bit(parameters.write_cache_enabled, page::CACHING_WCE),
+        retention_priority: 0,
+        disable_prefetch_transfer_length: 0.into(),
+        minimum_prefetch: 0.into(),
+        maximum_prefetch: 0.into(),
+        maximum_prefetch_ceiling: 0.into(),
+        flags_12: 0,
+        cache_segment_count: 0,
+        cache_segment_size: 0.into(),
+        reserved: [0; 4],
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+fn accept_caching(wanted: &[u8], parameters: &mut ModeParameters) -> Result<(), RefusedField> {
+    let caching = view::<page::CachingPage>(wanted);
+    parameters.write_cache_enabled = caching.flags & page::CACHING_WCE != 0;
+    Ok(())
+}
+
+fn control(parameters: &ModeParameters) -> Vec<u8> {
+    let [flags_2, queueing, flags_4, flags_5] = parameters.tasks.to_bytes();
+    page::ControlPage {
+        header: header(page::PAGE_CONTROL, 0x0a),
+        flags_2: flags_2 | bit(parameters.descriptor_sense, page::CONTROL_D_SENSE),
+        queueing,
+        flags_4: flags_4 | bit(parameters.software_write_protect, page::CONTROL_SWP),
+        flags_5,
+        obsolete: [0; 2],
+        busy_timeout_period: UNLIMITED.into(),
+        extended_self_test_completion_time: 0.into(),
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+fn accept_control(wanted: &[u8], parameters: &mut ModeParameters) -> Result<(), RefusedField> {
+    let control = view::<page::ControlPage>(wanted);
+    parameters.descriptor_sense = control.flags_2 & page::CONTROL_D_SENSE != 0;
+    parameters.software_write_protect = control.flags_4 & page::CONTROL_SWP != 0;
+    parameters.tasks =
+        Policy::of_page(control).map_err(|(byte, bit)| RefusedField { byte: byte.into(), bit })?;
+    Ok(())
+}
+
+/// SPC-4 7.5.9. MAXIMUM SENSE DATA LENGTH 0: no limit.
+fn control_extension(_parameters: &ModeParameters) -> Vec<u8> {
+    page::ControlExtensionPage {
+        header: SubpageHeader {
+            page_code: page::SUBPAGE_FORMAT | page::PAGE_CONTROL,
+            subpage_code: page::SUBPAGE_CONTROL_EXTENSION,
+            page_length: 0x1c.into(),
+        },
+        flags: TCMOS_SCSIP,
+        initial_command_priority: 0,
+        maximum_sense_data_length: 0,
+        reserved: [0; 25],
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+/// SPC-4 7.5.13: no timer leads to a power condition.
+fn power_condition(_parameters: &ModeParameters) -> Vec<u8> {
+    page::PowerConditionPage {
+        header: header(page::PAGE_POWER_CONDITION, 0x26),
+        ..page::PowerConditionPage::default()
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+fn informational_exceptions(_parameters: &ModeParameters) -> Vec<u8> {
+    page::InformationalExceptionsPage {
+        header: header(page::PAGE_INFORMATIONAL_EXCEPTIONS, 0x0a),
+        flags: 0,
+        method_of_reporting: 0,
+        interval_timer: 0.into(),
+        report_count: 0.into(),
+    }
+    .as_bytes()
+    .to_vec()
+}

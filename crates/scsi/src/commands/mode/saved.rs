@@ -1,0 +1,62 @@
+//! Saved mode parameters: the pages themselves are what is kept, so that a later version, which may
+//! have more of them, understands what an earlier one saved, and the other way round.
+
+use super::pages::{Listed, pages_of};
+use crate::modes::ModeParameters;
+use crate::{AdditionalSense, LogicalUnit, Record, Sense, SenseKey};
+use std::io;
+
+/// The first byte of the record: what follows is mode pages one after the other.
+const VERSION: u8 = 1;
+
+/// Keeps `parameters`, durably when this answers.
+pub(super) async fn save(unit: &LogicalUnit, parameters: &ModeParameters) -> Result<(), Sense> {
+    let Some(keeper) = unit.keeper() else {
+        return Err(Sense::saving_parameters_not_supported());
+    };
+    let mut record = vec![VERSION];
+    for page in pages_of(unit).filter(|page| page.is_changeable(unit)) {
+        record.extend(page.bytes(parameters));
+    }
+    let failed = Sense::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE);
+    keeper.save(Record::ModePages, record).wait().await.map_err(|_| failed)
+}
+
+/// What was saved, for a unit that begins.
+pub(crate) fn load(unit: &LogicalUnit) -> io::Result<Option<ModeParameters>> {
+    let Some(keeper) = unit.keeper() else { return Ok(None) };
+    let Some(record) = keeper.load(Record::ModePages)? else { return Ok(None) };
+    let damaged = || io::Error::new(io::ErrorKind::InvalidData, "the saved mode pages are damaged");
+    let Some((&VERSION, pages)) = record.split_first() else { return Err(damaged()) };
+    let default = unit.modes().default();
+    let mut saved = default;
+    let mut pages = pages;
+    while !pages.is_empty() {
+        let listed = Listed::first_of(pages).ok_or_else(damaged)?;
+        let (content, rest) = pages.split_at_checked(listed.length).ok_or_else(damaged)?;
+        take_page(unit, &listed, content, &default, &mut saved).ok_or_else(damaged)?;
+        pages = rest;
+    }
+    Ok(Some(saved))
+}
+
+/// Takes the bits of a kept page that can still be changed; the others are as by default. A page
+/// that this version does not have, or has in another length, says nothing.
+fn take_page(
+    unit: &LogicalUnit,
+    listed: &Listed,
+    content: &[u8],
+    default: &ModeParameters,
+    saved: &mut ModeParameters,
+) -> Option<()> {
+    let known = pages_of(unit).find(|page| listed.is(page));
+    let Some(page) = known.filter(|page| page.bytes(default).len() == content.len()) else {
+        return Some(());
+    };
+    let mut wanted = page.bytes(default);
+    let bytes = wanted.iter_mut().zip(content).zip(page.changeable(unit));
+    for ((wanted, content), changeable) in bytes.skip(page.header_length()) {
+        *wanted = (*wanted & !changeable) | (content & changeable);
+    }
+    page.accept(unit, &wanted, default, saved).ok()
+}
