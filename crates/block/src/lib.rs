@@ -20,5 +20,7 @@ pub use data::{Data, Piece, SharedMemory};
 pub use error::{BlockError, Direction};
 pub use io::{Io, LocalFuture};
 pub use memory::MemoryStore;
-pub use request::{Allocation, AllocationRun, BlockSize, Durability, Extent, Lba, Reply, Request};
+pub use request::{
+    Allocation, AllocationRun, BlockSize, Durability, Extent, Lba, Reply, Request, Space,
+};
 pub use store::{Characteristics, Geometry, Store, Unmap};

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Extent,
-    Geometry, Io, Reply, Request, Store, Unmap,
+    Geometry, Io, Reply, Request, Space, Store, Unmap,
 };
 
 /// Blocks in a map; those that are absent read as zero.
@@ -18,7 +18,8 @@ pub struct MemoryStore {
 
 struct State {
     block_count: u64,
-    blocks: BTreeMap<u64, Box<[u8]>>,
+    /// Those that have room: with data, or anchored.
+    blocks: BTreeMap<u64, Option<Box<[u8]>>>,
 }
 
 impl MemoryStore {
@@ -44,7 +45,7 @@ impl MemoryStore {
                 check(extent)?;
                 let mut buffer = Buffer::zeroed(extent.byte_count(self.block_size) as usize);
                 for (lba, chunk) in (extent.lba.0..).zip(buffer.chunks_exact_mut(size)) {
-                    if let Some(block) = state.blocks.get(&lba) {
+                    if let Some(Some(block)) = state.blocks.get(&lba) {
                         chunk.copy_from_slice(block);
                     }
                 }
@@ -54,7 +55,7 @@ impl MemoryStore {
                 check(extent)?;
                 assert_eq!(data.len() as u64, extent.byte_count(self.block_size));
                 for (lba, chunk) in (extent.lba.0..).zip(data.chunks_exact(size)) {
-                    state.blocks.insert(lba, chunk.into());
+                    state.blocks.insert(lba, Some(chunk.into()));
                 }
                 Ok(Reply::Done)
             }
@@ -67,19 +68,27 @@ impl MemoryStore {
             Request::WriteZeroes { extent, durability: _ } => {
                 check(extent)?;
                 for lba in extent.lba.0..extent.end() {
-                    state.blocks.insert(lba, vec![0; size].into());
+                    state.blocks.insert(lba, None);
                 }
                 Ok(Reply::Done)
             }
             Request::Allocation(extent) => {
                 check(extent)?;
-                let mapped = |lba: u64| state.blocks.contains_key(&lba);
-                let first = mapped(extent.lba.0);
+                let of_block = |lba: u64| match state.blocks.get(&lba) {
+                    Some(Some(_)) => Allocation::Mapped,
+                    Some(None) => Allocation::Anchored,
+                    None => Allocation::Deallocated,
+                };
+                let allocation = of_block(extent.lba.0);
                 let block_count = (extent.lba.0..extent.end())
-                    .take_while(|&lba| mapped(lba) == first)
+                    .take_while(|&lba| of_block(lba) == allocation)
                     .count() as u64;
-                let allocation = if first { Allocation::Mapped } else { Allocation::Deallocated };
                 Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
+            }
+            Request::Space => {
+                let used_blocks = state.blocks.len() as u64;
+                let available_blocks = state.block_count - used_blocks;
+                Ok(Reply::Space(Space { used_blocks, available_blocks }))
             }
             Request::Resize { block_count } => {
                 state.block_count = block_count;
@@ -99,7 +108,7 @@ impl Store for MemoryStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1 }),
+            unmap: Some(Unmap { granularity_blocks: 1, anchors: true }),
             physical_block_exponent: 0,
         }
     }

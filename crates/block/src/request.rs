@@ -116,7 +116,7 @@ pub enum Request {
     /// Give blocks back → [`Reply::Done`]. They read as zero afterwards. A store that cannot
     /// deallocate writes zeroes or answers Unsupported, as [`crate::Characteristics::unmap`] says.
     Unmap(Extent),
-    /// Write zeroes, keeping the blocks allocated where the store can → [`Reply::Done`].
+    /// Write zeroes, keeping the blocks' room (see [`crate::Unmap::anchors`]) → [`Reply::Done`].
     WriteZeroes {
         /// Where.
         extent: Extent,
@@ -126,6 +126,9 @@ pub enum Request {
     /// How the blocks from the extent's first one are allocated → [`Reply::Allocation`] for the
     /// longest run, at most to the extent's end, that has one state.
     Allocation(Extent),
+    /// How much room the blocks take and may take → [`Reply::Space`]; Unsupported where the store
+    /// cannot tell.
+    Space,
     /// Change the size to so many blocks → [`Reply::Done`]. Shrinking is refused as Unsupported
     /// where it would lose data in use.
     Resize {
@@ -139,6 +142,8 @@ pub enum Request {
 pub enum Allocation {
     /// They do, or the store cannot tell.
     Mapped,
+    /// Room is kept for them, and they read as zero.
+    Anchored,
     /// They do not, and read as zero.
     Deallocated,
 }
@@ -152,6 +157,15 @@ pub struct AllocationRun {
     pub allocation: Allocation,
 }
 
+/// The room of a thin store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Blocks' worth of room that it takes.
+    pub used_blocks: u64,
+    /// Blocks' worth of room that is left for it, and perhaps for others as well.
+    pub available_blocks: u64,
+}
+
 /// What a store answers to a [`Request`].
 #[derive(Debug)]
 pub enum Reply {
@@ -161,4 +175,6 @@ pub enum Reply {
     Done,
     /// The state of a run of blocks.
     Allocation(AllocationRun),
+    /// The room that is taken and left.
+    Space(Space),
 }

@@ -2,6 +2,7 @@
 
 use crate::{
     AllocationRun, BlockError, BlockSize, Buffer, Data, Durability, Extent, Io, Reply, Request,
+    Space,
 };
 
 /// Size and shape of a store. `block_count` may change while it is open (resize).
@@ -26,6 +27,9 @@ pub struct Unmap {
     /// Deallocation happens in units of so many blocks, aligned to that many; the edges of a
     /// request that are not aligned are zeroed in place.
     pub granularity_blocks: u32,
+    /// Blocks that were zeroed by [`Request::WriteZeroes`] keep their room, so that writing them again
+    /// cannot fail for want of it.
+    pub anchors: bool,
 }
 
 /// What a store is like, fixed while it is open.
@@ -101,6 +105,14 @@ impl dyn Store + '_ {
         self.submit(Request::Allocation(extent)).map(|reply| match reply? {
             Reply::Allocation(run) => Ok(run),
             other => unreachable!("a store answered {other:?} to an allocation query"),
+        })
+    }
+
+    /// See [`Request::Space`].
+    pub fn space(&self) -> Io<Result<Space, BlockError>> {
+        self.submit(Request::Space).map(|reply| match reply? {
+            Reply::Space(space) => Ok(space),
+            other => unreachable!("a store answered {other:?} to a question for its space"),
         })
     }
 

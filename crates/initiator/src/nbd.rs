@@ -375,7 +375,8 @@ impl Store for NbdStore {
         Characteristics {
             volatile_cache: self.export.has(transmission::SEND_FLUSH),
             read_only,
-            unmap: (zeroes && !read_only).then_some(Unmap { granularity_blocks: 1 }),
+            unmap: (zeroes && !read_only)
+                .then_some(Unmap { granularity_blocks: 1, anchors: false }),
             physical_block_exponent: preferred.checked_ilog2().unwrap_or(0) as u8,
         }
     }
@@ -395,7 +396,7 @@ impl Store for NbdStore {
             Request::Resize { .. } if self.export.has(transmission::READ_ONLY) => {
                 Err(BlockError::ReadOnly)
             }
-            Request::Resize { .. } => Err(BlockError::Unsupported),
+            Request::Space | Request::Resize { .. } => Err(BlockError::Unsupported),
         };
         submitted.unwrap_or_else(|error| Io::Ready(Err(error)))
     }

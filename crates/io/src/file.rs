@@ -6,6 +6,8 @@
 //! time. Interrupted and short transfers are continued here. On a thread that is no core the call
 //! itself blocks and the answer is ready.
 
+mod extents;
+
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -20,6 +22,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFl
 use rustix::io::{Errno, ReadWriteFlags};
 use sarsen_block::{Buffer, Io};
 
+pub use self::extents::{Run, RunState, Space};
 use crate::cores::Here;
 use crate::ring::{Completion, Kind, Operation};
 
@@ -39,15 +42,6 @@ pub struct OpenOptions {
     pub create: bool,
     /// Go past the page cache (O_DIRECT).
     pub direct: bool,
-}
-
-/// How a part of a file is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
-    /// Bytes from the offset that was asked for.
-    pub length: u64,
-    /// Whether there is data; a hole reads as zero.
-    pub data: bool,
 }
 
 /// An open file; a clone is the same open file.
@@ -355,25 +349,6 @@ impl File {
         })
     }
 
-    /// The longest run from `offset`, at most `length` bytes, that is all data or all hole.
-    pub fn allocation(&self, offset: u64, length: u64) -> Io<io::Result<Run>> {
-        if self.block_device || length == 0 {
-            return Io::Ready(Ok(Run { length, data: true }));
-        }
-        let file = self.clone();
-        blocking(move || {
-            let fd = &file.opened.fd;
-            let clip = |end: u64, data| Run { length: (end - offset).min(length), data };
-            match rustix::fs::seek(fd, SeekFrom::Data(offset)) {
-                Ok(start) if start > offset => Ok(clip(start, false)),
-                Ok(_) => Ok(clip(rustix::fs::seek(fd, SeekFrom::Hole(offset))?, true)),
-                Err(Errno::NXIO) => Ok(Run { length, data: false }),
-                Err(Errno::INVAL) => Ok(Run { length, data: true }),
-                Err(error) => Err(error.into()),
-            }
-        })
-    }
-
     /// Makes a file longer with zeroes that take no room, or shorter.
     pub fn set_length(&self, length: u64) -> Io<io::Result<()>> {
         let file = self.clone();
@@ -674,7 +649,7 @@ mod tests {
         at_once(file.zero_range(4096, 512));
         at_once(file.set_length(16384));
         let Io::Ready(Ok(run)) = file.allocation(8192, 8192) else { panic!("it waits for nobody") };
-        assert_eq!(run, Run { length: 8192, data: false });
+        assert_eq!(run, Run { length: 8192, state: RunState::Hole });
     }
 
     #[test]

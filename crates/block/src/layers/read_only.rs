@@ -27,7 +27,7 @@ impl Store for ReadOnly {
 
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
         match request {
-            Request::Read(_) | Request::Flush | Request::Allocation(_) => {
+            Request::Read(_) | Request::Flush | Request::Allocation(_) | Request::Space => {
                 self.inner.submit(request)
             }
             Request::Write { .. }

@@ -346,7 +346,7 @@ impl<'a> Engine<'a> {
                 Ok((whole, data))
             }
             Ok(Reply::Done) => Ok((!io.reads, None)),
-            Ok(Reply::Allocation(_)) => Ok((false, None)),
+            Ok(Reply::Allocation(_) | Reply::Space(_)) => Ok((false, None)),
             Err(error) => Err(error),
         };
         let now = by.unwrap_or_else(sarsen_io::time::now);

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
-    Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
+    Durability, Extent, Geometry, Io, Lba, Reply, Request, Space, Store, Unmap,
 };
-use sarsen_io::file::{self, File, OpenOptions};
+use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{error, warn};
 
 use super::latch::{Claim, Latch};
@@ -92,6 +92,7 @@ impl FileStore {
         }
         let unmap = file.can_punch_holes().map_err(system("find out whether it is sparse"))?;
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
+        let anchors = file.tells_reserved_room();
         let exponent = device.map_or(0, |(_, physical)| {
             (u64::from(physical) / block).checked_ilog2().unwrap_or(0) as u8
         });
@@ -112,6 +113,7 @@ impl FileStore {
                 read_only: options.read_only,
                 unmap: (unmap && !options.read_only).then(|| Unmap {
                     granularity_blocks: (granularity / block).clamp(1, u64::from(u32::MAX)) as u32,
+                    anchors,
                 }),
                 physical_block_exponent: exponent,
             },
@@ -209,15 +211,26 @@ impl FileStore {
         let run = self.file.allocation(offset, extent.byte_count(self.block_size));
         run.map(move |run| {
             let run = run.map_err(|source| state.failed(extent.lba, Direction::Read, source))?;
-            // A hole that ends within a block leaves that block mapped.
-            let (block_count, data) = match run.data {
-                false if run.length >> shift == 0 => (1, true),
-                false => (run.length >> shift, false),
-                true => (run.length.div_ceil(1 << shift), true),
+            let whole_blocks = run.length >> shift;
+            let (block_count, allocation) = match run.state {
+                // What ends within a block leaves that block mapped.
+                RunState::Hole | RunState::Reserved if whole_blocks == 0 => (1, Allocation::Mapped),
+                RunState::Hole => (whole_blocks, Allocation::Deallocated),
+                RunState::Reserved => (whole_blocks, Allocation::Anchored),
+                RunState::Data => (run.length.div_ceil(1 << shift), Allocation::Mapped),
             };
-            let allocation = if data { Allocation::Mapped } else { Allocation::Deallocated };
             let block_count = block_count.min(extent.block_count);
             Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
+        })
+    }
+
+    fn space(&self) -> Io<Result<Reply, BlockError>> {
+        let (state, shift) = (self.state.clone(), self.block_size.shift());
+        self.file.space().map(move |space| {
+            let space = space.map_err(|source| state.failed(Lba(0), Direction::Read, source))?;
+            let space = space.ok_or(BlockError::Unsupported)?;
+            let (used_blocks, available_blocks) = (space.used >> shift, space.available >> shift);
+            Ok(Reply::Space(Space { used_blocks, available_blocks }))
         })
     }
 
@@ -322,7 +335,7 @@ impl Store for FileStore {
     }
 
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
-        let writes = !matches!(request, Request::Read(_) | Request::Allocation(_));
+        let writes = !matches!(request, Request::Read(_) | Request::Allocation(_) | Request::Space);
         if writes && self.characteristics.read_only {
             return Io::Ready(match request {
                 Request::Flush => Ok(Reply::Done),
@@ -338,7 +351,7 @@ impl Store for FileStore {
             | Request::Allocation(extent)
             | Request::Write { extent, .. }
             | Request::WriteZeroes { extent, .. } => *extent,
-            Request::Flush | Request::Resize { .. } => Extent::new(0, 0),
+            Request::Flush | Request::Space | Request::Resize { .. } => Extent::new(0, 0),
         };
         if let Err(error) = self.state.check(extent) {
             return Io::Ready(Err(error));
@@ -359,6 +372,7 @@ impl Store for FileStore {
                 self.change(extent, durable, File::zero_range)
             }
             Request::Allocation(extent) => self.allocation(extent),
+            Request::Space => self.space(),
             Request::Resize { block_count } => self.resize(block_count),
         }
     }

@@ -43,6 +43,7 @@ impl NullStore {
                 let allocation = Allocation::Deallocated;
                 Ok(Reply::Allocation(AllocationRun { block_count: extent.block_count, allocation }))
             }
+            Request::Space => Err(BlockError::Unsupported),
             Request::Resize { block_count } => {
                 self.block_count.store(block_count, Ordering::Relaxed);
                 Ok(Reply::Done)
@@ -61,7 +62,7 @@ impl Store for NullStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1 }),
+            unmap: Some(Unmap { granularity_blocks: 1, anchors: false }),
             physical_block_exponent: 0,
         }
     }

@@ -6,11 +6,11 @@
 //! first and gives the page back then.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Characteristics, Data, Direction, Extent,
-    Geometry, Io, Reply, Request, Store, Unmap,
+    Geometry, Io, Reply, Request, Space, Store, Unmap,
 };
 use sarsen_io::memory::{PAGE, Region};
 
@@ -27,18 +27,33 @@ pub struct RamStore {
     region: Arc<Region>,
     /// A bit for each page of the region's room; a region of pages too, so that it is sparse.
     written: Bitmap,
+    /// Pages that it may take.
+    limit: i64,
+    /// Pages that are marked, and those that writes under way may mark; below zero for a moment where
+    /// an unmap overtakes the write whose marks it cleared.
+    taken: AtomicI64,
 }
 
 impl RamStore {
     /// A disk of zeroes.
     pub fn new(block_size: BlockSize, block_count: u64) -> std::io::Result<Self> {
+        Self::with_limit(block_size, block_count, u64::MAX)
+    }
+
+    /// A disk of zeroes that takes at most `limit` bytes of memory; what finds no room is refused.
+    pub fn with_limit(
+        block_size: BlockSize,
+        block_count: u64,
+        limit: u64,
+    ) -> std::io::Result<Self> {
         let bytes = block_count << block_size.shift();
         let room = bytes.saturating_mul(GROWTH).max(LEAST_ROOM);
         let region = Region::with_room(bytes as usize, room as usize)
             .or_else(|_| Region::new(bytes as usize))?;
         let written = Bitmap::new((region.room() as u64).div_ceil(PAGE as u64));
         let block_count = AtomicU64::new(block_count);
-        Ok(Self { block_size, block_count, region, written })
+        let (limit, taken) = ((limit / PAGE as u64) as i64, AtomicI64::new(0));
+        Ok(Self { block_size, block_count, region, written, limit, taken })
     }
 
     /// First byte and number of bytes of an extent that lies within the disk.
@@ -48,6 +63,27 @@ impl RamStore {
             return Err(BlockError::OutOfRange { extent, block_count });
         }
         Ok((extent.byte_offset(self.block_size), extent.byte_count(self.block_size)))
+    }
+
+    /// Claims room for the pages of a range that have none, does `fill`, and marks them.
+    fn fill(
+        &self,
+        extent: Extent,
+        (offset, length): (u64, u64),
+        fill: impl FnOnce(),
+    ) -> Result<Reply, BlockError> {
+        let claimed = self.written.count_unmarked(offset, length);
+        if claimed > 0 && self.taken.fetch_add(claimed, Ordering::SeqCst) + claimed > self.limit {
+            self.taken.fetch_sub(claimed, Ordering::SeqCst);
+            return Err(BlockError::NoSpace { lba: extent.lba });
+        }
+        fill();
+        let marked = self.written.set(offset, length);
+        // Another write may have marked some of them first, or an unmap cleared more meanwhile.
+        if marked != claimed {
+            self.taken.fetch_add(marked - claimed, Ordering::SeqCst);
+        }
+        Ok(Reply::Done)
     }
 
     fn perform(&self, request: Request) -> Result<Reply, BlockError> {
@@ -64,9 +100,7 @@ impl RamStore {
             Request::Write { extent, data, durability: _ } => {
                 let (offset, length) = self.bytes(extent)?;
                 assert_eq!(data.len() as u64, length, "a write's buffer has the extent's length");
-                self.region.write(offset as usize, &data);
-                self.written.set(offset, length);
-                Ok(Reply::Done)
+                self.fill(extent, (offset, length), || self.region.write(offset as usize, &data))
             }
             Request::Flush => Ok(Reply::Done),
             Request::Unmap(extent) => {
@@ -76,9 +110,9 @@ impl RamStore {
             }
             Request::WriteZeroes { extent, durability: _ } => {
                 let (offset, length) = self.bytes(extent)?;
-                self.region.zero(offset as usize, length as usize);
-                self.written.set(offset, length);
-                Ok(Reply::Done)
+                self.fill(extent, (offset, length), || {
+                    self.region.zero(offset as usize, length as usize);
+                })
             }
             Request::Allocation(extent) => {
                 let (offset, length) = self.bytes(extent)?;
@@ -88,12 +122,24 @@ impl RamStore {
                 let block_count = run >> self.block_size.shift();
                 Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
             }
+            Request::Space => {
+                let pages_to_blocks = (PAGE as u64) >> self.block_size.shift();
+                let taken = self.taken.load(Ordering::Relaxed).max(0) as u64;
+                // Without a limit of its own it may take what its size wants.
+                let size = self.geometry().byte_count().div_ceil(PAGE as u64);
+                let available = (self.limit as u64).min(size).saturating_sub(taken);
+                Ok(Reply::Space(Space {
+                    used_blocks: taken * pages_to_blocks,
+                    available_blocks: available * pages_to_blocks,
+                }))
+            }
             Request::Resize { block_count } => self.resize(block_count).map(|()| Reply::Done),
         }
     }
 
     fn discard(&self, extent: Extent, offset: u64, length: u64) -> Result<(), BlockError> {
-        self.written.clear_whole_pages(offset, length);
+        let cleared = self.written.clear_whole_pages(offset, length);
+        self.taken.fetch_sub(cleared, Ordering::SeqCst);
         self.region.discard(offset as usize, length as usize).map_err(|source| BlockError::Medium {
             lba: extent.lba,
             direction: Direction::Write,
@@ -135,7 +181,10 @@ impl Store for RamStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: PAGE as u32 >> self.block_size.shift() }),
+            unmap: Some(Unmap {
+                granularity_blocks: PAGE as u32 >> self.block_size.shift(),
+                anchors: false,
+            }),
             physical_block_exponent: 0,
         }
     }
@@ -186,9 +235,22 @@ impl Bitmap {
         }
     }
 
-    /// Marks every page that the bytes touch.
-    fn set(&self, offset: u64, length: u64) {
+    /// How many pages that the bytes touch are not marked.
+    fn count_unmarked(&self, offset: u64, length: u64) -> i64 {
         let page = PAGE as u64;
+        let mut count = 0;
+        Self::masks(offset / page, (offset + length).div_ceil(page), |index, mask| {
+            let word = self.word(index).map_or(0, |word| word.load(Ordering::Acquire));
+            count += i64::from((mask & !word).count_ones());
+            true
+        });
+        count
+    }
+
+    /// Marks every page that the bytes touch. Gives how many were not.
+    fn set(&self, offset: u64, length: u64) -> i64 {
+        let page = PAGE as u64;
+        let mut marked = 0;
         Self::masks(offset / page, (offset + length).div_ceil(page), |word, mask| {
             let word = self.word_to_write(word);
             // Mostly set already: a load is cheaper than a write to a line that all cores share.
@@ -197,21 +259,26 @@ impl Bitmap {
             // fence the load may come first.
             fence(Ordering::SeqCst);
             if word.load(Ordering::Relaxed) & mask != mask {
-                word.fetch_or(mask, Ordering::SeqCst);
+                let before = word.fetch_or(mask, Ordering::SeqCst);
+                marked += i64::from((mask & !before).count_ones());
             }
             true
         });
+        marked
     }
 
-    /// Clears the marks of pages that lie wholly within the bytes.
-    fn clear_whole_pages(&self, offset: u64, length: u64) {
+    /// Clears the marks of pages that lie wholly within the bytes. Gives how many were marked.
+    fn clear_whole_pages(&self, offset: u64, length: u64) -> i64 {
         let page = PAGE as u64;
+        let mut cleared = 0;
         Self::masks(offset.div_ceil(page), (offset + length) / page, |index, mask| {
             if let Some(word) = self.word(index) {
-                word.fetch_and(!mask, Ordering::SeqCst);
+                let before = word.fetch_and(!mask, Ordering::SeqCst);
+                cleared += i64::from((mask & before).count_ones());
             }
             true
         });
+        cleared
     }
 
     /// Whether any page that the bytes touch is marked.
@@ -285,6 +352,32 @@ mod tests {
             assert_eq!(run, AllocationRun { block_count: 64, allocation: Allocation::Mapped });
         })
         .expect("a core");
+    }
+
+    #[test]
+    fn a_limited_disk_refuses_what_finds_no_room_and_takes_it_when_there_is_some() {
+        let store = RamStore::with_limit(BlockSize::B512, 1024, 2 * PAGE as u64).expect("memory");
+        let write = |lba: u64, blocks: u64| {
+            let data = sarsen_block::Buffer::zeroed(blocks as usize * 512);
+            let (extent, durability) =
+                (Extent::new(lba, blocks), sarsen_block::Durability::Volatile);
+            store.perform(Request::Write { extent, data, durability })
+        };
+        let space = || match store.perform(Request::Space) {
+            Ok(Reply::Space(space)) => (space.used_blocks, space.available_blocks),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(space(), (0, 16));
+        assert!(write(4, 8).is_ok(), "two pages");
+        assert_eq!(space(), (16, 0));
+        assert!(matches!(write(16, 1), Err(BlockError::NoSpace { lba }) if lba.0 == 16));
+        assert!(write(0, 16).is_ok(), "what has room can be written again");
+        assert!(store.perform(Request::Unmap(Extent::new(8, 8))).is_ok());
+        assert_eq!(space(), (8, 8));
+        assert!(write(1000, 24).is_err(), "three pages for one");
+        assert_eq!(space(), (8, 8), "what was refused takes nothing");
+        assert!(write(1016, 8).is_ok());
+        assert_eq!(space(), (16, 0));
     }
 
     #[test]

@@ -14,18 +14,35 @@ const PATTERN_BYTES: u64 = 1 << 20;
 const WRITE_SAME_OBSOLETE: u8 = 0x06;
 /// GET LBA STATUS tells at most so many runs at once; the initiator asks again from where it ends.
 const MAXIMUM_LBA_STATUS_DESCRIPTORS: usize = 1024;
+/// ANCHOR in UNMAP.
+const ANCHOR: u8 = 0x01;
 /// PROVISIONING STATUS values (SBC-3 5.4.3).
 const STATUS_MAPPED: u8 = 0;
 const STATUS_DEALLOCATED: u8 = 1;
+const STATUS_ANCHORED: u8 = 2;
 
 /// Blocks can be given back.
 pub(crate) fn is_thin(unit: &LogicalUnit) -> bool {
     unit.characteristics().unmap.is_some()
 }
 
+/// Zeroed blocks can keep their room.
+pub(super) fn can_anchor(unit: &LogicalUnit) -> bool {
+    unit.characteristics().unmap.is_some_and(|unmap| unmap.anchors)
+}
+
+/// What becomes of blocks that are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GivenBack {
+    /// They lose their room.
+    Deallocated,
+    /// They keep it (SBC-3 4.7.4.4).
+    Anchored,
+}
+
 struct WriteSame {
     extent: Extent,
-    unmap: bool,
+    given_back: Option<GivenBack>,
     no_data_out: bool,
     length_field: u16,
 }
@@ -36,7 +53,9 @@ impl WriteSame {
         check_protect(flags)?;
         let unmap = flags & wire::FLAGS_UNMAP != 0;
         let no_data_out = flags & wire::FLAGS_NDOB != 0;
-        if flags & wire::FLAGS_ANCHOR != 0 {
+        let anchor = flags & wire::FLAGS_ANCHOR != 0;
+        // SBC-3 5.41: ANCHOR means something beside UNMAP alone.
+        if anchor && !(unmap && can_anchor(unit)) {
             return Err(Sense::invalid_bit_in_cdb(1, 4));
         }
         if unmap && unit.characteristics().unmap.is_none() {
@@ -57,7 +76,8 @@ impl WriteSame {
             return Err(Sense::invalid_field_in_cdb(length_field));
         }
         unit.check_range(extent)?;
-        Ok(Self { extent, unmap, no_data_out, length_field })
+        let kind = if anchor { GivenBack::Anchored } else { GivenBack::Deallocated };
+        Ok(Self { extent, given_back: unmap.then_some(kind), no_data_out, length_field })
     }
 
     fn data_out_length(&self, unit: &LogicalUnit) -> usize {
@@ -75,8 +95,8 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     // With UNMAP the block's content is not looked at, as initiators and their tests expect; they
     // send zeroes, which is what deallocated blocks read as (LBPRZ).
-    if command.unmap {
-        return Ok(unmap_extents(unit, vec![extent]));
+    if let Some(given_back) = command.given_back {
+        return Ok(give_back(unit, vec![extent], given_back));
     }
     if command.no_data_out || block.iter().all(|&byte| byte == 0) {
         return Ok(unit
@@ -112,13 +132,22 @@ async fn write_pattern(
     Ok(())
 }
 
-fn unmap_extents(unit: &Arc<LogicalUnit>, extents: Vec<Extent>) -> Io<Completion> {
+fn give_back(
+    unit: &Arc<LogicalUnit>,
+    extents: Vec<Extent>,
+    given_back: GivenBack,
+) -> Io<Completion> {
     let writer = Arc::clone(unit);
     unit.pending(async move {
         let _guard = writer.write_gate().read_arc().await;
         let store = writer.store();
         for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
-            store.unmap(extent).wait().await?;
+            match given_back {
+                GivenBack::Deallocated => store.unmap(extent),
+                GivenBack::Anchored => store.write_zeroes(extent, Durability::Volatile),
+            }
+            .wait()
+            .await?;
         }
         if writer.durability(false) == Durability::Durable {
             store.flush().wait().await?;
@@ -175,13 +204,18 @@ pub(crate) fn unmap(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         return Ok(Io::Ready(Completion::good()));
     }
     let extents = parse_unmap_list(&list, unit)?;
-    Ok(unmap_extents(unit, extents))
+    let given_back = match task.cdb.view::<wire::Unmap>().flags & ANCHOR {
+        0 => GivenBack::Deallocated,
+        _ => GivenBack::Anchored,
+    };
+    Ok(give_back(unit, extents, given_back))
 }
 
-pub(crate) fn unmap_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
+pub(crate) fn unmap_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
     let fields = cdb.view::<wire::Unmap>();
-    match fields.flags & 0x01 {
+    match fields.flags & ANCHOR {
         0 => Ok(fields.parameter_list_length.get().into()),
+        _ if can_anchor(unit) => Ok(fields.parameter_list_length.get().into()),
         _ => Err(Sense::invalid_bit_in_cdb(1, 0)),
     }
 }
@@ -232,6 +266,7 @@ async fn lba_status(
             provisioning_status: match run.allocation {
                 Allocation::Mapped => STATUS_MAPPED,
                 Allocation::Deallocated => STATUS_DEALLOCATED,
+                Allocation::Anchored => STATUS_ANCHORED,
             },
             reserved: [0; 3],
         });

@@ -82,6 +82,8 @@ fn unit_serial_number(task: &Task<'_>) -> Vec<u8> {
 const NON_ROTATING: u16 = 1;
 /// LBPU, LBPWS, LBPWS10 and LBPRZ: UNMAP and both WRITE SAMEs deallocate; such blocks read as zero.
 const PROVISIONING_FLAGS: u8 = 0x80 | 0x40 | 0x20 | 0x04;
+/// ANC_SUP.
+const ANCHORS: u8 = 0x02;
 /// PROVISIONING TYPE: thin.
 const THIN: u8 = 2;
 /// UGAVALID.
@@ -126,15 +128,14 @@ fn block_device_characteristics(_task: &Task<'_>) -> Vec<u8> {
 }
 
 fn logical_block_provisioning(task: &Task<'_>) -> Vec<u8> {
-    let thin = task.unit.characteristics().unmap.is_some();
-    page::LogicalBlockProvisioning {
-        threshold_exponent: 0,
-        flags: if thin { PROVISIONING_FLAGS } else { 0 },
-        provisioning_type: if thin { THIN } else { 0 },
-        reserved: 0,
-    }
-    .as_bytes()
-    .to_vec()
+    let (flags, provisioning_type) = match task.unit.characteristics().unmap {
+        Some(unmap) if unmap.anchors => (PROVISIONING_FLAGS | ANCHORS, THIN),
+        Some(_) => (PROVISIONING_FLAGS, THIN),
+        None => (0, 0),
+    };
+    page::LogicalBlockProvisioning { threshold_exponent: 0, flags, provisioning_type, reserved: 0 }
+        .as_bytes()
+        .to_vec()
 }
 
 /// CODE SET.

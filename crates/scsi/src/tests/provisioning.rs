@@ -67,7 +67,42 @@ fn sbc3_5_28_2_an_unmap_list_is_checked_before_anything_is_unmapped() {
     for harmless in [unmap_list(&[]), unmap_list(&[(BLOCKS, 0)]), Vec::new()] {
         assert_eq!(unmap(&mut fixture, &harmless), None);
     }
+}
+
+/// The states of the first blocks, as GET LBA STATUS tells them.
+fn states(fixture: &mut Fixture) -> Vec<(u8, u8)> {
+    let get = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 72, 0, 0];
+    let status = bytes(fixture.run(&get, &[]));
+    status[8..].chunks(16).map(|run| (run[11], run[12])).collect()
+}
+
+#[test]
+fn sbc3_4_7_4_4_anchored_blocks_read_as_zero_and_keep_their_room() {
+    let mut fixture = Fixture::new();
+    fixture.write(0, &[1; 16 * 512]);
+    let anchor_two = [0x42, 1, 0, 0, 0, 0, 0, 0, 24, 0];
+    assert_eq!(additional(&fixture.run(&anchor_two, &unmap_list(&[(2, 2)]))), None);
+    // WRITE SAME(16) with ANCHOR and UNMAP, and without UNMAP.
+    let mut write_same = [0x93, 0x18, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0];
+    assert_eq!(additional(&fixture.run(&write_same, &[0; 512])), None);
+    assert_eq!(states(&mut fixture)[..4], [(2, 0), (2, 2), (2, 0), (2, 2)]);
+    assert_eq!(fixture.read(2, 2), [0; 1024]);
+    write_same[1] = 0x10;
+    let refused = fixture.run(&write_same, &[0; 512]).sense.unwrap();
+    assert_eq!(refused.field().unwrap().bit, Some(4));
+}
+
+#[test]
+fn sbc3_6_6_5_a_store_that_cannot_keep_room_refuses_anchors() {
+    let mut store = TestStore::new(BlockSize::B512);
+    let unmap = sarsen_block::Unmap { granularity_blocks: 1, anchors: false };
+    store.characteristics.unmap = Some(unmap);
+    let mut fixture = Fixture::over(store);
     assert_eq!(additional(&fixture.run(&[0x42, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[])), Some(0x2400));
+    let write_same = [0x93, 0x18, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0];
+    assert_eq!(additional(&fixture.run(&write_same, &[0; 512])), Some(0x2400));
+    let page = bytes(fixture.run(&[0x12, 1, 0xb2, 0, 64, 0], &[]));
+    assert_eq!(page[5] & 0x02, 0, "ANC_SUP");
 }
 
 #[test]
@@ -122,7 +157,7 @@ fn sbc3_5_42_write_same_16_unmaps_and_needs_no_data_with_ndob() {
     assert_eq!(fixture.nexus.data_out_length(Some(Lun(0)), &cdb(&ndob)), 0);
     assert_eq!(fixture.run(&ndob, &[]).status, Status::Good);
     assert_eq!(fixture.read(0, 4), [[0; 1024], [1; 1024]].concat());
-    for (flags, expected) in [(0x18, 0x2400), (0x10, 0x2400), (0x02, 0x2400), (0x04, 0x2400)] {
+    for (flags, expected) in [(0x10, 0x2400), (0x02, 0x2400), (0x04, 0x2400)] {
         let cdb = [0x93, flags, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0];
         assert_eq!(additional(&fixture.run(&cdb, &[0; 512])), Some(expected), "{flags:02x}");
     }

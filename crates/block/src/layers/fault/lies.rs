@@ -17,7 +17,9 @@ impl Faults {
             Request::Write { extent, .. }
             | Request::WriteZeroes { extent, .. }
             | Request::Unmap(extent) => (*extent, false),
-            Request::Flush | Request::Allocation(_) | Request::Resize { .. } => return false,
+            Request::Flush | Request::Allocation(_) | Request::Space | Request::Resize { .. } => {
+                return false;
+            }
         };
         let concerns = |fault| match fault {
             Fault::FlippedBit(lba) => reads && covers(extent, lba),
@@ -68,7 +70,7 @@ pub(super) async fn carry_out(
             remember(store, &faults, extent).await;
             store.submit(request).wait().await
         }
-        Request::Flush | Request::Allocation(_) | Request::Resize { .. } => {
+        Request::Flush | Request::Allocation(_) | Request::Space | Request::Resize { .. } => {
             store.submit(request).wait().await
         }
     }
