@@ -52,7 +52,7 @@ fn finish(config: Config) {
     for volume in &config.volumes {
         assert!(names.insert(&volume.name), "two volumes of one name");
         let size = match &volume.store {
-            StoreConfig::Ram { size } | StoreConfig::Null { size } => Some(*size),
+            StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => Some(*size),
             StoreConfig::File { size, .. } => *size,
         };
         if let Some(size) = size {

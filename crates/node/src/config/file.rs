@@ -41,6 +41,7 @@ const VOLUME_KEYS: [&str; 10] = [
     "read-only",
     "serial",
     "state",
+    "limit",
     "fault",
 ];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
@@ -157,6 +158,7 @@ pub(super) fn volume_from_settings(
     let mut read_only = false;
     let mut serial = None;
     let mut state = None;
+    let mut limit = None;
     let mut faults = Vec::new();
     let mut size_place = place.to_owned();
     for Setting { key, value, place } in settings {
@@ -197,6 +199,7 @@ pub(super) fn volume_from_settings(
                 serial = Some(value);
             }
             "state" => state = Some((value, place)),
+            "limit" => limit = Some((parse_size(&value).map_err(wrong)?, place)),
             "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
             _ => return Err(unknown_key(&place, &key, &VOLUME_KEYS)),
         }
@@ -219,6 +222,11 @@ pub(super) fn volume_from_settings(
         let message = "only a file volume that can be written keeps state: remove it";
         return Err(ConfigError::new(place, message));
     }
+    if let Some((_, place)) = &limit
+        && store != "ram"
+    {
+        return Err(ConfigError::new(place, "only a ram volume has a limit: remove it"));
+    }
     let store = match store {
         "file" => StoreConfig::File {
             path: path.ok_or_else(|| missing("path"))?.into(),
@@ -233,7 +241,10 @@ pub(super) fn volume_from_settings(
         _ if path.is_some() => {
             return Err(ConfigError::new(place, "only a file volume has a path: remove it"));
         }
-        "ram" => StoreConfig::Ram { size: size.ok_or_else(|| missing("size"))? },
+        "ram" => StoreConfig::Ram {
+            size: size.ok_or_else(|| missing("size"))?,
+            limit: limit.map(|(limit, _)| limit),
+        },
         _ => StoreConfig::Null { size: size.ok_or_else(|| missing("size"))? },
     };
     Ok(VolumeConfig { name, store, block_size, read_only, serial, faults })

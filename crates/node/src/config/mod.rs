@@ -67,6 +67,8 @@ pub enum StoreConfig {
     Ram {
         /// Bytes.
         size: u64,
+        /// Bytes of memory that it may take; what finds no room is refused as on any thin disk.
+        limit: Option<u64>,
     },
     /// Nowhere.
     Null {
@@ -249,7 +251,7 @@ mod tests {
     fn ram(name: &str) -> VolumeConfig {
         VolumeConfig {
             name: name.into(),
-            store: StoreConfig::Ram { size: 1 << 20 },
+            store: StoreConfig::Ram { size: 1 << 20, limit: None },
             block_size: BlockSize::B512,
             read_only: false,
             serial: None,

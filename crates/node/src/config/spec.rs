@@ -74,6 +74,7 @@ mod tests {
             ("a=file:/x,cache=writeback2", "did you mean writeback?"),
             ("a=ram:1MiB,cache=none", "only a file volume"),
             ("a=ram:1000", "multiple of"),
+            ("a=null:1MiB,limit=4KiB", "only a ram volume has a limit"),
             ("a=ram:1MiB,state=/srv/kept", "only a file volume"),
             ("a=file:/x,read-only,state=/srv/kept", "that can be written"),
             ("a=ram:1MiB,fault=bitrot@1", "it is one of flipped-bit, "),

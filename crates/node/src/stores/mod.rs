@@ -132,8 +132,8 @@ impl StoreError {
 pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
     let store: Arc<dyn Store> = match &volume.store {
-        StoreConfig::Ram { size } => Arc::new(
-            RamStore::new(volume.block_size, blocks(*size))
+        StoreConfig::Ram { size, limit } => Arc::new(
+            RamStore::with_limit(volume.block_size, blocks(*size), limit.unwrap_or(u64::MAX))
                 .map_err(|source| StoreError::Memory { size: *size, source })?,
         ),
         StoreConfig::Null { size } => Arc::new(NullStore::new(volume.block_size, blocks(*size))),
