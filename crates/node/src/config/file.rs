@@ -31,7 +31,7 @@ use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, neares
 use crate::stores::CacheMode;
 
 const TOP_KEYS: [&str; 5] = ["listen", "cores", "io-engine", "volume", "target"];
-const VOLUME_KEYS: [&str; 10] = [
+const VOLUME_KEYS: &[&str] = &[
     "name",
     "store",
     "path",
@@ -201,7 +201,7 @@ pub(super) fn volume_from_settings(
             "state" => state = Some((value, place)),
             "limit" => limit = Some((parse_size(&value).map_err(wrong)?, place)),
             "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
-            _ => return Err(unknown_key(&place, &key, &VOLUME_KEYS)),
+            _ => return Err(unknown_key(&place, &key, VOLUME_KEYS)),
         }
     }
     let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
