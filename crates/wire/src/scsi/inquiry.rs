@@ -8,6 +8,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const PERIPHERAL_NONE: u8 = 0x7f;
 /// PERIPHERAL QUALIFIER 000b and DEVICE TYPE 00h: a direct access block device.
 pub const PERIPHERAL_DISK: u8 = 0x00;
+/// PERIPHERAL QUALIFIER 001b: there is a unit, and it cannot be reached by this way now.
+pub const PERIPHERAL_NOT_CONNECTED: u8 = 0x20;
+/// TPGS: implicit and explicit asymmetric logical unit access.
+pub const TPGS_BOTH: u8 = 0x30;
+/// MULTIP: the target device has several ports.
+pub const MULTIP: u8 = 0x10;
 /// VERSION: SPC-4.
 pub const VERSION_SPC_4: u8 = 0x06;
 /// VERSION DESCRIPTOR: SAM-5, no version claimed.
@@ -25,6 +31,8 @@ pub const PAGE_SUPPORTED: u8 = 0x00;
 pub const PAGE_UNIT_SERIAL_NUMBER: u8 = 0x80;
 /// Device Identification.
 pub const PAGE_DEVICE_IDENTIFICATION: u8 = 0x83;
+/// SCSI Ports.
+pub const PAGE_SCSI_PORTS: u8 = 0x88;
 /// Block Limits.
 pub const PAGE_BLOCK_LIMITS: u8 = 0xb0;
 /// Block Device Characteristics.

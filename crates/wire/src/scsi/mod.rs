@@ -7,6 +7,7 @@ pub mod mode;
 pub mod opcode;
 pub mod report;
 pub mod sense;
+pub mod target_port_groups;
 
 /// The byte of every CDB's CONTROL field that asks for auto contingent allegiance (SAM-5 5.2).
 pub const CONTROL_NACA: u8 = 0x04;
