@@ -46,7 +46,7 @@ fuzz_target!(|input: &[u8]| {
     let device = TargetDevice::new(&array, "iqn.2026-11.fuzz:t".into(), luns);
     let open = |name: &str| {
         let initiator = InitiatorPort { name: format!("iqn.2026-11.fuzz:{name},i,0x1") };
-        device.open_nexus(initiator, 1, "iqn.2026-11.fuzz:t,t,0x0001".into())
+        device.open_nexus(initiator, 1).expect("the one port")
     };
     let mut nexuses = [open("one"), open("two")];
     while let [who, row, length, rest @ ..] = input {

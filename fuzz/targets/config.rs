@@ -7,7 +7,7 @@ use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
 use sarsen_node::config::{
-    Config, ConfigError, StoreConfig, parse_address, parse_engine, parse_file, parse_size,
+    Config, ConfigError, StoreConfig, parse_engine, parse_file, parse_portal, parse_size,
     parse_volume, render_size,
 };
 
@@ -31,8 +31,8 @@ fuzz_target!(|input: &[u8]| {
         let again = rendered.trim_end_matches(" bytes");
         assert_eq!(parse_size(again), Ok(size), "{rendered}");
     }
-    if let Ok(address) = parse_address(text) {
-        assert_eq!(parse_address(&address.to_string()), Ok(address));
+    if let Ok(portal) = parse_portal(text) {
+        assert_eq!(parse_portal(&portal.to_string()), Ok(portal));
     }
     let _ = parse_engine(text);
 });

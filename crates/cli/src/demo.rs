@@ -12,7 +12,7 @@ use sarsen_io::cores::{self, FileEngine};
 use sarsen_lab::access;
 use sarsen_lab::load::{self, LoadOptions};
 use sarsen_node::Server;
-use sarsen_node::config::{Config, parse_address, parse_volume};
+use sarsen_node::config::{Config, parse_portal, parse_volume};
 use sha2::{Digest, Sha256};
 
 use crate::lab;
@@ -32,7 +32,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     let config = Config {
-        listen: vec![parse_address("127.0.0.1:0").map_err(anyhow::Error::msg)?],
+        listen: vec![parse_portal("127.0.0.1:0").map_err(anyhow::Error::msg)?],
         volumes: vec![parse_volume("demo=ram:256MiB")?],
         ..Config::default()
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
-use sarsen_node::config::{self, Config, VolumeConfig, render_size};
+use sarsen_node::config::{self, Config, Portal, VolumeConfig, render_size};
 use sarsen_node::{ConfigError, Server, StartError};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,9 +26,10 @@ pub(crate) struct Arguments {
     /// unreadable or unwritable, or ,fault=misdirected-write@BLOCK>BLOCK; :once after it is once.
     #[arg(short, long = "volume", value_name = "SPEC")]
     volumes: Vec<String>,
-    /// An address to listen on, such as `0.0.0.0:3260` or `[::]:3260`; port 0 takes a free one.
-    #[arg(short, long, value_name = "ADDRESS", value_parser = config::parse_address)]
-    listen: Vec<SocketAddr>,
+    /// An address to listen on, such as `0.0.0.0:3260` or `[::]:3260`; port 0 takes a free one. A
+    /// number behind it, such as `10.0.1.1:3260,2`, is its portal group: 1 unless given.
+    #[arg(short, long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
+    listen: Vec<Portal>,
     /// Threads that serve; one for each processor unless given.
     #[arg(long)]
     cores: Option<NonZeroUsize>,
@@ -116,8 +117,8 @@ fn announce(server: &Server, volumes: &[VolumeConfig], json: bool) -> std::io::R
             url: export.urls[0].clone(),
             urls: export.urls.clone(),
         });
-        let announcement =
-            Announcement { portals: server.portals().to_vec(), volumes: volumes.collect() };
+        let portals = server.portals().iter().map(|portal| portal.address).collect();
+        let announcement = Announcement { portals, volumes: volumes.collect() };
         serde_json::to_writer(&mut out, &announcement)?;
         writeln!(out)?;
         return out.flush();

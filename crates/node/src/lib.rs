@@ -10,4 +10,4 @@ pub mod stores;
 mod targets;
 
 pub use config::{Config, ConfigError};
-pub use server::{Export, Server, StartError};
+pub use server::{Export, Server, SetAccessError, StartError};

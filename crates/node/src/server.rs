@@ -1,7 +1,7 @@
 //! The server: opens what the configuration names, all or nothing, serves it, and ends so that
 //! everything it promised is on disk.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,11 +14,14 @@ use sarsen_io::net::Listener;
 use sarsen_io::time;
 use sarsen_proto::iscsi::digest;
 use sarsen_proto::iscsi::target::Settings;
-use sarsen_scsi::{Array, DeviceType, Identity, LogicalUnit, Lun, Parts, TargetDevice};
+use sarsen_scsi::{
+    AccessError, AccessState, Array, DeviceType, Identity, LogicalUnit, Lun, Parts, TargetDevice,
+    TargetPort,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
-use crate::config::{Config, ConfigError, TargetConfig, VolumeConfig};
+use crate::config::{Config, ConfigError, Portal, TargetConfig, VolumeConfig};
 use crate::fronts::iscsi::{self, Front, Message, Sessions};
 use crate::host::Beneath;
 use crate::keeper;
@@ -56,6 +59,17 @@ pub enum StartError {
     /// The two CRC32C implementations disagree: digests could not be trusted.
     #[error("CRC32C is computed wrongly on this processor; please report it")]
     Digest,
+}
+
+/// Why an access state was not set.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetAccessError {
+    /// There is no such target.
+    #[error("there is no target {0}")]
+    NoTarget(String),
+    /// The target refused.
+    #[error(transparent)]
+    Access(#[from] AccessError),
 }
 
 fn remedy(error: &io::Error) -> &'static str {
@@ -105,7 +119,7 @@ impl Server {
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         // Ports before files: a port in use leaves no new file behind. Nobody is accepted yet.
         let mut listeners = Vec::new();
-        for &address in &config.listen {
+        for &Portal { address, .. } in &config.listen {
             let listen = |source| StartError::Listen { address, source };
             listeners.push(Listener::bind(address).map_err(listen)?);
         }
@@ -115,11 +129,11 @@ impl Server {
                 .map_err(|source| StartError::Store { volume: volume.name.clone(), source })?;
             stores.insert(volume.name.as_str(), store);
         }
-        let portals = listeners
-            .iter()
-            .map(Listener::local_addr)
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(StartError::Cores)?;
+        let taken = |(portal, listener): (&Portal, &Listener)| {
+            Ok(Portal { address: listener.local_addr()?, ..*portal })
+        };
+        let portals = config.listen.iter().zip(&listeners).map(taken);
+        let portals = portals.collect::<Result<Vec<_>, _>>().map_err(StartError::Cores)?;
 
         let machine = machine_identity();
         let targets = Targets::default();
@@ -141,10 +155,14 @@ impl Server {
                     target: target.name.clone(),
                     lun: lun.0,
                     size: store.geometry().byte_count(),
-                    urls: portals.iter().map(|portal| url(*portal, &target.name, lun)).collect(),
+                    urls: portals
+                        .iter()
+                        .map(|portal| url(portal.address, &target.name, lun))
+                        .collect(),
                 });
             }
-            let device = TargetDevice::new(&array, target.name.clone(), luns);
+            let ports = target_ports(target, &config.listen);
+            let device = TargetDevice::with_ports(&array, target.name.clone(), luns, ports);
             targets.add(Target { device, alias: target.alias.clone() });
         }
 
@@ -167,8 +185,26 @@ impl Server {
     }
 
     /// The portals, with the ports that were taken.
-    pub fn portals(&self) -> &[SocketAddr] {
+    pub fn portals(&self) -> &[Portal] {
         &self.front.portals
+    }
+
+    /// A target device by its iSCSI name.
+    pub fn target_device(&self, name: &str) -> Option<Arc<TargetDevice>> {
+        self.front.targets.find(name).map(|target| target.device)
+    }
+
+    /// Brings a portal group of a target into an access state; its initiators are told (SPC-4
+    /// 5.15.2.7).
+    pub fn set_access_state(
+        &self,
+        target: &str,
+        group: u16,
+        state: AccessState,
+    ) -> Result<(), SetAccessError> {
+        let device = self.target_device(target);
+        let device = device.ok_or_else(|| SetAccessError::NoTarget(target.to_owned()))?;
+        Ok(device.set_access_state(group, state)?)
     }
 
     /// How files are read and written.
@@ -245,6 +281,17 @@ fn logical_unit(
     let keeper = keeper::open(volume)?;
     let parts = Parts { identity, store, device_type: DeviceType::Disk, keeper };
     LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })
+}
+
+/// Each portal group is a port of each target.
+fn target_ports(target: &TargetConfig, listen: &[Portal]) -> Vec<TargetPort> {
+    let tags: BTreeSet<u16> = listen.iter().map(|portal| portal.group).collect();
+    let port = |tag| TargetPort {
+        access_state: target.access.get(&tag).copied().unwrap_or(AccessState::Optimized),
+        is_preferred: target.preferred == Some(tag),
+        ..TargetPort::of_portal_group(&target.name, tag)
+    };
+    tags.into_iter().map(port).collect()
 }
 
 fn url(portal: SocketAddr, target: &str, lun: Lun) -> String {

@@ -5,9 +5,10 @@
 //! byte 1). A bit that would change what happens to data is refused by the handler.
 
 use crate::commands::{
-    Handler, block, cache, capacity, inquiry, mode, provisioning, report, reservation, verify,
+    Handler, block, cache, capacity, inquiry, mode, provisioning, report, reservation,
+    target_port_groups, verify,
 };
-use crate::{Cdb, DeviceType, LogicalUnit, Sense};
+use crate::{Access, Cdb, DeviceType, LogicalUnit, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
 
@@ -79,6 +80,8 @@ pub struct Row {
     pub usage: &'static [u8],
     /// Which device types have it.
     pub devices: Devices,
+    /// How far beyond the active access states of the target port it is carried out.
+    pub access: Access,
     pub(crate) handler: Handler,
     pub(crate) data_out: Option<DataOut>,
     condition: Condition,
@@ -137,6 +140,11 @@ impl Row {
         Self { condition, ..self }
     }
 
+    /// It is carried out as far beyond the active access states as this.
+    const fn even_in(self, access: Access) -> Self {
+        Self { access, ..self }
+    }
+
     /// CDs have it as well as disks.
     const fn also_on_cd(self) -> Self {
         Self { devices: Devices::Both, ..self }
@@ -163,6 +171,7 @@ const fn row(
         flags,
         usage,
         devices: Devices::Disk,
+        access: Access::Active,
         handler,
         data_out: None,
         condition: |_| true,
@@ -197,17 +206,17 @@ const GRP: u8 = 0x1f;
 #[rustfmt::skip]
 pub static TABLE: &[Row] = &[
     row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, READS, &[0, 0, 0, 0, CTL]).also_on_cd(),
-    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ANY, &[0x01, 0, 0, ALL, CTL]).also_on_cd(),
+    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ANY, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(Access::Transition),
     row(READ_6, "READ(6)", block::read, READS, &[0x1f, ALL, ALL, ALL, CTL]),
     row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out),
-    row(INQUIRY, "INQUIRY", inquiry::inquiry, ANY, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd(),
-    row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out),
+    row(INQUIRY, "INQUIRY", inquiry::inquiry, ANY, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(Access::Transition),
+    row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(Access::Standby),
     row(RESERVE_6, "RESERVE(6)", reservation::reserve, NONE, &[0x01, 0, 0, 0, CTL]),
     row(RELEASE_6, "RELEASE(6)", reservation::release, HELD, &[0x01, 0, 0, 0, CTL]),
-    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, NONE, &[0x08, ALL, ALL, ALL, CTL]),
+    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, NONE, &[0x08, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
     row(START_STOP_UNIT, "START STOP UNIT", cache::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]),
     row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", cache::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]),
-    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(READS), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(READS), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby),
     row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
     row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out),
     row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::write_and_verify_data_out),
@@ -216,10 +225,10 @@ pub static TABLE: &[Row] = &[
     row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
     row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out),
     row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin),
-    row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x13, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out),
+    row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x13, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out).even_in(Access::Standby),
     row(RESERVE_10, "RESERVE(10)", reservation::reserve, NONE, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
     row(RELEASE_10, "RELEASE(10)", reservation::release, HELD, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
-    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, NONE, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]),
+    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, NONE, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
     row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out),
     row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
@@ -228,11 +237,13 @@ pub static TABLE: &[Row] = &[
     row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out),
-    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(READS), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(READS), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby),
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd(),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD, &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd(),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD, &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
+    action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD, &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD, &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Standby),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD, &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby),
+    action(MAINTENANCE_OUT, SA_SET_TARGET_PORT_GROUPS, "SET TARGET PORT GROUPS", target_port_groups::set, NONE, &[0x0a, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(target_port_groups::set_data_out).also_on_cd().even_in(Access::Unavailable),
     row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(WRITE_12, "WRITE(12)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
     row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),

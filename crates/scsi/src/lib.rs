@@ -19,6 +19,7 @@ mod modes;
 mod nexus;
 mod sense;
 mod target;
+mod target_port_groups;
 mod task_set;
 #[cfg(test)]
 mod testing;
@@ -36,3 +37,6 @@ pub use lun::Lun;
 pub use nexus::{InitiatorPort, NexusHandle};
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
 pub use target::TargetDevice;
+pub use target_port_groups::{
+    Access, AccessError, AccessState, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
+};

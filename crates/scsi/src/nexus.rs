@@ -4,8 +4,9 @@
 use crate::attention::Attentions;
 use crate::command_table::{Flags, Row};
 use crate::commands::{Task, without_unit};
-use crate::logical_unit::NexusId;
+pub(crate) use crate::logical_unit::NexusId;
 use crate::target::{Luns, TargetDevice};
+use crate::target_port_groups::TargetPortGroup;
 use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense, Status, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::CONTROL_NACA;
@@ -34,7 +35,7 @@ pub(crate) struct Nexus {
     pub(crate) id: NexusId,
     pub(crate) device: Arc<TargetDevice>,
     pub(crate) relative_target_port: u16,
-    pub(crate) target_port_name: String,
+    pub(crate) target_port: Arc<TargetPortGroup>,
     initiator_port: InitiatorPort,
     /// Counts the replacements of `attachments`.
     generation: AtomicU64,
@@ -48,14 +49,13 @@ impl Nexus {
     pub(crate) fn new(
         device: Arc<TargetDevice>,
         initiator_port: InitiatorPort,
-        relative_target_port: u16,
-        target_port_name: String,
+        target_port: Arc<TargetPortGroup>,
     ) -> Self {
         Self {
             id: NEXT_NEXUS.fetch_add(1, Ordering::Relaxed),
             device,
-            relative_target_port,
-            target_port_name,
+            relative_target_port: target_port.number,
+            target_port,
             initiator_port,
             generation: AtomicU64::new(0),
             attachments: Mutex::default(),
@@ -91,8 +91,19 @@ impl Nexus {
     }
 
     pub(crate) fn raise(&self, attention: UnitAttention) {
-        for attachment in self.attachments().values() {
-            attachment.attentions.raise(attention);
+        self.raise_where(attention, |_| true);
+    }
+
+    /// Raises it on the units that `is_told` says.
+    pub(crate) fn raise_where(
+        &self,
+        attention: UnitAttention,
+        is_told: impl Fn(&Arc<LogicalUnit>) -> bool,
+    ) {
+        for Attachment { unit, attentions } in self.attachments().values() {
+            if is_told(unit) {
+                attentions.raise(attention);
+            }
         }
     }
 
@@ -159,7 +170,7 @@ impl NexusHandle {
             return Io::Ready(result.unwrap_or_else(Completion::check_condition));
         };
         let unit = &attachment.unit;
-        match admit(&command.cdb, attachment, self.nexus.id) {
+        match admit(&command.cdb, attachment, &self.nexus) {
             Ok(row) => {
                 let task = Task::new(command, attachment, &self.nexus);
                 (row.handler)(task).unwrap_or_else(|sense| Io::Ready(unit.complete(Err(sense))))
@@ -240,7 +251,7 @@ impl From<Sense> for Refusal {
 }
 
 /// What every command must pass before its handler: the order is SPC-4's of precedence.
-fn admit(cdb: &Cdb, attachment: &Attachment, nexus: NexusId) -> Result<&'static Row, Refusal> {
+fn admit(cdb: &Cdb, attachment: &Attachment, nexus: &Nexus) -> Result<&'static Row, Refusal> {
     let unit = &attachment.unit;
     let row = Row::of(cdb, unit.device_type()).and_then(|row| match row.is_supported_by(unit) {
         true => Ok(row),
@@ -258,7 +269,13 @@ fn admit(cdb: &Cdb, attachment: &Attachment, nexus: NexusId) -> Result<&'static 
     if cdb.byte(control) & CONTROL_NACA != 0 {
         return Err(Sense::invalid_bit_in_cdb(control as u16, 2).into());
     }
-    admit_access(flags, unit, nexus)?;
+    // SAM-5 5.3.3: RESERVATION CONFLICT comes before other statuses; then what the way to the unit
+    // lets pass, then what the unit does.
+    let refused = admit_access(flags, unit, nexus.id);
+    if !matches!(refused, Err(Refusal::ReservationConflict)) {
+        nexus.target_port.check(row.access)?;
+    }
+    refused?;
     Ok(row)
 }
 

@@ -1,7 +1,8 @@
 //! A SCSI target device: a name and its logical units, seen through I_T nexuses.
 
 use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
-use crate::{Array, LogicalUnit, Lun, UnitAttention};
+use crate::target_port_groups::TargetPortGroups;
+use crate::{Array, LogicalUnit, Lun, TargetPort, UnitAttention};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -12,6 +13,7 @@ pub(crate) type Luns = BTreeMap<Lun, Arc<LogicalUnit>>;
 pub struct TargetDevice {
     name: String,
     array: Arc<Array>,
+    target_port_groups: TargetPortGroups,
     state: Mutex<State>,
 }
 
@@ -21,10 +23,27 @@ struct State {
 }
 
 impl TargetDevice {
-    /// A target with these units, as a part of `array`.
+    /// A target with these units and one port, portal group 1, as a part of `array`.
     pub fn new(array: &Arc<Array>, name: String, luns: Luns) -> Arc<Self> {
+        let port = TargetPort::of_portal_group(&name, 1);
+        Self::with_ports(array, name, luns, vec![port])
+    }
+
+    /// The same with these ports, which have numbers of their own: one at least,
+    /// [`crate::MAXIMUM_TARGET_PORTS`] at most.
+    pub fn with_ports(
+        array: &Arc<Array>,
+        name: String,
+        luns: Luns,
+        ports: Vec<TargetPort>,
+    ) -> Arc<Self> {
         let state = State { luns: Arc::new(luns), nexuses: Vec::new() };
-        let device = Arc::new(Self { name, array: array.clone(), state: Mutex::new(state) });
+        let device = Arc::new(Self {
+            name,
+            array: array.clone(),
+            target_port_groups: TargetPortGroups::new(ports),
+            state: Mutex::new(state),
+        });
         array.register(&device);
         device
     }
@@ -37,6 +56,15 @@ impl TargetDevice {
     /// Its SCSI device name: the iSCSI name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) fn target_port_groups(&self) -> &TargetPortGroups {
+        &self.target_port_groups
+    }
+
+    /// The nexuses at this moment.
+    pub(crate) fn nexuses(&self) -> Vec<Arc<Nexus>> {
+        self.state().nexuses.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The units at this moment.
@@ -57,25 +85,21 @@ impl TargetDevice {
         }
     }
 
-    /// Begins an I_T nexus. Its first command on each unit is told of it.
+    /// Begins an I_T nexus through the port of this number; `None` if there is none. Its first
+    /// command on each unit is told of it.
     pub fn open_nexus(
         self: &Arc<Self>,
         initiator_port: InitiatorPort,
         relative_target_port: u16,
-        target_port_name: String,
-    ) -> NexusHandle {
+    ) -> Option<NexusHandle> {
+        let target_port = self.target_port_groups.find(relative_target_port)?.clone();
         let mut state = self.state();
-        let nexus = Arc::new(Nexus::new(
-            self.clone(),
-            initiator_port,
-            relative_target_port,
-            target_port_name,
-        ));
+        let nexus = Arc::new(Nexus::new(self.clone(), initiator_port, target_port));
         nexus.set_luns(&state.luns);
         state.nexuses.retain(|nexus| nexus.strong_count() > 0);
         state.nexuses.push(Arc::downgrade(&nexus));
         drop(state);
-        NexusHandle::new(nexus)
+        Some(NexusHandle::new(nexus))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

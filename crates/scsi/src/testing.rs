@@ -236,7 +236,7 @@ impl Fixture {
 
 pub(crate) fn open(device: &Arc<TargetDevice>, initiator: &str) -> NexusHandle {
     let name = format!("iqn.2026-01.example:{initiator},i,0x1");
-    device.open_nexus(InitiatorPort { name }, 1, format!("{},t,0x0001", device.name()))
+    device.open_nexus(InitiatorPort { name }, 1).unwrap()
 }
 
 pub(crate) fn cdb(bytes: &[u8]) -> Cdb {

@@ -5,4 +5,5 @@ mod mode;
 mod primary;
 mod properties;
 mod provisioning;
+mod target_port_groups;
 mod tasks;

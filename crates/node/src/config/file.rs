@@ -1,7 +1,9 @@
 //! The TOML file. Every complaint names file, line, key and remedy.
 //!
 //! ```toml
-//! listen = ["127.0.0.1:3260"]
+//! # A portal may name its portal group, 1 unless given: portals of one group are one way to the
+//! # targets.
+//! listen = ["10.0.0.1:3260", "10.0.1.1:3260,2"]
 //!
 //! [[volume]]
 //! name = "data"
@@ -16,18 +18,28 @@
 //! [[target]]
 //! name = "iqn.2026-11.example:disks"
 //! luns = ["data"]
+//! # How initiators reach it by portal group, and which group they are to prefer: optimized (unless
+//! # given), non-optimized, standby, unavailable or offline. Where an initiator changes it (SET TARGET
+//! # PORT GROUPS), the change holds until the program ends.
+//! access = { 1 = "optimized", 2 = "non-optimized" }
+//! preferred = 1
 //! ```
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
+use sarsen_scsi::AccessState;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::fault::parse_fault;
-use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
+use super::{
+    Config, ConfigError, DEFAULT_GROUP, Portal, StoreConfig, TargetConfig, VolumeConfig, nearest,
+    parse_size,
+};
 use crate::stores::CacheMode;
 
 const TOP_KEYS: [&str; 5] = ["listen", "cores", "io-engine", "volume", "target"];
@@ -46,7 +58,15 @@ const VOLUME_KEYS: &[&str] = &[
 ];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
 const REPEATED_KEYS: [&str; 1] = ["fault"];
-const TARGET_KEYS: [&str; 3] = ["name", "alias", "luns"];
+const TARGET_KEYS: [&str; 5] = ["name", "alias", "luns", "access", "preferred"];
+/// A group in transition is on its way to one of these.
+const ACCESS_STATES: [(&str, AccessState); 5] = [
+    ("optimized", AccessState::Optimized),
+    ("non-optimized", AccessState::NonOptimized),
+    ("standby", AccessState::Standby),
+    ("unavailable", AccessState::Unavailable),
+    ("offline", AccessState::Offline),
+];
 const STORES: [&str; 3] = ["ram", "file", "null"];
 const CACHES: [(&str, CacheMode); 5] = [
     ("writeback", CacheMode::WriteBack),
@@ -82,7 +102,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 for (text, place) in source.strings(value, name)? {
                     config
                         .listen
-                        .push(parse_address(&text).map_err(|m| ConfigError::new(place, m))?);
+                        .push(parse_portal(&text).map_err(|m| ConfigError::new(place, m))?);
                 }
             }
             "cores" => {
@@ -113,15 +133,27 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-/// `address:port`, `[v6]:port`, or either without its port.
-pub fn parse_address(text: &str) -> Result<std::net::SocketAddr, String> {
+/// `address:port`, `[v6]:port`, or either without its port; `,tag` behind it names its portal group.
+pub fn parse_portal(text: &str) -> Result<Portal, String> {
     use sarsen_wire::iscsi::DEFAULT_PORT;
-    let bare = text.trim_start_matches('[').trim_end_matches(']');
-    text.parse()
+    let (address, group) = match text.split_once(',') {
+        Some((address, tag)) => (address, parse_group(tag)?),
+        None => (text, DEFAULT_GROUP),
+    };
+    let bare = address.trim_start_matches('[').trim_end_matches(']');
+    let address = address
+        .parse()
         .or_else(|_| bare.parse().map(|ip| std::net::SocketAddr::new(ip, DEFAULT_PORT)))
         .map_err(|_: std::net::AddrParseError| {
             format!("{text:?} is not an address: write 127.0.0.1:3260 or [::1]:3260")
-        })
+        })?;
+    Ok(Portal { address, group })
+}
+
+/// RFC 7143 §13.9: a portal group tag; SPC-4 keeps 0 for no port.
+fn parse_group(text: &str) -> Result<u16, String> {
+    let tag = text.parse().ok().filter(|tag| *tag != 0);
+    tag.ok_or_else(|| format!("{text:?} is not a portal group: write a number from 1 to 65535"))
 }
 
 /// `auto`, `uring` or `pool`.
@@ -260,6 +292,7 @@ fn parse_target(
         .as_table()
         .ok_or_else(|| ConfigError::new(&place, "target is a list of tables: write [[target]]"))?;
     let (mut name, mut alias, mut luns) = (None, None, Vec::new());
+    let (mut access, mut preferred) = (BTreeMap::new(), None);
     for (key, value) in entries {
         match key.get_ref().as_ref() {
             "name" => name = Some(source.scalar(value, "name")?),
@@ -267,13 +300,40 @@ fn parse_target(
             "luns" => {
                 luns = source.strings(value, "luns")?.into_iter().map(|(text, _)| text).collect();
             }
+            "access" => access = parse_access(source, value)?,
+            "preferred" => {
+                let place = source.place(value.span().start);
+                let group = parse_group(&source.scalar(value, "preferred")?);
+                preferred = Some(group.map_err(|message| ConfigError::new(place, message))?);
+            }
             other => {
                 return Err(unknown_key(&source.place(key.span().start), other, &TARGET_KEYS));
             }
         }
     }
     let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
-    Ok(TargetConfig { name, alias, luns })
+    Ok(TargetConfig { name, alias, luns, access, preferred })
+}
+
+/// `{ tag = "state" }`.
+fn parse_access(
+    source: &Source<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<BTreeMap<u16, AccessState>, ConfigError> {
+    let table = value.get_ref().as_table().ok_or_else(|| {
+        source.wrong_type(value, "access", "a table: write { 1 = \"optimized\", 2 = \"standby\" }")
+    })?;
+    let mut access = BTreeMap::new();
+    for (key, value) in table {
+        let wrong = |message| ConfigError::new(source.place(key.span().start), message);
+        let group = parse_group(key.get_ref()).map_err(wrong)?;
+        let state = choose("access", &source.scalar(value, "access")?, &ACCESS_STATES);
+        let state = state.map_err(wrong)?;
+        if access.insert(group, state).is_some() {
+            return Err(wrong(format!("access tells of group {group} twice: remove one")));
+        }
+    }
+    Ok(access)
 }
 
 struct Source<'a> {
@@ -371,13 +431,21 @@ mod tests {
     #[test]
     fn a_whole_file() {
         let config = parse(
-            "listen = [\"127.0.0.1:3260\", \"::1\"]\nio-engine = \"pool\"\ncores = 2\n\
+            "listen = [\"127.0.0.1:3260\", \"::1,2\"]\nio-engine = \"pool\"\ncores = 2\n\
              [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GiB\"\n\
              [[volume]]\nname = \"b\"\nstore = \"file\"\npath = \"/srv/b\"\ncache = \"none\"\nread-only = true\n\
-             [[target]]\nname = \"iqn.2026-11.example:t\"\nalias = \"both\"\nluns = [\"b\", \"a\"]\n",
+             [[target]]\nname = \"iqn.2026-11.example:t\"\nalias = \"both\"\nluns = [\"b\", \"a\"]\n\
+             access = { 1 = \"non-optimized\", 2 = \"standby\" }\npreferred = 2",
         )
         .expect("valid");
-        assert_eq!(config.listen[1].to_string(), "[::1]:3260");
+        assert_eq!(config.listen[0].group, 1);
+        assert_eq!(
+            (config.listen[1].address.to_string(), config.listen[1].group),
+            ("[::1]:3260".into(), 2)
+        );
+        let access = [(1, AccessState::NonOptimized), (2, AccessState::Standby)];
+        assert_eq!(config.targets[0].access, BTreeMap::from(access));
+        assert_eq!(config.targets[0].preferred, Some(2));
         assert_eq!(config.targets.len(), 1);
         assert_eq!(config.targets[0].luns, ["b", "a"]);
         assert!(config.volumes[1].read_only);
@@ -421,6 +489,22 @@ mod tests {
                 "sarsen.toml:3: fault = \"lost-write\": write KIND@BLOCK",
             ),
             ("[[volume]]\nfault = 3", "sarsen.toml:2: fault is to be a list"),
+            (
+                "listen = [\"127.0.0.1,0\"]",
+                "sarsen.toml:1: \"0\" is not a portal group: write a number",
+            ),
+            ("listen = [\"::1,65536\"]", "\"65536\" is not a portal group"),
+            ("[[target]]\naccess = 3", "sarsen.toml:2: access is to be a table"),
+            (
+                "[[target]]\naccess = { 1 = \"optimised\" }",
+                "sarsen.toml:2: access = \"optimised\": it is one of optimized, non-optimized",
+            ),
+            ("[[target]]\naccess = { x = \"standby\" }", "\"x\" is not a portal group"),
+            (
+                "[[target]]\naccess = { 1 = \"standby\", 01 = \"standby\" }",
+                "sarsen.toml:2: access tells of group 1 twice",
+            ),
+            ("[[target]]\n\npreferred = 0", "sarsen.toml:3: \"0\" is not a portal group"),
             ("[[target]]\nlun = []", "sarsen.toml:2: unknown key lun; did you mean luns?"),
         ] {
             let message = parse(text).expect_err(told);

@@ -6,24 +6,28 @@ mod file;
 mod size;
 mod spec;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
+use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS};
 
 use crate::stores::CacheMode;
 
 pub use self::fault::FaultConfig;
-pub use self::file::{parse_address, parse_cache, parse_engine, parse_file};
+pub use self::file::{parse_cache, parse_engine, parse_file, parse_portal};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
 
 /// The naming authority of targets whose name is not given: each volume is a target of its own,
 /// `iqn.2026-11.io.sarsen:` and the volume's name.
 pub const DEFAULT_TARGET_PREFIX: &str = "iqn.2026-11.io.sarsen:";
+/// The portal group of portals that name none.
+pub const DEFAULT_GROUP: u16 = 1;
 /// The most volumes that one server takes.
 pub const MAX_VOLUMES: usize = 16_384;
 
@@ -31,7 +35,7 @@ pub const MAX_VOLUMES: usize = 16_384;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Where to listen.
-    pub listen: Vec<SocketAddr>,
+    pub listen: Vec<Portal>,
     /// Threads that serve; one for each processor unless given.
     pub cores: Option<NonZeroUsize>,
     /// How files are read and written.
@@ -40,6 +44,22 @@ pub struct Config {
     pub volumes: Vec<VolumeConfig>,
     /// Targets; those of volumes that no target lists are added by [`Config::finish`].
     pub targets: Vec<TargetConfig>,
+}
+
+/// A network portal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portal {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// The tag of its portal group: portals of one group are one port of each target.
+    pub group: u16,
+}
+
+/// As SendTargets tells it (RFC 7143 §13.8).
+impl fmt::Display for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{}", self.address, self.group)
+    }
 }
 
 /// A volume.
@@ -98,6 +118,10 @@ pub struct TargetConfig {
     pub alias: Option<String>,
     /// Names of volumes: LUN 0, 1, ….
     pub luns: Vec<String>,
+    /// How the units are reached through portal groups, by tag: optimized unless given.
+    pub access: BTreeMap<u16, AccessState>,
+    /// The portal group that initiators are to prefer.
+    pub preferred: Option<u16>,
 }
 
 /// What is wrong with a configuration, where, and what to do.
@@ -141,7 +165,15 @@ impl Config {
             return wrong(format!("{} volumes, of {MAX_VOLUMES} at most", self.volumes.len()));
         }
         if self.listen.is_empty() {
-            self.listen = vec![SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT))];
+            let address = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
+            self.listen = vec![Portal { address, group: DEFAULT_GROUP }];
+        }
+        let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
+        if groups.len() > MAXIMUM_TARGET_PORTS {
+            return wrong(format!(
+                "{} portal groups, of {MAXIMUM_TARGET_PORTS} at most: let portals share tags",
+                groups.len()
+            ));
         }
         let mut names = HashSet::new();
         for volume in &self.volumes {
@@ -156,6 +188,16 @@ impl Config {
             check_iscsi_name(&target.name).map_err(error)?;
             if !target_names.insert(target.name.clone()) {
                 return wrong(format!("two targets are named {}: rename one", target.name));
+            }
+            let named = target.access.keys().copied().chain(target.preferred);
+            if let Some(group) = named.into_iter().find(|group| !groups.contains(group)) {
+                let tags: Vec<String> = groups.iter().map(u16::to_string).collect();
+                return wrong(format!(
+                    "target {}: no portal is in group {group} (groups: {}): put one there, such as \
+                     listen = [\"0.0.0.0:3260,{group}\"]",
+                    target.name,
+                    tags.join(", ")
+                ));
             }
             for lun in &target.luns {
                 if !names.contains(lun.as_str()) {
@@ -180,7 +222,13 @@ impl Config {
             if !target_names.insert(name.clone()) {
                 return wrong(format!("target {name} exists and does not list {}", volume.name));
             }
-            self.targets.push(TargetConfig { name, alias: None, luns: vec![volume.name.clone()] });
+            self.targets.push(TargetConfig {
+                name,
+                alias: None,
+                luns: vec![volume.name.clone()],
+                access: BTreeMap::new(),
+                preferred: None,
+            });
         }
         Ok(self)
     }
@@ -274,6 +322,8 @@ mod tests {
             name: name.into(),
             alias: None,
             luns: luns.iter().map(|&lun| lun.into()).collect(),
+            access: BTreeMap::new(),
+            preferred: None,
         };
         for (volumes, targets, told) in [
             (vec![], vec![], "no volume"),
@@ -282,6 +332,19 @@ mod tests {
             (vec![ram("disk")], vec![target("iqn.2026-11.x:t", &["dsik"])], "did you mean disk?"),
             (vec![ram("a")], vec![target("nonsense", &["a"])], "not an iSCSI name"),
             (vec![ram("a")], vec![target("iqn.2026-11.x:t", &["a", "a"])], "listed twice"),
+            (
+                vec![ram("a")],
+                vec![TargetConfig { preferred: Some(2), ..target("iqn.2026-11.x:t", &["a"]) }],
+                "no portal is in group 2 (groups: 1)",
+            ),
+            (
+                vec![ram("a")],
+                vec![TargetConfig {
+                    access: BTreeMap::from([(3, AccessState::Standby)]),
+                    ..target("iqn.2026-11.x:t", &["a"])
+                }],
+                "listen = [\"0.0.0.0:3260,3\"]",
+            ),
         ] {
             let error = Config { volumes, targets, ..Config::default() }.finish();
             let message = error.expect_err(told).to_string();

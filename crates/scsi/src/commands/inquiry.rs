@@ -28,8 +28,11 @@ pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     // SPC-4 6.39: a pending unit attention is told here, and with that has been told.
     let sense = match task.attentions.take() {
         Some(attention) => attention.sense(),
-        None if task.unit.is_stopped() => Sense::stopped(),
-        None => Sense::none(),
+        None => match task.nexus.target_port.not_ready() {
+            Some(sense) => sense,
+            None if task.unit.is_stopped() => Sense::stopped(),
+            None => Sense::none(),
+        },
     };
     Ok(Io::Ready(sense_parameter_data(&task.cdb, sense)))
 }
@@ -70,7 +73,7 @@ pub(crate) fn inquiry(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let evpd = check_inquiry(fields)?;
     let bytes = match evpd {
         true => vital_product_data::page(&task, fields.page_code)?,
-        false => standard_inquiry(page::PERIPHERAL_DISK, task.unit.identity()).as_bytes().to_vec(),
+        false => of_unit(&task).as_bytes().to_vec(),
     };
     Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get().into())))
 }
@@ -98,6 +101,17 @@ fn check_inquiry(fields: &wire::Inquiry) -> Result<bool, Sense> {
         return Err(Sense::invalid_field_in_cdb(2));
     }
     Ok(evpd)
+}
+
+fn of_unit(task: &Task<'_>) -> StandardInquiry {
+    let has_several_ports = task.nexus.device.target_port_groups().all().len() > 1;
+    StandardInquiry {
+        // With one group, too: it has a state, both commands and its initiators are told of changes,
+        // and multipath managers take the unit's paths for ones of this kind.
+        flags_5: page::TPGS_BOTH,
+        flags_6: if has_several_ports { page::MULTIP } else { 0 },
+        ..standard_inquiry(task.peripheral(), task.unit.identity())
+    }
 }
 
 fn standard_inquiry(peripheral: u8, identity: &Identity) -> StandardInquiry {

@@ -9,6 +9,7 @@ pub(crate) mod mode;
 pub(crate) mod provisioning;
 pub(crate) mod report;
 pub(crate) mod reservation;
+pub(crate) mod target_port_groups;
 pub(crate) mod verify;
 mod vital_product_data;
 
@@ -16,6 +17,7 @@ use crate::attention::Attentions;
 use crate::nexus::{Attachment, Nexus};
 use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense};
 use sarsen_block::{Buffer, Data, Extent, Io};
+use sarsen_wire::scsi::inquiry::PERIPHERAL_NOT_CONNECTED;
 use sarsen_wire::scsi::opcode;
 use std::sync::Arc;
 
@@ -37,6 +39,16 @@ impl<'a> Task<'a> {
         let Command { cdb, attribute: _, data_out, expected_data_out_length } = command;
         let Attachment { unit, attentions } = attachment;
         Self { cdb, unit, attentions, nexus, data_out, expected_data_out_length }
+    }
+
+    /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE. Through a port that is unavailable, the unit
+    /// is not connected (SPC-4 5.15.2.4.5).
+    pub(crate) fn peripheral(&self) -> u8 {
+        let qualifier = match self.nexus.target_port.is_cut_off() {
+            true => PERIPHERAL_NOT_CONNECTED,
+            false => 0,
+        };
+        qualifier | self.unit.device_type() as u8
     }
 
     /// The first `length` bytes of Data-Out; refused where fewer arrived.

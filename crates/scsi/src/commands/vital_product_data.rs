@@ -3,7 +3,7 @@
 use super::Task;
 use super::inquiry::padded;
 use crate::{DeviceType, LogicalUnit, Sense};
-use sarsen_wire::scsi::inquiry as page;
+use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
 
 /// A page: its code, what it says after its header, and which units have it.
@@ -27,6 +27,7 @@ static PAGES: &[Page] = &[
     row(page::PAGE_SUPPORTED, supported, always),
     row(page::PAGE_UNIT_SERIAL_NUMBER, unit_serial_number, always),
     row(page::PAGE_DEVICE_IDENTIFICATION, device_identification, always),
+    row(page::PAGE_SCSI_PORTS, scsi_ports, always),
     row(page::PAGE_BLOCK_LIMITS, block_limits, is_disk),
     row(page::PAGE_BLOCK_DEVICE_CHARACTERISTICS, block_device_characteristics, is_disk),
     row(page::PAGE_LOGICAL_BLOCK_PROVISIONING, logical_block_provisioning, is_disk),
@@ -53,7 +54,7 @@ fn is_disk(unit: &LogicalUnit) -> bool {
 pub(super) fn page(task: &Task<'_>, page_code: u8) -> Result<Vec<u8>, Sense> {
     let mut pages = pages_of(task.unit);
     let page = pages.find(|page| page.code == page_code).ok_or(Sense::invalid_field_in_cdb(2))?;
-    Ok(with_header(task.unit.device_type() as u8, page_code, &(page.body)(task)))
+    Ok(with_header(task.peripheral(), page_code, &(page.body)(task)))
 }
 
 /// What INQUIRY tells of pages where no unit is.
@@ -154,8 +155,6 @@ const NAA: u8 = 3;
 const RELATIVE_TARGET_PORT: u8 = 4;
 const TARGET_PORT_GROUP: u8 = 5;
 const SCSI_NAME_STRING: u8 = 8;
-/// All ports are in one group until there is asymmetric access.
-const ONLY_TARGET_PORT_GROUP: u16 = 1;
 
 fn device_identification(task: &Task<'_>) -> Vec<u8> {
     let (identity, nexus) = (task.unit.identity(), task.nexus);
@@ -172,20 +171,47 @@ fn device_identification(task: &Task<'_>) -> Vec<u8> {
             name_string(&format!("naa.{:016X}", identity.naa)),
         ),
         (ISCSI | BINARY, OF_TARGET_PORT | RELATIVE_TARGET_PORT, number(nexus.relative_target_port)),
-        (ISCSI | BINARY, OF_TARGET_PORT | TARGET_PORT_GROUP, number(ONLY_TARGET_PORT_GROUP)),
-        (ISCSI | UTF_8, OF_TARGET_PORT | SCSI_NAME_STRING, name_string(&nexus.target_port_name)),
+        (ISCSI | BINARY, OF_TARGET_PORT | TARGET_PORT_GROUP, number(nexus.target_port.number)),
+        (
+            ISCSI | UTF_8,
+            OF_TARGET_PORT | SCSI_NAME_STRING,
+            name_string(&nexus.target_port.port_name),
+        ),
         (ISCSI | UTF_8, OF_TARGET_DEVICE | SCSI_NAME_STRING, name_string(nexus.device.name())),
     ];
+    designators
+        .iter()
+        .map(|(set, kind, bytes)| designation(*set, *kind, bytes))
+        .collect::<Vec<_>>()
+        .concat()
+}
+
+fn designation(code_set: u8, designator_type: u8, designator: &[u8]) -> Vec<u8> {
+    let header = page::DesignationHeader {
+        code_set,
+        designator_type,
+        reserved: 0,
+        designator_length: designator.len() as u8,
+    };
+    [header.as_bytes(), designator].concat()
+}
+
+/// SPC-4 7.8.14: every port of the target device, whichever the nexus is through.
+fn scsi_ports(task: &Task<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (code_set, designator_type, designator) in designators {
-        let header = page::DesignationHeader {
-            code_set,
-            designator_type,
-            reserved: 0,
-            designator_length: designator.len() as u8,
+    for port in task.nexus.device.target_port_groups().all() {
+        let kind = OF_TARGET_PORT | SCSI_NAME_STRING;
+        let name = designation(ISCSI | UTF_8, kind, &name_string(&port.port_name));
+        let header = ports::ScsiPort {
+            reserved_0: [0; 2],
+            relative_port: port.number.into(),
+            reserved_4: [0; 2],
+            initiator_transport_id_length: 0.into(),
+            reserved_8: [0; 2],
+            target_port_descriptors_length: (name.len() as u16).into(),
         };
         bytes.extend_from_slice(header.as_bytes());
-        bytes.extend_from_slice(&designator);
+        bytes.extend_from_slice(&name);
     }
     bytes
 }

@@ -6,8 +6,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// PERIPHERAL QUALIFIER 011b and DEVICE TYPE 1Fh: no logical unit at this number.
 pub const PERIPHERAL_NONE: u8 = 0x7f;
-/// PERIPHERAL QUALIFIER 000b and DEVICE TYPE 00h: a direct access block device.
-pub const PERIPHERAL_DISK: u8 = 0x00;
 /// PERIPHERAL QUALIFIER 001b: there is a unit, and it cannot be reached by this way now.
 pub const PERIPHERAL_NOT_CONNECTED: u8 = 0x20;
 /// TPGS: implicit and explicit asymmetric logical unit access.

@@ -43,14 +43,15 @@ thread_local! {
 
 type Pending = FuturesUnordered<Pin<Box<dyn Future<Output = (TaskId, scsi::Completion)>>>>;
 
-/// Serves a connection until it ends, and the commands that it began with it.
-pub(super) async fn serve(stream: Stream, front: Arc<Front>) {
+/// Serves a connection to a portal of this group until it ends, and the commands that it began with
+/// it.
+pub(super) async fn serve(stream: Stream, portal_group: u16, front: Arc<Front>) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
     // Until all has ended, whoever writes to the session waits for an answer.
     let (mailbox, mut letters) = mpsc::unbounded_channel();
     let machine = Connection::new(front.settings.clone(), time::now());
-    let view = View { front: front.clone(), local, nexus: None };
+    let view = View { front: front.clone(), local, portal_group, nexus: None };
     let mut driver = Driver {
         stream,
         machine,

@@ -7,13 +7,16 @@ use sarsen_proto::iscsi::target::{self, Admission, Environment, TargetRecord, We
 use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle, TaskAttribute};
 use sarsen_wire::iscsi::LoginStatus;
 
-use super::{Front, PORTAL_GROUP_TAG};
+use super::Front;
+use crate::config::Portal;
 
 /// One connection's view of the server.
 pub(super) struct View {
     pub(super) front: Arc<Front>,
     /// Where the initiator reached us.
     pub(super) local: SocketAddr,
+    /// The portal's group there: the target port of the nexus.
+    pub(super) portal_group: u16,
     /// The way to the units, once a normal session stands.
     pub(super) nexus: Option<NexusHandle>,
 }
@@ -23,12 +26,11 @@ impl View {
     pub(super) fn open_nexus(&mut self, admission: &Admission) -> bool {
         let Some(name) = &admission.target_name else { return true };
         let Some(target) = self.front.targets.find(name) else { return false };
-        // SAM-5 annex on iSCSI, RFC 7143 §4.2.7.1: port names are made of name and ISID or tag.
+        // SAM-5 annex on iSCSI, RFC 7143 §4.2.7.1: the initiator port's name is made of name and ISID.
         let initiator =
             InitiatorPort { name: format!("{},i,{}", admission.initiator_name, admission.isid) };
-        let target_port = format!("{name},t,{PORTAL_GROUP_TAG:#06x}");
-        self.nexus = Some(target.device.open_nexus(initiator, PORTAL_GROUP_TAG, target_port));
-        true
+        self.nexus = target.device.open_nexus(initiator, self.portal_group);
+        self.nexus.is_some()
     }
 }
 
@@ -56,7 +58,7 @@ impl Environment for View {
             Some(name) => self.front.targets.find(name).ok_or(LoginStatus::NotFound)?.alias.clone(),
             None => None,
         };
-        Ok(Welcome { portal_group_tag: PORTAL_GROUP_TAG, alias })
+        Ok(Welcome { portal_group_tag: self.portal_group, alias })
     }
 
     fn targets(&mut self, _admission: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
@@ -64,15 +66,16 @@ impl Environment for View {
             .front
             .portals
             .iter()
-            .filter_map(|portal| match portal.ip().is_unspecified() {
+            .filter_map(|portal| match portal.address.ip().is_unspecified() {
                 // A portal on all addresses is reached at the one that the initiator used.
-                true if portal.is_ipv4() == self.local.is_ipv4() => {
-                    Some(SocketAddr::new(self.local.ip(), portal.port()))
+                true if portal.address.is_ipv4() == self.local.is_ipv4() => {
+                    let address = SocketAddr::new(self.local.ip(), portal.address.port());
+                    Some(Portal { address, ..*portal })
                 }
                 true => None,
                 false => Some(*portal),
             })
-            .map(|portal| format!("{portal},{PORTAL_GROUP_TAG}"))
+            .map(|portal| portal.to_string())
             .collect();
         let names = self.front.targets.names();
         names

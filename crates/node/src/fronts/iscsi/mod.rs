@@ -6,7 +6,6 @@ mod sessions;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -17,10 +16,9 @@ use tokio::sync::{mpsc, watch};
 use tracing::{debug, error};
 
 pub(crate) use self::sessions::{Message, Sessions};
+use crate::config::Portal;
 use crate::targets::Targets;
 
-/// The portal group that all portals are in.
-pub(crate) const PORTAL_GROUP_TAG: u16 = 1;
 /// Open connections beyond this are closed as they come, so that a storm cannot eat the process.
 const MAX_CONNECTIONS: usize = 20_000;
 
@@ -29,8 +27,8 @@ pub(crate) struct Front {
     pub(crate) settings: Arc<Settings>,
     pub(crate) targets: Arc<Targets>,
     pub(crate) sessions: Sessions,
-    /// Addresses of the portals, with the ports that were taken.
-    pub(crate) portals: Vec<SocketAddr>,
+    /// With the ports that were taken.
+    pub(crate) portals: Vec<Portal>,
 }
 
 /// How many connections each core serves.
@@ -55,7 +53,7 @@ impl Load {
     }
 }
 
-/// Starts to accept on every portal, until `closing` is told. Each portal keeps a clone of `alive`
+/// Starts to accept on every portal, which `listeners` are in the same order, until `closing` is told. Each portal keeps a clone of `alive`
 /// for as long as it accepts.
 pub(crate) fn start(
     front: &Arc<Front>,
@@ -66,13 +64,13 @@ pub(crate) fn start(
 ) {
     let connections = (0..cores.len()).map(|_| AtomicUsize::new(0)).collect();
     let load = Arc::new(Load { connections });
-    for listener in listeners {
+    for (listener, portal) in listeners.into_iter().zip(front.portals.clone()) {
         let (front, load, cores_for_task) = (front.clone(), load.clone(), Arc::downgrade(cores));
         let (mut closing, alive) = (closing.clone(), alive.clone());
         cores.spawn_on(0, move || async move {
             let _alive = alive;
             tokio::select! {
-                () = accept(listener, front, load, cores_for_task) => {}
+                () = accept(listener, portal, front, load, cores_for_task) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
             }
         });
@@ -81,6 +79,7 @@ pub(crate) fn start(
 
 async fn accept(
     listener: Listener,
+    portal: Portal,
     front: Arc<Front>,
     load: Arc<Load>,
     cores: std::sync::Weak<Cores>,
@@ -102,7 +101,7 @@ async fn accept(
         // For life: a connection stays on its core.
         cores.spawn_on(core, move || async move {
             match Stream::from_std(socket) {
-                Ok(stream) => connection::serve(stream, front).await,
+                Ok(stream) => connection::serve(stream, portal.group, front).await,
                 Err(error) => debug!(%peer, %error, "a connection ended as it began"),
             }
             load.give_back(core);

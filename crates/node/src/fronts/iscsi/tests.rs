@@ -91,7 +91,7 @@ impl Portal {
             settings: Arc::new(Settings::default()),
             targets: Arc::new(targets),
             sessions: Sessions::default(),
-            portals: vec![address],
+            portals: vec![crate::config::Portal { address, group: 1 }],
         });
         let (closing, told) = watch::channel(false);
         let (alive, _) = tokio::sync::mpsc::channel(1);
