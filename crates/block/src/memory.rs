@@ -108,7 +108,7 @@ impl Store for MemoryStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: true }),
+            unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
         }
     }

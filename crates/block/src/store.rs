@@ -30,6 +30,8 @@ pub struct Unmap {
     /// Blocks that were zeroed by [`Request::WriteZeroes`] keep their room, so that writing them again
     /// cannot fail for want of it.
     pub anchors: bool,
+    /// It answers [`Request::Space`].
+    pub tells_space: bool,
 }
 
 /// What a store is like, fixed while it is open.

@@ -375,8 +375,11 @@ impl Store for NbdStore {
         Characteristics {
             volatile_cache: self.export.has(transmission::SEND_FLUSH),
             read_only,
-            unmap: (zeroes && !read_only)
-                .then_some(Unmap { granularity_blocks: 1, anchors: false }),
+            unmap: (zeroes && !read_only).then_some(Unmap {
+                granularity_blocks: 1,
+                anchors: false,
+                tells_space: false,
+            }),
             physical_block_exponent: preferred.checked_ilog2().unwrap_or(0) as u8,
         }
     }

@@ -25,6 +25,7 @@ mod task_set;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod thresholds;
 
 pub use array::{Array, Host, Work};
 pub use attention::UnitAttention;

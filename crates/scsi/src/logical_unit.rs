@@ -7,6 +7,7 @@ use crate::attention::Attentions;
 use crate::commands::mode;
 use crate::modes::{ModeParameters, Modes};
 use crate::task_set::TaskSet;
+use crate::thresholds::Thresholds;
 use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
@@ -101,6 +102,7 @@ pub struct LogicalUnit {
     /// Held while the mode parameters change.
     mode_change: Mutex<()>,
     tasks: TaskSet,
+    thresholds: Thresholds,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
     nexuses: Mutex<Vec<(NexusId, Arc<Attentions>)>>,
@@ -124,7 +126,7 @@ impl LogicalUnit {
             identity,
             device_type,
             keeper,
-            modes: Modes::new(ModeParameters::default_of(&characteristics)),
+            modes: Modes::new(ModeParameters::default_of(&characteristics, store.geometry())),
             mode_change: Mutex::new(()),
             characteristics,
             limits: Limits::new(store.geometry()),
@@ -132,11 +134,13 @@ impl LogicalUnit {
             reservation: AtomicU64::new(NO_NEXUS),
             stopped: AtomicBool::new(false),
             tasks: TaskSet::default(),
+            thresholds: Thresholds::default(),
             write_gate: Arc::new(RwLock::new(())),
             nexuses: Mutex::new(Vec::new()),
         };
-        if let Some(saved) = mode::load(&unit)? {
-            unit.change_modes(NO_NEXUS, saved, true);
+        match mode::load(&unit)? {
+            Some(saved) => unit.change_modes(NO_NEXUS, saved, true),
+            None => unit.configure(&unit.modes.current()),
         }
         Ok(Arc::new(unit))
     }
@@ -234,10 +238,23 @@ impl LogicalUnit {
     /// Makes mode parameters hold for `changer`; the other nexuses are told if that changes any.
     pub(crate) fn change_modes(&self, changer: NexusId, parameters: ModeParameters, saved: bool) {
         let _guard = self.mode_change();
-        self.tasks.set_policy(parameters.tasks);
+        self.configure(&parameters);
         if self.modes.set(parameters, saved) {
             self.raise_except(changer, UnitAttention::ModeParametersChanged);
         }
+    }
+
+    /// Passes mode parameters on to those whom they concern.
+    fn configure(&self, parameters: &ModeParameters) {
+        self.tasks.set_policy(parameters.tasks);
+        if self.characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
+            self.thresholds.configure(&parameters.provisioning);
+        }
+    }
+
+    /// The thresholds of its room.
+    pub(crate) fn thresholds(&self) -> &Thresholds {
+        &self.thresholds
     }
 
     /// Whether another nexus holds a reservation.
@@ -287,6 +304,14 @@ impl LogicalUnit {
         self.nexuses().retain(|(id, _)| *id != nexus);
     }
 
+    pub(crate) fn raise_for(&self, chosen: NexusId, attention: UnitAttention) {
+        for (nexus, attentions) in self.nexuses().iter() {
+            if *nexus == chosen {
+                attentions.raise(attention);
+            }
+        }
+    }
+
     pub(crate) fn raise_except(&self, spared: NexusId, attention: UnitAttention) {
         for (nexus, attentions) in self.nexuses().iter() {
             if *nexus != spared {
@@ -300,7 +325,7 @@ impl LogicalUnit {
         self.reservation.store(NO_NEXUS, Ordering::Relaxed);
         self.set_stopped(false);
         let _guard = self.mode_change();
-        self.tasks.set_policy(self.modes.restore().tasks);
+        self.configure(&self.modes.restore());
         self.raise_except(NO_NEXUS, attention);
     }
 

@@ -4,7 +4,8 @@
 //! page that shows it is in `commands/mode/pages.rs`, and with that it can be sensed, selected and saved.
 
 use crate::task_set::Policy;
-use sarsen_block::Characteristics;
+use crate::thresholds::Provisioning;
+use sarsen_block::{Characteristics, Geometry};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,16 +20,19 @@ pub(crate) struct ModeParameters {
     pub(crate) descriptor_sense: bool,
     /// What the control page says of tasks.
     pub(crate) tasks: Policy,
+    /// What a thin unit tells of its room.
+    pub(crate) provisioning: Provisioning,
 }
 
 impl ModeParameters {
     /// What a unit has until someone selects or saves something else.
-    pub(crate) fn default_of(characteristics: &Characteristics) -> Self {
+    pub(crate) fn default_of(characteristics: &Characteristics, geometry: Geometry) -> Self {
         Self {
             write_cache_enabled: characteristics.volatile_cache,
             software_write_protect: false,
             descriptor_sense: false,
             tasks: Policy::default(),
+            provisioning: Provisioning::default_of(geometry),
         }
     }
 
@@ -39,6 +43,7 @@ impl ModeParameters {
             software_write_protect: set,
             descriptor_sense: set,
             tasks: if set { Policy::OPPOSITE } else { Policy::default() },
+            provisioning: Provisioning::extreme(set),
         })
     }
 }

@@ -7,6 +7,7 @@ use crate::commands::{Task, without_unit};
 pub(crate) use crate::logical_unit::NexusId;
 use crate::target::{Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
+use crate::thresholds;
 use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense, Status, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::CONTROL_NACA;
@@ -173,7 +174,12 @@ impl NexusHandle {
         match admit(&command.cdb, attachment, &self.nexus) {
             Ok(row) => {
                 let task = Task::new(command, attachment, &self.nexus);
-                (row.handler)(task).unwrap_or_else(|sense| Io::Ready(unit.complete(Err(sense))))
+                let answer = (row.handler)(task)
+                    .unwrap_or_else(|sense| Io::Ready(unit.complete(Err(sense))));
+                if row.flags.contains(Flags::WRITES) {
+                    thresholds::look_when_due(unit, &self.nexus);
+                }
+                answer
             }
             Err(Refusal::Sense(sense)) => Io::Ready(unit.complete(Err(sense))),
             Err(Refusal::ReservationConflict) => {

@@ -35,7 +35,7 @@ impl TestStore {
         let characteristics = Characteristics {
             volatile_cache: true,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: true }),
+            unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
         };
         Self {

@@ -114,6 +114,7 @@ impl FileStore {
                 unmap: (unmap && !options.read_only).then(|| Unmap {
                     granularity_blocks: (granularity / block).clamp(1, u64::from(u32::MAX)) as u32,
                     anchors,
+                    tells_space: device.is_none(),
                 }),
                 physical_block_exponent: exponent,
             },

@@ -62,7 +62,7 @@ impl Store for NullStore {
         Characteristics {
             volatile_cache: false,
             read_only: false,
-            unmap: Some(Unmap { granularity_blocks: 1, anchors: false }),
+            unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
         }
     }

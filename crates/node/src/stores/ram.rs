@@ -184,6 +184,7 @@ impl Store for RamStore {
             unmap: Some(Unmap {
                 granularity_blocks: PAGE as u32 >> self.block_size.shift(),
                 anchors: false,
+                tells_space: true,
             }),
             physical_block_exponent: 0,
         }

@@ -91,6 +91,7 @@ pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
+    unit.thresholds().note(extent.block_count);
     let force_unit_access = transfer.has(wire::FLAGS_FUA);
     Ok(unit.write_shared(move |unit| {
         unit.store().write(extent, data, unit.durability(force_unit_access))

@@ -26,6 +26,11 @@ pub(crate) fn is_thin(unit: &LogicalUnit) -> bool {
     unit.characteristics().unmap.is_some()
 }
 
+/// The store tells how much room there is, so there are thresholds.
+pub(crate) fn tells_space(unit: &LogicalUnit) -> bool {
+    unit.characteristics().unmap.is_some_and(|unmap| unmap.tells_space)
+}
+
 /// Zeroed blocks can keep their room.
 pub(super) fn can_anchor(unit: &LogicalUnit) -> bool {
     unit.characteristics().unmap.is_some_and(|unmap| unmap.anchors)
@@ -98,6 +103,7 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     if let Some(given_back) = command.given_back {
         return Ok(give_back(unit, vec![extent], given_back));
     }
+    unit.thresholds().note(extent.block_count);
     if command.no_data_out || block.iter().all(|&byte| byte == 0) {
         return Ok(unit
             .write_shared(move |unit| unit.store().write_zeroes(extent, unit.durability(false))));

@@ -1,7 +1,8 @@
 //! Vital product data (SPC-4 7.8, SBC-3 6.6): one row and one function for each page.
 
-use super::Task;
 use super::inquiry::padded;
+use super::{Task, provisioning};
+use crate::thresholds;
 use crate::{DeviceType, LogicalUnit, Sense};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
@@ -134,7 +135,12 @@ fn logical_block_provisioning(task: &Task<'_>) -> Vec<u8> {
         Some(_) => (PROVISIONING_FLAGS, THIN),
         None => (0, 0),
     };
-    page::LogicalBlockProvisioning { threshold_exponent: 0, flags, provisioning_type, reserved: 0 }
+    // SBC-3 6.6.5: zero says that there are no thresholds.
+    let threshold_exponent = match provisioning::tells_space(task.unit) {
+        true => thresholds::exponent(task.unit.geometry()),
+        false => 0,
+    };
+    page::LogicalBlockProvisioning { threshold_exponent, flags, provisioning_type, reserved: 0 }
         .as_bytes()
         .to_vec()
 }

@@ -66,7 +66,7 @@ fn spc4_6_11_mode_sense_tells_current_changeable_and_default_pages() {
     let mut fixture = Fixture::new();
     let data = bytes(fixture.run(&[0x1a, 0, 0x3f, 0, 255, 0], &[]));
     let pages: [(u8, usize); 6] =
-        [(0x01, 12), (0x07, 12), (0x88, 20), (0x8a, 12), (0x1a, 40), (0x1c, 12)];
+        [(0x81, 12), (0x07, 12), (0x88, 20), (0x8a, 12), (0x1a, 40), (0x1c, 12)];
     assert_eq!(data.len(), 4 + 8 + 108);
     assert_eq!(data[..4], [119, 0, 0x10, 8]);
     assert_eq!(data[4..12], [0, 0, 0x10, 0, 0, 0, 2, 0]);
@@ -82,8 +82,8 @@ fn spc4_6_11_mode_sense_tells_current_changeable_and_default_pages() {
     let default = bytes(fixture.run(&[0x1a, 8, 0x88, 0, 255, 0], &[]));
     assert_eq!(default[4..8], [0x88, 0x12, 0x04, 0]);
     let long = bytes(fixture.run(&[0x5a, 0x10, 0x3f, 0xff, 0, 0, 0, 1, 0, 0], &[]));
-    assert_eq!(long.len(), 8 + 16 + 140);
-    assert_eq!(long[..8], [0, 162, 0, 0x10, 1, 0, 0, 16]);
+    assert_eq!(long.len(), 8 + 16 + 172);
+    assert_eq!(long[..8], [0, 194, 0, 0x10, 1, 0, 0, 16]);
     assert_eq!(long[8 + 16 + 56..][..6], [0x4a, 0x01, 0x00, 0x1c, 0x06, 0x00]);
     for (cdb, expected, byte) in [
         ([0x1a, 0, 0x05, 0, 255, 0], 0x2400, 2),

@@ -95,7 +95,7 @@ fn sbc3_4_7_4_4_anchored_blocks_read_as_zero_and_keep_their_room() {
 #[test]
 fn sbc3_6_6_5_a_store_that_cannot_keep_room_refuses_anchors() {
     let mut store = TestStore::new(BlockSize::B512);
-    let unmap = sarsen_block::Unmap { granularity_blocks: 1, anchors: false };
+    let unmap = sarsen_block::Unmap { granularity_blocks: 1, anchors: false, tells_space: false };
     store.characteristics.unmap = Some(unmap);
     let mut fixture = Fixture::over(store);
     assert_eq!(additional(&fixture.run(&[0x42, 1, 0, 0, 0, 0, 0, 0, 8, 0], &[])), Some(0x2400));
@@ -163,4 +163,73 @@ fn sbc3_5_42_write_same_16_unmaps_and_needs_no_data_with_ndob() {
     }
     let too_long = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0, 0, 0];
     assert_eq!(additional(&fixture.run(&too_long, &[0; 512])), Some(0x2400));
+}
+
+/// MODE SELECT(10) of the logical block provisioning page: SITUA, and the two thresholds.
+fn select_thresholds(
+    fixture: &mut Fixture,
+    situa: bool,
+    available: (bool, u32),
+    used: (bool, u32),
+) {
+    let mut list = vec![0; 8];
+    list.extend([0x5c, 0x02, 0x00, 0x1c, u8::from(situa)]);
+    list.extend([0; 11]);
+    for (index, (enabled, count)) in [available, used].into_iter().enumerate() {
+        let arming = index as u8;
+        list.extend([u8::from(enabled) << 7 | arming, arming + 1, 0, 0]);
+        list.extend(u32::to_be_bytes(count));
+    }
+    let selected = fixture.run(&[0x55, 0x10, 0, 0, 0, 0, 0, 0, list.len() as u8, 0], &list);
+    assert_eq!(selected.status, Status::Good);
+}
+
+/// What TEST UNIT READY tells two nexuses after a write by the first, and the looks at the room that it
+/// led to.
+fn told(fixture: &mut Fixture, other: &mut crate::NexusHandle, lba: u8) -> [Option<u16>; 2] {
+    assert_eq!(fixture.write(lba, &[1; 512]).status, Status::Good);
+    fixture.host.run_work();
+    [additional(&fixture.run(&[0; 6], &[])), additional(&run(other, &[0; 6], &[]))]
+}
+
+#[test]
+fn sbc3_4_7_3_8_a_threshold_that_is_passed_is_told_once_to_all_or_to_the_writer() {
+    let mut fixture = Fixture::new();
+    let mut other = open(&fixture.device, "two");
+    run(&mut other, &[0; 6], &[]);
+    // Half of the medium is one threshold set.
+    assert_eq!(bytes(fixture.run(&[0x12, 1, 0xb2, 0, 64, 0], &[]))[4], 11);
+    select_thresholds(&mut fixture, false, (true, 1), (false, 0));
+    assert_eq!(additional(&run(&mut other, &[0; 6], &[])), Some(0x2a01));
+    assert_eq!(told(&mut fixture, &mut other, 0), [Some(0x3807); 2], "4095 blocks are one set");
+    assert_eq!(told(&mut fixture, &mut other, 1), [None; 2]);
+    select_thresholds(&mut fixture, true, (true, 1), (false, 0));
+    run(&mut other, &[0; 6], &[]);
+    assert_eq!(told(&mut fixture, &mut other, 2), [Some(0x3807), None]);
+    select_thresholds(&mut fixture, false, (true, 0), (true, 1));
+    run(&mut other, &[0; 6], &[]);
+    assert_eq!(told(&mut fixture, &mut other, 3), [None; 2]);
+    // WRITE SAME with half of the medium, whose zeroes keep their room.
+    let half = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0];
+    assert_eq!(fixture.run(&half, &[0; 512]).status, Status::Good);
+    select_thresholds(&mut fixture, false, (true, 0), (true, 1));
+    assert_eq!(told(&mut fixture, &mut other, 4), [Some(0x3807); 2], "one set is used");
+}
+
+#[test]
+fn sbc3_6_5_7_without_lbpere_no_threshold_is_told() {
+    let mut fixture = Fixture::new();
+    let mut other = open(&fixture.device, "two");
+    run(&mut other, &[0; 6], &[]);
+    select_thresholds(&mut fixture, false, (true, 1), (false, 0));
+    let mut list = bytes(fixture.run(&[0x1a, 8, 0x01, 0, 64, 0], &[]));
+    list[0] = 0;
+    list[2] = 0;
+    list[4] = 0x01;
+    assert_eq!(list[4 + 7] & 0x80, 0x80, "LBPERE by default");
+    list[4 + 7] = 0;
+    let select = [0x15, 0x10, 0, 0, list.len() as u8, 0];
+    assert_eq!(fixture.run(&select, &list).status, Status::Good);
+    run(&mut other, &[0; 6], &[]);
+    assert_eq!(told(&mut fixture, &mut other, 0), [None; 2]);
 }

@@ -18,6 +18,8 @@ pub const SUBPAGE_CONTROL_EXTENSION: u8 = 0x01;
 pub const PAGE_POWER_CONDITION: u8 = 0x1a;
 /// The informational exceptions control mode page.
 pub const PAGE_INFORMATIONAL_EXCEPTIONS: u8 = 0x1c;
+/// The logical block provisioning page, a subpage of the one before.
+pub const SUBPAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0x02;
 /// Asks for all pages.
 pub const PAGE_ALL: u8 = 0x3f;
 /// Asks for all subpages.
@@ -46,6 +48,12 @@ pub const FLAGS_REVERT_TO_DEFAULTS: u8 = 0x02;
 pub const FLAGS_SAVE_PAGES: u8 = 0x01;
 /// WCE in the caching page.
 pub const CACHING_WCE: u8 = 0x04;
+/// LBPERE in the read-write error recovery page.
+pub const ERROR_RECOVERY_LBPERE: u8 = 0x80;
+/// SITUA in the logical block provisioning page.
+pub const PROVISIONING_SITUA: u8 = 0x01;
+/// ENABLED in a threshold descriptor.
+pub const THRESHOLD_ENABLED: u8 = 0x80;
 /// D_SENSE in the control page.
 pub const CONTROL_D_SENSE: u8 = 0x04;
 /// SWP in the control page.
@@ -241,6 +249,34 @@ pub struct PowerConditionPage {
     pub flags_39: u8,
 }
 
+/// The logical block provisioning mode page (SBC-3 6.5.8), with the descriptors that there are.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ProvisioningPage {
+    /// 1Ch, 02h and 001Ch.
+    pub header: SubpageHeader,
+    /// SITUA.
+    pub flags: u8,
+    /// Reserved.
+    pub reserved: [u8; 11],
+    /// Threshold descriptors.
+    pub thresholds: [ThresholdDescriptor; 2],
+}
+
+/// A threshold descriptor (SBC-3 6.5.8).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ThresholdDescriptor {
+    /// ENABLED, THRESHOLD TYPE and THRESHOLD ARMING.
+    pub flags: u8,
+    /// THRESHOLD RESOURCE: a parameter code of the logical block provisioning log page.
+    pub resource: u8,
+    /// Reserved.
+    pub reserved: [u8; 2],
+    /// THRESHOLD COUNT, in threshold sets.
+    pub count: U32,
+}
+
 /// The informational exceptions control mode page (SBC-3 6.5.6).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -267,6 +303,8 @@ assert_sizes!(
     ErrorRecoveryPage = 12,
     ControlExtensionPage = 32,
     PowerConditionPage = 40,
+    ProvisioningPage = 32,
+    ThresholdDescriptor = 8,
     CachingPage = 20,
     ControlPage = 12,
     InformationalExceptionsPage = 12,

@@ -3,8 +3,10 @@
 //! There is no disconnect-reconnect page (02h), whose bursts iSCSI negotiates by text keys, and there
 //! are no protocol specific pages (18h, 19h), since iSCSI defines none.
 
+use crate::commands::provisioning::tells_space;
 use crate::modes::ModeParameters;
 use crate::task_set::Policy;
+use crate::thresholds::Threshold;
 use crate::{DeviceType, LogicalUnit};
 use sarsen_wire::scsi::mode::{self as page, PageHeader, SubpageHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -53,13 +55,14 @@ const fn row(
 /// All pages, by page code and subpage code.
 #[rustfmt::skip]
 static PAGES: &[Page] = &[
-    row(page::PAGE_READ_WRITE_ERROR_RECOVERY, 0, read_write_error_recovery, nothing, is_disk),
+    row(page::PAGE_READ_WRITE_ERROR_RECOVERY, 0, read_write_error_recovery, accept_read_write_error_recovery, is_disk),
     row(page::PAGE_VERIFY_ERROR_RECOVERY, 0, verify_error_recovery, nothing, is_disk),
     row(page::PAGE_CACHING, 0, caching, accept_caching, is_disk),
     row(page::PAGE_CONTROL, 0, control, accept_control, always),
     row(page::PAGE_CONTROL, page::SUBPAGE_CONTROL_EXTENSION, control_extension, nothing, always),
     row(page::PAGE_POWER_CONDITION, 0, power_condition, nothing, is_disk),
     row(page::PAGE_INFORMATIONAL_EXCEPTIONS, 0, informational_exceptions, nothing, is_disk),
+    row(page::PAGE_INFORMATIONAL_EXCEPTIONS, page::SUBPAGE_LOGICAL_BLOCK_PROVISIONING, provisioning, accept_provisioning, tells_space),
 ];
 
 fn always(_unit: &LogicalUnit) -> bool {
@@ -178,13 +181,24 @@ fn nothing(_wanted: &[u8], _parameters: &mut ModeParameters) -> Result<(), Refus
 }
 
 /// SBC-3 6.5.7: no retries and no reallocation here; what is below does its own.
-fn read_write_error_recovery(_parameters: &ModeParameters) -> Vec<u8> {
+fn read_write_error_recovery(parameters: &ModeParameters) -> Vec<u8> {
     page::ErrorRecoveryPage {
         header: header(page::PAGE_READ_WRITE_ERROR_RECOVERY, 0x0a),
+        provisioning: bit(parameters.provisioning.error_reporting, page::ERROR_RECOVERY_LBPERE),
         ..page::ErrorRecoveryPage::default()
     }
     .as_bytes()
     .to_vec()
+}
+
+fn accept_read_write_error_recovery(
+    wanted: &[u8],
+    parameters: &mut ModeParameters,
+) -> Result<(), RefusedField> {
+    let wanted = view::<page::ErrorRecoveryPage>(wanted);
+    parameters.provisioning.error_reporting =
+        wanted.provisioning & page::ERROR_RECOVERY_LBPERE != 0;
+    Ok(())
 }
 
 /// SBC-3 6.5.9: as for reads and writes.
@@ -283,4 +297,48 @@ fn informational_exceptions(_parameters: &ModeParameters) -> Vec<u8> {
     }
     .as_bytes()
     .to_vec()
+}
+
+/// The parameter codes that thresholds look at (SBC-3 6.4.5), and THRESHOLD ARMING.
+const AVAILABLE_RESOURCES: u8 = 1;
+const USED_RESOURCES: u8 = 2;
+const DECREASING: u8 = 0;
+const INCREASING: u8 = 1;
+
+fn provisioning(parameters: &ModeParameters) -> Vec<u8> {
+    let descriptor = |threshold: Threshold, resource, arming| page::ThresholdDescriptor {
+        flags: bit(threshold.enabled, page::THRESHOLD_ENABLED) | arming,
+        resource,
+        reserved: [0; 2],
+        count: threshold.count.into(),
+    };
+    let provisioning = &parameters.provisioning;
+    page::ProvisioningPage {
+        header: SubpageHeader {
+            page_code: page::SUBPAGE_FORMAT | page::PAGE_INFORMATIONAL_EXCEPTIONS,
+            subpage_code: page::SUBPAGE_LOGICAL_BLOCK_PROVISIONING,
+            page_length: 0x1c.into(),
+        },
+        flags: bit(provisioning.single_initiator, page::PROVISIONING_SITUA),
+        reserved: [0; 11],
+        thresholds: [
+            descriptor(provisioning.available, AVAILABLE_RESOURCES, DECREASING),
+            descriptor(provisioning.used, USED_RESOURCES, INCREASING),
+        ],
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+fn accept_provisioning(wanted: &[u8], parameters: &mut ModeParameters) -> Result<(), RefusedField> {
+    let wanted = view::<page::ProvisioningPage>(wanted);
+    let threshold = |descriptor: &page::ThresholdDescriptor| Threshold {
+        enabled: descriptor.flags & page::THRESHOLD_ENABLED != 0,
+        count: descriptor.count.get(),
+    };
+    let [available, used] = &wanted.thresholds;
+    let provisioning = &mut parameters.provisioning;
+    provisioning.single_initiator = wanted.flags & page::PROVISIONING_SITUA != 0;
+    (provisioning.available, provisioning.used) = (threshold(available), threshold(used));
+    Ok(())
 }
