@@ -8,7 +8,6 @@ use sarsen_proof::{Backing, Serving, Volume};
 /// What is not there yet; these run and are reported, and may fail.
 const LATER: &[&str] = &[
     "ExtendedCopy",
-    "MultipathIO",
     "OrWrite",
     "PrinReadKeys",
     "PrinReportCapabilities",
@@ -49,9 +48,10 @@ fn check(report: &Report) -> Result<()> {
 
 fn conforms(volume: Volume) -> Result<()> {
     let name = volume.name.clone();
-    let serving = Serving::start(&[volume])?;
+    let serving = Serving::start_on_two_portals(&[volume])?;
     let families = conformance::catalogue()?;
-    let report = conformance::run(std::slice::from_ref(serving.url(&name)), &families, |_| {})?;
+    let urls: Vec<_> = serving.paths(&name)?.into_iter().map(|(_, url)| url).collect();
+    let report = conformance::run(&urls, &families, |_| {})?;
     check(&report).with_context(|| serving.log())?;
     serving.stop()
 }

@@ -6,6 +6,7 @@
 use std::fmt::{self, Display};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::process::Command;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -14,10 +15,16 @@ use sarsen_lab::contestant::{self, Image, Running, sarsen, tgt};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
 
-use crate::program;
+use crate::{process, program};
 
 /// Names who serves: `sarsen` (the default) or `tgt`.
 pub const TARGET_VARIABLE: &str = "PROOF_TARGET";
+
+/// A free port in portal group 2.
+const SECOND_PORTAL: [&str; 2] = ["--listen", "127.0.0.1:0,2"];
+
+/// A discovery.
+const LIST_LIMIT: Duration = Duration::from_secs(20);
 
 /// From SIGTERM to the end.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
@@ -159,8 +166,18 @@ pub struct Serving {
 impl Serving {
     /// Serves `volumes` on a free port of 127.0.0.1.
     pub fn start(volumes: &[Volume]) -> Result<Self> {
+        Self::start_choice(volumes, &[])
+    }
+
+    /// The same on another port as well, which is portal group 2. A peer has the one.
+    pub fn start_on_two_portals(volumes: &[Volume]) -> Result<Self> {
+        Self::start_choice(volumes, &SECOND_PORTAL)
+    }
+
+    /// Starts whom [`TARGET_VARIABLE`] names; the program under test with more arguments.
+    fn start_choice(volumes: &[Volume], arguments: &[&str]) -> Result<Self> {
         match std::env::var(TARGET_VARIABLE).as_deref() {
-            Err(_) | Ok("sarsen") => Self::start_with(volumes, &[]),
+            Err(_) | Ok("sarsen") => Self::start_with(volumes, arguments),
             Ok("tgt") => {
                 let images = volumes.iter().map(Volume::image).collect::<Result<Vec<_>>>()?;
                 let running = tgt::start(&loopback(), &images)?;
@@ -206,6 +223,17 @@ impl Serving {
         }
     }
 
+    /// The ways to a volume, as `iscsi-ls` is told them, by portal group.
+    pub fn paths(&self, name: &str) -> Result<Vec<(u16, Url)>> {
+        let url = self.url(name);
+        let mut list = Command::new("iscsi-ls");
+        list.arg(format!("iscsi://{}", url.portal));
+        let mut paths = parse_paths(&process::output(&mut list, LIST_LIMIT)?, url)?;
+        paths.sort_by_key(|(group, _)| *group);
+        ensure!(!paths.is_empty(), "discovery does not know {url}");
+        Ok(paths)
+    }
+
     /// The server's process.
     pub fn pid(&self) -> u32 {
         self.running.pids()[0]
@@ -228,6 +256,23 @@ impl Serving {
     }
 }
 
+/// The lines `Target:IQN Portal:ADDRESS,GROUP` of the target of `url`.
+fn parse_paths(listed: &str, url: &Url) -> Result<Vec<(u16, Url)>> {
+    let mut paths = Vec::new();
+    for line in listed.lines() {
+        let mut words = line.split_whitespace();
+        if words.next().and_then(|word| word.strip_prefix("Target:")) != Some(&*url.iqn) {
+            continue;
+        }
+        let portal = words.next().and_then(|word| word.strip_prefix("Portal:"));
+        let (portal, group) = portal
+            .and_then(|portal| portal.rsplit_once(','))
+            .with_context(|| format!("no portal with its group in {line:?}"))?;
+        paths.push((group.parse()?, Url { portal: portal.into(), ..url.clone() }));
+    }
+    Ok(paths)
+}
+
 fn loopback() -> Network {
     Network::build(&[LinkProfile::loopback()])
 }
@@ -243,6 +288,16 @@ mod tests {
         let file = Volume::new("data", Backing::File("/srv/d.img".into()), 2 << 20);
         let file = file.option("cache=none");
         assert_eq!(file.argument(), "data=file:/srv/d.img,size=2MiB,cache=none");
+    }
+
+    #[test]
+    fn the_paths_of_a_target_are_told_from_those_of_others() {
+        let url: Url = "iscsi://127.0.0.1:1/iqn.x:a/0".parse().unwrap();
+        let listed =
+            "Target:iqn.x:ab Portal:127.0.0.1:1,1\nTarget:iqn.x:a Portal:[::1]:2,7\nLun:0\n";
+        let expected = Url { portal: "[::1]:2".into(), ..url.clone() };
+        assert_eq!(parse_paths(listed, &url).unwrap(), [(7, expected)]);
+        assert!(parse_paths("Target:iqn.x:a Portal:127.0.0.1:1", &url).is_err());
     }
 
     #[test]

@@ -47,8 +47,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                 Store::File => Backing::File(folder.path().join("data.img")),
             };
             let volume = Volume::new("proof", backing, BYTE_COUNT).block_size(options.block_size);
-            let serving = Serving::start(&[volume])?;
-            let urls = vec![serving.url("proof").clone()];
+            let serving = Serving::start_on_two_portals(&[volume])?;
+            let urls = serving.paths("proof")?.into_iter().map(|(_, url)| url).collect();
             (Some(serving), urls)
         }
     };
