@@ -20,18 +20,26 @@ pub trait Host: Send + Sync {
 /// See the module.
 pub struct Array {
     host: Arc<dyn Host>,
+    begun_ms: u64,
     devices: Mutex<Vec<Weak<TargetDevice>>>,
 }
 
 impl Array {
     /// An array without targets.
     pub fn new(host: Arc<dyn Host>) -> Arc<Self> {
-        Arc::new(Self { host, devices: Mutex::default() })
+        let begun_ms = host.unix_time_ms();
+        Arc::new(Self { host, begun_ms, devices: Mutex::default() })
     }
 
     /// The world beneath.
     pub fn host(&self) -> &dyn Host {
         &*self.host
+    }
+
+    /// ACCUMULATED POWER ON HOURS: how long it has been there, as far as sixteen bits go.
+    pub(crate) fn power_on_hours(&self) -> u16 {
+        let ms = self.host.unix_time_ms().saturating_sub(self.begun_ms);
+        u16::try_from(ms / 3_600_000).unwrap_or(u16::MAX)
     }
 
     /// The target devices there are.

@@ -7,6 +7,7 @@
 
 mod array;
 mod attention;
+mod buffers;
 mod cdb;
 pub mod command_table;
 mod commands;
@@ -17,6 +18,7 @@ mod logical_unit;
 mod lun;
 mod modes;
 mod nexus;
+mod self_test;
 mod sense;
 mod target;
 mod target_port_groups;
@@ -26,6 +28,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod thresholds;
+mod timestamp;
 
 pub use array::{Array, Host, Work};
 pub use attention::UnitAttention;

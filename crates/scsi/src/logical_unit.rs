@@ -4,15 +4,18 @@
 //! locks that only unusual commands take.
 
 use crate::attention::Attentions;
+use crate::buffers::Buffers;
 use crate::commands::mode;
 use crate::modes::{ModeParameters, Modes};
+use crate::self_test::{Outcome, SelfTests};
 use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
+use crate::timestamp::Timestamp;
 use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Which I_T nexus; 0 is none.
@@ -106,6 +109,10 @@ pub struct LogicalUnit {
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
     nexuses: Mutex<Vec<(NexusId, Arc<Attentions>)>>,
+    start_stop_cycles: AtomicU32,
+    buffers: Buffers,
+    self_tests: SelfTests,
+    timestamp: Timestamp,
 }
 
 impl LogicalUnit {
@@ -137,6 +144,10 @@ impl LogicalUnit {
             thresholds: Thresholds::default(),
             write_gate: Arc::new(RwLock::new(())),
             nexuses: Mutex::new(Vec::new()),
+            start_stop_cycles: AtomicU32::new(0),
+            buffers: Buffers::default(),
+            self_tests: SelfTests::default(),
+            timestamp: Timestamp::default(),
         };
         match mode::load(&unit)? {
             Some(saved) => unit.change_modes(NO_NEXUS, saved, true),
@@ -201,7 +212,29 @@ impl LogicalUnit {
     }
 
     pub(crate) fn set_stopped(&self, stopped: bool) {
-        self.stopped.store(stopped, Ordering::Relaxed);
+        if self.stopped.swap(stopped, Ordering::Relaxed) && !stopped {
+            self.start_stop_cycles.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often it was stopped and started again.
+    pub(crate) fn start_stop_cycles(&self) -> u32 {
+        self.start_stop_cycles.load(Ordering::Relaxed)
+    }
+
+    /// What WRITE BUFFER wrote.
+    pub(crate) fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// Its self-tests.
+    pub(crate) fn self_tests(&self) -> &SelfTests {
+        &self.self_tests
+    }
+
+    /// Its clock.
+    pub(crate) fn timestamp(&self) -> &Timestamp {
+        &self.timestamp
     }
 
     /// Why a write is refused now, if it is.
@@ -301,6 +334,7 @@ impl LogicalUnit {
     /// I_T nexus loss (SAM-5 6.3.4).
     pub(crate) fn detach(&self, nexus: NexusId) {
         self.release(nexus);
+        self.buffers.forget(nexus);
         self.nexuses().retain(|(id, _)| *id != nexus);
     }
 
@@ -324,6 +358,8 @@ impl LogicalUnit {
     pub(crate) fn reset(&self, attention: UnitAttention) {
         self.reservation.store(NO_NEXUS, Ordering::Relaxed);
         self.set_stopped(false);
+        self.self_tests.end(Outcome::Interrupted);
+        self.buffers.forget_all();
         let _guard = self.mode_change();
         self.configure(&self.modes.restore());
         self.raise_except(NO_NEXUS, attention);

@@ -1,6 +1,7 @@
 //! The device server from outside: commands in, completions out.
 
 mod block;
+mod maintenance;
 mod mode;
 mod primary;
 mod properties;

@@ -2,14 +2,20 @@
 //! any effect; what it needs from the store it waits for.
 
 pub(crate) mod block;
+pub(crate) mod buffer;
 pub(crate) mod cache;
 pub(crate) mod capacity;
+pub(crate) mod defects;
+pub(crate) mod diagnostic;
 pub(crate) mod inquiry;
+pub(crate) mod log;
 pub(crate) mod mode;
 pub(crate) mod provisioning;
 pub(crate) mod report;
 pub(crate) mod reservation;
+pub(crate) mod security;
 pub(crate) mod target_port_groups;
+pub(crate) mod timestamp;
 pub(crate) mod verify;
 mod vital_product_data;
 
@@ -63,6 +69,11 @@ impl<'a> Task<'a> {
         }
         data.truncate(length);
         Ok(data)
+    }
+
+    /// All Data-Out that arrived, of a command whose CDB does not say how much there is.
+    pub(crate) fn take_all_data_out(&mut self) -> Buffer {
+        self.data_out.take().unwrap_or_else(|| Buffer::for_overwrite(0))
     }
 
     /// The Data-Out of a write, and the blocks that it fills. Where the initiator promised fewer

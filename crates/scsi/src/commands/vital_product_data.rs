@@ -2,8 +2,10 @@
 
 use super::inquiry::padded;
 use super::{Task, provisioning};
+use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::thresholds;
 use crate::{DeviceType, LogicalUnit, Sense};
+use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
 
@@ -28,6 +30,8 @@ static PAGES: &[Page] = &[
     row(page::PAGE_SUPPORTED, supported, always),
     row(page::PAGE_UNIT_SERIAL_NUMBER, unit_serial_number, always),
     row(page::PAGE_DEVICE_IDENTIFICATION, device_identification, always),
+    row(page::PAGE_EXTENDED_INQUIRY, extended_inquiry, always),
+    row(page::PAGE_MODE_PAGE_POLICY, mode_page_policy, always),
     row(page::PAGE_SCSI_PORTS, scsi_ports, always),
     row(page::PAGE_BLOCK_LIMITS, block_limits, is_disk),
     row(page::PAGE_BLOCK_DEVICE_CHARACTERISTICS, block_device_characteristics, is_disk),
@@ -117,12 +121,38 @@ fn block_limits(task: &Task<'_>) -> Vec<u8> {
     .to_vec()
 }
 
+/// What is not set is not so: no groups, no priorities, no WRITE UNCORRECTABLE, no microcode.
+fn extended_inquiry(task: &Task<'_>) -> Vec<u8> {
+    let characteristics = task.unit.characteristics();
+    page::ExtendedInquiry {
+        tasks: page::EXTENDED_HEADSUP_ORDSUP_SIMPSUP,
+        cache: if characteristics.volatile_cache { page::EXTENDED_V_SUP } else { 0 },
+        flags_8: page::EXTENDED_RTD_SUP,
+        extended_self_test_completion_minutes: EXTENDED_SELF_TEST_S.div_ceil(60).into(),
+        ..page::ExtendedInquiry::default()
+    }
+    .as_bytes()
+    .to_vec()
+}
+
+/// All initiators share all pages, through all ports.
+fn mode_page_policy(_task: &Task<'_>) -> Vec<u8> {
+    page::ModePagePolicy {
+        page_code: PAGE_ALL,
+        subpage_code: SUBPAGE_ALL,
+        policy: page::POLICY_SHARED,
+        reserved: 0,
+    }
+    .as_bytes()
+    .to_vec()
+}
+
 fn block_device_characteristics(_task: &Task<'_>) -> Vec<u8> {
     page::BlockDeviceCharacteristics {
         medium_rotation_rate: NON_ROTATING.into(),
         product_type: 0,
         form_factor: 0,
-        flags: 0,
+        flags: page::CHARACTERISTICS_FUAB | page::CHARACTERISTICS_VBULS,
         reserved: [0; 55],
     }
     .as_bytes()

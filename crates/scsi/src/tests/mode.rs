@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 /// Selects the control page with these flags.
 pub(super) fn select_control(fixture: &mut Fixture, flags_2: u8, flags_4: u8) -> crate::Completion {
-    let list = [0, 0, 0, 0, 0x0a, 0x0a, flags_2, 0x10, flags_4, 0, 0, 0, 0xff, 0xff, 0, 0];
+    let list = [0, 0, 0, 0, 0x0a, 0x0a, flags_2, 0x10, flags_4, 0, 0, 0, 0xff, 0xff, 0, 120];
     fixture.run(&[0x15, 0x10, 0, 0, 16, 0], &list)
 }
 
@@ -145,7 +145,7 @@ const SAVED: u8 = 3;
 #[test]
 fn spc4_7_5_1_saved_pages_outlive_a_reset_and_the_program() {
     let mut fixture = Fixture::new();
-    let list = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 0];
+    let list = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 120];
     assert_eq!(fixture.run(&[0x15, 0x11, 0, 0, 16, 0], &list).status, Status::Good);
     let saved = all_pages(&mut fixture, SAVED);
     assert_eq!(saved, all_pages(&mut fixture, CURRENT));
@@ -165,7 +165,7 @@ fn spc4_7_5_1_saved_pages_outlive_a_reset_and_the_program() {
 #[test]
 fn spc4_6_9_nothing_changes_where_saving_fails_or_is_not_possible() {
     let mut fixture = Fixture::new();
-    let list = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 0];
+    let list = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 120];
     let before = all_pages(&mut fixture, CURRENT);
     fixture.keeper.is_broken.store(true, Ordering::Relaxed);
     assert_eq!(additional(&fixture.run(&[0x15, 0x11, 0, 0, 16, 0], &list)), Some(0x4400));
@@ -185,7 +185,7 @@ fn spc4_6_9_nothing_changes_where_saving_fails_or_is_not_possible() {
 fn spc5_6_14_rtd_restores_the_default_pages() {
     let mut fixture = Fixture::new();
     let default = all_pages(&mut fixture, CURRENT);
-    let list = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 0];
+    let list = [0, 0, 0, 0, 0x0a, 0x0a, 0x04, 0x10, 0x08, 0, 0, 0, 0xff, 0xff, 0, 120];
     fixture.run(&[0x15, 0x11, 0, 0, 16, 0], &list);
     let refused = fixture.run(&[0x15, 0x12, 0, 0, 16, 0], &list);
     let refused = refused.sense.unwrap().in_descriptor_format(false);

@@ -28,7 +28,7 @@ fn spc4_6_6_2_standard_inquiry_is_96_bytes_and_claims_its_standards() {
 fn spc4_7_8_every_listed_vpd_page_is_there_and_as_long_as_it_says() {
     let mut fixture = Fixture::new();
     let list = inquiry(&mut fixture, 1, 0);
-    assert_eq!(list[4..], [0x00, 0x80, 0x83, 0x88, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(list[4..], [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2]);
     for &page in &list[4..] {
         let data = inquiry(&mut fixture, 1, page);
         assert_eq!(data[1], page);

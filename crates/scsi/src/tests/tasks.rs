@@ -6,7 +6,7 @@ use crate::testing::*;
 /// Selects bytes 2 to 5 of the control mode page.
 fn select_control(fixture: &mut Fixture, control: [u8; 4]) -> crate::Completion {
     let [two, three, four, five] = control;
-    let list = [0, 0, 0, 0, 0x0a, 0x0a, two, three, four, five, 0, 0, 0xff, 0xff, 0, 0];
+    let list = [0, 0, 0, 0, 0x0a, 0x0a, two, three, four, five, 0, 0, 0xff, 0xff, 0, 120];
     fixture.run(&[0x15, 0x10, 0, 0, 16, 0], &list)
 }
 

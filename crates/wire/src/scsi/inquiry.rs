@@ -29,6 +29,10 @@ pub const PAGE_SUPPORTED: u8 = 0x00;
 pub const PAGE_UNIT_SERIAL_NUMBER: u8 = 0x80;
 /// Device Identification.
 pub const PAGE_DEVICE_IDENTIFICATION: u8 = 0x83;
+/// Extended INQUIRY Data.
+pub const PAGE_EXTENDED_INQUIRY: u8 = 0x86;
+/// Mode Page Policy.
+pub const PAGE_MODE_PAGE_POLICY: u8 = 0x87;
 /// SCSI Ports.
 pub const PAGE_SCSI_PORTS: u8 = 0x88;
 /// Block Limits.
@@ -110,6 +114,63 @@ pub struct NumberDesignator {
     pub number: U16,
 }
 
+/// HEADSUP, ORDSUP and SIMPSUP in Extended INQUIRY Data: the task attributes that there are.
+pub const EXTENDED_HEADSUP_ORDSUP_SIMPSUP: u8 = 0x04 | 0x02 | 0x01;
+/// V_SUP: there is a volatile cache.
+pub const EXTENDED_V_SUP: u8 = 0x01;
+/// RTD_SUP: MODE SELECT can revert to defaults.
+pub const EXTENDED_RTD_SUP: u8 = 0x08;
+
+/// Extended INQUIRY Data after its header (SPC-4 7.8.8; SPC-5 for what came later).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ExtendedInquiry {
+    /// ACTIVATE MICROCODE, SPT, GRD_CHK, APP_CHK and REF_CHK.
+    pub protection: u8,
+    /// UASK_SUP, GROUP_SUP, PRIOR_SUP, HEADSUP, ORDSUP and SIMPSUP.
+    pub tasks: u8,
+    /// WU_SUP, CRD_SUP, NV_SUP and V_SUP.
+    pub cache: u8,
+    /// P_I_I_SUP and LUICLR.
+    pub flags_7: u8,
+    /// R_SUP, RTD_SUP and HSSRELEF.
+    pub flags_8: u8,
+    /// MULTI I_T NEXUS MICROCODE DOWNLOAD.
+    pub microcode: u8,
+    /// EXTENDED SELF-TEST COMPLETION MINUTES.
+    pub extended_self_test_completion_minutes: U16,
+    /// POA_SUP, HRA_SUP and VSA_SUP.
+    pub flags_12: u8,
+    /// MAXIMUM SUPPORTED SENSE DATA LENGTH; 0 says 252.
+    pub maximum_sense_data_length: u8,
+    /// Reserved, or of what SPC-5 added.
+    pub reserved_14: [u8; 18],
+    /// Reserved.
+    pub reserved_32: [u8; 32],
+}
+
+/// The policy of shared mode parameters.
+pub const POLICY_SHARED: u8 = 0x00;
+
+/// A mode page policy descriptor (SPC-4 7.8.10).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ModePagePolicy {
+    /// POLICY PAGE CODE; 3Fh for all that are not named.
+    pub page_code: u8,
+    /// POLICY SUBPAGE CODE; FFh for all that are not named.
+    pub subpage_code: u8,
+    /// MLUS and MODE PAGE POLICY.
+    pub policy: u8,
+    /// Reserved.
+    pub reserved: u8,
+}
+
+/// FUAB: FUA and SYNCHRONIZE CACHE are about volatile caches, as in SBC-3.
+pub const CHARACTERISTICS_FUAB: u8 = 0x02;
+/// VBULS: VERIFY compares deallocated blocks too.
+pub const CHARACTERISTICS_VBULS: u8 = 0x01;
+
 /// Block Limits after its header (SBC-3 6.6.4).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -175,6 +236,8 @@ assert_sizes!(
     VpdHeader = 4,
     DesignationHeader = 4,
     NumberDesignator = 4,
+    ExtendedInquiry = 60,
+    ModePagePolicy = 4,
     BlockLimits = 60,
     BlockDeviceCharacteristics = 60,
     LogicalBlockProvisioning = 4,

@@ -3,6 +3,8 @@
 
 pub mod cdb;
 pub mod inquiry;
+pub mod log;
+pub mod maintenance;
 pub mod mode;
 pub mod opcode;
 pub mod report;

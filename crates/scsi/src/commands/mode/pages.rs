@@ -5,6 +5,7 @@
 
 use crate::commands::provisioning::tells_space;
 use crate::modes::ModeParameters;
+use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::task_set::Policy;
 use crate::thresholds::Threshold;
 use crate::{DeviceType, LogicalUnit};
@@ -245,7 +246,7 @@ fn control(parameters: &ModeParameters) -> Vec<u8> {
         flags_5,
         obsolete: [0; 2],
         busy_timeout_period: UNLIMITED.into(),
-        extended_self_test_completion_time: 0.into(),
+        extended_self_test_completion_time: EXTENDED_SELF_TEST_S.into(),
     }
     .as_bytes()
     .to_vec()

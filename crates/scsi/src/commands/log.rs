@@ -1,0 +1,257 @@
+//! LOG SENSE and LOG SELECT (SPC-4 6.7, 6.8, 7.3): one row and one function for each page. All
+//! parameters are lists, so PC, which tells thresholds from counts, is not looked at.
+
+use super::{Task, parameter_data};
+use crate::self_test::{LOGGED_SELF_TESTS, Outcome};
+use crate::{Cdb, Completion, DeviceType, LogicalUnit, Sense, UnitAttention};
+use sarsen_block::Io;
+use sarsen_wire::scsi::log as wire;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// No sensor, so no temperature (SPC-4 7.3.21).
+const UNKNOWN_TEMPERATURE: u8 = 0xff;
+
+/// A log parameter: its code and what is after its header.
+type Parameter = (u16, Vec<u8>);
+
+/// A log page.
+struct Page {
+    code: u8,
+    /// 0 for pages in page_0 format.
+    subpage: u8,
+    content: Content,
+    /// Whether a unit has it.
+    condition: fn(&LogicalUnit) -> bool,
+    /// Resets what can be reset; whether that changed anything.
+    reset: Option<fn(&LogicalUnit) -> bool>,
+}
+
+enum Content {
+    /// Parameters by ascending code.
+    Parameters(fn(&Task<'_>) -> Vec<Parameter>),
+    /// The pages that there are, with their subpages or without.
+    Supported { with_subpages: bool },
+}
+
+impl Page {
+    const fn supported(subpage: u8) -> Self {
+        let content = Content::Supported { with_subpages: subpage != 0 };
+        Self { code: wire::PAGE_SUPPORTED, subpage, content, condition: always, reset: None }
+    }
+
+    const fn new(code: u8, parameters: fn(&Task<'_>) -> Vec<Parameter>) -> Self {
+        let content = Content::Parameters(parameters);
+        Self { code, subpage: 0, content, condition: is_disk, reset: None }
+    }
+
+    const fn with_reset(self, reset: fn(&LogicalUnit) -> bool) -> Self {
+        Self { reset: Some(reset), ..self }
+    }
+}
+
+/// All pages, by page code and subpage code.
+static PAGES: &[Page] = &[
+    Page::supported(0),
+    Page::supported(wire::SUBPAGE_ALL),
+    Page::new(wire::PAGE_TEMPERATURE, temperature),
+    Page::new(wire::PAGE_START_STOP, start_stop_cycles),
+    Page::new(wire::PAGE_SELF_TEST_RESULTS, self_test_results).with_reset(forget_self_tests),
+    Page::new(wire::PAGE_INFORMATIONAL_EXCEPTIONS, informational_exceptions),
+];
+
+fn always(_unit: &LogicalUnit) -> bool {
+    true
+}
+
+fn is_disk(unit: &LogicalUnit) -> bool {
+    unit.device_type() == DeviceType::Disk
+}
+
+fn pages_of(unit: &LogicalUnit) -> impl Iterator<Item = &'static Page> {
+    PAGES.iter().filter(|page| (page.condition)(unit))
+}
+
+/// The page that a CDB names.
+fn find(unit: &LogicalUnit, page: u8, subpage: u8) -> Result<&'static Page, Sense> {
+    let code = page & wire::PAGE_CODE;
+    let found = pages_of(unit).find(|page| page.code == code && page.subpage == subpage);
+    found.ok_or_else(|| match pages_of(unit).any(|page| page.code == code) {
+        true => Sense::invalid_field_in_cdb(3),
+        false => Sense::invalid_bit_in_cdb(2, 5),
+    })
+}
+
+pub(crate) fn sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let fields = task.cdb.view::<wire::LogSense>();
+    if fields.flags & wire::FLAGS_SAVE != 0 {
+        return Err(Sense::invalid_bit_in_cdb(1, 0));
+    }
+    let page = find(task.unit, fields.page, fields.subpage)?;
+    let pointer = fields.parameter_pointer.get();
+    let (flags, body) = match page.content {
+        Content::Supported { with_subpages } => {
+            if pointer != 0 {
+                return Err(Sense::invalid_field_in_cdb(5));
+            }
+            (0, supported(task.unit, with_subpages))
+        }
+        Content::Parameters(parameters) => {
+            (wire::DISABLE_SAVE, parameter_bytes(&parameters(&task), pointer)?)
+        }
+    };
+    let format = if page.subpage == 0 { 0 } else { wire::SUBPAGE_FORMAT };
+    let header = wire::PageHeader {
+        page_code: flags | format | page.code,
+        subpage_code: page.subpage,
+        page_length: (body.len() as u16).into(),
+    };
+    let bytes = [header.as_bytes(), &body].concat();
+    Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get().into())))
+}
+
+fn supported(unit: &LogicalUnit, with_subpages: bool) -> Vec<u8> {
+    match with_subpages {
+        true => pages_of(unit).flat_map(|page| [page.code, page.subpage]).collect(),
+        false => pages_of(unit).filter(|page| page.subpage == 0).map(|page| page.code).collect(),
+    }
+}
+
+/// The parameters from the code `pointer` on; there must be one (SPC-4 6.8.1).
+fn parameter_bytes(parameters: &[Parameter], pointer: u16) -> Result<Vec<u8>, Sense> {
+    if parameters.last().is_none_or(|(code, _)| *code < pointer) {
+        return Err(Sense::invalid_field_in_cdb(5));
+    }
+    let mut bytes = Vec::new();
+    for (code, content) in parameters.iter().filter(|(code, _)| *code >= pointer) {
+        let header = wire::ParameterHeader {
+            parameter_code: (*code).into(),
+            control: wire::CONTROL_BINARY_LIST,
+            parameter_length: content.len() as u8,
+        };
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.extend_from_slice(content);
+    }
+    Ok(bytes)
+}
+
+/// The temperature and the reference temperature.
+fn temperature(_task: &Task<'_>) -> Vec<Parameter> {
+    vec![(0, vec![0, UNKNOWN_TEMPERATURE]), (1, vec![0, UNKNOWN_TEMPERATURE])]
+}
+
+/// ACCUMULATED START-STOP CYCLES (SPC-4 7.3.20), since the unit came to be.
+fn start_stop_cycles(task: &Task<'_>) -> Vec<Parameter> {
+    vec![(4, task.unit.start_stop_cycles().to_be_bytes().to_vec())]
+}
+
+/// No exception, and no temperature (SPC-4 7.3.8).
+fn informational_exceptions(_task: &Task<'_>) -> Vec<Parameter> {
+    vec![(0, vec![0, 0, UNKNOWN_TEMPERATURE, 0])]
+}
+
+/// As many parameters as the log has room for, the latest test first.
+fn self_test_results(task: &Task<'_>) -> Vec<Parameter> {
+    let log = task.unit.self_tests().log();
+    let mut parameters = Vec::new();
+    for index in 0..LOGGED_SELF_TESTS {
+        let mut result = wire::SelfTestResult::default();
+        if let Some(entry) = log.get(index) {
+            let (code, failure) = match entry.outcome {
+                Outcome::Passed => (0x0, None),
+                Outcome::Aborted => (0x1, None),
+                Outcome::Interrupted => (0x2, None),
+                Outcome::Failed(sense) => (0x7, Some(sense)),
+                Outcome::Running => (0xf, None),
+            };
+            result.code_and_result = entry.code << 5 | code;
+            result.power_on_hours = entry.power_on_hours.into();
+            let address = failure.and_then(|sense| sense.information());
+            result.address_of_first_failure = address.unwrap_or(u64::MAX).into();
+            if let Some(sense) = failure {
+                result.sense_key = sense.key() as u8;
+                result.additional_sense = sense.additional().0.into();
+            }
+        }
+        parameters.push((index as u16 + 1, result.as_bytes().to_vec()));
+    }
+    parameters
+}
+
+fn forget_self_tests(unit: &LogicalUnit) -> bool {
+    unit.self_tests().forget()
+}
+
+/// What the CDB alone decides.
+fn check_select(cdb: &Cdb) -> Result<&wire::LogSelect, Sense> {
+    let fields = cdb.view::<wire::LogSelect>();
+    let length = fields.parameter_list_length.get();
+    if fields.flags & wire::FLAGS_SAVE != 0 {
+        return Err(Sense::invalid_bit_in_cdb(1, 0));
+    }
+    // SPC-4 6.7.1: PCR comes without a list, and a list names its pages itself.
+    if fields.flags & wire::FLAGS_RESET != 0 && length != 0 {
+        return Err(Sense::invalid_field_in_cdb(7));
+    }
+    match (fields.page & wire::PAGE_CODE, fields.subpage) {
+        (0, 0) => Ok(fields),
+        _ if length == 0 => Ok(fields),
+        (0, _) => Err(Sense::invalid_field_in_cdb(3)),
+        _ => Err(Sense::invalid_bit_in_cdb(2, 5)),
+    }
+}
+
+pub(crate) fn select_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
+    Ok(check_select(cdb)?.parameter_list_length.get().into())
+}
+
+pub(crate) fn select(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let fields = *check_select(&task.cdb)?;
+    let unit = task.unit;
+    let list = task.take_data_out(fields.parameter_list_length.get().into())?;
+    check_list(unit, &list)?;
+    if fields.flags & wire::FLAGS_RESET == 0 {
+        return Ok(Io::Ready(Completion::good()));
+    }
+    let code = fields.page & wire::PAGE_CODE;
+    let all = (code, fields.subpage) == (0, 0);
+    if !all {
+        find(unit, code, fields.subpage)?;
+    }
+    let named = |page: &&Page| all || (page.code, page.subpage) == (code, fields.subpage);
+    let mut has_changed = false;
+    for reset in pages_of(unit).filter(named).filter_map(|page| page.reset) {
+        has_changed |= reset(unit);
+    }
+    if has_changed {
+        unit.raise_except(task.nexus.id, UnitAttention::LogParametersChanged);
+    }
+    Ok(Io::Ready(Completion::good()))
+}
+
+/// No parameter can be set: a list may name pages, but nothing in them.
+fn check_list(unit: &LogicalUnit, list: &[u8]) -> Result<(), Sense> {
+    let mut rest = list;
+    while !rest.is_empty() {
+        let offset = (list.len() - rest.len()) as u16;
+        let Ok((header, after)) = wire::PageHeader::ref_from_prefix(rest) else {
+            return Err(Sense::parameter_list_length_error());
+        };
+        let code = header.page_code & wire::PAGE_CODE;
+        if !pages_of(unit).any(|page| page.code == code) {
+            return Err(Sense::invalid_bit_in_parameter_list(offset, 5));
+        }
+        let subpage = header.subpage_code;
+        if !pages_of(unit).any(|page| (page.code, page.subpage) == (code, subpage)) {
+            return Err(Sense::invalid_field_in_parameter_list(offset + 1));
+        }
+        let Some((parameters, after)) = after.split_at_checked(header.page_length.get().into())
+        else {
+            return Err(Sense::parameter_list_length_error());
+        };
+        if !parameters.is_empty() {
+            return Err(Sense::invalid_field_in_parameter_list(offset + 4));
+        }
+        rest = after;
+    }
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! Self-tests of a logical unit (SPC-4 5.15): whether one runs, and how the latest ones ended.
+
+use crate::{LogicalUnit, Sense};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How long an extended self-test takes at most, by experience.
+pub(crate) const EXTENDED_SELF_TEST_S: u16 = 120;
+/// The log has room for so many (SPC-4 7.3.20).
+pub(crate) const LOGGED_SELF_TESTS: usize = 20;
+
+/// SELF-TEST RESULTS (SPC-4 7.3.20).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    /// By SEND DIAGNOSTIC.
+    Aborted,
+    /// By a reset, or by the end of its command.
+    Interrupted,
+    Failed(Sense),
+    Running,
+}
+
+/// A line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// SELF-TEST CODE of the SEND DIAGNOSTIC.
+    pub(crate) code: u8,
+    pub(crate) power_on_hours: u16,
+    pub(crate) outcome: Outcome,
+}
+
+/// The self-tests of a unit. At most one runs; it is the latest of the log.
+#[derive(Default)]
+pub(crate) struct SelfTests {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    begun: u64,
+    log: VecDeque<Entry>,
+}
+
+impl State {
+    fn running(&mut self) -> Option<&mut Entry> {
+        self.log.front_mut().filter(|entry| entry.outcome == Outcome::Running)
+    }
+}
+
+impl SelfTests {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The log, the latest first.
+    pub(crate) fn log(&self) -> Vec<Entry> {
+        self.state().log.iter().copied().collect()
+    }
+
+    /// Ends the test that runs. Whether one ran.
+    pub(crate) fn end(&self, outcome: Outcome) -> bool {
+        let mut state = self.state();
+        let running = state.running();
+        running.map(|entry| entry.outcome = outcome).is_some()
+    }
+
+    /// Forgets those that have ended. Whether there were any.
+    pub(crate) fn forget(&self) -> bool {
+        let mut state = self.state();
+        let before = state.log.len();
+        state.log.retain(|entry| entry.outcome == Outcome::Running);
+        state.log.len() < before
+    }
+}
+
+/// A test that runs. Dropped before it is finished, it was interrupted.
+pub(crate) struct Running {
+    unit: Arc<LogicalUnit>,
+    number: u64,
+}
+
+impl Running {
+    /// Begins a test; `None` while another runs.
+    pub(crate) fn begin(unit: &Arc<LogicalUnit>, code: u8, power_on_hours: u16) -> Option<Self> {
+        let mut state = unit.self_tests().state();
+        if state.running().is_some() {
+            return None;
+        }
+        state.begun += 1;
+        state.log.push_front(Entry { code, power_on_hours, outcome: Outcome::Running });
+        state.log.truncate(LOGGED_SELF_TESTS);
+        Some(Self { unit: unit.clone(), number: state.begun })
+    }
+
+    /// Whether nobody has ended it.
+    pub(crate) fn goes_on(&self) -> bool {
+        let mut state = self.unit.self_tests().state();
+        state.begun == self.number && state.running().is_some()
+    }
+
+    /// Ends it, unless somebody has.
+    pub(crate) fn finish(&self, outcome: Outcome) {
+        let mut state = self.unit.self_tests().state();
+        if state.begun == self.number
+            && let Some(entry) = state.running()
+        {
+            entry.outcome = outcome;
+        }
+    }
+
+    /// What is tested.
+    pub(crate) fn unit(&self) -> &Arc<LogicalUnit> {
+        &self.unit
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.finish(Outcome::Interrupted);
+    }
+}
