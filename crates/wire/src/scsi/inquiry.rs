@@ -12,6 +12,8 @@ pub const PERIPHERAL_NOT_CONNECTED: u8 = 0x20;
 pub const TPGS_BOTH: u8 = 0x30;
 /// MULTIP: the target device has several ports.
 pub const MULTIP: u8 = 0x10;
+/// RMB: the medium can be removed.
+pub const REMOVABLE: u8 = 0x80;
 /// VERSION: SPC-4.
 pub const VERSION_SPC_4: u8 = 0x06;
 /// VERSION DESCRIPTOR: SAM-5, no version claimed.
@@ -20,6 +22,8 @@ pub const DESCRIPTOR_SAM_5: u16 = 0x00a0;
 pub const DESCRIPTOR_SPC_4: u16 = 0x0460;
 /// VERSION DESCRIPTOR: SBC-3, no version claimed.
 pub const DESCRIPTOR_SBC_3: u16 = 0x04c0;
+/// VERSION DESCRIPTOR: MMC-6, no version claimed.
+pub const DESCRIPTOR_MMC_6: u16 = 0x04e0;
 /// VERSION DESCRIPTOR: iSCSI, no version claimed.
 pub const DESCRIPTOR_ISCSI: u16 = 0x0960;
 

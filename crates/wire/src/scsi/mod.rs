@@ -6,6 +6,7 @@ pub mod inquiry;
 pub mod log;
 pub mod maintenance;
 pub mod mode;
+pub mod multimedia;
 pub mod opcode;
 pub mod report;
 pub mod sense;

@@ -44,6 +44,8 @@ numbers! {
     READ_10 = 0x28;
     /// WRITE(10).
     WRITE_10 = 0x2a;
+    /// SEEK(10) (MMC).
+    SEEK_10 = 0x2b;
     /// WRITE AND VERIFY(10).
     WRITE_AND_VERIFY_10 = 0x2e;
     /// VERIFY(10).
@@ -144,6 +146,10 @@ numbers! {
     SECURITY_PROTOCOL_OUT = 0xb5;
     /// READ DEFECT DATA(12).
     READ_DEFECT_DATA_12 = 0xb7;
+    /// READ CD MSF (MMC).
+    READ_CD_MSF = 0xb9;
+    /// SET CD SPEED (MMC).
+    SET_CD_SPEED = 0xbb;
     /// MECHANISM STATUS (MMC).
     MECHANISM_STATUS = 0xbd;
     /// READ CD (MMC).
