@@ -21,7 +21,7 @@ use sarsen_scsi::{
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
-use crate::config::{Config, ConfigError, Portal, TargetConfig, VolumeConfig};
+use crate::config::{Config, ConfigError, Portal, StoreConfig, TargetConfig, VolumeConfig};
 use crate::fronts::iscsi::{self, Front, Message, Sessions};
 use crate::host::Beneath;
 use crate::keeper;
@@ -279,7 +279,13 @@ fn logical_unit(
     store: Arc<dyn Store>,
 ) -> Result<Arc<LogicalUnit>, StoreError> {
     let keeper = keeper::open(volume)?;
-    let parts = Parts { identity, store, device_type: DeviceType::Disk, keeper };
+    let parts = Parts {
+        identity,
+        store,
+        device_type: device_type(volume),
+        removable: volume.removable,
+        keeper,
+    };
     LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })
 }
 
@@ -321,11 +327,25 @@ fn machine_identity() -> String {
 
 /// A volume's identity: from its serial if it has one, else from this machine and its names.
 fn identity(volume: &VolumeConfig, target: &TargetConfig, machine: &str) -> Identity {
-    match &volume.serial {
+    let identity = match &volume.serial {
         Some(serial) => Identity {
             serial: serial.clone(),
             ..Identity::new(&volume.name, &format!("serial:{serial}"))
         },
         None => Identity::new(&volume.name, &format!("{machine}/{}", target.name)),
+    };
+    match device_type(volume) {
+        DeviceType::Disk => identity,
+        DeviceType::Cd => Identity { product: "DVD-ROM".into(), ..identity },
+    }
+}
+
+/// What a volume shows itself as.
+fn device_type(volume: &VolumeConfig) -> DeviceType {
+    match volume.store {
+        StoreConfig::Iso { .. } => DeviceType::Cd,
+        StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::File { .. } => {
+            DeviceType::Disk
+        }
     }
 }

@@ -5,8 +5,8 @@
 //! byte 1). A bit that would change what happens to data is refused by the handler.
 
 use crate::commands::{
-    Handler, block, buffer, cache, capacity, defects, diagnostic, inquiry, log, mode, provisioning,
-    report, reservation, security, target_port_groups, timestamp, verify,
+    Handler, block, buffer, cache, capacity, defects, diagnostic, inquiry, log, medium, mode,
+    multimedia, provisioning, report, reservation, security, target_port_groups, timestamp, verify,
 };
 use crate::{Access, Cdb, DeviceType, LogicalUnit, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
@@ -57,7 +57,7 @@ pub enum Devices {
 }
 
 impl Devices {
-    const fn include(self, device_type: DeviceType) -> bool {
+    pub(crate) const fn include(self, device_type: DeviceType) -> bool {
         matches!(
             (self, device_type),
             (Self::Both, _) | (Self::Disk, DeviceType::Disk) | (Self::Cd, DeviceType::Cd)
@@ -149,6 +149,11 @@ impl Row {
     const fn also_on_cd(self) -> Self {
         Self { devices: Devices::Both, ..self }
     }
+
+    /// CDs alone have it.
+    const fn on_cd_only(self) -> Self {
+        Self { devices: Devices::Cd, ..self }
+    }
 }
 
 impl fmt::Debug for Row {
@@ -212,32 +217,42 @@ pub static TABLE: &[Row] = &[
     row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out),
     row(INQUIRY, "INQUIRY", inquiry::inquiry, ANY, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(Access::Transition),
     row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(Access::Standby),
+    row(MODE_SELECT_6, "MODE SELECT(6)", multimedia::mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(multimedia::mode::select_6_data_out).on_cd_only().even_in(Access::Standby),
     row(RESERVE_6, "RESERVE(6)", reservation::reserve, NONE, &[0x01, 0, 0, 0, CTL]),
     row(RELEASE_6, "RELEASE(6)", reservation::release, HELD, &[0x01, 0, 0, 0, CTL]),
     row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, NONE, &[0x08, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
-    row(START_STOP_UNIT, "START STOP UNIT", cache::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]),
+    row(MODE_SENSE_6, "MODE SENSE(6)", multimedia::mode::sense_6, NONE, &[0x08, ALL, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
+    row(START_STOP_UNIT, "START STOP UNIT", medium::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]).also_on_cd(),
     row(RECEIVE_DIAGNOSTIC_RESULTS, "RECEIVE DIAGNOSTIC RESULTS", diagnostic::receive_diagnostic_results, NONE, &[0x01, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
     row(SEND_DIAGNOSTIC, "SEND DIAGNOSTIC", diagnostic::send_diagnostic, NONE, &[0xe4, 0, ALL, ALL, CTL]).with_data_out(diagnostic::send_diagnostic_data_out).even_in(Access::Standby),
-    row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", cache::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]),
-    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(READS), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby),
-    row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
+    row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", medium::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]).also_on_cd(),
+    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(READS), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
     row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out),
+    row(SEEK_10, "SEEK(10)", multimedia::sectors::seek, READS, &[0, ALL, ALL, ALL, ALL, 0, 0, 0, CTL]).on_cd_only(),
     row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::write_and_verify_data_out),
     row(VERIFY_10, "VERIFY(10)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::verify_data_out),
     row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
+    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
     row(READ_DEFECT_DATA_10, "READ DEFECT DATA(10)", defects::read_defect_data_10, NONE, &[0, 0x1f, 0, 0, 0, 0, ALL, ALL, CTL]),
     row(WRITE_BUFFER, "WRITE BUFFER", buffer::write_buffer, NONE, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(buffer::write_buffer_data_out).even_in(Access::Transition),
     row(READ_BUFFER, "READ BUFFER(10)", buffer::read_buffer, NONE, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Transition),
     row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out),
     row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin),
+    row(READ_TOC_PMA_ATIP, "READ TOC/PMA/ATIP", multimedia::contents::read_toc, READS, &[0x02, 0x0f, 0, 0, 0, ALL, ALL, ALL, 0xc4]).on_cd_only(),
+    row(GET_CONFIGURATION, "GET CONFIGURATION", multimedia::configuration::get_configuration, ANY, &[0x03, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
+    row(GET_EVENT_STATUS_NOTIFICATION, "GET EVENT STATUS NOTIFICATION", multimedia::events::get_event_status_notification, ANY, &[0x01, 0, 0, ALL, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(LOG_SELECT, "LOG SELECT", log::select, NONE, &[0x03, 0x3f, ALL, 0, 0, 0, ALL, ALL, CTL]).with_data_out(log::select_data_out).even_in(Access::Standby),
     row(LOG_SENSE, "LOG SENSE", log::sense, HELD, &[0x01, 0x3f, ALL, 0, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
+    row(READ_DISC_INFORMATION, "READ DISC INFORMATION", multimedia::contents::read_disc_information, READS, &[0x07, 0, 0, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
+    row(READ_TRACK_INFORMATION, "READ TRACK INFORMATION", multimedia::contents::read_track_information, READS, &[0x03, ALL, ALL, ALL, ALL, 0, ALL, ALL, CTL]).on_cd_only(),
     row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x13, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out).even_in(Access::Standby),
+    row(MODE_SELECT_10, "MODE SELECT(10)", multimedia::mode::select_10, NONE, &[0x11, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(multimedia::mode::select_10_data_out).on_cd_only().even_in(Access::Standby),
     row(RESERVE_10, "RESERVE(10)", reservation::reserve, NONE, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
     row(RELEASE_10, "RELEASE(10)", reservation::release, HELD, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
     row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, NONE, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
-    row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(MODE_SENSE_10, "MODE SENSE(10)", multimedia::mode::sense_10, NONE, &[0x08, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
+    row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
     row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out),
     row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
     row(WRITE_AND_VERIFY_16, "WRITE AND VERIFY(16)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
@@ -245,21 +260,27 @@ pub static TABLE: &[Row] = &[
     row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out),
-    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(READS), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby),
+    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(READS), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
     row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
     row(SECURITY_PROTOCOL_IN, "SECURITY PROTOCOL IN", security::security_protocol_in, HELD, &[ALL, ALL, ALL, 0x80, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD, &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
     action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD, &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Standby),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD, &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD, &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
     action(MAINTENANCE_IN, SA_REPORT_TIMESTAMP, "REPORT TIMESTAMP", timestamp::report, HELD, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(MAINTENANCE_OUT, SA_SET_TARGET_PORT_GROUPS, "SET TARGET PORT GROUPS", target_port_groups::set, NONE, &[0x0a, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(target_port_groups::set_data_out).also_on_cd().even_in(Access::Unavailable),
     action(MAINTENANCE_OUT, SA_SET_TIMESTAMP, "SET TIMESTAMP", timestamp::set, NONE, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(timestamp::set_data_out),
-    row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
     row(WRITE_12, "WRITE(12)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
+    row(GET_PERFORMANCE, "GET PERFORMANCE", multimedia::configuration::get_performance, READS, &[0x1f, ALL, ALL, ALL, ALL, 0, 0, ALL, ALL, ALL, CTL]).on_cd_only(),
+    row(READ_DISC_STRUCTURE, "READ DISC STRUCTURE", multimedia::structure::read_disc_structure, READS, &[0x0f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xc0, CTL]).on_cd_only(),
     row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
     row(VERIFY_12, "VERIFY(12)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
     row(READ_DEFECT_DATA_12, "READ DEFECT DATA(12)", defects::read_defect_data_12, NONE, &[0x1f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    row(READ_CD_MSF, "READ CD MSF", multimedia::sectors::read_cd_msf, READS, &[0x1e, 0, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only(),
+    row(SET_CD_SPEED, "SET CD SPEED", multimedia::configuration::set_cd_speed, NONE, &[0x03, ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, CTL]).on_cd_only(),
+    row(MECHANISM_STATUS, "MECHANISM STATUS", multimedia::events::mechanism_status, NONE, &[0, 0, 0, 0, 0, 0, 0, ALL, ALL, 0, CTL]).on_cd_only(),
+    row(READ_CD, "READ CD", multimedia::sectors::read_cd, READS, &[0x1e, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only(),
 ];
 
 /// The first row of each operation code; the table's length where there is none.

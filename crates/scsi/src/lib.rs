@@ -16,6 +16,7 @@ mod identity;
 mod keeper;
 mod logical_unit;
 mod lun;
+mod medium;
 mod modes;
 mod nexus;
 mod self_test;

@@ -6,6 +6,7 @@
 use crate::attention::Attentions;
 use crate::buffers::Buffers;
 use crate::commands::mode;
+use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
 use crate::self_test::{Outcome, SelfTests};
 use crate::task_set::TaskSet;
@@ -15,7 +16,7 @@ use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Which I_T nexus; 0 is none.
@@ -40,6 +41,8 @@ pub struct Parts {
     pub store: Arc<dyn Store>,
     /// What it shows itself as.
     pub device_type: DeviceType,
+    /// Its medium can be ejected and loaded; a CD's always can.
+    pub removable: bool,
     /// Where it keeps what outlives the program, if anywhere.
     pub keeper: Option<Arc<dyn Keeper>>,
 }
@@ -47,7 +50,7 @@ pub struct Parts {
 impl Parts {
     /// A disk that keeps nothing.
     pub fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
-        Self { identity, store, device_type: DeviceType::Disk, keeper: None }
+        Self { identity, store, device_type: DeviceType::Disk, removable: false, keeper: None }
     }
 }
 
@@ -100,7 +103,7 @@ pub struct LogicalUnit {
     limits: Limits,
     /// The nexus that holds an SPC-2 reservation.
     reservation: AtomicU64,
-    stopped: AtomicBool,
+    medium: Medium,
     modes: Modes,
     /// Held while the mode parameters change.
     mode_change: Mutex<()>,
@@ -109,7 +112,6 @@ pub struct LogicalUnit {
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
     nexuses: Mutex<Vec<(NexusId, Arc<Attentions>)>>,
-    start_stop_cycles: AtomicU32,
     buffers: Buffers,
     self_tests: SelfTests,
     timestamp: Timestamp,
@@ -127,7 +129,7 @@ impl LogicalUnit {
     /// A unit of these parts, in the state that its keeper kept. Blocks while that is read; an
     /// error says which record is wrong.
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
-        let Parts { identity, store, device_type, keeper } = parts;
+        let Parts { identity, store, device_type, removable, keeper } = parts;
         let characteristics = store.characteristics();
         let unit = Self {
             identity,
@@ -139,12 +141,11 @@ impl LogicalUnit {
             limits: Limits::new(store.geometry()),
             store,
             reservation: AtomicU64::new(NO_NEXUS),
-            stopped: AtomicBool::new(false),
+            medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: TaskSet::default(),
             thresholds: Thresholds::default(),
             write_gate: Arc::new(RwLock::new(())),
             nexuses: Mutex::new(Vec::new()),
-            start_stop_cycles: AtomicU32::new(0),
             buffers: Buffers::default(),
             self_tests: SelfTests::default(),
             timestamp: Timestamp::default(),
@@ -207,19 +208,8 @@ impl LogicalUnit {
         }
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn set_stopped(&self, stopped: bool) {
-        if self.stopped.swap(stopped, Ordering::Relaxed) && !stopped {
-            self.start_stop_cycles.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// How often it was stopped and started again.
-    pub(crate) fn start_stop_cycles(&self) -> u32 {
-        self.start_stop_cycles.load(Ordering::Relaxed)
+    pub(crate) fn medium(&self) -> &Medium {
+        &self.medium
     }
 
     /// What WRITE BUFFER wrote.
@@ -328,6 +318,7 @@ impl LogicalUnit {
         let attentions = Arc::new(Attentions::default());
         attentions.raise(UnitAttention::PowerOn);
         self.nexuses().push((nexus, attentions.clone()));
+        self.medium.attach(nexus);
         attentions
     }
 
@@ -335,6 +326,7 @@ impl LogicalUnit {
     pub(crate) fn detach(&self, nexus: NexusId) {
         self.release(nexus);
         self.buffers.forget(nexus);
+        self.medium.detach(nexus);
         self.nexuses().retain(|(id, _)| *id != nexus);
     }
 
@@ -357,7 +349,7 @@ impl LogicalUnit {
     /// Logical unit reset (SAM-5 6.3.3). The tasks are the transport's to end.
     pub(crate) fn reset(&self, attention: UnitAttention) {
         self.reservation.store(NO_NEXUS, Ordering::Relaxed);
-        self.set_stopped(false);
+        self.medium.reset();
         self.self_tests.end(Outcome::Interrupted);
         self.buffers.forget_all();
         let _guard = self.mode_change();

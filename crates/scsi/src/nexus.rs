@@ -295,8 +295,8 @@ pub(crate) fn admit_access(
     if unit.is_reserved_against(nexus) && !flags.contains(Flags::ALLOWED_WHEN_RESERVED) {
         return Err(Refusal::ReservationConflict);
     }
-    if flags.contains(Flags::NEEDS_MEDIUM) && unit.is_stopped() {
-        return Err(Sense::stopped().into());
+    if flags.contains(Flags::NEEDS_MEDIUM) {
+        unit.medium().check()?;
     }
     if flags.contains(Flags::WRITES) {
         unit.check_writable()?;

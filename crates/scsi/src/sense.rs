@@ -179,6 +179,8 @@ additional_sense! {
     COMMANDS_CLEARED_BY_ANOTHER_INITIATOR = 0x2f00;
     /// COMMANDS CLEARED BY DEVICE SERVER.
     COMMANDS_CLEARED_BY_DEVICE_SERVER = 0x2f02;
+    /// CANNOT READ MEDIUM - INCOMPATIBLE FORMAT.
+    CANNOT_READ_MEDIUM_INCOMPATIBLE_FORMAT = 0x3002;
     /// MEDIUM FORMAT CORRUPTED.
     MEDIUM_FORMAT_CORRUPTED = 0x3100;
     /// FORMAT COMMAND FAILED.
@@ -221,6 +223,8 @@ additional_sense! {
     FAILURE_PREDICTION_THRESHOLD_EXCEEDED = 0x5d00;
     /// FAILURE PREDICTION THRESHOLD EXCEEDED (FALSE).
     FAILURE_PREDICTION_THRESHOLD_EXCEEDED_FALSE = 0x5dff;
+    /// ILLEGAL MODE FOR THIS TRACK.
+    ILLEGAL_MODE_FOR_THIS_TRACK = 0x6400;
 }
 
 /// Which byte, and perhaps bit, of a CDB or a parameter list was refused.
@@ -318,6 +322,11 @@ impl Sense {
     /// No saved mode pages.
     pub const fn saving_parameters_not_supported() -> Self {
         Self::illegal_request(AdditionalSense::SAVING_PARAMETERS_NOT_SUPPORTED)
+    }
+
+    /// Somebody keeps the medium where it is.
+    pub const fn medium_removal_prevented() -> Self {
+        Self::illegal_request(AdditionalSense::MEDIUM_REMOVAL_PREVENTED)
     }
 
     /// The unit was stopped by START STOP UNIT.

@@ -3,8 +3,10 @@
 mod block;
 mod maintenance;
 mod mode;
+mod multimedia;
 mod primary;
 mod properties;
 mod provisioning;
+mod removable;
 mod target_port_groups;
 mod tasks;

@@ -51,6 +51,7 @@ const VOLUME_KEYS: &[&str] = &[
     "block-size",
     "cache",
     "read-only",
+    "removable",
     "serial",
     "state",
     "limit",
@@ -67,7 +68,7 @@ const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("unavailable", AccessState::Unavailable),
     ("offline", AccessState::Offline),
 ];
-const STORES: [&str; 3] = ["ram", "file", "null"];
+const STORES: [&str; 4] = ["ram", "file", "null", "iso"];
 const CACHES: [(&str, CacheMode); 5] = [
     ("writeback", CacheMode::WriteBack),
     ("writethrough", CacheMode::WriteThrough),
@@ -180,19 +181,24 @@ fn unknown_key(place: &str, key: &str, known: &[&str]) -> ConfigError {
     ConfigError::new(place, format!("unknown key {key}{hint} (known: {})", known.join(", ")))
 }
 
+fn parse_truth(key: &str, value: &str) -> Result<bool, String> {
+    value.parse().map_err(|_| format!("{key} = {value}: write true or false"))
+}
+
 /// A volume from its settings, from the file or from a flag.
 pub(super) fn volume_from_settings(
     settings: Vec<Setting>,
     place: &str,
 ) -> Result<VolumeConfig, ConfigError> {
     let (mut name, mut store, mut path, mut size, mut cache) = (None, None, None, None, None);
-    let mut block_size = BlockSize::B512;
-    let mut read_only = false;
+    let (mut block_size, mut read_only, mut removable) = (None, None, None);
     let mut serial = None;
     let mut state = None;
     let mut limit = None;
     let mut faults = Vec::new();
     let mut size_place = place.to_owned();
+    let places: BTreeMap<String, String> =
+        settings.iter().map(|setting| (setting.key.clone(), setting.place.clone())).collect();
     for Setting { key, value, place } in settings {
         let wrong = |message: String| ConfigError::new(&place, message);
         match key.as_str() {
@@ -209,16 +215,13 @@ pub(super) fn volume_from_settings(
             "cache" => cache = Some((choose("cache", &value, &CACHES).map_err(wrong)?, place)),
             "block-size" => {
                 block_size = match value.as_str() {
-                    "512" => BlockSize::B512,
-                    "4096" => BlockSize::B4096,
+                    "512" => Some(BlockSize::B512),
+                    "4096" => Some(BlockSize::B4096),
                     _ => return Err(wrong(format!("block-size = {value}: write 512 or 4096"))),
                 }
             }
-            "read-only" => {
-                read_only = value
-                    .parse()
-                    .map_err(|_| wrong(format!("read-only = {value}: write true or false")))?;
-            }
+            "read-only" => read_only = Some(parse_truth(&key, &value).map_err(wrong)?),
+            "removable" => removable = Some(parse_truth(&key, &value).map_err(wrong)?),
             "serial" => {
                 // SPC-4 7.8.18: ASCII; multipath and udev want it without spaces.
                 let valid = (1..=36).contains(&value.len())
@@ -239,6 +242,33 @@ pub(super) fn volume_from_settings(
     let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
     let name = name.ok_or_else(|| missing("name"))?;
     let store = store.ok_or_else(|| missing("store"))?;
+    if store == "iso" {
+        let given = [
+            ("size", size.is_some()),
+            ("cache", cache.is_some()),
+            ("block-size", block_size.is_some()),
+            ("state", state.is_some()),
+            ("limit", limit.is_some()),
+            ("read-only", read_only == Some(false)),
+            ("removable", removable == Some(false)),
+        ];
+        if let Some((key, _)) = given.iter().find(|(_, is_given)| *is_given) {
+            let message = "a CD has blocks of 2048 bytes, as many as its image holds, \
+                           is removable and never written";
+            return Err(ConfigError::new(&places[*key], format!("{key}: {message}: remove it")));
+        }
+        return Ok(VolumeConfig {
+            name,
+            store: StoreConfig::Iso { path: path.ok_or_else(|| missing("path"))?.into() },
+            block_size: BlockSize::B2048,
+            read_only: true,
+            removable: true,
+            serial,
+            faults,
+        });
+    }
+    let block_size = block_size.unwrap_or_default();
+    let (read_only, removable) = (read_only.unwrap_or(false), removable.unwrap_or(false));
     if let Some(size) = size
         && (size == 0 || !size.is_multiple_of(block_size.bytes() as u64))
     {
@@ -279,7 +309,7 @@ pub(super) fn volume_from_settings(
         },
         _ => StoreConfig::Null { size: size.ok_or_else(|| missing("size"))? },
     };
-    Ok(VolumeConfig { name, store, block_size, read_only, serial, faults })
+    Ok(VolumeConfig { name, store, block_size, read_only, removable, serial, faults })
 }
 
 fn parse_target(

@@ -73,6 +73,8 @@ pub struct VolumeConfig {
     pub block_size: BlockSize,
     /// Writes are refused.
     pub read_only: bool,
+    /// Its medium can be ejected and loaded; that of an ISO image always can.
+    pub removable: bool,
     /// Its serial number, by which initiators know it wherever it is served; derived from this
     /// machine and the volume's names unless given.
     pub serial: Option<String>,
@@ -106,6 +108,11 @@ pub enum StoreConfig {
         /// The folder of what it keeps beyond the server's life, such as persistent reservations:
         /// beside a regular file unless given; none for a block device unless given.
         state: Option<PathBuf>,
+    },
+    /// A CD or DVD: an image of blocks of 2,048 bytes, which is only read.
+    Iso {
+        /// Path.
+        path: PathBuf,
     },
 }
 
@@ -302,6 +309,7 @@ mod tests {
             store: StoreConfig::Ram { size: 1 << 20, limit: None },
             block_size: BlockSize::B512,
             read_only: false,
+            removable: false,
             serial: None,
             faults: Vec::new(),
         }

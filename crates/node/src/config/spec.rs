@@ -9,7 +9,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let form = || {
         ConfigError::new(
             place.clone(),
-            "write NAME=ram:SIZE, NAME=file:PATH or NAME=null:SIZE, and then options such as ,cache=none",
+            "write NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH or NAME=null:SIZE, and then options such as ,cache=none",
         )
     };
     let (name, rest) = text.split_once('=').ok_or_else(form)?;
@@ -17,7 +17,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let mut parts = rest.split(',');
     let argument = parts.next().unwrap_or_default();
     let argument_key = match kind {
-        "file" => "path",
+        "file" | "iso" => "path",
         _ => "size",
     };
     let setting = |key: &str, value: &str| Setting {
@@ -60,6 +60,13 @@ mod tests {
             }
         );
         assert!(parse_volume("r=ram:1MiB,read-only").expect("valid").read_only);
+        assert!(parse_volume("r=ram:1MiB,removable").expect("valid").removable);
+        let disc = parse_volume("boot=iso:/srv/a.iso,serial=b").expect("valid");
+        assert_eq!(disc.store, StoreConfig::Iso { path: "/srv/a.iso".into() });
+        assert_eq!(
+            (disc.block_size, disc.read_only, disc.removable),
+            (BlockSize::B2048, true, true)
+        );
         let volume = parse_volume("r=ram:1MiB,fault=lost-write@7:once,fault=stale-read@8");
         assert_eq!(volume.expect("valid").faults.len(), 2);
     }
@@ -74,6 +81,12 @@ mod tests {
             ("a=file:/x,cache=writeback2", "did you mean writeback?"),
             ("a=ram:1MiB,cache=none", "only a file volume"),
             ("a=ram:1000", "multiple of"),
+            ("a=ram:1MiB,removable=maybe", "write true or false"),
+            ("a=iso:/x,size=1MiB", "size: a CD has blocks of 2048 bytes"),
+            ("a=iso:/x,block-size=512", "block-size: a CD has"),
+            ("a=iso:/x,cache=none", "cache: a CD has"),
+            ("a=iso:/x,read-only=false", "read-only: a CD has"),
+            ("a=iso:/x,removable=false", "removable: a CD has"),
             ("a=null:1MiB,limit=4KiB", "only a ram volume has a limit"),
             ("a=ram:1MiB,state=/srv/kept", "only a file volume"),
             ("a=file:/x,read-only,state=/srv/kept", "that can be written"),

@@ -6,11 +6,11 @@ mod null;
 mod ram;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
-use sarsen_block::{Lba, Store};
+use sarsen_block::{BlockSize, Lba, Store};
 use tracing::warn;
 
 pub use self::file::{FileOptions, FileStore};
@@ -148,9 +148,34 @@ pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
             // It is read-only by itself.
             return plant(volume, Arc::new(FileStore::open(&options)?));
         }
+        StoreConfig::Iso { path } => return plant(volume, Arc::new(open_image(path)?)),
     };
     let store = plant(volume, store)?;
     Ok(if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store })
+}
+
+/// An image of a CD. One that ends within a block is not whole, and what a drive would give of that
+/// block nobody knows.
+fn open_image(path: &Path) -> Result<FileStore, StoreError> {
+    let block = BlockSize::B2048.bytes() as u64;
+    let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+    if !length.is_multiple_of(block) {
+        return Err(StoreError::Unfit {
+            path: path.to_owned(),
+            problem: format!(
+                "has {length} bytes, which are no whole blocks of a CD, of {block} each: \
+                 it was not copied to its end; copy it again, or fill its last block with zeroes \
+                 (truncate --size %{block})"
+            ),
+        });
+    }
+    FileStore::open(&FileOptions {
+        path: path.to_owned(),
+        size: None,
+        block_size: BlockSize::B2048,
+        cache: CacheMode::default(),
+        read_only: true,
+    })
 }
 
 /// Puts the faults over a store that are to happen to it.
@@ -169,4 +194,30 @@ fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>,
         warn!(volume = volume.name, fault = text, "this volume goes wrong on purpose");
     }
     Ok(Arc::new(FaultyStore::new(store, faults)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_whole_blocks_of_a_cd_or_is_refused_with_the_remedy() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.iso");
+        let open_with = |length: u64| {
+            std::fs::File::create(&path).and_then(|file| file.set_len(length)).expect("a file");
+            open_image(&path)
+        };
+        for length in [2047, 2049, 4096 + 512] {
+            let message = open_with(length).err().expect("refused").to_string();
+            assert!(message.contains(&format!("has {length} bytes")), "{message}");
+            assert!(message.contains("truncate --size %2048"), "{message}");
+        }
+        let store = open_with(4096).expect("two blocks");
+        assert_eq!(store.geometry().block_count, 2);
+        assert!(store.characteristics().read_only);
+        assert!(open_with(0).is_err());
+        std::fs::remove_file(&path).expect("removed");
+        assert!(open_image(&path).err().is_some_and(|error| error.is_not_found()));
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::{Task, parameter_data, vital_product_data};
 use crate::nexus::Nexus;
-use crate::{Cdb, Completion, Identity, Sense, UnitAttention};
+use crate::{Cdb, Completion, DeviceType, Identity, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
 use sarsen_wire::scsi::inquiry::{self as page, StandardInquiry};
@@ -30,8 +30,7 @@ pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         Some(attention) => attention.sense(),
         None => match task.nexus.target_port.not_ready() {
             Some(sense) => sense,
-            None if task.unit.is_stopped() => Sense::stopped(),
-            None => Sense::none(),
+            None => task.unit.medium().check().err().unwrap_or(Sense::none()),
         },
     };
     Ok(Io::Ready(sense_parameter_data(&task.cdb, sense)))
@@ -84,7 +83,9 @@ pub(crate) fn inquiry_without_unit(cdb: &Cdb) -> Result<Completion, Sense> {
     let bytes = match (check_inquiry(fields)?, fields.page_code) {
         (false, _) => {
             let nobody = Identity::new("", "");
-            standard_inquiry(page::PERIPHERAL_NONE, &nobody).as_bytes().to_vec()
+            standard_inquiry(page::PERIPHERAL_NONE, page::DESCRIPTOR_SBC_3, &nobody)
+                .as_bytes()
+                .to_vec()
         }
         (true, page::PAGE_SUPPORTED) => vital_product_data::supported_without_unit(),
         (true, _) => return Err(Sense::invalid_field_in_cdb(2)),
@@ -104,24 +105,25 @@ fn check_inquiry(fields: &wire::Inquiry) -> Result<bool, Sense> {
 }
 
 fn of_unit(task: &Task<'_>) -> StandardInquiry {
+    let command_set = match task.unit.device_type() {
+        DeviceType::Disk => page::DESCRIPTOR_SBC_3,
+        DeviceType::Cd => page::DESCRIPTOR_MMC_6,
+    };
     let has_several_ports = task.nexus.device.target_port_groups().all().len() > 1;
     StandardInquiry {
         // With one group, too: it has a state, both commands and its initiators are told of changes,
         // and multipath managers take the unit's paths for ones of this kind.
         flags_5: page::TPGS_BOTH,
         flags_6: if has_several_ports { page::MULTIP } else { 0 },
-        ..standard_inquiry(task.peripheral(), task.unit.identity())
+        removable: if task.unit.medium().is_removable() { page::REMOVABLE } else { 0 },
+        ..standard_inquiry(task.peripheral(), command_set, task.unit.identity())
     }
 }
 
-fn standard_inquiry(peripheral: u8, identity: &Identity) -> StandardInquiry {
+fn standard_inquiry(peripheral: u8, command_set: u16, identity: &Identity) -> StandardInquiry {
     let mut version_descriptors = [U16::ZERO; 8];
-    let claimed = [
-        page::DESCRIPTOR_SAM_5,
-        page::DESCRIPTOR_SPC_4,
-        page::DESCRIPTOR_SBC_3,
-        page::DESCRIPTOR_ISCSI,
-    ];
+    let claimed =
+        [page::DESCRIPTOR_SAM_5, page::DESCRIPTOR_SPC_4, command_set, page::DESCRIPTOR_ISCSI];
     for (descriptor, claim) in version_descriptors.iter_mut().zip(claimed) {
         *descriptor = claim.into();
     }

@@ -141,7 +141,7 @@ fn temperature(_task: &Task<'_>) -> Vec<Parameter> {
 
 /// ACCUMULATED START-STOP CYCLES (SPC-4 7.3.20), since the unit came to be.
 fn start_stop_cycles(task: &Task<'_>) -> Vec<Parameter> {
-    vec![(4, task.unit.start_stop_cycles().to_be_bytes().to_vec())]
+    vec![(4, task.unit.medium().start_stop_cycles().to_be_bytes().to_vec())]
 }
 
 /// No exception, and no temperature (SPC-4 7.3.8).

@@ -26,7 +26,7 @@ pub(crate) fn supported_operation_codes(task: Task<'_>) -> Result<Io<Completion>
     let bytes = match fields.options & 0x07 {
         0 => all_commands(task.unit, with_timeouts),
         option @ 1..=3 => {
-            let row = requested(option, operation_code, service_action)?;
+            let row = requested(task.unit, option, operation_code, service_action)?;
             let row = row.filter(|row| row.is_supported_by(task.unit));
             one_command(row, with_timeouts)
         }
@@ -37,11 +37,14 @@ pub(crate) fn supported_operation_codes(task: Task<'_>) -> Result<Io<Completion>
 
 /// The row that REPORTING OPTIONS 001b, 010b or 011b ask for.
 fn requested(
+    unit: &LogicalUnit,
     option: u8,
     operation_code: u8,
     service_action: u16,
 ) -> Result<Option<&'static Row>, Sense> {
-    let mut rows = TABLE.iter().filter(|row| row.operation_code == operation_code);
+    let mut rows = TABLE.iter().filter(|row| {
+        row.operation_code == operation_code && row.devices.include(unit.device_type())
+    });
     let has_actions = rows.clone().any(|row| row.service_action.is_some());
     match (option, has_actions) {
         (1, true) => Err(Sense::invalid_field_in_cdb(3)),

@@ -2,9 +2,10 @@
 
 use crate::command_table::TABLE;
 use crate::testing::*;
-use crate::{Command, Lun, Status};
+use crate::{Command, DeviceType, Lun, Status};
 use proptest::prelude::*;
 use sarsen_block::{BlockSize, Buffer};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const LARGEST_DATA: usize = 16 << 20;
@@ -34,11 +35,15 @@ proptest! {
     #[test]
     fn any_command_ends_within_the_limits(
         commands in prop::collection::vec((any_cdb(), prop::collection::vec(any::<u8>(), 0..600), any::<bool>()), 1..4),
-        large_blocks: bool,
+        kind in 0..4usize,
         delay_polls in 0..2usize,
     ) {
-        let block_size = if large_blocks { BlockSize::B4096 } else { BlockSize::B512 };
-        let mut fixture = Fixture::over(TestStore::new(block_size));
+        let sizes = [BlockSize::B512, BlockSize::B4096, BlockSize::B512, BlockSize::B2048];
+        let store = Arc::new(TestStore::new(sizes[kind]));
+        let mut fixture = Fixture::of(store, Arc::default(), |parts| {
+            parts.removable = kind == 2;
+            parts.device_type = if kind == 3 { DeviceType::Cd } else { DeviceType::Disk };
+        });
         fixture.store.delay_polls.store(delay_polls, Ordering::Relaxed);
         for (bytes, data, exact) in commands {
             let cdb = crate::Cdb::new(&bytes);

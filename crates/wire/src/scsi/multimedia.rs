@@ -29,8 +29,9 @@ pub const PAGE_TIMEOUT_AND_PROTECT: u8 = 0x1d;
 pub const PAGE_CAPABILITIES: u8 = 0x2a;
 
 /// An address on a CD: 75 frames in a second, counted from two seconds before block 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 pub struct Msf {
     /// M.

@@ -1,0 +1,72 @@
+//! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-3 5.25, SPC-4 6.18; MMC-6 6.42, 6.14).
+
+use super::Task;
+use crate::medium::Removal;
+use crate::{Completion, DeviceType, Sense, UnitAttention};
+use sarsen_block::Io;
+use sarsen_wire::scsi::cdb as wire;
+
+/// Bits of START STOP UNIT's byte 4.
+const START: u8 = 0x01;
+const LOAD_EJECT: u8 = 0x02;
+const NO_FLUSH: u8 = 0x04;
+
+pub(crate) fn start_stop_unit(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let action = task.cdb.view::<wire::Short6>().length;
+    let is_removable = unit.medium().is_removable();
+    match action >> 4 {
+        // START_VALID
+        0x0 => {}
+        // ACTIVE, LU_CONTROL
+        0x1 | 0x7 => unit.medium().set_stopped(false)?,
+        // IDLE, STANDBY, FORCE_IDLE_0, FORCE_STANDBY_0: states that a medium command ends at once.
+        0x2 | 0x3 | 0xa | 0xb => {}
+        // libiscsi's suite expects of a removable medium that no power condition is refused.
+        _ if is_removable => {}
+        _ => return Err(Sense::invalid_bit_in_cdb(4, 7)),
+    }
+    if action >> 4 != 0 {
+        return Ok(Io::Ready(Completion::good()));
+    }
+    match (action & LOAD_EJECT != 0, action & START != 0) {
+        (true, _) if !is_removable => return Err(Sense::invalid_bit_in_cdb(4, 1)),
+        (true, true) => {
+            if unit.medium().load()? {
+                // The one who loaded it knows.
+                unit.raise_except(task.nexus.id, UnitAttention::MediumMayHaveChanged);
+            }
+            return Ok(Io::Ready(Completion::good()));
+        }
+        (true, false) => unit.medium().eject()?,
+        (false, true) => {
+            unit.medium().set_stopped(false)?;
+            return Ok(Io::Ready(Completion::good()));
+        }
+        // A drive whose medium can be removed starts again for the next command that needs it, as
+        // MMC has it: a stop only writes what is in the cache.
+        (false, false) if is_removable => {}
+        (false, false) => unit.medium().set_stopped(true)?,
+    }
+    // What goes out is whole: NO_FLUSH spares a stop alone.
+    match action & (LOAD_EJECT | NO_FLUSH) {
+        NO_FLUSH => Ok(Io::Ready(Completion::good())),
+        _ => Ok(unit.flush_after_writes()),
+    }
+}
+
+/// On a medium that cannot be removed, GOOD without effect: it is always prevented.
+pub(crate) fn prevent_allow_medium_removal(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    let is_cd = unit.device_type() == DeviceType::Cd;
+    let wanted = match task.cdb.view::<wire::Short6>().length & 0x03 {
+        0 => Removal::Allowed,
+        1 => Removal::Prevented,
+        2 if is_cd => Removal::PersistentlyAllowed,
+        3 if is_cd => Removal::PersistentlyPrevented,
+        // Obsolete in SPC-4: of a changer's door.
+        _ => return Err(Sense::invalid_bit_in_cdb(4, 1)),
+    };
+    unit.medium().set_removal(task.nexus.id, wanted);
+    Ok(Io::Ready(Completion::good()))
+}
