@@ -15,6 +15,8 @@ pub enum UnitAttention {
     ReportedLunsDataHasChanged,
     /// Another medium may be in the drive.
     MediumMayHaveChanged,
+    /// Another initiator set the identifying information.
+    DeviceIdentifierChanged,
     /// INQUIRY data or a VPD page is not what it was.
     InquiryDataHasChanged,
     /// The medium has another size.
@@ -52,6 +54,7 @@ impl UnitAttention {
             Self::Reset => AdditionalSense::BUS_DEVICE_RESET_FUNCTION_OCCURRED,
             Self::ReportedLunsDataHasChanged => AdditionalSense::REPORTED_LUNS_DATA_HAS_CHANGED,
             Self::MediumMayHaveChanged => AdditionalSense::NOT_READY_TO_READY_CHANGE,
+            Self::DeviceIdentifierChanged => AdditionalSense::DEVICE_IDENTIFIER_CHANGED,
             Self::InquiryDataHasChanged => AdditionalSense::INQUIRY_DATA_HAS_CHANGED,
             Self::CapacityDataHasChanged => AdditionalSense::CAPACITY_DATA_HAS_CHANGED,
             Self::AsymmetricAccessStateChanged => AdditionalSense::ASYMMETRIC_ACCESS_STATE_CHANGED,

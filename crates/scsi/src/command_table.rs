@@ -5,8 +5,9 @@
 //! byte 1). A bit that would change what happens to data is refused by the handler.
 
 use crate::commands::{
-    Handler, block, buffer, cache, capacity, defects, diagnostic, inquiry, log, medium, mode,
-    multimedia, provisioning, report, reservation, security, target_port_groups, timestamp, verify,
+    Handler, block, buffer, cache, capacity, defects, diagnostic, identifying_information, inquiry,
+    log, medium, mode, multimedia, provisioning, report, reservation, security, target_port_groups,
+    timestamp, verify,
 };
 use crate::{Access, Cdb, DeviceType, LogicalUnit, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
@@ -264,10 +265,12 @@ pub static TABLE: &[Row] = &[
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
     row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
     row(SECURITY_PROTOCOL_IN, "SECURITY PROTOCOL IN", security::security_protocol_in, HELD, &[ALL, ALL, ALL, 0x80, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(MAINTENANCE_IN, SA_REPORT_IDENTIFYING_INFORMATION, "REPORT IDENTIFYING INFORMATION", identifying_information::report, HELD, &[0x05, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).only_where(identifying_information::is_kept),
     action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD, &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
     action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD, &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Standby),
     action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD, &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
     action(MAINTENANCE_IN, SA_REPORT_TIMESTAMP, "REPORT TIMESTAMP", timestamp::report, HELD, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(MAINTENANCE_OUT, SA_SET_IDENTIFYING_INFORMATION, "SET IDENTIFYING INFORMATION", identifying_information::set, NONE, &[0x06, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).with_data_out(identifying_information::set_data_out).only_where(identifying_information::is_kept),
     action(MAINTENANCE_OUT, SA_SET_TARGET_PORT_GROUPS, "SET TARGET PORT GROUPS", target_port_groups::set, NONE, &[0x0a, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(target_port_groups::set_data_out).also_on_cd().even_in(Access::Unavailable),
     action(MAINTENANCE_OUT, SA_SET_TIMESTAMP, "SET TIMESTAMP", timestamp::set, NONE, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(timestamp::set_data_out),
     row(READ_12, "READ(12)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),

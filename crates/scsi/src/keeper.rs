@@ -12,14 +12,21 @@ pub enum Record {
     ModePages,
     /// An operation on the whole medium that has begun: SANITIZE, FORMAT UNIT.
     Operation,
+    /// Identifying information (SPC-4 5.7).
+    IdentifyingInformation,
     /// An atomic write that is on its way to its place (SBC-4 4.29).
     AtomicWrite,
 }
 
 impl Record {
     /// All there are.
-    pub const ALL: [Self; 4] =
-        [Self::Reservations, Self::ModePages, Self::Operation, Self::AtomicWrite];
+    pub const ALL: [Self; 5] = [
+        Self::Reservations,
+        Self::ModePages,
+        Self::Operation,
+        Self::IdentifyingInformation,
+        Self::AtomicWrite,
+    ];
 
     /// The name under which it is kept.
     pub const fn name(self) -> &'static str {
@@ -27,6 +34,7 @@ impl Record {
             Self::Reservations => "reservations",
             Self::ModePages => "mode-pages",
             Self::Operation => "operation",
+            Self::IdentifyingInformation => "identifying-information",
             Self::AtomicWrite => "atomic-write",
         }
     }

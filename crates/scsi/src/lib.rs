@@ -12,6 +12,7 @@ mod cdb;
 pub mod command_table;
 mod commands;
 mod completion;
+mod identifying_information;
 mod identity;
 mod keeper;
 mod logical_unit;

@@ -6,6 +6,7 @@
 use crate::attention::Attentions;
 use crate::buffers::Buffers;
 use crate::commands::mode;
+use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
 use crate::self_test::{Outcome, SelfTests};
@@ -115,6 +116,7 @@ pub struct LogicalUnit {
     buffers: Buffers,
     self_tests: SelfTests,
     timestamp: Timestamp,
+    identifying_information: IdentifyingInformation,
 }
 
 impl LogicalUnit {
@@ -131,6 +133,7 @@ impl LogicalUnit {
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
         let Parts { identity, store, device_type, removable, keeper } = parts;
         let characteristics = store.characteristics();
+        let identifying_information = IdentifyingInformation::load(keeper.as_deref())?;
         let unit = Self {
             identity,
             device_type,
@@ -149,6 +152,7 @@ impl LogicalUnit {
             buffers: Buffers::default(),
             self_tests: SelfTests::default(),
             timestamp: Timestamp::default(),
+            identifying_information,
         };
         match mode::load(&unit)? {
             Some(saved) => unit.change_modes(NO_NEXUS, saved, true),
@@ -220,6 +224,11 @@ impl LogicalUnit {
     /// Its self-tests.
     pub(crate) fn self_tests(&self) -> &SelfTests {
         &self.self_tests
+    }
+
+    /// What initiators wrote onto it.
+    pub(crate) fn identifying_information(&self) -> &IdentifyingInformation {
+        &self.identifying_information
     }
 
     /// Its clock.

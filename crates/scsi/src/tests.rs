@@ -10,3 +10,4 @@ mod provisioning;
 mod removable;
 mod target_port_groups;
 mod tasks;
+mod write_protect;

@@ -7,6 +7,7 @@ pub(crate) mod cache;
 pub(crate) mod capacity;
 pub(crate) mod defects;
 pub(crate) mod diagnostic;
+pub(crate) mod identifying_information;
 pub(crate) mod inquiry;
 pub(crate) mod log;
 pub(crate) mod medium;

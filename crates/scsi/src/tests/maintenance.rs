@@ -325,3 +325,39 @@ fn spc4_7_7_the_only_security_protocol_is_the_list_of_them() {
     assert_eq!(refused(&fixture.run(&ask(0xef, 0, 0, 255), &[])), (1, None, true));
     assert_eq!(refused(&fixture.run(&ask(0, 2, 0, 255), &[])), (2, None, true));
 }
+
+#[test]
+fn spc4_5_7_identifying_information_is_kept_and_told_to_the_others() {
+    let mut fixture = Fixture::new();
+    let mut other = open(&fixture.device, "two");
+    run(&mut other, &[0], &[]);
+    let set = |kind: u8, length| [0xa4, 6, 0, 0, 0, 0, 0, 0, 0, length, kind << 1, 0];
+    let report = |kind: u8| [0xa3, 5, 0, 0, 0, 0, 0, 0, 1, 0, kind << 1, 0];
+    assert_eq!(bytes(fixture.run(&report(0), &[])), [0; 4]);
+    let supported = bytes(fixture.run(&report(0x7f), &[]));
+    assert_eq!(supported, [0, 0, 0, 8, 0, 0, 2, 0, 4, 0, 1, 0]);
+    assert_eq!(fixture.run(&set(0, 3), &[7, 0, 9]).status, Status::Good);
+    assert_eq!(fixture.run(&set(2, 5), b"rack\0").status, Status::Good);
+    assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x3f05));
+    assert_eq!(fixture.run(&[0], &[]).status, Status::Good);
+    fixture.keeper.is_broken.store(true, Ordering::Relaxed);
+    assert_eq!(additional(&fixture.run(&set(0, 1), &[1])), Some(0x4400));
+    fixture.keeper.is_broken.store(false, Ordering::Relaxed);
+    let mut later = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
+    assert_eq!(bytes(later.run(&report(0), &[])), [0, 0, 0, 3, 7, 0, 9]);
+    assert_eq!(bytes(later.run(&report(2), &[])), *b"\0\0\0\x05rack\0");
+    assert_eq!(later.run(&set(0, 0), &[]).status, Status::Good);
+    assert_eq!(bytes(later.run(&report(0), &[])), [0; 4]);
+    for (cdb, list, field) in [
+        (set(1, 1), &[0][..], (10, Some(7), true)),
+        ([0xa4, 6, 0, 0, 0, 0, 0, 0, 1, 1, 4, 0], &[0; 257], (6, None, true)),
+        (set(2, 4), b"rack", (3, None, false)),
+        (set(2, 5), b"ra\0k\0", (2, None, false)),
+        (set(2, 5), b"ra\xffk\0", (2, None, false)),
+    ] {
+        assert_eq!(refused(&later.run(&cdb, list)), field, "{cdb:02x?}");
+    }
+    assert_eq!(refused(&later.run(&report(1), &[])), (10, Some(7), true));
+    let mut kept_nowhere = Fixture::of(later.store, later.keeper, |parts| parts.keeper = None);
+    assert_eq!(kept_nowhere.run(&report(0), &[]).status, Status::CheckCondition);
+}

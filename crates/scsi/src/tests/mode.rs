@@ -1,7 +1,7 @@
 //! MODE SENSE and MODE SELECT: what each page says, what can be changed, what is saved.
 
 use crate::testing::*;
-use crate::{Identity, LogicalUnit, Lun, Parts, Record, Status};
+use crate::{Identity, LogicalUnit, Lun, NexusHandle, Parts, Record, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 use std::io;
@@ -40,21 +40,21 @@ fn spc4_6_9_mode_selects_of_several_initiators_at_once_all_count() {
             let mut nexus = open(&fixture.device, "other");
             scope.spawn(move || {
                 let ask = [0x1a, 8, page_code, 0, 255, 0];
-                while additional(&run(&mut nexus, &[0], &[])).is_some() {}
-                let mut list = bytes(run(&mut nexus, &ask, &[]));
+                // The other's changes are told in between.
+                let sense = |nexus: &mut NexusHandle| loop {
+                    let completion = run(nexus, &ask, &[]);
+                    if completion.status == Status::Good {
+                        break bytes(completion);
+                    }
+                };
+                let mut list = sense(&mut nexus);
                 assert_eq!(list[5], page_length);
                 list[..4].fill(0);
                 for _ in 0..2000 {
                     list[4 + byte] ^= bit;
                     let select = [0x15, 0x10, 0, 0, list.len() as u8, 0];
                     while additional(&run(&mut nexus, &select, &list)) == Some(0x2a01) {}
-                    let found = loop {
-                        let completion = run(&mut nexus, &ask, &[]);
-                        if completion.status == Status::Good {
-                            break bytes(completion);
-                        }
-                    };
-                    assert_eq!(found[4..], list[4..], "page {page_code:02x}");
+                    assert_eq!(sense(&mut nexus)[4..], list[4..], "page {page_code:02x}");
                 }
             });
         }

@@ -1,0 +1,86 @@
+//! REPORT IDENTIFYING INFORMATION and SET IDENTIFYING INFORMATION (SPC-4 6.32, 6.43), of units that
+//! can keep it.
+
+use super::{Task, parameter_data};
+use crate::identifying_information::{Kind, encode};
+use crate::{
+    AdditionalSense, Cdb, Completion, LogicalUnit, Record, Sense, SenseKey, UnitAttention,
+};
+use sarsen_block::Io;
+use sarsen_wire::scsi::maintenance as wire;
+use std::sync::Arc;
+
+/// IDENTIFYING INFORMATION TYPE: which types there are.
+const SUPPORTED: u8 = 0x7f;
+
+/// It can be kept.
+pub(crate) fn is_kept(unit: &LogicalUnit) -> bool {
+    unit.keeper().is_some()
+}
+
+pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let fields = task.cdb.view::<wire::Maintenance12>();
+    let content = match (fields.information_type >> 1, Kind::of(fields.information_type >> 1)) {
+        (SUPPORTED, _) => Kind::ALL.iter().flat_map(supported).collect(),
+        (_, Some(kind)) => task.unit.identifying_information().values()[kind as usize].clone(),
+        (_, None) => return Err(Sense::invalid_bit_in_cdb(10, 7)),
+    };
+    let [high, low] = (content.len() as u16).to_be_bytes();
+    let bytes = [&[0, 0, high, low], &*content].concat();
+    Ok(Io::Ready(parameter_data(&bytes, fields.length.get() as usize)))
+}
+
+/// A descriptor of a type, and of how much it may be.
+fn supported(kind: &Kind) -> [u8; 4] {
+    let [high, low] = (kind.maximum_length() as u16).to_be_bytes();
+    [kind.code() << 1, 0, high, low]
+}
+
+fn check_set(cdb: &Cdb) -> Result<(Kind, usize), Sense> {
+    let fields = cdb.view::<wire::Maintenance12>();
+    let kind = Kind::of(fields.information_type >> 1).ok_or(Sense::invalid_bit_in_cdb(10, 7))?;
+    match fields.length.get() as usize {
+        length if length > kind.maximum_length() => Err(Sense::invalid_field_in_cdb(6)),
+        length => Ok((kind, length)),
+    }
+}
+
+pub(crate) fn set_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
+    Ok(check_set(cdb)?.1)
+}
+
+pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let (kind, length) = check_set(&task.cdb)?;
+    let value = task.take_data_out(length)?.to_vec();
+    if kind == Kind::Text {
+        check_text(&value)?;
+    }
+    let (unit, nexus) = (Arc::clone(task.unit), task.nexus.id);
+    Ok(task.unit.pending(async move {
+        let Some(keeper) = unit.keeper() else { return Err(Sense::invalid_operation_code()) };
+        let information = unit.identifying_information();
+        let _turn = information.setting.lock().await;
+        let mut values = information.values();
+        values[kind as usize] = value;
+        let record = encode(&values);
+        let failed = Sense::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE);
+        let saved = keeper.save(Record::IdentifyingInformation, record).wait().await;
+        saved.map_err(|_| failed)?;
+        information.replace(values);
+        unit.raise_except(nexus, UnitAttention::DeviceIdentifierChanged);
+        Ok(Completion::good())
+    }))
+}
+
+/// SPC-4 4.4.2: UTF-8 with a zero at its end and nowhere else. No bytes at all remove it.
+fn check_text(value: &[u8]) -> Result<(), Sense> {
+    let Some((end, text)) = value.split_last() else { return Ok(()) };
+    if *end != 0 {
+        return Err(Sense::invalid_field_in_parameter_list(text.len() as u16));
+    }
+    let wrong = match std::str::from_utf8(text) {
+        Ok(text) => text.find('\0'),
+        Err(error) => Some(error.valid_up_to()),
+    };
+    wrong.map_or(Ok(()), |byte| Err(Sense::invalid_field_in_parameter_list(byte as u16)))
+}

@@ -1,0 +1,108 @@
+//! What initiators write onto a logical unit to tell it from others (SPC-4 5.7): kept with the unit.
+
+use crate::{Keeper, Record};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The kinds of it, and how many bytes each may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Any bytes.
+    Device,
+    /// UTF-8, ended by a zero.
+    Text,
+}
+
+impl Kind {
+    /// All there are, in the order in which they are kept.
+    pub(crate) const ALL: [Self; 2] = [Self::Device, Self::Text];
+
+    /// IDENTIFYING INFORMATION TYPE (SPC-4 6.32).
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Device => 0x00,
+            Self::Text => 0x02,
+        }
+    }
+
+    /// The kind of this code.
+    pub(crate) fn of(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+
+    /// Bytes at most.
+    pub(crate) const fn maximum_length(self) -> usize {
+        match self {
+            Self::Device => 512,
+            Self::Text => 256,
+        }
+    }
+}
+
+/// One value for each kind; empty where none was set.
+pub(crate) type Values = [Vec<u8>; Kind::ALL.len()];
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct IdentifyingInformation {
+    values: Mutex<Values>,
+    /// Held while a value is changed, keeping it included.
+    pub(crate) setting: async_lock::Mutex<()>,
+}
+
+/// The first byte of the record; each value follows its length, of two bytes.
+const VERSION: u8 = 1;
+
+impl IdentifyingInformation {
+    /// As it was kept.
+    pub(crate) fn load(keeper: Option<&dyn Keeper>) -> io::Result<Self> {
+        let record = keeper.map(|keeper| keeper.load(Record::IdentifyingInformation));
+        let values = match record.transpose()?.flatten() {
+            None => Values::default(),
+            Some(record) => decode(&record).ok_or_else(|| {
+                let message = "the identifying information is damaged";
+                io::Error::new(io::ErrorKind::InvalidData, message)
+            })?,
+        };
+        Ok(Self { values: Mutex::new(values), ..Self::default() })
+    }
+
+    /// The values now.
+    pub(crate) fn values(&self) -> Values {
+        self.guard().clone()
+    }
+
+    /// Replaces them, once they are kept.
+    pub(crate) fn replace(&self, values: Values) {
+        *self.guard() = values;
+    }
+
+    fn guard(&self) -> MutexGuard<'_, Values> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The record of these values.
+pub(crate) fn encode(values: &Values) -> Vec<u8> {
+    let mut record = vec![VERSION];
+    for value in values {
+        record.extend((value.len() as u16).to_be_bytes());
+        record.extend(value);
+    }
+    record
+}
+
+fn decode(record: &[u8]) -> Option<Values> {
+    let (&VERSION, mut rest) = record.split_first()? else { return None };
+    let mut values = Values::default();
+    for (value, kind) in values.iter_mut().zip(Kind::ALL) {
+        let (length, after) = rest.split_first_chunk()?;
+        let (content, after) = after.split_at_checked(u16::from_be_bytes(*length).into())?;
+        *value = content.to_vec();
+        rest = after;
+        if value.len() > kind.maximum_length() {
+            return None;
+        }
+    }
+    rest.is_empty().then_some(values)
+}
