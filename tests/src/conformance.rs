@@ -60,6 +60,14 @@ pub struct Family {
     pub tests: Vec<Test>,
 }
 
+impl Test {
+    /// Why it was skipped, in the suite's own words.
+    pub fn reason(&self) -> &str {
+        let told = self.said.lines().find_map(|line| line.split_once("[SKIPPED]"));
+        told.map_or("", |(_, reason)| reason.trim())
+    }
+}
+
 impl Family {
     /// How many tests ended so.
     pub fn count(&self, verdict: Verdict) -> usize {
@@ -85,8 +93,22 @@ impl Report {
         self.families.iter().find(|family| family.name == name)
     }
 
-    fn total(&self, verdict: Verdict) -> usize {
+    /// Tests that ended so, in all families.
+    pub fn total(&self, verdict: Verdict) -> usize {
         self.families.iter().map(|family| family.count(verdict)).sum()
+    }
+
+    /// How many tests there were.
+    pub fn test_count(&self) -> usize {
+        self.families.iter().map(|family| family.tests.len()).sum()
+    }
+
+    /// Tests that ended so, each with its family's name.
+    pub fn ended(&self, verdict: Verdict) -> impl Iterator<Item = (&str, &Test)> {
+        self.families
+            .iter()
+            .flat_map(|family| family.tests.iter().map(|test| (family.name.as_str(), test)))
+            .filter(move |(_, test)| test.verdict == verdict)
     }
 
     /// Every fault, with what the test said.
@@ -129,7 +151,7 @@ impl Display for Report {
         }
         write!(f, "{:<24}", "total")?;
         COLUMNS.iter().try_for_each(|(verdict, _)| write!(f, "{:>9}", self.total(*verdict)))?;
-        let all: usize = self.families.iter().map(|family| family.tests.len()).sum();
+        let all = self.test_count();
         writeln!(f, "\n{all} tests in {} families", self.families.len())
     }
 }
@@ -143,6 +165,71 @@ pub fn catalogue() -> Result<Catalogue> {
     let families = parse_list(&listed);
     ensure!(!families.is_empty(), "{PROGRAM} --list names no family:\n{listed}");
     Ok(families)
+}
+
+/// What a family of the suite wants of a unit to test anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// One that can be written and cannot be removed.
+    Disk,
+    /// One that cannot be written.
+    ReadOnly,
+    /// One that can be removed.
+    Removable,
+}
+
+impl Medium {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Disk, Self::ReadOnly, Self::Removable];
+
+    /// What a family wants.
+    pub fn of(family: &str) -> Self {
+        match family {
+            "ReadOnly" => Self::ReadOnly,
+            "NoMedia" | "PreventAllow" | "StartStopUnit" => Self::Removable,
+            _ => Self::Disk,
+        }
+    }
+
+    /// Its name as a volume's.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::ReadOnly => "read-only",
+            Self::Removable => "removable",
+        }
+    }
+}
+
+/// Tests that a disk, or this medium, cannot have, with the reason. A name ends with `*` where all that begin
+/// so are meant.
+const SKIPPED: &[(&str, &str, &str)] = &[];
+
+/// Why a test may be skipped.
+pub fn why_skipped(family: &str, test: &str) -> Option<&'static str> {
+    let is_meant = |pattern: &str| match pattern.strip_suffix('*') {
+        Some(prefix) => test.starts_with(prefix),
+        None => test == pattern,
+    };
+    let found = SKIPPED.iter().find(|(other, pattern, _)| *other == family && is_meant(pattern));
+    found.map(|(_, _, reason)| *reason)
+}
+
+/// Runs `families`, each against the unit of the medium that it wants: `paths` gives its URLs, one for
+/// each path to it.
+pub fn run_on_media(
+    paths: impl Fn(Medium) -> Result<Vec<Url>>,
+    families: &Catalogue,
+    mut done: impl FnMut(&Family),
+) -> Result<Report> {
+    let mut report = Report { families: Vec::new() };
+    for (family, tests) in families {
+        let urls = paths(Medium::of(family))?;
+        let one = vec![(family.clone(), tests.clone())];
+        report.families.extend(run(&urls, &one, &mut done)?.families);
+        ensure!(report.total(Verdict::Stuck) < STUCK_LIMIT, "the target is dead\n{report}");
+    }
+    Ok(report)
 }
 
 /// Runs `families` against the logical unit at `urls`, whose data it destroys: one URL for each path

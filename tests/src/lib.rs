@@ -16,6 +16,7 @@ pub mod guest;
 pub mod laboratory;
 pub mod program;
 pub mod qemu;
+pub mod scoreboard;
 pub mod serving;
 
 pub use sarsen_lab::process;

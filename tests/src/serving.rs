@@ -234,6 +234,11 @@ impl Serving {
         Ok(paths)
     }
 
+    /// The same without the groups' numbers.
+    pub fn urls(&self, name: &str) -> Result<Vec<Url>> {
+        Ok(self.paths(name)?.into_iter().map(|(_, url)| url).collect())
+    }
+
     /// The server's process.
     pub fn pid(&self) -> u32 {
         self.running.pids()[0]

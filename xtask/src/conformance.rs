@@ -1,10 +1,10 @@
-//! `cargo xtask conformance`: libiscsi's suite and its table.
+//! `cargo xtask conformance`: libiscsi's suite and its table; `cargo xtask scoreboard`: its page.
 
 use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 use sarsen_proof::conformance;
 use sarsen_proof::serving::Url;
-use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_proof::{Backing, Serving, Volume, scoreboard};
 
 const BYTE_COUNT: u64 = 256 << 20;
 
@@ -55,4 +55,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let report = conformance::run(&urls, &catalogue, |family| eprintln!("{}", family.name))?;
     println!("{report}\n{}", report.faults());
     serving.map_or(Ok(()), Serving::stop)
+}
+
+/// Where the scoreboard is.
+const PAGE: &str = "docs/conformance.md";
+
+/// Runs the suite against this program, tgt and istgt, and writes the page.
+pub(crate) fn scoreboard() -> Result<()> {
+    let columns = scoreboard::run(&conformance::catalogue()?, |target, family| {
+        eprintln!("{target}: {}", family.name);
+    })?;
+    for column in &columns {
+        println!("{}\n{}", column.name, column.report);
+    }
+    std::fs::write(PAGE, scoreboard::page(&columns)?)?;
+    println!("{}\nwritten: {PAGE}", columns[0].report.faults());
+    Ok(())
 }

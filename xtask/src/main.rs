@@ -32,6 +32,8 @@ enum Chore {
     Tidy,
     /// libiscsi's suite, with a table by family.
     Conformance(conformance::Options),
+    /// The same against tgt and istgt as well (their packages are wanted): writes docs/conformance.md.
+    Scoreboard,
     /// Coverage-guided fuzzing of every target in `fuzz/`.
     Fuzz(fuzz::Options),
     /// The program beside tgt and istgt, with one client, interleaved.
@@ -45,6 +47,7 @@ fn main() -> Result<()> {
         Chore::Ci(options) => ci::run(&options),
         Chore::Tidy => tidy::run(),
         Chore::Conformance(options) => conformance::run(&options),
+        Chore::Scoreboard => conformance::scoreboard(),
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Bench(options) => bench::run(&options),
     }

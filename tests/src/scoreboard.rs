@@ -1,0 +1,176 @@
+//! The scoreboard: libiscsi's suite against this program and against Debian's tgt and istgt, on the same
+//! media, and the page that shows it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use sarsen_lab::contestant::{self, Image, Running, istgt, tgt};
+use sarsen_lab::load::Endpoint;
+use sarsen_lab::network::{LinkProfile, Network};
+
+use crate::conformance::{self, Catalogue, Family, Medium, Report, Verdict};
+use crate::process;
+use crate::serving::{Backing, Serving, Url, Volume};
+
+/// Bytes of each unit: the suite writes at both ends and some megabytes in between.
+pub const BYTE_COUNT: u64 = 256 << 20;
+/// Looking up a package.
+const QUERY_LIMIT: Duration = Duration::from_secs(20);
+/// The suite's package.
+const SUITE: &str = "libiscsi-bin";
+
+/// What the suite found in one target.
+pub struct Column {
+    /// The target's name.
+    pub name: &'static str,
+    /// Its version.
+    pub version: String,
+    /// Every test.
+    pub report: Report,
+}
+
+/// The volumes of this program for each medium.
+pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
+    Medium::ALL
+        .into_iter()
+        .map(|medium| {
+            let volume = Volume::new(medium.name(), backing(medium), BYTE_COUNT);
+            match medium {
+                Medium::Disk => volume,
+                Medium::ReadOnly => volume.option("read-only=true"),
+                Medium::Removable => volume.option("removable=true"),
+            }
+        })
+        .collect()
+}
+
+/// Runs the suite against each target; `done` is told of every family.
+pub fn run(families: &Catalogue, mut done: impl FnMut(&str, &Family)) -> Result<Vec<Column>> {
+    let serving = Serving::start_on_two_portals(&volumes(|_| Backing::Ram))?;
+    let paths = |medium: Medium| serving.urls(medium.name());
+    let report = conformance::run_on_media(paths, families, |family| done("sarsen", family))?;
+    serving.stop()?;
+    let mut columns =
+        vec![Column { name: "sarsen", version: env!("CARGO_PKG_VERSION").into(), report }];
+
+    let network = Network::build(&[LinkProfile::loopback()]);
+    let images: Vec<_> = Medium::ALL
+        .map(|medium| Image::new(medium.name(), contestant::Backing::Memory, BYTE_COUNT))
+        .into();
+    let running = tgt::start(&network, &images)?;
+    // Target numbers are those of the images, from 1 on.
+    for (number, setting) in [("2", "readonly=1"), ("3", "removable=1")] {
+        let unit = ["--op", "update", "--mode", "logicalunit", "--tid", number, "--lun", "1"];
+        tgt::administer(&running, &[&unit[..], &["--params", setting]].concat())?;
+    }
+    columns.push(peer("tgt", "tgt", &running, &network, families, &mut done)?);
+    drop(running);
+
+    let running = istgt::start(&network, &images, None)?;
+    columns.push(peer("istgt", "istgt", &running, &network, families, &mut done)?);
+    Ok(columns)
+}
+
+fn peer(
+    name: &'static str,
+    package: &str,
+    running: &Running,
+    network: &Network,
+    families: &Catalogue,
+    done: &mut impl FnMut(&str, &Family),
+) -> Result<Column> {
+    let link = network.links().first().context("loopback")?;
+    let mut urls = BTreeMap::new();
+    for medium in Medium::ALL {
+        let Endpoint::Iscsi(url) = running.endpoint(medium.name(), link)? else {
+            bail!("{name} does not offer {}", medium.name());
+        };
+        urls.insert(medium.name(), Url::from(url));
+    }
+    // Twice the same: two sessions are two paths where there is one portal.
+    let paths = |medium: Medium| Ok(vec![urls[medium.name()].clone(); 2]);
+    let report = conformance::run_on_media(paths, families, |family| done(name, family))?;
+    Ok(Column { name, version: version(package)?, report })
+}
+
+fn version(package: &str) -> Result<String> {
+    let mut query = Command::new("dpkg-query");
+    process::output(query.args(["-W", "-f", "${Version}", package]), QUERY_LIMIT)
+        .with_context(|| format!("the version of {package}"))
+}
+
+/// The page.
+pub fn page(columns: &[Column]) -> Result<String> {
+    let Some(own) = columns.first() else { bail!("nobody was tested") };
+    let mut page = format!(
+        "# Conformance\n\n\
+         libiscsi's suite (`iscsi-test-cu`, Debian's libiscsi-bin {}): every test it has, against this\n\
+         program and its peers. `cargo xtask scoreboard` writes this page anew. Each family runs on a\n\
+         unit that it can test: most on a disk of 256 MiB that can be written, `ReadOnly` on one that\n\
+         cannot, `NoMedia`, `PreventAllow` and `StartStopUnit` on one whose medium can be removed\n\
+         (istgt has no such units here, so its disk takes their place). `MultipathIO` has two paths:\n\
+         two portal groups of this program, two sessions of the others.\n\n",
+        version(SUITE)?
+    );
+    page += "| | passed | failed | skipped | stuck or aborted | of |\n|---|--:|--:|--:|--:|--:|\n";
+    for Column { name, version, report } in columns {
+        let broken = report.total(Verdict::Stuck) + report.total(Verdict::Aborted);
+        let [passed, failed, skipped] =
+            [Verdict::Passed, Verdict::Failed, Verdict::Skipped].map(|v| report.total(v));
+        let all = report.test_count();
+        writeln!(
+            page,
+            "| {name} {version} | {passed} | {failed} | {skipped} | {broken} | {all} |"
+        )?;
+    }
+    page += "\n## What is skipped\n\nOf this program's, with the reason:\n\n";
+    for (family, test) in own.report.ended(Verdict::Skipped) {
+        let why = conformance::why_skipped(family, &test.name).unwrap_or("UNEXPLAINED");
+        writeln!(page, "- `{family}.{}`: {why}", test.name)?;
+    }
+    page +=
+        "\n## Families\n\nPassed of all; what failed, was skipped or did not end behind it.\n\n|";
+    let heading: Vec<_> = columns.iter().map(|column| format!(" {} |", column.name)).collect();
+    writeln!(page, " family |{}\n|---|{}", heading.concat(), "---|".repeat(columns.len()))?;
+    for Family { name, .. } in &own.report.families {
+        write!(page, "| {name} |")?;
+        for column in columns {
+            write!(page, " {} |", column.report.family(name).map_or_else(String::new, cell))?;
+        }
+        page.push('\n');
+    }
+    for Column { name, report, .. } in columns {
+        writeln!(page, "\n## What fails in {name}\n")?;
+        let mut none = true;
+        for verdict in [Verdict::Failed, Verdict::Stuck, Verdict::Aborted] {
+            for (family, test) in report.ended(verdict) {
+                none = false;
+                writeln!(page, "- `{family}.{}`: {verdict:?}", test.name)?;
+            }
+        }
+        if none {
+            page += "Nothing.\n";
+        }
+    }
+    Ok(page)
+}
+
+fn cell(family: &Family) -> String {
+    let mut cell = format!("{} of {}", family.count(Verdict::Passed), family.tests.len());
+    let others = [
+        (Verdict::Failed, "failed"),
+        (Verdict::Skipped, "skipped"),
+        (Verdict::Stuck, "stuck"),
+        (Verdict::Aborted, "aborted"),
+    ];
+    for (verdict, name) in others {
+        match family.count(verdict) {
+            0 => {}
+            count => cell += &format!(", {count} {name}"),
+        }
+    }
+    cell
+}
