@@ -91,3 +91,25 @@ fn bonnie_on_a_lun_becomes_the_samples_of_the_study() -> Result<()> {
     assert_eq!(rates.count(), RUNS);
     serving.stop()
 }
+
+/// Every tool of sg3-utils that a disk can answer, on the kernel's own devices.
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn sg3_utils_have_no_complaint() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str| Backing::File(folder.path().join(name));
+    let volumes = ["one", "two"].map(|name| Volume::new(name, file(name), 64 << 20));
+    let serving = Serving::start(&volumes)?;
+    let (one, two) = (serving.url("one"), serving.url("two"));
+    let portal = format!("{HOST}:{}", one.port()?);
+    let environment = [
+        ("PORTAL", portal.as_str()),
+        ("IQN", one.iqn.as_str()),
+        ("IQN_OTHER", two.iqn.as_str()),
+    ];
+    let played = guest::run("sg3", &environment).with_context(|| serving.log())?;
+    println!("{}", played.console);
+    assert_eq!(played.result("failed")?, "none");
+    assert_eq!(played.result("complaints")?, "0");
+    serving.stop()
+}
