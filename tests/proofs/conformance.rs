@@ -8,7 +8,8 @@ use sarsen_proof::{Backing, Serving, Volume, scoreboard};
 fn conforms(volumes: &[Volume]) -> Result<()> {
     let serving = Serving::start_on_two_portals(volumes)?;
     let families = conformance::catalogue()?;
-    let report = conformance::run_on_media(|medium| serving.urls(medium.name()), &families, |_| {})?;
+    let report =
+        conformance::run_on_media(|medium| serving.urls(medium.name()), &families, |_| {})?;
     println!("{report}\n{}", report.faults());
     let faults = report.families.iter().flat_map(|family| family.faults()).count();
     ensure!(faults == 0, "{faults} faults; what each test said is above\n{}", serving.log());

@@ -102,11 +102,8 @@ fn sg3_utils_have_no_complaint() -> Result<()> {
     let serving = Serving::start(&volumes)?;
     let (one, two) = (serving.url("one"), serving.url("two"));
     let portal = format!("{HOST}:{}", one.port()?);
-    let environment = [
-        ("PORTAL", portal.as_str()),
-        ("IQN", one.iqn.as_str()),
-        ("IQN_OTHER", two.iqn.as_str()),
-    ];
+    let environment =
+        [("PORTAL", portal.as_str()), ("IQN", one.iqn.as_str()), ("IQN_OTHER", two.iqn.as_str())];
     let played = guest::run("sg3", &environment).with_context(|| serving.log())?;
     println!("{}", played.console);
     assert_eq!(played.result("failed")?, "none");

@@ -1,10 +1,11 @@
 //! LOG SENSE and LOG SELECT (SPC-4 6.7, 6.8, 7.3): one row and one function for each page. All
 //! parameters are lists, so PC, which tells thresholds from counts, is not looked at.
 
+use super::provisioning::tells_space;
 use super::{Task, parameter_data};
 use crate::self_test::{LOGGED_SELF_TESTS, Outcome};
-use crate::{Cdb, Completion, DeviceType, LogicalUnit, Sense, UnitAttention};
-use sarsen_block::Io;
+use crate::{Cdb, Completion, DeviceType, LogicalUnit, Sense, UnitAttention, thresholds};
+use sarsen_block::{Geometry, Io, Space};
 use sarsen_wire::scsi::log as wire;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -29,6 +30,8 @@ struct Page {
 enum Content {
     /// Parameters by ascending code.
     Parameters(fn(&Task<'_>) -> Vec<Parameter>),
+    /// The same, made of the room that the store tells of.
+    OfSpace(fn(Space, Geometry) -> Vec<Parameter>),
     /// The pages that there are, with their subpages or without.
     Supported { with_subpages: bool },
 }
@@ -44,6 +47,11 @@ impl Page {
         Self { code, subpage: 0, content, condition: is_disk, reset: None }
     }
 
+    const fn of_space(code: u8, parameters: fn(Space, Geometry) -> Vec<Parameter>) -> Self {
+        let content = Content::OfSpace(parameters);
+        Self { code, subpage: 0, content, condition: tells_space, reset: None }
+    }
+
     const fn with_reset(self, reset: fn(&LogicalUnit) -> bool) -> Self {
         Self { reset: Some(reset), ..self }
     }
@@ -53,6 +61,7 @@ impl Page {
 static PAGES: &[Page] = &[
     Page::supported(0),
     Page::supported(wire::SUBPAGE_ALL),
+    Page::of_space(wire::PAGE_LOGICAL_BLOCK_PROVISIONING, logical_block_provisioning),
     Page::new(wire::PAGE_TEMPERATURE, temperature),
     Page::new(wire::PAGE_START_STOP, start_stop_cycles),
     Page::new(wire::PAGE_SELF_TEST_RESULTS, self_test_results).with_reset(forget_self_tests),
@@ -88,25 +97,38 @@ pub(crate) fn sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     let page = find(task.unit, fields.page, fields.subpage)?;
     let pointer = fields.parameter_pointer.get();
-    let (flags, body) = match page.content {
+    let allocation_length = fields.allocation_length.get().into();
+    let whole = move |flags: u8, body: &[u8]| {
+        parameter_data(&page_bytes(page, flags, body), allocation_length)
+    };
+    match page.content {
+        Content::Supported { .. } if pointer != 0 => Err(Sense::invalid_field_in_cdb(5)),
         Content::Supported { with_subpages } => {
-            if pointer != 0 {
-                return Err(Sense::invalid_field_in_cdb(5));
-            }
-            (0, supported(task.unit, with_subpages))
+            Ok(Io::Ready(whole(0, &supported(task.unit, with_subpages))))
         }
         Content::Parameters(parameters) => {
-            (wire::DISABLE_SAVE, parameter_bytes(&parameters(&task), pointer)?)
+            let body = parameter_bytes(&parameters(&task), pointer)?;
+            Ok(Io::Ready(whole(wire::DISABLE_SAVE, &body)))
         }
-    };
+        Content::OfSpace(parameters) => {
+            let unit = task.unit.clone();
+            Ok(task.unit.pending(async move {
+                let space = unit.store().space().wait().await?;
+                let body = parameter_bytes(&parameters(space, unit.geometry()), pointer)?;
+                Ok(whole(wire::DISABLE_SAVE, &body))
+            }))
+        }
+    }
+}
+
+fn page_bytes(page: &Page, flags: u8, body: &[u8]) -> Vec<u8> {
     let format = if page.subpage == 0 { 0 } else { wire::SUBPAGE_FORMAT };
     let header = wire::PageHeader {
         page_code: flags | format | page.code,
         subpage_code: page.subpage,
         page_length: (body.len() as u16).into(),
     };
-    let bytes = [header.as_bytes(), &body].concat();
-    Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get().into())))
+    [header.as_bytes(), body].concat()
 }
 
 fn supported(unit: &LogicalUnit, with_subpages: bool) -> Vec<u8> {
@@ -132,6 +154,19 @@ fn parameter_bytes(parameters: &[Parameter], pointer: u16) -> Result<Vec<u8>, Se
         bytes.extend_from_slice(content);
     }
     Ok(bytes)
+}
+
+/// How much room is available and used, in threshold sets (SBC-3 6.4.5).
+fn logical_block_provisioning(space: Space, geometry: Geometry) -> Vec<Parameter> {
+    let parameter = |blocks: u64, scope| {
+        let sets = u32::try_from(blocks >> thresholds::exponent(geometry)).unwrap_or(u32::MAX);
+        let count = wire::ResourceCount { resource_count: sets.into(), scope, reserved: [0; 3] };
+        count.as_bytes().to_vec()
+    };
+    vec![
+        (wire::AVAILABLE_RESOURCES, parameter(space.available_blocks, wire::SCOPE_NOT_DEDICATED)),
+        (wire::USED_RESOURCES, parameter(space.used_blocks, wire::SCOPE_DEDICATED)),
+    ]
 }
 
 /// The temperature and the reference temperature.

@@ -19,9 +19,9 @@ fn log_page(fixture: &mut Fixture, page: u8, subpage: u8) -> Vec<u8> {
 fn spc4_7_3_every_listed_log_page_is_there_and_as_long_as_it_says() {
     let mut fixture = Fixture::new();
     let list = log_page(&mut fixture, 0, 0);
-    assert_eq!(list, [0, 0, 0, 5, 0x00, 0x0d, 0x0e, 0x10, 0x2f]);
+    assert_eq!(list, [0, 0, 0, 6, 0x00, 0x0c, 0x0d, 0x0e, 0x10, 0x2f]);
     let pairs = log_page(&mut fixture, 0, 0xff);
-    assert_eq!(pairs[..8], [0x40, 0xff, 0, 12, 0, 0, 0, 0xff]);
+    assert_eq!(pairs[..8], [0x40, 0xff, 0, 14, 0, 0, 0, 0xff]);
     for pair in pairs[4..].chunks_exact(2).filter(|pair| pair[0] != 0) {
         let page = log_page(&mut fixture, pair[0], pair[1]);
         assert_eq!(page[..2], [0x80 | pair[0], pair[1]]);

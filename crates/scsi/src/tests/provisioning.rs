@@ -233,3 +233,14 @@ fn sbc3_6_5_7_without_lbpere_no_threshold_is_told() {
     run(&mut other, &[0; 6], &[]);
     assert_eq!(told(&mut fixture, &mut other, 0), [None; 2]);
 }
+
+#[test]
+fn sbc3_6_4_5_the_log_tells_what_is_used_and_what_is_left() {
+    let mut fixture = Fixture::new();
+    let half = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0];
+    assert_eq!(fixture.run(&half, &[0; 512]).status, Status::Good);
+    let page = bytes(fixture.run(&[0x4d, 0, 0x4c, 0, 0, 0, 0, 0, 64, 0], &[]));
+    assert_eq!(page[..4], [0x8c, 0, 0, 24]);
+    assert_eq!(page[4..16], [0, 1, 0x23, 8, 0, 0, 0, 1, 2, 0, 0, 0], "half is available");
+    assert_eq!(page[16..], [0, 2, 0x23, 8, 0, 0, 0, 1, 1, 0, 0, 0], "half is used");
+}

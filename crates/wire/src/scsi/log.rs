@@ -1,7 +1,7 @@
 //! Log pages and the commands that ask for them (SPC-4 6.7, 6.8, 7.3).
 
 use super::assert_sizes;
-use zerocopy::big_endian::{U16, U64};
+use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// SP in LOG SENSE and LOG SELECT.
@@ -19,6 +19,16 @@ pub const CONTROL_BINARY_LIST: u8 = 0x20 | 0x03;
 
 /// Supported log pages.
 pub const PAGE_SUPPORTED: u8 = 0x00;
+/// Logical block provisioning.
+pub const PAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0x0c;
+/// Its parameter that counts what is available; thresholds name it as well.
+pub const AVAILABLE_RESOURCES: u16 = 0x0001;
+/// Its parameter that counts what is used.
+pub const USED_RESOURCES: u16 = 0x0002;
+/// SCOPE: the unit's alone.
+pub const SCOPE_DEDICATED: u8 = 0x01;
+/// SCOPE: others may use it up as well.
+pub const SCOPE_NOT_DEDICATED: u8 = 0x02;
 /// Temperature.
 pub const PAGE_TEMPERATURE: u8 = 0x0d;
 /// Start-stop cycle counter.
@@ -29,6 +39,18 @@ pub const PAGE_SELF_TEST_RESULTS: u8 = 0x10;
 pub const PAGE_INFORMATIONAL_EXCEPTIONS: u8 = 0x2f;
 /// The subpage of page 00h that lists subpages too.
 pub const SUBPAGE_ALL: u8 = 0xff;
+
+/// A parameter of the logical block provisioning page after its header (SBC-3 6.4.5.2).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ResourceCount {
+    /// RESOURCE COUNT, in threshold sets.
+    pub resource_count: U32,
+    /// SCOPE.
+    pub scope: u8,
+    /// Reserved.
+    pub reserved: [u8; 3],
+}
 
 /// LOG SENSE.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -117,6 +139,7 @@ pub struct SelfTestResult {
 }
 
 assert_sizes!(
+    ResourceCount = 8,
     LogSense = 10,
     LogSelect = 10,
     PageHeader = 4,

@@ -9,6 +9,7 @@ use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::task_set::Policy;
 use crate::thresholds::Threshold;
 use crate::{DeviceType, LogicalUnit};
+use sarsen_wire::scsi::log;
 use sarsen_wire::scsi::mode::{self as page, PageHeader, SubpageHeader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -300,9 +301,7 @@ fn informational_exceptions(_parameters: &ModeParameters) -> Vec<u8> {
     .to_vec()
 }
 
-/// The parameter codes that thresholds look at (SBC-3 6.4.5), and THRESHOLD ARMING.
-const AVAILABLE_RESOURCES: u8 = 1;
-const USED_RESOURCES: u8 = 2;
+/// THRESHOLD ARMING.
 const DECREASING: u8 = 0;
 const INCREASING: u8 = 1;
 
@@ -323,8 +322,8 @@ fn provisioning(parameters: &ModeParameters) -> Vec<u8> {
         flags: bit(provisioning.single_initiator, page::PROVISIONING_SITUA),
         reserved: [0; 11],
         thresholds: [
-            descriptor(provisioning.available, AVAILABLE_RESOURCES, DECREASING),
-            descriptor(provisioning.used, USED_RESOURCES, INCREASING),
+            descriptor(provisioning.available, log::AVAILABLE_RESOURCES as u8, DECREASING),
+            descriptor(provisioning.used, log::USED_RESOURCES as u8, INCREASING),
         ],
     }
     .as_bytes()
