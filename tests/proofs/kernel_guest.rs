@@ -51,6 +51,41 @@ fn ext4_on_a_file_volume_is_clean_and_equal_with_both_digests() -> Result<()> {
     ext4_lives(Volume::new("data", backing, BYTE_COUNT), "CRC32C")
 }
 
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn alua_attaches_to_both_portal_groups_and_sees_their_states_change() -> Result<()> {
+    const IQN: &str = "iqn.2026-11.proof:paths";
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("sarsen.toml");
+    fs::write(
+        &path,
+        format!(
+            "listen = [\"127.0.0.1:0,2\"]\n[[target]]\nname = \"{IQN}\"\nluns = [\"scratch\"]\n\
+             access = {{ 1 = \"optimized\", 2 = \"non-optimized\" }}\npreferred = 1\n"
+        ),
+    )?;
+    let volume = Volume::new("scratch", Backing::Ram, BYTE_COUNT);
+    let configuration = path.to_str().context("a path of text")?;
+    let serving = Serving::start_with(&[volume], &["--config", configuration])?;
+    let paths = serving.paths("scratch")?;
+    let portals: Result<Vec<String>> =
+        paths.iter().map(|(group, url)| Ok(format!("{HOST}:{},{group}", url.port()?))).collect();
+    let portals = portals?;
+    let environment = [("PORTAL", &*portals[0]), ("PORTAL_2", &*portals[1]), ("IQN", IQN)];
+    let played = guest::run("alua", &environment).with_context(|| serving.log())?;
+    println!("{}", played.console);
+    assert_eq!(played.result("handlers")?, "alua");
+    assert_eq!(played.result("preferred")?, "1 0");
+    assert_eq!(played.result("groups")?, "port group 1 rel port 1;port group 2 rel port 2;");
+    assert_eq!(played.result("write")?, "done");
+    assert_eq!(played.result("standby")?, "seen");
+    assert_eq!(played.result("standby_ready")?, "no");
+    assert_eq!(played.result("offline")?, "seen");
+    assert_eq!(played.result("read")?, "done");
+    assert_eq!(played.result("read_again")?, "done");
+    serving.stop()
+}
+
 /// The study's own way, small: a file system on the LUN, bonnie++ on it, and its lines made into
 /// samples.
 #[test]

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// T_SUP, O_SUP, U_SUP, S_SUP, AN_SUP and AO_SUP: every state but the one that depends on blocks.
 const SUPPORTED: u8 = 0x80 | 0x40 | 0x08 | 0x04 | 0x02 | 0x01;
-/// IMPLICIT TRANSITION TIME: no transition of ours takes longer than initiators wait by custom.
+/// IMPLICIT TRANSITION TIME: initiators wait as long by custom where nothing is said.
 const IMPLICIT_TRANSITION_TIME_S: u8 = 60;
 /// ASYMMETRIC ACCESS STATE beside reserved bits.
 const ACCESS_STATE: u8 = 0x0f;

@@ -46,7 +46,7 @@ pub struct SetDescriptor {
 pub const REPORT_FORMAT: u8 = 0xe0;
 /// PARAMETER DATA FORMAT: the extended header.
 pub const REPORT_FORMAT_EXTENDED: u8 = 0x20;
-/// RETURN DATA TYPE of the extended header.
+/// RETURN DATA FORMAT: this is the extended header.
 pub const EXTENDED_RETURN_DATA_FORMAT: u8 = 0x10;
 
 /// The length only header of REPORT TARGET PORT GROUPS parameter data (SPC-4 6.37).
