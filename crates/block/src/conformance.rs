@@ -3,6 +3,8 @@
 //! It panics at the first thing that is wrong, with the request and, where dice were thrown, the
 //! seed. It needs no runtime of its own: a store that does I/O is checked where I/O works.
 
+mod protection;
+
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
@@ -34,6 +36,10 @@ pub async fn check(store: &dyn Store, seed: u64) {
     overlapping_writes_leave_one_of_them(store).await;
     growing_keeps_and_shrinking_forgets(store).await;
     random_requests(store, seed).await;
+    match store.characteristics().protection {
+        true => protection::check(store, seed).await,
+        false => protection::check_refused(store).await,
+    }
 }
 
 /// Checks a store that refuses writes.
@@ -473,7 +479,7 @@ mod tests {
     use std::task::{Context, Waker};
 
     use super::*;
-    use crate::layers::{Faults, FaultyStore, ReadOnly};
+    use crate::layers::{Faults, FaultyStore, ProtectedStore, ReadOnly};
     use crate::{BlockSize, Characteristics, Geometry, MemoryStore};
 
     fn run<T>(future: impl Future<Output = T>) -> T {
@@ -486,6 +492,16 @@ mod tests {
     #[test]
     fn the_layers_pass() {
         let memory = || Arc::new(MemoryStore::new(BlockSize::B512, 1000));
+        let protected = |block_size| {
+            let below = Arc::new(MemoryStore::new(BlockSize::B512, 20_000));
+            ProtectedStore::new(below, block_size).expect("it can be protected")
+        };
+        for block_size in [BlockSize::B512, BlockSize::B4096] {
+            run(check(&protected(block_size), 5));
+            let faulty = FaultyStore::new(Arc::new(protected(block_size)), Faults::default());
+            run(check(&faulty, 6));
+            run(check_read_only(&ReadOnly::new(Arc::new(protected(block_size)))));
+        }
         run(check(&FaultyStore::new(memory(), Faults::default()), 4));
         run(check_read_only(&ReadOnly::new(memory())));
     }

@@ -13,6 +13,17 @@ pub enum Direction {
     Write,
 }
 
+/// A field of a block's protection information (SBC-3 4.22.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtectionField {
+    /// LOGICAL BLOCK GUARD.
+    Guard,
+    /// LOGICAL BLOCK APPLICATION TAG.
+    ApplicationTag,
+    /// LOGICAL BLOCK REFERENCE TAG.
+    ReferenceTag,
+}
+
 /// The failure of one block request. The mapping to sense data is in `sarsen-scsi`.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
@@ -40,6 +51,15 @@ pub enum BlockError {
         /// The system's error.
         #[source]
         source: io::Error,
+    },
+    /// What is stored of a block does not agree with its protection information: told by who reads
+    /// that, never by a store itself.
+    #[error("the {field:?} of block {lba} is wrong")]
+    Protection {
+        /// The first such block.
+        lba: Lba,
+        /// What does not agree.
+        field: ProtectionField,
     },
     /// The store takes no writes.
     #[error("the store is read-only")]

@@ -2,7 +2,9 @@
 //! needs to know only those that it does.
 
 mod fault;
+mod protected;
 mod read_only;
 
 pub use fault::{Fault, Faults, FaultyStore, Times};
+pub use protected::{HEADER_BYTES, ProtectedStore};
 pub use read_only::ReadOnly;

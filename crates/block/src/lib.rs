@@ -17,10 +17,11 @@ pub mod store;
 
 pub use buffer::Buffer;
 pub use data::{Data, Piece, SharedMemory};
-pub use error::{BlockError, Direction};
+pub use error::{BlockError, Direction, ProtectionField};
 pub use io::{Io, LocalFuture};
 pub use memory::MemoryStore;
 pub use request::{
-    Allocation, AllocationRun, BlockSize, Durability, Extent, Lba, Reply, Request, Space,
+    Allocation, AllocationRun, BlockSize, Durability, Extent, Lba, PROTECTION_BYTES, Reply,
+    Request, Space,
 };
 pub use store::{Characteristics, Geometry, Store, Unmap};

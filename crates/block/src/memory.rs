@@ -59,6 +59,9 @@ impl MemoryStore {
                 }
                 Ok(Reply::Done)
             }
+            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
+                Err(BlockError::Unsupported)
+            }
             Request::Flush => Ok(Reply::Done),
             Request::Unmap(extent) => {
                 check(extent)?;
@@ -110,6 +113,7 @@ impl Store for MemoryStore {
             read_only: false,
             unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
+            protection: false,
         }
     }
 

@@ -93,6 +93,10 @@ pub enum Durability {
     Durable,
 }
 
+/// Bytes of protection information that lie behind each block where a request says so: what they
+/// mean is the business of whoever reads and writes them (SBC-3 4.22 in `sarsen-scsi`).
+pub const PROTECTION_BYTES: usize = 8;
+
 /// One request to a store.
 ///
 /// The one who submits has checked nothing: a store answers [`crate::BlockError::OutOfRange`] for
@@ -104,6 +108,21 @@ pub enum Request {
     Read(Extent),
     /// Write blocks → [`Reply::Done`]. The buffer holds exactly the extent's bytes.
     Write {
+        /// Where.
+        extent: Extent,
+        /// What.
+        data: Buffer,
+        /// When it may be acknowledged.
+        durability: Durability,
+    },
+    /// Read blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Data`]. Those of a block
+    /// that was never written, was unmapped or zeroed, or was written without them, are FFh. Stores
+    /// whose [`crate::Characteristics::protection`] is false answer Unsupported.
+    ReadProtected(Extent),
+    /// Write blocks, each followed by its [`PROTECTION_BYTES`] → [`Reply::Done`]. Whatever happens
+    /// to the program in the middle of it, a block and its protection information are both old or
+    /// both new.
+    WriteProtected {
         /// Where.
         extent: Extent,
         /// What.

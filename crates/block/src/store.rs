@@ -45,6 +45,8 @@ pub struct Characteristics {
     pub unmap: Option<Unmap>,
     /// log2 of the logical blocks in a physical one.
     pub physical_block_exponent: u8,
+    /// Each block has protection information beside it (see [`Request::ReadProtected`]).
+    pub protection: bool,
 }
 
 /// A disk. Called on whichever core a command arrives; shared by all of them.
@@ -67,10 +69,7 @@ pub trait Store: Send + Sync {
 impl dyn Store + '_ {
     /// See [`Request::Read`].
     pub fn read(&self, extent: Extent) -> Io<Result<Data, BlockError>> {
-        self.submit(Request::Read(extent)).map(|reply| match reply? {
-            Reply::Data(data) => Ok(data),
-            other => unreachable!("a store answered {other:?} to a read"),
-        })
+        self.submit(Request::Read(extent)).map(data)
     }
 
     /// See [`Request::Write`].
@@ -81,6 +80,21 @@ impl dyn Store + '_ {
         durability: Durability,
     ) -> Io<Result<(), BlockError>> {
         self.submit(Request::Write { extent, data, durability }).map(done)
+    }
+
+    /// See [`Request::ReadProtected`].
+    pub fn read_protected(&self, extent: Extent) -> Io<Result<Data, BlockError>> {
+        self.submit(Request::ReadProtected(extent)).map(data)
+    }
+
+    /// See [`Request::WriteProtected`].
+    pub fn write_protected(
+        &self,
+        extent: Extent,
+        data: Buffer,
+        durability: Durability,
+    ) -> Io<Result<(), BlockError>> {
+        self.submit(Request::WriteProtected { extent, data, durability }).map(done)
     }
 
     /// See [`Request::Flush`].
@@ -121,6 +135,13 @@ impl dyn Store + '_ {
     /// See [`Request::Resize`].
     pub fn resize(&self, block_count: u64) -> Io<Result<(), BlockError>> {
         self.submit(Request::Resize { block_count }).map(done)
+    }
+}
+
+fn data(reply: Result<Reply, BlockError>) -> Result<Data, BlockError> {
+    match reply? {
+        Reply::Data(data) => Ok(data),
+        other => unreachable!("a store answered {other:?} to a read"),
     }
 }
 

@@ -381,6 +381,7 @@ impl Store for NbdStore {
                 tells_space: false,
             }),
             physical_block_exponent: preferred.checked_ilog2().unwrap_or(0) as u8,
+            protection: false,
         }
     }
 
@@ -399,7 +400,10 @@ impl Store for NbdStore {
             Request::Resize { .. } if self.export.has(transmission::READ_ONLY) => {
                 Err(BlockError::ReadOnly)
             }
-            Request::Space | Request::Resize { .. } => Err(BlockError::Unsupported),
+            Request::Space
+            | Request::Resize { .. }
+            | Request::ReadProtected(_)
+            | Request::WriteProtected { .. } => Err(BlockError::Unsupported),
         };
         submitted.unwrap_or_else(|error| Io::Ready(Err(error)))
     }

@@ -37,6 +37,7 @@ impl TestStore {
             read_only: false,
             unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
+            protection: false,
         };
         Self {
             inner: MemoryStore::new(block_size, BLOCKS),

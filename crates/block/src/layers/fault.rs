@@ -101,18 +101,21 @@ impl Faults {
 impl Planted {
     fn error(&self, request: &Request) -> Option<BlockError> {
         match (self.fault, request) {
-            (Fault::Unreadable(bad), Request::Read(extent)) => {
+            (Fault::Unreadable(bad), Request::Read(extent) | Request::ReadProtected(extent)) => {
                 first_common(bad, *extent).map(|lba| medium(lba, Direction::Read))
             }
             (
                 Fault::Unwritable(bad),
                 Request::Write { extent, .. }
+                | Request::WriteProtected { extent, .. }
                 | Request::WriteZeroes { extent, .. }
                 | Request::Unmap(extent),
             ) => first_common(bad, *extent).map(|lba| medium(lba, Direction::Write)),
             (
                 Fault::NoSpace(bad),
-                Request::Write { extent, .. } | Request::WriteZeroes { extent, .. },
+                Request::Write { extent, .. }
+                | Request::WriteProtected { extent, .. }
+                | Request::WriteZeroes { extent, .. },
             ) => first_common(bad, *extent).map(|lba| BlockError::NoSpace { lba }),
             (Fault::FlushFails, Request::Flush) => Some(medium(Lba(0), Direction::Write)),
             _ => None,

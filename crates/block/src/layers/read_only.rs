@@ -27,10 +27,13 @@ impl Store for ReadOnly {
 
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
         match request {
-            Request::Read(_) | Request::Flush | Request::Allocation(_) | Request::Space => {
-                self.inner.submit(request)
-            }
+            Request::Read(_)
+            | Request::ReadProtected(_)
+            | Request::Flush
+            | Request::Allocation(_)
+            | Request::Space => self.inner.submit(request),
             Request::Write { .. }
+            | Request::WriteProtected { .. }
             | Request::Unmap(_)
             | Request::WriteZeroes { .. }
             | Request::Resize { .. } => Io::Ready(Err(BlockError::ReadOnly)),

@@ -117,6 +117,7 @@ impl FileStore {
                     tells_space: device.is_none(),
                 }),
                 physical_block_exponent: exponent,
+                protection: false,
             },
         })
     }
@@ -351,7 +352,9 @@ impl Store for FileStore {
             | Request::Unmap(extent)
             | Request::Allocation(extent)
             | Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. } => *extent,
+            | Request::WriteZeroes { extent, .. }
+            | Request::ReadProtected(extent)
+            | Request::WriteProtected { extent, .. } => *extent,
             Request::Flush | Request::Space | Request::Resize { .. } => Extent::new(0, 0),
         };
         if let Err(error) = self.state.check(extent) {
@@ -361,6 +364,9 @@ impl Store for FileStore {
             Request::Read(extent) => self.read(extent),
             Request::Write { extent, data, durability } => self.write(extent, data, durability),
             Request::Flush => self.flush(),
+            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
+                Io::Ready(Err(BlockError::Unsupported))
+            }
             Request::Unmap(_) if self.characteristics.unmap.is_none() => {
                 Io::Ready(Err(BlockError::Unsupported))
             }

@@ -37,6 +37,9 @@ impl NullStore {
             Request::Write { extent, .. }
             | Request::WriteZeroes { extent, .. }
             | Request::Unmap(extent) => self.check(extent).map(|()| Reply::Done),
+            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
+                Err(BlockError::Unsupported)
+            }
             Request::Flush => Ok(Reply::Done),
             Request::Allocation(extent) => {
                 self.check(extent)?;
@@ -64,6 +67,7 @@ impl Store for NullStore {
             read_only: false,
             unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
+            protection: false,
         }
     }
 

@@ -102,6 +102,9 @@ impl RamStore {
                 assert_eq!(data.len() as u64, length, "a write's buffer has the extent's length");
                 self.fill(extent, (offset, length), || self.region.write(offset as usize, &data))
             }
+            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
+                Err(BlockError::Unsupported)
+            }
             Request::Flush => Ok(Reply::Done),
             Request::Unmap(extent) => {
                 let (offset, length) = self.bytes(extent)?;
@@ -187,6 +190,7 @@ impl Store for RamStore {
                 tells_space: true,
             }),
             physical_block_exponent: 0,
+            protection: false,
         }
     }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::{Fault, Faults, Planted};
-use crate::{BlockError, Buffer, Durability, Extent, Geometry, Lba, Reply, Request, Store};
+use crate::{
+    BlockError, Buffer, Durability, Extent, Geometry, Lba, PROTECTION_BYTES, Reply, Request, Store,
+};
 
 /// The bit that is flipped in the byte in the middle of a block.
 const FLIPPED: u8 = 0x10;
@@ -13,8 +15,9 @@ impl Faults {
     /// refuse.
     pub(super) fn lie_about(&self, request: &Request, geometry: Geometry) -> bool {
         let (extent, reads) = match request {
-            Request::Read(extent) => (*extent, true),
+            Request::Read(extent) | Request::ReadProtected(extent) => (*extent, true),
             Request::Write { extent, .. }
+            | Request::WriteProtected { extent, .. }
             | Request::WriteZeroes { extent, .. }
             | Request::Unmap(extent) => (*extent, false),
             Request::Flush | Request::Allocation(_) | Request::Space | Request::Resize { .. } => {
@@ -57,10 +60,15 @@ pub(super) async fn carry_out(
 ) -> Result<Reply, BlockError> {
     let store = &*store;
     match request {
-        Request::Read(extent) => read(store, &faults, extent).await,
+        Request::Read(extent) => read(store, &faults, extent, Form::Plain).await,
+        Request::ReadProtected(extent) => read(store, &faults, extent, Form::Protected).await,
         Request::Write { extent, data, durability } => {
             remember(store, &faults, extent).await;
-            write(store, &faults, extent, Some(data), durability).await
+            write(store, &faults, extent, Some((data, Form::Plain)), durability).await
+        }
+        Request::WriteProtected { extent, data, durability } => {
+            remember(store, &faults, extent).await;
+            write(store, &faults, extent, Some((data, Form::Protected)), durability).await
         }
         Request::WriteZeroes { extent, durability } => {
             remember(store, &faults, extent).await;
@@ -76,9 +84,40 @@ pub(super) async fn carry_out(
     }
 }
 
-async fn read(store: &dyn Store, faults: &Faults, extent: Extent) -> Result<Reply, BlockError> {
-    let size = store.geometry().block_size.bytes();
-    let mut data = store.read(extent).wait().await?.into_buffer();
+/// Whether blocks come with their protection information.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Plain,
+    Protected,
+}
+
+impl Form {
+    /// Bytes of a block in it.
+    fn size(self, store: &dyn Store) -> usize {
+        let size = store.geometry().block_size.bytes();
+        match self {
+            Self::Plain => size,
+            Self::Protected => size + PROTECTION_BYTES,
+        }
+    }
+
+    async fn read(self, store: &dyn Store, extent: Extent) -> Result<Buffer, BlockError> {
+        let data = match self {
+            Self::Plain => store.read(extent),
+            Self::Protected => store.read_protected(extent),
+        };
+        Ok(data.wait().await?.into_buffer())
+    }
+}
+
+async fn read(
+    store: &dyn Store,
+    faults: &Faults,
+    extent: Extent,
+    form: Form,
+) -> Result<Reply, BlockError> {
+    let size = form.size(store);
+    let mut data = form.read(store, extent).await?;
     faults.each(|planted| match planted.fault {
         Fault::FlippedBit(lba) if covers(extent, lba) => {
             flip(block(&mut data, extent, lba, size));
@@ -86,7 +125,8 @@ async fn read(store: &dyn Store, faults: &Faults, extent: Extent) -> Result<Repl
         }
         Fault::StaleRead(lba) if covers(extent, lba) => match &planted.before {
             Some(before) => {
-                block(&mut data, extent, lba, size).copy_from_slice(before);
+                let block = block(&mut data, extent, lba, size);
+                block.copy_from_slice(&before[..size]);
                 true
             }
             None => false,
@@ -100,10 +140,13 @@ async fn read(store: &dyn Store, faults: &Faults, extent: Extent) -> Result<Repl
 async fn remember(store: &dyn Store, faults: &Faults, extent: Extent) {
     for stale in faults.stale_blocks(extent) {
         // What cannot be read now has no past to return.
-        let Ok(before) = store.read(Extent { lba: stale, block_count: 1 }).wait().await else {
+        let form = match store.characteristics().protection {
+            true => Form::Protected,
+            false => Form::Plain,
+        };
+        let Ok(before) = form.read(store, Extent { lba: stale, block_count: 1 }).await else {
             continue;
         };
-        let before = before.into_buffer();
         faults.each(|planted| {
             if planted.fault == Fault::StaleRead(stale) {
                 planted.before = Some(Buffer::copy_of(&before));
@@ -118,15 +161,16 @@ async fn write(
     store: &dyn Store,
     faults: &Faults,
     extent: Extent,
-    mut data: Option<Buffer>,
+    mut data: Option<(Buffer, Form)>,
     durability: Durability,
 ) -> Result<Reply, BlockError> {
-    let size = store.geometry().block_size.bytes();
+    let form = data.as_ref().map_or(Form::Plain, |(_, form)| *form);
+    let size = form.size(store);
     let mut diverted: Vec<(Lba, Option<Lba>)> = Vec::new();
     faults.each(|planted| {
         let (lba, to) = match planted.fault {
             Fault::FlippedBitStored(lba) if covers(extent, lba) => {
-                let Some(data) = &mut data else { return false };
+                let Some((data, _)) = &mut data else { return false };
                 flip(block(data, extent, lba, size));
                 return true;
             }
@@ -145,11 +189,14 @@ async fn write(
         let extent_there = Extent { lba, block_count };
         match &data {
             None => Request::WriteZeroes { extent: extent_there, durability },
-            Some(data) => {
+            Some((data, form)) => {
                 let start = (from - extent.lba.0) as usize * size;
-                let bytes = &data[start..start + block_count as usize * size];
-                let data = Buffer::copy_of(bytes);
-                Request::Write { extent: extent_there, data, durability }
+                let data = Buffer::copy_of(&data[start..start + block_count as usize * size]);
+                let extent = extent_there;
+                match form {
+                    Form::Plain => Request::Write { extent, data, durability },
+                    Form::Protected => Request::WriteProtected { extent, data, durability },
+                }
             }
         }
     };

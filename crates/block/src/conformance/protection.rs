@@ -1,0 +1,219 @@
+//! What the suite asks of protection information.
+
+use super::{Dice, both, every_kind, pattern, read, same, write};
+use crate::{BlockError, Buffer, Durability, Extent, Io, PROTECTION_BYTES, Reply, Request, Store};
+
+/// The part of the store that is checked as a whole.
+const BLOCKS: u64 = 60;
+const RANDOM_STEPS: u32 = 300;
+const NONE: u8 = 0xff;
+
+/// Checks a store that keeps it. The contents are arbitrary before and afterwards.
+pub(super) async fn check(store: &dyn Store, seed: u64) {
+    let all = Extent::new(0, BLOCKS);
+    let zeroed = store.write_zeroes(all, Durability::Volatile).wait().await;
+    assert!(zeroed.is_ok(), "{zeroed:?}");
+    assert_eq!(read_all(store).await, vec![blank(store); BLOCKS as usize], "zeroed blocks");
+    it_stays_with_its_block(store).await;
+    plain_writes_take_it_away(store).await;
+    borders(store).await;
+    overlapping_writes_leave_pairs(store).await;
+    random_requests(store, seed).await;
+}
+
+/// A store without it says so.
+pub(super) async fn check_refused(store: &dyn Store) {
+    let extent = Extent::new(1, 1);
+    let data = Buffer::zeroed(store.geometry().block_size.bytes() + PROTECTION_BYTES);
+    let durability = Durability::Volatile;
+    let requests =
+        [Request::ReadProtected(extent), Request::WriteProtected { extent, data, durability }];
+    for request in requests {
+        let what = format!("{request:?}");
+        let answer = store.submit(request).wait().await;
+        assert!(matches!(answer, Err(BlockError::Unsupported)), "{what}: {answer:?}");
+    }
+}
+
+/// A block with its protection information.
+type Pair = Vec<u8>;
+
+fn size(store: &dyn Store) -> usize {
+    store.geometry().block_size.bytes() + PROTECTION_BYTES
+}
+
+fn blank(store: &dyn Store) -> Pair {
+    [vec![0; store.geometry().block_size.bytes()], vec![NONE; PROTECTION_BYTES]].concat()
+}
+
+async fn read_pairs(store: &dyn Store, extent: Extent) -> Vec<Pair> {
+    let data = store.read_protected(extent).wait().await;
+    let data = data.unwrap_or_else(|error| panic!("reading {extent} with protection: {error}"));
+    assert_eq!(data.len(), extent.block_count as usize * size(store), "{extent}");
+    data.into_buffer().chunks(size(store)).map(<[u8]>::to_vec).collect()
+}
+
+async fn read_all(store: &dyn Store) -> Vec<Pair> {
+    read_pairs(store, Extent::new(0, BLOCKS)).await
+}
+
+/// Blocks that tell where they are and the write that they came from, to their last byte.
+fn pairs(store: &dyn Store, extent: Extent, tag: u64) -> Vec<Pair> {
+    let data = pattern(store, extent, tag);
+    let blocks = data.chunks(store.geometry().block_size.bytes());
+    let with_tags = |(index, block): (u64, &[u8])| {
+        let tags = (extent.lba.0 + index + 1).wrapping_mul(0x2545_f491_4f6c_dd1d) ^ tag;
+        [block, &tags.to_be_bytes()].concat()
+    };
+    (0..).zip(blocks).map(with_tags).collect()
+}
+
+fn put(
+    store: &dyn Store,
+    extent: Extent,
+    pairs: &[Pair],
+    durability: Durability,
+) -> Io<Result<(), BlockError>> {
+    store.write_protected(extent, Buffer::copy_of(&pairs.concat()), durability)
+}
+
+async fn it_stays_with_its_block(store: &dyn Store) {
+    let mut model = read_all(store).await;
+    let lengths = [1, 2, 3, 4, 5, 8, 9, 31];
+    for (tag, block_count) in (1..).zip(lengths) {
+        for lba in [0, 1, 3, 7, BLOCKS - block_count] {
+            let extent = Extent::new(lba, block_count);
+            let written = pairs(store, extent, tag);
+            let done = put(store, extent, &written, Durability::Volatile).wait().await;
+            assert!(done.is_ok(), "{extent}: {done:?}");
+            model[lba as usize..extent.end() as usize].clone_from_slice(&written);
+            assert_eq!(read_all(store).await, model, "after a protected write of {extent}");
+        }
+    }
+    let plain = read(store, Extent::new(0, BLOCKS)).await;
+    let stripped: Vec<u8> =
+        model.iter().flat_map(|pair| &pair[..pair.len() - PROTECTION_BYTES]).copied().collect();
+    same(&plain, &stripped, Extent::new(0, BLOCKS), "without protection");
+    let extent = Extent::new(2, 3);
+    let written = pairs(store, extent, 100);
+    assert!(put(store, extent, &written, Durability::Durable).wait().await.is_ok());
+    assert!(store.flush().wait().await.is_ok());
+    assert_eq!(read_pairs(store, extent).await, written, "after a durable write");
+}
+
+async fn plain_writes_take_it_away(store: &dyn Store) {
+    let all = Extent::new(0, BLOCKS);
+    for kind in 0..3 {
+        let mut model = pairs(store, all, 7 + kind);
+        assert!(put(store, all, &model, Durability::Volatile).wait().await.is_ok());
+        let extent = Extent::new(5, 9);
+        match kind {
+            0 => write(store, extent, pattern(store, extent, 8), Durability::Volatile).await,
+            1 => {
+                let done = store.write_zeroes(extent, Durability::Volatile).wait().await;
+                assert!(done.is_ok(), "{done:?}");
+            }
+            _ if store.characteristics().unmap.is_some() => {
+                let done = store.unmap(extent).wait().await;
+                assert!(done.is_ok(), "{done:?}");
+            }
+            _ => return,
+        }
+        for (index, pair) in model[5..14].iter_mut().enumerate() {
+            *pair = blank(store);
+            if kind == 0 {
+                let block = pattern(store, Extent::new(5 + index as u64, 1), 8);
+                pair[..block.len()].copy_from_slice(&block);
+            }
+        }
+        assert_eq!(read_all(store).await, model, "after a change of kind {kind}");
+    }
+}
+
+async fn borders(store: &dyn Store) {
+    let count = store.geometry().block_count;
+    let durability = Durability::Volatile;
+    for extent in [
+        Extent::new(count, 1),
+        Extent::new(count - 1, 2),
+        Extent::new(u64::MAX, 1),
+        Extent::new(1, u64::MAX),
+    ] {
+        let length = extent.block_count.min(2) as usize * size(store);
+        let data = Buffer::zeroed(length);
+        let requests =
+            [Request::ReadProtected(extent), Request::WriteProtected { extent, data, durability }];
+        for request in requests {
+            let what = format!("{request:?}");
+            match store.submit(request).wait().await {
+                Err(BlockError::OutOfRange { extent: told, block_count }) => {
+                    assert_eq!((told, block_count), (extent, count), "{what}");
+                }
+                other => panic!("{what} lies outside and was answered {other:?}"),
+            }
+        }
+    }
+    let last = Extent::new(count - 2, 2);
+    let written = pairs(store, last, 9);
+    assert!(put(store, last, &written, durability).wait().await.is_ok());
+    assert_eq!(read_pairs(store, last).await, written);
+    assert!(read_pairs(store, Extent::new(count, 0)).await.is_empty());
+}
+
+async fn overlapping_writes_leave_pairs(store: &dyn Store) {
+    for round in 0..8_u64 {
+        let (low, high) = (Extent::new(0, 24), Extent::new(8, 24));
+        let (first, second) = (pairs(store, low, 2 * round), pairs(store, high, 2 * round + 1));
+        let durability = Durability::Volatile;
+        let (one, other) =
+            both(put(store, low, &first, durability), put(store, high, &second, durability)).await;
+        assert!(one.is_ok() && other.is_ok());
+        for (lba, pair) in read_pairs(store, Extent::new(0, 32)).await.into_iter().enumerate() {
+            let is_one = first.get(lba) == Some(&pair);
+            let is_other = lba.checked_sub(8).is_some_and(|lba| second.get(lba) == Some(&pair));
+            assert!(is_one || is_other, "block {lba} is of two writes, round {round}");
+        }
+    }
+}
+
+/// Requests of all kinds held against a copy.
+async fn random_requests(store: &dyn Store, seed: u64) {
+    let mut model = read_all(store).await;
+    let mut dice = Dice(seed);
+    let block_bytes = store.geometry().block_size.bytes();
+    for step in 0..RANDOM_STEPS {
+        let at = format!("step {step} of seed {seed}");
+        let lba = dice.below(BLOCKS);
+        let extent = Extent::new(lba, 1 + dice.below((BLOCKS - lba).min(20)));
+        let range = lba as usize..extent.end() as usize;
+        let [_, _, zeroes, unmap, _] = every_kind(extent, 0);
+        let reply = match dice.below(7) {
+            0 | 1 => {
+                let written = pairs(store, extent, dice.below(u64::MAX));
+                model[range].clone_from_slice(&written);
+                put(store, extent, &written, Durability::Volatile).map(|done| done.map(|()| None))
+            }
+            2 => {
+                let data = pattern(store, extent, dice.below(u64::MAX));
+                for (pair, block) in model[range].iter_mut().zip(data.chunks(block_bytes)) {
+                    pair[..block_bytes].copy_from_slice(block);
+                    pair[block_bytes..].fill(NONE);
+                }
+                store.write(extent, data, Durability::Volatile).map(|done| done.map(|()| None))
+            }
+            kind @ (3 | 4) => {
+                let unmaps = kind == 3 && store.characteristics().unmap.is_some();
+                model[range].fill(blank(store));
+                let request = if unmaps { unmap } else { zeroes };
+                store.submit(request).map(|reply| reply.map(|_| None))
+            }
+            _ => store.submit(Request::ReadProtected(extent)).map(|reply| reply.map(Some)),
+        };
+        let reply = reply.wait().await.unwrap_or_else(|error| panic!("{extent}, {at}: {error}"));
+        if let Some(Reply::Data(data)) = reply {
+            let expected = model[lba as usize..extent.end() as usize].concat();
+            same(&data.into_buffer(), &expected, extent, &at);
+        }
+    }
+    assert_eq!(read_all(store).await, model, "after all steps of seed {seed}");
+}

@@ -1,0 +1,500 @@
+//! Keeps protection information beside each block, in a store that has no place for it.
+//!
+//! A block of 512 bytes takes two blocks of the store below: its data, and behind them its
+//! protection information. Both lie in one page of 4 KiB, of which a file, and mostly a disk,
+//! holds all of a write or nothing.
+//!
+//! ```text
+//! | header | data 0 | tags 0 | data 1 | tags 1 | ...
+//! ```
+//!
+//! A block of 4 KiB fills such a page alone. It has its protection information twice, at the end
+//! of the page before it and at the start of the page behind it, with a checksum of the data that
+//! they belong to:
+//!
+//! ```text
+//! | header, head 0 | data 0 | tail 0, head 1 | data 1 | tail 1, head 2 | ...
+//! ```
+//!
+//! One write goes over head, data and tail in this order, so wherever a program that is killed was
+//! in it, one of the two belongs to the data that is there. They differ only then, and the
+//! checksum tells which.
+//!
+//! Protection information is stored complemented, so that what reads as zero means FFh: blocks
+//! that were never written, holes, zeroes.
+
+use std::sync::Arc;
+
+use crc_fast::{CrcAlgorithm, checksum};
+
+use crate::{
+    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Durability,
+    Extent, Geometry, Io, Lba, PROTECTION_BYTES, Reply, Request, Space, Store, Unmap,
+};
+
+/// The first bytes of the store below belong to whoever made this one, to say what lies behind.
+/// They end in the middle of a page: the first head follows.
+pub const HEADER_BYTES: usize = 2048;
+
+/// The size of the blocks below.
+const BELOW: BlockSize = BlockSize::B512;
+const SECTOR: usize = BELOW.bytes();
+/// Where the first page behind the header's begins, in blocks below.
+const FIRST_PAGE: u64 = 8;
+
+/// See the module.
+pub struct ProtectedStore {
+    inner: Arc<dyn Store>,
+    layout: Layout,
+}
+
+/// Where things lie. Lengths are in blocks of the store below, offsets in bytes from where the
+/// run of bytes begins that a block's head, data and tail are.
+#[derive(Clone, Copy)]
+struct Layout {
+    block_size: BlockSize,
+    /// From a block to the next one.
+    stride: u64,
+    /// Head, data and tail of one block.
+    span: u64,
+    /// What lies before the data.
+    lead: u64,
+}
+
+const SMALL: Layout = Layout { block_size: BlockSize::B512, stride: 2, span: 2, lead: 0 };
+const LARGE: Layout = Layout { block_size: BlockSize::B4096, stride: 16, span: 10, lead: 1 };
+
+/// What is kept of a block beside its data: the complement of its protection information, and
+/// where it is kept twice, the data's checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tags {
+    complement: [u8; PROTECTION_BYTES],
+    checksum: [u8; 8],
+}
+
+impl Tags {
+    fn at(bytes: &[u8], offset: usize) -> Self {
+        let field = |from: usize| {
+            let mut field = [0; 8];
+            field.copy_from_slice(&bytes[from..from + 8]);
+            field
+        };
+        Self { complement: field(offset), checksum: field(offset + 8) }
+    }
+
+    fn put(self, bytes: &mut [u8], offset: usize) {
+        bytes[offset..offset + 8].copy_from_slice(&self.complement);
+        bytes[offset + 8..offset + 16].copy_from_slice(&self.checksum);
+    }
+
+    fn protection(self) -> [u8; PROTECTION_BYTES] {
+        self.complement.map(|byte| !byte)
+    }
+}
+
+/// Of zeroes it is zero.
+fn checksum_of(data: &[u8]) -> [u8; 8] {
+    checksum(CrcAlgorithm::Crc64Ecma182, data).to_be_bytes()
+}
+
+impl Layout {
+    fn of(block_size: BlockSize) -> Option<Self> {
+        match block_size {
+            BlockSize::B512 => Some(SMALL),
+            BlockSize::B4096 => Some(LARGE),
+            BlockSize::B2048 => None,
+        }
+    }
+
+    /// Blocks below before the first span.
+    const fn start(self) -> u64 {
+        match self.lead {
+            0 => FIRST_PAGE,
+            lead => FIRST_PAGE - lead,
+        }
+    }
+
+    /// How many blocks a store of so many has room for.
+    fn blocks_in(self, below: u64) -> u64 {
+        match below.checked_sub(self.start() + self.span) {
+            Some(rest) => rest / self.stride + 1,
+            None => 0,
+        }
+    }
+
+    /// How many blocks below so many take.
+    fn blocks_below(self, block_count: u64) -> Option<u64> {
+        match block_count.checked_sub(1) {
+            Some(gaps) => gaps.checked_mul(self.stride)?.checked_add(self.start() + self.span),
+            None => Some(self.start()),
+        }
+    }
+
+    /// Where an extent that is not empty lies below.
+    fn below(self, extent: Extent) -> Extent {
+        let start = self.start() + extent.lba.0 * self.stride;
+        Extent::new(start, (extent.block_count - 1) * self.stride + self.span)
+    }
+
+    /// The block to which one below belongs.
+    fn above(self, below: Lba) -> Lba {
+        Lba(below.0.saturating_sub(self.start()) / self.stride)
+    }
+
+    const fn stride_bytes(self) -> usize {
+        self.stride as usize * SECTOR
+    }
+
+    const fn data_offset(self) -> usize {
+        self.lead as usize * SECTOR
+    }
+
+    const fn tail_offset(self) -> usize {
+        self.data_offset() + self.block_size.bytes()
+    }
+
+    /// The bytes for the store below; `data` has protection information behind each block, or
+    /// none.
+    fn encode(self, data: &[u8], with_protection: bool, block_count: u64) -> Buffer {
+        let size = self.block_size.bytes();
+        let step = if with_protection { size + PROTECTION_BYTES } else { size };
+        assert_eq!(data.len(), block_count as usize * step, "the data has the extent's length");
+        let length = (block_count as usize - 1) * self.stride_bytes() + self.span as usize * SECTOR;
+        let mut bytes = Buffer::zeroed(length);
+        let spans = bytes.chunks_mut(self.stride_bytes());
+        for (span, block) in spans.zip(data.chunks_exact(step)) {
+            let (data, protection) = block.split_at(size);
+            let mut complement = [0; PROTECTION_BYTES];
+            for (to, from) in complement.iter_mut().zip(protection) {
+                *to = !from;
+            }
+            span[self.data_offset()..self.tail_offset()].copy_from_slice(data);
+            if self.lead == 0 {
+                Tags { complement, checksum: [0; 8] }.put(span, self.tail_offset());
+            } else {
+                let tags = Tags { complement, checksum: checksum_of(data) };
+                tags.put(span, 0);
+                tags.put(span, self.tail_offset());
+            }
+        }
+        bytes
+    }
+
+    /// The blocks of bytes from the store below, with their protection information or without.
+    fn decode(self, bytes: &[u8], with_protection: bool, block_count: u64) -> Buffer {
+        let size = self.block_size.bytes();
+        let step = if with_protection { size + PROTECTION_BYTES } else { size };
+        let mut data = Buffer::for_overwrite(block_count as usize * step);
+        for (block, span) in data.chunks_exact_mut(step).zip(bytes.chunks(self.stride_bytes())) {
+            let stored = &span[self.data_offset()..self.tail_offset()];
+            block[..size].copy_from_slice(stored);
+            if with_protection {
+                block[size..].copy_from_slice(&self.tags_of(span, stored).protection());
+            }
+        }
+        data
+    }
+
+    fn tags_of(self, span: &[u8], stored: &[u8]) -> Tags {
+        let tail = Tags::at(span, self.tail_offset());
+        if self.lead == 0 {
+            return tail;
+        }
+        let head = Tags::at(span, 0);
+        // Only a write that was cut short leaves two that differ.
+        match head != tail && head.checksum == checksum_of(stored) {
+            true => head,
+            false => tail,
+        }
+    }
+}
+
+impl ProtectedStore {
+    /// Over `inner`, whose blocks are of 512 bytes. `None` for a block size that cannot be
+    /// protected.
+    pub fn new(inner: Arc<dyn Store>, block_size: BlockSize) -> Option<Self> {
+        assert_eq!(inner.geometry().block_size, BELOW, "the store below has small blocks");
+        Some(Self { inner, layout: Layout::of(block_size)? })
+    }
+
+    /// Bytes that a disk of so many blocks takes; `None` where that is more than can be said.
+    pub fn bytes_below(block_size: BlockSize, block_count: u64) -> Option<u64> {
+        let below = Layout::of(block_size)?.blocks_below(block_count)?;
+        below.checked_mul(SECTOR as u64)
+    }
+
+    fn block_count(&self) -> u64 {
+        self.layout.blocks_in(self.inner.geometry().block_count)
+    }
+
+    fn submit_below<T: 'static>(
+        &self,
+        extent: Extent,
+        request: Request,
+        then: impl FnOnce(Reply) -> T + 'static,
+    ) -> Io<Result<T, BlockError>> {
+        let (layout, block_count) = (self.layout, self.block_count());
+        self.inner.submit(request).map(move |reply| match reply {
+            Ok(reply) => Ok(then(reply)),
+            Err(error) => Err(above(error, layout, extent, block_count)),
+        })
+    }
+
+    fn read(&self, extent: Extent, with_protection: bool) -> Io<Result<Reply, BlockError>> {
+        let layout = self.layout;
+        let block_count = extent.block_count;
+        self.submit_below(extent, Request::Read(layout.below(extent)), move |reply| match reply {
+            Reply::Data(Data::Zeroes(_)) if !with_protection => {
+                let length = block_count as usize * layout.block_size.bytes();
+                Reply::Data(Data::Zeroes(length))
+            }
+            Reply::Data(data) => {
+                let bytes = data.into_buffer();
+                Reply::Data(layout.decode(&bytes, with_protection, block_count).into())
+            }
+            other => other,
+        })
+    }
+
+    fn write(
+        &self,
+        extent: Extent,
+        data: &Buffer,
+        with_protection: bool,
+        durability: Durability,
+    ) -> Io<Result<Reply, BlockError>> {
+        let data = self.layout.encode(data, with_protection, extent.block_count);
+        let request = Request::Write { extent: self.layout.below(extent), data, durability };
+        self.submit_below(extent, request, |reply| reply)
+    }
+
+    fn space(&self) -> Io<Result<Reply, BlockError>> {
+        let stride = self.layout.stride;
+        self.inner.submit(Request::Space).map(move |reply| match reply? {
+            Reply::Space(Space { used_blocks, available_blocks }) => Ok(Reply::Space(Space {
+                used_blocks: used_blocks / stride,
+                available_blocks: available_blocks / stride,
+            })),
+            other => Ok(other),
+        })
+    }
+
+    /// A block is deallocated where its data is: what surrounds it is zero then, too.
+    fn allocation(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
+        let layout = self.layout;
+        let below = layout.below(extent);
+        // Up to the last block's data; a small block's tags are in its page.
+        let body = layout.stride.min(FIRST_PAGE);
+        let count = (extent.block_count - 1) * layout.stride + body;
+        let query = Request::Allocation(Extent::new(below.lba.0 + layout.lead, count));
+        self.submit_below(extent, query, move |reply| {
+            let Reply::Allocation(AllocationRun { block_count: run, allocation }) = reply else {
+                return reply;
+            };
+            let whole = run.checked_sub(body).map(|rest| rest / layout.stride + 1);
+            let (block_count, allocation) = match (allocation, whole) {
+                (Allocation::Mapped, _) => (run.div_ceil(layout.stride), allocation),
+                (Allocation::Anchored | Allocation::Deallocated, Some(whole)) => {
+                    (whole, allocation)
+                }
+                (Allocation::Anchored | Allocation::Deallocated, None) => (1, Allocation::Mapped),
+            };
+            let block_count = block_count.min(extent.block_count);
+            Reply::Allocation(AllocationRun { block_count, allocation })
+        })
+    }
+}
+
+/// What the store below says, in this one's blocks.
+fn above(error: BlockError, layout: Layout, extent: Extent, block_count: u64) -> BlockError {
+    let within = |lba: Lba| {
+        let last = extent.lba.0 + extent.block_count.saturating_sub(1);
+        Lba(layout.above(lba).0.clamp(extent.lba.0, last))
+    };
+    match error {
+        BlockError::OutOfRange { .. } => BlockError::OutOfRange { extent, block_count },
+        BlockError::NoSpace { lba } => BlockError::NoSpace { lba: within(lba) },
+        BlockError::Medium { lba, direction, source } => {
+            BlockError::Medium { lba: within(lba), direction, source }
+        }
+        BlockError::Protection { .. }
+        | BlockError::ReadOnly
+        | BlockError::Stopped
+        | BlockError::Unsupported => error,
+    }
+}
+
+impl Store for ProtectedStore {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: self.layout.block_size, block_count: self.block_count() }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        let inner = self.inner.characteristics();
+        let body = self.layout.stride.min(FIRST_PAGE) as u32;
+        Characteristics {
+            unmap: inner.unmap.map(|unmap| Unmap {
+                granularity_blocks: unmap.granularity_blocks.div_ceil(body),
+                ..unmap
+            }),
+            physical_block_exponent: match self.layout.lead {
+                0 => inner.physical_block_exponent.saturating_sub(1),
+                _ => 0,
+            },
+            protection: true,
+            ..inner
+        }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let extent = match &request {
+            Request::Read(extent)
+            | Request::ReadProtected(extent)
+            | Request::Unmap(extent)
+            | Request::Allocation(extent)
+            | Request::Write { extent, .. }
+            | Request::WriteProtected { extent, .. }
+            | Request::WriteZeroes { extent, .. } => *extent,
+            Request::Flush => return self.inner.submit(request),
+            Request::Space => return self.space(),
+            Request::Resize { block_count } => {
+                let below = self.layout.blocks_below(*block_count);
+                let Some(block_count) = below else {
+                    return Io::Ready(Err(BlockError::Unsupported));
+                };
+                return self.inner.submit(Request::Resize { block_count });
+            }
+        };
+        let block_count = self.block_count();
+        if !extent.fits(block_count) {
+            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+        }
+        if extent.block_count == 0 {
+            let allocation = AllocationRun { block_count: 0, allocation: Allocation::Mapped };
+            return Io::Ready(match request {
+                Request::Read(_) | Request::ReadProtected(_) => Ok(Reply::Data(Data::empty())),
+                Request::Allocation(_) => Ok(Reply::Allocation(allocation)),
+                _ => Ok(Reply::Done),
+            });
+        }
+        let below = self.layout.below(extent);
+        match request {
+            Request::Read(_) => self.read(extent, false),
+            Request::ReadProtected(_) => self.read(extent, true),
+            Request::Write { data, durability, .. } => self.write(extent, &data, false, durability),
+            Request::WriteProtected { data, durability, .. } => {
+                self.write(extent, &data, true, durability)
+            }
+            Request::WriteZeroes { durability, .. } => {
+                let zeroes = Request::WriteZeroes { extent: below, durability };
+                self.submit_below(extent, zeroes, |reply| reply)
+            }
+            Request::Unmap(_) => self.submit_below(extent, Request::Unmap(below), |reply| reply),
+            Request::Allocation(_) => self.allocation(extent),
+            Request::Flush | Request::Space | Request::Resize { .. } => {
+                unreachable!("answered above")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+    use crate::MemoryStore;
+
+    fn run<T>(answer: Io<T>) -> T {
+        match pin!(answer.wait()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("a store in memory made its caller wait"),
+        }
+    }
+
+    const PAGE: usize = 4096;
+
+    fn pair(block_size: BlockSize, byte: u8) -> Vec<u8> {
+        [vec![byte; block_size.bytes()], vec![byte ^ 0x55; PROTECTION_BYTES]].concat()
+    }
+
+    /// A file keeps of a write that its program is killed in what lies in the pages before some
+    /// page: every block is of the old write then, or of the new one, with its own tags.
+    #[test]
+    fn a_write_that_ends_at_any_page_leaves_blocks_with_their_own_tags() {
+        for block_size in [BlockSize::B512, BlockSize::B4096] {
+            for (lba, block_count) in [(0, 1), (0, 9), (3, 6), (1, 1), (2, 2)] {
+                let extent = Extent::new(lba, block_count);
+                let layout = Layout::of(block_size).expect("a layout");
+                let below = layout.below(extent);
+                let all = |byte| pair(block_size, byte).repeat(block_count as usize);
+                let old = layout.encode(&all(1), true, block_count);
+                let new = layout.encode(&all(2), true, block_count);
+                let start = below.byte_offset(BELOW) as usize;
+                let mut cuts: Vec<usize> = (start / PAGE + 1..=(start + new.len()) / PAGE)
+                    .map(|page| page * PAGE - start)
+                    .collect();
+                cuts.extend([0, new.len()]);
+                let mut seen = [0; 3];
+                for cut in cuts {
+                    let mixed = [&new[..cut], &old[cut..]].concat();
+                    let found = layout.decode(&mixed, true, block_count);
+                    for (index, found) in found.chunks(pair(block_size, 0).len()).enumerate() {
+                        let whole =
+                            [1, 2].into_iter().find(|&byte| found == pair(block_size, byte));
+                        let whole = whole.unwrap_or_else(|| panic!("{extent}: {index} at {cut}"));
+                        seen[usize::from(whole)] += 1;
+                    }
+                }
+                assert!(seen[1] > 0 && seen[2] > 0, "{seen:?}");
+            }
+        }
+    }
+
+    /// No block and, of small ones, no tags lie in two pages.
+    #[test]
+    fn what_must_not_be_torn_lies_in_one_page() {
+        for lba in 0..100 {
+            let small = SMALL.below(Extent::new(lba, 1)).byte_offset(BELOW) as usize;
+            assert_eq!(small / PAGE, (small + 2 * SECTOR - 1) / PAGE);
+            let large = LARGE.below(Extent::new(lba, 1)).byte_offset(BELOW) as usize;
+            assert_eq!((large + LARGE.data_offset()) % PAGE, 0);
+            assert!(small >= HEADER_BYTES && large >= HEADER_BYTES);
+        }
+    }
+
+    #[test]
+    fn it_holds_what_it_says_to_take() {
+        for block_size in [BlockSize::B512, BlockSize::B4096] {
+            for block_count in [1, 2, 1000, 1 << 40] {
+                let bytes = ProtectedStore::bytes_below(block_size, block_count).expect("fits");
+                let layout = Layout::of(block_size).expect("a layout");
+                assert_eq!(layout.blocks_in(bytes / SECTOR as u64), block_count);
+                assert_eq!(layout.blocks_in(bytes / SECTOR as u64 - 1), block_count - 1);
+                let last = layout.below(Extent::new(block_count - 1, 1));
+                assert_eq!(last.end() * SECTOR as u64, bytes);
+            }
+            assert_eq!(ProtectedStore::bytes_below(block_size, u64::MAX), None);
+        }
+        assert!(ProtectedStore::bytes_below(BlockSize::B2048, 1).is_none());
+    }
+
+    #[test]
+    fn an_error_below_names_the_block_above() {
+        use crate::layers::{Fault, Faults, FaultyStore, Times};
+        for (block_size, bad) in [(BlockSize::B512, 8 + 2 * 5), (BlockSize::B4096, 8 + 16 * 5 + 3)]
+        {
+            let memory = Arc::new(MemoryStore::new(BELOW, 4000));
+            let faults = Faults::default();
+            faults.add(Fault::Unreadable(Extent::new(bad, 1)), Times::Always);
+            let below = Arc::new(FaultyStore::new(memory, faults));
+            let store = ProtectedStore::new(below, block_size).expect("a layout");
+            let store: &dyn Store = &store;
+            match run(store.read_protected(Extent::new(2, 9))) {
+                Err(BlockError::Medium { lba, .. }) => assert_eq!(lba, Lba(5)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
