@@ -285,6 +285,7 @@ fn logical_unit(
         device_type: device_type(volume),
         removable: volume.removable,
         keeper,
+        protection: volume.protection,
     };
     LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })
 }

@@ -11,6 +11,7 @@
 //! path = "/srv/data.img"
 //! size = "10GiB"
 //! cache = "none"
+//! # protection = 1
 //! # state = "/var/lib/sarsen/data"
 //! # For drills: what is to go wrong. A list of strings is several faults.
 //! # fault = "lost-write@1234"
@@ -31,7 +32,7 @@ use std::path::Path;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
-use sarsen_scsi::AccessState;
+use sarsen_scsi::{AccessState, ProtectionType};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -53,6 +54,7 @@ const VOLUME_KEYS: &[&str] = &[
     "read-only",
     "removable",
     "serial",
+    "protection",
     "state",
     "limit",
     "fault",
@@ -75,6 +77,11 @@ const CACHES: [(&str, CacheMode); 5] = [
     ("none", CacheMode::None),
     ("directsync", CacheMode::DirectSync),
     ("unsafe", CacheMode::Unsafe),
+];
+const PROTECTION_TYPES: [(&str, ProtectionType); 3] = [
+    ("1", ProtectionType::Type1),
+    ("2", ProtectionType::Type2),
+    ("3", ProtectionType::Type3),
 ];
 const ENGINES: [(&str, FileEngine); 3] =
     [("auto", FileEngine::Auto), ("uring", FileEngine::Uring), ("pool", FileEngine::Pool)];
@@ -193,6 +200,7 @@ pub(super) fn volume_from_settings(
     let (mut name, mut store, mut path, mut size, mut cache) = (None, None, None, None, None);
     let (mut block_size, mut read_only, mut removable) = (None, None, None);
     let mut serial = None;
+    let mut protection = None;
     let mut state = None;
     let mut limit = None;
     let mut faults = Vec::new();
@@ -233,6 +241,9 @@ pub(super) fn volume_from_settings(
                 }
                 serial = Some(value);
             }
+            "protection" => {
+                protection = Some(choose("protection", &value, &PROTECTION_TYPES).map_err(wrong)?);
+            }
             "state" => state = Some((value, place)),
             "limit" => limit = Some((parse_size(&value).map_err(wrong)?, place)),
             "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
@@ -249,6 +260,7 @@ pub(super) fn volume_from_settings(
             ("block-size", block_size.is_some()),
             ("state", state.is_some()),
             ("limit", limit.is_some()),
+            ("protection", protection.is_some()),
             ("read-only", read_only == Some(false)),
             ("removable", removable == Some(false)),
         ];
@@ -264,6 +276,7 @@ pub(super) fn volume_from_settings(
             read_only: true,
             removable: true,
             serial,
+            protection,
             faults,
         });
     }
@@ -289,6 +302,10 @@ pub(super) fn volume_from_settings(
     {
         return Err(ConfigError::new(place, "only a ram volume has a limit: remove it"));
     }
+    if protection.is_some() && store == "null" {
+        let message = "a null volume keeps no protection information: remove it";
+        return Err(ConfigError::new(place, message));
+    }
     let store = match store {
         "file" => StoreConfig::File {
             path: path.ok_or_else(|| missing("path"))?.into(),
@@ -309,7 +326,16 @@ pub(super) fn volume_from_settings(
         },
         _ => StoreConfig::Null { size: size.ok_or_else(|| missing("size"))? },
     };
-    Ok(VolumeConfig { name, store, block_size, read_only, removable, serial, faults })
+    Ok(VolumeConfig {
+        name,
+        store,
+        block_size,
+        read_only,
+        removable,
+        serial,
+        protection,
+        faults,
+    })
 }
 
 fn parse_target(

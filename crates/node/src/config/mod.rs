@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
-use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS};
+use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS, ProtectionType};
 
 use crate::stores::CacheMode;
 
@@ -78,6 +78,8 @@ pub struct VolumeConfig {
     /// Its serial number, by which initiators know it wherever it is served; derived from this
     /// machine and the volume's names unless given.
     pub serial: Option<String>,
+    /// The type of protection information that its blocks have, if any.
+    pub protection: Option<ProtectionType>,
     /// What is to go wrong with it, on purpose.
     pub faults: Vec<FaultConfig>,
 }
@@ -311,6 +313,7 @@ mod tests {
             read_only: false,
             removable: false,
             serial: None,
+            protection: None,
             faults: Vec::new(),
         }
     }

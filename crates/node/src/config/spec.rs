@@ -67,6 +67,8 @@ mod tests {
             (disc.block_size, disc.read_only, disc.removable),
             (BlockSize::B2048, true, true)
         );
+        let volume = parse_volume("r=ram:1MiB,protection=2").expect("valid");
+        assert_eq!(volume.protection, Some(sarsen_scsi::ProtectionType::Type2));
         let volume = parse_volume("r=ram:1MiB,fault=lost-write@7:once,fault=stale-read@8");
         assert_eq!(volume.expect("valid").faults.len(), 2);
     }
@@ -88,6 +90,8 @@ mod tests {
             ("a=iso:/x,read-only=false", "read-only: a CD has"),
             ("a=iso:/x,removable=false", "removable: a CD has"),
             ("a=null:1MiB,limit=4KiB", "only a ram volume has a limit"),
+            ("a=ram:1MiB,protection=4", "it is one of 1, 2, 3"),
+            ("a=null:1MiB,protection=1", "keeps no protection information"),
             ("a=ram:1MiB,state=/srv/kept", "only a file volume"),
             ("a=file:/x,read-only,state=/srv/kept", "that can be written"),
             ("a=ram:1MiB,fault=bitrot@1", "it is one of flipped-bit, "),

@@ -3,6 +3,7 @@
 mod file;
 mod latch;
 mod null;
+mod protected;
 mod ram;
 
 use std::io;
@@ -132,10 +133,15 @@ impl StoreError {
 pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
     let store: Arc<dyn Store> = match &volume.store {
-        StoreConfig::Ram { size, limit } => Arc::new(
-            RamStore::with_limit(volume.block_size, blocks(*size), limit.unwrap_or(u64::MAX))
-                .map_err(|source| StoreError::Memory { size: *size, source })?,
-        ),
+        StoreConfig::Ram { size, limit } => {
+            let limit = limit.unwrap_or(u64::MAX);
+            let store = match volume.protection {
+                Some(_) => protected::in_memory(volume.block_size, *size, limit),
+                None => RamStore::with_limit(volume.block_size, blocks(*size), limit)
+                    .map(|store| Arc::new(store) as _),
+            };
+            store.map_err(|source| StoreError::Memory { size: *size, source })?
+        }
         StoreConfig::Null { size } => Arc::new(NullStore::new(volume.block_size, blocks(*size))),
         StoreConfig::File { path, size, cache, .. } => {
             let options = FileOptions {
@@ -145,8 +151,15 @@ pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
                 cache: *cache,
                 read_only: volume.read_only,
             };
+            let store = match volume.protection {
+                Some(_) => protected::open_file(&options)?,
+                None => {
+                    protected::refuse_as_plain(path)?;
+                    Arc::new(FileStore::open(&options)?)
+                }
+            };
             // It is read-only by itself.
-            return plant(volume, Arc::new(FileStore::open(&options)?));
+            return plant(volume, store);
         }
         StoreConfig::Iso { path } => return plant(volume, Arc::new(open_image(path)?)),
     };

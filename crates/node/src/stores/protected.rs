@@ -1,0 +1,239 @@
+//! Volumes that keep protection information: the layer that does it over a store, and the header
+//! by which a file of one is known. Their blocks do not lie as a plain volume's do, so a file is
+//! never served as what it is not.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use sarsen_block::layers::{HEADER_BYTES, ProtectedStore};
+use sarsen_block::{BlockSize, Store};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{FileOptions, FileStore, RamStore, StoreError};
+
+const MAGIC: [u8; 8] = *b"sarsen\x1ap";
+const VERSION: u8 = 1;
+
+/// The beginning of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: u8,
+    /// log2 of a block's bytes, without its protection information.
+    block_size_shift: u8,
+    reserved: [u8; 6],
+}
+
+const _: () = assert!(size_of::<Header>() <= HEADER_BYTES);
+
+impl Header {
+    const fn of(block_size: BlockSize) -> Self {
+        let block_size_shift = block_size.shift() as u8;
+        Self { magic: MAGIC, version: VERSION, block_size_shift, reserved: [0; 6] }
+    }
+}
+
+/// The part of a file or device that must be empty before it becomes a protected volume.
+const FIRST_BYTES: usize = 4096;
+
+/// What a path holds.
+enum Found {
+    /// Nothing yet.
+    Empty,
+    /// A volume with protection information.
+    Protected(Header),
+    /// Something else.
+    Other,
+}
+
+fn look_at(path: &Path) -> io::Result<Found> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Empty),
+        file => file?,
+    };
+    let metadata = file.metadata()?;
+    let mut first = [0; FIRST_BYTES];
+    let mut length = 0;
+    while length < FIRST_BYTES {
+        match file.read_at(&mut first[length..], length as u64)? {
+            0 => break,
+            count => length += count,
+        }
+    }
+    let zeroes = first.iter().all(|&byte| byte == 0);
+    Ok(match Header::read_from_prefix(&first) {
+        Ok((header, _)) if header.magic == MAGIC => Found::Protected(header),
+        // A file that was made and whose header was not written holds no data at all.
+        _ if zeroes && (metadata.blocks() == 0 || metadata.file_type().is_block_device()) => {
+            Found::Empty
+        }
+        _ => Found::Other,
+    })
+}
+
+fn look(path: &Path) -> Result<Found, StoreError> {
+    let what = "find out what it holds";
+    look_at(path).map_err(|source| StoreError::System { path: path.into(), what, source })
+}
+
+/// Refuses a file with protection information that is to be served without.
+pub(super) fn refuse_as_plain(path: &Path) -> Result<(), StoreError> {
+    match look(path)? {
+        Found::Protected(_) => Err(StoreError::Unfit {
+            path: path.into(),
+            problem: "is a volume with protection information: set protection to 1, 2 or 3".into(),
+        }),
+        Found::Empty | Found::Other => Ok(()),
+    }
+}
+
+/// Opens, or makes, a file with protection information. `options` are of the volume as it is seen.
+pub(super) fn open_file(options: &FileOptions) -> Result<Arc<dyn Store>, StoreError> {
+    let path = &options.path;
+    let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
+    let header = Header::of(options.block_size);
+    let is_new = match look(path)? {
+        Found::Empty => true,
+        Found::Protected(found) if found == header => false,
+        Found::Protected(Header { version: VERSION, block_size_shift, .. }) => {
+            let bytes = 1_u64.checked_shl(block_size_shift.into()).unwrap_or(0);
+            return Err(unfit(format!("has blocks of {bytes} bytes: set block-size = {bytes}")));
+        }
+        Found::Protected(_) => {
+            return Err(unfit("was made by a later version of this program: use that".into()));
+        }
+        Found::Other => {
+            return Err(unfit(
+                "holds something without protection information: give the volume a new file, \
+                 or an empty one, and copy what is to be kept"
+                    .into(),
+            ));
+        }
+    };
+    if is_new && options.read_only && fs::exists(path).unwrap_or(false) {
+        return Err(unfit("is empty: serve it once without read-only".into()));
+    }
+    let below = |size| {
+        let block_count = size >> options.block_size.shift();
+        ProtectedStore::bytes_below(options.block_size, block_count)
+            .ok_or_else(|| unfit(format!("cannot have {size} bytes: choose another size")))
+    };
+    let size = options.size.map(below).transpose()?;
+    let options_below = FileOptions { size, block_size: BlockSize::B512, ..options.clone() };
+    let store = Arc::new(FileStore::open(&options_below)?);
+    if is_new {
+        write_header(path, &header).map_err(|source| {
+            let what = "write its header";
+            StoreError::System { path: path.clone(), what, source }
+        })?;
+    }
+    Ok(Arc::new(protect(store, options.block_size)))
+}
+
+fn write_header(path: &Path, header: &Header) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let mut first = [0; HEADER_BYTES];
+    first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+    file.write_all_at(&first, 0)?;
+    file.sync_all()
+}
+
+/// A RAM volume with protection information, all of it in `limit` bytes of memory.
+pub(super) fn in_memory(
+    block_size: BlockSize,
+    size: u64,
+    limit: u64,
+) -> io::Result<Arc<dyn Store>> {
+    let below = ProtectedStore::bytes_below(block_size, size >> block_size.shift());
+    let below = below.ok_or(ErrorKind::OutOfMemory)?;
+    let store = RamStore::with_limit(BlockSize::B512, below >> BlockSize::B512.shift(), limit)?;
+    Ok(Arc::new(protect(Arc::new(store), block_size)))
+}
+
+fn protect(store: Arc<dyn Store>, block_size: BlockSize) -> ProtectedStore {
+    match ProtectedStore::new(store, block_size) {
+        Some(store) => store,
+        None => unreachable!("a configuration protects blocks of 512 and 4,096 bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use sarsen_block::conformance;
+    use sarsen_io::cores::{self, FileEngine};
+
+    use super::super::CacheMode;
+    use super::*;
+
+    const SIZE: u64 = 2 << 20;
+
+    fn options(path: PathBuf, cache: CacheMode, block_size: BlockSize) -> FileOptions {
+        FileOptions { path, size: Some(SIZE), block_size, cache, read_only: false }
+    }
+
+    #[test]
+    fn every_cache_mode_and_engine_passes_the_conformance_suite() {
+        use CacheMode::*;
+        for cache in [WriteBack, WriteThrough, None, DirectSync, Unsafe] {
+            for engine in [FileEngine::Auto, FileEngine::Pool] {
+                for block_size in [BlockSize::B512, BlockSize::B4096] {
+                    let folder = tempfile::tempdir().expect("a folder");
+                    let path = folder.path().join("disk");
+                    let store = match open_file(&options(path, cache, block_size)) {
+                        // A file system of 4 KiB sectors has no direct I/O for smaller blocks.
+                        Err(StoreError::Unfit { problem, .. }) if cache.is_direct() => {
+                            assert!(problem.contains("direct I/O"), "{problem}");
+                            continue;
+                        }
+                        store => store.expect("opens"),
+                    };
+                    assert_eq!(store.geometry().byte_count(), SIZE);
+                    cores::block_on(engine, conformance::check(&*store, 7)).expect("a core");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_passes_the_conformance_suite() {
+        for block_size in [BlockSize::B512, BlockSize::B4096] {
+            let store = in_memory(block_size, SIZE, u64::MAX).expect("memory");
+            assert_eq!(store.geometry().byte_count(), SIZE);
+            cores::block_on(FileEngine::Pool, conformance::check(&*store, 3)).expect("a core");
+        }
+    }
+
+    #[test]
+    fn a_file_is_served_as_what_it_is_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+        drop(open_file(&opened).expect("is made"));
+        drop(open_file(&opened).expect("is known again"));
+        let error = |result: Result<_, StoreError>| result.err().expect("is refused").to_string();
+        let plain = error(refuse_as_plain(&path).map(|()| ()));
+        assert!(plain.contains("set protection"), "{plain}");
+        let large = FileOptions { block_size: BlockSize::B4096, ..opened.clone() };
+        let told = error(open_file(&large).map(drop));
+        assert!(told.contains("set block-size = 512"), "{told}");
+
+        let image = folder.path().join("image");
+        fs::write(&image, [1; 4096]).expect("writes");
+        let told = error(open_file(&FileOptions { path: image.clone(), ..opened.clone() }).map(drop));
+        assert!(told.contains("without protection"), "{told}");
+        assert_eq!(fs::metadata(&image).expect("is there").len(), 4096, "it did not grow");
+        refuse_as_plain(&image).expect("is plain");
+        refuse_as_plain(&folder.path().join("absent")).expect("is nothing");
+
+        // The server was killed between making the file and writing its header.
+        let made = folder.path().join("made");
+        File::create(&made).and_then(|file| file.set_len(8192)).expect("makes");
+        drop(open_file(&FileOptions { path: made, ..opened }).expect("is finished"));
+    }
+}
