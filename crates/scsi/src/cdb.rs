@@ -1,5 +1,6 @@
 //! What arrives: a command descriptor block and its data.
 
+use crate::Sense;
 use sarsen_block::Buffer;
 use sarsen_wire::scsi::opcode;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
@@ -54,6 +55,21 @@ impl Cdb {
         match T::ref_from_prefix(&self.fixed) {
             Ok((layout, _)) => layout,
             Err(_) => unreachable!("a CDB layout of at most sixteen bytes, without alignment"),
+        }
+    }
+}
+
+impl Cdb {
+    /// A block of variable length as a declared layout; refused where it is not as long as that
+    /// (SPC-4 4.2.5.2).
+    pub(crate) fn view_long<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+        &self,
+    ) -> Result<&T, Sense> {
+        let refused = || Sense::invalid_field_in_cdb(7);
+        let (layout, _) = T::ref_from_prefix(self.as_bytes()).map_err(|_| refused())?;
+        match usize::from(self.fixed[7]) + 8 == size_of::<T>() {
+            true => Ok(layout),
+            false => Err(refused()),
         }
     }
 }

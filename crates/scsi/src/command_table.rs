@@ -9,7 +9,7 @@ use crate::commands::{
     log, medium, mode, multimedia, provisioning, report, reservation, security, target_port_groups,
     timestamp, verify,
 };
-use crate::{Access, Cdb, DeviceType, LogicalUnit, Sense};
+use crate::{Access, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
 
@@ -208,6 +208,28 @@ const CTL: u8 = 0x04;
 /// GROUP NUMBER: accepted, without statistics to keep.
 const GRP: u8 = 0x1f;
 
+/// SBC-3 4.22.2.4: commands of 32 bytes are for type 2 alone.
+fn is_type_2(unit: &LogicalUnit) -> bool {
+    unit.protection_type() == Some(ProtectionType::Type2)
+}
+
+/// The usage map of a block command of 32 bytes, with its flags in byte 10.
+const fn long(service_action: u8, flags: u8) -> [u8; 31] {
+    let mut usage = [ALL; 31];
+    usage[0] = CTL;
+    let mut reserved = 1;
+    while reserved <= 4 {
+        usage[reserved] = 0;
+        reserved += 1;
+    }
+    usage[5] = GRP;
+    usage[7] = 0;
+    usage[8] = service_action;
+    usage[9] = flags;
+    usage[10] = 0;
+    usage
+}
+
 /// All commands, by operation code and service action.
 #[rustfmt::skip]
 pub static TABLE: &[Row] = &[
@@ -253,6 +275,11 @@ pub static TABLE: &[Row] = &[
     row(RELEASE_10, "RELEASE(10)", reservation::release, HELD, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
     row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, NONE, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
     row(MODE_SENSE_10, "MODE SENSE(10)", multimedia::mode::sense_10, NONE, &[0x08, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
+    action(VARIABLE_LENGTH, SA_READ_32, "READ(32)", block::read, READS, &long(SA_READ_32, 0xfa)).only_where(is_type_2),
+    action(VARIABLE_LENGTH, SA_VERIFY_32, "VERIFY(32)", verify::verify, READS, &long(SA_VERIFY_32, 0xf6)).with_data_out(verify::verify_data_out).only_where(is_type_2),
+    action(VARIABLE_LENGTH, SA_WRITE_32, "WRITE(32)", block::write, WRITES, &long(SA_WRITE_32, 0xfa)).with_data_out(block::write_data_out).only_where(is_type_2),
+    action(VARIABLE_LENGTH, SA_WRITE_AND_VERIFY_32, "WRITE AND VERIFY(32)", verify::write_and_verify, WRITES, &long(SA_WRITE_AND_VERIFY_32, 0xf6)).with_data_out(verify::write_and_verify_data_out).only_where(is_type_2),
+    action(VARIABLE_LENGTH, SA_WRITE_SAME_32, "WRITE SAME(32)", provisioning::write_same, WRITES, &long(SA_WRITE_SAME_32, 0xf9)).with_data_out(provisioning::write_same_data_out).only_where(is_type_2),
     row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
     row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out),
     row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),

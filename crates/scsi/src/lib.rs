@@ -20,6 +20,7 @@ mod lun;
 mod medium;
 mod modes;
 mod nexus;
+mod protection;
 mod self_test;
 mod sense;
 mod target;
@@ -41,6 +42,7 @@ pub use keeper::{Keeper, Record};
 pub use logical_unit::{DeviceType, Limits, LogicalUnit, Parts};
 pub use lun::Lun;
 pub use nexus::{InitiatorPort, NexusHandle};
+pub use protection::ProtectionType;
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
 pub use target::TargetDevice;
 pub use target_port_groups::{

@@ -9,11 +9,12 @@ use crate::commands::mode;
 use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
+use crate::protection::Protected;
 use crate::self_test::{Outcome, SelfTests};
 use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
 use crate::timestamp::Timestamp;
-use crate::{Completion, Identity, Keeper, Sense, UnitAttention};
+use crate::{Completion, Identity, Keeper, ProtectionType, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::io;
@@ -46,12 +47,22 @@ pub struct Parts {
     pub removable: bool,
     /// Where it keeps what outlives the program, if anywhere.
     pub keeper: Option<Arc<dyn Keeper>>,
+    /// The type of protection information that its medium is formatted with, where its store
+    /// keeps any.
+    pub protection: Option<ProtectionType>,
 }
 
 impl Parts {
     /// A disk that keeps nothing.
     pub fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
-        Self { identity, store, device_type: DeviceType::Disk, removable: false, keeper: None }
+        Self {
+            identity,
+            store,
+            device_type: DeviceType::Disk,
+            removable: false,
+            keeper: None,
+            protection: None,
+        }
     }
 }
 
@@ -99,6 +110,8 @@ pub struct LogicalUnit {
     identity: Identity,
     device_type: DeviceType,
     store: Arc<dyn Store>,
+    /// The same store, where it keeps protection information.
+    protected: Option<Arc<Protected>>,
     keeper: Option<Arc<dyn Keeper>>,
     characteristics: Characteristics,
     limits: Limits,
@@ -131,8 +144,11 @@ impl LogicalUnit {
     /// A unit of these parts, in the state that its keeper kept. Blocks while that is read; an
     /// error says which record is wrong.
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
-        let Parts { identity, store, device_type, removable, keeper } = parts;
+        let Parts { identity, store, device_type, removable, keeper, protection } = parts;
         let characteristics = store.characteristics();
+        let protected =
+            characteristics.protection.then(|| Arc::new(Protected::new(store.clone(), protection)));
+        let store = protected.clone().map_or(store, |protected| protected);
         let identifying_information = IdentifyingInformation::load(keeper.as_deref())?;
         let unit = Self {
             identity,
@@ -143,6 +159,7 @@ impl LogicalUnit {
             characteristics,
             limits: Limits::new(store.geometry()),
             store,
+            protected,
             reservation: AtomicU64::new(NO_NEXUS),
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: TaskSet::default(),
@@ -176,9 +193,20 @@ impl LogicalUnit {
         self.keeper.as_ref()
     }
 
-    /// What is below.
+    /// What is below. Where the medium has protection information, plain reads are checked against
+    /// it and plain writes bring theirs.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
+    }
+
+    /// The store, where it can keep protection information.
+    pub(crate) fn protected(&self) -> Option<&Arc<Protected>> {
+        self.protected.as_ref()
+    }
+
+    /// The type of protection information that the medium is formatted with.
+    pub(crate) fn protection_type(&self) -> Option<ProtectionType> {
+        self.protected.as_ref()?.protection_type()
     }
 
     /// What it promises in the Block Limits page.
@@ -281,6 +309,9 @@ impl LogicalUnit {
         self.tasks.set_policy(parameters.tasks);
         if self.characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
             self.thresholds.configure(&parameters.provisioning);
+        }
+        if let Some(protected) = &self.protected {
+            protected.set_policy(parameters.application_tag_owned, parameters.unchecked_when_zero);
         }
     }
 

@@ -18,6 +18,10 @@ pub(crate) struct ModeParameters {
     pub(crate) software_write_protect: bool,
     /// D_SENSE (SPC-4 7.5.8).
     pub(crate) descriptor_sense: bool,
+    /// DPICZ (SPC-4 7.5.8).
+    pub(crate) unchecked_when_zero: bool,
+    /// ATO (SPC-4 7.5.8).
+    pub(crate) application_tag_owned: bool,
     /// What the control page says of tasks.
     pub(crate) tasks: Policy,
     /// What a thin unit tells of its room.
@@ -31,6 +35,8 @@ impl ModeParameters {
             write_cache_enabled: characteristics.volatile_cache,
             software_write_protect: false,
             descriptor_sense: false,
+            unchecked_when_zero: false,
+            application_tag_owned: false,
             tasks: Policy::default(),
             provisioning: Provisioning::default_of(geometry),
         }
@@ -42,6 +48,8 @@ impl ModeParameters {
             write_cache_enabled: set && characteristics.volatile_cache,
             software_write_protect: set,
             descriptor_sense: set,
+            unchecked_when_zero: set && characteristics.protection,
+            application_tag_owned: set && characteristics.protection,
             tasks: if set { Policy::OPPOSITE } else { Policy::default() },
             provisioning: Provisioning::extreme(set),
         })

@@ -1,6 +1,6 @@
 //! Sense data: named builders, the one mapping from a store's errors, both byte formats.
 
-use sarsen_block::{BlockError, Direction};
+use sarsen_block::{BlockError, Direction, ProtectionField};
 use sarsen_wire::scsi::sense::{self as wire, DescriptorSense, FixedSense};
 use zerocopy::IntoBytes;
 
@@ -352,6 +352,20 @@ impl Sense {
         Self { information: Some(offset), ..Self::new(SenseKey::Miscompare, additional) }
     }
 
+    /// A field of protection information is not as it should be (SBC-3 4.22.5).
+    pub const fn protection(key: SenseKey, field: ProtectionField) -> Self {
+        let additional = match field {
+            ProtectionField::Guard => AdditionalSense::LOGICAL_BLOCK_GUARD_CHECK_FAILED,
+            ProtectionField::ApplicationTag => {
+                AdditionalSense::LOGICAL_BLOCK_APPLICATION_TAG_CHECK_FAILED
+            }
+            ProtectionField::ReferenceTag => {
+                AdditionalSense::LOGICAL_BLOCK_REFERENCE_TAG_CHECK_FAILED
+            }
+        };
+        Self::new(key, additional)
+    }
+
     const fn illegal_request(additional: AdditionalSense) -> Self {
         Self::new(SenseKey::IllegalRequest, additional)
     }
@@ -501,6 +515,9 @@ impl From<&BlockError> for Sense {
                     Direction::Write => AdditionalSense::WRITE_ERROR,
                 };
                 Self { information: Some(lba.0), ..Self::new(SenseKey::MediumError, additional) }
+            }
+            BlockError::Protection { lba, field } => {
+                Self::protection(SenseKey::AbortedCommand, *field).with_information(lba.0)
             }
             BlockError::ReadOnly => Self::write_protected(),
             // Retrying helps no more than on a failed medium, and initiators treat it as final.

@@ -5,6 +5,7 @@ use crate::{
     Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, Keeper, LogicalUnit, Lun,
     NexusHandle, Parts, Record, Sense, Status, TargetDevice, Work,
 };
+use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Geometry, Io, Lba,
     MemoryStore, Request, Store, Unmap,
@@ -19,7 +20,7 @@ pub(crate) const BLOCKS: u64 = 4096;
 
 /// A memory store that can delay, fail, and remembers how it was asked.
 pub(crate) struct TestStore {
-    inner: MemoryStore,
+    inner: Arc<dyn Store>,
     pub(crate) characteristics: Characteristics,
     /// Every answer waits for so many polls.
     pub(crate) delay_polls: AtomicUsize,
@@ -39,8 +40,21 @@ impl TestStore {
             physical_block_exponent: 0,
             protection: false,
         };
+        Self::around(Arc::new(MemoryStore::new(block_size, BLOCKS)), characteristics)
+    }
+
+    /// One that keeps protection information, of so many blocks.
+    pub(crate) fn protected(block_size: BlockSize, block_count: u64) -> Self {
+        let bytes = ProtectedStore::bytes_below(block_size, block_count).unwrap();
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, bytes / 512));
+        let inner = ProtectedStore::new(below, block_size).unwrap();
+        let characteristics = inner.characteristics();
+        Self::around(Arc::new(inner), characteristics)
+    }
+
+    fn around(inner: Arc<dyn Store>, characteristics: Characteristics) -> Self {
         Self {
-            inner: MemoryStore::new(block_size, BLOCKS),
+            inner,
             characteristics,
             delay_polls: AtomicUsize::new(0),
             bad_block: Mutex::new(None),
@@ -52,8 +66,9 @@ impl TestStore {
 
     fn fault(&self, request: &Request) -> Option<BlockError> {
         let (extent, direction) = match request {
-            Request::Read(extent) => (*extent, Direction::Read),
-            Request::Write { extent, durability, .. } => {
+            Request::Read(extent) | Request::ReadProtected(extent) => (*extent, Direction::Read),
+            Request::Write { extent, durability, .. }
+            | Request::WriteProtected { extent, durability, .. } => {
                 if *durability == Durability::Durable {
                     self.durable_writes.fetch_add(1, Ordering::Relaxed);
                 }
@@ -241,6 +256,9 @@ pub(crate) fn open(device: &Arc<TargetDevice>, initiator: &str) -> NexusHandle {
 }
 
 pub(crate) fn cdb(bytes: &[u8]) -> Cdb {
+    if let Some((fixed, extension)) = bytes.split_first_chunk() {
+        return Cdb::with_extension(fixed, extension);
+    }
     let mut fixed = [0; 16];
     fixed[..bytes.len()].copy_from_slice(bytes);
     Cdb::new(&fixed)

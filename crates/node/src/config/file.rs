@@ -78,11 +78,8 @@ const CACHES: [(&str, CacheMode); 5] = [
     ("directsync", CacheMode::DirectSync),
     ("unsafe", CacheMode::Unsafe),
 ];
-const PROTECTION_TYPES: [(&str, ProtectionType); 3] = [
-    ("1", ProtectionType::Type1),
-    ("2", ProtectionType::Type2),
-    ("3", ProtectionType::Type3),
-];
+const PROTECTION_TYPES: [(&str, ProtectionType); 3] =
+    [("1", ProtectionType::Type1), ("2", ProtectionType::Type2), ("3", ProtectionType::Type3)];
 const ENGINES: [(&str, FileEngine); 3] =
     [("auto", FileEngine::Auto), ("uring", FileEngine::Uring), ("pool", FileEngine::Pool)];
 

@@ -18,7 +18,9 @@ const MAGIC: [u8; 8] = *b"sarsen\x1ap";
 const VERSION: u8 = 1;
 
 /// The beginning of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
+)]
 #[repr(C)]
 struct Header {
     magic: [u8; 8],
@@ -225,7 +227,8 @@ mod tests {
 
         let image = folder.path().join("image");
         fs::write(&image, [1; 4096]).expect("writes");
-        let told = error(open_file(&FileOptions { path: image.clone(), ..opened.clone() }).map(drop));
+        let told =
+            error(open_file(&FileOptions { path: image.clone(), ..opened.clone() }).map(drop));
         assert!(told.contains("without protection"), "{told}");
         assert_eq!(fs::metadata(&image).expect("is there").len(), 4096, "it did not grow");
         refuse_as_plain(&image).expect("is plain");

@@ -1,9 +1,12 @@
 //! READ and WRITE (SBC-3 5.10 to 5.14, 5.32 to 5.36), and what all block CDBs have in common.
 
 use super::Task;
-use crate::{Cdb, Completion, LogicalUnit, Sense};
-use sarsen_block::{Extent, Io};
+use super::tagged::Tagged;
+use crate::protection::{CdbTags, ProtectField};
+use crate::{Cdb, Completion, LogicalUnit, ProtectionType, Sense};
+use sarsen_block::{BlockError, Data, Extent, Io, PROTECTION_BYTES};
 use sarsen_wire::scsi::{cdb as wire, opcode};
+use std::sync::Arc;
 
 /// The shape that READ, WRITE, VERIFY, WRITE SAME and their like share, whatever their length.
 #[derive(Clone, Copy, Debug)]
@@ -12,11 +15,23 @@ pub(crate) struct BlockCdb {
     pub(crate) flags: u8,
     /// Offset of the length in the CDB.
     pub(crate) length_field: u16,
+    /// Offset of the flags in the CDB.
+    pub(crate) flags_field: u16,
+    /// The PROTECT field, once the unit has accepted it.
+    pub(crate) protect: ProtectField,
+    /// The tags that a CDB of 32 bytes names.
+    pub(crate) tags: Option<CdbTags>,
 }
 
 impl BlockCdb {
+    /// A command without tags whose flags are in byte 1.
+    pub(crate) const fn new(extent: Extent, flags: u8, length_field: u16) -> Self {
+        let protect = ProtectField::NONE;
+        Self { extent, flags, length_field, flags_field: 1, protect, tags: None }
+    }
+
     /// Reads the fields; the group code of the operation code says where they are.
-    pub(crate) fn parse(cdb: &Cdb) -> Self {
+    pub(crate) fn parse(cdb: &Cdb) -> Result<Self, Sense> {
         let operation_code = cdb.operation_code();
         let (lba, block_count, flags, length_field) = match opcode::cdb_length(operation_code) {
             Some(6) => {
@@ -35,18 +50,41 @@ impl BlockCdb {
                 let fields = cdb.view::<wire::Block12>();
                 (fields.lba.get().into(), fields.block_count.get().into(), fields.flags, 6)
             }
-            Some(_) | None => {
+            Some(_) => {
                 let fields = cdb.view::<wire::Block16>();
                 (fields.lba.get(), fields.block_count.get().into(), fields.flags, 10)
             }
+            None => return Self::parse_32(cdb),
         };
-        Self { extent: Extent::new(lba, block_count), flags, length_field }
+        Ok(Self::new(Extent::new(lba, block_count), flags, length_field))
     }
 
-    /// A transfer without protection information, within the limits and the medium.
+    fn parse_32(cdb: &Cdb) -> Result<Self, Sense> {
+        let fields = cdb.view_long::<wire::Block32>()?;
+        let extent = Extent::new(fields.lba.get(), fields.block_count.get().into());
+        let tags = Some(CdbTags::of(fields));
+        Ok(Self { flags_field: 10, tags, ..Self::new(extent, fields.flags, 28) })
+    }
+
+    /// With the PROTECT field, if the unit is formatted for it (SBC-3 4.22.2, 5.10).
+    pub(crate) fn protected_for(self, unit: &LogicalUnit) -> Result<Self, Sense> {
+        if self.flags & wire::FLAGS_PROTECT == 0 {
+            return Ok(self);
+        }
+        let refused = Sense::invalid_bit_in_cdb(self.flags_field, 7);
+        match (unit.protection_type(), ProtectField::of(self.flags)) {
+            // SBC-3 4.22.2.4: its commands with protection information have 32 bytes.
+            (Some(ProtectionType::Type2), _) if self.tags.is_none() => {
+                Err(Sense::invalid_operation_code())
+            }
+            (Some(_), Some(protect)) => Ok(Self { protect, ..self }),
+            (None, _) | (_, None) => Err(refused),
+        }
+    }
+
+    /// A transfer within the limits and the medium.
     pub(crate) fn parse_transfer(cdb: &Cdb, unit: &LogicalUnit) -> Result<Self, Sense> {
-        let transfer = Self::parse(cdb);
-        check_protect(transfer.flags)?;
+        let transfer = Self::parse(cdb)?.protected_for(unit)?;
         if transfer.extent.block_count > unit.limits().maximum_transfer_blocks.into() {
             return Err(Sense::invalid_field_in_cdb(transfer.length_field));
         }
@@ -57,13 +95,16 @@ impl BlockCdb {
     pub(crate) const fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
-}
 
-/// Units here are formatted without protection information, so the PROTECT fields must be zero.
-pub(crate) fn check_protect(flags: u8) -> Result<(), Sense> {
-    match flags & wire::FLAGS_PROTECT {
-        0 => Ok(()),
-        _ => Err(Sense::invalid_bit_in_cdb(1, 7)),
+    /// A flag, or a field whose highest bit it is, that is refused.
+    pub(crate) const fn refused_bit(&self, bit: u8) -> Sense {
+        Sense::invalid_bit_in_cdb(self.flags_field, bit)
+    }
+
+    /// Bytes of so many blocks as they are transferred.
+    pub(crate) fn byte_count(&self, unit: &LogicalUnit, block_count: u64) -> usize {
+        let tags = if self.protect.is_transferred() { PROTECTION_BYTES } else { 0 };
+        unit.byte_count(block_count) + block_count as usize * tags
     }
 }
 
@@ -75,24 +116,38 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     // SBC-3 5.11: FUA reads the medium, so what only the cache holds is written to it first.
     if transfer.has(wire::FLAGS_FUA) && unit.characteristics().volatile_cache {
-        let store = unit.store().clone();
+        let reader = Arc::clone(unit);
         return Ok(unit.pending(async move {
-            store.flush().wait().await?;
-            Ok(Completion::data(store.read(transfer.extent).wait().await?))
+            reader.store().flush().wait().await?;
+            Ok(Completion::data(read_blocks(&transfer, &reader).wait().await?))
         }));
     }
-    Ok(unit.finish(unit.store().read(transfer.extent), Completion::data))
+    Ok(unit.finish(read_blocks(&transfer, unit), Completion::data))
+}
+
+fn read_blocks(transfer: &BlockCdb, unit: &LogicalUnit) -> Io<Result<Data, BlockError>> {
+    match Tagged::of(transfer, unit) {
+        Some(tagged) => tagged.read(transfer.extent),
+        None => unit.store().read(transfer.extent),
+    }
 }
 
 pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
-    let (extent, data) = task.take_blocks(transfer.extent)?;
+    let block_bytes = transfer.byte_count(unit, 1);
+    let (extent, data) = task.take_blocks(transfer.extent, block_bytes)?;
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
     unit.thresholds().note(extent.block_count);
     let force_unit_access = transfer.has(wire::FLAGS_FUA);
+    if let Some(tagged) = Tagged::of(&transfer, unit).filter(Tagged::is_transferred) {
+        tagged.check_data_out(extent, &data)?;
+        return Ok(unit.write_shared(move |unit| {
+            tagged.write(extent, data, unit.durability(force_unit_access))
+        }));
+    }
     Ok(unit.write_shared(move |unit| {
         unit.store().write(extent, data, unit.durability(force_unit_access))
     }))
@@ -100,5 +155,5 @@ pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
 
 pub(crate) fn write_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
     let transfer = BlockCdb::parse_transfer(cdb, unit)?;
-    Ok(unit.byte_count(transfer.extent.block_count))
+    Ok(transfer.byte_count(unit, transfer.extent.block_count))
 }

@@ -9,13 +9,13 @@ use sarsen_block::Io;
 /// it: an early GOOD could hide a failure.
 pub(crate) fn synchronize_cache(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
-    unit.check_range(BlockCdb::parse(&task.cdb).extent)?;
+    unit.check_range(BlockCdb::parse(&task.cdb)?.extent)?;
     Ok(unit.finish(unit.store().flush(), |()| Completion::good()))
 }
 
 /// A hint that nothing follows: stores have caches of their own. GOOD, unlike CONDITION MET, promises
 /// nothing about what is in one.
 pub(crate) fn pre_fetch(task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    task.unit.check_range(BlockCdb::parse(&task.cdb).extent)?;
+    task.unit.check_range(BlockCdb::parse(&task.cdb)?.extent)?;
     Ok(Io::Ready(Completion::good()))
 }

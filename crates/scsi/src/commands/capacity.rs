@@ -26,7 +26,10 @@ pub(crate) fn read_capacity_16(task: Task<'_>) -> Result<Io<Completion>, Sense> 
     let capacity = report::Capacity16 {
         last_lba: geometry.block_count.saturating_sub(1).into(),
         block_length: (geometry.block_size.bytes() as u32).into(),
-        protection: 0,
+        protection: task
+            .unit
+            .protection_type()
+            .map_or(0, |protection_type| protection_type.p_type() << 1 | report::CAPACITY_PROT_EN),
         exponents: characteristics.physical_block_exponent & 0x0f,
         provisioning: provisioning.into(),
         reserved: [0; 16],

@@ -110,10 +110,11 @@ fn of_unit(task: &Task<'_>) -> StandardInquiry {
         DeviceType::Cd => page::DESCRIPTOR_MMC_6,
     };
     let has_several_ports = task.nexus.device.target_port_groups().all().len() > 1;
+    let protect = if task.unit.protected().is_some() { page::FLAGS_5_PROTECT } else { 0 };
     StandardInquiry {
         // With one group, too: it has a state, both commands and its initiators are told of changes,
         // and multipath managers take the unit's paths for ones of this kind.
-        flags_5: page::TPGS_BOTH,
+        flags_5: page::TPGS_BOTH | protect,
         flags_6: if has_several_ports { page::MULTIP } else { 0 },
         removable: if task.unit.medium().is_removable() { page::REMOVABLE } else { 0 },
         ..standard_inquiry(task.peripheral(), command_set, task.unit.identity())

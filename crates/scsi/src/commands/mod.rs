@@ -17,6 +17,7 @@ pub(crate) mod provisioning;
 pub(crate) mod report;
 pub(crate) mod reservation;
 pub(crate) mod security;
+pub(crate) mod tagged;
 pub(crate) mod target_port_groups;
 pub(crate) mod timestamp;
 pub(crate) mod verify;
@@ -82,17 +83,19 @@ impl<'a> Task<'a> {
     /// The Data-Out of a write, and the blocks that it fills. Where the initiator promised fewer
     /// bytes than the CDB needs, whole blocks are written and the transport tells the overflow
     /// (FCP-4 9.4.2 a, as Debian's libiscsi 1.19 expects); a part of a block is refused, and so is
-    /// a shortage that the transport cannot explain.
-    pub(crate) fn take_blocks(&mut self, extent: Extent) -> Result<(Extent, Buffer), Sense> {
+    /// a shortage that the transport cannot explain. A block has `block_bytes`.
+    pub(crate) fn take_blocks(
+        &mut self,
+        extent: Extent,
+        block_bytes: usize,
+    ) -> Result<(Extent, Buffer), Sense> {
         let arrived = self.data_out.as_ref().map_or(0, |data| data.len());
         let promised = self.expected_data_out_length == Some(arrived as u64);
-        let arrived_blocks = (arrived / self.unit.byte_count(1)) as u64;
-        let is_whole = self.unit.byte_count(arrived_blocks) == arrived;
-        let block_count = match promised && is_whole {
-            true => extent.block_count.min(arrived_blocks),
+        let block_count = match promised && arrived.is_multiple_of(block_bytes) {
+            true => extent.block_count.min((arrived / block_bytes) as u64),
             false => extent.block_count,
         };
-        let data = self.take_data_out(self.unit.byte_count(block_count))?;
+        let data = self.take_data_out(block_count as usize * block_bytes)?;
         Ok((Extent { block_count, ..extent }, data))
     }
 

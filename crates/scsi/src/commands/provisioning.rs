@@ -1,6 +1,7 @@
 //! WRITE SAME, UNMAP and GET LBA STATUS (SBC-3 4.7, 5.4, 5.28, 5.41, 5.42).
 
-use super::block::{BlockCdb, check_protect};
+use super::block::BlockCdb;
+use super::tagged::Tagged;
 use super::{Task, parameter_data};
 use crate::{Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io, Store};
@@ -46,73 +47,82 @@ enum GivenBack {
 }
 
 struct WriteSame {
-    extent: Extent,
+    command: BlockCdb,
     given_back: Option<GivenBack>,
     no_data_out: bool,
-    length_field: u16,
 }
 
 impl WriteSame {
     fn parse(cdb: &Cdb, unit: &LogicalUnit) -> Result<Self, Sense> {
-        let BlockCdb { mut extent, flags, length_field } = BlockCdb::parse(cdb);
-        check_protect(flags)?;
-        let unmap = flags & wire::FLAGS_UNMAP != 0;
-        let no_data_out = flags & wire::FLAGS_NDOB != 0;
-        let anchor = flags & wire::FLAGS_ANCHOR != 0;
+        let mut command = BlockCdb::parse(cdb)?.protected_for(unit)?;
+        let unmap = command.has(wire::FLAGS_UNMAP);
+        let no_data_out = command.has(wire::FLAGS_NDOB);
+        let anchor = command.has(wire::FLAGS_ANCHOR);
         // SBC-3 5.41: ANCHOR means something beside UNMAP alone.
         if anchor && !(unmap && can_anchor(unit)) {
-            return Err(Sense::invalid_bit_in_cdb(1, 4));
+            return Err(command.refused_bit(4));
         }
         if unmap && unit.characteristics().unmap.is_none() {
-            return Err(Sense::invalid_bit_in_cdb(1, 3));
+            return Err(command.refused_bit(3));
         }
-        if flags & WRITE_SAME_OBSOLETE != 0 {
-            return Err(Sense::invalid_bit_in_cdb(1, 2));
+        if command.has(WRITE_SAME_OBSOLETE) {
+            return Err(command.refused_bit(2));
         }
-        if no_data_out && cdb.operation_code() != opcode::WRITE_SAME_16 {
-            return Err(Sense::invalid_bit_in_cdb(1, 0));
+        if no_data_out && cdb.operation_code() == opcode::WRITE_SAME_10 {
+            return Err(command.refused_bit(0));
         }
+        let extent = &mut command.extent;
         if extent.block_count == 0 {
             // WSNZ is 0: no number means all blocks to the end.
-            unit.check_range(extent)?;
+            unit.check_range(*extent)?;
             extent.block_count = unit.geometry().block_count.saturating_sub(extent.lba.0);
         }
         if extent.block_count > unit.limits().maximum_write_same_blocks {
-            return Err(Sense::invalid_field_in_cdb(length_field));
+            return Err(Sense::invalid_field_in_cdb(command.length_field));
         }
-        unit.check_range(extent)?;
+        unit.check_range(*extent)?;
         let kind = if anchor { GivenBack::Anchored } else { GivenBack::Deallocated };
-        Ok(Self { extent, given_back: unmap.then_some(kind), no_data_out, length_field })
+        Ok(Self { command, given_back: unmap.then_some(kind), no_data_out })
     }
 
     fn data_out_length(&self, unit: &LogicalUnit) -> usize {
-        if self.no_data_out { 0 } else { unit.byte_count(1) }
+        if self.no_data_out { 0 } else { self.command.byte_count(unit, 1) }
     }
 }
 
 pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
-    let command = WriteSame::parse(&task.cdb, unit)?;
-    let block = task.take_data_out_exactly(command.data_out_length(unit), command.length_field)?;
-    let extent = command.extent;
+    let same = WriteSame::parse(&task.cdb, unit)?;
+    let length_field = same.command.length_field;
+    let block = task.take_data_out_exactly(same.data_out_length(unit), length_field)?;
+    let extent = same.command.extent;
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
     // With UNMAP the block's content is not looked at, as initiators and their tests expect; they
     // send zeroes, which is what deallocated blocks read as (LBPRZ).
-    if let Some(given_back) = command.given_back {
+    if let Some(given_back) = same.given_back {
         return Ok(give_back(unit, vec![extent], given_back));
     }
     unit.thresholds().note(extent.block_count);
-    if command.no_data_out || block.iter().all(|&byte| byte == 0) {
+    // SBC-3 5.42: without Data-Out, protection information is FFh, as it is of zeroed blocks.
+    let zeroes = unit.protection_type().is_none() && block.iter().all(|&byte| byte == 0);
+    if same.no_data_out || zeroes {
         return Ok(unit
             .write_shared(move |unit| unit.store().write_zeroes(extent, unit.durability(false))));
+    }
+    let tagged = Tagged::of(&same.command, unit).filter(Tagged::is_transferred);
+    if let Some(tagged) = &tagged {
+        tagged.check_data_out(Extent { block_count: 1, ..extent }, &block)?;
     }
     let writer = Arc::clone(unit);
     Ok(unit.pending(async move {
         let _guard = writer.write_gate().read_arc().await;
         let durability = writer.durability(false);
-        write_pattern(&**writer.store(), extent, &block, durability).await?;
+        match tagged {
+            Some(tagged) => tagged.write_same(&block, durability).await?,
+            None => write_pattern(&**writer.store(), extent, &block, durability).await?,
+        }
         Ok(Completion::good())
     }))
 }

@@ -2,7 +2,8 @@
 //! 5.38 to 5.40).
 
 use super::Task;
-use super::block::{BlockCdb, check_protect};
+use super::block::BlockCdb;
+use super::tagged::Tagged;
 use crate::{Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::{BlockError, BlockSize, Buffer, Extent, Io, Store};
 use sarsen_wire::scsi::cdb as wire;
@@ -23,12 +24,12 @@ enum ByteCheck {
 }
 
 impl ByteCheck {
-    fn of(flags: u8) -> Result<Self, Sense> {
-        match (flags & wire::FLAGS_BYTCHK) >> 1 {
+    fn of(command: &BlockCdb) -> Result<Self, Sense> {
+        match (command.flags & wire::FLAGS_BYTCHK) >> 1 {
             0 => Ok(Self::MediumOnly),
             1 => Ok(Self::EachBlock),
             3 => Ok(Self::OneBlock),
-            _ => Err(Sense::invalid_bit_in_cdb(1, 2)),
+            _ => Err(command.refused_bit(2)),
         }
     }
 
@@ -99,9 +100,24 @@ fn difference(data: &[u8], wanted: &[u8], repeated: &[u8]) -> Option<usize> {
 pub(crate) fn verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
-    let check = ByteCheck::of(transfer.flags)?;
+    let check = ByteCheck::of(&transfer)?;
     let data_out_blocks = check.data_out_blocks(transfer.extent.block_count);
-    let expected = task.take_data_out(unit.byte_count(data_out_blocks))?;
+    let expected = task.take_data_out(transfer.byte_count(unit, data_out_blocks))?;
+    if let Some(tagged) = Tagged::of(&transfer, unit) {
+        let sent = Extent { block_count: data_out_blocks, ..transfer.extent };
+        tagged.check_data_out(sent, &expected)?;
+        let store = unit.store().clone();
+        return Ok(unit.pending(async move {
+            match (check, tagged.is_transferred()) {
+                (ByteCheck::MediumOnly, _) => tagged.check_medium().await,
+                (_, true) => tagged.compare(&expected).await,
+                (_, false) => {
+                    tagged.check_medium().await?;
+                    check_medium(&*store, transfer.extent, Some(&expected)).await
+                }
+            }
+        }));
+    }
     let store = unit.store().clone();
     Ok(unit.pending(async move {
         let expected = (check != ByteCheck::MediumOnly).then_some(&*expected);
@@ -111,15 +127,15 @@ pub(crate) fn verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
 
 pub(crate) fn verify_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
     let transfer = BlockCdb::parse_transfer(cdb, unit)?;
-    let check = ByteCheck::of(transfer.flags)?;
-    Ok(unit.byte_count(check.data_out_blocks(transfer.extent.block_count)))
+    let check = ByteCheck::of(&transfer)?;
+    Ok(transfer.byte_count(unit, check.data_out_blocks(transfer.extent.block_count)))
 }
 
 fn parse_write_and_verify(cdb: &Cdb, unit: &LogicalUnit) -> Result<(BlockCdb, ByteCheck), Sense> {
     let transfer = BlockCdb::parse_transfer(cdb, unit)?;
-    match ByteCheck::of(transfer.flags)? {
+    match ByteCheck::of(&transfer)? {
         // SBC-3 5.38: reserved for this command.
-        ByteCheck::OneBlock => Err(Sense::invalid_bit_in_cdb(1, 2)),
+        ByteCheck::OneBlock => Err(transfer.refused_bit(2)),
         check => Ok((transfer, check)),
     }
 }
@@ -127,8 +143,13 @@ fn parse_write_and_verify(cdb: &Cdb, unit: &LogicalUnit) -> Result<(BlockCdb, By
 pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let (transfer, check) = parse_write_and_verify(&task.cdb, unit)?;
-    let (extent, data) = task.take_blocks(transfer.extent)?;
+    let block_bytes = transfer.byte_count(unit, 1);
+    let (extent, data) = task.take_blocks(transfer.extent, block_bytes)?;
     let (store, gate) = (unit.store().clone(), unit.write_gate().clone());
+    let tagged = Tagged::of(&BlockCdb { extent, ..transfer }, unit);
+    if let Some(tagged) = &tagged {
+        tagged.check_data_out(extent, &data)?;
+    }
     // What is verified is the medium, so the write is durable first; no other write comes between.
     let durability = unit.durability(true);
     Ok(unit.pending(async move {
@@ -137,6 +158,13 @@ pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sen
         }
         let _guard = gate.write_arc().await;
         let expected = (check == ByteCheck::EachBlock).then(|| Buffer::copy_of(&data));
+        if let Some(tagged) = tagged.filter(Tagged::is_transferred) {
+            tagged.write(extent, data, durability).wait().await?;
+            return match expected {
+                Some(expected) => tagged.compare(&expected).await,
+                None => tagged.check_medium().await,
+            };
+        }
         store.write(extent, data, durability).wait().await?;
         check_medium(&*store, extent, expected.as_deref()).await
     }))
@@ -144,25 +172,31 @@ pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sen
 
 pub(crate) fn write_and_verify_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
     let (transfer, _) = parse_write_and_verify(cdb, unit)?;
-    Ok(unit.byte_count(transfer.extent.block_count))
+    Ok(transfer.byte_count(unit, transfer.extent.block_count))
 }
 
-fn parse_compare_and_write(cdb: &Cdb, unit: &LogicalUnit) -> Result<(Extent, bool), Sense> {
+fn parse_compare_and_write(cdb: &Cdb, unit: &LogicalUnit) -> Result<BlockCdb, Sense> {
     let fields = cdb.view::<wire::CompareAndWrite>();
-    check_protect(fields.flags)?;
+    let extent = Extent::new(fields.lba.get(), fields.block_count.into());
+    let command = BlockCdb::new(extent, fields.flags, 13).protected_for(unit)?;
     if fields.block_count > unit.limits().maximum_compare_and_write_blocks {
         return Err(Sense::invalid_field_in_cdb(13));
     }
-    let extent = Extent::new(fields.lba.get(), fields.block_count.into());
     unit.check_range(extent)?;
-    Ok((extent, fields.flags & wire::FLAGS_FUA != 0))
+    Ok(command)
 }
 
 pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
-    let (extent, force_unit_access) = parse_compare_and_write(&task.cdb, unit)?;
-    let half = unit.byte_count(extent.block_count);
+    let command = parse_compare_and_write(&task.cdb, unit)?;
+    let extent = command.extent;
+    let half = command.byte_count(unit, extent.block_count);
     let data = task.take_data_out_exactly(2 * half, 13)?;
+    let tagged = Tagged::of(&command, unit);
+    if let Some(tagged) = &tagged {
+        tagged.check_data_out(extent, &data[..half])?;
+        tagged.check_data_out(extent, &data[half..])?;
+    }
     let writer = Arc::clone(unit);
     Ok(unit.pending(async move {
         if extent.block_count == 0 {
@@ -171,15 +205,21 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
         let (expected, new) = data.split_at(half);
         // SBC-3 5.2: nothing else writes between the comparison and the write.
         let _guard = writer.write_gate().write_arc().await;
+        let new = Buffer::copy_of(new);
+        let durability = || writer.durability(command.has(wire::FLAGS_FUA));
+        if let Some(tagged) = tagged {
+            tagged.compare(expected).await?;
+            tagged.write(extent, new, durability()).wait().await?;
+            return Ok(Completion::good());
+        }
         let store = writer.store();
         check_medium(&**store, extent, Some(expected)).await?;
-        let durability = writer.durability(force_unit_access);
-        store.write(extent, Buffer::copy_of(new), durability).wait().await?;
+        store.write(extent, new, durability()).wait().await?;
         Ok(Completion::good())
     }))
 }
 
 pub(crate) fn compare_and_write_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
-    let (extent, _) = parse_compare_and_write(cdb, unit)?;
-    Ok(2 * unit.byte_count(extent.block_count))
+    let command = parse_compare_and_write(cdb, unit)?;
+    Ok(2 * command.byte_count(unit, command.extent.block_count))
 }

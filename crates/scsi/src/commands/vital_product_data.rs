@@ -4,7 +4,7 @@ use super::inquiry::padded;
 use super::{Task, provisioning};
 use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::thresholds;
-use crate::{DeviceType, LogicalUnit, Sense};
+use crate::{DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
@@ -124,7 +124,13 @@ fn block_limits(task: &Task<'_>) -> Vec<u8> {
 /// What is not set is not so: no groups, no priorities, no WRITE UNCORRECTABLE, no microcode.
 fn extended_inquiry(task: &Task<'_>) -> Vec<u8> {
     let characteristics = task.unit.characteristics();
+    let supported = task.unit.protection_type().map(|protection_type| match protection_type {
+        ProtectionType::Type1 => page::EXTENDED_SPT_1,
+        ProtectionType::Type2 => page::EXTENDED_SPT_2,
+        ProtectionType::Type3 => page::EXTENDED_SPT_3,
+    });
     page::ExtendedInquiry {
+        protection: supported.map_or(0, |supported| supported | page::EXTENDED_GRD_APP_REF_CHK),
         tasks: page::EXTENDED_HEADSUP_ORDSUP_SIMPSUP,
         cache: if characteristics.volatile_cache { page::EXTENDED_V_SUP } else { 0 },
         flags_8: page::EXTENDED_RTD_SUP,

@@ -103,6 +103,38 @@ pub struct Block16 {
     pub control: u8,
 }
 
+/// READ(32), WRITE(32), VERIFY(32), WRITE AND VERIFY(32) and WRITE SAME(32).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Block32 {
+    /// OPERATION CODE.
+    pub operation_code: u8,
+    /// CONTROL.
+    pub control: u8,
+    /// Reserved.
+    pub reserved_2: [u8; 4],
+    /// GROUP NUMBER.
+    pub group: u8,
+    /// ADDITIONAL CDB LENGTH: the bytes after this one.
+    pub additional_cdb_length: u8,
+    /// SERVICE ACTION.
+    pub service_action: U16,
+    /// Flags.
+    pub flags: u8,
+    /// Reserved.
+    pub reserved_11: u8,
+    /// LOGICAL BLOCK ADDRESS.
+    pub lba: U64,
+    /// EXPECTED INITIAL LOGICAL BLOCK REFERENCE TAG.
+    pub expected_initial_reference_tag: U32,
+    /// EXPECTED LOGICAL BLOCK APPLICATION TAG.
+    pub expected_application_tag: U16,
+    /// LOGICAL BLOCK APPLICATION TAG MASK.
+    pub application_tag_mask: U16,
+    /// TRANSFER LENGTH, VERIFICATION LENGTH or NUMBER OF LOGICAL BLOCKS.
+    pub block_count: U32,
+}
+
 /// COMPARE AND WRITE (SBC-3 5.2).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -262,6 +294,7 @@ assert_sizes!(
     Block10 = 10,
     Block12 = 12,
     Block16 = 16,
+    Block32 = 32,
     CompareAndWrite = 16,
     Unmap = 10,
     Inquiry = 6,

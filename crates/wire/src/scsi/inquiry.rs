@@ -14,6 +14,8 @@ pub const TPGS_BOTH: u8 = 0x30;
 pub const MULTIP: u8 = 0x10;
 /// RMB: the medium can be removed.
 pub const REMOVABLE: u8 = 0x80;
+/// PROTECT: the unit can keep protection information.
+pub const FLAGS_5_PROTECT: u8 = 0x01;
 /// VERSION: SPC-4.
 pub const VERSION_SPC_4: u8 = 0x06;
 /// VERSION DESCRIPTOR: SAM-5, no version claimed.
@@ -120,6 +122,14 @@ pub struct NumberDesignator {
 
 /// HEADSUP, ORDSUP and SIMPSUP in Extended INQUIRY Data: the task attributes that there are.
 pub const EXTENDED_HEADSUP_ORDSUP_SIMPSUP: u8 = 0x04 | 0x02 | 0x01;
+/// GRD_CHK, APP_CHK and REF_CHK: every field of protection information is checked.
+pub const EXTENDED_GRD_APP_REF_CHK: u8 = 0x04 | 0x02 | 0x01;
+/// SPT: type 1, under the three bits of checks.
+pub const EXTENDED_SPT_1: u8 = 0;
+/// SPT: type 2.
+pub const EXTENDED_SPT_2: u8 = 0x10;
+/// SPT: type 3.
+pub const EXTENDED_SPT_3: u8 = 0x20;
 /// V_SUP: there is a volatile cache.
 pub const EXTENDED_V_SUP: u8 = 0x01;
 /// RTD_SUP: MODE SELECT can revert to defaults.

@@ -8,6 +8,7 @@ pub mod maintenance;
 pub mod mode;
 pub mod multimedia;
 pub mod opcode;
+pub mod protection;
 pub mod report;
 pub mod sense;
 pub mod target_port_groups;

@@ -56,6 +56,10 @@ pub const PROVISIONING_SITUA: u8 = 0x01;
 pub const THRESHOLD_ENABLED: u8 = 0x80;
 /// D_SENSE in the control page.
 pub const CONTROL_D_SENSE: u8 = 0x04;
+/// DPICZ in the control page.
+pub const CONTROL_DPICZ: u8 = 0x08;
+/// ATO in the control page.
+pub const CONTROL_ATO: u8 = 0x80;
 /// SWP in the control page.
 pub const CONTROL_SWP: u8 = 0x08;
 

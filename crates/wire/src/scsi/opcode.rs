@@ -154,6 +154,16 @@ numbers! {
     MECHANISM_STATUS = 0xbd;
     /// READ CD (MMC).
     READ_CD = 0xbe;
+    /// Variable length: READ(32).
+    SA_READ_32 = 0x09;
+    /// Variable length: VERIFY(32).
+    SA_VERIFY_32 = 0x0a;
+    /// Variable length: WRITE(32).
+    SA_WRITE_32 = 0x0b;
+    /// Variable length: WRITE AND VERIFY(32).
+    SA_WRITE_AND_VERIFY_32 = 0x0c;
+    /// Variable length: WRITE SAME(32).
+    SA_WRITE_SAME_32 = 0x0d;
     /// SERVICE ACTION IN(16): READ CAPACITY(16).
     SA_READ_CAPACITY_16 = 0x10;
     /// SERVICE ACTION IN(16): GET LBA STATUS.

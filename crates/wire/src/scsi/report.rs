@@ -19,6 +19,9 @@ pub struct Capacity10 {
     pub block_length: U32,
 }
 
+/// PROT_EN in READ CAPACITY(16) data, under the three bits of P_TYPE.
+pub const CAPACITY_PROT_EN: u8 = 0x01;
+
 /// READ CAPACITY(16) parameter data (SBC-3 5.16.2).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

@@ -241,10 +241,12 @@ fn control(parameters: &ModeParameters) -> Vec<u8> {
     let [flags_2, queueing, flags_4, flags_5] = parameters.tasks.to_bytes();
     page::ControlPage {
         header: header(page::PAGE_CONTROL, 0x0a),
-        flags_2: flags_2 | bit(parameters.descriptor_sense, page::CONTROL_D_SENSE),
+        flags_2: flags_2
+            | bit(parameters.unchecked_when_zero, page::CONTROL_DPICZ)
+            | bit(parameters.descriptor_sense, page::CONTROL_D_SENSE),
         queueing,
         flags_4: flags_4 | bit(parameters.software_write_protect, page::CONTROL_SWP),
-        flags_5,
+        flags_5: flags_5 | bit(parameters.application_tag_owned, page::CONTROL_ATO),
         obsolete: [0; 2],
         busy_timeout_period: UNLIMITED.into(),
         extended_self_test_completion_time: EXTENDED_SELF_TEST_S.into(),
@@ -255,6 +257,8 @@ fn control(parameters: &ModeParameters) -> Vec<u8> {
 
 fn accept_control(wanted: &[u8], parameters: &mut ModeParameters) -> Result<(), RefusedField> {
     let control = view::<page::ControlPage>(wanted);
+    parameters.unchecked_when_zero = control.flags_2 & page::CONTROL_DPICZ != 0;
+    parameters.application_tag_owned = control.flags_5 & page::CONTROL_ATO != 0;
     parameters.descriptor_sense = control.flags_2 & page::CONTROL_D_SENSE != 0;
     parameters.software_write_protect = control.flags_4 & page::CONTROL_SWP != 0;
     parameters.tasks =

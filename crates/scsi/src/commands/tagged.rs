@@ -1,0 +1,214 @@
+//! What commands do whose blocks come with protection information, or whose CDB names the tags
+//! that are expected (SBC-3 4.22.5).
+
+use super::block::BlockCdb;
+use crate::protection::{
+    Checks, Expected, Inspection, ProtectField, Protected, ProtectionType, protected_bytes, split,
+    without_tags,
+};
+use crate::{Completion, LogicalUnit, Sense, SenseKey};
+use sarsen_block::{
+    BlockError, Buffer, Data, Durability, Extent, Io, PROTECTION_BYTES, ProtectionField,
+};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+/// Blocks are read back, and written the same, in pieces of at most so many bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A command that has to do with protection information beyond what the unit's store does by
+/// itself.
+#[derive(Clone)]
+pub(crate) struct Tagged {
+    store: Arc<Protected>,
+    protection_type: ProtectionType,
+    protect: ProtectField,
+    extent: Extent,
+    expected: Expected,
+}
+
+impl Tagged {
+    /// Of a block command, whose PROTECT field the unit accepts.
+    pub(crate) fn of(command: &BlockCdb, unit: &LogicalUnit) -> Option<Self> {
+        if !command.protect.is_transferred() && command.tags.is_none() {
+            return None;
+        }
+        let store = unit.protected()?.clone();
+        let protection_type = store.protection_type()?;
+        let expected = match command.tags {
+            Some(tags) => Expected::of_cdb(tags, store.is_application_tag_owned()),
+            None => Expected::of_address(protection_type, command.extent.lba),
+        };
+        let (protect, extent) = (command.protect, command.extent);
+        Some(Self { store, protection_type, protect, extent, expected })
+    }
+
+    /// Whether each block comes with its protection information.
+    pub(crate) fn is_transferred(&self) -> bool {
+        self.protect.is_transferred()
+    }
+
+    /// How a part of the command's blocks is looked at.
+    fn inspection(&self, part: Extent, checks: Checks, from_medium: bool) -> Inspection {
+        let expected = self.expected.after(part.lba.0 - self.extent.lba.0);
+        self.store.inspection(self.protection_type, part, checks, expected, from_medium)
+    }
+
+    /// What is checked of blocks on the medium.
+    fn medium_checks(&self) -> Checks {
+        match !self.is_transferred() && self.store.is_unchecked_when_zero() {
+            true => Checks::NONE,
+            false => self.protect.checks(),
+        }
+    }
+
+    /// Reads a part of the command's blocks, as they are to be transferred.
+    pub(crate) fn read(&self, part: Extent) -> Io<Result<Data, BlockError>> {
+        let inspection = self.inspection(part, self.medium_checks(), true);
+        let (size, strip) = (inspection.block_size.bytes(), !self.is_transferred());
+        self.store.read_inspected(inspection).map(move |blocks| {
+            let blocks = blocks?;
+            Ok(if strip { without_tags(blocks, size) } else { blocks }.into())
+        })
+    }
+
+    /// Refuses blocks of the initiator whose protection information is wrong. `part` is where they
+    /// are to go.
+    pub(crate) fn check_data_out(&self, part: Extent, blocks: &[u8]) -> Result<(), Sense> {
+        match self.is_transferred() {
+            true => Ok(self.inspection(part, self.protect.checks(), false).inspect(blocks)?),
+            false => Ok(()),
+        }
+    }
+
+    /// Writes blocks that came with their protection information.
+    pub(crate) fn write(
+        &self,
+        part: Extent,
+        blocks: Buffer,
+        durability: Durability,
+    ) -> Io<Result<(), BlockError>> {
+        self.store.write_tagged(part, blocks, durability)
+    }
+
+    /// Reads the command's blocks and checks them.
+    pub(crate) async fn check_medium(&self) -> Result<Completion, Sense> {
+        for part in self.parts() {
+            self.read(part).wait().await?;
+        }
+        Ok(Completion::good())
+    }
+
+    /// Compares the command's blocks with those of the initiator, or with the one that it sent, as
+    /// the PROTECT field asks for (SBC-3 5.29).
+    pub(crate) async fn compare(&self, wanted: &[u8]) -> Result<Completion, Sense> {
+        let owned = self.store.is_application_tag_owned();
+        let compared = self.protect.compared(self.protection_type, owned);
+        for part in self.parts() {
+            let inspection = self.inspection(part, Checks::NONE, true);
+            let step = protected_bytes(inspection.block_size);
+            let found = self.store.read_inspected(inspection).wait().await?;
+            let first = part.lba.0 - self.extent.lba.0;
+            for (index, found) in (first..).zip(found.chunks_exact(step)) {
+                let offset = index as usize * step;
+                let position = offset % wanted.len();
+                let ahead = (offset - position) / step;
+                let wanted = &wanted[position..position + step];
+                self.compare_block(found, wanted, ahead as u32, compared)
+                    .map_err(|difference| difference.sense(offset))?;
+            }
+        }
+        Ok(Completion::good())
+    }
+
+    fn compare_block(
+        &self,
+        found: &[u8],
+        wanted: &[u8],
+        ahead: u32,
+        compared: Checks,
+    ) -> Result<(), Difference> {
+        let ((found, found_tags), (wanted, wanted_tags)) = (split(found), split(wanted));
+        if let Some(at) = found.iter().zip(wanted).position(|(found, wanted)| found != wanted) {
+            return Err(Difference::Data(at));
+        }
+        let reference = self.reference_tag(wanted_tags.reference_tag.get(), ahead);
+        let fields = [
+            (ProtectionField::Guard, found_tags.guard == wanted_tags.guard),
+            (
+                ProtectionField::ApplicationTag,
+                found_tags.application_tag == wanted_tags.application_tag,
+            ),
+            (ProtectionField::ReferenceTag, found_tags.reference_tag.get() == reference),
+        ];
+        match fields.into_iter().find(|&(field, same)| compared.has(field) && !same) {
+            Some((field, _)) => Err(Difference::Tags { field, at: found.len() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the one block that the initiator sent to all of the command's blocks; its reference
+    /// tag counts on but with type 3 (SBC-3 5.41).
+    pub(crate) async fn write_same(
+        &self,
+        block: &[u8],
+        durability: Durability,
+    ) -> Result<(), BlockError> {
+        for part in self.parts() {
+            let mut blocks = Buffer::for_overwrite(part.block_count as usize * block.len());
+            let first = part.lba.0 - self.extent.lba.0;
+            for (index, copy) in (first..).zip(blocks.chunks_exact_mut(block.len())) {
+                copy.copy_from_slice(block);
+                self.count_on(copy, index as u32);
+            }
+            self.write(part, blocks, durability).wait().await?;
+        }
+        Ok(())
+    }
+
+    fn count_on(&self, block: &mut [u8], ahead: u32) {
+        let (_, tags) = split(block);
+        let mut tags = *tags;
+        tags.reference_tag = self.reference_tag(tags.reference_tag.get(), ahead).into();
+        let at = block.len() - PROTECTION_BYTES;
+        block[at..].copy_from_slice(tags.as_bytes());
+    }
+
+    /// The reference tag of a block so far behind one that has `first`.
+    fn reference_tag(&self, first: u32, ahead: u32) -> u32 {
+        match self.protection_type {
+            ProtectionType::Type1 | ProtectionType::Type2 => first.wrapping_add(ahead),
+            ProtectionType::Type3 => first,
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = Extent> + use<> {
+        let (whole, size) =
+            (self.extent, self.inspection(self.extent, Checks::NONE, true).block_size);
+        let most = PIECE_BYTES >> size.shift();
+        (0..whole.block_count)
+            .step_by(most as usize)
+            .map(move |done| Extent::new(whole.lba.0 + done, most.min(whole.block_count - done)))
+    }
+}
+
+/// Where a block of the medium differs from the initiator's.
+enum Difference {
+    /// In this byte.
+    Data(usize),
+    /// In a field of its protection information, which begins there.
+    Tags { field: ProtectionField, at: usize },
+}
+
+impl Difference {
+    /// `offset` is the block's in the Data-Out.
+    fn sense(self, offset: usize) -> Sense {
+        match self {
+            Self::Data(at) => Sense::miscompare((offset + at) as u64),
+            Self::Tags { field, at } => {
+                let sense = Sense::protection(SenseKey::Miscompare, field);
+                sense.with_information((offset + at) as u64)
+            }
+        }
+    }
+}

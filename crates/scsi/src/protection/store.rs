@@ -1,0 +1,206 @@
+//! A store whose plain blocks are checked and generated protection information for.
+
+use super::{Checks, Expected, Generation, Inspection, ProtectionType, protected_bytes};
+use sarsen_block::{
+    BlockError, Buffer, Characteristics, Data, Durability, Extent, Geometry, Io, PROTECTION_BYTES,
+    Reply, Request, Store,
+};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+/// A block that seems wrong is read so many times before it is called so: a write of another
+/// command may have been half done when it was read first.
+const READS: usize = 4;
+
+/// A store that keeps protection information, with the type that it is formatted with.
+pub(crate) struct Protected {
+    below: Arc<dyn Store>,
+    /// The type's number; 0 for none.
+    protection_type: AtomicU8,
+    /// ATO (SPC-4 7.5.8).
+    application_tag_owned: AtomicBool,
+    /// DPICZ (SPC-4 7.5.8).
+    unchecked_when_zero: AtomicBool,
+}
+
+impl Protected {
+    /// Over a store that keeps protection information.
+    pub(crate) fn new(below: Arc<dyn Store>, protection_type: Option<ProtectionType>) -> Self {
+        let store = Self {
+            below,
+            protection_type: AtomicU8::new(0),
+            application_tag_owned: AtomicBool::new(false),
+            unchecked_when_zero: AtomicBool::new(false),
+        };
+        store.set_protection_type(protection_type);
+        store
+    }
+
+    /// The type that the medium is formatted with.
+    pub(crate) fn protection_type(&self) -> Option<ProtectionType> {
+        match self.protection_type.load(Ordering::Relaxed) {
+            1 => Some(ProtectionType::Type1),
+            2 => Some(ProtectionType::Type2),
+            3 => Some(ProtectionType::Type3),
+            _ => None,
+        }
+    }
+
+    /// The medium is formatted with another type.
+    pub(crate) fn set_protection_type(&self, protection_type: Option<ProtectionType>) {
+        let number = protection_type.map_or(0, |protection_type| protection_type.p_type() + 1);
+        self.protection_type.store(number, Ordering::Relaxed);
+    }
+
+    /// What the control mode page says: ATO and DPICZ.
+    pub(crate) fn set_policy(&self, application_tag_owned: bool, unchecked_when_zero: bool) {
+        self.application_tag_owned.store(application_tag_owned, Ordering::Relaxed);
+        self.unchecked_when_zero.store(unchecked_when_zero, Ordering::Relaxed);
+    }
+
+    /// ATO.
+    pub(crate) fn is_application_tag_owned(&self) -> bool {
+        self.application_tag_owned.load(Ordering::Relaxed)
+    }
+
+    /// DPICZ: nothing is checked where a PROTECT field is zero.
+    pub(crate) fn is_unchecked_when_zero(&self) -> bool {
+        self.unchecked_when_zero.load(Ordering::Relaxed)
+    }
+
+    /// How blocks that were read, or came from an initiator, are held against what is expected.
+    pub(crate) fn inspection(
+        &self,
+        protection_type: ProtectionType,
+        extent: Extent,
+        checks: Checks,
+        expected: Expected,
+        from_medium: bool,
+    ) -> Inspection {
+        let block_size = self.below.geometry().block_size;
+        Inspection { protection_type, block_size, extent, checks, expected, from_medium }
+    }
+
+    /// Reads blocks with their protection information, which has passed `inspection`.
+    pub(crate) fn read_inspected(&self, inspection: Inspection) -> Io<Result<Buffer, BlockError>> {
+        let below = self.below.clone();
+        match below.read_protected(inspection.extent) {
+            Io::Ready(Ok(data)) => {
+                let blocks = data.into_buffer();
+                match inspection.inspect(&blocks) {
+                    Ok(()) => Io::Ready(Ok(blocks)),
+                    Err(_) => Io::pending(read_again(below, inspection)),
+                }
+            }
+            Io::Ready(Err(error)) => Io::Ready(Err(error)),
+            Io::Pending(future) => Io::pending(async move {
+                let blocks = future.await?.into_buffer();
+                match inspection.inspect(&blocks) {
+                    Ok(()) => Ok(blocks),
+                    Err(_) => read_again(below, inspection).await,
+                }
+            }),
+        }
+    }
+
+    /// Writes blocks with their protection information as they are.
+    pub(crate) fn write_tagged(
+        &self,
+        extent: Extent,
+        blocks: Buffer,
+        durability: Durability,
+    ) -> Io<Result<(), BlockError>> {
+        self.below.write_protected(extent, blocks, durability)
+    }
+
+    fn read_plain(
+        &self,
+        protection_type: ProtectionType,
+        extent: Extent,
+    ) -> Io<Result<Reply, BlockError>> {
+        let block_count = self.below.geometry().block_count;
+        if !extent.fits(block_count) {
+            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+        }
+        let expected = Expected::of_address(protection_type, extent.lba);
+        let inspection = self.inspection(protection_type, extent, Checks::ALL, expected, true);
+        let size = self.below.geometry().block_size.bytes();
+        self.read_inspected(inspection)
+            .map(move |blocks| Ok(Reply::Data(Data::Buffer(without_tags(blocks?, size)))))
+    }
+
+    fn write_plain(
+        &self,
+        protection_type: ProtectionType,
+        extent: Extent,
+        data: &Buffer,
+        durability: Durability,
+    ) -> Io<Result<Reply, BlockError>> {
+        let geometry = self.below.geometry();
+        let block_count = geometry.block_count;
+        if !extent.fits(block_count) {
+            return Io::Ready(Err(BlockError::OutOfRange { extent, block_count }));
+        }
+        let application_tag_owned = self.is_application_tag_owned();
+        let generation = Generation { protection_type, application_tag_owned };
+        let (size, step) = (geometry.block_size.bytes(), protected_bytes(geometry.block_size));
+        let mut blocks = Buffer::for_overwrite(extent.block_count as usize * step);
+        let each = blocks.chunks_exact_mut(step).zip(data.chunks_exact(size));
+        for (lba, (block, data)) in (extent.lba.0..).zip(each) {
+            block[..size].copy_from_slice(data);
+            generation.put(sarsen_block::Lba(lba), block);
+        }
+        self.below.submit(Request::WriteProtected { extent, data: blocks, durability })
+    }
+}
+
+/// Reads blocks again that seemed wrong.
+async fn read_again(below: Arc<dyn Store>, inspection: Inspection) -> Result<Buffer, BlockError> {
+    let mut read = 1;
+    loop {
+        let blocks = below.read_protected(inspection.extent).wait().await?.into_buffer();
+        read += 1;
+        match inspection.inspect(&blocks) {
+            Ok(()) => return Ok(blocks),
+            Err(error) if read == READS => return Err(error),
+            Err(_) => {}
+        }
+    }
+}
+
+/// The data of blocks of `size` bytes alone, moved together in place.
+pub(crate) fn without_tags(mut blocks: Buffer, size: usize) -> Buffer {
+    let step = size + PROTECTION_BYTES;
+    let block_count = blocks.len() / step;
+    for index in 1..block_count {
+        blocks.copy_within(index * step..index * step + size, index * size);
+    }
+    blocks.truncate(block_count * size);
+    blocks
+}
+
+impl Store for Protected {
+    fn geometry(&self) -> Geometry {
+        self.below.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.below.characteristics()
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let Some(protection_type) = self.protection_type() else {
+            return self.below.submit(request);
+        };
+        match request {
+            Request::Read(extent) if !self.is_unchecked_when_zero() => {
+                self.read_plain(protection_type, extent)
+            }
+            Request::Write { extent, data, durability } => {
+                self.write_plain(protection_type, extent, &data, durability)
+            }
+            // What is zeroed, unmapped or never written has FFh, which is not checked.
+            request => self.below.submit(request),
+        }
+    }
+}
