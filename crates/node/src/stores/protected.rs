@@ -218,8 +218,8 @@ mod tests {
         let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
         drop(open_file(&opened).expect("is made"));
         drop(open_file(&opened).expect("is known again"));
-        let error = |result: Result<_, StoreError>| result.err().expect("is refused").to_string();
-        let plain = error(refuse_as_plain(&path).map(|()| ()));
+        let error = |result: Result<(), StoreError>| result.expect_err("is refused").to_string();
+        let plain = error(refuse_as_plain(&path));
         assert!(plain.contains("set protection"), "{plain}");
         let large = FileOptions { block_size: BlockSize::B4096, ..opened.clone() };
         let told = error(open_file(&large).map(drop));
