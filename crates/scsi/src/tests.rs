@@ -6,6 +6,7 @@ mod mode;
 mod multimedia;
 mod primary;
 mod properties;
+mod protection;
 mod provisioning;
 mod removable;
 mod target_port_groups;
