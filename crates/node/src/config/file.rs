@@ -323,16 +323,7 @@ pub(super) fn volume_from_settings(
         },
         _ => StoreConfig::Null { size: size.ok_or_else(|| missing("size"))? },
     };
-    Ok(VolumeConfig {
-        name,
-        store,
-        block_size,
-        read_only,
-        removable,
-        serial,
-        protection,
-        faults,
-    })
+    Ok(VolumeConfig { name, store, block_size, read_only, removable, serial, protection, faults })
 }
 
 fn parse_target(

@@ -88,7 +88,7 @@ fn read(
 }
 
 pub(crate) fn seek(task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    let lba = BlockCdb::parse(&task.cdb).extent.lba.0;
+    let lba = BlockCdb::parse(&task.cdb)?.extent.lba.0;
     task.unit.check_range(Extent::new(lba, 1))?;
     Ok(Io::Ready(Completion::good()))
 }
