@@ -6,8 +6,8 @@
 
 use crate::commands::{
     Handler, block, buffer, cache, capacity, defects, diagnostic, identifying_information, inquiry,
-    log, medium, mode, multimedia, provisioning, report, reservation, security, target_port_groups,
-    timestamp, verify,
+    log, medium, mode, multimedia, persistent_reservation, provisioning, report, reservation,
+    security, target_port_groups, timestamp, verify,
 };
 use crate::{Access, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
@@ -35,6 +35,14 @@ impl Flags {
     /// Needs a unit that was not stopped.
     pub const NEEDS_MEDIUM: Self = Self(8);
 
+    /// Is executed for others while a nexus holds a Write Exclusive persistent reservation: what
+    /// only reads (SPC-4 table 65, SBC-3 table 13). Without it and the next one a command conflicts,
+    /// which is the safe answer.
+    pub const ALLOWED_UNDER_WRITE_EXCLUSIVE: Self = Self(16);
+    /// Is executed for others while a nexus holds an Exclusive Access persistent reservation: what
+    /// tells nothing of the data. Nearly all rows that have it have the one before, too.
+    pub const ALLOWED_UNDER_EXCLUSIVE_ACCESS: Self = Self(32);
+
     /// Both sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -43,6 +51,14 @@ impl Flags {
     /// Whether all of `other` is in it.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    pub(crate) const fn bits(self) -> u16 {
+        self.0
+    }
+
+    pub(crate) const fn from_bits(bits: u16) -> Self {
+        Self(bits)
     }
 }
 
@@ -86,6 +102,7 @@ pub struct Row {
     pub(crate) handler: Handler,
     pub(crate) data_out: Option<DataOut>,
     condition: Condition,
+    passes_persistent: fn(&Cdb) -> bool,
 }
 
 impl Row {
@@ -131,6 +148,12 @@ impl Row {
         self.devices.include(unit.device_type()) && (self.condition)(unit)
     }
 
+    /// Whether reservations let it pass that need these flags.
+    pub(crate) fn passes(&self, cdb: &Cdb, needed: Flags) -> bool {
+        self.flags.contains(needed)
+            || (!needed.contains(Flags::ALLOWED_WHEN_RESERVED) && (self.passes_persistent)(cdb))
+    }
+
     /// It takes so much Data-Out.
     const fn with_data_out(self, data_out: DataOut) -> Self {
         Self { data_out: Some(data_out), ..self }
@@ -144,6 +167,11 @@ impl Row {
     /// It is carried out as far beyond the active access states as this.
     const fn even_in(self, access: Access) -> Self {
         Self { access, ..self }
+    }
+
+    /// Where `holds`, it passes every persistent reservation, whatever its flags say.
+    const fn passing_where(self, holds: fn(&Cdb) -> bool) -> Self {
+        Self { passes_persistent: holds, ..self }
     }
 
     /// CDs have it as well as disks.
@@ -181,6 +209,7 @@ const fn row(
         handler,
         data_out: None,
         condition: |_| true,
+        passes_persistent: |_| false,
     }
 }
 
@@ -196,10 +225,17 @@ const fn action(
     Row { service_action, ..row(operation_code, name, handler, flags, usage) }
 }
 
-const ANY: Flags = Flags::IGNORES_UNIT_ATTENTION.and(Flags::ALLOWED_WHEN_RESERVED);
+/// Passes everything.
+const ANY: Flags = Flags::IGNORES_UNIT_ATTENTION.and(HELD).and(OPEN);
+/// Passes SPC-2's reservations.
 const HELD: Flags = Flags::ALLOWED_WHEN_RESERVED;
+/// Passes persistent reservations of every type.
+const OPEN: Flags = SHARED.and(Flags::ALLOWED_UNDER_EXCLUSIVE_ACCESS);
+/// Passes persistent reservations that leave reading to others.
+const SHARED: Flags = Flags::ALLOWED_UNDER_WRITE_EXCLUSIVE;
 const NONE: Flags = Flags::NONE;
-const READS: Flags = Flags::NEEDS_MEDIUM;
+const MEDIUM: Flags = Flags::NEEDS_MEDIUM;
+const READS: Flags = MEDIUM.and(SHARED);
 const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
 
 const ALL: u8 = 0xff;
@@ -233,7 +269,7 @@ const fn long(service_action: u8, flags: u8) -> [u8; 31] {
 /// All commands, by operation code and service action.
 #[rustfmt::skip]
 pub static TABLE: &[Row] = &[
-    row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, READS, &[0, 0, 0, 0, CTL]).also_on_cd(),
+    row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, MEDIUM.and(OPEN), &[0, 0, 0, 0, CTL]).also_on_cd(),
     row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ANY, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(Access::Transition),
     row(REASSIGN_BLOCKS, "REASSIGN BLOCKS", defects::reassign_blocks, WRITES, &[0x03, 0, 0, 0, CTL]).with_data_out(defects::reassign_blocks_data_out),
     row(READ_6, "READ(6)", block::read, READS, &[0x1f, ALL, ALL, ALL, CTL]),
@@ -241,40 +277,53 @@ pub static TABLE: &[Row] = &[
     row(INQUIRY, "INQUIRY", inquiry::inquiry, ANY, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(Access::Transition),
     row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(Access::Standby),
     row(MODE_SELECT_6, "MODE SELECT(6)", multimedia::mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(multimedia::mode::select_6_data_out).on_cd_only().even_in(Access::Standby),
-    row(RESERVE_6, "RESERVE(6)", reservation::reserve, NONE, &[0x01, 0, 0, 0, CTL]),
-    row(RELEASE_6, "RELEASE(6)", reservation::release, HELD, &[0x01, 0, 0, 0, CTL]),
-    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, NONE, &[0x08, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
-    row(MODE_SENSE_6, "MODE SENSE(6)", multimedia::mode::sense_6, NONE, &[0x08, ALL, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
-    row(START_STOP_UNIT, "START STOP UNIT", medium::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]).also_on_cd(),
-    row(RECEIVE_DIAGNOSTIC_RESULTS, "RECEIVE DIAGNOSTIC RESULTS", diagnostic::receive_diagnostic_results, NONE, &[0x01, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
+    row(RESERVE_6, "RESERVE(6)", reservation::reserve, OPEN, &[0x01, 0, 0, 0, CTL]),
+    row(RELEASE_6, "RELEASE(6)", reservation::release, HELD.and(OPEN), &[0x01, 0, 0, 0, CTL]),
+    row(MODE_SENSE_6, "MODE SENSE(6)", mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
+    row(MODE_SENSE_6, "MODE SENSE(6)", multimedia::mode::sense_6, SHARED, &[0x08, ALL, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
+    row(START_STOP_UNIT, "START STOP UNIT", medium::start_stop_unit, NONE, &[0x01, 0, 0x0f, 0xf7, CTL]).passing_where(medium::only_starts).also_on_cd(),
+    row(RECEIVE_DIAGNOSTIC_RESULTS, "RECEIVE DIAGNOSTIC RESULTS", diagnostic::receive_diagnostic_results, SHARED, &[0x01, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
     row(SEND_DIAGNOSTIC, "SEND DIAGNOSTIC", diagnostic::send_diagnostic, NONE, &[0xe4, 0, ALL, ALL, CTL]).with_data_out(diagnostic::send_diagnostic_data_out).even_in(Access::Standby),
-    row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", medium::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]).also_on_cd(),
-    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(READS), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", medium::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]).passing_where(medium::only_allows_removal).also_on_cd(),
+    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(OPEN).and(MEDIUM), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby).also_on_cd(),
     row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
     row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out),
     row(SEEK_10, "SEEK(10)", multimedia::sectors::seek, READS, &[0, ALL, ALL, ALL, ALL, 0, 0, 0, CTL]).on_cd_only(),
     row(WRITE_AND_VERIFY_10, "WRITE AND VERIFY(10)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::write_and_verify_data_out),
     row(VERIFY_10, "VERIFY(10)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(verify::verify_data_out),
     row(PRE_FETCH_10, "PRE-FETCH(10)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]),
-    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
-    row(READ_DEFECT_DATA_10, "READ DEFECT DATA(10)", defects::read_defect_data_10, NONE, &[0, 0x1f, 0, 0, 0, 0, ALL, ALL, CTL]),
+    row(SYNCHRONIZE_CACHE_10, "SYNCHRONIZE CACHE(10)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
+    row(READ_DEFECT_DATA_10, "READ DEFECT DATA(10)", defects::read_defect_data_10, SHARED, &[0, 0x1f, 0, 0, 0, 0, ALL, ALL, CTL]),
     row(WRITE_BUFFER, "WRITE BUFFER", buffer::write_buffer, NONE, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(buffer::write_buffer_data_out).even_in(Access::Transition),
-    row(READ_BUFFER, "READ BUFFER(10)", buffer::read_buffer, NONE, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Transition),
+    row(READ_BUFFER, "READ BUFFER(10)", buffer::read_buffer, SHARED, &[0x1f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Transition),
     row(WRITE_SAME_10, "WRITE SAME(10)", provisioning::write_same, WRITES, &[0xf8, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(provisioning::write_same_data_out),
     row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin),
     row(READ_TOC_PMA_ATIP, "READ TOC/PMA/ATIP", multimedia::contents::read_toc, READS, &[0x02, 0x0f, 0, 0, 0, ALL, ALL, ALL, 0xc4]).on_cd_only(),
     row(GET_CONFIGURATION, "GET CONFIGURATION", multimedia::configuration::get_configuration, ANY, &[0x03, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(GET_EVENT_STATUS_NOTIFICATION, "GET EVENT STATUS NOTIFICATION", multimedia::events::get_event_status_notification, ANY, &[0x01, 0, 0, ALL, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(LOG_SELECT, "LOG SELECT", log::select, NONE, &[0x03, 0x3f, ALL, 0, 0, 0, ALL, ALL, CTL]).with_data_out(log::select_data_out).even_in(Access::Standby),
-    row(LOG_SENSE, "LOG SENSE", log::sense, HELD, &[0x01, 0x3f, ALL, 0, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
+    row(LOG_SENSE, "LOG SENSE", log::sense, HELD.and(OPEN), &[0x01, 0x3f, ALL, 0, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
     row(READ_DISC_INFORMATION, "READ DISC INFORMATION", multimedia::contents::read_disc_information, READS, &[0x07, 0, 0, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(READ_TRACK_INFORMATION, "READ TRACK INFORMATION", multimedia::contents::read_track_information, READS, &[0x03, ALL, ALL, ALL, ALL, 0, ALL, ALL, CTL]).on_cd_only(),
     row(MODE_SELECT_10, "MODE SELECT(10)", mode::select_10, NONE, &[0x13, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(mode::select_10_data_out).even_in(Access::Standby),
     row(MODE_SELECT_10, "MODE SELECT(10)", multimedia::mode::select_10, NONE, &[0x11, 0, 0, 0, 0, 0, ALL, ALL, CTL]).with_data_out(multimedia::mode::select_10_data_out).on_cd_only().even_in(Access::Standby),
-    row(RESERVE_10, "RESERVE(10)", reservation::reserve, NONE, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
-    row(RELEASE_10, "RELEASE(10)", reservation::release, HELD, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
-    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, NONE, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
-    row(MODE_SENSE_10, "MODE SENSE(10)", multimedia::mode::sense_10, NONE, &[0x08, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
+    row(RESERVE_10, "RESERVE(10)", reservation::reserve, OPEN, &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    row(RELEASE_10, "RELEASE(10)", reservation::release, HELD.and(OPEN), &[0x11, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    row(MODE_SENSE_10, "MODE SENSE(10)", mode::sense_10, SHARED, &[0x18, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
+    row(MODE_SENSE_10, "MODE SENSE(10)", multimedia::mode::sense_10, SHARED, &[0x08, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only().even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x00, "PERSISTENT RESERVE IN (READ KEYS)", persistent_reservation::read_keys, OPEN, &[0x00, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x01, "PERSISTENT RESERVE IN (READ RESERVATION)", persistent_reservation::read_reservation, OPEN, &[0x01, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x02, "PERSISTENT RESERVE IN (REPORT CAPABILITIES)", persistent_reservation::report_capabilities, OPEN, &[0x02, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_IN, 0x03, "PERSISTENT RESERVE IN (READ FULL STATUS)", persistent_reservation::read_full_status, OPEN, &[0x03, 0, 0, 0, 0, 0, ALL, ALL, CTL]).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x00, "PERSISTENT RESERVE OUT (REGISTER)", persistent_reservation::register, OPEN, &[0x00, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x01, "PERSISTENT RESERVE OUT (RESERVE)", persistent_reservation::reserve, OPEN, &[0x01, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x02, "PERSISTENT RESERVE OUT (RELEASE)", persistent_reservation::release, OPEN, &[0x02, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x03, "PERSISTENT RESERVE OUT (CLEAR)", persistent_reservation::clear, OPEN, &[0x03, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x04, "PERSISTENT RESERVE OUT (PREEMPT)", persistent_reservation::preempt, OPEN, &[0x04, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x05, "PERSISTENT RESERVE OUT (PREEMPT AND ABORT)", persistent_reservation::preempt_and_abort, OPEN, &[0x05, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x06, "PERSISTENT RESERVE OUT (REGISTER AND IGNORE EXISTING KEY)", persistent_reservation::register_and_ignore_existing_key, OPEN, &[0x06, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x07, "PERSISTENT RESERVE OUT (REGISTER AND MOVE)", persistent_reservation::register_and_move, OPEN, &[0x07, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x08, "PERSISTENT RESERVE OUT (REPLACE LOST RESERVATION)", persistent_reservation::replace_lost_reservation, OPEN, &[0x08, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
     action(VARIABLE_LENGTH, SA_READ_32, "READ(32)", block::read, READS, &long(SA_READ_32, 0xfa)).only_where(is_type_2),
     action(VARIABLE_LENGTH, SA_VERIFY_32, "VERIFY(32)", verify::verify, READS, &long(SA_VERIFY_32, 0xf6)).with_data_out(verify::verify_data_out).only_where(is_type_2),
     action(VARIABLE_LENGTH, SA_WRITE_32, "WRITE(32)", block::write, WRITES, &long(SA_WRITE_32, 0xfa)).with_data_out(block::write_data_out).only_where(is_type_2),
@@ -286,17 +335,17 @@ pub static TABLE: &[Row] = &[
     row(WRITE_AND_VERIFY_16, "WRITE AND VERIFY(16)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
     row(VERIFY_16, "VERIFY(16)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
     row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
-    row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
+    row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out),
-    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(READS), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(OPEN).and(MEDIUM), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
     row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
-    row(SECURITY_PROTOCOL_IN, "SECURITY PROTOCOL IN", security::security_protocol_in, HELD, &[ALL, ALL, ALL, 0x80, 0, ALL, ALL, ALL, ALL, 0, CTL]),
-    action(MAINTENANCE_IN, SA_REPORT_IDENTIFYING_INFORMATION, "REPORT IDENTIFYING INFORMATION", identifying_information::report, HELD, &[0x05, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).only_where(identifying_information::is_kept),
-    action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD, &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD, &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Standby),
-    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD, &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
-    action(MAINTENANCE_IN, SA_REPORT_TIMESTAMP, "REPORT TIMESTAMP", timestamp::report, HELD, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    row(SECURITY_PROTOCOL_IN, "SECURITY PROTOCOL IN", security::security_protocol_in, HELD.and(SHARED), &[ALL, ALL, ALL, 0x80, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(MAINTENANCE_IN, SA_REPORT_IDENTIFYING_INFORMATION, "REPORT IDENTIFYING INFORMATION", identifying_information::report, HELD.and(OPEN), &[0x05, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).only_where(identifying_information::is_kept),
+    action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD.and(OPEN), &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_OPERATION_CODES, "REPORT SUPPORTED OPERATION CODES", report::supported_operation_codes, HELD.and(SHARED), &[0x0c, 0x87, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Standby),
+    action(MAINTENANCE_IN, SA_REPORT_SUPPORTED_TASK_MANAGEMENT_FUNCTIONS, "REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS", report::supported_task_management_functions, HELD.and(SHARED), &[0x0d, 0x80, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    action(MAINTENANCE_IN, SA_REPORT_TIMESTAMP, "REPORT TIMESTAMP", timestamp::report, HELD.and(OPEN), &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(MAINTENANCE_OUT, SA_SET_IDENTIFYING_INFORMATION, "SET IDENTIFYING INFORMATION", identifying_information::set, NONE, &[0x06, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).with_data_out(identifying_information::set_data_out).only_where(identifying_information::is_kept),
     action(MAINTENANCE_OUT, SA_SET_TARGET_PORT_GROUPS, "SET TARGET PORT GROUPS", target_port_groups::set, NONE, &[0x0a, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(target_port_groups::set_data_out).also_on_cd().even_in(Access::Unavailable),
     action(MAINTENANCE_OUT, SA_SET_TIMESTAMP, "SET TIMESTAMP", timestamp::set, NONE, &[0x0f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(timestamp::set_data_out),
@@ -306,10 +355,10 @@ pub static TABLE: &[Row] = &[
     row(READ_DISC_STRUCTURE, "READ DISC STRUCTURE", multimedia::structure::read_disc_structure, READS, &[0x0f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xc0, CTL]).on_cd_only(),
     row(WRITE_AND_VERIFY_12, "WRITE AND VERIFY(12)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
     row(VERIFY_12, "VERIFY(12)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
-    row(READ_DEFECT_DATA_12, "READ DEFECT DATA(12)", defects::read_defect_data_12, NONE, &[0x1f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    row(READ_DEFECT_DATA_12, "READ DEFECT DATA(12)", defects::read_defect_data_12, SHARED, &[0x1f, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     row(READ_CD_MSF, "READ CD MSF", multimedia::sectors::read_cd_msf, READS, &[0x1e, 0, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only(),
     row(SET_CD_SPEED, "SET CD SPEED", multimedia::configuration::set_cd_speed, NONE, &[0x03, ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, CTL]).on_cd_only(),
-    row(MECHANISM_STATUS, "MECHANISM STATUS", multimedia::events::mechanism_status, NONE, &[0, 0, 0, 0, 0, 0, 0, ALL, ALL, 0, CTL]).on_cd_only(),
+    row(MECHANISM_STATUS, "MECHANISM STATUS", multimedia::events::mechanism_status, SHARED, &[0, 0, 0, 0, 0, 0, 0, ALL, ALL, 0, CTL]).on_cd_only(),
     row(READ_CD, "READ CD", multimedia::sectors::read_cd, READS, &[0x1e, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only(),
 ];
 

@@ -21,6 +21,7 @@ mod medium;
 mod modes;
 mod nexus;
 mod protection;
+mod reservations;
 mod self_test;
 mod sense;
 mod target;

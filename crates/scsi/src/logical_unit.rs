@@ -3,13 +3,13 @@
 //! What every command looks at (reservation, mode bits, stopped) is in atomics; the rest is behind
 //! locks that only unusual commands take.
 
-use crate::attention::Attentions;
 use crate::buffers::Buffers;
 use crate::commands::mode;
 use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
 use crate::protection::Protected;
+use crate::reservations::{Attached, Reservations};
 use crate::self_test::{Outcome, SelfTests};
 use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
@@ -115,8 +115,6 @@ pub struct LogicalUnit {
     keeper: Option<Arc<dyn Keeper>>,
     characteristics: Characteristics,
     limits: Limits,
-    /// The nexus that holds an SPC-2 reservation.
-    reservation: AtomicU64,
     medium: Medium,
     modes: Modes,
     /// Held while the mode parameters change.
@@ -125,7 +123,9 @@ pub struct LogicalUnit {
     thresholds: Thresholds,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
-    nexuses: Mutex<Vec<(NexusId, Arc<Attentions>)>>,
+    reservations: Reservations,
+    /// Locked behind the reservations, where both are.
+    attached: Mutex<Vec<Attached>>,
     buffers: Buffers,
     self_tests: SelfTests,
     timestamp: Timestamp,
@@ -150,6 +150,7 @@ impl LogicalUnit {
             characteristics.protection.then(|| Arc::new(Protected::new(store.clone(), protection)));
         let store = protected.clone().map_or(store, |protected| protected);
         let identifying_information = IdentifyingInformation::load(keeper.as_deref())?;
+        let reservations = Reservations::load(keeper.as_ref())?;
         let unit = Self {
             identity,
             device_type,
@@ -160,12 +161,12 @@ impl LogicalUnit {
             limits: Limits::new(store.geometry()),
             store,
             protected,
-            reservation: AtomicU64::new(NO_NEXUS),
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: TaskSet::default(),
             thresholds: Thresholds::default(),
             write_gate: Arc::new(RwLock::new(())),
-            nexuses: Mutex::new(Vec::new()),
+            reservations,
+            attached: Mutex::new(Vec::new()),
             buffers: Buffers::default(),
             self_tests: SelfTests::default(),
             timestamp: Timestamp::default(),
@@ -320,75 +321,40 @@ impl LogicalUnit {
         &self.thresholds
     }
 
-    /// Whether another nexus holds a reservation.
-    pub(crate) fn is_reserved_against(&self, nexus: NexusId) -> bool {
-        let holder = self.reservation.load(Ordering::Relaxed);
-        holder != NO_NEXUS && holder != nexus
+    /// Who may do what with it.
+    pub(crate) fn reservations(&self) -> &Reservations {
+        &self.reservations
     }
 
-    /// SPC-2 RESERVE: whether `nexus` holds the reservation now.
-    pub(crate) fn reserve(&self, nexus: NexusId) -> bool {
-        match self.reservation.compare_exchange(
-            NO_NEXUS,
-            nexus,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        ) {
-            Ok(_) => true,
-            Err(holder) => holder == nexus,
-        }
-    }
-
-    /// SPC-2 RELEASE: without effect for a nexus that holds nothing.
-    pub(crate) fn release(&self, nexus: NexusId) {
-        let _ = self.reservation.compare_exchange(
-            nexus,
-            NO_NEXUS,
-            Ordering::Relaxed,
-            Ordering::Relaxed,
-        );
-    }
-
-    fn nexuses(&self) -> MutexGuard<'_, Vec<(NexusId, Arc<Attentions>)>> {
-        self.nexuses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins to keep unit attentions for a nexus.
-    pub(crate) fn attach(&self, nexus: NexusId) -> Arc<Attentions> {
-        let attentions = Arc::new(Attentions::default());
-        attentions.raise(UnitAttention::PowerOn);
-        self.nexuses().push((nexus, attentions.clone()));
-        self.medium.attach(nexus);
-        attentions
+    /// The nexuses that it knows.
+    pub(crate) fn attached(&self) -> MutexGuard<'_, Vec<Attached>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// I_T nexus loss (SAM-5 6.3.4).
     pub(crate) fn detach(&self, nexus: NexusId) {
-        self.release(nexus);
+        self.end_spc2_reservation(Some(nexus));
         self.buffers.forget(nexus);
         self.medium.detach(nexus);
-        self.nexuses().retain(|(id, _)| *id != nexus);
+        self.attached().retain(|attached| attached.id != nexus);
     }
 
     pub(crate) fn raise_for(&self, chosen: NexusId, attention: UnitAttention) {
-        for (nexus, attentions) in self.nexuses().iter() {
-            if *nexus == chosen {
-                attentions.raise(attention);
-            }
+        for attached in self.attached().iter().filter(|attached| attached.id == chosen) {
+            attached.attentions.raise(attention);
         }
     }
 
     pub(crate) fn raise_except(&self, spared: NexusId, attention: UnitAttention) {
-        for (nexus, attentions) in self.nexuses().iter() {
-            if *nexus != spared {
-                attentions.raise(attention);
-            }
+        for attached in self.attached().iter().filter(|attached| attached.id != spared) {
+            attached.attentions.raise(attention);
         }
     }
 
-    /// Logical unit reset (SAM-5 6.3.3). The tasks are the transport's to end.
+    /// Logical unit reset (SAM-5 6.3.3): persistent reservations stay (SPC-4 5.12.5.1). The tasks
+    /// are the transport's to end.
     pub(crate) fn reset(&self, attention: UnitAttention) {
-        self.reservation.store(NO_NEXUS, Ordering::Relaxed);
+        self.end_spc2_reservation(None);
         self.medium.reset();
         self.self_tests.end(Outcome::Interrupted);
         self.buffers.forget_all();

@@ -5,6 +5,7 @@ use crate::attention::Attentions;
 use crate::command_table::{Flags, Row};
 use crate::commands::{Task, without_unit};
 pub(crate) use crate::logical_unit::NexusId;
+use crate::reservations::{Gate, NexusName};
 use crate::target::{Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
 use crate::thresholds;
@@ -27,6 +28,7 @@ pub struct InitiatorPort {
 pub(crate) struct Attachment {
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) attentions: Arc<Attentions>,
+    pub(crate) gate: Arc<Gate>,
 }
 
 pub(crate) type Attachments = BTreeMap<Lun, Attachment>;
@@ -35,6 +37,8 @@ pub(crate) type Attachments = BTreeMap<Lun, Attachment>;
 pub(crate) struct Nexus {
     pub(crate) id: NexusId,
     pub(crate) device: Arc<TargetDevice>,
+    /// What reservations know it by.
+    pub(crate) name: NexusName,
     pub(crate) relative_target_port: u16,
     pub(crate) target_port: Arc<TargetPortGroup>,
     initiator_port: InitiatorPort,
@@ -52,9 +56,11 @@ impl Nexus {
         initiator_port: InitiatorPort,
         target_port: Arc<TargetPortGroup>,
     ) -> Self {
+        let initiator = initiator_port.name.as_str().into();
         Self {
             id: NEXT_NEXUS.fetch_add(1, Ordering::Relaxed),
             device,
+            name: NexusName { initiator_port: initiator, target_port: target_port.number },
             relative_target_port: target_port.number,
             target_port,
             initiator_port,
@@ -74,9 +80,9 @@ impl Nexus {
         let kept = |unit: &Arc<LogicalUnit>| {
             old.values().find(|attachment| Arc::ptr_eq(&attachment.unit, unit)).cloned()
         };
-        let attach = |unit: &Arc<LogicalUnit>| Attachment {
-            unit: unit.clone(),
-            attentions: unit.attach(self.id),
+        let attach = |unit: &Arc<LogicalUnit>| {
+            let (attentions, gate) = unit.attach(self.id, &self.name);
+            Attachment { unit: unit.clone(), attentions, gate }
         };
         *attachments = Arc::new(
             luns.iter()
@@ -101,7 +107,7 @@ impl Nexus {
         attention: UnitAttention,
         is_told: impl Fn(&Arc<LogicalUnit>) -> bool,
     ) {
-        for Attachment { unit, attentions } in self.attachments().values() {
+        for Attachment { unit, attentions, .. } in self.attachments().values() {
             if is_told(unit) {
                 attentions.raise(attention);
             }
@@ -277,24 +283,29 @@ fn admit(cdb: &Cdb, attachment: &Attachment, nexus: &Nexus) -> Result<&'static R
     }
     // SAM-5 5.3.3: RESERVATION CONFLICT comes before other statuses; then what the way to the unit
     // lets pass, then what the unit does.
-    let refused = admit_access(flags, unit, nexus.id);
-    if !matches!(refused, Err(Refusal::ReservationConflict)) {
-        nexus.target_port.check(row.access)?;
+    if !row.passes(cdb, attachment.gate.needed()) {
+        return Err(Refusal::ReservationConflict);
     }
-    refused?;
+    nexus.target_port.check(row.access)?;
+    admit_state(flags, unit)?;
     Ok(row)
 }
 
-/// What the unit's state lets a nexus do now, whichever command does it: copies ask it as well, for
-/// each unit that they read and write.
+/// What the unit's state lets a nexus do now, whichever command does it: copies ask it, for each
+/// unit that they read and write.
+#[allow(dead_code)]
 pub(crate) fn admit_access(
     flags: Flags,
     unit: &LogicalUnit,
     nexus: NexusId,
 ) -> Result<(), Refusal> {
-    if unit.is_reserved_against(nexus) && !flags.contains(Flags::ALLOWED_WHEN_RESERVED) {
+    if !flags.contains(unit.needed_by(nexus)) {
         return Err(Refusal::ReservationConflict);
     }
+    admit_state(flags, unit)
+}
+
+fn admit_state(flags: Flags, unit: &LogicalUnit) -> Result<(), Refusal> {
     if flags.contains(Flags::NEEDS_MEDIUM) {
         unit.medium().check()?;
     }

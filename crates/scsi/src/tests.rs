@@ -4,6 +4,7 @@ mod block;
 mod maintenance;
 mod mode;
 mod multimedia;
+mod persistent_reservation;
 mod primary;
 mod properties;
 mod protection;

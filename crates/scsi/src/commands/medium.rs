@@ -2,7 +2,7 @@
 
 use super::Task;
 use crate::medium::Removal;
-use crate::{Completion, DeviceType, Sense, UnitAttention};
+use crate::{Cdb, Completion, DeviceType, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
 
@@ -10,6 +10,19 @@ use sarsen_wire::scsi::cdb as wire;
 const START: u8 = 0x01;
 const LOAD_EJECT: u8 = 0x02;
 const NO_FLUSH: u8 = 0x04;
+/// PREVENT, of PREVENT ALLOW MEDIUM REMOVAL.
+const PREVENT: u8 = 0x03;
+
+/// START STOP UNIT passes persistent reservations when it only starts the unit (SBC-3 table 13).
+pub(crate) fn only_starts(cdb: &Cdb) -> bool {
+    let action = cdb.view::<wire::Short6>().length;
+    action & START != 0 && action >> 4 == 0
+}
+
+/// PREVENT ALLOW MEDIUM REMOVAL passes them when it allows it.
+pub(crate) fn only_allows_removal(cdb: &Cdb) -> bool {
+    cdb.view::<wire::Short6>().length & PREVENT == 0
+}
 
 pub(crate) fn start_stop_unit(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;

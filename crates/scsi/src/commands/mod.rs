@@ -13,6 +13,7 @@ pub(crate) mod log;
 pub(crate) mod medium;
 pub(crate) mod mode;
 pub(crate) mod multimedia;
+pub(crate) mod persistent_reservation;
 pub(crate) mod provisioning;
 pub(crate) mod report;
 pub(crate) mod reservation;
@@ -47,7 +48,7 @@ pub(crate) struct Task<'a> {
 impl<'a> Task<'a> {
     pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Arc<Nexus>) -> Self {
         let Command { cdb, attribute: _, data_out, expected_data_out_length } = command;
-        let Attachment { unit, attentions } = attachment;
+        let Attachment { unit, attentions, .. } = attachment;
         Self { cdb, unit, attentions, nexus, data_out, expected_data_out_length }
     }
 

@@ -1,5 +1,5 @@
-//! RESERVE and RELEASE (SPC-2 7.16, 7.17, 7.21, 7.22) of a whole unit. Persistent reservations
-//! have their room here.
+//! RESERVE and RELEASE (SPC-2 7.16, 7.17, 7.21, 7.22) of a whole unit, beside persistent
+//! reservations (SPC-4 5.12.3).
 
 use super::Task;
 use crate::{Completion, Sense, Status};
@@ -22,15 +22,17 @@ fn check(task: &Task<'_>) -> Result<(), Sense> {
 
 pub(crate) fn reserve(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     check(&task)?;
-    let completion = match task.unit.reserve(task.nexus.id) {
-        true => Completion::good(),
-        false => Completion::with_status(Status::ReservationConflict),
-    };
-    Ok(Io::Ready(completion))
+    Ok(answer(task.unit.reserve(task.nexus.id, &task.nexus.name)))
 }
 
 pub(crate) fn release(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     check(&task)?;
-    task.unit.release(task.nexus.id);
-    Ok(Io::Ready(Completion::good()))
+    Ok(answer(task.unit.release(task.nexus.id, &task.nexus.name)))
+}
+
+fn answer(good: bool) -> Io<Completion> {
+    Io::Ready(match good {
+        true => Completion::good(),
+        false => Completion::with_status(Status::ReservationConflict),
+    })
 }

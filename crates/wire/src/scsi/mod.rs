@@ -10,6 +10,7 @@ pub mod multimedia;
 pub mod opcode;
 pub mod protection;
 pub mod report;
+pub mod reservation;
 pub mod sense;
 pub mod target_port_groups;
 
