@@ -7,6 +7,8 @@
 
 mod record;
 mod state;
+#[cfg(test)]
+mod tests;
 pub(crate) mod transport_id;
 
 pub(crate) use self::state::{Action, NexusName, Permission, Register, Reservation, State, Type};
