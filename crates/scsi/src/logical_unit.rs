@@ -18,7 +18,6 @@ use crate::{Completion, Identity, Keeper, ProtectionType, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Which I_T nexus; 0 is none.

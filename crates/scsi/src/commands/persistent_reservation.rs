@@ -1,6 +1,7 @@
 //! PERSISTENT RESERVE IN and PERSISTENT RESERVE OUT (SPC-4 6.15, 6.16).
 
 use super::{Task, parameter_data};
+use crate::medium::Removal;
 use crate::nexus::Refusal;
 use crate::reservations::transport_id::{self, Problem, TransportId};
 use crate::reservations::{Action, NexusName, Register, Reservation, State, Type};
@@ -167,6 +168,10 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
         let answered = unit.modes().current().tasks.task_aborted_status;
         match unit.change_reservations(nexus, action).await {
             Ok(changed) if aborts => {
+                // SPC-4 5.12.11.2.6: what they prevented is allowed.
+                for &nexus in &changed.preempted {
+                    unit.medium().set_removal(nexus, Removal::Allowed);
+                }
                 let abort = Abort { nexuses: changed.preempted, answered };
                 Ok(Completion { abort: Some(Box::new(abort)), ..Completion::good() })
             }

@@ -124,8 +124,11 @@ impl Model {
                         self.keys[who] = own;
                         self.reserve(who, kind);
                     }
-                    _ if self.remove(victim) => {}
-                    _ => return Answer::Conflict,
+                    _ => {
+                        if !self.remove(victim) {
+                            return Answer::Conflict;
+                        }
+                    }
                 }
                 true
             }
