@@ -68,7 +68,8 @@ fuzz_target!(|input: &[u8]| {
         match who >> 1 {
             0x7f => drop(nexus.logical_unit_reset(Lun(0))),
             0x7e => nexus.target_reset(false),
-            0x7d => nexus.task_set_cleared(Lun(0)),
+            0x7d => drop(nexus.clear_task_set(Lun(0))),
+            0x7b => nexus.clear_aca(Lun(0)),
             0x7c => *nexus = open("again"),
             _ => command(nexus, &cdb, data, who & 2 != 0, block_size),
         }

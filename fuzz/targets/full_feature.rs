@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use libfuzzer_sys::fuzz_target;
 use sarsen_block::{Buffer, Data};
-use sarsen_proto::iscsi::target::{AbortScope, Completion, Event, TaskId};
+use sarsen_proto::iscsi::target::{Completion, Ending, Event, TaskId};
 use sarsen_wire::iscsi::pdu::{FINAL, IMMEDIATE};
 use sarsen_wire::iscsi::{
     DataIn, DataOut, Isid, LoginRequest, LogoutRequest, NopOut, Opcode, RawHeader, ScsiCommand,
@@ -271,8 +271,18 @@ impl Session {
                     connection.respond(tag, TaskManagementResponse::FunctionComplete);
                 }
             }
-            4 => connection.abort_tasks(AbortScope::All, 1),
-            5 => connection.abort_tasks(AbortScope::Unit(LUN), 2),
+            4 => drop(connection.abort_tasks(1, |_, _| Some(Ending::Silent))),
+            5 => {
+                let running = &self.running;
+                let odd = |task: &TaskId| task.number() % 2 == 1;
+                connection.abort_tasks(2, |task, lun| {
+                    (lun == LUN && !(odd(&task) && running.contains(&task)))
+                        .then_some(Ending::Answered)
+                });
+                if let Some(&task) = self.running.first() {
+                    connection.withhold(task);
+                }
+            }
             6 => connection.request_logout(3),
             _ if input.byte() == 0 => connection.drop_session(),
             _ => {}
@@ -306,6 +316,9 @@ impl Session {
                 }
                 Event::Management(management) => {
                     self.managing.push(management.initiator_task_tag);
+                }
+                Event::Aborted(tasks) => {
+                    assert!(tasks.iter().all(|task| self.running.contains(task)));
                 }
                 Event::TasksEnded(_) => {}
                 Event::Establish(_) => panic!("established twice"),

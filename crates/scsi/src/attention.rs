@@ -41,6 +41,12 @@ pub enum UnitAttention {
     CommandsClearedByAnotherInitiator,
     /// The device server cleared the task set.
     CommandsClearedByDeviceServer,
+    /// A command was answered with BUSY.
+    PreviousBusyStatus,
+    /// A command was answered with TASK SET FULL.
+    PreviousTaskSetFullStatus,
+    /// A command was answered with RESERVATION CONFLICT.
+    PreviousReservationConflictStatus,
     /// A thin volume has less room left than was agreed upon.
     ThinProvisioningSoftThresholdReached,
     /// An informational exception is told of.
@@ -73,6 +79,11 @@ impl UnitAttention {
             Self::CommandsClearedByDeviceServer => {
                 AdditionalSense::COMMANDS_CLEARED_BY_DEVICE_SERVER
             }
+            Self::PreviousBusyStatus => AdditionalSense::PREVIOUS_BUSY_STATUS,
+            Self::PreviousTaskSetFullStatus => AdditionalSense::PREVIOUS_TASK_SET_FULL_STATUS,
+            Self::PreviousReservationConflictStatus => {
+                AdditionalSense::PREVIOUS_RESERVATION_CONFLICT_STATUS
+            }
             Self::ThinProvisioningSoftThresholdReached => {
                 AdditionalSense::THIN_PROVISIONING_SOFT_THRESHOLD_REACHED
             }
@@ -80,6 +91,16 @@ impl UnitAttention {
                 AdditionalSense::FAILURE_PREDICTION_THRESHOLD_EXCEEDED
             }
         }
+    }
+
+    /// UA_INTLCK_CTRL 11b.
+    const fn tells_a_status(self) -> bool {
+        matches!(
+            self,
+            Self::PreviousBusyStatus
+                | Self::PreviousTaskSetFullStatus
+                | Self::PreviousReservationConflictStatus
+        )
     }
 
     const fn is_told_by_a_reset(self) -> bool {
@@ -131,6 +152,19 @@ impl Attentions {
             queue.retain(|&waiting| waiting != UnitAttention::Reset);
         }
         self.waiting.store(true, Ordering::Relaxed);
+    }
+
+    /// Raises it unless a status waits to be told already (SPC-4 7.5.8: once, whatever their
+    /// number).
+    pub(crate) fn raise_once(&self, attention: UnitAttention) {
+        if !self.queue().iter().any(|waiting| waiting.tells_a_status()) {
+            self.raise(attention);
+        }
+    }
+
+    /// What would be told next.
+    pub(crate) fn first(&self) -> Option<UnitAttention> {
+        self.queue().first().copied()
     }
 
     pub(crate) fn take(&self) -> Option<UnitAttention> {

@@ -99,6 +99,9 @@ pub enum TaskAttribute {
 pub struct Command {
     /// The command descriptor block.
     pub cdb: Cdb,
+    /// What the transport calls it, to end it while it waits ([`crate::NexusHandle::abort`]):
+    /// never used twice in a nexus.
+    pub name: u64,
     /// Its place among the others.
     pub attribute: TaskAttribute,
     /// What arrived of the bytes that [`crate::NexusHandle::data_out_length`] asked for. Fewer
@@ -117,6 +120,7 @@ impl Command {
     pub const fn new(cdb: Cdb) -> Self {
         Self {
             cdb,
+            name: 0,
             attribute: TaskAttribute::Simple,
             data_out: None,
             expected_data_out_length: None,

@@ -34,6 +34,9 @@ impl Flags {
     pub const WRITES: Self = Self(4);
     /// Needs a unit that was not stopped.
     pub const NEEDS_MEDIUM: Self = Self(8);
+    /// Is executed although another nexus's auto contingent allegiance holds the task set up
+    /// (SAM-5 5.9.4).
+    pub const PASSES_ACA: Self = Self(64);
 
     /// Is executed for others while a nexus holds a Write Exclusive persistent reservation: what
     /// only reads (SPC-4 table 65, SBC-3 table 13). Without it and the next one a command conflicts,
@@ -239,7 +242,7 @@ const READS: Flags = MEDIUM.and(SHARED);
 const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
 
 const ALL: u8 = 0xff;
-/// CONTROL: NACA is looked at, and refused.
+/// CONTROL: NACA is looked at.
 const CTL: u8 = 0x04;
 /// GROUP NUMBER: accepted, without statistics to keep.
 const GRP: u8 = 0x1f;
@@ -320,7 +323,7 @@ pub static TABLE: &[Row] = &[
     action(PERSISTENT_RESERVE_OUT, 0x02, "PERSISTENT RESERVE OUT (RELEASE)", persistent_reservation::release, OPEN, &[0x02, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
     action(PERSISTENT_RESERVE_OUT, 0x03, "PERSISTENT RESERVE OUT (CLEAR)", persistent_reservation::clear, OPEN, &[0x03, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
     action(PERSISTENT_RESERVE_OUT, 0x04, "PERSISTENT RESERVE OUT (PREEMPT)", persistent_reservation::preempt, OPEN, &[0x04, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
-    action(PERSISTENT_RESERVE_OUT, 0x05, "PERSISTENT RESERVE OUT (PREEMPT AND ABORT)", persistent_reservation::preempt_and_abort, OPEN, &[0x05, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
+    action(PERSISTENT_RESERVE_OUT, 0x05, "PERSISTENT RESERVE OUT (PREEMPT AND ABORT)", persistent_reservation::preempt_and_abort, OPEN.and(Flags::PASSES_ACA), &[0x05, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
     action(PERSISTENT_RESERVE_OUT, 0x06, "PERSISTENT RESERVE OUT (REGISTER AND IGNORE EXISTING KEY)", persistent_reservation::register_and_ignore_existing_key, OPEN, &[0x06, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
     action(PERSISTENT_RESERVE_OUT, 0x07, "PERSISTENT RESERVE OUT (REGISTER AND MOVE)", persistent_reservation::register_and_move, OPEN, &[0x07, 0, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),
     action(PERSISTENT_RESERVE_OUT, 0x08, "PERSISTENT RESERVE OUT (REPLACE LOST RESERVATION)", persistent_reservation::replace_lost_reservation, OPEN, &[0x08, ALL, 0, 0, ALL, ALL, ALL, ALL, CTL]).with_data_out(persistent_reservation::data_out).even_in(Access::Standby),

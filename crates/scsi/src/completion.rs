@@ -1,7 +1,8 @@
 //! What leaves: status, data, sense.
 
-use crate::Sense;
+use crate::{LogicalUnit, Sense};
 use sarsen_block::Data;
+use std::sync::Arc;
 
 /// SAM-5 5.3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,15 @@ pub struct Abort {
     /// Tasks of other nexuses than the command's own are answered with TASK ABORTED (TAS, SPC-4
     /// 7.5.8) rather than with silence.
     pub answered: bool,
+}
+
+/// Tasks of one unit that end.
+#[derive(Clone, Debug)]
+pub struct TaskAbort {
+    /// The unit, which other nexuses may know by other numbers.
+    pub unit: Arc<LogicalUnit>,
+    /// Whose tasks, and how.
+    pub abort: Abort,
 }
 
 /// The end of a command.

@@ -118,7 +118,7 @@ pub struct LogicalUnit {
     modes: Modes,
     /// Held while the mode parameters change.
     mode_change: Mutex<()>,
-    tasks: TaskSet,
+    tasks: Arc<TaskSet>,
     thresholds: Thresholds,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
@@ -161,7 +161,7 @@ impl LogicalUnit {
             store,
             protected,
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
-            tasks: TaskSet::default(),
+            tasks: Arc::default(),
             thresholds: Thresholds::default(),
             write_gate: Arc::new(RwLock::new(())),
             reservations,
@@ -320,6 +320,11 @@ impl LogicalUnit {
         &self.thresholds
     }
 
+    /// Its tasks.
+    pub(crate) fn tasks(&self) -> &Arc<TaskSet> {
+        &self.tasks
+    }
+
     /// Who may do what with it.
     pub(crate) fn reservations(&self) -> &Reservations {
         &self.reservations
@@ -335,6 +340,7 @@ impl LogicalUnit {
         self.end_spc2_reservation(Some(nexus));
         self.buffers.forget(nexus);
         self.medium.detach(nexus);
+        self.tasks.leave(nexus);
         self.attached().retain(|attached| attached.id != nexus);
     }
 
@@ -357,6 +363,7 @@ impl LogicalUnit {
         self.medium.reset();
         self.self_tests.end(Outcome::Interrupted);
         self.buffers.forget_all();
+        self.tasks.reset();
         let _guard = self.mode_change();
         self.configure(&self.modes.restore());
         self.raise_except(NO_NEXUS, attention);

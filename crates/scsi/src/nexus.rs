@@ -3,15 +3,18 @@
 
 use crate::attention::Attentions;
 use crate::command_table::{Flags, Row};
-use crate::commands::{Task, without_unit};
+use crate::commands::without_unit;
+use crate::execution::{Execution, begin_asking, begin_plain};
 pub(crate) use crate::logical_unit::NexusId;
 use crate::reservations::{Gate, NexusName};
 use crate::target::{Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
-use crate::thresholds;
-use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense, Status, UnitAttention};
+use crate::task_set::{Interlock, Tally};
+use crate::{
+    Abort, Cdb, Command, Completion, LogicalUnit, Lun, Sense, TaskAbort, TaskAttribute,
+    UnitAttention,
+};
 use sarsen_block::Io;
-use sarsen_wire::scsi::CONTROL_NACA;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +32,7 @@ pub(crate) struct Attachment {
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) attentions: Arc<Attentions>,
     pub(crate) gate: Arc<Gate>,
+    pub(crate) tally: Arc<Tally>,
 }
 
 pub(crate) type Attachments = BTreeMap<Lun, Attachment>;
@@ -82,7 +86,7 @@ impl Nexus {
         };
         let attach = |unit: &Arc<LogicalUnit>| {
             let (attentions, gate) = unit.attach(self.id, &self.name);
-            Attachment { unit: unit.clone(), attentions, gate }
+            Attachment { unit: unit.clone(), attentions, gate, tally: unit.tasks().join(self.id) }
         };
         *attachments = Arc::new(
             luns.iter()
@@ -167,38 +171,89 @@ impl NexusHandle {
         }
     }
 
-    /// Executes a command. A store that answers at once makes this answer at once. Dropping a
-    /// pending answer does not undo the command; a write that was submitted may still happen, and
-    /// is then no longer kept apart from COMPARE AND WRITE.
+    /// Executes a command, like [`Self::begin`], whose answer costs less.
     pub fn execute(&mut self, lun: Option<Lun>, command: Command) -> Io<Completion> {
-        self.refresh();
-        let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else {
-            let result = without_unit(&self.nexus, lun, &command.cdb);
-            return Io::Ready(result.unwrap_or_else(Completion::check_condition));
-        };
-        let unit = &attachment.unit;
-        match admit(&command.cdb, attachment, &self.nexus) {
-            Ok(row) => {
-                let task = Task::new(command, attachment, &self.nexus);
-                let answer = (row.handler)(task)
-                    .unwrap_or_else(|sense| Io::Ready(unit.complete(Err(sense))));
-                if row.flags.contains(Flags::WRITES) {
-                    thresholds::look_when_due(unit, &self.nexus);
-                }
-                answer
-            }
-            Err(Refusal::Sense(sense)) => Io::Ready(unit.complete(Err(sense))),
-            Err(Refusal::ReservationConflict) => {
-                Io::Ready(Completion::with_status(Status::ReservationConflict))
-            }
+        match self.begin(lun, command) {
+            Execution::Ended(completion) => Io::Ready(completion),
+            Execution::UnderWay(under_way) => Io::pending(under_way),
         }
     }
 
-    /// CLEAR TASK SET by this nexus: the others that use the unit are told (SAM-5 7.5).
-    pub fn task_set_cleared(&mut self, lun: Lun) {
+    /// Begins a command, or lets it wait for its turn among the tasks of the unit. A store that
+    /// answers at once makes this answer at once. Dropping what is under way does not undo the
+    /// command: what waited is not carried out, but a write that was submitted may still happen,
+    /// and is then no longer kept apart from COMPARE AND WRITE.
+    pub fn begin(&mut self, lun: Option<Lun>, command: Command) -> Execution {
+        self.refresh();
+        let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else {
+            let result = without_unit(&self.nexus, lun, &command.cdb);
+            return Execution::Ended(result.unwrap_or_else(Completion::check_condition));
+        };
+        match command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
+            true => begin_plain(command, attachment, &self.nexus),
+            false => begin_asking(command, attachment, &self.nexus),
+        }
+    }
+
+    /// Commands of this nexus, by their [`Command::name`], are not to begin any more: those that
+    /// wait end now. What has begun goes on to its end.
+    pub fn abort(&mut self, names: &[u64]) {
+        for attachment in self.attachments.values() {
+            attachment.unit.tasks().abort(self.nexus.id, names);
+        }
+    }
+
+    /// The same for all commands of this nexus.
+    pub fn abort_all(&mut self) {
+        for attachment in self.attachments.values() {
+            attachment.unit.tasks().abort_all(self.nexus.id);
+        }
+    }
+
+    /// CLEAR TASK SET by this nexus, whose own tasks have ended: what the transport is to end of
+    /// others (SAM-5 7.5). None of it begins any more.
+    pub fn clear_task_set(&mut self, lun: Lun) -> Option<TaskAbort> {
+        let unit = self.logical_unit(lun)?;
+        let abort = unit.tasks().clear(self.nexus.id);
+        Some(TaskAbort { unit, abort })
+    }
+
+    /// CLEAR ACA (SAM-5 7.4): ends the auto contingent allegiance of this nexus, if it has one.
+    pub fn clear_aca(&mut self, lun: Lun) {
         if let Some(unit) = self.logical_unit(lun) {
-            let attention = UnitAttention::CommandsClearedByAnotherInitiator;
-            unit.raise_except(self.nexus.id, attention);
+            unit.tasks().clear_aca(self.nexus.id);
+        }
+    }
+
+    /// What the transport is to end of others before a reset by this nexus: of one unit, or of all
+    /// units of the target. None of it begins any more.
+    pub fn prepare_reset(&mut self, lun: Option<Lun>) -> Vec<TaskAbort> {
+        let units = match lun {
+            Some(lun) => self.logical_unit(lun).into_iter().collect(),
+            None => self.nexus.device.luns().values().cloned().collect::<Vec<_>>(),
+        };
+        let by = self.nexus.id;
+        let abort = |unit: Arc<LogicalUnit>| TaskAbort { abort: unit.tasks().clear_all(by), unit };
+        units.into_iter().map(abort).collect()
+    }
+
+    /// The tasks that a command of this nexus ends, with the unit that they are of.
+    pub fn task_abort(&mut self, lun: Lun, abort: Abort) -> Option<TaskAbort> {
+        Some(TaskAbort { unit: self.logical_unit(lun)?, abort })
+    }
+
+    /// Whether this unit is at a number.
+    pub fn has_at(&self, lun: Lun, unit: &Arc<LogicalUnit>) -> bool {
+        self.attachments.get(&lun).is_some_and(|attachment| Arc::ptr_eq(&attachment.unit, unit))
+    }
+
+    /// Tasks of this nexus were ended by another one, without an answer: the next command is told
+    /// (SAM-5 5.14).
+    pub fn commands_cleared(&mut self, unit: &Arc<LogicalUnit>) {
+        for attachment in self.attachments.values() {
+            if Arc::ptr_eq(&attachment.unit, unit) {
+                attachment.attentions.raise(UnitAttention::CommandsClearedByAnotherInitiator);
+            }
         }
     }
 
@@ -263,7 +318,11 @@ impl From<Sense> for Refusal {
 }
 
 /// What every command must pass before its handler: the order is SPC-4's of precedence.
-fn admit(cdb: &Cdb, attachment: &Attachment, nexus: &Nexus) -> Result<&'static Row, Refusal> {
+pub(crate) fn admit(
+    cdb: &Cdb,
+    attachment: &Attachment,
+    nexus: &Nexus,
+) -> Result<&'static Row, Refusal> {
     let unit = &attachment.unit;
     let row = Row::of(cdb, unit.device_type()).and_then(|row| match row.is_supported_by(unit) {
         true => Ok(row),
@@ -272,15 +331,11 @@ fn admit(cdb: &Cdb, attachment: &Attachment, nexus: &Nexus) -> Result<&'static R
     let flags = row.as_ref().map_or(Flags::NONE, |row| row.flags);
     if attachment.attentions.is_waiting()
         && !flags.contains(Flags::IGNORES_UNIT_ATTENTION)
-        && let Some(attention) = attachment.attentions.take()
+        && let Some(attention) = next_attention(attachment)
     {
         return Err(attention.sense().into());
     }
     let row = row?;
-    let control = row.control_offset();
-    if cdb.byte(control) & CONTROL_NACA != 0 {
-        return Err(Sense::invalid_bit_in_cdb(control as u16, 2).into());
-    }
     // SAM-5 5.3.3: RESERVATION CONFLICT comes before other statuses; then what the way to the unit
     // lets pass, then what the unit does.
     if !row.passes(cdb, attachment.gate.needed()) {
@@ -289,6 +344,14 @@ fn admit(cdb: &Cdb, attachment: &Attachment, nexus: &Nexus) -> Result<&'static R
     nexus.target_port.check(row.access)?;
     admit_state(flags, unit)?;
     Ok(row)
+}
+
+/// The unit attention to be told; with an interlock it waits on until REQUEST SENSE (SPC-4 7.5.8).
+fn next_attention(attachment: &Attachment) -> Option<UnitAttention> {
+    match attachment.unit.tasks().policy().interlock {
+        Interlock::None => attachment.attentions.take(),
+        Interlock::Holds | Interlock::HoldsStatuses => attachment.attentions.first(),
+    }
 }
 
 /// What the unit's state lets a nexus do now, whichever command does it: copies ask it, for each

@@ -108,6 +108,21 @@ impl BlockCdb {
     }
 }
 
+/// The blocks of a READ or WRITE; `None` for commands whose blocks are not all in their CDB.
+pub(crate) fn extent(cdb: &Cdb) -> Option<Extent> {
+    match cdb.operation_code() {
+        opcode::READ_6
+        | opcode::WRITE_6
+        | opcode::READ_10
+        | opcode::WRITE_10
+        | opcode::READ_12
+        | opcode::WRITE_12
+        | opcode::READ_16
+        | opcode::WRITE_16 => BlockCdb::parse(cdb).ok().map(|transfer| transfer.extent),
+        _ => None,
+    }
+}
+
 pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;

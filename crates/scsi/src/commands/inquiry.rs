@@ -15,8 +15,8 @@ const EVPD: u8 = 0x01;
 const CMDDT: u8 = 0x02;
 /// CMDQUE: commands are queued.
 const CMDQUE: u8 = 0x02;
-/// HISUP and RESPONSE DATA FORMAT 2.
-const HISUP_FORMAT_2: u8 = 0x12;
+/// NORMACA, HISUP and RESPONSE DATA FORMAT 2.
+const NORMACA_HISUP_FORMAT_2: u8 = 0x20 | 0x12;
 /// DESC in REQUEST SENSE.
 const DESC: u8 = 0x01;
 
@@ -132,7 +132,7 @@ fn standard_inquiry(peripheral: u8, command_set: u16, identity: &Identity) -> St
         peripheral,
         removable: 0,
         version: page::VERSION_SPC_4,
-        response_data_format: HISUP_FORMAT_2,
+        response_data_format: NORMACA_HISUP_FORMAT_2,
         additional_length: (size_of::<StandardInquiry>() - 5) as u8,
         flags_5: 0,
         flags_6: 0,

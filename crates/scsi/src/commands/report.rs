@@ -96,9 +96,9 @@ fn one_command(row: Option<&Row>, with_timeouts: bool) -> Vec<u8> {
     bytes
 }
 
-/// ABORT TASK, ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET and the obsolete TARGET RESET,
+/// ABORT TASK, ABORT TASK SET, CLEAR ACA, CLEAR TASK SET, LOGICAL UNIT RESET and the obsolete TARGET RESET,
 /// which iSCSI still has.
-const ATS_ATSS_CTSS_LURS_TRS: u8 = 0x80 | 0x40 | 0x10 | 0x08 | 0x02;
+const ATS_ATSS_CACAS_CTSS_LURS_TRS: u8 = 0x80 | 0x40 | 0x20 | 0x10 | 0x08 | 0x02;
 
 pub(crate) fn supported_task_management_functions(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::MaintenanceIn>();
@@ -108,7 +108,7 @@ pub(crate) fn supported_task_management_functions(task: Task<'_>) -> Result<Io<C
         return Err(Sense::invalid_field_in_cdb(6));
     }
     let functions = report::TaskManagementFunctions {
-        flags_0: ATS_ATSS_CTSS_LURS_TRS,
+        flags_0: ATS_ATSS_CACAS_CTSS_LURS_TRS,
         flags_1: 0,
         reserved: 0,
         additional_length: 0,

@@ -51,7 +51,7 @@ fn bit(byte: u16, bit: u8) -> (u16, Option<(u16, Option<u8>)>) {
 fn mmc6_6_9_inquiry_names_a_cd_with_a_removable_medium() {
     let mut fixture = cd();
     let inquiry = data(&mut fixture, &[0x12, 0, 0, 0, 96, 0]);
-    assert_eq!(inquiry[..8], [0x05, 0x80, 6, 0x12, 91, 0x30, 0, 2]);
+    assert_eq!(inquiry[..8], [0x05, 0x80, 6, 0x32, 91, 0x30, 0, 2]);
     assert_eq!(inquiry[58..66], [0x00, 0xa0, 0x04, 0x60, 0x04, 0xe0, 0x09, 0x60]);
     let pages = data(&mut fixture, &[0x12, 1, 0, 0, 96, 0]);
     assert!(!pages[4..].iter().any(|page| (0xb0..0xc0).contains(page)), "{pages:02x?}");

@@ -1,13 +1,97 @@
 //! Tasks: their order, their limits, how they end (SAM-5 5 and 8).
 
-use crate::Status;
+use crate::task_set::MAXIMUM_TASKS;
 use crate::testing::*;
+use crate::{Command, Completion, Execution, Lun, NexusHandle, Status, TaskAttribute, UnderWay};
+use proptest::prelude::*;
+use sarsen_block::BlockSize;
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+
+use TaskAttribute::{Aca, HeadOfQueue, Ordered, Simple};
+
+/// NACA in CONTROL.
+const NACA: u8 = 0x04;
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+/// Of a block far beyond the last one.
+const READ_NOWHERE: [u8; 10] = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, 0];
 
 /// Selects bytes 2 to 5 of the control mode page.
-fn select_control(fixture: &mut Fixture, control: [u8; 4]) -> crate::Completion {
+fn select_control(fixture: &mut Fixture, control: [u8; 4]) -> Completion {
     let [two, three, four, five] = control;
     let list = [0, 0, 0, 0, 0x0a, 0x0a, two, three, four, five, 0, 0, 0xff, 0xff, 0, 120];
     fixture.run(&[0x15, 0x10, 0, 0, 16, 0], &list)
+}
+
+/// A unit whose control page says this, and two nexuses to which nothing is left to tell.
+fn with_control(control: [u8; 4]) -> (Fixture, NexusHandle) {
+    let mut fixture = Fixture::new();
+    assert_eq!(select_control(&mut fixture, control).status, Status::Good);
+    let other = other(&fixture);
+    (fixture, other)
+}
+
+fn other(fixture: &Fixture) -> NexusHandle {
+    let mut other = open(&fixture.device, "two");
+    assert_eq!(bytes(run(&mut other, &[0x03, 0, 0, 0, 18, 0], &[]))[12], 0x29);
+    other
+}
+
+/// From here on the store takes so many polls.
+fn slow(fixture: &Fixture, polls: usize) {
+    fixture.store.delay_polls.store(polls, Ordering::Relaxed);
+}
+
+fn write_of(lba: u8, name: u64, attribute: TaskAttribute) -> Command {
+    let cdb = [0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0];
+    Command { name, attribute, ..command(&cdb, &[name as u8; 512]) }
+}
+
+fn begin(nexus: &mut NexusHandle, command: Command) -> Execution {
+    nexus.begin(Some(Lun(0)), command)
+}
+
+/// Begins a command that must not end at once.
+fn under_way(nexus: &mut NexusHandle, command: Command) -> UnderWay {
+    match begin(nexus, command) {
+        Execution::UnderWay(under_way) => under_way,
+        Execution::Ended(completion) => panic!("ended at once: {completion:?}"),
+    }
+}
+
+/// Begins a command that must end at once.
+fn ended(nexus: &mut NexusHandle, command: Command) -> Completion {
+    match begin(nexus, command) {
+        Execution::Ended(completion) => completion,
+        Execution::UnderWay(_) => panic!("it has to wait"),
+    }
+}
+
+fn poll(under_way: &mut UnderWay) -> Poll<Completion> {
+    pin!(under_way).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Polls it until it ends, without any other.
+fn finish(mut under_way: UnderWay) -> Completion {
+    for _ in 0..1000 {
+        if let Poll::Ready(completion) = poll(&mut under_way) {
+            return completion;
+        }
+    }
+    panic!("it waits for ever");
+}
+
+fn waits(under_way: &mut UnderWay) -> bool {
+    (0..100).all(|_| poll(under_way).is_pending())
+}
+
+fn plain(cdb: &[u8]) -> Command {
+    command(cdb, &[])
+}
+
+fn with(cdb: &[u8], attribute: TaskAttribute) -> Command {
+    Command { attribute, ..plain(cdb) }
 }
 
 #[test]
@@ -17,7 +101,8 @@ fn spc4_7_5_8_what_the_control_page_says_of_tasks_can_be_changed() {
         bytes(fixture.run(&[0x1a, 8, control | 0x0a, 0, 255, 0], &[]))[6..10].to_vec()
     };
     assert_eq!(sense(&mut fixture, 0x00), [0x00, 0x10, 0x00, 0x00]);
-    assert_eq!(sense(&mut fixture, 0x40), [0x24, 0x16, 0x38, 0x40]);
+    let changeable = sense(&mut fixture, 0x40);
+    assert_eq!(changeable.iter().zip([0x20, 0x16, 0x30, 0x40]).find(|(a, b)| *a & b != *b), None);
     let control = [0x20, 0x02, 0x20, 0x40];
     assert_eq!(select_control(&mut fixture, control).status, Status::Good);
     assert_eq!(sense(&mut fixture, 0x00), control);
@@ -31,4 +116,291 @@ fn spc4_7_5_8_what_the_control_page_says_of_tasks_can_be_changed() {
         assert_eq!(sense.field().expect("a pointer").byte, byte);
     }
     assert_eq!(sense(&mut fixture, 0x00), control);
+}
+
+#[test]
+fn sam5_8_6_3_an_ordered_command_waits_for_all_before_it_and_all_after_it_for_it() {
+    let mut fixture = Fixture::new();
+    let mut other = other(&fixture);
+    slow(&fixture, 3);
+    let first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
+    let mut ordered = under_way(&mut other, write_of(0, 2, Ordered));
+    let mut last = under_way(&mut fixture.nexus, write_of(0, 3, Simple));
+    assert!(waits(&mut last) && waits(&mut ordered));
+    // What tells of the unit alone does not wait (SPC-4 5.5).
+    assert_eq!(ended(&mut other, plain(&[0x12, 0, 0, 0, 96, 0])).status, Status::Good);
+    assert_eq!(finish(first).status, Status::Good);
+    assert!(waits(&mut last));
+    assert_eq!(finish(ordered).status, Status::Good);
+    assert_eq!(finish(last).status, Status::Good);
+    assert_eq!(fixture.read(0, 1), [3; 512]);
+    ended(&mut fixture.nexus, with(&TEST_UNIT_READY, Ordered));
+}
+
+#[test]
+fn sam5_8_6_4_head_of_queue_passes_those_that_wait_and_holds_them_up() {
+    let mut fixture = Fixture::new();
+    slow(&fixture, 3);
+    let first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
+    let mut ordered = under_way(&mut fixture.nexus, write_of(0, 2, Ordered));
+    let head = under_way(&mut fixture.nexus, write_of(1, 3, HeadOfQueue));
+    assert_eq!(finish(first).status, Status::Good);
+    assert!(waits(&mut ordered), "a HEAD OF QUEUE command has not ended");
+    assert_eq!(finish(head).status, Status::Good);
+    assert_eq!(finish(ordered).status, Status::Good);
+}
+
+#[test]
+fn spc4_7_5_8_with_tst_001b_nobody_waits_for_another_nexus() {
+    let (mut fixture, mut other) = with_control([0x20, 0x10, 0, 0]);
+    slow(&fixture, 3);
+    let _first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
+    let mut ordered = under_way(&mut fixture.nexus, write_of(0, 2, Ordered));
+    let others = under_way(&mut other, write_of(1, 3, Ordered));
+    assert_eq!(finish(others).status, Status::Good);
+    assert!(waits(&mut ordered));
+}
+
+#[test]
+fn spc4_7_5_8_restricted_reordering_keeps_what_overlaps_in_order() {
+    let (mut fixture, mut other) = with_control([0, 0x00, 0, 0]);
+    slow(&fixture, 3);
+    let first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
+    let mut second = under_way(&mut fixture.nexus, write_of(0, 2, Simple));
+    // Another block, or another nexus.
+    assert_eq!(finish(under_way(&mut fixture.nexus, write_of(1, 3, Simple))).status, Status::Good);
+    assert_eq!(finish(under_way(&mut other, write_of(0, 4, Simple))).status, Status::Good);
+    // A command whose blocks are not all in its CDB.
+    let flush = plain(&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let mut flush = under_way(&mut fixture.nexus, flush);
+    assert!(waits(&mut second) && waits(&mut flush));
+    assert_eq!(finish(first).status, Status::Good);
+    assert_eq!(finish(second).status, Status::Good);
+    assert_eq!(finish(flush).status, Status::Good);
+    assert_eq!(fixture.read(0, 1), [2; 512]);
+}
+
+#[test]
+fn sam5_5_6_what_waits_and_is_aborted_is_never_carried_out() {
+    let mut fixture = Fixture::new();
+    slow(&fixture, 3);
+    let first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
+    let ordered = under_way(&mut fixture.nexus, write_of(1, 2, Ordered));
+    let waiting = under_way(&mut fixture.nexus, write_of(2, 3, Simple));
+    let last = under_way(&mut fixture.nexus, write_of(3, 4, Simple));
+    fixture.nexus.abort(&[1, 2, 3]);
+    assert_eq!(finish(ordered).status, Status::TaskAborted);
+    assert_eq!(finish(waiting).status, Status::TaskAborted);
+    // With the ORDERED command gone nothing holds it up, and what had begun goes on.
+    assert_eq!(finish(last).status, Status::Good);
+    assert_eq!(finish(first).status, Status::Good);
+    assert_eq!(fixture.read(0, 4), [[1; 512], [0; 512], [0; 512], [4; 512]].concat());
+}
+
+#[test]
+fn sam5_7_5_what_is_cleared_never_begins_even_before_its_transport_knows() {
+    for (control, answered) in [([0, 0x10, 0, 0x00], false), ([0, 0x10, 0, 0x40], true)] {
+        let (mut fixture, mut other) = with_control(control);
+        slow(&fixture, 3);
+        let running = under_way(&mut other, write_of(0, 1, Simple));
+        let _ordered = under_way(&mut other, write_of(1, 2, Ordered));
+        let mut waiting = under_way(&mut other, write_of(2, 3, Simple));
+        let cleared = fixture.nexus.clear_task_set(Lun(0)).expect("a unit");
+        assert_eq!((cleared.abort.nexuses, cleared.abort.answered), (vec![other.id()], answered));
+        assert_eq!(finish(running).status, Status::Good);
+        assert!(waits(&mut waiting), "the transport says how it ends");
+        other.abort_all();
+        assert_eq!(finish(waiting).status, Status::TaskAborted);
+        assert_eq!(fixture.read(1, 2), [0; 1024]);
+        other.commands_cleared(&fixture.unit);
+        assert_eq!(additional(&run(&mut other, &TEST_UNIT_READY, &[])), Some(0x2f00));
+        assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
+    }
+    // With a task set for each nexus there is nothing of others in it.
+    let (mut fixture, _other) = with_control([0x20, 0x10, 0, 0]);
+    let cleared = fixture.nexus.clear_task_set(Lun(0)).expect("a unit");
+    assert_eq!(cleared.abort.nexuses, []);
+}
+
+#[test]
+fn spc4_7_5_8_qerr_says_whose_tasks_a_failure_ends() {
+    for (qerr, tst, ends_own, ends_others) in [
+        (0x00, 0x00, false, false),
+        (0x02, 0x00, true, true),
+        (0x02, 0x20, true, false),
+        (0x06, 0x00, true, false),
+    ] {
+        let (mut fixture, mut other) = with_control([tst, 0x10 | qerr, 0, 0x40]);
+        slow(&fixture, 3);
+        let own_id = fixture.nexus.id();
+        let first = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
+        let failing = Command { attribute: Ordered, ..plain(&READ_NOWHERE) };
+        let failing = under_way(&mut fixture.nexus, failing);
+        let mut own = under_way(&mut fixture.nexus, write_of(1, 2, Simple));
+        let mut others = match begin(&mut other, write_of(2, 3, Ordered)) {
+            Execution::UnderWay(under_way) => under_way,
+            Execution::Ended(completion) => panic!("{completion:?}"),
+        };
+        finish(first);
+        let completion = finish(failing);
+        assert_eq!(additional(&completion), Some(0x2100));
+        let ended = completion.abort.map(|abort| (abort.nexuses, abort.answered));
+        let nexuses = match (ends_own, ends_others) {
+            (true, true) => Some(vec![own_id, other.id()]),
+            (true, false) => Some(vec![own_id]),
+            _ => None,
+        };
+        assert_eq!(ended, nexuses.map(|nexuses| (nexuses, true)));
+        assert_eq!(waits(&mut own), ends_own);
+        assert_eq!(waits(&mut others), ends_others);
+    }
+}
+
+#[test]
+fn sam5_5_9_an_aca_holds_up_all_but_the_commands_that_it_was_established_for() {
+    let mut fixture = Fixture::new();
+    let mut other = other(&fixture);
+    slow(&fixture, 3);
+    let failing = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, NACA];
+    let running = under_way(&mut fixture.nexus, write_of(0, 1, Simple));
+    let mut ordered = under_way(&mut fixture.nexus, write_of(0, 2, Ordered));
+    let head = Command { attribute: HeadOfQueue, ..plain(&failing) };
+    assert_eq!(additional(&ended(&mut fixture.nexus, head)), Some(0x2100));
+    assert_eq!(finish(running).status, Status::Good);
+    assert!(waits(&mut ordered), "it is blocked");
+    let own = ended(&mut fixture.nexus, plain(&[0x12, 0, 0, 0, 96, 0]));
+    assert_eq!(own.status, Status::AcaActive);
+    assert_eq!(ended(&mut other, plain(&TEST_UNIT_READY)).status, Status::Busy);
+    assert_eq!(ended(&mut other, plain(&[0, 0, 0, 0, 0, NACA])).status, Status::AcaActive);
+    // One command with the ACA attribute at a time, of the faulted nexus.
+    let aca = under_way(&mut fixture.nexus, write_of(1, 3, Aca));
+    let second = ended(&mut fixture.nexus, write_of(1, 4, Aca));
+    assert_eq!(second.status, Status::AcaActive);
+    assert_eq!(finish(aca).status, Status::Good);
+    other.clear_aca(Lun(0));
+    assert!(waits(&mut ordered), "another one's CLEAR ACA does nothing");
+    fixture.nexus.clear_aca(Lun(0));
+    assert_eq!(finish(ordered).status, Status::Good);
+    assert_eq!(ended(&mut other, plain(&TEST_UNIT_READY)).status, Status::Good);
+    let completion = ended(&mut fixture.nexus, with(&TEST_UNIT_READY, Aca));
+    assert_eq!(additional(&completion), Some(0x4900));
+}
+
+#[test]
+fn sam5_5_9_5_an_aca_ends_with_a_failed_aca_command_a_reset_or_its_nexus() {
+    let failing = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, NACA];
+    type End = fn(&mut Fixture, &mut NexusHandle);
+    let ends: [End; 3] = [
+        |_, faulted| {
+            let completion = ended(faulted, with(&READ_NOWHERE, Aca));
+            assert_eq!(additional(&completion), Some(0x2100));
+        },
+        |fixture, _| {
+            assert!(fixture.nexus.logical_unit_reset(Lun(0)));
+            assert_eq!(additional(&fixture.run(&TEST_UNIT_READY, &[])), Some(0x2903));
+        },
+        |fixture, faulted| *faulted = open(&fixture.device, "three"),
+    ];
+    for end in ends {
+        let mut fixture = Fixture::new();
+        let mut faulted = other(&fixture);
+        assert_eq!(additional(&ended(&mut faulted, plain(&failing))), Some(0x2100));
+        assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Busy);
+        end(&mut fixture, &mut faulted);
+        assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
+    }
+    // With a task set for each nexus it is nobody else's matter; and one that fails with NACA
+    // establishes the next.
+    let (mut fixture, mut faulted) = with_control([0x20, 0x10, 0, 0]);
+    ended(&mut faulted, plain(&failing));
+    assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
+    ended(&mut faulted, with(&failing, Aca));
+    assert_eq!(ended(&mut faulted, plain(&TEST_UNIT_READY)).status, Status::AcaActive);
+}
+
+#[test]
+fn spc4_7_5_8_an_interlocked_unit_attention_is_told_until_request_sense_takes_it() {
+    let (mut fixture, mut other) = with_control([0, 0x10, 0x30, 0]);
+    assert_eq!(run(&mut other, &[0x16, 0, 0, 0, 0, 0], &[]).status, Status::Good);
+    fixture.unit.capacity_changed();
+    for _ in 0..3 {
+        assert_eq!(additional(&fixture.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[])), Some(0x2a09));
+    }
+    assert_eq!(bytes(fixture.run(&[0x03, 0, 0, 0, 18, 0], &[]))[12..14], [0x2a, 0x09]);
+    for _ in 0..2 {
+        // The conflict is told by a status, and once more by the unit attention that it leaves.
+        let read = fixture.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[]);
+        assert_eq!(read.status, Status::ReservationConflict);
+        assert_eq!(additional(&fixture.run(&TEST_UNIT_READY, &[])), Some(0x2c09));
+        assert_eq!(bytes(fixture.run(&[0x03, 0, 0, 0, 18, 0], &[]))[12..14], [0x2c, 0x09]);
+    }
+}
+
+#[test]
+fn sam5_5_3_1_a_full_set_is_told_by_who_fills_it() {
+    // In the tally, and in the queue.
+    for attribute in [Simple, HeadOfQueue] {
+        let mut fixture = Fixture::over(TestStore::new(BlockSize::B512));
+        let mut other = other(&fixture);
+        slow(&fixture, 1);
+        let read = || with(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], attribute);
+        let mut tasks: Vec<UnderWay> =
+            (0..MAXIMUM_TASKS).map(|_| under_way(&mut fixture.nexus, read())).collect();
+        assert_eq!(ended(&mut fixture.nexus, read()).status, Status::TaskSetFull);
+        assert_eq!(ended(&mut other, read()).status, Status::Busy);
+        // Room that a nexus has and does not use is another one's.
+        tasks.pop();
+        assert_eq!(finish(under_way(&mut other, read())).status, Status::Good);
+        drop(tasks);
+        let tasks: Vec<UnderWay> =
+            (0..MAXIMUM_TASKS).map(|_| under_way(&mut other, read())).collect();
+        assert_eq!(ended(&mut fixture.nexus, read()).status, Status::Busy);
+        drop((tasks, other));
+        assert_eq!(finish(under_way(&mut fixture.nexus, read())).status, Status::Good);
+    }
+}
+
+fn any_attribute() -> impl Strategy<Value = TaskAttribute> {
+    prop_oneof![6 => Just(Simple), 2 => Just(Ordered), 1 => Just(HeadOfQueue)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever order answers are polled in, and whichever are dropped: nothing is left behind.
+    #[test]
+    fn no_order_of_answers_blocks_the_set(
+        tst: bool,
+        restricted: bool,
+        steps in prop::collection::vec((0..2usize, any_attribute(), 0..4u8, any::<prop::sample::Index>(), 0..8), 1..60),
+    ) {
+        let control = [if tst { 0x20 } else { 0 }, if restricted { 0 } else { 0x10 }, 0, 0];
+        let (mut fixture, mut other) = with_control(control);
+        slow(&fixture, 2);
+        let mut tasks: Vec<UnderWay> = Vec::new();
+        for (number, (nexus, attribute, lba, which, step)) in steps.into_iter().enumerate() {
+            let nexus = if nexus == 0 { &mut fixture.nexus } else { &mut other };
+            match step {
+                0..4 => tasks.push(under_way(nexus, write_of(lba, number as u64, attribute))),
+                4 => nexus.abort(&[which.index(number + 1) as u64]),
+                5 if !tasks.is_empty() => drop(tasks.swap_remove(which.index(tasks.len()))),
+                _ if !tasks.is_empty() => {
+                    let index = which.index(tasks.len());
+                    if poll(&mut tasks[index]).is_ready() {
+                        tasks.swap_remove(index);
+                    }
+                }
+                _ => {}
+            }
+        }
+        // Each round moves every one of them on, in whatever order they lie.
+        for _ in 0..1000 {
+            tasks.retain_mut(|task| poll(task).is_pending());
+        }
+        prop_assert!(tasks.is_empty(), "{} wait for ever", tasks.len());
+        slow(&fixture, 0);
+        for attribute in [Ordered, Simple, HeadOfQueue] {
+            prop_assert_eq!(ended(&mut other, write_of(0, 1000, attribute)).status, Status::Good);
+        }
+    }
 }

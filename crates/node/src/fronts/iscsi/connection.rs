@@ -11,20 +11,19 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use sarsen_block::Io;
 use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{
-    AbortScope, Admission, CloseReason, Command, Completion, Connection, Event, Management, TaskId,
+    Admission, CloseReason, Command, Completion, Connection, Ending, Event, Management, TaskId,
 };
-use sarsen_scsi::{self as scsi, Lun};
+use sarsen_scsi::{self as scsi, Execution, Lun, TaskAbort};
 use sarsen_wire::iscsi::{LoginStatus, TaskManagementFunction, TaskManagementResponse};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
 use super::Front;
 use super::environment::{View, attribute, cdb};
-use super::sessions::{Message, Seat};
+use super::sessions::{AbortOrder, Message, Seat};
 
 /// Bytes that one thread receives into; an idle connection holds none.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -53,10 +52,12 @@ pub(super) async fn serve(stream: Stream, portal_group: u16, front: Arc<Front>) 
     let machine = Connection::new(front.settings.clone(), time::now());
     let view = View { front: front.clone(), local, portal_group, nexus: None };
     let mut driver = Driver {
+        front: front.clone(),
         stream,
         machine,
         view,
         pending: FuturesUnordered::new(),
+        withheld: FuturesUnordered::new(),
         mailbox,
         seat: None,
         target_name: None,
@@ -92,11 +93,15 @@ impl From<io::Error> for End {
 }
 
 struct Driver<'a> {
+    front: Arc<Front>,
     stream: Stream,
     machine: Connection,
     view: View,
     /// Commands that a store has not answered.
     pending: Pending,
+    /// Commands that have ended, and are answered when what they end has ended. Nobody waits for
+    /// them but their initiator, or two that end each other would wait for ever.
+    withheld: Pending,
     mailbox: mpsc::UnboundedSender<Message>,
     seat: Option<Seat<'a>>,
     target_name: Option<String>,
@@ -142,6 +147,9 @@ impl<'a> Driver<'a> {
                     self.complete(task, completion);
                     // Others may have ended with it: one send answers them all.
                     self.complete_ready();
+                }
+                Some((task, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
+                    self.complete(task, completion);
                 }
                 ready = self.stream.readable(), if receiving => {
                     if let Err(error) = ready { return error.into() }
@@ -226,6 +234,12 @@ impl<'a> Driver<'a> {
         {
             match event {
                 Event::Command(command) => self.execute(command),
+                Event::Aborted(tasks) => {
+                    let names: Vec<u64> = tasks.iter().map(|task| task.number()).collect();
+                    if let Some(nexus) = &mut self.view.nexus {
+                        nexus.abort(&names);
+                    }
+                }
                 Event::Management(management) => self.manage(front, management),
                 Event::Establish(admission) => self.establish(front, admission).await,
                 Event::TasksEnded(token) => {
@@ -244,19 +258,25 @@ impl<'a> Driver<'a> {
         let lun = Lun::from_wire(&command.lun);
         let request = scsi::Command {
             cdb: cdb(&command.cdb),
+            name: task.number(),
             attribute: attribute(command.attribute),
             data_out: command.data_out,
             expected_data_out_length: Some(command.expected_data_out_length.into()),
         };
-        match nexus.execute(lun, request) {
-            Io::Ready(completion) => self.complete(task, completion),
-            Io::Pending(future) => {
-                self.pending.push(Box::pin(async move { (task, future.await) }));
+        match nexus.begin(lun, request) {
+            Execution::Ended(completion) => self.complete(task, completion),
+            Execution::UnderWay(under_way) => {
+                self.pending.push(Box::pin(async move { (task, under_way.await) }));
             }
         }
     }
 
-    fn complete(&mut self, task: TaskId, completion: scsi::Completion) {
+    fn complete(&mut self, task: TaskId, mut completion: scsi::Completion) {
+        if let Some(abort) = completion.abort.take()
+            && let Some(lun) = self.machine.withhold(task)
+        {
+            return self.complete_after(*abort, lun, task, completion);
+        }
         let sense = completion.sense.map(|sense| sense.to_bytes()).unwrap_or_default();
         let completion = Completion {
             status: completion.status as u8,
@@ -264,6 +284,63 @@ impl<'a> Driver<'a> {
             sense: &sense,
         };
         self.machine.complete(task, completion);
+    }
+
+    /// The tasks that a command ends do so before it is answered.
+    fn complete_after(
+        &mut self,
+        abort: scsi::Abort,
+        lun: [u8; 8],
+        task: TaskId,
+        completion: scsi::Completion,
+    ) {
+        let Some(nexus) = &mut self.view.nexus else { return };
+        let by = nexus.id();
+        let lun = Lun::from_wire(&lun);
+        let aborts = lun.and_then(|lun| nexus.task_abort(lun, abort)).into_iter().collect();
+        let order = Arc::new(AbortOrder { by, spared: Some(task), aborts, is_told: true });
+        let (ended, waiting) = oneshot::channel();
+        self.abort(&order, ended);
+        let mut waiting = vec![waiting];
+        waiting.extend(self.front.sessions.abort(&order));
+        self.withheld.push(Box::pin(async move {
+            for waiting in waiting {
+                let _ = waiting.await;
+            }
+            (task, completion)
+        }));
+    }
+
+    /// Ends those of this session's tasks that an order names.
+    fn abort(&mut self, order: &AbortOrder, ended: oneshot::Sender<()>) {
+        let Some(nexus) = &mut self.view.nexus else { return };
+        let (own, by_other) = (nexus.id(), nexus.id() != order.by);
+        let meant = |lun: Lun| {
+            order.aborts.iter().find(|TaskAbort { unit, abort }| {
+                abort.nexuses.contains(&own) && nexus.has_at(lun, unit)
+            })
+        };
+        self.next_token += 1;
+        self.tokens.push((self.next_token, ended));
+        let spared = order.spared.filter(|_| !by_other);
+        let ended = self.machine.abort_tasks(self.next_token, |task, lun| {
+            let task_abort = meant(Lun::from_wire(&lun)?).filter(|_| spared != Some(task))?;
+            Some(match by_other && task_abort.abort.answered {
+                true => Ending::Answered,
+                false => Ending::Silent,
+            })
+        });
+        if !by_other || !order.is_told {
+            return;
+        }
+        let silent = |task_abort: &&TaskAbort| !task_abort.abort.answered;
+        let units: Vec<_> = ended
+            .iter()
+            .filter_map(|lun| Some(meant(Lun::from_wire(lun)?).filter(silent)?.unit.clone()))
+            .collect();
+        for unit in units {
+            nexus.commands_cleared(&unit);
+        }
     }
 
     /// Takes the commands that have ended by now.
@@ -289,6 +366,9 @@ impl<'a> Driver<'a> {
         if !self.view.open_nexus(&admission) {
             return self.machine.refuse(LoginStatus::NotFound);
         }
+        if let Some(nexus) = &self.view.nexus {
+            seat.use_nexus(nexus.id());
+        }
         self.machine.establish(seat.tsih);
         info!(
             tsih = seat.tsih,
@@ -304,43 +384,43 @@ impl<'a> Driver<'a> {
     /// A function that reaches beyond this session: the other sessions end their tasks, then the
     /// units are told, then the initiator.
     fn manage(&mut self, front: &'a Arc<Front>, management: Management) {
-        let (Some(nexus), Some(seat)) = (&self.view.nexus, &self.seat) else { return };
-        let (mut nexus, tsih) = (nexus.clone(), seat.tsih);
-        let lun = Lun::from_wire(&management.lun);
-        let scope = match management.function {
-            TaskManagementFunction::TargetWarmReset | TaskManagementFunction::TargetColdReset => {
-                AbortScope::All
+        use TaskManagementFunction as Function;
+        let Some(nexus) = &self.view.nexus else { return };
+        let mut nexus = nexus.clone();
+        let Management { initiator_task_tag, function, lun } = management;
+        let lun = Lun::from_wire(&lun);
+        let aborts = match (function, lun) {
+            (Function::ClearAca, Some(lun)) => {
+                nexus.clear_aca(lun);
+                Vec::new()
             }
-            _ => AbortScope::Unit(management.lun),
+            (Function::ClearTaskSet, Some(lun)) => nexus.clear_task_set(lun).into_iter().collect(),
+            (Function::LogicalUnitReset, Some(lun)) => nexus.prepare_reset(Some(lun)),
+            (Function::TargetWarmReset | Function::TargetColdReset, _) => nexus.prepare_reset(None),
+            _ => Vec::new(),
         };
+        let is_told = function == Function::ClearTaskSet;
+        let order = Arc::new(AbortOrder { by: nexus.id(), spared: None, aborts, is_told });
+        let waiting = front.sessions.abort(&order);
         let own = self.mailbox.clone();
         let target = self.target_name.clone();
-        let others = front.sessions.mailboxes(target.as_deref());
         let front = front.clone();
         tokio::task::spawn_local(async move {
-            let waiting: Vec<_> = others
-                .iter()
-                .filter(|(other, _)| *other != tsih)
-                .map(|(_, mailbox)| {
-                    let (ended, waiting) = oneshot::channel();
-                    // A session that is gone has no tasks.
-                    let _ = mailbox.send(Message::Abort { scope, ended });
-                    waiting
-                })
-                .collect();
             for waiting in waiting {
                 let _ = waiting.await;
             }
-            let cold = management.function == TaskManagementFunction::TargetColdReset;
-            match (management.function, lun) {
-                (TaskManagementFunction::ClearTaskSet, Some(lun)) => nexus.task_set_cleared(lun),
-                (TaskManagementFunction::LogicalUnitReset, Some(lun)) => {
+            let cold = function == Function::TargetColdReset;
+            match (function, lun) {
+                (Function::LogicalUnitReset, Some(lun)) => {
                     nexus.logical_unit_reset(lun);
                 }
-                _ => nexus.target_reset(cold),
+                (Function::TargetWarmReset | Function::TargetColdReset, _) => {
+                    nexus.target_reset(cold);
+                }
+                _ => {}
             }
             let _ = own.send(Message::Respond {
-                initiator_task_tag: management.initiator_task_tag,
+                initiator_task_tag,
                 response: TaskManagementResponse::FunctionComplete,
             });
             if cold {
@@ -355,11 +435,7 @@ impl<'a> Driver<'a> {
 
     fn open(&mut self, letter: Message) {
         match letter {
-            Message::Abort { scope, ended } => {
-                self.next_token += 1;
-                self.tokens.push((self.next_token, ended));
-                self.machine.abort_tasks(scope, self.next_token);
-            }
+            Message::Abort { order, ended } => self.abort(&order, ended),
             Message::Respond { initiator_task_tag, response } => {
                 self.machine.respond(initiator_task_tag, response);
             }
@@ -390,6 +466,10 @@ impl<'a> Driver<'a> {
     /// dropped, so that neither a session that reinstates it nor a reset by another one finds a
     /// write of it still under way.
     async fn finish(mut self) {
+        // What only waits its turn, perhaps for ever, is not begun any more.
+        if let Some(nexus) = &mut self.view.nexus {
+            nexus.abort_all();
+        }
         while self.pending.next().await.is_some() {}
         self.view.nexus = None;
         self.seat = None;

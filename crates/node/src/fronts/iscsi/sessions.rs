@@ -3,10 +3,11 @@
 //! core.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sarsen_proto::iscsi::keys::SessionType;
-use sarsen_proto::iscsi::target::{AbortScope, Admission};
+use sarsen_proto::iscsi::target::{Admission, TaskId};
+use sarsen_scsi::TaskAbort;
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -14,13 +15,25 @@ use tokio::sync::{Notify, mpsc, oneshot};
 #[derive(Debug)]
 pub(crate) enum Message {
     /// End tasks; the sender is told, or dropped, when they have ended.
-    Abort { scope: AbortScope, ended: oneshot::Sender<()> },
+    Abort { order: Arc<AbortOrder>, ended: oneshot::Sender<()> },
     /// Answer a task management request of this session.
     Respond { initiator_task_tag: u32, response: TaskManagementResponse },
     /// Ask the initiator to log out within so many seconds.
     RequestLogout { seconds: u16 },
     /// End the session; the sender is dropped when its tasks have ended.
     Terminate { ended: oneshot::Sender<()> },
+}
+
+/// Tasks that one session ends, its own or others'.
+#[derive(Debug)]
+pub(crate) struct AbortOrder {
+    /// The nexus that does it. Its own tasks end without a word.
+    pub(crate) by: u64,
+    /// The command that does it.
+    pub(crate) spared: Option<TaskId>,
+    pub(crate) aborts: Vec<TaskAbort>,
+    /// Whoever loses tasks without an answer is told so by a unit attention.
+    pub(crate) is_told: bool,
 }
 
 /// RFC 7143 §4.4.3: what makes a session the same one again: initiator port and target.
@@ -35,6 +48,8 @@ struct Key {
 
 struct Entry {
     key: Key,
+    /// The I_T nexus, once there is one.
+    nexus: Option<u64>,
     mailbox: mpsc::UnboundedSender<Message>,
 }
 
@@ -58,6 +73,15 @@ struct State {
 pub(crate) struct Seat<'a> {
     sessions: &'a Sessions,
     pub(crate) tsih: u16,
+}
+
+impl Seat<'_> {
+    /// From here on the session is found by its nexus.
+    pub(crate) fn use_nexus(&self, nexus: u64) {
+        if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
+            entry.nexus = Some(nexus);
+        }
+    }
 }
 
 impl Drop for Seat<'_> {
@@ -102,7 +126,9 @@ impl Sessions {
                     None if state.closed => return None,
                     None => {
                         let tsih = state.free_tsih()?;
-                        state.by_tsih.insert(tsih, Entry { key, mailbox: mailbox.clone() });
+                        state
+                            .by_tsih
+                            .insert(tsih, Entry { key, nexus: None, mailbox: mailbox.clone() });
                         return Some(Seat { sessions: self, tsih });
                     }
                 }
@@ -124,6 +150,26 @@ impl Sessions {
                 target_name.is_none() || entry.key.target_name.as_deref() == target_name
             })
             .map(|(&tsih, entry)| (tsih, entry.mailbox.clone()))
+            .collect()
+    }
+
+    /// Has all sessions but the one that orders it end tasks. Each answer comes, or its sender is
+    /// dropped, when those of one session have ended.
+    pub(crate) fn abort(&self, order: &Arc<AbortOrder>) -> Vec<oneshot::Receiver<()>> {
+        let is_meant = |nexus: &u64| {
+            *nexus != order.by
+                && order.aborts.iter().any(|task_abort| task_abort.abort.nexuses.contains(nexus))
+        };
+        let state = self.state();
+        let meant =
+            state.by_tsih.values().filter(|entry| entry.nexus.as_ref().is_some_and(is_meant));
+        meant
+            .map(|Entry { mailbox, .. }| {
+                let (ended, waiting) = oneshot::channel();
+                // A session that is gone has no tasks.
+                let _ = mailbox.send(Message::Abort { order: order.clone(), ended });
+                waiting
+            })
             .collect()
     }
 

@@ -10,6 +10,7 @@ use super::tasks::{Fault, Task};
 /// SCSI status codes that this layer knows.
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
+const TASK_ABORTED: u8 = 0x40;
 
 /// Flag and count of a residual (RFC 7143 §11.4.5).
 fn residual(moved: usize, expected: usize) -> (u8, u32) {
@@ -21,6 +22,12 @@ fn residual(moved: usize, expected: usize) -> (u8, u32) {
     } else {
         (0, 0)
     }
+}
+
+/// Tells the initiator that another one ended a task (RFC 7143 §4.2.3.3).
+pub(super) fn push_task_aborted(task: &Task, link: &mut Link) {
+    let data_in = sarsen_block::Data::empty();
+    push(task, Completion { status: TASK_ABORTED, data_in, sense: &[] }, link);
 }
 
 /// Sends the data and the status of a task that has ended.

@@ -12,7 +12,8 @@ use sarsen_wire::iscsi::{
 
 use super::link::Link;
 use super::management::{Afterwards, Barrier, push_response};
-use super::tasks::{Collection, Fault, Progress, Task, TaskId, Tasks};
+use super::order::Order;
+use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks};
 use super::text::Text;
 use super::window::Standing;
 use super::{
@@ -37,6 +38,7 @@ pub(super) struct FullFeature {
     room_taken: usize,
     /// Tasks that wait for room, in their order.
     waiting: VecDeque<TaskId>,
+    pub(super) order: Order,
     pub(super) barriers: Vec<Barrier>,
     /// Task management functions that the layer above carries out.
     pub(super) handed_over: usize,
@@ -85,6 +87,7 @@ impl FullFeature {
             tasks: Tasks::default(),
             room_taken: 0,
             waiting: VecDeque::new(),
+            order: Order::default(),
             barriers: Vec::new(),
             handed_over: 0,
             text: Text::default(),
@@ -237,6 +240,7 @@ impl FullFeature {
         if !immediate {
             link.window.begin();
         }
+        self.order.begins(command.flags & ScsiCommand::ATTRIBUTE);
         self.tasks.insert(Task {
             id,
             lun: command.lun,
@@ -340,6 +344,11 @@ impl FullFeature {
         }
     }
 
+    /// The requests that wait for a CmdSN before theirs.
+    pub(super) fn held_requests(&self) -> impl Iterator<Item = (SerialNumber, &RawHeader)> {
+        self.held.iter().map(|held| (held.cmd_sn, &held.header))
+    }
+
     /// An ABORT TASK named a command that has not arrived: its number counts as received.
     pub(super) fn forget_expected(&mut self, cmd_sn: SerialNumber) {
         self.held.retain(|held| held.cmd_sn != cmd_sn);
@@ -384,7 +393,15 @@ impl FullFeature {
     }
 
     /// Asks for more data, or starts the command when all is here.
-    fn advance_task(&mut self, link: &mut Link, id: TaskId, events: &mut VecDeque<Event>) {
+    pub(super) fn advance_task(
+        &mut self,
+        link: &mut Link,
+        id: TaskId,
+        events: &mut VecDeque<Event>,
+    ) {
+        if self.holds_back(id) {
+            return;
+        }
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
         if task.awaits_room() {
             self.waiting.push_back(id);
@@ -401,11 +418,12 @@ impl FullFeature {
             return;
         }
         task.progress = Progress::Running;
+        self.order.ends(task.attribute());
         events.push_back(Event::Command(Command {
             task: id,
             lun: task.lun,
             cdb: task.cdb.clone(),
-            attribute: task.flags & ScsiCommand::ATTRIBUTE,
+            attribute: task.attribute(),
             data_out: task.collection.buffer.take(),
             expected_data_out_length: match task.flags & ScsiCommand::WRITE {
                 0 => 0,
@@ -414,8 +432,14 @@ impl FullFeature {
         }));
     }
 
-    /// Lets tasks go on for which there is room.
+    /// Lets tasks go on that waited for others, or for room.
     pub(super) fn start_waiting(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
+        while self.release_held_back(link, events) || self.give_room(link, events) {}
+    }
+
+    /// Lets tasks go on for which there is room. Says whether there were any.
+    fn give_room(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
+        let mut any = false;
         while let Some(&id) = self.waiting.front()
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
             && (self.room_taken == 0 || self.room_taken + task.room() <= ROOM_LIMIT)
@@ -424,11 +448,13 @@ impl FullFeature {
             task.has_room = true;
             self.room_taken += task.room();
             self.advance_task(link, id, events);
+            any = true;
         }
+        any
     }
 
-    /// The caller sees to the tasks that wait for its room.
-    fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
+    /// The caller sees to the tasks that wait for its room, or for itself.
+    pub(super) fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let task = self.tasks.remove(id)?;
         if !task.immediate {
             link.window.end();
@@ -438,12 +464,21 @@ impl FullFeature {
         } else {
             self.waiting.retain(|&waiting| waiting != id);
         }
+        if task.progress == Progress::Collecting {
+            self.order.ends(task.attribute());
+        }
         Some(task)
     }
 
-    /// A task is forgotten without a word.
-    pub(super) fn forget(&mut self, link: &mut Link, id: TaskId) {
-        self.end_task(link, id);
+    pub(super) fn withhold(&mut self, id: TaskId) -> Option<[u8; 8]> {
+        let task = self.tasks.by_tag(id.initiator_task_tag).filter(|task| task.id == id)?;
+        match task.progress {
+            Progress::Running => {
+                task.progress = Progress::Answering;
+                Some(task.lun)
+            }
+            Progress::Collecting | Progress::Answering | Progress::Aborted(_) => None,
+        }
     }
 
     /// The layer above is done with a task. Says whether the connection is to be closed.
@@ -456,9 +491,13 @@ impl FullFeature {
     ) -> bool {
         let Some(task) = self.end_task(link, id) else { return false };
         self.start_waiting(link, events);
-        if task.progress == Progress::Running {
-            data_in::push(&task, completion, link);
-            return false;
+        match task.progress {
+            Progress::Collecting | Progress::Running | Progress::Answering => {
+                data_in::push(&task, completion, link);
+                return false;
+            }
+            Progress::Aborted(Ending::Answered) => data_in::push_task_aborted(&task, link),
+            Progress::Aborted(Ending::Silent) => {}
         }
         let mut closing = false;
         while let Some(index) = self.barriers.iter_mut().position(|barrier| barrier.passes(id)) {
@@ -527,7 +566,9 @@ impl FullFeature {
                 link.reject(RejectReason::ImmediateCommandReject, header);
             }
             Opcode::TaskManagementRequest => {
-                if let Some(waiting) = self.handle_task_management(link, header, environment) {
+                if let Some(waiting) =
+                    self.handle_task_management(link, header, events, environment)
+                {
                     return Ok(self.wait_or_pass(link, waiting, events));
                 }
             }
@@ -601,7 +642,7 @@ impl FullFeature {
                 false
             }
             None => {
-                let waiting = self.logout_barrier(link, tag);
+                let waiting = self.logout_barrier(link, tag, events);
                 self.wait_or_pass(link, waiting, events)
             }
         }

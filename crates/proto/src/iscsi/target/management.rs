@@ -5,16 +5,18 @@
 //! layer above carries it out, its end is awaited. Only then is the request answered: an
 //! initiator that hears "function complete" may reuse the blocks.
 
+use std::collections::VecDeque;
+
 use sarsen_wire::iscsi::{
-    Opcode, RawHeader, SerialNumber, TaskManagementFunction, TaskManagementRequest,
+    Opcode, RawHeader, ScsiCommand, SerialNumber, TaskManagementFunction, TaskManagementRequest,
     TaskManagementResponse, TaskManagementResponsePdu,
 };
 
 use super::full_feature::FullFeature;
 use super::link::Link;
-use super::tasks::{AbortScope, Progress, Task, TaskId, is_same_unit};
+use super::tasks::{Ending, Progress, Task, TaskId, is_same_unit};
 use super::window::Standing;
-use super::{Environment, Event, Management};
+use super::{Environment, Event, Management, data_in};
 
 /// What happens when the tasks that a request named have ended.
 #[derive(Debug)]
@@ -48,6 +50,15 @@ impl Barrier {
     }
 }
 
+/// Tasks that were ended.
+#[derive(Default)]
+pub(super) struct Aborted {
+    /// Those that the layer above carries out still.
+    pub(super) awaited: Vec<TaskId>,
+    /// The LUNs of all that nobody had ended before.
+    luns: Vec<[u8; 8]>,
+}
+
 pub(super) fn push_response(
     link: &mut Link,
     initiator_task_tag: u32,
@@ -70,31 +81,33 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         header: &RawHeader,
+        events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
     ) -> Option<(Barrier, bool)> {
         use TaskManagementFunction as Function;
         let request = TaskManagementRequest::view(header);
         let tag = request.initiator_task_tag.get();
         let function = request.function();
+        let lun = request.lun;
         let names_unit = matches!(
             function,
-            Function::AbortTaskSet | Function::ClearTaskSet | Function::LogicalUnitReset
+            Function::AbortTaskSet
+                | Function::ClearAca
+                | Function::ClearTaskSet
+                | Function::LogicalUnitReset
         );
-        if names_unit && !environment.unit_exists(request.lun) {
+        if names_unit && !environment.unit_exists(lun) {
             push_response(link, tag, TaskManagementResponse::LunDoesNotExist);
             return None;
         }
-        let management = Management { initiator_task_tag: tag, function, lun: request.lun };
-        let (scope, afterwards) = match function {
-            Function::AbortTask => return self.abort_task(link, request),
-            Function::AbortTaskSet => {
-                (AbortScope::Unit(request.lun), Afterwards::Answer { initiator_task_tag: tag })
-            }
-            Function::ClearTaskSet | Function::LogicalUnitReset => {
-                (AbortScope::Unit(request.lun), Afterwards::HandOver(management))
-            }
-            Function::TargetWarmReset | Function::TargetColdReset => {
-                (AbortScope::All, Afterwards::HandOver(management))
+        let hand_over = Afterwards::HandOver(Management { initiator_task_tag: tag, function, lun });
+        let (all, afterwards) = match function {
+            Function::AbortTask => return self.abort_task(link, request, events),
+            Function::AbortTaskSet => (false, Afterwards::Answer { initiator_task_tag: tag }),
+            Function::ClearTaskSet | Function::LogicalUnitReset => (false, hand_over),
+            Function::TargetWarmReset | Function::TargetColdReset => (true, hand_over),
+            Function::ClearAca => {
+                return Some((Barrier { awaited: Vec::new(), afterwards: hand_over }, true));
             }
             Function::TaskReassign => {
                 push_response(link, tag, TaskManagementResponse::ReassignNotSupported);
@@ -105,9 +118,28 @@ impl FullFeature {
                 return None;
             }
         };
-        let awaited = self.abort(link, |task| scope.covers(task));
-        let passed = awaited.is_empty();
-        Some((Barrier { awaited, afterwards }, passed))
+        let is_meant = |its_lun| all || is_same_unit(its_lun, lun);
+        self.forget_held(SerialNumber(request.cmd_sn.get()), is_meant);
+        let aborted = self.abort(link, events, |task| is_meant(task.lun).then_some(Ending::Silent));
+        let passed = aborted.awaited.is_empty();
+        Some((Barrier { awaited: aborted.awaited, afterwards }, passed))
+    }
+
+    /// Commands that wait for a CmdSN before theirs, and were sent before the function was, end
+    /// with it: their numbers count as received (RFC 7143 §4.2.3.3).
+    fn forget_held(&mut self, before: SerialNumber, is_meant: impl Fn([u8; 8]) -> bool) {
+        let meant: Vec<SerialNumber> = self
+            .held_requests()
+            .filter(|(cmd_sn, header)| {
+                cmd_sn.is_before(before)
+                    && header.basic().opcode() == Opcode::ScsiCommand
+                    && is_meant(ScsiCommand::view(header).lun)
+            })
+            .map(|(cmd_sn, _)| cmd_sn)
+            .collect();
+        for cmd_sn in meant {
+            self.forget_expected(cmd_sn);
+        }
     }
 
     /// RFC 7143 §11.5.1, §11.6.1. Never refused: initiators give a target up for that.
@@ -115,17 +147,21 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         request: &TaskManagementRequest,
+        events: &mut VecDeque<Event>,
     ) -> Option<(Barrier, bool)> {
         let tag = request.initiator_task_tag.get();
         let referenced = request.referenced_task_tag.get();
-        let found = self.tasks.by_tag(referenced).is_some_and(|task| {
-            is_same_unit(task.lun, request.lun) && task.progress != Progress::Aborted
-        });
+        let found = self
+            .tasks
+            .by_tag(referenced)
+            .is_some_and(|task| is_same_unit(task.lun, request.lun) && !task.is_aborted());
         if found {
-            let awaited = self.abort(link, |task| task.id.initiator_task_tag == referenced);
-            let passed = awaited.is_empty();
+            let aborted = self.abort(link, events, |task| {
+                (task.id.initiator_task_tag == referenced).then_some(Ending::Silent)
+            });
+            let passed = aborted.awaited.is_empty();
             let afterwards = Afterwards::Answer { initiator_task_tag: tag };
-            return Some((Barrier { awaited, afterwards }, passed));
+            return Some((Barrier { awaited: aborted.awaited, afterwards }, passed));
         }
         // A command that has not arrived, but whose CmdSN is still expected, counts as aborted.
         let ref_cmd_sn = SerialNumber(request.ref_cmd_sn.get());
@@ -142,47 +178,62 @@ impl FullFeature {
         None
     }
 
-    /// Ends tasks; gives those whose end has to be awaited.
+    /// Ends tasks, those for which `ending` says how.
     pub(super) fn abort(
         &mut self,
         link: &mut Link,
-        mut covers: impl FnMut(&Task) -> bool,
-    ) -> Vec<TaskId> {
-        let named: Vec<(TaskId, Progress)> = self
+        events: &mut VecDeque<Event>,
+        mut ending: impl FnMut(&Task) -> Option<Ending>,
+    ) -> Aborted {
+        let named: Vec<(TaskId, Ending)> = self
             .tasks
             .iter()
-            .filter(|task| covers(task))
-            .map(|task| (task.id, task.progress))
+            .filter_map(|task| ending(task).map(|ending| (task.id, ending)))
             .collect();
-        let mut awaited = Vec::new();
-        for (id, progress) in named {
-            match progress {
-                Progress::Collecting => self.forget(link, id),
-                Progress::Running | Progress::Aborted => {
-                    if let Some(task) = self.tasks.by_tag(id.initiator_task_tag) {
-                        task.progress = Progress::Aborted;
+        let mut aborted = Aborted::default();
+        let mut to_end = Vec::new();
+        for (id, ending) in named {
+            let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { continue };
+            if !task.is_aborted() {
+                aborted.luns.push(task.lun);
+            }
+            match task.progress {
+                Progress::Collecting | Progress::Answering => {
+                    let task = self.end_task(link, id);
+                    if let Some(task) = task.filter(|_| ending == Ending::Answered) {
+                        data_in::push_task_aborted(&task, link);
                     }
-                    awaited.push(id);
                 }
+                Progress::Running => {
+                    task.progress = Progress::Aborted(ending);
+                    to_end.push(id);
+                    aborted.awaited.push(id);
+                }
+                Progress::Aborted(_) => aborted.awaited.push(id),
             }
         }
-        awaited
+        if !to_end.is_empty() {
+            events.push_back(Event::Aborted(to_end));
+        }
+        aborted
     }
 
+    /// Gives the LUNs of the tasks that ended.
     pub(super) fn abort_for_others(
         &mut self,
         link: &mut Link,
-        scope: AbortScope,
         token: u64,
-        events: &mut std::collections::VecDeque<Event>,
-    ) {
-        let awaited = self.abort(link, |task| scope.covers(task));
+        events: &mut VecDeque<Event>,
+        mut ending: impl FnMut(TaskId, [u8; 8]) -> Option<Ending>,
+    ) -> Vec<[u8; 8]> {
+        let Aborted { awaited, luns } = self.abort(link, events, |task| ending(task.id, task.lun));
         self.start_waiting(link, events);
         if awaited.is_empty() {
             events.push_back(Event::TasksEnded(token));
         } else {
             self.barriers.push(Barrier { awaited, afterwards: Afterwards::Tell { token } });
         }
+        luns
     }
 
     /// A logout ends all tasks of the session (RFC 7143 §11.14).
@@ -190,8 +241,9 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         initiator_task_tag: u32,
+        events: &mut VecDeque<Event>,
     ) -> (Barrier, bool) {
-        let awaited = self.abort(link, |_| true);
+        let Aborted { awaited, .. } = self.abort(link, events, |_| Some(Ending::Silent));
         let passed = awaited.is_empty();
         (Barrier { awaited, afterwards: Afterwards::Logout { initiator_task_tag } }, passed)
     }

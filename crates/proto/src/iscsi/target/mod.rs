@@ -6,7 +6,7 @@
 //! [`Environment`].
 //!
 //! Files: `login` negotiates; `full_feature` takes requests apart; `tasks` holds commands
-//! and their data; `data_out` collects data, `data_in` sends it; `management` ends tasks;
+//! and their data; `order` hands them on in it; `data_out` collects data, `data_in` sends it; `management` ends tasks;
 //! `text` answers text requests; `window` counts commands.
 
 mod data_in;
@@ -15,6 +15,7 @@ mod full_feature;
 mod link;
 mod login;
 mod management;
+mod order;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -34,7 +35,7 @@ use sarsen_wire::iscsi::{
 use self::full_feature::FullFeature;
 use self::link::Link;
 use self::login::{Login, LoginStep};
-pub use self::tasks::{AbortScope, TaskId};
+pub use self::tasks::{Ending, TaskId};
 use super::keys::{SessionType, TargetOffer};
 use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
 
@@ -160,6 +161,9 @@ pub enum Event {
     Establish(Admission),
     /// Carry out the command, then call [`Connection::complete`].
     Command(Command),
+    /// Commands are to end. What of them has not begun must not begin any more; then call
+    /// [`Connection::complete`] as for every other, with whatever became of it.
+    Aborted(Vec<TaskId>),
     /// Carry out the function, then call [`Connection::respond`].
     Management(Management),
     /// The tasks that [`Connection::abort_tasks`] named with this token have ended.
@@ -416,7 +420,7 @@ impl Connection {
         }
     }
 
-    /// Ends a command. A task that was aborted meanwhile ends without a word to the initiator.
+    /// Ends a command. A task that was aborted meanwhile ends as the abort said.
     pub fn complete(&mut self, task: TaskId, completion: Completion<'_>) {
         if let Phase::FullFeature(full_feature) = &mut self.phase
             && full_feature.complete(&mut self.link, task, completion, &mut self.events)
@@ -433,14 +437,32 @@ impl Connection {
         }
     }
 
-    /// Aborts tasks on behalf of another session or of the server itself. When those that are
-    /// being carried out have ended, [`Event::TasksEnded`] comes with `token`.
-    pub fn abort_tasks(&mut self, scope: AbortScope, token: u64) {
+    /// A command has ended, and its answer waits for others to end: [`Self::complete`] comes later.
+    /// From here on nobody has to wait for it who ends it himself. Gives its LUN; `None` for a
+    /// command that was aborted already, which is to be completed at once.
+    pub fn withhold(&mut self, task: TaskId) -> Option<[u8; 8]> {
+        match &mut self.phase {
+            Phase::FullFeature(full_feature) => full_feature.withhold(task),
+            _ => None,
+        }
+    }
+
+    /// Aborts tasks on behalf of another session or of the layer above: `ending` says of each LUN
+    /// whether, and how. When those that are being carried out have ended,
+    /// [`Event::TasksEnded`] comes with `token`. Gives the LUNs of all that ended by it.
+    pub fn abort_tasks(
+        &mut self,
+        token: u64,
+        ending: impl FnMut(TaskId, [u8; 8]) -> Option<Ending>,
+    ) -> Vec<[u8; 8]> {
         match &mut self.phase {
             Phase::FullFeature(full_feature) => {
-                full_feature.abort_for_others(&mut self.link, scope, token, &mut self.events);
+                full_feature.abort_for_others(&mut self.link, token, &mut self.events, ending)
             }
-            _ => self.events.push_back(Event::TasksEnded(token)),
+            _ => {
+                self.events.push_back(Event::TasksEnded(token));
+                Vec::new()
+            }
         }
     }
 

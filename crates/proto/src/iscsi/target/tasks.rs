@@ -16,22 +16,20 @@ pub struct TaskId {
     pub(super) sequence: u64,
 }
 
-/// Which tasks are meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AbortScope {
-    /// Those of one logical unit.
-    Unit([u8; 8]),
-    /// All.
-    All,
+impl TaskId {
+    /// A number that no other command of the session has.
+    pub const fn number(self) -> u64 {
+        self.sequence
+    }
 }
 
-impl AbortScope {
-    pub(super) fn covers(self, task: &Task) -> bool {
-        match self {
-            Self::Unit(lun) => is_same_unit(task.lun, lun),
-            Self::All => true,
-        }
-    }
+/// How a task ends before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Without a word to the initiator.
+    Silent,
+    /// With status TASK ABORTED, since the initiator did not ask for it (SAM-5 5.6).
+    Answered,
 }
 
 /// Whether two LUNs name one logical unit: up to 255, the flat space (SAM-5 4.7.7.3) numbers the
@@ -51,8 +49,10 @@ pub(super) enum Progress {
     Collecting,
     /// The layer above carries it out.
     Running,
-    /// The same, but its end will not be told to the initiator.
-    Aborted,
+    /// The layer above has done so, but others have to end before it is answered.
+    Answering,
+    /// It is carried out still, but ends like this.
+    Aborted(Ending),
 }
 
 /// Why a task is not carried out although its header was good: the additional sense code and
@@ -130,6 +130,14 @@ pub(super) struct Task {
 }
 
 impl Task {
+    pub(super) fn is_aborted(&self) -> bool {
+        matches!(self.progress, Progress::Aborted(_))
+    }
+
+    pub(super) fn attribute(&self) -> u8 {
+        self.flags & ScsiCommand::ATTRIBUTE
+    }
+
     /// Bytes of memory that it takes: its data on the way in, or on the way out.
     pub(super) fn room(&self) -> usize {
         match self.flags & ScsiCommand::READ {

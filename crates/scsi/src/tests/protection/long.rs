@@ -81,9 +81,11 @@ fn sbc3_5_11_commands_of_32_bytes_are_for_type_2_alone() {
     assert_eq!(long.unwrap().byte, 28);
     let beyond = fixture.run(&cdb_32(READ_32, 0, 0, u64::MAX, 2, ANY), &[]);
     assert_eq!(additional(&beyond), Some(0x2100));
-    let mut naca = cdb_32(READ_32, 1, 0, 0, 1, ANY);
+    // SAM-5 5.2: CONTROL is their second byte.
+    let mut naca = cdb_32(READ_32, 0, 0, u64::MAX, 2, ANY);
     naca[1] = 4;
-    assert_eq!(fixture.run(&naca, &[]).sense.unwrap().field().unwrap().byte, 1);
+    assert_eq!(additional(&fixture.run(&naca, &[])), Some(0x2100));
+    assert_eq!(fixture.run(&[0; 6], &[]).status, Status::AcaActive);
 }
 
 /// With ATO or without, every field that is spoilt is found where its code checks it.

@@ -1,0 +1,187 @@
+//! A command from its place in the task set to its end.
+
+use crate::attention::Attentions;
+use crate::command_table::{Flags, Row};
+use crate::commands::{Task, block};
+use crate::nexus::{self, Attachment, Nexus, admit};
+use crate::task_set::{Access, Entrant, Entry, Interlock, Place, Refusal};
+use crate::thresholds;
+use crate::{
+    AdditionalSense, Cdb, Command, Completion, LogicalUnit, Sense, SenseKey, Status, TaskAttribute,
+    UnitAttention,
+};
+use sarsen_block::{Io, LocalFuture};
+use sarsen_wire::scsi::{CONTROL_NACA, opcode};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+/// What became of a command that was begun.
+pub enum Execution {
+    /// It has ended.
+    Ended(Completion),
+    /// It is carried out, or waits.
+    UnderWay(UnderWay),
+}
+
+/// A command that has not ended.
+pub struct UnderWay {
+    /// Before the place, so that whatever it holds is let go first.
+    answer: LocalFuture<Completion>,
+    /// `None` where the answer sees to it.
+    place: Option<Place>,
+}
+
+impl Future for UnderWay {
+    type Output = Completion;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
+        let completion = ready!(self.answer.as_mut().poll(context));
+        Poll::Ready(match self.place.take() {
+            Some(place) => place.end(completion),
+            None => completion,
+        })
+    }
+}
+
+/// Whether a CDB asks for an auto contingent allegiance where it fails (SAM-5 5.2).
+fn has_naca(cdb: &Cdb) -> bool {
+    let control = match (cdb.operation_code(), opcode::cdb_length(cdb.operation_code())) {
+        (opcode::VARIABLE_LENGTH, _) => 1,
+        (_, Some(length)) => length - 1,
+        (_, None) => return false,
+    };
+    cdb.byte(control) & CONTROL_NACA != 0
+}
+
+/// A command that is in the tally.
+pub(crate) fn begin_plain(
+    command: Command,
+    attachment: &Attachment,
+    nexus: &Arc<Nexus>,
+) -> Execution {
+    let naca = has_naca(&command.cdb);
+    match carry_out(command, attachment, nexus) {
+        Io::Ready(mut completion) => {
+            attachment.tally.end(None, naca, &mut completion);
+            attachment.tally.leave();
+            Execution::Ended(completion)
+        }
+        Io::Pending(answer) => {
+            let place = Some(Place::in_tally(&attachment.tally, naca));
+            Execution::UnderWay(UnderWay { answer, place })
+        }
+    }
+}
+
+/// A command that has to ask for its place.
+pub(crate) fn begin_asking(
+    command: Command,
+    attachment: &Attachment,
+    nexus: &Arc<Nexus>,
+) -> Execution {
+    let entrant = entrant(&command, &attachment.unit, nexus);
+    let place = match attachment.tally.ask(entrant) {
+        Ok(Entry::Plain) => return begin_plain(command, attachment, nexus),
+        Ok(Entry::Queued(place)) => place,
+        Err(refusal) => return Execution::Ended(refuse(refusal, entrant.naca, attachment)),
+    };
+    if place.has_begun() {
+        return match carry_out(command, attachment, nexus) {
+            Io::Ready(completion) => Execution::Ended(place.end(completion)),
+            Io::Pending(answer) => Execution::UnderWay(UnderWay { answer, place: Some(place) }),
+        };
+    }
+    let (attachment, nexus) = (attachment.clone(), nexus.clone());
+    let answer = Box::pin(async move {
+        if !place.turn().await {
+            return Completion::with_status(Status::TaskAborted);
+        }
+        place.end(carry_out(command, &attachment, &nexus).wait().await)
+    });
+    Execution::UnderWay(UnderWay { answer, place: None })
+}
+
+fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> Entrant {
+    let cdb = &command.cdb;
+    let row = Row::of(cdb, unit.device_type()).ok();
+    let flags = row.map_or(Flags::NONE, |row| row.flags);
+    let attribute = match command.attribute {
+        // SPC-4 5.5: what tells of the unit and its state does not wait for the medium.
+        TaskAttribute::Simple | TaskAttribute::Ordered
+            if flags.contains(Flags::IGNORES_UNIT_ATTENTION) =>
+        {
+            TaskAttribute::HeadOfQueue
+        }
+        attribute => attribute,
+    };
+    let writes = flags.contains(Flags::WRITES);
+    let touches_medium = writes || flags.contains(Flags::NEEDS_MEDIUM);
+    Entrant {
+        name: command.name,
+        nexus: nexus.id,
+        attribute,
+        naca: has_naca(cdb),
+        passes_aca: flags.contains(Flags::PASSES_ACA),
+        access: touches_medium.then(|| Access { writes, extent: block::extent(cdb) }),
+    }
+}
+
+/// The answer to a command that did not become a task.
+fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
+    match refusal {
+        Refusal::Status(status) => {
+            let completion = Completion::with_status(status);
+            interlock(&attachment.unit, &attachment.attentions, &completion);
+            completion
+        }
+        Refusal::NoAca => {
+            // SAM-5 8.6.5.
+            let sense =
+                Sense::new(SenseKey::IllegalRequest, AdditionalSense::INVALID_MESSAGE_ERROR);
+            let mut completion = attachment.unit.complete(Err(sense));
+            attachment.tally.end(None, naca, &mut completion);
+            completion
+        }
+    }
+}
+
+fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> Io<Completion> {
+    let unit = &attachment.unit;
+    match admit(&command.cdb, attachment, nexus) {
+        Ok(row) => {
+            let task = Task::new(command, attachment, nexus);
+            let answer =
+                (row.handler)(task).unwrap_or_else(|sense| Io::Ready(unit.complete(Err(sense))));
+            if row.flags.contains(Flags::WRITES) {
+                thresholds::look_when_due(unit, nexus);
+            }
+            answer
+        }
+        Err(nexus::Refusal::Sense(sense)) => Io::Ready(unit.complete(Err(sense))),
+        Err(nexus::Refusal::ReservationConflict) => {
+            let completion = Completion::with_status(Status::ReservationConflict);
+            interlock(unit, &attachment.attentions, &completion);
+            Io::Ready(completion)
+        }
+    }
+}
+
+/// UA_INTLCK_CTRL 11b: a status that an initiator may have overlooked is told again.
+fn interlock(unit: &LogicalUnit, attentions: &Attentions, completion: &Completion) {
+    if unit.tasks().policy().interlock != Interlock::HoldsStatuses {
+        return;
+    }
+    match completion.status {
+        Status::Busy => attentions.raise_once(UnitAttention::PreviousBusyStatus),
+        Status::TaskSetFull => attentions.raise_once(UnitAttention::PreviousTaskSetFullStatus),
+        Status::ReservationConflict => {
+            attentions.raise_once(UnitAttention::PreviousReservationConflictStatus);
+        }
+        Status::Good
+        | Status::CheckCondition
+        | Status::ConditionMet
+        | Status::AcaActive
+        | Status::TaskAborted => {}
+    }
+}

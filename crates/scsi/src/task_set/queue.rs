@@ -1,0 +1,388 @@
+//! The order of the tasks that have to ask: who may begin (SAM-5 8.6), who is blocked by an auto
+//! contingent allegiance (5.9), who is ended before he began.
+//!
+//! Tasks that need not ask ([`super::Tally`]) began before all that wait here: while one waits,
+//! every new one has to ask.
+
+use super::Policy;
+use crate::logical_unit::NexusId;
+use crate::{Status, TaskAttribute};
+use sarsen_block::Extent;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::task::{Poll, Waker};
+
+/// What a command does to the medium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Access {
+    pub(crate) writes: bool,
+    /// Which blocks, where that is known before it is carried out.
+    pub(crate) extent: Option<Extent>,
+}
+
+impl Access {
+    /// Whether the order of the two shows in what they leave behind.
+    fn conflicts_with(self, other: Self) -> bool {
+        let overlap = match (self.extent, other.extent) {
+            (Some(one), Some(two)) => {
+                let end = |extent: Extent| extent.lba.0.saturating_add(extent.block_count);
+                one.lba.0 < end(two) && two.lba.0 < end(one)
+            }
+            _ => true,
+        };
+        (self.writes || other.writes) && overlap
+    }
+}
+
+/// A command that asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entrant {
+    /// The transport's name for it.
+    pub(crate) name: u64,
+    pub(crate) nexus: NexusId,
+    pub(crate) attribute: TaskAttribute,
+    /// NACA: its failure establishes an auto contingent allegiance.
+    pub(crate) naca: bool,
+    /// It is carried out whatever another nexus's auto contingent allegiance blocks.
+    pub(crate) passes_aca: bool,
+    /// `None` for a command that leaves the medium alone.
+    pub(crate) access: Option<Access>,
+}
+
+/// Why a command does not become a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Status(Status),
+    /// The ACA attribute where there is no auto contingent allegiance.
+    NoAca,
+}
+
+enum Progress {
+    Waiting(Option<Waker>),
+    Begun,
+    /// It will never begin; the transport is on its way to end it, and decides how.
+    Doomed(Option<Waker>),
+    /// It never began, and has ended.
+    Aborted,
+}
+
+struct Entry {
+    entrant: Entrant,
+    progress: Progress,
+}
+
+/// The tasks of one nexus, or of all, that have begun.
+#[derive(Default)]
+struct Begun {
+    count: usize,
+    ordered_count: usize,
+    head_of_queue_count: usize,
+    /// What they do to the medium, by number.
+    accesses: BTreeMap<u64, Access>,
+}
+
+impl Begun {
+    fn add(&mut self, entrant: &Entrant) {
+        self.count += 1;
+        self.ordered_count += usize::from(entrant.attribute == TaskAttribute::Ordered);
+        self.head_of_queue_count += usize::from(entrant.attribute == TaskAttribute::HeadOfQueue);
+    }
+
+    fn remove(&mut self, entrant: &Entrant) {
+        self.count -= 1;
+        self.ordered_count -= usize::from(entrant.attribute == TaskAttribute::Ordered);
+        self.head_of_queue_count -= usize::from(entrant.attribute == TaskAttribute::HeadOfQueue);
+    }
+}
+
+/// See the module. Numbers rise in the order of arrival.
+#[derive(Default)]
+pub(super) struct Queue {
+    pub(super) policy: Policy,
+    entries: BTreeMap<u64, Entry>,
+    last_number: u64,
+    waiting: BTreeSet<u64>,
+    /// Nexus, name and number of those that have not begun, doomed ones too.
+    not_begun: BTreeSet<(NexusId, u64, u64)>,
+    begun: Begun,
+    begun_of: HashMap<NexusId, Begun>,
+    /// Those that are not SIMPLE, and wait or have begun.
+    special_count: usize,
+    /// The nexuses that have an auto contingent allegiance.
+    faulted: Vec<NexusId>,
+}
+
+/// What waits before a task in its task set.
+#[derive(Default)]
+struct Before {
+    any: bool,
+    ordered: bool,
+    accesses: Vec<(NexusId, Access)>,
+}
+
+impl Queue {
+    /// Whether a SIMPLE command need not ask.
+    pub(super) fn is_open(&self) -> bool {
+        self.special_count == 0
+            && self.waiting.is_empty()
+            && self.faulted.is_empty()
+            && !self.policy.restricted_reordering
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+            && self.waiting.is_empty()
+            && self.not_begun.is_empty()
+            && self.begun.count == 0
+            && self.begun_of.is_empty()
+            && self.special_count == 0
+    }
+
+    pub(super) fn has_tasks_of(&self, nexus: NexusId) -> bool {
+        self.begun_of.contains_key(&nexus) || self.not_begun_of(nexus, None).next().is_some()
+    }
+
+    /// Whether the auto contingent allegiances let a command in (SAM-5 5.9.3, 5.9.4).
+    pub(super) fn admit(&self, entrant: &Entrant) -> Result<(), Refusal> {
+        let Entrant { nexus, attribute, naca, passes_aca, .. } = *entrant;
+        let is_aca = attribute == TaskAttribute::Aca;
+        if self.faulted.contains(&nexus) {
+            let one_is_there = self.entries.values().any(|entry| {
+                let Entrant { nexus: its_nexus, attribute, .. } = entry.entrant;
+                its_nexus == nexus && attribute == TaskAttribute::Aca
+            });
+            return match is_aca && !one_is_there {
+                true => Ok(()),
+                false => Err(Refusal::Status(Status::AcaActive)),
+            };
+        }
+        if self.is_blocked(nexus) && !passes_aca {
+            let status = if naca { Status::AcaActive } else { Status::Busy };
+            return Err(Refusal::Status(status));
+        }
+        if is_aca { Err(Refusal::NoAca) } else { Ok(()) }
+    }
+
+    /// Takes a command in. HEAD OF QUEUE and ACA begin at once, as does what passes an auto
+    /// contingent allegiance; others wait until [`Self::advance`] lets them begin.
+    pub(super) fn push(&mut self, entrant: Entrant) -> u64 {
+        self.last_number += 1;
+        let number = self.last_number;
+        self.special_count += usize::from(entrant.attribute != TaskAttribute::Simple);
+        self.waiting.insert(number);
+        self.not_begun.insert((entrant.nexus, entrant.name, number));
+        self.entries.insert(number, Entry { entrant, progress: Progress::Waiting(None) });
+        let passes = entrant.passes_aca && self.is_blocked(entrant.nexus);
+        if passes || matches!(entrant.attribute, TaskAttribute::HeadOfQueue | TaskAttribute::Aca) {
+            self.begin(number);
+        }
+        number
+    }
+
+    /// A task has ended, or its answer was dropped.
+    pub(super) fn remove(&mut self, number: u64) {
+        let Some(Entry { entrant, progress }) = self.entries.remove(&number) else { return };
+        match progress {
+            Progress::Waiting(_) => self.stops_waiting(number, &entrant),
+            Progress::Begun => {
+                self.special_count -= usize::from(entrant.attribute != TaskAttribute::Simple);
+                self.begun.remove(&entrant);
+                if let Some(begun) = self.begun_of.get_mut(&entrant.nexus) {
+                    begun.remove(&entrant);
+                    begun.accesses.remove(&number);
+                    if begun.count == 0 {
+                        self.begun_of.remove(&entrant.nexus);
+                    }
+                }
+            }
+            Progress::Doomed(_) | Progress::Aborted => {}
+        }
+        self.not_begun.remove(&(entrant.nexus, entrant.name, number));
+    }
+
+    /// One that waited will not begin: nobody has to mind it any more.
+    fn stops_waiting(&mut self, number: u64, entrant: &Entrant) {
+        self.waiting.remove(&number);
+        self.special_count -= usize::from(entrant.attribute != TaskAttribute::Simple);
+    }
+
+    /// Whether it may begin (true) or was ended before (false).
+    pub(super) fn poll_turn(&mut self, number: u64, waker: &Waker) -> Poll<bool> {
+        let Some(entry) = self.entries.get_mut(&number) else { return Poll::Ready(false) };
+        match &mut entry.progress {
+            Progress::Begun => Poll::Ready(true),
+            Progress::Aborted => Poll::Ready(false),
+            Progress::Waiting(kept) | Progress::Doomed(kept) => {
+                *kept = Some(waker.clone());
+                Poll::Pending
+            }
+        }
+    }
+
+    pub(super) fn has_begun(&self, number: u64) -> bool {
+        self.entries.get(&number).is_some_and(|entry| matches!(entry.progress, Progress::Begun))
+    }
+
+    /// Lets begin what may. `others_run` says whether tasks run that did not have to ask: those of
+    /// one nexus, or of all.
+    pub(super) fn advance(&mut self, others_run: impl Fn(Option<NexusId>) -> bool) {
+        let Begun { ordered_count, head_of_queue_count, .. } = self.begun;
+        let all_wait = ordered_count + head_of_queue_count > 0 || !self.faulted.is_empty();
+        if self.waiting.is_empty() || (all_wait && !self.policy.set_for_each_nexus) {
+            return;
+        }
+        let mut sets: HashMap<Option<NexusId>, Before> = HashMap::new();
+        let mut begins = Vec::new();
+        // What begins in this pass counts at once for those behind it.
+        for &number in &self.waiting {
+            let Some(Entry { entrant, .. }) = self.entries.get(&number) else { continue };
+            let set = self.policy.set_for_each_nexus.then_some(entrant.nexus);
+            let before = sets.entry(set).or_default();
+            if self.may_begin(entrant, set, before, &others_run) {
+                begins.push(number);
+            } else if set.is_none() && entrant.attribute == TaskAttribute::Ordered {
+                // Nobody behind it may.
+                break;
+            }
+            before.any = true;
+            before.ordered |= entrant.attribute == TaskAttribute::Ordered;
+            if let Some(access) = entrant.access.filter(|_| self.policy.restricted_reordering) {
+                before.accesses.push((entrant.nexus, access));
+            }
+        }
+        for number in begins {
+            self.begin(number);
+        }
+    }
+
+    fn begin(&mut self, number: u64) {
+        let Some(Entry { entrant, progress }) = self.entries.get_mut(&number) else { return };
+        if let Progress::Waiting(Some(waker)) = std::mem::replace(progress, Progress::Begun) {
+            waker.wake();
+        }
+        self.begun.add(entrant);
+        let begun = self.begun_of.entry(entrant.nexus).or_default();
+        begun.add(entrant);
+        if let Some(access) = entrant.access {
+            begun.accesses.insert(number, access);
+        }
+        self.waiting.remove(&number);
+        self.not_begun.remove(&(entrant.nexus, entrant.name, number));
+    }
+
+    /// SAM-5 8.6.2 to 8.6.5. Of the tasks that have begun, an ORDERED one is older than all that
+    /// wait, or they would not.
+    fn may_begin(
+        &self,
+        entrant: &Entrant,
+        set: Option<NexusId>,
+        before: &Before,
+        others_run: impl Fn(Option<NexusId>) -> bool,
+    ) -> bool {
+        if self.is_blocked(entrant.nexus) {
+            return false;
+        }
+        let nothing = Begun::default();
+        let begun = match set {
+            Some(nexus) => self.begun_of.get(&nexus).unwrap_or(&nothing),
+            None => &self.begun,
+        };
+        match entrant.attribute {
+            TaskAttribute::HeadOfQueue | TaskAttribute::Aca => true,
+            TaskAttribute::Ordered => begun.count == 0 && !before.any && !others_run(set),
+            TaskAttribute::Simple => {
+                begun.head_of_queue_count == 0
+                    && begun.ordered_count == 0
+                    && !before.ordered
+                    && !self.overlaps(entrant, before, others_run)
+            }
+        }
+    }
+
+    /// Whether restricted reordering (SPC-4 7.5.8) lets a task wait for another one.
+    fn overlaps(
+        &self,
+        entrant: &Entrant,
+        before: &Before,
+        others_run: impl Fn(Option<NexusId>) -> bool,
+    ) -> bool {
+        let Some(access) = entrant.access.filter(|_| self.policy.restricted_reordering) else {
+            return false;
+        };
+        let conflicts = |other: &Access| access.conflicts_with(*other);
+        let begun = self.begun_of.get(&entrant.nexus);
+        begun.is_some_and(|begun| begun.accesses.values().any(conflicts))
+            || before.accesses.iter().any(|(nexus, other)| {
+                *nexus == entrant.nexus && access.conflicts_with(*other)
+            })
+            // They began before the restriction; nobody wrote their blocks down.
+            || others_run(Some(entrant.nexus))
+    }
+
+    /// Whether an auto contingent allegiance holds up the tasks of a nexus.
+    fn is_blocked(&self, nexus: NexusId) -> bool {
+        match self.policy.set_for_each_nexus {
+            true => self.faulted.contains(&nexus),
+            false => !self.faulted.is_empty(),
+        }
+    }
+
+    pub(super) fn establish_aca(&mut self, nexus: NexusId) {
+        if !self.faulted.contains(&nexus) {
+            self.faulted.push(nexus);
+        }
+    }
+
+    pub(super) fn clear_aca(&mut self, nexus: NexusId) {
+        self.faulted.retain(|&faulted| faulted != nexus);
+    }
+
+    pub(super) fn clear_all_aca(&mut self) {
+        self.faulted.clear();
+    }
+
+    /// Numbers of the tasks of a nexus that have not begun: all, or those of one name.
+    fn not_begun_of(&self, nexus: NexusId, name: Option<u64>) -> impl Iterator<Item = u64> {
+        let (first, last) = name.map_or((0, u64::MAX), |name| (name, name));
+        let range = (nexus, first, 0)..=(nexus, last, u64::MAX);
+        self.not_begun.range(range).map(|(_, _, number)| *number)
+    }
+
+    /// Tasks of these nexuses that wait will never begin, but the one that is spared; the transport
+    /// ends them.
+    pub(super) fn doom(&mut self, nexuses: &[NexusId], spared: Option<u64>) {
+        for &nexus in nexuses {
+            let numbers: Vec<u64> = self.not_begun_of(nexus, None).collect();
+            for number in numbers.into_iter().filter(|&number| spared != Some(number)) {
+                self.end_before_it_began(number, Progress::Doomed);
+            }
+        }
+    }
+
+    /// The transport ends tasks of a nexus, all or those of one name: what has not begun ends at
+    /// once.
+    pub(super) fn abort(&mut self, nexus: NexusId, name: Option<u64>) {
+        let numbers: Vec<u64> = self.not_begun_of(nexus, name).collect();
+        for number in numbers {
+            self.end_before_it_began(number, |waker| {
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                Progress::Aborted
+            });
+        }
+    }
+
+    fn end_before_it_began(&mut self, number: u64, end: impl FnOnce(Option<Waker>) -> Progress) {
+        let Some(Entry { entrant, progress }) = self.entries.get_mut(&number) else { return };
+        let entrant = *entrant;
+        match progress {
+            Progress::Waiting(waker) => {
+                *progress = end(waker.take());
+                self.stops_waiting(number, &entrant);
+            }
+            Progress::Doomed(waker) => *progress = end(waker.take()),
+            Progress::Begun | Progress::Aborted => {}
+        }
+    }
+}
