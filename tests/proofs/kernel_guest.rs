@@ -145,3 +145,58 @@ fn sg3_utils_have_no_complaint() -> Result<()> {
     assert_eq!(played.result("complaints")?, "0");
     serving.stop()
 }
+
+/// What sg3-utils makes of pages, logs, buffers and self-tests, and what it changes and saves.
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn pages_logs_buffers_self_tests_and_saved_modes_are_what_sg3_utils_expects() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let backing = Backing::File(folder.path().join("data.img"));
+    let serving = Serving::start(&[Volume::new("data", backing, 64 << 20)])?;
+    let url = serving.url("data");
+    let portal = format!("{HOST}:{}", url.port()?);
+    let environment = [("PORTAL", portal.as_str()), ("IQN", url.iqn.as_str())];
+    let played = guest::run("maintenance", &environment).with_context(|| serving.log())?;
+    println!("{}", played.console);
+    for check in [
+        "all_vpd",
+        "opcodes",
+        "task_management",
+        "all_modes",
+        "all_logs",
+        "default_test",
+        "short_test",
+        "diagnostics",
+        "logs_reset",
+        "defects",
+        "reassigned",
+        "shared_buffer",
+        "echo_written",
+        "clock_set",
+        "identified",
+        "protected",
+        "reverted",
+        "written",
+    ] {
+        assert_eq!(played.result(check)?, "passed", "{check}: {}", played.console);
+    }
+    assert_eq!(played.result("write")?, "refused");
+    for (name, part) in [
+        ("extended", "SIMPSUP=1"),
+        ("policy", "3f"),
+        ("logs", "0x2f"),
+        ("temperature", "not available"),
+        ("cycles", "= 0"),
+        ("tested", "completed without error"),
+        ("echo_descriptor", "01 00 10 00"),
+        ("echo", "an echo!"),
+        ("security", "01 00"),
+        ("clock", "86400"),
+        ("identity", "rack 7"),
+        ("swp", "8a 0a 00 10 08"),
+    ] {
+        let found = played.result(name)?;
+        assert!(found.contains(part), "{name}: {found:?}\n{}", played.console);
+    }
+    serving.stop()
+}

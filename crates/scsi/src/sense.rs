@@ -339,6 +339,11 @@ impl Sense {
         Self::illegal_request(AdditionalSense::MEDIUM_REMOVAL_PREVENTED)
     }
 
+    /// What should outlive the program could not be kept.
+    pub const fn not_kept() -> Self {
+        Self::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE)
+    }
+
     /// The unit was stopped by START STOP UNIT.
     pub const fn stopped() -> Self {
         Self::new(SenseKey::NotReady, AdditionalSense::INITIALIZING_COMMAND_REQUIRED)

@@ -3,9 +3,7 @@
 
 use super::{Task, parameter_data};
 use crate::identifying_information::{Kind, encode};
-use crate::{
-    AdditionalSense, Cdb, Completion, LogicalUnit, Record, Sense, SenseKey, UnitAttention,
-};
+use crate::{Cdb, Completion, LogicalUnit, Record, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::maintenance as wire;
 use std::sync::Arc;
@@ -63,9 +61,8 @@ pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         let mut values = information.values();
         values[kind as usize] = value;
         let record = encode(&values);
-        let failed = Sense::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE);
         let saved = keeper.save(Record::IdentifyingInformation, record).wait().await;
-        saved.map_err(|_| failed)?;
+        saved.map_err(|_| Sense::not_kept())?;
         information.replace(values);
         unit.raise_except(nexus, UnitAttention::DeviceIdentifierChanged);
         Ok(Completion::good())

@@ -179,9 +179,9 @@ fn start_stop_cycles(task: &Task<'_>) -> Vec<Parameter> {
     vec![(4, task.unit.medium().start_stop_cycles().to_be_bytes().to_vec())]
 }
 
-/// No exception, and no temperature (SPC-4 7.3.8).
+/// No exception, and no temperature; what follows is the threshold, by custom (SPC-4 7.3.8).
 fn informational_exceptions(_task: &Task<'_>) -> Vec<Parameter> {
-    vec![(0, vec![0, 0, UNKNOWN_TEMPERATURE, 0])]
+    vec![(0, vec![0, 0, UNKNOWN_TEMPERATURE, UNKNOWN_TEMPERATURE])]
 }
 
 /// As many parameters as the log has room for, the latest test first.

@@ -3,7 +3,7 @@
 
 use super::pages::{Listed, pages_of};
 use crate::modes::ModeParameters;
-use crate::{AdditionalSense, LogicalUnit, Record, Sense, SenseKey};
+use crate::{LogicalUnit, Record, Sense};
 use std::io;
 
 /// The first byte of the record: what follows is mode pages one after the other.
@@ -18,8 +18,7 @@ pub(super) async fn save(unit: &LogicalUnit, parameters: &ModeParameters) -> Res
     for page in pages_of(unit).filter(|page| page.is_changeable(unit)) {
         record.extend(page.bytes(parameters));
     }
-    let failed = Sense::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE);
-    keeper.save(Record::ModePages, record).wait().await.map_err(|_| failed)
+    keeper.save(Record::ModePages, record).wait().await.map_err(|_| Sense::not_kept())
 }
 
 /// What was saved, for a unit that begins.
