@@ -41,6 +41,8 @@ pub const PAGE_EXTENDED_INQUIRY: u8 = 0x86;
 pub const PAGE_MODE_PAGE_POLICY: u8 = 0x87;
 /// SCSI Ports.
 pub const PAGE_SCSI_PORTS: u8 = 0x88;
+/// Third-party Copy.
+pub const PAGE_THIRD_PARTY_COPY: u8 = 0x8f;
 /// Block Limits.
 pub const PAGE_BLOCK_LIMITS: u8 = 0xb0;
 /// Block Device Characteristics.

@@ -2,6 +2,8 @@
 //! device answers. Declared structures alone; what they mean is decided in `sarsen-scsi`.
 
 pub mod cdb;
+pub mod copy;
+pub mod copy_page;
 pub mod inquiry;
 pub mod log;
 pub mod maintenance;

@@ -184,6 +184,28 @@ numbers! {
     SA_SET_TARGET_PORT_GROUPS = 0x0a;
     /// MAINTENANCE OUT: SET TIMESTAMP.
     SA_SET_TIMESTAMP = 0x0f;
+    /// Third-party copy OUT: EXTENDED COPY(LID1).
+    SA_EXTENDED_COPY_LID1 = 0x00;
+    /// Third-party copy OUT: POPULATE TOKEN.
+    SA_POPULATE_TOKEN = 0x10;
+    /// Third-party copy OUT: WRITE USING TOKEN.
+    SA_WRITE_USING_TOKEN = 0x11;
+    /// Third-party copy OUT: COPY OPERATION ABORT.
+    SA_COPY_OPERATION_ABORT = 0x1c;
+    /// Third-party copy IN: RECEIVE COPY STATUS(LID1).
+    SA_RECEIVE_COPY_STATUS_LID1 = 0x00;
+    /// Third-party copy IN: RECEIVE COPY DATA(LID1).
+    SA_RECEIVE_COPY_DATA_LID1 = 0x01;
+    /// Third-party copy IN: RECEIVE COPY OPERATING PARAMETERS.
+    SA_RECEIVE_COPY_OPERATING_PARAMETERS = 0x03;
+    /// Third-party copy IN: RECEIVE COPY FAILURE DETAILS(LID1).
+    SA_RECEIVE_COPY_FAILURE_DETAILS_LID1 = 0x04;
+    /// Third-party copy IN: RECEIVE COPY STATUS(LID4).
+    SA_RECEIVE_COPY_STATUS_LID4 = 0x05;
+    /// Third-party copy IN: RECEIVE ROD TOKEN INFORMATION.
+    SA_RECEIVE_ROD_TOKEN_INFORMATION = 0x07;
+    /// Third-party copy IN: REPORT ALL ROD TOKENS.
+    SA_REPORT_ALL_ROD_TOKENS = 0x08;
 }
 
 /// Bytes of a CDB with this OPERATION CODE, from its GROUP CODE (SPC-4 4.2.5.1); `None` where the
