@@ -1,6 +1,8 @@
 //! A storage array: all target devices of one server, and what they need of the world beneath.
 
 use crate::TargetDevice;
+use crate::copy::{PIECES, Tokens};
+use async_lock::Semaphore;
 use sarsen_block::LocalFuture;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -22,13 +24,16 @@ pub struct Array {
     host: Arc<dyn Host>,
     begun_ms: u64,
     devices: Mutex<Vec<Weak<TargetDevice>>>,
+    tokens: Tokens,
+    pieces: Semaphore,
 }
 
 impl Array {
     /// An array without targets.
     pub fn new(host: Arc<dyn Host>) -> Arc<Self> {
         let begun_ms = host.unix_time_ms();
-        Arc::new(Self { host, begun_ms, devices: Mutex::default() })
+        let (tokens, pieces) = (Tokens::default(), Semaphore::new(PIECES));
+        Arc::new(Self { host, begun_ms, devices: Mutex::default(), tokens, pieces })
     }
 
     /// The world beneath.
@@ -45,6 +50,16 @@ impl Array {
     /// The target devices there are.
     pub fn devices(&self) -> Vec<Arc<TargetDevice>> {
         self.registered().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The ROD tokens of its units.
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// What a copy takes one of for each piece that it holds in memory.
+    pub(crate) fn pieces(&self) -> &Semaphore {
+        &self.pieces
     }
 
     /// A device became part of it, until it is dropped.

@@ -9,6 +9,7 @@ use crate::commands::{
     log, medium, mode, multimedia, persistent_reservation, provisioning, report, reservation,
     security, target_port_groups, timestamp, verify,
 };
+use crate::copy::{extended, offload, results};
 use crate::{Access, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
@@ -238,8 +239,8 @@ const OPEN: Flags = SHARED.and(Flags::ALLOWED_UNDER_EXCLUSIVE_ACCESS);
 const SHARED: Flags = Flags::ALLOWED_UNDER_WRITE_EXCLUSIVE;
 const NONE: Flags = Flags::NONE;
 const MEDIUM: Flags = Flags::NEEDS_MEDIUM;
-const READS: Flags = MEDIUM.and(SHARED);
-const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
+pub(crate) const READS: Flags = MEDIUM.and(SHARED);
+pub(crate) const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
 
 const ALL: u8 = 0xff;
 /// CONTROL: NACA is looked at.
@@ -332,6 +333,17 @@ pub static TABLE: &[Row] = &[
     action(VARIABLE_LENGTH, SA_WRITE_32, "WRITE(32)", block::write, WRITES, &long(SA_WRITE_32, 0xfa)).with_data_out(block::write_data_out).only_where(is_type_2),
     action(VARIABLE_LENGTH, SA_WRITE_AND_VERIFY_32, "WRITE AND VERIFY(32)", verify::write_and_verify, WRITES, &long(SA_WRITE_AND_VERIFY_32, 0xf6)).with_data_out(verify::write_and_verify_data_out).only_where(is_type_2),
     action(VARIABLE_LENGTH, SA_WRITE_SAME_32, "WRITE SAME(32)", provisioning::write_same, WRITES, &long(SA_WRITE_SAME_32, 0xf9)).with_data_out(provisioning::write_same_data_out).only_where(is_type_2),
+    action(THIRD_PARTY_COPY_OUT, SA_EXTENDED_COPY_LID1, "EXTENDED COPY(LID1)", extended::extended_copy, NONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).with_data_out(extended::extended_copy_data_out),
+    action(THIRD_PARTY_COPY_OUT, SA_POPULATE_TOKEN, "POPULATE TOKEN", offload::populate_token, READS, &[0x10, 0, 0, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(offload::populate_token_data_out),
+    action(THIRD_PARTY_COPY_OUT, SA_WRITE_USING_TOKEN, "WRITE USING TOKEN", offload::write_using_token, WRITES, &[0x11, 0, 0, 0, 0, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(offload::write_using_token_data_out),
+    action(THIRD_PARTY_COPY_OUT, SA_COPY_OPERATION_ABORT, "COPY OPERATION ABORT", results::copy_operation_abort, NONE, &[0x1c, ALL, ALL, ALL, ALL, 0, 0, 0, 0, 0, 0, 0, 0, 0, CTL]),
+    action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_STATUS_LID1, "RECEIVE COPY STATUS(LID1)", results::copy_status_lid1, NONE, &[0, ALL, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_DATA_LID1, "RECEIVE COPY DATA(LID1)", results::copy_data_lid1, NONE, &[0x01, ALL, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_OPERATING_PARAMETERS, "RECEIVE COPY OPERATING PARAMETERS", results::operating_parameters, NONE, &[0x03, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_FAILURE_DETAILS_LID1, "RECEIVE COPY FAILURE DETAILS(LID1)", results::failure_details_lid1, NONE, &[0x04, ALL, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(THIRD_PARTY_COPY_IN, SA_RECEIVE_COPY_STATUS_LID4, "RECEIVE COPY STATUS(LID4)", results::copy_status_lid4, NONE, &[0x05, ALL, ALL, ALL, ALL, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(THIRD_PARTY_COPY_IN, SA_RECEIVE_ROD_TOKEN_INFORMATION, "RECEIVE ROD TOKEN INFORMATION", results::rod_token_information, NONE, &[0x07, ALL, ALL, ALL, ALL, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
+    action(THIRD_PARTY_COPY_IN, SA_REPORT_ALL_ROD_TOKENS, "REPORT ALL ROD TOKENS", results::report_all_rod_tokens, NONE, &[0x08, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
     row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out),
     row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),

@@ -12,6 +12,7 @@ mod cdb;
 pub mod command_table;
 mod commands;
 mod completion;
+mod copy;
 mod execution;
 mod identifying_information;
 mod identity;

@@ -5,6 +5,7 @@
 
 use crate::buffers::Buffers;
 use crate::commands::mode;
+use crate::copy::{Operations, Watch, Watched};
 use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
@@ -120,6 +121,10 @@ pub struct LogicalUnit {
     mode_change: Mutex<()>,
     tasks: Arc<TaskSet>,
     thresholds: Thresholds,
+    /// Revokes the tokens of blocks that change.
+    watch: Arc<Watch>,
+    /// The copies that were begun here.
+    operations: Operations,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
     reservations: Reservations,
@@ -145,6 +150,8 @@ impl LogicalUnit {
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
         let Parts { identity, store, device_type, removable, keeper, protection } = parts;
         let characteristics = store.characteristics();
+        let watch = Arc::default();
+        let store = Watched::over(store, Arc::clone(&watch));
         let protected =
             characteristics.protection.then(|| Arc::new(Protected::new(store.clone(), protection)));
         let store = protected.clone().map_or(store, |protected| protected);
@@ -160,6 +167,8 @@ impl LogicalUnit {
             limits: Limits::new(store.geometry()),
             store,
             protected,
+            watch,
+            operations: Operations::default(),
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: Arc::default(),
             thresholds: Thresholds::default(),
@@ -341,6 +350,7 @@ impl LogicalUnit {
         self.buffers.forget(nexus);
         self.medium.detach(nexus);
         self.tasks.leave(nexus);
+        self.operations.end_of(nexus);
         self.attached().retain(|attached| attached.id != nexus);
     }
 
@@ -364,6 +374,7 @@ impl LogicalUnit {
         self.self_tests.end(Outcome::Interrupted);
         self.buffers.forget_all();
         self.tasks.reset();
+        self.operations.end_all();
         let _guard = self.mode_change();
         self.configure(&self.modes.restore());
         self.raise_except(NO_NEXUS, attention);
@@ -439,6 +450,16 @@ impl LogicalUnit {
                 Ok(Completion::good())
             }),
         }
+    }
+
+    /// What revokes the tokens of blocks that change.
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// The copies that were begun by commands to this unit.
+    pub(crate) fn operations(&self) -> &Operations {
+        &self.operations
     }
 
     /// The gate that every write passes.

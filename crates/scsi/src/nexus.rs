@@ -11,7 +11,7 @@ use crate::target::{Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
 use crate::task_set::{Interlock, Tally};
 use crate::{
-    Abort, Cdb, Command, Completion, LogicalUnit, Lun, Sense, TaskAbort, TaskAttribute,
+    Abort, Access, Cdb, Command, Completion, LogicalUnit, Lun, Sense, TaskAbort, TaskAttribute,
     UnitAttention,
 };
 use sarsen_block::Io;
@@ -71,6 +71,17 @@ impl Nexus {
             generation: AtomicU64::new(0),
             attachments: Mutex::default(),
         }
+    }
+
+    /// The initiator's name without the part that tells its sessions apart.
+    pub(crate) fn initiator_name(&self) -> &str {
+        let name = &self.initiator_port.name;
+        name.rsplit_once(",i,").map_or(name, |(initiator, _)| initiator)
+    }
+
+    /// The units as they are attached now.
+    pub(crate) fn attached(&self) -> Arc<Attachments> {
+        self.attachments().clone()
     }
 
     fn attachments(&self) -> MutexGuard<'_, Arc<Attachments>> {
@@ -354,17 +365,18 @@ fn next_attention(attachment: &Attachment) -> Option<UnitAttention> {
     }
 }
 
-/// What the unit's state lets a nexus do now, whichever command does it: copies ask it, for each
-/// unit that they read and write.
-#[allow(dead_code)]
+/// What a nexus may do with a unit now, whichever command does it: copies ask it, for each unit that
+/// they read and write.
 pub(crate) fn admit_access(
     flags: Flags,
+    access: Access,
     unit: &LogicalUnit,
-    nexus: NexusId,
+    nexus: &Nexus,
 ) -> Result<(), Refusal> {
-    if !flags.contains(unit.needed_by(nexus)) {
+    if !flags.contains(unit.needed_by(nexus.id)) {
         return Err(Refusal::ReservationConflict);
     }
+    nexus.target_port.check(access)?;
     admit_state(flags, unit)
 }
 

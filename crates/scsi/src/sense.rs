@@ -69,6 +69,12 @@ additional_sense! {
     LOGICAL_UNIT_NOT_READY_SANITIZE_IN_PROGRESS = 0x041b;
     /// WRITE ERROR.
     WRITE_ERROR = 0x0c00;
+    /// OPERATION IN PROGRESS.
+    OPERATION_IN_PROGRESS = 0x0016;
+    /// UNREACHABLE COPY TARGET.
+    UNREACHABLE_COPY_TARGET = 0x0804;
+    /// THIRD PARTY DEVICE FAILURE.
+    THIRD_PARTY_DEVICE_FAILURE = 0x0d01;
     /// COPY TARGET DEVICE NOT REACHABLE.
     COPY_TARGET_DEVICE_NOT_REACHABLE = 0x0d02;
     /// INCORRECT COPY TARGET DEVICE TYPE.
@@ -307,6 +313,27 @@ impl Sense {
     pub const fn invalid_bit_in_parameter_list(byte: u16, bit: u8) -> Self {
         let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
         sense.at(FieldPointer { byte, bit: Some(bit), in_cdb: false })
+    }
+
+    /// What is in the parameter list from `byte`, with a code that says more than that it is
+    /// invalid.
+    pub const fn in_parameter_list(additional: AdditionalSense, byte: u16) -> Self {
+        Self::illegal_request(additional).at(FieldPointer { byte, bit: None, in_cdb: false })
+    }
+
+    /// A copy failed in a segment, because of what its parameter list has from `byte` if anything
+    /// there is to blame (SPC-4 5.17.7.4).
+    pub const fn copy_aborted(
+        additional: AdditionalSense,
+        segment: u16,
+        byte: Option<u16>,
+    ) -> Self {
+        let sense = Self::new(SenseKey::CopyAborted, additional);
+        let sense = sense.with_command_specific(segment as u64);
+        match byte {
+            Some(byte) => sense.at(FieldPointer { byte, bit: None, in_cdb: false }),
+            None => sense,
+        }
     }
 
     /// The parameter list ends within one of its structures.

@@ -1,9 +1,12 @@
 //! The device server from outside: commands in, completions out.
 
 mod block;
+mod copy;
+mod copy_model;
 mod maintenance;
 mod mode;
 mod multimedia;
+mod offload;
 mod persistent_reservation;
 mod primary;
 mod properties;

@@ -105,16 +105,16 @@ fn check_inquiry(fields: &wire::Inquiry) -> Result<bool, Sense> {
 }
 
 fn of_unit(task: &Task<'_>) -> StandardInquiry {
-    let command_set = match task.unit.device_type() {
-        DeviceType::Disk => page::DESCRIPTOR_SBC_3,
-        DeviceType::Cd => page::DESCRIPTOR_MMC_6,
+    let (command_set, copies) = match task.unit.device_type() {
+        DeviceType::Disk => (page::DESCRIPTOR_SBC_3, page::THIRD_PARTY_COPY),
+        DeviceType::Cd => (page::DESCRIPTOR_MMC_6, 0),
     };
     let has_several_ports = task.nexus.device.target_port_groups().all().len() > 1;
     let protect = if task.unit.protected().is_some() { page::FLAGS_5_PROTECT } else { 0 };
     StandardInquiry {
         // With one group, too: it has a state, both commands and its initiators are told of changes,
         // and multipath managers take the unit's paths for ones of this kind.
-        flags_5: page::TPGS_BOTH | protect,
+        flags_5: page::TPGS_BOTH | copies | protect,
         flags_6: if has_several_ports { page::MULTIP } else { 0 },
         removable: if task.unit.medium().is_removable() { page::REMOVABLE } else { 0 },
         ..standard_inquiry(task.peripheral(), command_set, task.unit.identity())

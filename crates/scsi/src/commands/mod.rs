@@ -24,6 +24,8 @@ pub(crate) mod timestamp;
 pub(crate) mod verify;
 mod vital_product_data;
 
+pub(crate) use vital_product_data::unit_designators;
+
 use crate::attention::Attentions;
 use crate::nexus::{Attachment, Nexus};
 use crate::{Cdb, Command, Completion, LogicalUnit, Lun, Sense};
@@ -118,7 +120,7 @@ impl<'a> Task<'a> {
 }
 
 /// GOOD with parameter data, cut to the allocation length.
-fn parameter_data(bytes: &[u8], allocation_length: usize) -> Completion {
+pub(crate) fn parameter_data(bytes: &[u8], allocation_length: usize) -> Completion {
     let length = bytes.len().min(allocation_length);
     Completion::data(Data::Buffer(Buffer::copy_of(&bytes[..length])))
 }

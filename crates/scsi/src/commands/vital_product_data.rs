@@ -2,9 +2,10 @@
 
 use super::inquiry::padded;
 use super::{Task, provisioning};
+use crate::copy::page::third_party_copy;
 use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::thresholds;
-use crate::{DeviceType, LogicalUnit, ProtectionType, Sense};
+use crate::{DeviceType, Identity, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
@@ -33,6 +34,7 @@ static PAGES: &[Page] = &[
     row(page::PAGE_EXTENDED_INQUIRY, extended_inquiry, always),
     row(page::PAGE_MODE_PAGE_POLICY, mode_page_policy, always),
     row(page::PAGE_SCSI_PORTS, scsi_ports, always),
+    row(page::PAGE_THIRD_PARTY_COPY, |task| third_party_copy(task.unit), is_disk),
     row(page::PAGE_BLOCK_LIMITS, block_limits, is_disk),
     row(page::PAGE_BLOCK_DEVICE_CHARACTERISTICS, block_device_characteristics, is_disk),
     row(page::PAGE_LOGICAL_BLOCK_PROVISIONING, logical_block_provisioning, is_disk),
@@ -200,18 +202,10 @@ const SCSI_NAME_STRING: u8 = 8;
 
 fn device_identification(task: &Task<'_>) -> Vec<u8> {
     let (identity, nexus) = (task.unit.identity(), task.nexus);
-    let vendor_id = [&padded::<8>(&identity.vendor)[..], identity.serial.as_bytes()].concat();
     let number = |number: u16| {
         page::NumberDesignator { reserved: [0; 2], number: number.into() }.as_bytes().to_vec()
     };
     let designators = [
-        (BINARY, OF_LOGICAL_UNIT | NAA, identity.naa.to_be_bytes().to_vec()),
-        (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, vendor_id),
-        (
-            UTF_8,
-            OF_LOGICAL_UNIT | SCSI_NAME_STRING,
-            name_string(&format!("naa.{:016X}", identity.naa)),
-        ),
         (ISCSI | BINARY, OF_TARGET_PORT | RELATIVE_TARGET_PORT, number(nexus.relative_target_port)),
         (ISCSI | BINARY, OF_TARGET_PORT | TARGET_PORT_GROUP, number(nexus.target_port.number)),
         (
@@ -221,11 +215,24 @@ fn device_identification(task: &Task<'_>) -> Vec<u8> {
         ),
         (ISCSI | UTF_8, OF_TARGET_DEVICE | SCSI_NAME_STRING, name_string(nexus.device.name())),
     ];
-    designators
+    let of_unit = unit_designators(identity);
+    of_unit
         .iter()
+        .chain(&designators)
         .map(|(set, kind, bytes)| designation(*set, *kind, bytes))
         .collect::<Vec<_>>()
         .concat()
+}
+
+/// What names the unit whichever way leads to it: CODE SET, DESIGNATOR TYPE and DESIGNATOR of each.
+pub(crate) fn unit_designators(identity: &Identity) -> [(u8, u8, Vec<u8>); 3] {
+    let vendor_id = [&padded::<8>(&identity.vendor)[..], identity.serial.as_bytes()].concat();
+    let name = name_string(&format!("naa.{:016X}", identity.naa));
+    [
+        (BINARY, OF_LOGICAL_UNIT | NAA, identity.naa.to_be_bytes().to_vec()),
+        (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, vendor_id),
+        (UTF_8, OF_LOGICAL_UNIT | SCSI_NAME_STRING, name),
+    ]
 }
 
 fn designation(code_set: u8, designator_type: u8, designator: &[u8]) -> Vec<u8> {

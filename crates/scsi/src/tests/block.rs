@@ -388,7 +388,8 @@ fn a_read_only_store_refuses_every_writing_command() {
     for row in crate::command_table::TABLE {
         let writes = row.flags.contains(crate::command_table::Flags::WRITES);
         if writes && row.is_supported_by(&fixture.unit) {
-            let completion = fixture.run(&[row.operation_code], &[]);
+            let action = row.service_action.map_or(0, |action| action as u8);
+            let completion = fixture.run(&[row.operation_code, action], &[]);
             assert_eq!(additional(&completion), Some(0x2700), "{row:?}");
         }
     }

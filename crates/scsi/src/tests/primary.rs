@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn inquiry(fixture: &mut Fixture, evpd: u8, page: u8) -> Vec<u8> {
-    bytes(fixture.run(&[0x12, evpd, page, 1, 0, 0], &[]))
+    bytes(fixture.run(&[0x12, evpd, page, 4, 0, 0], &[]))
 }
 
 #[test]
@@ -17,7 +17,7 @@ fn spc4_6_6_2_standard_inquiry_is_96_bytes_and_claims_its_standards() {
     let mut fixture = Fixture::new();
     let data = inquiry(&mut fixture, 0, 0);
     assert_eq!(data.len(), 96);
-    assert_eq!(data[..8], [0, 0, 6, 0x32, 91, 0x30, 0, 2]);
+    assert_eq!(data[..8], [0, 0, 6, 0x32, 91, 0x38, 0, 2]);
     assert_eq!(&data[8..36], b"SARSEN  VOLUME          0001");
     assert_eq!(data[58..68], [0x00, 0xa0, 0x04, 0x60, 0x04, 0xc0, 0x09, 0x60, 0, 0]);
     assert_eq!(bytes(fixture.run(&[0x12, 0, 0, 0, 5, 0], &[])).len(), 5);
@@ -28,7 +28,7 @@ fn spc4_6_6_2_standard_inquiry_is_96_bytes_and_claims_its_standards() {
 fn spc4_7_8_every_listed_vpd_page_is_there_and_as_long_as_it_says() {
     let mut fixture = Fixture::new();
     let list = inquiry(&mut fixture, 1, 0);
-    assert_eq!(list[4..], [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0xb0, 0xb1, 0xb2]);
+    assert_eq!(list[4..], [0x00, 0x80, 0x83, 0x86, 0x87, 0x88, 0x8f, 0xb0, 0xb1, 0xb2]);
     for &page in &list[4..] {
         let data = inquiry(&mut fixture, 1, page);
         assert_eq!(data[1], page);

@@ -334,7 +334,7 @@ fn spc4_7_8_a_nexus_sees_its_own_port_and_all_ports() {
     let mut paths = Paths::new();
     let page = |nexus: &mut NexusHandle, page| bytes(run(nexus, &[0x12, 1, page, 1, 0, 0], &[]));
     let standard = bytes(run(&mut paths.two, &[0x12, 0, 0, 0, 96, 0], &[]));
-    assert_eq!(standard[5..7], [0x30, 0x10], "TPGS and MULTIP");
+    assert_eq!(standard[5..7], [0x38, 0x10], "TPGS, 3PC and MULTIP");
     for (nexus, number) in [(&mut paths.one, 1), (&mut paths.two, 2)] {
         let data = page(nexus, 0x83);
         let named = |kind: u8| [0x51, 0x80 | kind, 0, 4, 0, 0, 0, number];

@@ -106,6 +106,8 @@ layout! {
 pub const CSCD_IDENTIFICATION: u8 = 0xe4;
 /// PERIPHERAL DEVICE TYPE beside LU ID TYPE and NUL.
 pub const CSCD_DEVICE_TYPE: u8 = 0x1f;
+/// DESIGNATOR TYPE of a SCSI name string.
+pub const DESIGNATOR_SCSI_NAME: u8 = 0x08;
 /// PAD in the device type specific parameters.
 pub const CSCD_PAD: u8 = 0x04;
 /// A CSCD DESCRIPTOR ID that names the unit that the command was addressed to.

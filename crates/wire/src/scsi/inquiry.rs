@@ -8,6 +8,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const PERIPHERAL_NONE: u8 = 0x7f;
 /// PERIPHERAL QUALIFIER 001b: there is a unit, and it cannot be reached by this way now.
 pub const PERIPHERAL_NOT_CONNECTED: u8 = 0x20;
+/// 3PC: there is a copy manager.
+pub const THIRD_PARTY_COPY: u8 = 0x08;
 /// TPGS: implicit and explicit asymmetric logical unit access.
 pub const TPGS_BOTH: u8 = 0x30;
 /// MULTIP: the target device has several ports.

@@ -1,0 +1,230 @@
+//! Copy operations that have a list identifier: how far each is, how it ended, and a way to end it
+//! early (SPC-4 5.17.4).
+
+use super::MAXIMUM_OPERATIONS;
+use crate::logical_unit::NexusId;
+use crate::{AdditionalSense, Sense, SenseKey};
+use sarsen_wire::scsi::copy::RodToken;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// LIST IDENTIFIER: the two kinds do not meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListId {
+    /// One byte, of EXTENDED COPY(LID1).
+    Short(u8),
+    /// Four bytes, of the token commands.
+    Long(u32),
+}
+
+/// Where an operation is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Its command is not answered yet.
+    Foreground,
+    /// Its command was answered, it goes on.
+    Background,
+    /// It ended well.
+    Completed,
+    /// It ended with this.
+    Failed(Sense),
+    /// It was ended from outside.
+    Terminated,
+}
+
+impl Phase {
+    pub(super) const fn is_over(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed(_) | Self::Terminated)
+    }
+}
+
+/// One operation. Shared by who carries it out and who asks about it.
+pub(super) struct Operation {
+    pub(super) service_action: u8,
+    phase: Mutex<Phase>,
+    token: Mutex<Option<Box<RodToken>>>,
+    bytes: AtomicU64,
+    pieces: AtomicU16,
+    segments: AtomicU16,
+    is_aborted: AtomicBool,
+}
+
+impl Operation {
+    fn new(service_action: u8) -> Arc<Self> {
+        Arc::new(Self {
+            service_action,
+            phase: Mutex::new(Phase::Foreground),
+            token: Mutex::default(),
+            bytes: AtomicU64::new(0),
+            pieces: AtomicU16::new(0),
+            segments: AtomicU16::new(0),
+            is_aborted: AtomicBool::new(false),
+        })
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        *lock(&self.phase)
+    }
+
+    /// Bytes that are written, without a gap.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn moved(&self, bytes: u64) {
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.pieces.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Pieces that were copied; the counter wraps (SPC-4 6.21).
+    pub(super) fn pieces(&self) -> u16 {
+        self.pieces.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn segments(&self) -> u16 {
+        self.segments.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn segment_done(&self) {
+        self.segments.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn token(&self) -> Option<Box<RodToken>> {
+        lock(&self.token).clone()
+    }
+
+    pub(super) fn give_token(&self, token: RodToken) {
+        *lock(&self.token) = Some(Box::new(token));
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.is_aborted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn abort(&self) {
+        self.is_aborted.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Held by who carries an operation out: dropped before its end, the operation was terminated.
+pub(super) struct Running(Arc<Operation>);
+
+impl Running {
+    /// The command is answered now and the operation goes on.
+    pub(super) fn goes_on_in_background(&self) {
+        *lock(&self.0.phase) = Phase::Background;
+    }
+
+    /// How it ended.
+    pub(super) fn finish(self, result: &Result<(), Sense>) {
+        let phase = match result {
+            Ok(()) => Phase::Completed,
+            Err(_) if self.0.is_aborted() => Phase::Terminated,
+            Err(sense) => Phase::Failed(*sense),
+        };
+        *lock(&self.0.phase) = phase;
+    }
+}
+
+impl std::ops::Deref for Running {
+    type Target = Operation;
+    fn deref(&self) -> &Operation {
+        &self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut phase = lock(&self.0.phase);
+        if !phase.is_over() {
+            *phase = Phase::Terminated;
+        }
+    }
+}
+
+struct Entry {
+    nexus: NexusId,
+    id: ListId,
+    /// What is known of it is kept after its end.
+    is_kept: bool,
+    operation: Arc<Operation>,
+}
+
+impl Entry {
+    fn is_forgotten(&self) -> bool {
+        !self.is_kept && self.operation.phase().is_over()
+    }
+}
+
+/// The operations that commands to one unit began.
+#[derive(Default)]
+pub(crate) struct Operations(Mutex<Vec<Entry>>);
+
+impl Operations {
+    /// Begins an operation. One with an identifier replaces what is known of that identifier;
+    /// an identifier whose operation is under way is refused.
+    pub(super) fn begin(
+        &self,
+        nexus: NexusId,
+        id: Option<ListId>,
+        is_kept: bool,
+        service_action: u8,
+    ) -> Result<Running, Sense> {
+        let operation = Operation::new(service_action);
+        let Some(id) = id else { return Ok(Running(operation)) };
+        let mut entries = lock(&self.0);
+        entries.retain(|entry| !entry.is_forgotten());
+        let is_same = |entry: &Entry| entry.nexus == nexus && entry.id == id;
+        if entries.iter().any(|entry| is_same(entry) && !entry.operation.phase().is_over()) {
+            let code = AdditionalSense::OPERATION_IN_PROGRESS;
+            return Err(Sense::new(SenseKey::IllegalRequest, code));
+        }
+        entries.retain(|entry| !is_same(entry));
+        if entries.iter().filter(|entry| entry.nexus == nexus).count() >= MAXIMUM_OPERATIONS {
+            let oldest = entries
+                .iter()
+                .position(|entry| entry.nexus == nexus && entry.operation.phase().is_over());
+            let Some(oldest) = oldest else {
+                let code = AdditionalSense::INSUFFICIENT_RESOURCES;
+                return Err(Sense::new(SenseKey::IllegalRequest, code));
+            };
+            entries.remove(oldest);
+        }
+        entries.push(Entry { nexus, id, is_kept, operation: operation.clone() });
+        Ok(Running(operation))
+    }
+
+    /// What is known of an identifier.
+    pub(super) fn find(&self, nexus: NexusId, id: ListId) -> Option<Arc<Operation>> {
+        let entries = lock(&self.0);
+        let mut known = entries.iter().filter(|entry| !entry.is_forgotten());
+        let entry = known.find(|entry| entry.nexus == nexus && entry.id == id)?;
+        Some(entry.operation.clone())
+    }
+
+    /// Forgets an operation.
+    pub(super) fn forget(&self, operation: &Arc<Operation>) {
+        lock(&self.0).retain(|entry| !Arc::ptr_eq(&entry.operation, operation));
+    }
+
+    /// I_T nexus loss: its operations end, and nobody can ask about them.
+    pub(crate) fn end_of(&self, nexus: NexusId) {
+        lock(&self.0).retain(|entry| {
+            if entry.nexus == nexus {
+                entry.operation.abort();
+            }
+            entry.nexus != nexus
+        });
+    }
+
+    /// Logical unit reset: all end.
+    pub(crate) fn end_all(&self) {
+        for entry in lock(&self.0).drain(..) {
+            entry.operation.abort();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

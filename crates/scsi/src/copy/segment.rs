@@ -1,0 +1,301 @@
+//! One segment of EXTENDED COPY (SPC-4 6.4.6): which bytes go where, and what is said when they
+//! cannot.
+
+use super::MAXIMUM_SEGMENT_BYTES;
+use super::operation::Operation;
+use super::parameters::{Action, Cscd, Parameters, Segment};
+use super::reach::{Barrier, Reached, Requester};
+use super::transfer::{Failure, Fault, Source, Supervisor, Transfer, begins_within};
+use crate::command_table::{Flags, READS, WRITES};
+use crate::commands::unit_designators;
+use crate::{AdditionalSense, LogicalUnit};
+use sarsen_block::Extent;
+use sarsen_wire::scsi::copy::{
+    self as wire, BlockToBlock, BlockToBlockWithOffset, IdentificationCscd, SegmentHeader,
+    VerifyCscd,
+};
+use std::mem::offset_of;
+
+/// Why a segment could not be carried out, and which byte of the list is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) additional: AdditionalSense,
+    pub(super) byte: Option<u16>,
+}
+
+impl Trouble {
+    const fn at(additional: AdditionalSense, byte: u16) -> Self {
+        Self { additional, byte: Some(byte) }
+    }
+}
+
+/// A unit that a segment names.
+struct Party<'a> {
+    reached: Reached,
+    /// Its descriptor; none for the unit that the command was addressed to.
+    cscd: Option<&'a Cscd>,
+}
+
+impl Party<'_> {
+    fn unit(&self) -> &LogicalUnit {
+        &self.reached.unit
+    }
+
+    fn pads(&self) -> bool {
+        self.cscd.is_some_and(|cscd| cscd.descriptor.flags & wire::CSCD_PAD != 0)
+    }
+
+    fn trouble(&self, fault: &Fault) -> Trouble {
+        let additional = match fault {
+            Fault::Barrier(Barrier::Unreachable) => {
+                AdditionalSense::COPY_TARGET_DEVICE_NOT_REACHABLE
+            }
+            Fault::Barrier(Barrier::ReservationConflict | Barrier::State(_)) | Fault::Block(_) => {
+                AdditionalSense::THIRD_PARTY_DEVICE_FAILURE
+            }
+        };
+        Trouble { additional, byte: self.cscd.map(|cscd| cscd.offset) }
+    }
+}
+
+/// Bytes of a segment, in bytes from the start of each unit.
+struct Span {
+    source_offset: u64,
+    destination_offset: u64,
+    byte_count: u64,
+    pads: bool,
+}
+
+/// What a segment works with.
+pub(super) struct Context<'a> {
+    pub(super) parameters: &'a Parameters,
+    pub(super) requester: &'a Requester,
+    pub(super) operation: &'a Operation,
+}
+
+impl<'a> Context<'a> {
+    pub(super) async fn carry_out(&self, segment: &Segment) -> Result<(), Trouble> {
+        // The fields of a segment are counted from its header.
+        let body = segment.offset + size_of::<SegmentHeader>() as u16;
+        match &segment.action {
+            Action::Copy(copy) => self.copy(copy, segment.flags, body).await,
+            Action::CopyWithOffset(copy) => self.copy_with_offset(copy, body).await,
+            Action::Verify(verify) => {
+                let party = self.party(
+                    verify.source.get(),
+                    READS,
+                    body + offset_of!(VerifyCscd, source) as u16,
+                )?;
+                if verify.flags & wire::SEGMENT_TUR == 0 {
+                    return Ok(());
+                }
+                let admitted = party.reached.admit(READS);
+                admitted.map_err(|barrier| party.trouble(&Fault::Barrier(barrier)))
+            }
+        }
+    }
+
+    async fn copy(&self, copy: &BlockToBlock, flags: u8, body: u16) -> Result<(), Trouble> {
+        let field = |offset: usize| body + offset as u16;
+        let source =
+            self.party(copy.source.get(), READS, field(offset_of!(BlockToBlock, source)))?;
+        let destination = self.party(
+            copy.destination.get(),
+            WRITES,
+            field(offset_of!(BlockToBlock, destination)),
+        )?;
+        let lengths = (block(source.unit()), block(destination.unit()));
+        let count = u64::from(copy.block_count.get());
+        let byte_count = match flags & wire::SEGMENT_DC {
+            0 => count * lengths.0,
+            _ => count * lengths.1,
+        };
+        let source_blocks = byte_count.div_ceil(lengths.0);
+        check_range(
+            source.unit(),
+            Extent::new(copy.source_lba.get(), source_blocks),
+            field(offset_of!(BlockToBlock, source_lba)),
+        )?;
+        let is_exact = byte_count.is_multiple_of(lengths.0) && byte_count.is_multiple_of(lengths.1);
+        if !is_exact && (flags & wire::SEGMENT_CAT != 0 || !source.pads() && !destination.pads()) {
+            // SPC-4 5.17.7.3: nothing is carried over to the next segment here.
+            let code = AdditionalSense::UNEXPECTED_INEXACT_SEGMENT;
+            return Err(Trouble::at(code, body - size_of::<SegmentHeader>() as u16));
+        }
+        let pads = !is_exact && destination.pads();
+        let byte_count = if pads { byte_count } else { byte_count - byte_count % lengths.1 };
+        check_range(
+            destination.unit(),
+            Extent::new(copy.destination_lba.get(), byte_count.div_ceil(lengths.1)),
+            field(offset_of!(BlockToBlock, destination_lba)),
+        )?;
+        let span = Span {
+            source_offset: copy.source_lba.get() * lengths.0,
+            destination_offset: copy.destination_lba.get() * lengths.1,
+            byte_count,
+            pads,
+        };
+        self.transfer(&source, &destination, span).await
+    }
+
+    async fn copy_with_offset(
+        &self,
+        copy: &BlockToBlockWithOffset,
+        body: u16,
+    ) -> Result<(), Trouble> {
+        let field = |offset: usize| body + offset as u16;
+        let source = self.party(
+            copy.source.get(),
+            READS,
+            field(offset_of!(BlockToBlockWithOffset, source)),
+        )?;
+        let destination = self.party(
+            copy.destination.get(),
+            WRITES,
+            field(offset_of!(BlockToBlockWithOffset, destination)),
+        )?;
+        let byte_count = u64::from(copy.byte_count.get());
+        if byte_count > MAXIMUM_SEGMENT_BYTES {
+            let byte = field(offset_of!(BlockToBlockWithOffset, byte_count));
+            return Err(Trouble::at(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST, byte));
+        }
+        // SPC-4 6.4.6.12: an offset lies within the first block.
+        let place = |unit: &LogicalUnit, lba: u64, offset: u16, lba_field, offset_field| {
+            let length = block(unit);
+            let offset = u64::from(offset);
+            if offset >= length {
+                let code = AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST;
+                return Err(Trouble::at(code, field(offset_field)));
+            }
+            let blocks = (offset + byte_count).div_ceil(length);
+            check_range(unit, Extent::new(lba, blocks), field(lba_field))?;
+            Ok(lba * length + offset)
+        };
+        let span = Span {
+            source_offset: place(
+                source.unit(),
+                copy.source_lba.get(),
+                copy.source_offset.get(),
+                offset_of!(BlockToBlockWithOffset, source_lba),
+                offset_of!(BlockToBlockWithOffset, source_offset),
+            )?,
+            destination_offset: place(
+                destination.unit(),
+                copy.destination_lba.get(),
+                copy.destination_offset.get(),
+                offset_of!(BlockToBlockWithOffset, destination_lba),
+                offset_of!(BlockToBlockWithOffset, destination_offset),
+            )?,
+            byte_count,
+            pads: false,
+        };
+        self.transfer(&source, &destination, span).await
+    }
+
+    async fn transfer(
+        &self,
+        source: &Party<'_>,
+        destination: &Party<'_>,
+        span: Span,
+    ) -> Result<(), Trouble> {
+        let supervisor = Supervisor {
+            operation: self.operation,
+            pieces: self.requester.array.pieces(),
+            source: Some(&source.reached),
+            token: None,
+            destination: &destination.reached,
+        };
+        let whole = [Extent::new(0, source.unit().geometry().block_count)];
+        let transfer = Transfer {
+            source: Source { unit: source.unit(), extents: &whole },
+            source_offset: span.source_offset,
+            destination: destination.unit(),
+            destination_offset: span.destination_offset,
+            byte_count: span.byte_count,
+            pads: span.pads,
+        };
+        let is_backward = begins_within(
+            (&source.reached.unit, span.source_offset),
+            (&destination.reached.unit, span.destination_offset),
+            span.byte_count,
+        );
+        let result = async {
+            supervisor.before_piece()?;
+            match is_backward {
+                true => transfer.run_backward(&supervisor).await,
+                false => transfer.run(&supervisor).await,
+            }
+        };
+        result.await.map_err(|failure| match failure {
+            Failure::Source(fault) => source.trouble(&fault),
+            Failure::Destination(fault) => destination.trouble(&fault),
+            Failure::Token(_) | Failure::Aborted => {
+                Trouble { additional: AdditionalSense::NONE, byte: None }
+            }
+        })
+    }
+
+    /// The unit that a CSCD DESCRIPTOR ID names, for what `flags` say; `field` is where the
+    /// identifier is.
+    fn party(&self, id: u16, flags: Flags, field: u16) -> Result<Party<'a>, Trouble> {
+        if id == wire::CSCD_ID_THIS_UNIT {
+            return Ok(Party { reached: self.requester.this_unit(), cscd: None });
+        }
+        let Some(cscd) = self.parameters.cscds.get(usize::from(id)) else {
+            return Err(Trouble::at(AdditionalSense::UNREACHABLE_COPY_TARGET, field));
+        };
+        let is_named = |unit: &LogicalUnit| names(&cscd.descriptor, unit);
+        let Some(reached) = self.requester.find(is_named, flags) else {
+            let code = AdditionalSense::COPY_TARGET_DEVICE_NOT_REACHABLE;
+            return Err(Trouble::at(code, cscd.offset));
+        };
+        let unit = &reached.unit;
+        let device_type = cscd.descriptor.device_type & wire::CSCD_DEVICE_TYPE;
+        if device_type != unit.device_type() as u8 {
+            let byte = cscd.offset + offset_of!(IdentificationCscd, device_type) as u16;
+            return Err(Trouble::at(AdditionalSense::INCORRECT_COPY_TARGET_DEVICE_TYPE, byte));
+        }
+        let [high, middle, low] = cscd.descriptor.block_length;
+        let block_length = u64::from(u32::from_be_bytes([0, high, middle, low]));
+        if block_length != 0 && block_length != block(unit) {
+            let byte = cscd.offset + offset_of!(IdentificationCscd, block_length) as u16;
+            return Err(Trouble::at(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST, byte));
+        }
+        Ok(Party { reached, cscd: Some(cscd) })
+    }
+}
+
+/// Bytes of a unit's block.
+fn block(unit: &LogicalUnit) -> u64 {
+    unit.byte_count(1) as u64
+}
+
+/// Blocks that a segment names lie within the unit.
+fn check_range(unit: &LogicalUnit, extent: Extent, byte: u16) -> Result<(), Trouble> {
+    match extent.fits(unit.geometry().block_count) {
+        true => Ok(()),
+        false => Err(Trouble::at(AdditionalSense::NONE, byte)),
+    }
+}
+
+/// Whether a descriptor names a unit by one of the designators that the unit shows.
+fn names(descriptor: &IdentificationCscd, unit: &LogicalUnit) -> bool {
+    let length = usize::from(descriptor.designator_length);
+    let Some(designator) = descriptor.designator.get(..length) else { return false };
+    // The zeroes that end a SCSI name string may have found no room.
+    let is_same = |shown: &[u8], is_text: bool| match is_text {
+        true => trimmed(shown).eq_ignore_ascii_case(trimmed(designator)),
+        false => shown == designator,
+    };
+    unit_designators(unit.identity()).iter().any(|(code_set, designator_type, shown)| {
+        // ASSOCIATION is 0 in both: a logical unit.
+        descriptor.designator_type & 0x3f == *designator_type
+            && descriptor.code_set & 0x0f == *code_set
+            && is_same(shown, *designator_type == wire::DESIGNATOR_SCSI_NAME)
+    })
+}
+
+fn trimmed(text: &[u8]) -> &[u8] {
+    let end = text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+    &text[..end]
+}
