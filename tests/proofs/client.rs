@@ -19,7 +19,7 @@ use sarsen_wire::iscsi::pdu::IMMEDIATE;
 use sarsen_wire::iscsi::{
     AsyncEvent, AsyncMessage, BasicHeader, DataIn, Isid, LoginRequest, LoginResponse, LoginStatus,
     LogoutRequest, NopOut, Opcode, RawHeader, ScsiCommand, ScsiResponse, TaskManagementFunction,
-    TaskManagementRequest, TaskManagementResponse, TaskManagementResponsePdu, U24,
+    TaskManagementRequest, TaskManagementResponse, TaskManagementResponsePdu, U24, ahs,
 };
 
 /// Nothing that is waited for here takes so long in order.
@@ -166,7 +166,7 @@ impl Wire {
         self.next_tag
     }
 
-    /// Sends a command with its data and gives its tag.
+    /// Sends a command, whose CDB may be long, with its data and gives its tag.
     pub(crate) fn command(
         &mut self,
         cdb: &[u8],
@@ -181,9 +181,10 @@ impl Wire {
         command.expected_data_transfer_length = expected.into();
         command.cmd_sn = self.cmd_sn.into();
         command.exp_stat_sn = self.exp_stat_sn.into();
-        command.cdb[..cdb.len()].copy_from_slice(cdb);
+        let (head, extension) = cdb.split_at(cdb.len().min(16));
+        command.cdb[..head.len()].copy_from_slice(head);
         self.cmd_sn = self.cmd_sn.wrapping_add(1);
-        self.send(command, data)?;
+        self.stream.write_all(&encode_long(command, extension, data))?;
         Ok(tag)
     }
 
@@ -352,10 +353,22 @@ pub(crate) fn login_request(isid: [u8; 6]) -> LoginRequest {
 
 /// A PDU as it goes over the wire.
 pub(crate) fn encode(header: impl Into<RawHeader>, data: &[u8]) -> Vec<u8> {
+    encode_long(header, &[], data)
+}
+
+/// The same with the rest of a CDB that is too long for the header (RFC 7143 §11.2.2.3).
+fn encode_long(header: impl Into<RawHeader>, extension: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut segment = Vec::new();
+    if !extension.is_empty() {
+        segment.extend((extension.len() as u16 + 1).to_be_bytes());
+        segment.extend([ahs::EXTENDED_CDB, 0]);
+        segment.extend_from_slice(extension);
+        segment.resize(segment.len().next_multiple_of(4), 0);
+    }
     let mut basic = BasicHeader::from(header.into());
+    basic.total_ahs_length = (segment.len() / 4) as u8;
     basic.data_segment_length = U24::new(data.len() as u32);
-    let mut bytes = RawHeader::from(basic).0.to_vec();
-    bytes.extend_from_slice(data);
+    let mut bytes = [&RawHeader::from(basic).0[..], &segment, data].concat();
     bytes.resize(bytes.len().next_multiple_of(4), 0);
     bytes
 }

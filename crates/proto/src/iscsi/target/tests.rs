@@ -11,6 +11,8 @@ use sarsen_wire::iscsi::{
     ScsiResponse, TaskManagementRequest, TaskManagementResponsePdu, TextRequest, TextResponse, U24,
 };
 
+use sarsen_wire::iscsi::ahs;
+
 use super::*;
 use crate::iscsi::Framer;
 
@@ -165,6 +167,24 @@ impl Script {
         command.cmd_sn = self.cmd_sn.into();
         self.cmd_sn += 1;
         self.send(command, data).expect("the session goes on");
+    }
+
+    /// A command whose CDB goes on in an additional header segment.
+    fn long_command(&mut self, tag: u32, cmd_sn: u32, head: [u8; 16], extension: &[u8]) {
+        let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
+        command.flags = FINAL;
+        command.initiator_task_tag = tag.into();
+        command.cmd_sn = cmd_sn.into();
+        command.cdb = head;
+        let mut segment = (extension.len() as u16 + 1).to_be_bytes().to_vec();
+        segment.extend([ahs::EXTENDED_CDB, 0]);
+        segment.extend_from_slice(extension);
+        segment.resize(segment.len().next_multiple_of(4), 0);
+        let mut basic = BasicHeader::from(RawHeader::from(command));
+        basic.total_ahs_length = (segment.len() / 4) as u8;
+        let bytes = [&RawHeader::from(basic).0[..], &segment].concat();
+        let handled = self.connection.handle_input(&bytes, self.now, &mut self.world);
+        handled.expect("the session goes on");
     }
 
     fn data_out(
@@ -885,5 +905,20 @@ proptest! {
             }
             script.collect();
         }
+    }
+}
+
+#[test]
+fn rfc7143_11_2_2_3_a_cdb_of_32_bytes_arrives_whole_and_in_its_turn() {
+    let mut script = Script::established("");
+    let (head, extension) = ([0x7f; 16], [0x5a; 16]);
+    let first = script.cmd_sn;
+    // The second one comes first and is held.
+    script.long_command(11, first + 1, head, &extension);
+    assert!(script.connection.poll_event().is_none());
+    script.long_command(10, first, head, &extension[..4]);
+    for extension in [&extension[..4], &extension] {
+        let command = script.next_command();
+        assert_eq!((command.cdb.head, command.cdb.extension.as_deref()), (head, Some(extension)));
     }
 }
