@@ -59,7 +59,7 @@ async fn ask(session: &Session, cdb: &[u8], data: Option<&[u8]>) -> Result<Compl
             return Ok(completion);
         }
         let sense = sarsen_initiator::Sense::parse(&completion.sense).context("sense data")?;
-        ensure!(sense.key == sarsen_initiator::SenseKey::UNIT_ATTENTION, "{cdb:x?}: {sense:?}");
+        ensure!(sense.key == sarsen_initiator::SenseKey::UnitAttention, "{cdb:x?}: {sense:?}");
     }
 }
 
@@ -79,7 +79,7 @@ async fn reserve_out(
 async fn reserve_in(session: &Session, action: u8) -> Result<Vec<u8>> {
     let completion = ask(session, &[0x5e, action, 0, 0, 0, 0, 0, 0x10, 0, 0], None).await?;
     ensure!(completion.status == GOOD, "PERSISTENT RESERVE IN ended with {}", completion.status);
-    Ok(completion.data.to_vec())
+    Ok(completion.data.context("data")?.to_vec())
 }
 
 async fn keys(session: &Session) -> Result<Vec<u64>> {
