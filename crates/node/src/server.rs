@@ -350,3 +350,50 @@ fn device_type(volume: &VolumeConfig) -> DeviceType {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use sarsen_io::cores::block_on;
+
+    use super::*;
+    use crate::config::{parse_portal, parse_volume};
+
+    #[test]
+    fn spc4_5_15_portal_groups_are_ports_whose_access_can_be_set() {
+        let target = TargetConfig {
+            name: "iqn.2026-11.test:t".into(),
+            alias: None,
+            luns: vec!["a".into()],
+            access: BTreeMap::from([(9, AccessState::Standby)]),
+            preferred: None,
+        };
+        let config = Config {
+            listen: ["127.0.0.1:0", "127.0.0.1:0,9", "127.0.0.1:0,9"]
+                .map(|text| parse_portal(text).expect("a portal"))
+                .to_vec(),
+            cores: NonZeroUsize::new(1),
+            volumes: vec![parse_volume("a=ram:1MiB").expect("a volume")],
+            targets: vec![target],
+            ..Config::default()
+        };
+        let server = Server::start(config.finish().expect("valid")).expect("it starts");
+        let portals = server.portals();
+        assert_eq!(portals.iter().map(|portal| portal.group).collect::<Vec<_>>(), [1, 9, 9]);
+        assert!(portals.iter().all(|portal| portal.address.port() != 0), "ports were taken");
+        let name = "iqn.2026-11.test:t";
+        let device = server.target_device(name).expect("the target");
+        let states = || [1, 9].map(|group| device.access_state(group));
+        assert_eq!(states(), [Some(AccessState::Optimized), Some(AccessState::Standby)]);
+        server.set_access_state(name, 9, AccessState::NonOptimized).expect("set");
+        assert_eq!(states()[1], Some(AccessState::NonOptimized));
+        let no_group = AccessError::NoGroup { target: name.into(), group: 2 };
+        let refused = server.set_access_state(name, 2, AccessState::Standby);
+        assert_eq!(refused, Err(no_group.into()));
+        let no_target = server.set_access_state("iqn.x", 1, AccessState::Standby);
+        assert_eq!(no_target, Err(SetAccessError::NoTarget("iqn.x".into())));
+        let clean = block_on(FileEngine::Pool, server.shutdown(Duration::ZERO)).expect("a runtime");
+        assert!(clean);
+    }
+}

@@ -103,7 +103,7 @@ pub struct TargetPort {
 }
 
 impl TargetPort {
-    /// The port of an iSCSI target that is its portal group of this tag (RFC 7143 §4.2.7.2).
+    /// The port of an iSCSI target that is its portal group of this tag (RFC 7143 §4.4.2).
     pub fn of_portal_group(target: &str, tag: u16) -> Self {
         Self {
             relative_identifier: tag,

@@ -3,11 +3,11 @@
 
 mod fault;
 mod file;
+mod portal;
 mod size;
 mod spec;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -19,15 +19,14 @@ use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS, ProtectionType};
 use crate::stores::CacheMode;
 
 pub use self::fault::FaultConfig;
-pub use self::file::{parse_cache, parse_engine, parse_file, parse_portal};
+pub use self::file::{parse_cache, parse_engine, parse_file};
+pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
 
 /// The naming authority of targets whose name is not given: each volume is a target of its own,
 /// `iqn.2026-11.io.sarsen:` and the volume's name.
 pub const DEFAULT_TARGET_PREFIX: &str = "iqn.2026-11.io.sarsen:";
-/// The portal group of portals that name none.
-pub const DEFAULT_GROUP: u16 = 1;
 /// The most volumes that one server takes.
 pub const MAX_VOLUMES: usize = 16_384;
 
@@ -44,22 +43,6 @@ pub struct Config {
     pub volumes: Vec<VolumeConfig>,
     /// Targets; those of volumes that no target lists are added by [`Config::finish`].
     pub targets: Vec<TargetConfig>,
-}
-
-/// A network portal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Portal {
-    /// Address and port.
-    pub address: SocketAddr,
-    /// The tag of its portal group: portals of one group are one port of each target.
-    pub group: u16,
-}
-
-/// As SendTargets tells it (RFC 7143 §13.8).
-impl fmt::Display for Portal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{},{}", self.address, self.group)
-    }
 }
 
 /// A volume.

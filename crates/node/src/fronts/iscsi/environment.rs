@@ -26,7 +26,7 @@ impl View {
     pub(super) fn open_nexus(&mut self, admission: &Admission) -> bool {
         let Some(name) = &admission.target_name else { return true };
         let Some(target) = self.front.targets.find(name) else { return false };
-        // SAM-5 annex on iSCSI, RFC 7143 §4.2.7.1: the initiator port's name is made of name and ISID.
+        // RFC 7143 §4.4.2: the initiator port's name is made of name and ISID.
         let initiator =
             InitiatorPort { name: format!("{},i,{}", admission.initiator_name, admission.isid) };
         self.nexus = target.device.open_nexus(initiator, self.portal_group);

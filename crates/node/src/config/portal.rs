@@ -1,0 +1,78 @@
+//! Where the server listens, and which port of its targets that is.
+
+use std::fmt;
+use std::net::{AddrParseError, SocketAddr};
+
+use sarsen_wire::iscsi::DEFAULT_PORT;
+
+/// The portal group of portals that name none.
+pub const DEFAULT_GROUP: u16 = 1;
+
+/// A network portal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portal {
+    /// Address and port.
+    pub address: SocketAddr,
+    /// The tag of its portal group: portals of one group are one port of each target.
+    pub group: u16,
+}
+
+/// As SendTargets tells it (RFC 7143 §13.8).
+impl fmt::Display for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{}", self.address, self.group)
+    }
+}
+
+/// `address:port`, `[v6]:port`, or either without its port; `,tag` behind it names its portal group.
+pub fn parse_portal(text: &str) -> Result<Portal, String> {
+    let (address, group) = match text.split_once(',') {
+        Some((address, tag)) => (address, parse_group(tag)?),
+        None => (text, DEFAULT_GROUP),
+    };
+    let bare = address.trim_start_matches('[').trim_end_matches(']');
+    let address = address
+        .parse()
+        .or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)))
+        .map_err(|_: AddrParseError| {
+            format!("{text:?} is not an address: write 127.0.0.1:3260 or [::1]:3260")
+        })?;
+    Ok(Portal { address, group })
+}
+
+/// RFC 7143 §13.9: a portal group tag; SPC-4 keeps 0 for no port.
+pub(super) fn parse_group(text: &str) -> Result<u16, String> {
+    let tag = text.parse().ok().filter(|tag| *tag != 0);
+    tag.ok_or_else(|| format!("{text:?} is not a portal group: write a number from 1 to 65535"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_portal_is_read_as_it_is_told() {
+        for (text, told) in [
+            ("10.0.0.1", "10.0.0.1:3260,1"),
+            ("10.0.0.1:0,2", "10.0.0.1:0,2"),
+            ("::1,65535", "[::1]:3260,65535"),
+            ("[::]", "[::]:3260,1"),
+        ] {
+            let portal = parse_portal(text).expect(text);
+            assert_eq!(portal.to_string(), told);
+            assert_eq!(parse_portal(told), Ok(portal));
+        }
+        for (text, told) in [
+            ("here", "\"here\" is not an address: write 127.0.0.1:3260"),
+            ("here,1", "is not an address"),
+            ("", "is not an address"),
+            ("::1,0", "\"0\" is not a portal group: write a number from 1 to 65535"),
+            ("::1,65536", "\"65536\" is not a portal group"),
+            ("::1,", "\"\" is not a portal group"),
+            ("::1,1,2", "\"1,2\" is not a portal group"),
+        ] {
+            let message = parse_portal(text).expect_err(text);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}
