@@ -114,6 +114,7 @@ impl Store for MemoryStore {
             unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
             protection: false,
+            is_lasting: false,
         }
     }
 

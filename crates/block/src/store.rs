@@ -47,6 +47,8 @@ pub struct Characteristics {
     pub physical_block_exponent: u8,
     /// Each block has protection information beside it (see [`Request::ReadProtected`]).
     pub protection: bool,
+    /// What was written outlives the program that wrote it.
+    pub is_lasting: bool,
 }
 
 /// A disk. Called on whichever core a command arrives; shared by all of them.

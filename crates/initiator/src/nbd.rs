@@ -382,6 +382,7 @@ impl Store for NbdStore {
             }),
             physical_block_exponent: preferred.checked_ilog2().unwrap_or(0) as u8,
             protection: false,
+            is_lasting: true,
         }
     }
 

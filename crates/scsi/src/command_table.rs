@@ -4,10 +4,11 @@
 //! Reserved bits of a CDB are not refused: initiators in use set some of them (SCSI-2's LUN in
 //! byte 1). A bit that would change what happens to data is refused by the handler.
 
+use crate::atomic::has_atomic_writes;
 use crate::commands::{
-    Handler, block, buffer, cache, capacity, defects, diagnostic, identifying_information, inquiry,
-    log, medium, mode, multimedia, persistent_reservation, provisioning, report, reservation,
-    security, target_port_groups, timestamp, verify,
+    Handler, atomic, block, buffer, cache, capacity, defects, diagnostic, format,
+    identifying_information, inquiry, log, medium, mode, multimedia, persistent_reservation,
+    provisioning, report, reservation, sanitize, security, target_port_groups, timestamp, verify,
 };
 use crate::copy::{extended, offload, results};
 use crate::{Access, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
@@ -46,6 +47,10 @@ impl Flags {
     /// Is executed for others while a nexus holds an Exclusive Access persistent reservation: what
     /// tells nothing of the data. Nearly all rows that have it have the one before, too.
     pub const ALLOWED_UNDER_EXCLUSIVE_ACCESS: Self = Self(32);
+    /// Is executed while SANITIZE or FORMAT UNIT is under way (SBC-3 4.11.3, 5.3.1).
+    pub const ALLOWED_DURING_OPERATION: Self = Self(64);
+    /// Is executed, though it needs the medium, after such an operation failed.
+    pub const ALLOWED_AFTER_FAILURE: Self = Self(128);
 
     /// Both sets.
     pub const fn and(self, other: Self) -> Self {
@@ -126,11 +131,23 @@ impl Row {
             Some(_) => {
                 let action = Some(cdb.service_action());
                 let row = rows.find(|row| row.service_action == action);
-                row.ok_or(match operation_code {
-                    VARIABLE_LENGTH => Sense::invalid_field_in_cdb(8),
-                    _ => Sense::invalid_bit_in_cdb(1, 4),
-                })
+                row.ok_or(Self::no_such_action(operation_code))
             }
+        }
+    }
+
+    const fn no_such_action(operation_code: u8) -> Sense {
+        match operation_code {
+            VARIABLE_LENGTH => Sense::invalid_field_in_cdb(8),
+            _ => Sense::invalid_bit_in_cdb(1, 4),
+        }
+    }
+
+    /// The sense data of a unit that does not have the command, but perhaps others of its code.
+    pub(crate) const fn unsupported(&self) -> Sense {
+        match self.operation_code {
+            SANITIZE => Self::no_such_action(SANITIZE),
+            _ => Sense::invalid_operation_code(),
         }
     }
 
@@ -231,6 +248,8 @@ const fn action(
 
 /// Passes everything.
 const ANY: Flags = Flags::IGNORES_UNIT_ATTENTION.and(HELD).and(OPEN);
+/// Passes an operation on the whole medium, too.
+const ALWAYS: Flags = ANY.and(Flags::ALLOWED_DURING_OPERATION);
 /// Passes SPC-2's reservations.
 const HELD: Flags = Flags::ALLOWED_WHEN_RESERVED;
 /// Passes persistent reservations of every type.
@@ -241,6 +260,9 @@ const NONE: Flags = Flags::NONE;
 const MEDIUM: Flags = Flags::NEEDS_MEDIUM;
 pub(crate) const READS: Flags = MEDIUM.and(SHARED);
 pub(crate) const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
+/// Ends what a failed operation left.
+const MENDS: Flags = WRITES.and(Flags::ALLOWED_AFTER_FAILURE);
+const CAPACITY: Flags = HELD.and(OPEN).and(MEDIUM).and(Flags::ALLOWED_AFTER_FAILURE);
 
 const ALL: u8 = 0xff;
 /// CONTROL: NACA is looked at.
@@ -274,11 +296,12 @@ const fn long(service_action: u8, flags: u8) -> [u8; 31] {
 #[rustfmt::skip]
 pub static TABLE: &[Row] = &[
     row(TEST_UNIT_READY, "TEST UNIT READY", inquiry::test_unit_ready, MEDIUM.and(OPEN), &[0, 0, 0, 0, CTL]).also_on_cd(),
-    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ANY, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(Access::Transition),
+    row(REQUEST_SENSE, "REQUEST SENSE", inquiry::request_sense, ALWAYS, &[0x01, 0, 0, ALL, CTL]).also_on_cd().even_in(Access::Transition),
+    row(FORMAT_UNIT, "FORMAT UNIT", format::format_unit, MENDS, &[0xff, 0, 0, 0x03, CTL]).with_data_out(format::format_unit_data_out),
     row(REASSIGN_BLOCKS, "REASSIGN BLOCKS", defects::reassign_blocks, WRITES, &[0x03, 0, 0, 0, CTL]).with_data_out(defects::reassign_blocks_data_out),
     row(READ_6, "READ(6)", block::read, READS, &[0x1f, ALL, ALL, ALL, CTL]),
     row(WRITE_6, "WRITE(6)", block::write, WRITES, &[0x1f, ALL, ALL, ALL, CTL]).with_data_out(block::write_data_out),
-    row(INQUIRY, "INQUIRY", inquiry::inquiry, ANY, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(Access::Transition),
+    row(INQUIRY, "INQUIRY", inquiry::inquiry, ALWAYS, &[0x01, ALL, ALL, ALL, CTL]).also_on_cd().even_in(Access::Transition),
     row(MODE_SELECT_6, "MODE SELECT(6)", mode::select_6, NONE, &[0x13, 0, 0, ALL, CTL]).with_data_out(mode::select_6_data_out).even_in(Access::Standby),
     row(MODE_SELECT_6, "MODE SELECT(6)", multimedia::mode::select_6, NONE, &[0x11, 0, 0, ALL, CTL]).with_data_out(multimedia::mode::select_6_data_out).on_cd_only().even_in(Access::Standby),
     row(RESERVE_6, "RESERVE(6)", reservation::reserve, OPEN, &[0x01, 0, 0, 0, CTL]),
@@ -289,7 +312,7 @@ pub static TABLE: &[Row] = &[
     row(RECEIVE_DIAGNOSTIC_RESULTS, "RECEIVE DIAGNOSTIC RESULTS", diagnostic::receive_diagnostic_results, SHARED, &[0x01, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
     row(SEND_DIAGNOSTIC, "SEND DIAGNOSTIC", diagnostic::send_diagnostic, NONE, &[0xe4, 0, ALL, ALL, CTL]).with_data_out(diagnostic::send_diagnostic_data_out).even_in(Access::Standby),
     row(PREVENT_ALLOW_MEDIUM_REMOVAL, "PREVENT ALLOW MEDIUM REMOVAL", medium::prevent_allow_medium_removal, NONE, &[0, 0, 0, 0x03, CTL]).passing_where(medium::only_allows_removal).also_on_cd(),
-    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, HELD.and(OPEN).and(MEDIUM), &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    row(READ_CAPACITY_10, "READ CAPACITY(10)", capacity::read_capacity_10, CAPACITY, &[0, 0, 0, 0, 0, 0, 0, 0, CTL]).even_in(Access::Standby).also_on_cd(),
     row(READ_10, "READ(10)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).also_on_cd(),
     row(WRITE_10, "WRITE(10)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, GRP, ALL, ALL, CTL]).with_data_out(block::write_data_out),
     row(SEEK_10, "SEEK(10)", multimedia::sectors::seek, READS, &[0, ALL, ALL, ALL, ALL, 0, 0, 0, CTL]).on_cd_only(),
@@ -304,6 +327,9 @@ pub static TABLE: &[Row] = &[
     row(UNMAP, "UNMAP", provisioning::unmap, WRITES, &[0x01, 0, 0, 0, 0, GRP, ALL, ALL, CTL]).with_data_out(provisioning::unmap_data_out).only_where(provisioning::is_thin),
     row(READ_TOC_PMA_ATIP, "READ TOC/PMA/ATIP", multimedia::contents::read_toc, READS, &[0x02, 0x0f, 0, 0, 0, ALL, ALL, ALL, 0xc4]).on_cd_only(),
     row(GET_CONFIGURATION, "GET CONFIGURATION", multimedia::configuration::get_configuration, ANY, &[0x03, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
+    action(SANITIZE, SA_SANITIZE_OVERWRITE, "SANITIZE OVERWRITE", sanitize::overwrite, MENDS, &[0xe1, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(sanitize::overwrite_data_out),
+    action(SANITIZE, SA_SANITIZE_BLOCK_ERASE, "SANITIZE BLOCK ERASE", sanitize::block_erase, MENDS, &[0xe2, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).only_where(provisioning::is_thin),
+    action(SANITIZE, SA_SANITIZE_EXIT_FAILURE_MODE, "SANITIZE EXIT FAILURE MODE", sanitize::exit_failure_mode, NONE, &[0x5f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]),
     row(GET_EVENT_STATUS_NOTIFICATION, "GET EVENT STATUS NOTIFICATION", multimedia::events::get_event_status_notification, ANY, &[0x01, 0, 0, ALL, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(LOG_SELECT, "LOG SELECT", log::select, NONE, &[0x03, 0x3f, ALL, 0, 0, 0, ALL, ALL, CTL]).with_data_out(log::select_data_out).even_in(Access::Standby),
     row(LOG_SENSE, "LOG SENSE", log::sense, HELD.and(OPEN), &[0x01, 0x3f, ALL, 0, ALL, ALL, ALL, ALL, CTL]).even_in(Access::Standby),
@@ -347,14 +373,16 @@ pub static TABLE: &[Row] = &[
     row(READ_16, "READ(16)", block::read, READS, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).also_on_cd(),
     row(COMPARE_AND_WRITE, "COMPARE AND WRITE", verify::compare_and_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, 0, 0, ALL, GRP, CTL]).with_data_out(verify::compare_and_write_data_out),
     row(WRITE_16, "WRITE(16)", block::write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(block::write_data_out),
+    row(ORWRITE_16, "ORWRITE(16)", atomic::or_write, WRITES, &[0xfa, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(atomic::or_write_data_out),
     row(WRITE_AND_VERIFY_16, "WRITE AND VERIFY(16)", verify::write_and_verify, WRITES, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::write_and_verify_data_out),
     row(VERIFY_16, "VERIFY(16)", verify::verify, READS, &[0xf6, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(verify::verify_data_out),
     row(PRE_FETCH_16, "PRE-FETCH(16)", cache::pre_fetch, READS, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(SYNCHRONIZE_CACHE_16, "SYNCHRONIZE CACHE(16)", cache::synchronize_cache, MEDIUM, &[0x02, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]),
     row(WRITE_SAME_16, "WRITE SAME(16)", provisioning::write_same, WRITES, &[0xf9, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(provisioning::write_same_data_out),
-    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, HELD.and(OPEN).and(MEDIUM), &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
+    row(WRITE_ATOMIC_16, "WRITE ATOMIC(16)", atomic::write_atomic, WRITES, &[0xf8, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, GRP, CTL]).with_data_out(atomic::write_atomic_data_out).only_where(has_atomic_writes),
+    action(SERVICE_ACTION_IN_16, SA_READ_CAPACITY_16, "READ CAPACITY(16)", capacity::read_capacity_16, CAPACITY, &[0x10, 0, 0, 0, 0, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).even_in(Access::Standby).also_on_cd(),
     action(SERVICE_ACTION_IN_16, SA_GET_LBA_STATUS, "GET LBA STATUS", provisioning::get_lba_status, READS, &[0x12, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0, CTL]),
-    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ANY, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
+    row(REPORT_LUNS, "REPORT LUNS", inquiry::report_luns, ALWAYS, &[0, ALL, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),
     row(SECURITY_PROTOCOL_IN, "SECURITY PROTOCOL IN", security::security_protocol_in, HELD.and(SHARED), &[ALL, ALL, ALL, 0x80, 0, ALL, ALL, ALL, ALL, 0, CTL]),
     action(MAINTENANCE_IN, SA_REPORT_IDENTIFYING_INFORMATION, "REPORT IDENTIFYING INFORMATION", identifying_information::report, HELD.and(OPEN), &[0x05, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0xfe, CTL]).only_where(identifying_information::is_kept),
     action(MAINTENANCE_IN, SA_REPORT_TARGET_PORT_GROUPS, "REPORT TARGET PORT GROUPS", target_port_groups::report, HELD.and(OPEN), &[0xea, 0, 0, 0, 0, ALL, ALL, ALL, ALL, 0, CTL]).also_on_cd().even_in(Access::Transition),

@@ -6,6 +6,7 @@
 //! the handlers are in `commands`. Nothing here has a clock, a socket or a thread.
 
 mod array;
+mod atomic;
 mod attention;
 mod buffers;
 mod cdb;
@@ -22,6 +23,8 @@ mod lun;
 mod medium;
 mod modes;
 mod nexus;
+mod operation;
+mod phase;
 mod protection;
 mod reservations;
 mod self_test;
@@ -35,6 +38,7 @@ mod testing;
 mod tests;
 mod thresholds;
 mod timestamp;
+mod work;
 
 pub use array::{Array, Host, Work};
 pub use attention::UnitAttention;

@@ -3,12 +3,14 @@
 //! What every command looks at (reservation, mode bits, stopped) is in atomics; the rest is behind
 //! locks that only unusual commands take.
 
+use crate::atomic::Legacy;
 use crate::buffers::Buffers;
 use crate::commands::mode;
 use crate::copy::{Operations, Watch, Watched};
 use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
 use crate::modes::{ModeParameters, Modes};
+use crate::phase::MediumPhase;
 use crate::protection::Protected;
 use crate::reservations::{Attached, Reservations};
 use crate::self_test::{Outcome, SelfTests};
@@ -75,6 +77,8 @@ pub struct Limits {
     pub optimal_transfer_blocks: u32,
     /// The longest COMPARE AND WRITE.
     pub maximum_compare_and_write_blocks: u8,
+    /// The longest WRITE ATOMIC (SBC-4 6.6.4).
+    pub maximum_atomic_blocks: u32,
     /// The longest WRITE SAME.
     pub maximum_write_same_blocks: u64,
     /// The most blocks of one UNMAP.
@@ -85,6 +89,8 @@ pub struct Limits {
 
 const MAXIMUM_TRANSFER_BYTES: u32 = 16 << 20;
 const OPTIMAL_TRANSFER_BYTES: u32 = 1 << 20;
+/// All of it is kept beside the volume until it is in its place.
+const MAXIMUM_ATOMIC_BYTES: u32 = 1 << 20;
 /// A power of two below 65536: libiscsi's suite expects that a WRITE of 65536 blocks is possible
 /// wherever a WRITE SAME of so many is.
 const MAXIMUM_WRITE_SAME_BLOCKS: u64 = 1 << 15;
@@ -98,6 +104,7 @@ impl Limits {
             maximum_transfer_blocks: MAXIMUM_TRANSFER_BYTES >> shift,
             optimal_transfer_blocks: OPTIMAL_TRANSFER_BYTES >> shift,
             maximum_compare_and_write_blocks: u8::MAX,
+            maximum_atomic_blocks: MAXIMUM_ATOMIC_BYTES >> shift,
             maximum_write_same_blocks: MAXIMUM_WRITE_SAME_BLOCKS,
             maximum_unmap_blocks: MAXIMUM_UNMAP_BLOCKS,
             maximum_unmap_descriptors: MAXIMUM_UNMAP_DESCRIPTORS,
@@ -125,6 +132,9 @@ pub struct LogicalUnit {
     watch: Arc<Watch>,
     /// The copies that were begun here.
     operations: Operations,
+    medium_phase: MediumPhase,
+    /// What was left undone when the unit was there last.
+    legacy: Legacy,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
     reservations: Reservations,
@@ -146,7 +156,8 @@ impl LogicalUnit {
     }
 
     /// A unit of these parts, in the state that its keeper kept. Blocks while that is read; an
-    /// error says which record is wrong.
+    /// error says which record is wrong. What was cut off is finished when the unit becomes a part
+    /// of a [`crate::TargetDevice`].
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
         let Parts { identity, store, device_type, removable, keeper, protection } = parts;
         let characteristics = store.characteristics();
@@ -157,6 +168,7 @@ impl LogicalUnit {
         let store = protected.clone().map_or(store, |protected| protected);
         let identifying_information = IdentifyingInformation::load(keeper.as_deref())?;
         let reservations = Reservations::load(keeper.as_ref())?;
+        let medium_phase = MediumPhase::load(keeper.as_deref())?;
         let unit = Self {
             identity,
             device_type,
@@ -172,6 +184,8 @@ impl LogicalUnit {
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: Arc::default(),
             thresholds: Thresholds::default(),
+            medium_phase,
+            legacy: Legacy::default(),
             write_gate: Arc::new(RwLock::new(())),
             reservations,
             attached: Mutex::new(Vec::new()),
@@ -184,6 +198,7 @@ impl LogicalUnit {
             Some(saved) => unit.change_modes(NO_NEXUS, saved, true),
             None => unit.configure(&unit.modes.current()),
         }
+        unit.legacy.load(&unit)?;
         Ok(Arc::new(unit))
     }
 
@@ -226,6 +241,15 @@ impl LogicalUnit {
     /// Tells every initiator that the store has another size: call it after a resize.
     pub fn capacity_changed(&self) {
         self.raise_except(NO_NEXUS, UnitAttention::CapacityDataHasChanged);
+    }
+
+    /// What the whole medium is going through.
+    pub(crate) fn medium_phase(&self) -> &MediumPhase {
+        &self.medium_phase
+    }
+
+    pub(crate) fn legacy(&self) -> &Legacy {
+        &self.legacy
     }
 
     pub(crate) fn characteristics(&self) -> &Characteristics {
@@ -434,7 +458,7 @@ impl LogicalUnit {
         let Some(guard) = self.write_gate.try_read_arc() else {
             let unit = Arc::clone(self);
             return self.pending(async move {
-                let _guard = unit.write_gate.read_arc().await;
+                let _guard = unit.write_beside_others().await?;
                 submit(&unit).wait().await?;
                 Ok(Completion::good())
             });

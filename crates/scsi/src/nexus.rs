@@ -337,7 +337,7 @@ pub(crate) fn admit(
     let unit = &attachment.unit;
     let row = Row::of(cdb, unit.device_type()).and_then(|row| match row.is_supported_by(unit) {
         true => Ok(row),
-        false => Err(Sense::invalid_operation_code()),
+        false => Err(row.unsupported()),
     });
     let flags = row.as_ref().map_or(Flags::NONE, |row| row.flags);
     if attachment.attentions.is_waiting()
@@ -381,6 +381,7 @@ pub(crate) fn admit_access(
 }
 
 fn admit_state(flags: Flags, unit: &LogicalUnit) -> Result<(), Refusal> {
+    unit.medium_phase().check(flags)?;
     if flags.contains(Flags::NEEDS_MEDIUM) {
         unit.medium().check()?;
     }

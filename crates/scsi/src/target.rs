@@ -2,7 +2,7 @@
 
 use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
 use crate::target_port_groups::TargetPortGroups;
-use crate::{Array, LogicalUnit, Lun, TargetPort, UnitAttention};
+use crate::{Array, LogicalUnit, Lun, TargetPort, UnitAttention, atomic};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -37,6 +37,7 @@ impl TargetDevice {
         luns: Luns,
         ports: Vec<TargetPort>,
     ) -> Arc<Self> {
+        luns.values().for_each(|unit| atomic::settle(unit, array.host()));
         let state = State { luns: Arc::new(luns), nexuses: Vec::new() };
         let device = Arc::new(Self {
             name,
@@ -75,6 +76,7 @@ impl TargetDevice {
     /// Replaces the units. Units that stay keep their reservations; every nexus is told that the
     /// list has changed.
     pub fn set_luns(&self, luns: Luns) {
+        luns.values().for_each(|unit| atomic::settle(unit, self.array.host()));
         let mut state = self.state();
         let luns = Arc::new(luns);
         state.luns = luns.clone();

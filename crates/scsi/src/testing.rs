@@ -8,10 +8,10 @@ use crate::{
 use sarsen_block::layers::ProtectedStore;
 use sarsen_block::{
     BlockError, BlockSize, Buffer, Characteristics, Direction, Durability, Geometry, Io, Lba,
-    MemoryStore, Request, Store, Unmap,
+    LocalFuture, MemoryStore, Request, Store, Unmap,
 };
 use std::collections::{BTreeMap, HashMap};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -39,6 +39,7 @@ impl TestStore {
             unmap: Some(Unmap { granularity_blocks: 1, anchors: true, tells_space: true }),
             physical_block_exponent: 0,
             protection: false,
+            is_lasting: true,
         };
         Self::around(Arc::new(MemoryStore::new(block_size, BLOCKS)), characteristics)
     }
@@ -133,6 +134,14 @@ pub(crate) fn block_on<T>(io: Io<T>) -> T {
     panic!("a future that nothing completes");
 }
 
+/// Polls once.
+pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
 /// A world whose clock the test sets, whose random bytes count, and whose work the test runs.
 #[derive(Default)]
 pub(crate) struct TestHost {
@@ -141,8 +150,13 @@ pub(crate) struct TestHost {
     work: Mutex<Vec<Work>>,
 }
 
-#[allow(dead_code)]
 impl TestHost {
+    /// The work that has waited longest, for a test that carries it out step by step.
+    pub(crate) fn take_work(&self) -> Option<LocalFuture<()>> {
+        let mut waiting = self.work.lock().unwrap();
+        (!waiting.is_empty()).then(|| waiting.remove(0)())
+    }
+
     /// Runs all work that waits, and what it begins.
     pub(crate) fn run_work(&self) {
         loop {
@@ -230,12 +244,27 @@ impl Fixture {
         let device = TargetDevice::new(&array, "iqn.2026-01.example:t".into(), luns);
         let nexus = open(&device, "one");
         let mut fixture = Self { host, keeper, array, store, unit, device, nexus };
+        fixture.host.run_work();
         assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x2900));
         fixture
     }
 
     pub(crate) fn run(&mut self, cdb: &[u8], data_out: &[u8]) -> Completion {
-        run(&mut self.nexus, cdb, data_out)
+        self.execute(command(cdb, data_out))
+    }
+
+    /// Carries out the command; where it waits for work that it began, that as well.
+    pub(crate) fn execute(&mut self, command: Command) -> Completion {
+        let earlier = self.host.work.lock().unwrap().len();
+        let mut answer = Box::pin(self.nexus.execute(Some(Lun(0)), command).wait());
+        for _ in 0..10_000 {
+            if let Some(completion) = poll(&mut answer) {
+                return completion;
+            }
+        }
+        let begun = self.host.work.lock().unwrap().split_off(earlier);
+        begun.into_iter().for_each(|work| block_on(Io::Pending(work())));
+        block_on(Io::Pending(answer))
     }
 
     pub(crate) fn read(&mut self, lba: u8, block_count: u8) -> Vec<u8> {

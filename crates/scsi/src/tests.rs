@@ -1,18 +1,22 @@
 //! The device server from outside: commands in, completions out.
 
+mod atomic;
 mod block;
 mod copy;
 mod copy_model;
+mod format;
 mod maintenance;
 mod mode;
 mod multimedia;
 mod offload;
 mod persistent_reservation;
+mod power;
 mod primary;
 mod properties;
 mod protection;
 mod provisioning;
 mod removable;
+mod sanitize;
 mod target_port_groups;
 mod tasks;
 mod write_protect;

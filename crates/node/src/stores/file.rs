@@ -118,6 +118,7 @@ impl FileStore {
                 }),
                 physical_block_exponent: exponent,
                 protection: false,
+                is_lasting: true,
             },
         })
     }

@@ -68,6 +68,7 @@ impl Store for NullStore {
             unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
             physical_block_exponent: 0,
             protection: false,
+            is_lasting: false,
         }
     }
 

@@ -191,6 +191,7 @@ impl Store for RamStore {
             }),
             physical_block_exponent: 0,
             protection: false,
+            is_lasting: false,
         }
     }
 

@@ -130,14 +130,41 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         return Ok(Io::Ready(Completion::good()));
     }
     // SBC-3 5.11: FUA reads the medium, so what only the cache holds is written to it first.
-    if transfer.has(wire::FLAGS_FUA) && unit.characteristics().volatile_cache {
+    let flushes = transfer.has(wire::FLAGS_FUA) && unit.characteristics().volatile_cache;
+    if flushes || unit.medium_phase().guards_reads() {
         let reader = Arc::clone(unit);
         return Ok(unit.pending(async move {
-            reader.store().flush().wait().await?;
-            Ok(Completion::data(read_blocks(&transfer, &reader).wait().await?))
+            if flushes {
+                reader.store().flush().wait().await?;
+            }
+            Ok(Completion::data(read_guarded(&transfer, &reader).await?))
         }));
     }
-    Ok(unit.finish(read_blocks(&transfer, unit), Completion::data))
+    match read_blocks(&transfer, unit) {
+        answer @ Io::Ready(_) => Ok(unit.finish(answer, Completion::data)),
+        Io::Pending(reading) => {
+            let reader = Arc::clone(unit);
+            Ok(unit.pending(async move {
+                let data = reading.await?;
+                // The unit's first atomic write may have come between.
+                Ok(Completion::data(match reader.medium_phase().guards_reads() {
+                    true => read_guarded(&transfer, &reader).await?,
+                    false => data,
+                }))
+            }))
+        }
+    }
+}
+
+/// Reads no part of an atomic write that is under way. The bytes are our own then, since a store's
+/// memory may change before they are sent.
+async fn read_guarded(transfer: &BlockCdb, unit: &LogicalUnit) -> Result<Data, Sense> {
+    let guard = unit.guard_read().await?;
+    let data = read_blocks(transfer, unit).wait().await?;
+    Ok(match guard {
+        Some(_) => Data::Buffer(data.into_buffer()),
+        None => data,
+    })
 }
 
 fn read_blocks(transfer: &BlockCdb, unit: &LogicalUnit) -> Io<Result<Data, BlockError>> {

@@ -28,10 +28,12 @@ pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     // SPC-4 6.39: a pending unit attention is told here, and with that has been told.
     let sense = match task.attentions.take() {
         Some(attention) => attention.sense(),
-        None => match task.nexus.target_port.not_ready() {
-            Some(sense) => sense,
-            None => task.unit.medium().check().err().unwrap_or(Sense::none()),
-        },
+        None => {
+            let unit = task.unit;
+            let not_ready = task.nexus.target_port.not_ready();
+            let not_usual = not_ready.or_else(|| unit.medium_phase().sense());
+            not_usual.or_else(|| unit.medium().check().err()).unwrap_or(Sense::none())
+        }
     };
     Ok(Io::Ready(sense_parameter_data(&task.cdb, sense)))
 }

@@ -1,12 +1,14 @@
 //! The handlers, by family. A handler checks its CDB and parameter list completely before it has
 //! any effect; what it needs from the store it waits for.
 
+pub(crate) mod atomic;
 pub(crate) mod block;
 pub(crate) mod buffer;
 pub(crate) mod cache;
 pub(crate) mod capacity;
 pub(crate) mod defects;
 pub(crate) mod diagnostic;
+pub(crate) mod format;
 pub(crate) mod identifying_information;
 pub(crate) mod inquiry;
 pub(crate) mod log;
@@ -17,6 +19,7 @@ pub(crate) mod persistent_reservation;
 pub(crate) mod provisioning;
 pub(crate) mod report;
 pub(crate) mod reservation;
+pub(crate) mod sanitize;
 pub(crate) mod security;
 pub(crate) mod tagged;
 pub(crate) mod target_port_groups;

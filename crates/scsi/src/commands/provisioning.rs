@@ -117,7 +117,7 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     let writer = Arc::clone(unit);
     Ok(unit.pending(async move {
-        let _guard = writer.write_gate().read_arc().await;
+        let _guard = writer.write_beside_others().await?;
         let durability = writer.durability(false);
         match tagged {
             Some(tagged) => tagged.write_same(&block, durability).await?,
@@ -155,7 +155,7 @@ fn give_back(
 ) -> Io<Completion> {
     let writer = Arc::clone(unit);
     unit.pending(async move {
-        let _guard = writer.write_gate().read_arc().await;
+        let _guard = writer.write_beside_others().await?;
         let store = writer.store();
         for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
             match given_back {

@@ -2,6 +2,7 @@
 
 use super::inquiry::padded;
 use super::{Task, provisioning};
+use crate::atomic::has_atomic_writes;
 use crate::copy::page::third_party_copy;
 use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::thresholds;
@@ -103,6 +104,7 @@ fn block_limits(task: &Task<'_>) -> Vec<u8> {
     let characteristics = unit.characteristics();
     let granularity = 1u16 << characteristics.physical_block_exponent.min(15);
     let unmap = characteristics.unmap;
+    let atomic_blocks = if has_atomic_writes(unit) { limits.maximum_atomic_blocks } else { 0 };
     page::BlockLimits {
         flags: 0,
         maximum_compare_and_write_length: limits.maximum_compare_and_write_blocks,
@@ -117,7 +119,11 @@ fn block_limits(task: &Task<'_>) -> Vec<u8> {
         optimal_unmap_granularity: unmap.map_or(0, |unmap| unmap.granularity_blocks).into(),
         unmap_granularity_alignment: unmap.map_or(0, |_| UNMAP_GRANULARITY_ALIGNMENT_VALID).into(),
         maximum_write_same_length: limits.maximum_write_same_blocks.into(),
-        reserved: [0; 20],
+        maximum_atomic_transfer_length: atomic_blocks.into(),
+        atomic_alignment: 0.into(),
+        atomic_transfer_length_granularity: 0.into(),
+        maximum_atomic_transfer_length_with_atomic_boundary: atomic_blocks.into(),
+        maximum_atomic_boundary_size: atomic_blocks.into(),
     }
     .as_bytes()
     .to_vec()
@@ -155,11 +161,11 @@ fn mode_page_policy(_task: &Task<'_>) -> Vec<u8> {
     .to_vec()
 }
 
-fn block_device_characteristics(_task: &Task<'_>) -> Vec<u8> {
+fn block_device_characteristics(task: &Task<'_>) -> Vec<u8> {
     page::BlockDeviceCharacteristics {
         medium_rotation_rate: NON_ROTATING.into(),
         product_type: 0,
-        form_factor: 0,
+        form_factor: if provisioning::is_thin(task.unit) { page::WABEREQ_READS } else { 0 },
         flags: page::CHARACTERISTICS_FUAB | page::CHARACTERISTICS_VBULS,
         reserved: [0; 55],
     }

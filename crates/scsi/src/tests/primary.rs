@@ -189,9 +189,9 @@ fn operation_codes_follow_the_table(mut fixture: Fixture) {
             assert_eq!(data[5..], *row.usage);
         }
     }
-    let unknown = [0xa3, 0x0c, 1, 0x48, 0, 0, 0, 0, 1, 0, 0, 0];
+    let unknown = [0xa3, 0x0c, 1, 0x49, 0, 0, 0, 0, 1, 0, 0, 0];
     assert_eq!(bytes(fixture.run(&unknown, &[])), [0, 1, 0, 0]);
-    assert_eq!(additional(&fixture.run(&[0x48, 1], &[])), Some(0x2000), "SANITIZE");
+    assert_eq!(additional(&fixture.run(&[0x49, 1], &[])), Some(0x2000), "no command");
     assert_eq!(additional(&fixture.run(&[0x9e, 0x1f], &[])), Some(0x2400));
 }
 

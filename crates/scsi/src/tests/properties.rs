@@ -52,7 +52,7 @@ proptest! {
             let mut data_out = Buffer::zeroed(if exact { length } else { data.len() });
             let shared = data.len().min(data_out.len());
             data_out[..shared].copy_from_slice(&data[..shared]);
-            let completion = block_on(fixture.nexus.execute(Some(Lun(0)), Command::with_data_out(cdb, data_out)));
+            let completion = fixture.execute(Command::with_data_out(cdb, data_out));
             prop_assert!(completion.data_in.len() <= LARGEST_DATA);
             prop_assert_eq!(completion.status == Status::CheckCondition, completion.sense.is_some());
             if exact {

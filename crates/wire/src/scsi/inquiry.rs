@@ -52,6 +52,9 @@ pub const PAGE_BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
 /// Logical Block Provisioning.
 pub const PAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
 
+/// WABEREQ 01b: blocks that SANITIZE's BLOCK ERASE went over can be read before they are written.
+pub const WABEREQ_READS: u8 = 0x40;
+
 /// Standard INQUIRY data (SPC-4 6.6.2).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -215,8 +218,16 @@ pub struct BlockLimits {
     pub unmap_granularity_alignment: U32,
     /// MAXIMUM WRITE SAME LENGTH.
     pub maximum_write_same_length: U64,
-    /// Reserved here; later standards put the limits of atomic writes in them.
-    pub reserved: [u8; 20],
+    /// MAXIMUM ATOMIC TRANSFER LENGTH (this and what follows: SBC-4 6.6.4).
+    pub maximum_atomic_transfer_length: U32,
+    /// ATOMIC ALIGNMENT; 0 where any will do.
+    pub atomic_alignment: U32,
+    /// ATOMIC TRANSFER LENGTH GRANULARITY; 0 where any will do.
+    pub atomic_transfer_length_granularity: U32,
+    /// MAXIMUM ATOMIC TRANSFER LENGTH WITH ATOMIC BOUNDARY.
+    pub maximum_atomic_transfer_length_with_atomic_boundary: U32,
+    /// MAXIMUM ATOMIC BOUNDARY SIZE; 0 where writes cannot be divided.
+    pub maximum_atomic_boundary_size: U32,
 }
 
 /// Block Device Characteristics after its header (SBC-3 6.6.3).
@@ -227,7 +238,7 @@ pub struct BlockDeviceCharacteristics {
     pub medium_rotation_rate: U16,
     /// PRODUCT TYPE.
     pub product_type: u8,
-    /// WABEREQ, WACEREQ and NOMINAL FORM FACTOR.
+    /// [`WABEREQ_READS`], WACEREQ and NOMINAL FORM FACTOR.
     pub form_factor: u8,
     /// FUAB and VBULS.
     pub flags: u8,

@@ -7,6 +7,7 @@ pub mod copy_page;
 pub mod inquiry;
 pub mod log;
 pub mod maintenance;
+pub mod medium;
 pub mod mode;
 pub mod multimedia;
 pub mod opcode;

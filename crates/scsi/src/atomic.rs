@@ -1,0 +1,151 @@
+//! Atomic writes (SBC-4 4.29): whole or not at all, against other commands, and, on a store that
+//! lasts, against a crash and a loss of power.
+//!
+//! On such a store the data and its place are kept as [`Record::AtomicWrite`] first, then written
+//! to their place, then the record is removed; each is durable before the next, and no other
+//! write happens meanwhile. A unit that is made while a record is there writes it to its place
+//! before anything else. Without a record nothing is owed: a record that would stay behind an
+//! answered write could overwrite a later one, so where it cannot be removed the unit halts.
+
+use crate::phase::Phase;
+use crate::{AdditionalSense, Host, Keeper, LogicalUnit, Record, Sense, SenseKey};
+use async_lock::RwLockWriteGuardArc;
+use sarsen_block::{BlockError, Buffer, Durability, Extent, Store};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use zerocopy::big_endian::U64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const VERSION: u8 = 1;
+
+/// What comes before the data in the record. The place is in bytes, since the block size of a
+/// volume may be configured otherwise later.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RecordHeader {
+    version: u8,
+    reserved: [u8; 7],
+    offset: U64,
+}
+const _: () = assert!(size_of::<RecordHeader>() == 16);
+
+/// Whether a unit has atomic writes: where nothing lasts there is no crash to survive.
+pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {
+    !unit.characteristics().is_lasting || unit.keeper().is_some()
+}
+
+/// Writes atomically. Once begun it must be polled to its end, whatever becomes of its command.
+pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> Result<(), Sense> {
+    let _guard = unit.write_alone().await?;
+    let store = &**unit.store();
+    let Some(keeper) = unit.keeper().filter(|_| unit.characteristics().is_lasting) else {
+        store.write(extent, data, Durability::Durable).wait().await?;
+        return Ok(());
+    };
+    // What a failure half-way must be undone to.
+    let old = store.read(extent).wait().await?.into_buffer();
+    let header = RecordHeader {
+        version: VERSION,
+        reserved: [0; 7],
+        offset: extent.byte_offset(unit.geometry().block_size).into(),
+    };
+    let record = [header.as_bytes(), &data].concat();
+    if keeper.save(Record::AtomicWrite, record).wait().await.is_err() {
+        // It may be there or not.
+        forget(unit, &**keeper).await;
+        return Err(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR));
+    }
+    if let Err(error) = store.write(extent, data, Durability::Durable).wait().await {
+        match put_back(store, extent, old).await {
+            Ok(()) => forget(unit, &**keeper).await,
+            Err(_) => unit.medium_phase().set(Phase::Halted),
+        }
+        return Err(error.into());
+    }
+    // All of it is in its place, so the command has succeeded even where this does not.
+    forget(unit, &**keeper).await;
+    Ok(())
+}
+
+/// Undoes a write that failed half-way. Blocks that were not allocated may not find room even for
+/// zeroes, but they can be given back.
+async fn put_back(store: &dyn Store, extent: Extent, old: Buffer) -> Result<(), BlockError> {
+    let was_empty = old.iter().all(|&byte| byte == 0);
+    if was_empty && store.characteristics().unmap.is_some() {
+        store.unmap(extent).wait().await?;
+        return store.flush().wait().await;
+    }
+    store.write(extent, old, Durability::Durable).wait().await
+}
+
+async fn forget(unit: &LogicalUnit, keeper: &dyn Keeper) {
+    if keeper.save(Record::AtomicWrite, Vec::new()).wait().await.is_err() {
+        unit.medium_phase().set(Phase::Halted);
+    }
+}
+
+/// An atomic write that a crash cut off. It holds the write gate from the unit's first moment.
+struct Unfinished {
+    extent: Extent,
+    data: Buffer,
+    _guard: RwLockWriteGuardArc<()>,
+}
+
+/// What is left to be done of the unit's last life.
+#[derive(Default)]
+pub(crate) struct Legacy(Mutex<Option<Unfinished>>);
+
+fn refuse(problem: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+impl Legacy {
+    /// Looks for it; `unit` is not known to anybody yet.
+    pub(crate) fn load(&self, unit: &LogicalUnit) -> io::Result<()> {
+        let Some(keeper) = unit.keeper() else { return Ok(()) };
+        let Some(record) = keeper.load(Record::AtomicWrite)? else { return Ok(()) };
+        let (header, data) = RecordHeader::read_from_prefix(&record)
+            .map_err(|_| refuse("the record of an atomic write is too short"))?;
+        if header.version != VERSION {
+            return Err(refuse("the record of an atomic write is of a version not known here"));
+        }
+        if unit.characteristics().read_only {
+            return Err(refuse("an atomic write is to be finished: serve it writable once"));
+        }
+        let (offset, block_size) = (header.offset.get(), unit.geometry().block_size);
+        let block = block_size.bytes() as u64;
+        if !offset.is_multiple_of(block) || !(data.len() as u64).is_multiple_of(block) {
+            return Err(refuse(
+                "an atomic write is to be finished in smaller blocks: set block-size to what it was",
+            ));
+        }
+        let extent = Extent::new(offset / block, data.len() as u64 / block);
+        if !extent.fits(unit.geometry().block_count) {
+            return Err(refuse("an atomic write is to be finished behind its end: it has shrunk"));
+        }
+        let Some(guard) = unit.write_gate().try_write_arc() else {
+            unreachable!("a unit that nobody knows has no writers")
+        };
+        unit.medium_phase().guard_reads();
+        let unfinished = Unfinished { extent, data: Buffer::copy_of(data), _guard: guard };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unfinished);
+        Ok(())
+    }
+}
+
+/// Finishes what the unit's last life left. Reads and writes wait for it.
+pub(crate) fn settle(unit: &Arc<LogicalUnit>, host: &dyn Host) {
+    let taken = unit.legacy().0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(Unfinished { extent, data, _guard: guard }) = taken else { return };
+    let unit = Arc::clone(unit);
+    host.spawn(Box::new(move || {
+        Box::pin(async move {
+            let _guard = guard;
+            let written = unit.store().write(extent, data, Durability::Durable).wait().await;
+            match (written, unit.keeper()) {
+                (Ok(()), Some(keeper)) => forget(&unit, &**keeper).await,
+                _ => unit.medium_phase().set(Phase::Halted),
+            }
+        })
+    }));
+}

@@ -1,0 +1,220 @@
+//! An operation on the whole medium: SANITIZE or FORMAT UNIT, from the command that begins it to
+//! its end, which may come long after the command's.
+//!
+//! What its failure would leave is kept before anything is changed, and removed when all of it is
+//! done and durable: a unit whose operation was cut off comes up as one whose operation failed.
+//! Commands that came before are waited for at the write gate; those that come later are refused.
+
+use crate::commands::Task;
+use crate::phase::Phase;
+use crate::work::{Promise, outlive};
+use crate::{AdditionalSense, Completion, LogicalUnit, Record, Sense, SenseKey};
+use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io};
+use std::sync::Arc;
+use std::task::Poll;
+
+/// Blocks are written in pieces of so many bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Blocks are given back in pieces of so many bytes.
+const RELEASE_BYTES: u64 = 256 << 20;
+
+/// Which operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// FORMAT UNIT.
+    Format,
+    /// SANITIZE; EXIT FAILURE MODE may end its failure (AUSE).
+    Sanitize { may_exit: bool },
+}
+
+impl Kind {
+    const fn phase(self) -> Phase {
+        match self {
+            Self::Format => Phase::Formatting,
+            Self::Sanitize { .. } => Phase::Sanitizing,
+        }
+    }
+
+    const fn failure(self) -> Phase {
+        match self {
+            Self::Format => Phase::FormatFailed,
+            Self::Sanitize { may_exit: false } => Phase::SanitizeFailed,
+            Self::Sanitize { may_exit: true } => Phase::SanitizeFailedMayExit,
+        }
+    }
+
+    /// SBC-3 4.11.4: only SANITIZE mends what SANITIZE left.
+    const fn may_begin(self, phase: Phase) -> bool {
+        match self {
+            Self::Format => matches!(phase, Phase::Usual | Phase::FormatFailed),
+            Self::Sanitize { .. } => matches!(phase, Phase::Usual) || phase.is_failure(),
+        }
+    }
+}
+
+/// What is done to every block, one step after the other; each is durable before the next.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// This block is written everywhere.
+    Overwrite(Arc<[u8]>),
+    /// Zeroes are written over what takes up room.
+    Wipe,
+    /// Everything is given back, or zeroed where that cannot be.
+    Release,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    pub(crate) kind: Kind,
+    pub(crate) steps: Vec<Step>,
+    /// The command ends when the operation has begun (IMMED).
+    pub(crate) is_immediate: bool,
+}
+
+impl Operation {
+    /// Begins it, where the medium is in a state for it.
+    pub(crate) fn start(self, task: &Task<'_>) -> Result<Io<Completion>, Sense> {
+        let unit = task.unit;
+        let medium = unit.medium_phase();
+        let before = loop {
+            let phase = medium.current();
+            if !self.kind.may_begin(phase) {
+                return Err(medium.sense().unwrap_or(Sense::none()));
+            }
+            if medium.change(phase, self.kind.phase()) {
+                break phase;
+            }
+        };
+        medium.set_progress(0, 1);
+        let worker = Arc::clone(unit);
+        let host = task.nexus.device.array().host();
+        Ok(outlive(host, unit, move |promise| self.carry_out(worker, before, promise)))
+    }
+
+    async fn carry_out(self, unit: Arc<LogicalUnit>, before: Phase, promise: Promise) {
+        let (during, failure) = (self.kind.phase(), self.kind.failure());
+        let medium = unit.medium_phase();
+        if keep(&unit, failure).await.is_err() {
+            // What is kept now is one of the two, and both say that blocks must not be relied on.
+            let _ = keep(&unit, before).await;
+            medium.change(during, before);
+            return promise.answer(Err(not_kept()));
+        }
+        if self.is_immediate {
+            promise.answer(Ok(()));
+        }
+        let _guard = unit.write_gate().write_arc().await;
+        if medium.current() != during {
+            // An atomic write went wrong before this had changed anything.
+            let _ = keep(&unit, before).await;
+            return promise.answer(Err(medium.sense().unwrap_or(Sense::none())));
+        }
+        let done = match run(&unit, &self.steps).await {
+            Ok(()) => keep(&unit, Phase::Usual).await.is_ok(),
+            Err(_) => false,
+        };
+        medium.set(if done { Phase::Usual } else { failure });
+        promise.answer(medium.sense().map_or(Ok(()), Err));
+    }
+}
+
+/// EXIT FAILURE MODE: whether there is no failure any more, or was none (SBC-3 5.24.2.5).
+pub(crate) fn exit_failure(task: &Task<'_>) -> Result<Io<Completion>, Sense> {
+    let unit = task.unit;
+    match unit.medium_phase().current() {
+        Phase::SanitizeFailedMayExit => {}
+        Phase::SanitizeFailed => return Err(Sense::invalid_bit_in_cdb(1, 4)),
+        _ => return Ok(Io::Ready(Completion::good())),
+    }
+    let worker = Arc::clone(unit);
+    let host = task.nexus.device.array().host();
+    Ok(outlive(host, unit, async move |promise: Promise| {
+        // What is kept goes first: a crash in between leaves the failure.
+        if keep(&worker, Phase::Usual).await.is_err() {
+            return promise.answer(Err(not_kept()));
+        }
+        worker.medium_phase().change(Phase::SanitizeFailedMayExit, Phase::Usual);
+        promise.answer(Ok(()));
+    }))
+}
+
+const fn not_kept() -> Sense {
+    Sense::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE)
+}
+
+/// Keeps what a phase leaves for the unit's next life.
+async fn keep(unit: &LogicalUnit, phase: Phase) -> std::io::Result<()> {
+    match unit.keeper() {
+        Some(keeper) => keeper.save(Record::Operation, phase.record()).wait().await,
+        None => Ok(()),
+    }
+}
+
+async fn run(unit: &LogicalUnit, steps: &[Step]) -> Result<(), BlockError> {
+    let end = unit.geometry().block_count;
+    let shift = unit.geometry().block_size.shift();
+    let total = end.saturating_mul(steps.len() as u64);
+    for (index, step) in steps.iter().enumerate() {
+        let before = end.saturating_mul(index as u64);
+        let mut lba = 0;
+        while lba < end {
+            let piece_bytes = match step {
+                Step::Overwrite(_) | Step::Wipe => PIECE_BYTES,
+                Step::Release => RELEASE_BYTES,
+            };
+            let extent = Extent::new(lba, (piece_bytes >> shift).min(end - lba));
+            lba += apply(unit, step, extent).await?;
+            unit.medium_phase().set_progress(before.saturating_add(lba), total);
+            give_way().await;
+        }
+        unit.store().flush().wait().await?;
+    }
+    Ok(())
+}
+
+/// Applies a step to the extent; gives the blocks that are done, from its beginning.
+async fn apply(unit: &LogicalUnit, step: &Step, extent: Extent) -> Result<u64, BlockError> {
+    let store = unit.store();
+    match step {
+        Step::Overwrite(block) => {
+            let mut data = Buffer::for_overwrite(unit.byte_count(extent.block_count));
+            for copy in data.chunks_exact_mut(block.len()) {
+                copy.copy_from_slice(block);
+            }
+            store.write(extent, data, Durability::Volatile).wait().await?;
+        }
+        Step::Wipe => {
+            let rest = unit.geometry().block_count.saturating_sub(extent.lba.0);
+            let ahead = Extent { block_count: rest.max(extent.block_count), ..extent };
+            let run = store.allocation(ahead).wait().await?;
+            if run.allocation == Allocation::Deallocated && run.block_count > 0 {
+                return Ok(run.block_count.min(rest));
+            }
+            let block_count = run.block_count.clamp(1, extent.block_count);
+            let extent = Extent { block_count, ..extent };
+            let zeroes = Buffer::zeroed(unit.byte_count(block_count));
+            store.write(extent, zeroes, Durability::Volatile).wait().await?;
+            return Ok(block_count);
+        }
+        Step::Release if unit.characteristics().unmap.is_some() => {
+            store.unmap(extent).wait().await?;
+        }
+        Step::Release => store.write_zeroes(extent, Durability::Volatile).wait().await?,
+    }
+    Ok(extent.block_count)
+}
+
+/// Lets others have the core: a store in memory never waits by itself.
+async fn give_way() {
+    let mut has_waited = false;
+    std::future::poll_fn(|context| {
+        if has_waited {
+            return Poll::Ready(());
+        }
+        has_waited = true;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

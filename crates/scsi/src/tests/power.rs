@@ -1,0 +1,209 @@
+//! A disk whose power can be cut off, or that fails, at any step.
+
+use crate::{Keeper, Record};
+use sarsen_block::{
+    BlockError, BlockSize, Buffer, Characteristics, Data, Direction, Durability, Extent, Geometry,
+    Io, Reply, Request, Store, Unmap,
+};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+/// What every byte is at first.
+pub(super) const OLD: u8 = 0x0f;
+
+/// What happens to the request whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// The power is cut off in the middle of it.
+    Cut,
+    /// It fails, half done, and those after it do not.
+    Fail,
+}
+
+/// A disk and its records. Every request is one step; blocks in the cache may be lost at a cut.
+pub(super) struct Machine {
+    trouble: Trouble,
+    /// Steps until then.
+    left: usize,
+    /// Of what was half done, which half.
+    keeps_first: bool,
+    is_off: bool,
+    disk: Vec<u8>,
+    cache: BTreeMap<u64, Vec<u8>>,
+    pub(super) record: Option<Vec<u8>>,
+}
+
+pub(super) const MACHINE_BLOCKS: u64 = 16;
+
+/// How a step goes.
+enum Step {
+    Whole,
+    Half(Trouble),
+    Never,
+}
+
+impl Machine {
+    pub(super) fn new(trouble: Trouble, left: usize, keeps_first: bool) -> Self {
+        let disk = vec![OLD; MACHINE_BLOCKS as usize * 512];
+        let (is_off, cache, record) = (false, BTreeMap::new(), None);
+        Self { trouble, left, keeps_first, is_off, disk, cache, record }
+    }
+
+    fn step(&mut self) -> Step {
+        if self.is_off {
+            return Step::Never;
+        }
+        match self.left.checked_sub(1) {
+            None => Step::Whole,
+            Some(0) => {
+                // Steps after one that failed go well.
+                self.left = usize::MAX;
+                self.is_off = self.trouble == Trouble::Cut;
+                Step::Half(self.trouble)
+            }
+            Some(left) => {
+                self.left = left;
+                Step::Whole
+            }
+        }
+    }
+
+    /// The power is back.
+    pub(super) fn restart(&mut self, left: usize) {
+        let cache = std::mem::take(&mut self.cache);
+        for (lba, block) in cache {
+            // Some of what was in the cache had reached the disk.
+            if (lba % 2 == 0) == self.keeps_first {
+                self.disk[lba as usize * 512..][..512].copy_from_slice(&block);
+            }
+        }
+        self.is_off = false;
+        self.left = left;
+    }
+
+    fn put(&mut self, extent: Extent, data: &[u8], durability: Durability) {
+        for (lba, block) in (extent.lba.0..).zip(data.chunks(512)) {
+            match durability {
+                Durability::Volatile => drop(self.cache.insert(lba, block.to_vec())),
+                Durability::Durable => {
+                    self.cache.remove(&lba);
+                    self.disk[lba as usize * 512..][..512].copy_from_slice(block);
+                }
+            }
+        }
+    }
+
+    /// Every other block.
+    fn put_half(&mut self, extent: Extent, data: &[u8]) {
+        for (lba, block) in (extent.lba.0..).zip(data.chunks(512)) {
+            if (lba % 2 == 0) == self.keeps_first {
+                self.put(Extent::new(lba, 1), block, Durability::Durable);
+            }
+        }
+    }
+}
+
+fn trouble(trouble: Trouble) -> Io<Result<Reply, BlockError>> {
+    let source = io::Error::from_raw_os_error(5);
+    let (lba, direction) = (sarsen_block::Lba(0), Direction::Write);
+    match trouble {
+        Trouble::Cut => Io::pending(std::future::pending()),
+        Trouble::Fail => Io::Ready(Err(BlockError::Medium { lba, direction, source })),
+    }
+}
+
+pub(super) struct Disk(pub(super) Arc<Mutex<Machine>>);
+pub(super) struct Records(pub(super) Arc<Mutex<Machine>>);
+
+impl Store for Disk {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: BlockSize::B512, block_count: MACHINE_BLOCKS }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics {
+            volatile_cache: true,
+            read_only: false,
+            unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
+            physical_block_exponent: 0,
+            protection: false,
+            is_lasting: true,
+        }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let mut machine = self.0.lock().unwrap();
+        let outcome = match machine.step() {
+            Step::Whole => None,
+            Step::Half(trouble) => Some(trouble),
+            Step::Never => return Io::pending(std::future::pending()),
+        };
+        let reply = match request {
+            Request::Read(extent) => {
+                let mut buffer = Buffer::zeroed(extent.block_count as usize * 512);
+                for (lba, block) in (extent.lba.0..).zip(buffer.chunks_mut(512)) {
+                    let cached = machine.cache.get(&lba).map(Vec::as_slice);
+                    block.copy_from_slice(
+                        cached.unwrap_or(&machine.disk[lba as usize * 512..][..512]),
+                    );
+                }
+                Reply::Data(Data::Buffer(buffer))
+            }
+            Request::Write { extent, data, durability } => {
+                match outcome {
+                    None => machine.put(extent, &data, durability),
+                    Some(_) => machine.put_half(extent, &data),
+                }
+                Reply::Done
+            }
+            Request::Unmap(extent) => {
+                machine.put(
+                    extent,
+                    &vec![0; extent.block_count as usize * 512],
+                    Durability::Volatile,
+                );
+                Reply::Done
+            }
+            Request::Flush => {
+                let cache = std::mem::take(&mut machine.cache);
+                if outcome.is_none() {
+                    for (lba, block) in cache {
+                        machine.put(Extent::new(lba, 1), &block, Durability::Durable);
+                    }
+                }
+                Reply::Done
+            }
+            other => panic!("nobody asks for {other:?}"),
+        };
+        outcome.map_or(Io::Ready(Ok(reply)), trouble)
+    }
+}
+
+impl Keeper for Records {
+    fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
+        let machine = self.0.lock().unwrap();
+        Ok(machine.record.clone().filter(|_| record == Record::AtomicWrite))
+    }
+
+    fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>> {
+        assert_eq!(record, Record::AtomicWrite);
+        let mut machine = self.0.lock().unwrap();
+        let content = (!content.is_empty()).then_some(content);
+        match machine.step() {
+            Step::Whole => machine.record = content,
+            Step::Half(trouble) => {
+                // The old one or the new one.
+                if machine.keeps_first {
+                    machine.record = content;
+                }
+                return match trouble {
+                    Trouble::Cut => Io::pending(std::future::pending()),
+                    Trouble::Fail => Io::Ready(Err(io::Error::from_raw_os_error(28))),
+                };
+            }
+            Step::Never => return Io::pending(std::future::pending()),
+        }
+        Io::Ready(Ok(()))
+    }
+}
