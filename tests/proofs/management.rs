@@ -141,8 +141,8 @@ fn rfc7143_11_6_1_to_abort_what_is_not_there_is_told() -> Result<()> {
         let response = wire.managed(tag)?;
         ensure!(response == expected, "{response:?} to {function:?} of {referenced:#x}");
     }
-    let status = wire.test_unit_ready()?.status();
-    ensure!(status == Some(0), "status {status:?} afterwards");
+    let after = wire.test_unit_ready()?;
+    ensure!(after.status() == Some(0), "{:?} afterwards", after.sense());
     serving.stop()
 }
 
