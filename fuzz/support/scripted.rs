@@ -43,7 +43,7 @@ impl Environment for World {
         records.filter(|record| only.is_none_or(|only| only == record.name)).collect()
     }
 
-    fn data_out_length(&mut self, _: [u8; 8], cdb: &Cdb) -> usize {
+    fn data_out_length(&mut self, _: [u8; 8], cdb: &Cdb, _: usize) -> usize {
         data_out_length(&cdb.head)
     }
 

@@ -54,7 +54,7 @@ fn finish(config: Config) {
         let size = match &volume.store {
             StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => Some(*size),
             StoreConfig::File { size, .. } => *size,
-            StoreConfig::Iso { .. } => None,
+            StoreConfig::Iso { .. } | StoreConfig::Sg { .. } => None,
         };
         if let Some(size) = size {
             assert!(size > 0 && size.is_multiple_of(volume.block_size.bytes() as u64));

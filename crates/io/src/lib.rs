@@ -16,6 +16,7 @@ mod pool;
 pub mod random;
 pub mod record;
 mod ring;
+pub mod sg;
 pub mod tap;
 pub mod threads;
 pub mod time;

@@ -286,6 +286,7 @@ fn logical_unit(
         removable: volume.removable,
         keeper,
         protection: volume.protection,
+        pass_through: stores::pass_through::open(volume)?,
     };
     LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })
 }
@@ -348,6 +349,8 @@ fn device_type(volume: &VolumeConfig) -> DeviceType {
         StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::File { .. } => {
             DeviceType::Disk
         }
+        // It says so itself.
+        StoreConfig::Sg { .. } => DeviceType::Disk,
     }
 }
 

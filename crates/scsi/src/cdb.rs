@@ -113,6 +113,9 @@ pub struct Command {
     /// WRITE of fewer blocks than its CDB says is done as far as it goes; COMPARE AND WRITE and
     /// WRITE SAME are refused when more is coming than their CDB asks for.
     pub expected_data_out_length: Option<u64>,
+    /// How many bytes the initiator said that it would take (iSCSI's Expected Data Transfer Length of
+    /// a read), 0 for a command that is no read. Only real devices need to know.
+    pub expected_data_in_length: u64,
 }
 
 impl Command {
@@ -124,6 +127,7 @@ impl Command {
             attribute: TaskAttribute::Simple,
             data_out: None,
             expected_data_out_length: None,
+            expected_data_in_length: 0,
         }
     }
 

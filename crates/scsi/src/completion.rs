@@ -26,6 +26,23 @@ pub enum Status {
     TaskAborted = 0x40,
 }
 
+impl Status {
+    /// The status of a byte; `None` for one that is obsolete or unknown.
+    pub const fn from_byte(byte: u8) -> Option<Self> {
+        Some(match byte {
+            0x00 => Self::Good,
+            0x02 => Self::CheckCondition,
+            0x04 => Self::ConditionMet,
+            0x08 => Self::Busy,
+            0x18 => Self::ReservationConflict,
+            0x28 => Self::TaskSetFull,
+            0x30 => Self::AcaActive,
+            0x40 => Self::TaskAborted,
+            _ => return None,
+        })
+    }
+}
+
 /// Tasks that a command ends: the transport ends them before it answers that command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
@@ -56,6 +73,8 @@ pub struct Completion {
     pub data_in: Data,
     /// Sense data, with CHECK CONDITION alone.
     pub sense: Option<Sense>,
+    /// Sense data of a real device, as it came; there is no other then.
+    pub raw_sense: Option<Box<[u8]>>,
     /// What ends with it.
     pub abort: Option<Box<Abort>>,
 }
@@ -68,7 +87,7 @@ impl Completion {
 
     /// GOOD with data.
     pub const fn data(data_in: Data) -> Self {
-        Self { status: Status::Good, data_in, sense: None, abort: None }
+        Self { status: Status::Good, data_in, sense: None, raw_sense: None, abort: None }
     }
 
     /// CHECK CONDITION.
@@ -77,12 +96,13 @@ impl Completion {
             status: Status::CheckCondition,
             data_in: Data::empty(),
             sense: Some(sense),
+            raw_sense: None,
             abort: None,
         }
     }
 
     /// A status alone.
     pub const fn with_status(status: Status) -> Self {
-        Self { status, data_in: Data::empty(), sense: None, abort: None }
+        Self { status, data_in: Data::empty(), sense: None, raw_sense: None, abort: None }
     }
 }

@@ -4,6 +4,7 @@ use crate::attention::Attentions;
 use crate::command_table::{Flags, Row};
 use crate::commands::{Task, block};
 use crate::nexus::{self, Attachment, Nexus, admit};
+use crate::pass_through;
 use crate::task_set::{Access, Entrant, Entry, Interlock, Place, Refusal};
 use crate::thresholds;
 use crate::{
@@ -148,6 +149,9 @@ fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
 
 fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> Io<Completion> {
     let unit = &attachment.unit;
+    if let Some(device) = unit.pass_through() {
+        return pass_through::execute(device, attachment, nexus, command);
+    }
     match admit(&command.cdb, attachment, nexus) {
         Ok(row) => {
             let task = Task::new(command, attachment, nexus);

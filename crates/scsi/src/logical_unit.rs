@@ -17,7 +17,7 @@ use crate::self_test::{Outcome, SelfTests};
 use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
 use crate::timestamp::Timestamp;
-use crate::{Completion, Identity, Keeper, ProtectionType, Sense, UnitAttention};
+use crate::{Completion, Identity, Keeper, PassThrough, ProtectionType, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::io;
@@ -52,6 +52,8 @@ pub struct Parts {
     /// The type of protection information that its medium is formatted with, where its store
     /// keeps any.
     pub protection: Option<ProtectionType>,
+    /// The real device that its commands go to; then nothing of the above is asked.
+    pub pass_through: Option<Arc<dyn PassThrough>>,
 }
 
 impl Parts {
@@ -64,6 +66,7 @@ impl Parts {
             removable: false,
             keeper: None,
             protection: None,
+            pass_through: None,
         }
     }
 }
@@ -120,6 +123,7 @@ pub struct LogicalUnit {
     /// The same store, where it keeps protection information.
     protected: Option<Arc<Protected>>,
     keeper: Option<Arc<dyn Keeper>>,
+    pass_through: Option<Arc<dyn PassThrough>>,
     characteristics: Characteristics,
     limits: Limits,
     medium: Medium,
@@ -159,7 +163,8 @@ impl LogicalUnit {
     /// error says which record is wrong. What was cut off is finished when the unit becomes a part
     /// of a [`crate::TargetDevice`].
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
-        let Parts { identity, store, device_type, removable, keeper, protection } = parts;
+        let Parts { identity, store, device_type, removable, keeper, protection, pass_through } =
+            parts;
         let characteristics = store.characteristics();
         let watch = Arc::default();
         let store = Watched::over(store, Arc::clone(&watch));
@@ -173,6 +178,7 @@ impl LogicalUnit {
             identity,
             device_type,
             keeper,
+            pass_through,
             modes: Modes::new(ModeParameters::default_of(&characteristics, store.geometry())),
             mode_change: Mutex::new(()),
             characteristics,
@@ -219,6 +225,12 @@ impl LogicalUnit {
 
     /// What is below. Where the medium has protection information, plain reads are checked against
     /// it and plain writes bring theirs.
+    /// The real device that its commands go to.
+    pub(crate) fn pass_through(&self) -> Option<&Arc<dyn PassThrough>> {
+        self.pass_through.as_ref()
+    }
+
+    /// What is below.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }

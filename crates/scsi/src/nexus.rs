@@ -6,6 +6,7 @@ use crate::command_table::{Flags, Row};
 use crate::commands::without_unit;
 use crate::execution::{Execution, begin_asking, begin_plain};
 pub(crate) use crate::logical_unit::NexusId;
+use crate::pass_through;
 use crate::reservations::{Gate, NexusName};
 use crate::target::{Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
@@ -172,8 +173,22 @@ impl NexusHandle {
     /// How many bytes of Data-Out the command takes, by its CDB: none for commands that read, that
     /// are unknown, or whose CDB will be refused.
     pub fn data_out_length(&mut self, lun: Option<Lun>, cdb: &Cdb) -> usize {
+        self.data_out_length_within(lun, cdb, usize::MAX)
+    }
+
+    /// The same where the initiator has `promised` to send so much: of the commands of a real device
+    /// nothing else is known.
+    pub fn data_out_length_within(
+        &mut self,
+        lun: Option<Lun>,
+        cdb: &Cdb,
+        promised: usize,
+    ) -> usize {
         self.refresh();
         let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else { return 0 };
+        if attachment.unit.pass_through().is_some() {
+            return promised.min(pass_through::TRANSFER_LIMIT);
+        }
         let Ok(row) = Row::of(cdb, attachment.unit.device_type()) else { return 0 };
         let Some(data_out) = row.data_out else { return 0 };
         match row.is_supported_by(&attachment.unit) {

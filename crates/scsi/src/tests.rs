@@ -9,6 +9,7 @@ mod maintenance;
 mod mode;
 mod multimedia;
 mod offload;
+mod pass_through;
 mod persistent_reservation;
 mod power;
 mod primary;

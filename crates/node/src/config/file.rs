@@ -68,7 +68,7 @@ const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("unavailable", AccessState::Unavailable),
     ("offline", AccessState::Offline),
 ];
-const STORES: [&str; 4] = ["ram", "file", "null", "iso"];
+const STORES: [&str; 5] = ["ram", "file", "null", "iso", "sg"];
 const CACHES: [(&str, CacheMode); 5] = [
     ("writeback", CacheMode::WriteBack),
     ("writethrough", CacheMode::WriteThrough),
@@ -225,7 +225,8 @@ pub(super) fn volume_from_settings(
     let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
     let name = name.ok_or_else(|| missing("name"))?;
     let store = store.ok_or_else(|| missing("store"))?;
-    if store == "iso" {
+    let is_device = store == "sg";
+    if is_device || store == "iso" {
         let given = [
             ("size", size.is_some()),
             ("cache", cache.is_some()),
@@ -233,20 +234,33 @@ pub(super) fn volume_from_settings(
             ("state", state.is_some()),
             ("limit", limit.is_some()),
             ("protection", protection.is_some()),
-            ("read-only", read_only == Some(false)),
-            ("removable", removable == Some(false)),
+            ("read-only", read_only == Some(false) || is_device && read_only.is_some()),
+            ("removable", removable == Some(false) || is_device && removable.is_some()),
+            ("serial", is_device && serial.is_some()),
+            ("fault", is_device && !faults.is_empty()),
         ];
         if let Some((key, _)) = given.iter().find(|(_, is_given)| *is_given) {
-            let message = "a CD has blocks of 2048 bytes, as many as its image holds, \
-                           is removable and never written";
-            return Err(ConfigError::new(&places[*key], format!("{key}: {message}: remove it")));
+            let why = match is_device {
+                true => "a real device is what it is",
+                false => {
+                    "a CD has blocks of 2048 bytes, as many as its image holds, \
+                     is removable and never written"
+                }
+            };
+            return Err(ConfigError::new(&places[*key], format!("{key}: {why}: remove it")));
         }
+        let path = path.ok_or_else(|| missing("path"))?.into();
+        let (store, block_size) = match is_device {
+            true => (StoreConfig::Sg { path }, BlockSize::default()),
+            false => (StoreConfig::Iso { path }, BlockSize::B2048),
+        };
+        let (read_only, removable) = (!is_device, !is_device);
         return Ok(VolumeConfig {
             name,
-            store: StoreConfig::Iso { path: path.ok_or_else(|| missing("path"))?.into() },
-            block_size: BlockSize::B2048,
-            read_only: true,
-            removable: true,
+            store,
+            block_size,
+            read_only,
+            removable,
             serial,
             protection,
             faults,

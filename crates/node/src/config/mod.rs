@@ -94,6 +94,11 @@ pub enum StoreConfig {
         /// beside a regular file unless given; none for a block device unless given.
         state: Option<PathBuf>,
     },
+    /// A real SCSI device of this machine, to which commands go as they are.
+    Sg {
+        /// Path, such as `/dev/sg0`.
+        path: PathBuf,
+    },
     /// A CD or DVD: an image of blocks of 2,048 bytes, which is only read.
     Iso {
         /// Path.

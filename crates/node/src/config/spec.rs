@@ -9,7 +9,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let form = || {
         ConfigError::new(
             place.clone(),
-            "write NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH or NAME=null:SIZE, and then options such as ,cache=none",
+            "write NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH, NAME=sg:PATH or NAME=null:SIZE, and then options such as ,cache=none",
         )
     };
     let (name, rest) = text.split_once('=').ok_or_else(form)?;
@@ -17,7 +17,7 @@ pub fn parse_volume(text: &str) -> Result<VolumeConfig, ConfigError> {
     let mut parts = rest.split(',');
     let argument = parts.next().unwrap_or_default();
     let argument_key = match kind {
-        "file" | "iso" => "path",
+        "file" | "iso" | "sg" => "path",
         _ => "size",
     };
     let setting = |key: &str, value: &str| Setting {
@@ -69,6 +69,8 @@ mod tests {
         );
         let volume = parse_volume("r=ram:1MiB,protection=2").expect("valid");
         assert_eq!(volume.protection, Some(sarsen_scsi::ProtectionType::Type2));
+        let tape = parse_volume("tape=sg:/dev/sg0").expect("valid");
+        assert_eq!(tape.store, StoreConfig::Sg { path: "/dev/sg0".into() });
         let volume = parse_volume("r=ram:1MiB,fault=lost-write@7:once,fault=stale-read@8");
         assert_eq!(volume.expect("valid").faults.len(), 2);
     }
@@ -84,6 +86,7 @@ mod tests {
             ("a=ram:1MiB,cache=none", "only a file volume"),
             ("a=ram:1000", "multiple of"),
             ("a=ram:1MiB,removable=maybe", "write true or false"),
+            ("a=sg:/dev/sg0,serial=a", "serial: a real device"),
             ("a=iso:/x,size=1MiB", "size: a CD has blocks of 2048 bytes"),
             ("a=iso:/x,block-size=512", "block-size: a CD has"),
             ("a=iso:/x,cache=none", "cache: a CD has"),

@@ -3,6 +3,7 @@
 mod file;
 mod latch;
 mod null;
+pub(crate) mod pass_through;
 mod protected;
 mod ram;
 
@@ -161,6 +162,8 @@ pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
             // It is read-only by itself.
             return plant(volume, store);
         }
+        // The device is asked by commands (see `pass_through`): there are no blocks of ours.
+        StoreConfig::Sg { .. } => return Ok(Arc::new(NullStore::new(volume.block_size, 0))),
         StoreConfig::Iso { path } => return plant(volume, Arc::new(open_image(path)?)),
     };
     let store = plant(volume, store)?;

@@ -52,7 +52,7 @@ pub(crate) struct Task<'a> {
 
 impl<'a> Task<'a> {
     pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Arc<Nexus>) -> Self {
-        let Command { cdb, name: _, attribute: _, data_out, expected_data_out_length } = command;
+        let Command { cdb, data_out, expected_data_out_length, .. } = command;
         let Attachment { unit, attentions, .. } = attachment;
         Self { cdb, unit, attentions, nexus, data_out, expected_data_out_length }
     }

@@ -262,6 +262,7 @@ impl<'a> Driver<'a> {
             attribute: attribute(command.attribute),
             data_out: command.data_out,
             expected_data_out_length: Some(command.expected_data_out_length.into()),
+            expected_data_in_length: command.expected_data_in_length.into(),
         };
         match nexus.begin(lun, request) {
             Execution::Ended(completion) => self.complete(task, completion),
@@ -277,7 +278,10 @@ impl<'a> Driver<'a> {
         {
             return self.complete_after(*abort, lun, task, completion);
         }
-        let sense = completion.sense.map(|sense| sense.to_bytes()).unwrap_or_default();
+        let sense = match (completion.sense, completion.raw_sense) {
+            (Some(sense), _) => sense.to_bytes(),
+            (None, raw) => raw.unwrap_or_default().into_vec(),
+        };
         let completion = Completion {
             status: completion.status as u8,
             data_in: completion.data_in,

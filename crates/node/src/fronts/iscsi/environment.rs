@@ -85,9 +85,11 @@ impl Environment for View {
             .collect()
     }
 
-    fn data_out_length(&mut self, lun: [u8; 8], cdb_bytes: &target::Cdb) -> usize {
+    fn data_out_length(&mut self, lun: [u8; 8], cdb_bytes: &target::Cdb, promised: usize) -> usize {
         match &mut self.nexus {
-            Some(nexus) => nexus.data_out_length(Lun::from_wire(&lun), &cdb(cdb_bytes)),
+            Some(nexus) => {
+                nexus.data_out_length_within(Lun::from_wire(&lun), &cdb(cdb_bytes), promised)
+            }
             None => 0,
         }
     }

@@ -222,8 +222,9 @@ impl FullFeature {
         };
         let expected = command.expected_data_transfer_length.get();
         let writes = command.flags & ScsiCommand::WRITE != 0;
-        let data_out_length = environment.data_out_length(command.lun, &cdb);
-        let wanted = if writes { data_out_length.min(expected as usize) } else { 0 };
+        let promised = if writes { expected as usize } else { 0 };
+        let data_out_length = environment.data_out_length(command.lun, &cdb, promised);
+        let wanted = data_out_length.min(promised);
         let is_final = command.flags & FINAL != 0;
         let length = command.data_segment_length.value();
         let limit = link.parameters.first_burst_length.min(expected);
@@ -428,6 +429,11 @@ impl FullFeature {
             expected_data_out_length: match task.flags & ScsiCommand::WRITE {
                 0 => 0,
                 _ => task.expected_data_transfer_length,
+            },
+            // With both, the length of a read is in a header of its own, which no command here needs.
+            expected_data_in_length: match task.flags & (ScsiCommand::READ | ScsiCommand::WRITE) {
+                ScsiCommand::READ => task.expected_data_transfer_length,
+                _ => 0,
             },
         }));
     }

@@ -110,8 +110,9 @@ pub trait Environment {
     fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus>;
     /// The targets that this initiator may see, all or the one that is named.
     fn targets(&mut self, admission: &Admission, only: Option<&str>) -> Vec<TargetRecord>;
-    /// How many bytes of Data-Out the command will take.
-    fn data_out_length(&mut self, lun: [u8; 8], cdb: &Cdb) -> usize;
+    /// How many bytes of Data-Out the command will take, of those that the initiator has `promised`
+    /// to send: its expected data transfer length, if it writes.
+    fn data_out_length(&mut self, lun: [u8; 8], cdb: &Cdb, promised: usize) -> usize;
     /// Whether there is a logical unit.
     fn unit_exists(&mut self, lun: [u8; 8]) -> bool;
 }
@@ -140,6 +141,8 @@ pub struct Command {
     pub data_out: Option<Buffer>,
     /// What it announced: the expected data transfer length of a write, else 0.
     pub expected_data_out_length: u32,
+    /// What it takes: the expected data transfer length of a read, else 0.
+    pub expected_data_in_length: u32,
 }
 
 /// A task management function that reaches beyond this session.

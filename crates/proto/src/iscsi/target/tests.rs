@@ -47,7 +47,7 @@ impl Environment for World {
             .collect()
     }
 
-    fn data_out_length(&mut self, _: [u8; 8], _: &Cdb) -> usize {
+    fn data_out_length(&mut self, _: [u8; 8], _: &Cdb, _: usize) -> usize {
         self.data_out_length
     }
 

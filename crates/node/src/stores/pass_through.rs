@@ -1,0 +1,79 @@
+//! A real SCSI device of this machine, to which commands go as they are.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sarsen_block::Io;
+use sarsen_io::sg::{self, Device};
+use sarsen_scsi::{PassThrough, Passed, Transfer};
+use tokio::sync::Semaphore;
+use tracing::warn;
+
+use super::StoreError;
+use crate::config::{StoreConfig, VolumeConfig};
+
+/// How long a command may take. Tapes wind, and media are formatted, for minutes.
+const TIMEOUT: Duration = Duration::from_secs(600);
+/// Commands of one device that wait for it at once: files need threads of the pool as well.
+const IN_FLIGHT: usize = 8;
+
+/// See the module.
+struct RealDevice {
+    name: String,
+    device: Device,
+    turns: Arc<Semaphore>,
+}
+
+/// The device of a volume, if it is one.
+pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn PassThrough>>, StoreError> {
+    let StoreConfig::Sg { path } = &volume.store else { return Ok(None) };
+    let device = Device::open(path).map_err(|source| unfit(path, source))?;
+    warn!(
+        volume = volume.name, path = %path.display(),
+        "every command of every initiator goes to this device as it is"
+    );
+    let turns = Arc::new(Semaphore::new(IN_FLIGHT));
+    Ok(Some(Arc::new(RealDevice { name: volume.name.clone(), device, turns })))
+}
+
+fn unfit(path: &Path, source: io::Error) -> StoreError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => StoreError::Unfit {
+            path,
+            problem:
+                "does not exist: write the SCSI device, such as /dev/sg0 (lsscsi -g names them)"
+                    .into(),
+        },
+        io::ErrorKind::ResourceBusy => StoreError::InUse { path },
+        io::ErrorKind::InvalidInput => StoreError::Unfit {
+            path,
+            problem: "takes no SCSI commands: write a SCSI device, such as /dev/sg0".into(),
+        },
+        _ => StoreError::System { path, what: "open it", source },
+    }
+}
+
+impl PassThrough for RealDevice {
+    fn execute(&self, cdb: Vec<u8>, transfer: Transfer) -> Io<io::Result<Passed>> {
+        let transfer = match transfer {
+            Transfer::None => sg::Transfer::None,
+            Transfer::In(length) => sg::Transfer::In(length),
+            Transfer::Out(data) => sg::Transfer::Out(data),
+        };
+        let (device, turns, volume) = (self.device.clone(), self.turns.clone(), self.name.clone());
+        Io::pending(async move {
+            // Nobody closes it.
+            let _turn = turns.acquire().await.map_err(io::Error::other)?;
+            match device.execute(cdb, transfer, TIMEOUT).wait().await {
+                Ok(sg::Ended { status, data_in, sense }) => Ok(Passed { status, data_in, sense }),
+                Err(error) => {
+                    warn!(volume, %error, "a command did not reach the device or its end");
+                    Err(error)
+                }
+            }
+        })
+    }
+}

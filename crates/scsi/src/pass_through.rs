@@ -1,0 +1,141 @@
+//! A unit whose commands go to a real SCSI device as they are. Ours are only the list of units, the
+//! unit attentions of our own side, and the state of the port; all else is the device's.
+
+use crate::commands::inquiry;
+use crate::nexus::{Attachment, Nexus};
+use crate::{AdditionalSense, Cdb, Command, Completion, Sense, SenseKey, Status};
+use sarsen_block::{Buffer, Data, Io};
+use sarsen_wire::scsi::opcode;
+use std::io;
+use std::sync::Arc;
+
+/// The most that one command transfers.
+pub(crate) const TRANSFER_LIMIT: usize = 16 << 20;
+
+/// What a command transfers.
+#[derive(Debug)]
+pub enum Transfer {
+    /// Nothing.
+    None,
+    /// So many bytes from the device, at most.
+    In(usize),
+    /// These bytes to the device.
+    Out(Buffer),
+}
+
+/// How the device ended a command.
+#[derive(Debug)]
+pub struct Passed {
+    /// Status, as it came.
+    pub status: u8,
+    /// What came from the device.
+    pub data_in: Buffer,
+    /// Sense data, as it came.
+    pub sense: Vec<u8>,
+}
+
+/// The way to a real device. Errors are of the way: `TimedOut`, `NotConnected`, `ResourceBusy`,
+/// `InvalidInput` for what the way does not take, and others.
+pub trait PassThrough: Send + Sync {
+    /// Has the device carry out a command. Dropping the answer does not undo it.
+    fn execute(&self, cdb: Vec<u8>, transfer: Transfer) -> Io<io::Result<Passed>>;
+}
+
+/// Bytes of a CDB. Groups 6 and 7 are the vendors': as long as the kernel's drivers take them for.
+fn cdb_bytes(cdb: &Cdb) -> Vec<u8> {
+    let all = cdb.as_bytes();
+    let length = match (opcode::cdb_length(cdb.operation_code()), cdb.operation_code()) {
+        (Some(length), _) => length,
+        (None, opcode::VARIABLE_LENGTH) => usize::from(all[7]) + 8,
+        (None, code) if code >> 5 == 3 => 12,
+        (None, _) => 10,
+    };
+    all[..length.min(all.len())].to_vec()
+}
+
+/// What our own side has to say before the device is asked.
+fn answer_ourselves(
+    attachment: &Attachment,
+    nexus: &Nexus,
+    cdb: &Cdb,
+) -> Option<Result<Completion, Sense>> {
+    let attentions = &attachment.attentions;
+    match cdb.operation_code() {
+        opcode::REPORT_LUNS => return Some(inquiry::luns_data(nexus, cdb)),
+        opcode::INQUIRY => return None,
+        opcode::REQUEST_SENSE => {
+            let attention = attentions.is_waiting().then(|| attentions.take()).flatten()?;
+            return Some(Ok(inquiry::sense_parameter_data(cdb, attention.sense())));
+        }
+        _ => {}
+    }
+    if attentions.is_waiting()
+        && let Some(attention) = attentions.take()
+    {
+        return Some(Err(attention.sense()));
+    }
+    nexus.target_port.not_ready().map(Err)
+}
+
+/// What is transferred: which way and how much the transport knows, the CDB does not say.
+fn transfer(command: &mut Command) -> Result<Transfer, Sense> {
+    let wrong = Sense::invalid_field_in_command_information_unit();
+    let arrived = command.data_out.take();
+    let out = match (command.expected_data_out_length, &arrived) {
+        (Some(promised), _) => promised,
+        (None, Some(data)) => data.len() as u64,
+        (None, None) => 0,
+    };
+    match (out, command.expected_data_in_length, arrived) {
+        (0, 0, _) => Ok(Transfer::None),
+        (0, wanted, _) if wanted <= TRANSFER_LIMIT as u64 => Ok(Transfer::In(wanted as usize)),
+        // All of it arrived.
+        (out, 0, Some(data)) if data.len() as u64 == out => Ok(Transfer::Out(data)),
+        // Too much, not all, or both ways at once.
+        _ => Err(wrong),
+    }
+}
+
+pub(crate) fn execute(
+    device: &Arc<dyn PassThrough>,
+    attachment: &Attachment,
+    nexus: &Nexus,
+    mut command: Command,
+) -> Io<Completion> {
+    let refuse = |sense| Io::Ready(Completion::check_condition(sense));
+    match answer_ourselves(attachment, nexus, &command.cdb) {
+        Some(Ok(completion)) => return Io::Ready(completion),
+        Some(Err(sense)) => return refuse(sense),
+        None => {}
+    }
+    match transfer(&mut command) {
+        Ok(transfer) => device.execute(cdb_bytes(&command.cdb), transfer).map(complete),
+        Err(sense) => refuse(sense),
+    }
+}
+
+fn complete(result: io::Result<Passed>) -> Completion {
+    let passed = match result {
+        Ok(passed) => passed,
+        Err(error) => return of_the_way(error.kind()),
+    };
+    let Some(status) = Status::from_byte(passed.status) else {
+        return of_the_way(io::ErrorKind::Other);
+    };
+    Completion {
+        data_in: Data::Buffer(passed.data_in),
+        raw_sense: (!passed.sense.is_empty()).then(|| passed.sense.into()),
+        ..Completion::with_status(status)
+    }
+}
+
+/// The device has not said how the command ended.
+fn of_the_way(kind: io::ErrorKind) -> Completion {
+    let sense = match kind {
+        io::ErrorKind::ResourceBusy => return Completion::with_status(Status::Busy),
+        io::ErrorKind::InvalidInput => Sense::invalid_field_in_command_information_unit(),
+        io::ErrorKind::TimedOut => Sense::new(SenseKey::AbortedCommand, AdditionalSense::NONE),
+        _ => Sense::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE),
+    };
+    Completion::check_condition(sense)
+}
