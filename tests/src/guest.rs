@@ -1,15 +1,16 @@
 //! A Linux kernel as the initiator: Debian's own, booted by QEMU under software emulation from an
 //! archive in memory, needing neither root nor KVM.
 //!
-//! `tests/guest/` holds the guest's first program (`init`) and its scenarios; [`run`] boots a
-//! guest that plays one and powers off. A scenario reports with lines `RESULT name value`. What
-//! is downloaded is kept in `tests/guest/cache`.
+//! `tests/guest/` holds the guest's first program (`init`) and its scenarios; a [`Guest`] plays one
+//! and powers off. A scenario reports with lines `RESULT name value`. What is downloaded is kept in
+//! `tests/guest/cache`.
 
 mod archive;
 mod base;
+mod disc;
 mod modules;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,35 +50,105 @@ impl Played {
 
 /// Boots a guest that plays `tests/guest/SCENARIO.sh` with `environment`.
 pub fn run(scenario: &str, environment: &[(&str, &str)]) -> Result<Played> {
-    let base = base::prepare(&folder())?;
-    let work = tempfile::tempdir()?;
-    let initrd = work.path().join("initrd");
-    let mut archive = Archive::append_to_copy(&base.archive, &initrd)?;
-    let script = |name: &str| {
-        let path = folder().join(name);
-        fs::read(&path).with_context(|| path.display().to_string())
-    };
-    archive.file("init", 0o755, &script("init")?)?;
-    archive.file("login", 0o644, &script("login.sh")?)?;
-    archive.file("scenario", 0o755, &script(&format!("{scenario}.sh"))?)?;
-    archive.file("environment", 0o644, exports(environment)?.as_bytes())?;
-    archive.finish()?;
+    Guest::new(scenario, environment)?.run()
+}
 
-    let mut qemu = Command::new("qemu-system-x86_64");
-    qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-        .args(["-accel", "tcg", "-cpu", "max,la57=off", "-m", &MEMORY_MIB.to_string()])
-        .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="])
-        .args(["-serial", "stdio", "-monitor", "none"])
-        .arg("-kernel")
-        .arg(&base.kernel)
-        .arg("-initrd")
-        .arg(&initrd)
-        .args(["-append", KERNEL_ARGUMENTS]);
-    let console = process::output(&mut qemu, LIMIT)?;
-    let played = Played { results: results(&console), console };
-    let status = played.result("status")?;
-    ensure!(status == "0", "{scenario} ended with status {status}:\n{}", played.console);
-    Ok(played)
+/// A guest that is yet to be booted.
+#[derive(Debug)]
+pub struct Guest {
+    scenario: String,
+    environment: String,
+    files: Vec<(String, PathBuf)>,
+    devices: Vec<String>,
+}
+
+impl Guest {
+    /// It plays `tests/guest/SCENARIO.sh` with `environment`.
+    pub fn new(scenario: &str, environment: &[(&str, &str)]) -> Result<Self> {
+        Ok(Self {
+            scenario: scenario.into(),
+            environment: exports(environment)?,
+            files: Vec::new(),
+            devices: Vec::new(),
+        })
+    }
+
+    /// With a program or a library of the host's at `path`: a name, or one in a folder of its own.
+    pub fn file(mut self, path: &str, source: &Path) -> Self {
+        self.files.push((path.into(), source.into()));
+        self
+    }
+
+    /// With more of QEMU's arguments.
+    pub fn devices(mut self, arguments: &[&str]) -> Self {
+        self.devices.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        self
+    }
+
+    /// Boots it from its kernel and its archive.
+    pub fn run(&self) -> Result<Played> {
+        let base = base::prepare(&folder())?;
+        let work = tempfile::tempdir()?;
+        let initrd = work.path().join("initrd");
+        self.write_archive(&base.archive, &initrd)?;
+        let mut qemu = self.machine();
+        qemu.arg("-kernel").arg(&base.kernel).arg("-initrd").arg(&initrd);
+        self.play(qemu.args(["-append", KERNEL_ARGUMENTS]))
+    }
+
+    /// Boots it from what its devices hold: the kernel and the archive are there (see
+    /// [`Self::write_disc`]).
+    pub fn run_from_disc(&self) -> Result<Played> {
+        self.play(&mut self.machine())
+    }
+
+    /// Makes the image of a CD that boots this guest and holds `payload` under that name.
+    pub fn write_disc(&self, image: &Path, payload: &Path) -> Result<()> {
+        let base = base::prepare(&folder())?;
+        let work = tempfile::tempdir()?;
+        let initrd = work.path().join("initrd");
+        self.write_archive(&base.archive, &initrd)?;
+        disc::write(image, &base.kernel, &initrd, payload, KERNEL_ARGUMENTS)
+    }
+
+    /// What is common to all guests, behind a copy of it what is this one's.
+    fn write_archive(&self, base: &Path, path: &Path) -> Result<()> {
+        let mut archive = Archive::append_to_copy(base, path)?;
+        let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
+        let script = |name: &str| read(&folder().join(name));
+        archive.file("init", 0o755, &script("init")?)?;
+        archive.file("login", 0o644, &script("login.sh")?)?;
+        archive.file("scenario", 0o755, &script(&format!("{}.sh", self.scenario))?)?;
+        archive.file("environment", 0o644, self.environment.as_bytes())?;
+        let mut folders = BTreeSet::new();
+        for (name, source) in &self.files {
+            if let Some((folder, _)) = name.rsplit_once('/')
+                && folders.insert(folder)
+            {
+                archive.folder(folder)?;
+            }
+            archive.file(name, 0o755, &read(source)?)?;
+        }
+        archive.finish()
+    }
+
+    fn machine(&self) -> Command {
+        let mut qemu = Command::new("qemu-system-x86_64");
+        qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+            .args(["-accel", "tcg", "-cpu", "max,la57=off", "-m", &MEMORY_MIB.to_string()])
+            .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="])
+            .args(["-serial", "stdio", "-monitor", "none"])
+            .args(&self.devices);
+        qemu
+    }
+
+    fn play(&self, qemu: &mut Command) -> Result<Played> {
+        let console = process::output(qemu, LIMIT)?;
+        let played = Played { results: results(&console), console };
+        let status = played.result("status")?;
+        ensure!(status == "0", "{} ended with status {status}:\n{}", self.scenario, played.console);
+        Ok(played)
+    }
 }
 
 fn folder() -> PathBuf {

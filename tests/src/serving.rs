@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display};
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::time::Duration;
@@ -40,6 +40,8 @@ pub enum Backing {
     File(PathBuf),
     /// Nowhere.
     Null,
+    /// A CD, from its image.
+    Iso(PathBuf),
 }
 
 /// A volume to be served.
@@ -64,6 +66,11 @@ impl Volume {
         Self { name: name.into(), backing, byte_count, block_size: 512, options: Vec::new() }
     }
 
+    /// A CD of an image.
+    pub fn cd(name: &str, image: &Path) -> Self {
+        Self { block_size: 2048, ..Self::new(name, Backing::Iso(image.into()), 0) }
+    }
+
     /// With another block size.
     pub fn block_size(mut self, bytes: u32) -> Self {
         self.block_size = bytes;
@@ -82,6 +89,7 @@ impl Volume {
             Backing::Ram => contestant::Backing::Memory,
             Backing::File(path) => contestant::Backing::File(path.clone()),
             Backing::Null => bail!("this peer has no null volume"),
+            Backing::Iso(_) => bail!("this peer's CDs are of no interest here"),
         };
         let image = Image::new(&self.name, backing, self.byte_count);
         Ok(Image { block_bytes: self.block_size, ..image })
@@ -93,11 +101,12 @@ impl Volume {
         let mut argument = match &self.backing {
             Backing::Ram => format!("{}=ram:{mebibytes}MiB", self.name),
             Backing::Null => format!("{}=null:{mebibytes}MiB", self.name),
+            Backing::Iso(path) => format!("{}=iso:{}", self.name, path.display()),
             Backing::File(path) => {
                 format!("{}=file:{},size={mebibytes}MiB", self.name, path.display())
             }
         };
-        if self.block_size != 512 {
+        if self.block_size != 512 && !matches!(self.backing, Backing::Iso(_)) {
             argument += &format!(",block-size={}", self.block_size);
         }
         for option in &self.options {

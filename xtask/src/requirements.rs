@@ -10,8 +10,10 @@ use crate::shell;
 /// compiler.
 const ALWAYS: &[&str] =
     &["bonnie++", "g++", "libiscsi-bin", "nbdkit", "qemu-block-extra", "qemu-utils"];
-/// Wanted by the full run besides: the browser that opens reports, the guest's machine.
-const FULL: &[&str] = &["chromium", "qemu-system-x86"];
+/// Wanted by the full run besides: the browser that opens reports, the guest's machine
+/// and the loader of the CD that it boots from.
+const FULL: &[&str] =
+    &["chromium", "genisoimage", "isolinux", "qemu-system-x86", "syslinux-common"];
 
 /// Installs what is missing, or says what that is. Tests that need it fail by themselves.
 pub(crate) fn install(full: bool) -> Result<()> {

@@ -223,14 +223,13 @@ impl LogicalUnit {
         self.keeper.as_ref()
     }
 
-    /// What is below. Where the medium has protection information, plain reads are checked against
-    /// it and plain writes bring theirs.
     /// The real device that its commands go to.
     pub(crate) fn pass_through(&self) -> Option<&Arc<dyn PassThrough>> {
         self.pass_through.as_ref()
     }
 
-    /// What is below.
+    /// What is below. Where the medium has protection information, plain reads are checked against
+    /// it and plain writes bring theirs.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }

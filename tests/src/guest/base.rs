@@ -1,5 +1,5 @@
 //! What every guest starts from: Debian's kernel, and an archive with busybox, open-iscsi, e2fsprogs,
-//! sg3-utils, bonnie++ and the modules they want. Downloaded with apt into a private state, so that nothing is
+//! eject, sg3-utils, bonnie++ and the modules they want. Downloaded with apt into a private state, so that nothing is
 //! installed and no root is needed; kept until the recipe changes.
 
 use std::fs::{self, File};
@@ -20,7 +20,8 @@ const RECIPE_VERSION: u32 = 1;
 const KERNEL: &str = "linux-image-amd64";
 
 /// What scenarios call; their libraries follow from Debian's dependencies.
-const PACKAGES: &[&str] = &["bonnie++", "busybox-static", "e2fsprogs", "open-iscsi", "sg3-utils"];
+const PACKAGES: &[&str] =
+    &["bonnie++", "busybox-static", "e2fsprogs", "eject", "open-iscsi", "sg3-utils"];
 
 /// Drawn in by dependencies, never used: package management, perl, udev (the kernel's devtmpfs
 /// names the disks).
