@@ -32,7 +32,8 @@ fn check(played: &Played, payload: &Path) -> Result<()> {
         ("events", "yes"),
         ("ejected", "yes"),
         ("ready_when_open", "no"),
-        ("read_when_open", "no"),
+        ("closed_by_reading", "yes"),
+        ("ejected_again", "yes"),
         ("loaded", "yes"),
     ] {
         assert_eq!(played.result(name)?, expected, "{name}");
