@@ -136,7 +136,7 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
                 return Ok(());
             }
             // Writes that began before end before; those that begin after revoke the token.
-            let _alone = unit.write_gate().write_arc().await;
+            let _alone = unit.write_alone().await?;
             let token = array.tokens().create(&array, recipe)?;
             unit.watch().add(token.clone());
             running.give_token(token.to_wire());

@@ -44,6 +44,19 @@ pub(super) enum Fault {
     Block(BlockError),
 }
 
+impl From<BlockError> for Fault {
+    fn from(error: BlockError) -> Self {
+        Self::Block(error)
+    }
+}
+
+/// What a gate of the unit said.
+impl From<Sense> for Fault {
+    fn from(sense: Sense) -> Self {
+        Self::Barrier(Barrier::State(sense))
+    }
+}
+
 /// What is asked between pieces.
 pub(super) struct Supervisor<'a> {
     pub(super) operation: &'a Operation,
@@ -100,7 +113,18 @@ impl Source<'_> {
         Err(BlockError::OutOfRange { extent, block_count: self.unit.geometry().block_count })
     }
 
-    async fn read(&self, offset: u64, length: u64) -> Result<Data, BlockError> {
+    /// No part of an atomic write that is under way.
+    async fn read(&self, offset: u64, length: u64) -> Result<Data, Fault> {
+        let guard = self.unit.guard_read().await?;
+        let data = self.read_blocks(offset, length).await?;
+        Ok(match guard {
+            // A store's memory may change once the guard is let go.
+            Some(_) => Data::Buffer(data.into_buffer()),
+            None => data,
+        })
+    }
+
+    async fn read_blocks(&self, offset: u64, length: u64) -> Result<Data, BlockError> {
         let block_size = self.unit.geometry().block_size;
         let (shift, mask) = (block_size.shift(), block_size.bytes() as u64 - 1);
         let (extent, within) = self.locate(offset)?;
@@ -186,7 +210,7 @@ impl Transfer<'_> {
                 true => write(self.destination, place, data).await,
                 false => patch(self.destination, place, data).await,
             };
-            written.map_err(|error| Failure::Destination(Fault::Block(error)))?;
+            written.map_err(Failure::Destination)?;
             supervisor.operation.moved(length);
             end -= length;
         }
@@ -200,14 +224,14 @@ impl Transfer<'_> {
         supervisor: &Supervisor<'_>,
     ) -> Result<Data, Failure> {
         let data = self.source.read(self.source_offset + offset, length).await;
-        let data = data.map_err(|error| Failure::Source(Fault::Block(error)))?;
+        let data = data.map_err(Failure::Source)?;
         supervisor.after_read()?;
         Ok(data)
     }
 
     /// Copies one piece from byte `done` of the transfer, and says how long it was.
     async fn forward(&self, done: u64, supervisor: &Supervisor<'_>) -> Result<u64, Failure> {
-        let failed = |error| Failure::Destination(Fault::Block(error));
+        let failed = Failure::Destination;
         let unit = self.destination;
         let block = unit.byte_count(1) as u64;
         let (place, left) = (self.destination_offset + done, self.byte_count - done);
@@ -227,7 +251,7 @@ impl Transfer<'_> {
         }
         let whole = left - left % block;
         let run = self.source.run(self.source_offset + done, whole.min(HOLE_BYTES)).await;
-        let (run, allocation) = run.map_err(|error| Failure::Source(Fault::Block(error)))?;
+        let (run, allocation) = run.map_err(|error| Failure::Source(error.into()))?;
         if allocation == Allocation::Deallocated && run >= block {
             supervisor.after_read()?;
             let length = run - run % block;
@@ -247,34 +271,36 @@ fn blocks(unit: &LogicalUnit, offset: u64, length: u64) -> Extent {
     Extent::new(offset >> shift, length >> shift)
 }
 
-async fn write(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), BlockError> {
+async fn write(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), Fault> {
     let extent = blocks(unit, offset, data.len() as u64);
     let data = match data {
         Data::Zeroes(_) => None,
         data => Some(data.into_buffer()),
     };
     unit.thresholds().note(extent.block_count);
-    let _guard = unit.write_gate().read_arc().await;
+    let _guard = unit.write_beside_others().await?;
     let durability = unit.durability(false);
     match data {
-        Some(data) => unit.store().write(extent, data, durability).wait().await,
-        None => unit.store().write_zeroes(extent, durability).wait().await,
+        Some(data) => unit.store().write(extent, data, durability).wait().await?,
+        None => unit.store().write_zeroes(extent, durability).wait().await?,
     }
+    Ok(())
 }
 
 /// Makes whole blocks read as zero without holding any, where the store can.
-pub(super) async fn clear(unit: &LogicalUnit, offset: u64, length: u64) -> Result<(), BlockError> {
+async fn clear(unit: &LogicalUnit, offset: u64, length: u64) -> Result<(), Fault> {
     let extent = blocks(unit, offset, length);
-    let _guard = unit.write_gate().read_arc().await;
+    let _guard = unit.write_beside_others().await?;
     let durability = unit.durability(false);
     if unit.characteristics().unmap.is_none() {
-        return unit.store().write_zeroes(extent, durability).wait().await;
+        unit.store().write_zeroes(extent, durability).wait().await?;
+        return Ok(());
     }
     unit.store().unmap(extent).wait().await?;
-    match durability {
-        Durability::Durable => unit.store().flush().wait().await,
-        Durability::Volatile => Ok(()),
+    if durability == Durability::Durable {
+        unit.store().flush().wait().await?;
     }
+    Ok(())
 }
 
 /// Clears bytes of whole blocks in pieces.
@@ -290,7 +316,7 @@ pub(super) async fn clear_all(
         supervisor.before_piece()?;
         let length = HOLE_BYTES.min(byte_count - done);
         let cleared = clear(unit, start + done, length).await;
-        cleared.map_err(|error| Failure::Destination(Fault::Block(error)))?;
+        cleared.map_err(Failure::Destination)?;
         supervisor.operation.moved(length);
         done += length;
     }
@@ -298,14 +324,15 @@ pub(super) async fn clear_all(
 }
 
 /// Writes some bytes of one block and keeps the others: nothing else writes meanwhile.
-async fn patch(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), BlockError> {
+async fn patch(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), Fault> {
     let block = unit.byte_count(1) as u64;
     let within = (offset % block) as usize;
     let extent = blocks(unit, offset - within as u64, block);
-    let _guard = unit.write_gate().write_arc().await;
+    let _guard = unit.write_alone().await?;
     let mut whole = unit.store().read(extent).wait().await?.into_buffer();
     data.copy_out(0, &mut whole[within..within + data.len()]);
-    unit.store().write(extent, whole, unit.durability(false)).wait().await
+    unit.store().write(extent, whole, unit.durability(false)).wait().await?;
+    Ok(())
 }
 
 /// The destination of a transfer begins within its source.
