@@ -49,9 +49,9 @@ impl Requester {
                 continue;
             }
             let attached = nexus.attached();
-            let Some(attachment) = attached.values().find(|one| is_named(&one.unit)) else {
-                continue;
-            };
+            // What a real device holds is not behind its unit's store.
+            let mut units = attached.values().filter(|one| one.unit.pass_through().is_none());
+            let Some(attachment) = units.find(|one| is_named(&one.unit)) else { continue };
             let reached = Reached { unit: attachment.unit.clone(), nexus: Arc::downgrade(&nexus) };
             if admit_access(flags, Access::Active, &reached.unit, &nexus).is_ok() {
                 return Some(reached);
