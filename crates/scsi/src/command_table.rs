@@ -38,7 +38,7 @@ impl Flags {
     pub const NEEDS_MEDIUM: Self = Self(8);
     /// Is executed although another nexus's auto contingent allegiance holds the task set up
     /// (SAM-5 5.9.4).
-    pub const PASSES_ACA: Self = Self(64);
+    pub const PASSES_ACA: Self = Self(256);
 
     /// Is executed for others while a nexus holds a Write Exclusive persistent reservation: what
     /// only reads (SPC-4 table 65, SBC-3 table 13). Without it and the next one a command conflicts,
@@ -70,6 +70,27 @@ impl Flags {
         Self(bits)
     }
 }
+
+/// No two flags share a bit.
+const _: () = {
+    let all = [
+        Flags::IGNORES_UNIT_ATTENTION,
+        Flags::ALLOWED_WHEN_RESERVED,
+        Flags::WRITES,
+        Flags::NEEDS_MEDIUM,
+        Flags::PASSES_ACA,
+        Flags::ALLOWED_UNDER_WRITE_EXCLUSIVE,
+        Flags::ALLOWED_UNDER_EXCLUSIVE_ACCESS,
+        Flags::ALLOWED_DURING_OPERATION,
+        Flags::ALLOWED_AFTER_FAILURE,
+    ];
+    let (mut index, mut seen) = (0, Flags::NONE);
+    while index < all.len() {
+        assert!(all[index].0.count_ones() == 1 && seen.0 & all[index].0 == 0);
+        seen = seen.and(all[index]);
+        index += 1;
+    }
+};
 
 /// Which device types have a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
