@@ -2,18 +2,21 @@
 //! with CHECK CONDITION alone, and what a GOOD write wrote is what a read gives.
 #![no_main]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use libfuzzer_sys::fuzz_target;
-use sarsen_block::{BlockSize, Buffer, Io, MemoryStore};
+use sarsen_block::layers::ProtectedStore;
+use sarsen_block::{BlockSize, Buffer, Io, MemoryStore, Store};
 use sarsen_scsi::command_table::TABLE;
 use sarsen_scsi::{
-    Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, LogicalUnit, Lun, NexusHandle,
-    Status, TargetDevice, Work,
+    Array, Cdb, Command, Completion, DeviceType, Host, Identity, InitiatorPort, Keeper,
+    LogicalUnit, Lun, NexusHandle, Parts, ProtectionType, Record, SenseKey, Status, TargetDevice,
+    TaskAttribute, Work,
 };
+use sarsen_wire::scsi::opcode::VARIABLE_LENGTH;
 
 const BLOCK_COUNT: u64 = 256;
 /// The device server takes and gives no more than this with one command.
@@ -36,42 +39,115 @@ impl Host for StillHost {
     }
 }
 
+/// Keeps records in memory.
+#[derive(Default)]
+struct MemoryKeeper(Mutex<HashMap<Record, Vec<u8>>>);
+
+impl MemoryKeeper {
+    fn records(&self) -> MutexGuard<'_, HashMap<Record, Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Keeper for MemoryKeeper {
+    fn load(&self, record: Record) -> std::io::Result<Option<Vec<u8>>> {
+        Ok(self.records().get(&record).cloned())
+    }
+
+    fn save(&self, record: Record, content: Vec<u8>) -> Io<std::io::Result<()>> {
+        self.records().insert(record, content);
+        Io::Ready(Ok(()))
+    }
+}
+
+/// A disk that may have protection information, one whose medium is removable and that keeps records, and
+/// a CD.
+fn units(kind: u8) -> BTreeMap<Lun, Arc<LogicalUnit>> {
+    let block_size = if kind & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
+    let protection = match kind >> 1 & 3 {
+        0 => None,
+        1 => Some(ProtectionType::Type1),
+        2 => Some(ProtectionType::Type2),
+        _ => Some(ProtectionType::Type3),
+    };
+    let memory = |block_size, block_count| Arc::new(MemoryStore::new(block_size, block_count));
+    let plain: Arc<dyn Store> = memory(block_size, BLOCK_COUNT);
+    let below = ProtectedStore::bytes_below(block_size, BLOCK_COUNT).expect("few blocks") / 512;
+    let protected = || ProtectedStore::new(memory(BlockSize::B512, below), block_size);
+    let store = match protection {
+        Some(_) => Arc::new(protected().expect("large enough")),
+        None => plain,
+    };
+    let disk = Parts { protection, ..Parts::disk(Identity::new("data", "fuzz"), store) };
+    let removable = Parts {
+        removable: true,
+        keeper: Some(Arc::new(MemoryKeeper::default())),
+        ..Parts::disk(Identity::new("removable", "fuzz"), memory(BlockSize::B512, BLOCK_COUNT))
+    };
+    let disc = Parts {
+        device_type: DeviceType::Cd,
+        ..Parts::disk(Identity::new("disc", "fuzz"), memory(BlockSize::B2048, BLOCK_COUNT))
+    };
+    let unit = |parts| LogicalUnit::of_parts(parts).expect("nothing is kept yet");
+    (0..).map(Lun).zip([disk, removable, disc].map(unit)).collect()
+}
+
+/// What arrives: the row that the byte names, or whatever it is, and further bytes.
+fn cdb(row: u8, bytes: &[u8], extension: &[u8]) -> Cdb {
+    let mut cdb = [0; 16];
+    cdb[1..=bytes.len()].copy_from_slice(bytes);
+    let row = TABLE.get(usize::from(row)).ok_or(row);
+    cdb[0] = row.map_or_else(|byte| byte, |row| row.operation_code);
+    match row.ok().and_then(|row| row.service_action) {
+        Some(action) if cdb[0] == VARIABLE_LENGTH => {
+            cdb[7] = 0x18;
+            cdb[8..10].copy_from_slice(&action.to_be_bytes());
+            let mut rest = [0; 16];
+            let length = extension.len().min(16);
+            rest[..length].copy_from_slice(&extension[..length]);
+            return Cdb::with_extension(&cdb, &rest);
+        }
+        Some(action) => cdb[1] = cdb[1] & 0xe0 | action as u8,
+        None => {}
+    }
+    Cdb::new(&cdb)
+}
+
 fuzz_target!(|input: &[u8]| {
     let Some((&kind, mut input)) = input.split_first() else { return };
-    let block_size = if kind & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
-    let store = Arc::new(MemoryStore::new(block_size, BLOCK_COUNT));
-    let unit = LogicalUnit::new(Identity::new("data", "fuzz"), store);
     let array = Array::new(Arc::new(StillHost));
-    let luns = BTreeMap::from([(Lun(0), unit)]);
-    let device = TargetDevice::new(&array, "iqn.2026-11.fuzz:t".into(), luns);
+    let device = TargetDevice::new(&array, "iqn.2026-11.fuzz:t".into(), units(kind));
     let open = |name: &str| {
         let initiator = InitiatorPort { name: format!("iqn.2026-11.fuzz:{name},i,0x1") };
         device.open_nexus(initiator, 1).expect("the one port")
     };
     let mut nexuses = [open("one"), open("two")];
-    while let [who, row, length, rest @ ..] = input {
+    while let [who, where_and_how, row, length, rest @ ..] = input {
         let (bytes, rest) = rest.split_at(rest.len().min(15));
         let (data, rest) = rest.split_at(rest.len().min((*length).into()));
         input = rest;
-        let mut cdb = [0; 16];
-        cdb[1..=bytes.len()].copy_from_slice(bytes);
-        match TABLE.get(usize::from(*row)) {
-            Some(row) => {
-                cdb[0] = row.operation_code;
-                if let Some(action) = row.service_action {
-                    cdb[1] = cdb[1] & 0xe0 | action as u8;
-                }
-            }
-            None => cdb[0] = *row,
-        }
         let nexus = &mut nexuses[usize::from(who & 1)];
+        let lun = Lun(u16::from(where_and_how & 3));
         match who >> 1 {
-            0x7f => drop(nexus.logical_unit_reset(Lun(0))),
+            0x7f => drop(nexus.logical_unit_reset(lun)),
             0x7e => nexus.target_reset(false),
-            0x7d => drop(nexus.clear_task_set(Lun(0))),
-            0x7b => nexus.clear_aca(Lun(0)),
+            0x7d => drop(nexus.clear_task_set(lun)),
+            0x7b => nexus.clear_aca(lun),
             0x7c => *nexus = open("again"),
-            _ => command(nexus, &cdb, data, who & 2 != 0, block_size),
+            _ => {
+                let attribute = match where_and_how >> 2 & 3 {
+                    0 => TaskAttribute::Simple,
+                    1 => TaskAttribute::Ordered,
+                    2 => TaskAttribute::HeadOfQueue,
+                    _ => TaskAttribute::Aca,
+                };
+                let cdb = cdb(*row, bytes, data);
+                let block_bytes = if kind & 1 == 0 { 512 } else { 4096 };
+                // What a protected unit transfers has more bytes than its blocks.
+                let reads_back = lun == Lun(0) && kind >> 1 & 3 == 0;
+                let block_bytes = reads_back.then_some(block_bytes);
+                command(nexus, lun, (cdb, attribute), data, who & 2 != 0, block_bytes);
+            }
         }
     }
 });
@@ -89,17 +165,19 @@ fn repeat(pattern: &[u8], length: usize) -> Buffer {
 
 fn command(
     nexus: &mut NexusHandle,
-    bytes: &[u8; 16],
+    lun: Lun,
+    (cdb, attribute): (Cdb, TaskAttribute),
     data: &[u8],
     exact: bool,
-    block_size: BlockSize,
+    reads_back: Option<u64>,
 ) {
-    let cdb = Cdb::new(bytes);
-    let length = nexus.data_out_length(Some(Lun(0)), &cdb);
+    let bytes = cdb.as_bytes().to_vec();
+    let length = nexus.data_out_length(Some(lun), &cdb);
     assert!(length <= LARGEST_DATA, "{length} bytes for one command");
     let data_out = if exact { repeat(data, length) } else { repeat(data, data.len().min(length)) };
     let sent = data_out[..].to_vec();
-    let completion = run(nexus, Command::with_data_out(cdb.clone(), data_out));
+    let request = Command { attribute, ..Command::with_data_out(cdb, data_out) };
+    let completion = run(nexus, lun, request);
     assert_eq!(completion.status == Status::CheckCondition, completion.sense.is_some());
     assert!(completion.data_in.len() <= LARGEST_DATA);
     if let Some(sense) = &completion.sense {
@@ -116,22 +194,31 @@ fn command(
         0x8a => Some((big_endian(2..10), big_endian(10..14))),
         _ => None,
     };
-    let Some((lba, count)) = written.filter(|_| completion.status == Status::Good && exact) else {
-        return;
-    };
+    let written = written.filter(|_| completion.status == Status::Good && exact);
+    let (Some((lba, count)), Some(block_bytes)) = (written, reads_back) else { return };
     assert!(lba + count <= BLOCK_COUNT, "a write beyond the end was GOOD");
-    assert_eq!(sent.len() as u64, count * block_size.bytes() as u64);
+    assert_eq!(sent.len() as u64, count * block_bytes);
     let mut read = [0; 16];
     read[0] = 0x88;
     read[2..10].copy_from_slice(&lba.to_be_bytes());
     read[10..14].copy_from_slice(&(count as u32).to_be_bytes());
-    let answer = run(nexus, Command::new(Cdb::new(&read)));
-    assert_eq!(answer.status, Status::Good);
-    assert_eq!(answer.data_in.into_buffer()[..], sent[..]);
+    let answer = loop {
+        let answer = run(nexus, lun, Command::new(Cdb::new(&read)));
+        // What the write led to, such as a threshold that it passed.
+        if answer.sense.as_ref().is_none_or(|sense| sense.key() != SenseKey::UnitAttention) {
+            break answer;
+        }
+    };
+    // A reservation may let this nexus write and not read; ACA may be in force.
+    if answer.status == Status::Good {
+        assert_eq!(answer.data_in.into_buffer()[..], sent[..]);
+    } else {
+        assert!(matches!(answer.status, Status::AcaActive | Status::ReservationConflict));
+    }
 }
 
-fn run(nexus: &mut NexusHandle, command: Command) -> Completion {
-    match nexus.execute(Some(Lun(0)), command) {
+fn run(nexus: &mut NexusHandle, lun: Lun, command: Command) -> Completion {
+    match nexus.execute(Some(lun), command) {
         Io::Ready(completion) => completion,
         Io::Pending(future) => poll(future),
     }
