@@ -135,10 +135,9 @@ pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
     let store: Arc<dyn Store> = match &volume.store {
         StoreConfig::Ram { size, limit } => {
-            let limit = limit.unwrap_or(u64::MAX);
             let store = match volume.protection {
-                Some(_) => protected::in_memory(volume.block_size, *size, limit),
-                None => RamStore::with_limit(volume.block_size, blocks(*size), limit)
+                Some(_) => protected::in_memory(volume.block_size, *size, *limit),
+                None => RamStore::with_limit(volume.block_size, blocks(*size), *limit)
                     .map(|store| Arc::new(store) as _),
             };
             store.map_err(|source| StoreError::Memory { size: *size, source })?

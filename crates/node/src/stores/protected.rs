@@ -148,7 +148,7 @@ fn write_header(path: &Path, header: &Header) -> io::Result<()> {
 pub(super) fn in_memory(
     block_size: BlockSize,
     size: u64,
-    limit: u64,
+    limit: Option<u64>,
 ) -> io::Result<Arc<dyn Store>> {
     let below = ProtectedStore::bytes_below(block_size, size >> block_size.shift());
     let below = below.ok_or(ErrorKind::OutOfMemory)?;
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn memory_passes_the_conformance_suite() {
         for block_size in [BlockSize::B512, BlockSize::B4096] {
-            let store = in_memory(block_size, SIZE, u64::MAX).expect("memory");
+            let store = in_memory(block_size, SIZE, None).expect("memory");
             assert_eq!(store.geometry().byte_count(), SIZE);
             cores::block_on(FileEngine::Pool, conformance::check(&*store, 3)).expect("a core");
         }

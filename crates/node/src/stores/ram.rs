@@ -19,6 +19,8 @@ const GROWTH: u64 = 4;
 const LEAST_ROOM: u64 = 1 << 36;
 const PAGES_PER_WORD: u64 = u64::BITS as u64;
 
+const UNLIMITED: i64 = i64::MAX;
+
 /// See the module. Its contents are gone when it is dropped; nothing is more durable than its
 /// writes, so it reports no volatile cache.
 pub struct RamStore {
@@ -27,7 +29,7 @@ pub struct RamStore {
     region: Arc<Region>,
     /// A bit for each page of the region's room; a region of pages too, so that it is sparse.
     written: Bitmap,
-    /// Pages that it may take.
+    /// Pages that it may take; [`UNLIMITED`] for as many as it has.
     limit: i64,
     /// Pages that are marked, and those that writes under way may mark; below zero for a moment where
     /// an unmap overtakes the write whose marks it cleared.
@@ -37,14 +39,15 @@ pub struct RamStore {
 impl RamStore {
     /// A disk of zeroes.
     pub fn new(block_size: BlockSize, block_count: u64) -> std::io::Result<Self> {
-        Self::with_limit(block_size, block_count, u64::MAX)
+        Self::with_limit(block_size, block_count, None)
     }
 
-    /// A disk of zeroes that takes at most `limit` bytes of memory; what finds no room is refused.
+    /// A disk of zeroes that takes at most `limit` bytes of memory, if there is one; what finds no room
+    /// is refused.
     pub fn with_limit(
         block_size: BlockSize,
         block_count: u64,
-        limit: u64,
+        limit: Option<u64>,
     ) -> std::io::Result<Self> {
         let bytes = block_count << block_size.shift();
         let room = bytes.saturating_mul(GROWTH).max(LEAST_ROOM);
@@ -52,7 +55,8 @@ impl RamStore {
             .or_else(|_| Region::new(bytes as usize))?;
         let written = Bitmap::new((region.room() as u64).div_ceil(PAGE as u64));
         let block_count = AtomicU64::new(block_count);
-        let (limit, taken) = ((limit / PAGE as u64) as i64, AtomicI64::new(0));
+        let limit = limit.map_or(UNLIMITED, |limit| (limit / PAGE as u64) as i64);
+        let taken = AtomicI64::new(0);
         Ok(Self { block_size, block_count, region, written, limit, taken })
     }
 
@@ -125,16 +129,13 @@ impl RamStore {
                 let block_count = run >> self.block_size.shift();
                 Ok(Reply::Allocation(AllocationRun { block_count, allocation }))
             }
+            Request::Space if self.limit == UNLIMITED => Err(BlockError::Unsupported),
             Request::Space => {
-                let pages_to_blocks = (PAGE as u64) >> self.block_size.shift();
-                let taken = self.taken.load(Ordering::Relaxed).max(0) as u64;
-                // Without a limit of its own it may take what its size wants.
-                let size = self.geometry().byte_count().div_ceil(PAGE as u64);
-                let available = (self.limit as u64).min(size).saturating_sub(taken);
-                Ok(Reply::Space(Space {
-                    used_blocks: taken * pages_to_blocks,
-                    available_blocks: available * pages_to_blocks,
-                }))
+                let blocks =
+                    |pages: i64| pages.max(0) as u64 * PAGE as u64 >> self.block_size.shift();
+                let taken = self.taken.load(Ordering::Relaxed);
+                let (used_blocks, available_blocks) = (blocks(taken), blocks(self.limit - taken));
+                Ok(Reply::Space(Space { used_blocks, available_blocks }))
             }
             Request::Resize { block_count } => self.resize(block_count).map(|()| Reply::Done),
         }
@@ -187,7 +188,8 @@ impl Store for RamStore {
             unmap: Some(Unmap {
                 granularity_blocks: PAGE as u32 >> self.block_size.shift(),
                 anchors: false,
-                tells_space: true,
+                // Without a limit it has room for all of its blocks.
+                tells_space: self.limit < UNLIMITED,
             }),
             physical_block_exponent: 0,
             protection: false,
@@ -362,7 +364,8 @@ mod tests {
 
     #[test]
     fn a_limited_disk_refuses_what_finds_no_room_and_takes_it_when_there_is_some() {
-        let store = RamStore::with_limit(BlockSize::B512, 1024, 2 * PAGE as u64).expect("memory");
+        let store =
+            RamStore::with_limit(BlockSize::B512, 1024, Some(2 * PAGE as u64)).expect("memory");
         let write = |lba: u64, blocks: u64| {
             let data = sarsen_block::Buffer::zeroed(blocks as usize * 512);
             let (extent, durability) =
