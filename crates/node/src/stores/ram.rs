@@ -132,7 +132,7 @@ impl RamStore {
             Request::Space if self.limit == UNLIMITED => Err(BlockError::Unsupported),
             Request::Space => {
                 let blocks =
-                    |pages: i64| pages.max(0) as u64 * PAGE as u64 >> self.block_size.shift();
+                    |pages: i64| (pages.max(0) as u64 * PAGE as u64) >> self.block_size.shift();
                 let taken = self.taken.load(Ordering::Relaxed);
                 let (used_blocks, available_blocks) = (blocks(taken), blocks(self.limit - taken));
                 Ok(Reply::Space(Space { used_blocks, available_blocks }))
