@@ -10,7 +10,7 @@ mod extents;
 
 use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::pin::Pin;
@@ -66,6 +66,33 @@ impl Opened {
     }
 }
 
+/// Locks an open file or folder, exclusively or shared, and tries for `patience` before it gives
+/// up. A process that is killed lets go of its files only when the kernel has ended what was in its
+/// rings, a moment after the process is gone; and one that was just forked holds what its parent
+/// had open until it becomes another program. Blocks the thread.
+pub fn lock_within(fd: impl AsFd, exclusive: bool, patience: Duration) -> io::Result<bool> {
+    let operation = match exclusive {
+        true => FlockOperation::NonBlockingLockExclusive,
+        false => FlockOperation::NonBlockingLockShared,
+    };
+    let deadline = crate::time::now() + patience;
+    loop {
+        let locked = try_lock(fd.as_fd(), operation)?;
+        if locked || crate::time::now() >= deadline {
+            return Ok(locked);
+        }
+        crate::time::pause(LOCK_POLL_INTERVAL);
+    }
+}
+
+fn try_lock(fd: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool> {
+    match rustix::fs::flock(fd, operation) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl File {
     /// Opens a regular file or a block device; blocks the thread while it does. Other kinds of
     /// file are InvalidInput, as is a file system that refuses O_DIRECT.
@@ -107,27 +134,13 @@ impl File {
         self.try_lock(FlockOperation::NonBlockingLockShared)
     }
 
-    /// Takes the lock, exclusive or shared, and tries for `patience` before it gives up. A process
-    /// that is killed lets go of its files only when the kernel has ended what was in its rings,
-    /// a moment after the process is gone. Blocks the thread.
+    /// Takes the lock, exclusive or shared, as [`lock_within`] does. Blocks the thread.
     pub fn lock_within(&self, exclusive: bool, patience: Duration) -> io::Result<bool> {
-        let deadline = crate::time::now() + patience;
-        loop {
-            let locked =
-                if exclusive { self.try_lock_exclusive()? } else { self.try_lock_shared()? };
-            if locked || crate::time::now() >= deadline {
-                return Ok(locked);
-            }
-            crate::time::pause(LOCK_POLL_INTERVAL);
-        }
+        lock_within(&self.opened.fd, exclusive, patience)
     }
 
     fn try_lock(&self, operation: FlockOperation) -> io::Result<bool> {
-        match rustix::fs::flock(&self.opened.fd, operation) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        try_lock(self.opened.fd.as_fd(), operation)
     }
 
     /// Whether it is a block device.

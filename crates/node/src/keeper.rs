@@ -1,13 +1,14 @@
 //! Where a volume keeps what outlives the server: a folder with one file for each record, each
 //! with a header that tells damage and strangers apart.
 
-use std::fs::{self, DirBuilder, TryLockError};
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sarsen_block::Io;
+use sarsen_io::file::lock_within;
 use sarsen_io::record::RecordFile;
 use sarsen_proto::iscsi::digest::crc32c_of;
 use sarsen_scsi::{Keeper, Record};
@@ -16,7 +17,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::config::{StoreConfig, VolumeConfig};
-use crate::stores::StoreError;
+use crate::stores::{LOCK_PATIENCE, StoreError};
 
 /// What a file volume's path gets for the folder that lies beside it.
 const FOLDER_SUFFIX: &str = ".state";
@@ -125,10 +126,9 @@ fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(system)?,
     };
-    match opened.try_lock() {
-        Ok(()) => Ok(Some(opened)),
-        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: folder.to_owned() }),
-        Err(TryLockError::Error(source)) => Err(system(source)),
+    match lock_within(&opened, true, LOCK_PATIENCE).map_err(system)? {
+        true => Ok(Some(opened)),
+        false => Err(StoreError::InUse { path: folder.to_owned() }),
     }
 }
 

@@ -4,7 +4,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
@@ -14,10 +13,7 @@ use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{error, warn};
 
 use super::latch::{Claim, Latch};
-use super::{CacheMode, StoreError};
-
-/// How long a file may stay locked after the server that had it was killed.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+use super::{CacheMode, LOCK_PATIENCE, StoreError};
 
 /// What to open and how.
 #[derive(Clone, Debug)]

@@ -10,6 +10,7 @@ mod ram;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
 use sarsen_block::{BlockSize, Lba, Store};
@@ -19,6 +20,9 @@ pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
 pub use self::ram::RamStore;
 use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
+
+/// How long a file or folder may stay locked after the server that had it was killed.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// When a write reaches the disk, with KVM's names and their exact meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
