@@ -1,0 +1,406 @@
+//! What a crash must not leave half done: WRITE ATOMIC, which is there whole or not at all, and
+//! SANITIZE, which is told as failed until another one has succeeded.
+//!
+//! The writers of the first proof fill runs of 64 KiB, each word of which says run and generation.
+//! A kill seldom stops the kernel within one write, so the proof does to the file what a loss of
+//! power may do: a run that was on its way when the server was killed is torn before the next
+//! start. `PROOF_SEED` repeats a run, `PROOF_KILLS` lengthens it.
+
+mod client;
+
+use std::cell::{Cell, RefCell};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use futures_util::future::{try_join, try_join_all};
+use rustix::process::Signal;
+use sarsen_block::Buffer;
+use sarsen_initiator::{
+    Command, Completion, Sense, SenseKey, Session, SessionOptions, TransferRequest,
+};
+use sarsen_proof::{Backing, Serving, Volume};
+
+use client::Dice;
+
+const MIB: u64 = 1 << 20;
+const BLOCK_LENGTH: usize = 512;
+
+/// Kills of the atomic writes' test, unless `PROOF_KILLS` says otherwise.
+const KILLS: u64 = 8;
+/// Kills that are added to these until one has cut a write off.
+const KILLS_ADDED_MAX: u64 = 200;
+/// Kills of each sanitize operation.
+const SANITIZE_KILLS: u64 = 3;
+/// A round acknowledges up to so many writes, and then answers up to so many pings, before its
+/// kill.
+const ACKNOWLEDGEMENTS_MAX: u64 = 40;
+const PINGS_MAX: u64 = 40;
+
+const WRITERS: usize = 6;
+const RUNS_PER_WRITER: usize = 4;
+const RUNS: usize = WRITERS * RUNS_PER_WRITER;
+const RUN_LENGTH: usize = 64 * 1024;
+const RUN_BLOCKS: usize = RUN_LENGTH / BLOCK_LENGTH;
+const WORD_LENGTH: usize = 16;
+
+fn number(variable: &str) -> Result<Option<u64>> {
+    let Ok(text) = std::env::var(variable) else { return Ok(None) };
+    Ok(Some(text.parse().with_context(|| format!("{variable}={text}"))?))
+}
+
+fn dice(what: &str) -> Result<(Dice, u64)> {
+    let seed = number("PROOF_SEED")?.unwrap_or_else(sarsen_io::random::number);
+    println!("{what}: PROOF_SEED={seed}");
+    Ok((Dice::new(seed), seed))
+}
+
+fn fill(run: usize, generation: u64) -> Vec<u8> {
+    let word = [(run as u64 + 1).to_be_bytes(), generation.to_be_bytes()].concat();
+    word.repeat(RUN_LENGTH / WORD_LENGTH)
+}
+
+/// What the first word of a run says: whose it is, and its generation.
+fn word(bytes: &[u8]) -> Option<(u64, u64)> {
+    let (run, rest) = bytes.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*run), u64::from_be_bytes(*rest.first_chunk::<8>()?)))
+}
+
+/// A run may be of any generation between the two.
+#[derive(Clone, Copy, Default)]
+struct Owed {
+    known: u64,
+    issued: u64,
+}
+
+/// Reads a run, which is wholly of one generation.
+async fn generation(session: &Session, run: usize) -> Result<u64> {
+    let bytes = session.read((run * RUN_BLOCKS) as u64, RUN_BLOCKS as u32).await?;
+    let (owner, generation) = word(&bytes).context("a word")?;
+    let expected = match (owner, generation) {
+        (0, 0) => vec![0; RUN_LENGTH],
+        _ => fill(run, generation),
+    };
+    if let Some(place) = bytes.iter().zip(&expected).position(|(found, byte)| found != byte) {
+        let at = place - place % WORD_LENGTH;
+        let other = word(&bytes[at..]);
+        bail!("run {run} begins with generation {generation}; its byte {at} is of {other:?}");
+    }
+    Ok(generation)
+}
+
+/// Holds every run against what is owed. What was read once is not taken back later.
+async fn check(session: &Session, owed: &RefCell<Vec<Owed>>) -> Result<()> {
+    for run in 0..RUNS {
+        let found = generation(session, run).await?;
+        let Owed { known, issued } = owed.borrow()[run];
+        let allowed = known..=issued;
+        ensure!(allowed.contains(&found), "run {run} is of generation {found}, not {allowed:?}");
+        owed.borrow_mut()[run].known = found;
+    }
+    Ok(())
+}
+
+/// Writers, from connect to kill.
+struct Round<'a> {
+    serving: &'a Serving,
+    session: &'a Session,
+    owed: &'a RefCell<Vec<Owed>>,
+    /// Acknowledgements until the kill.
+    left: Cell<u64>,
+}
+
+impl Round<'_> {
+    /// Writes until the server is gone.
+    async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
+        loop {
+            let run = writer * RUNS_PER_WRITER + dice.below(RUNS_PER_WRITER as u64) as usize;
+            let generation = {
+                let issued = &mut self.owed.borrow_mut()[run].issued;
+                *issued += 1;
+                *issued
+            };
+            let lba = ((run * RUN_BLOCKS) as u64).to_be_bytes();
+            let count = (RUN_BLOCKS as u16).to_be_bytes();
+            let cdb = [&[0x9c, 0][..], &lba, &[0, 0], &count, &[0, 0]].concat();
+            let data = Buffer::copy_of(&fill(run, generation));
+            match self.session.command(Command::new(&cdb, TransferRequest::Write(data))).await {
+                Ok(_) => {
+                    self.owed.borrow_mut()[run].known = generation;
+                    self.left.set(self.left.get().saturating_sub(1));
+                }
+                Err(error) if error.is_connection_lost() => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Kills the server wherever its writes are so many pings after the last acknowledgement.
+    async fn killer(&self, pings: u64) -> Result<()> {
+        let mut late = 0;
+        while late < pings {
+            self.session.ping().await?;
+            late += u64::from(self.left.get() == 0);
+        }
+        client::signal(self.serving, Signal::KILL)
+    }
+}
+
+/// Tears the run whose record a kill left behind, if there is one: a part of its sectors holds
+/// neither the old data nor the new. Says whether there was one.
+fn tear(disk: &Path, dice: &mut Dice) -> Result<bool> {
+    let record = match fs::read(record(disk, "atomic-write")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        record => record?,
+    };
+    // Its data come last.
+    let data = record.len().checked_sub(RUN_LENGTH).context("a record without its data")?;
+    let (run, _) = word(&record[data..]).context("a word")?;
+    ensure!((1..=RUNS as u64).contains(&run), "the record is of run {run}");
+    let file = OpenOptions::new().write(true).open(disk)?;
+    // One at least, and not all.
+    let torn = dice.below(RUN_BLOCKS as u64);
+    for block in (0..RUN_BLOCKS as u64).filter(|block| *block == torn || dice.below(2) == 0) {
+        let offset = (run - 1) * RUN_LENGTH as u64 + block * BLOCK_LENGTH as u64;
+        file.write_all_at(&[0xbd; BLOCK_LENGTH], offset)?;
+    }
+    Ok(true)
+}
+
+/// Where a volume keeps what outlives the server, unless it is told otherwise.
+fn record(disk: &Path, name: &str) -> PathBuf {
+    let mut folder = disk.as_os_str().to_owned();
+    folder.push(".state");
+    Path::new(&folder).join(name)
+}
+
+#[test]
+fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Result<()> {
+    let (mut dice, seed) = dice("atomic writes")?;
+    let folder = tempfile::tempdir()?;
+    let disk = folder.path().join("data.img");
+    let start = || {
+        let volume = Volume::new("data", Backing::File(disk.clone()), 2 * MIB);
+        Serving::start_with(&[volume], &["--cores", "2"])
+    };
+    let owed = RefCell::new(vec![Owed::default(); RUNS]);
+    let wanted = number("PROOF_KILLS")?.unwrap_or(KILLS);
+    let (mut kills, mut torn) = (0, 0);
+    while kills < wanted || torn == 0 {
+        ensure!(kills < wanted + KILLS_ADDED_MAX, "no kill cut a write off: nothing was shown");
+        let serving = start()?;
+        let left = Cell::new(1 + dice.below(ACKNOWLEDGEMENTS_MAX));
+        let pings = 1 + dice.below(PINGS_MAX);
+        let seeds: Vec<u64> = (0..WRITERS).map(|_| dice.roll()).collect();
+        client::run(async {
+            let session = client::session(&serving, "data").await?;
+            check(&session, &owed).await?;
+            let round = Round { serving: &serving, session: &session, owed: &owed, left };
+            let writers = seeds.iter().enumerate();
+            let writers = writers.map(|(writer, seed)| round.writer(writer, Dice::new(*seed)));
+            try_join(try_join_all(writers), round.killer(pings)).await?;
+            Ok(())
+        })
+        .with_context(|| format!("after {kills} kills (PROOF_SEED={seed})"))
+        .with_context(|| serving.log())?;
+        // It is gone when this is dropped, and whatever it still did is done.
+        drop(serving);
+        kills += 1;
+        torn += u64::from(tear(&disk, &mut dice)?);
+    }
+    let serving = start()?;
+    client::run(async {
+        let session = client::session(&serving, "data").await?;
+        check(&session, &owed).await?;
+        Ok(session.logout().await?)
+    })
+    .with_context(|| format!("after {kills} kills (PROOF_SEED={seed})"))
+    .with_context(|| serving.log())?;
+    let known: u64 = owed.borrow().iter().map(|owed| owed.known).sum();
+    println!(
+        "{kills} kills, {torn} of them within a write: {known} generations, none torn or lost"
+    );
+    serving.stop()
+}
+
+/// A sanitize operation: its service action and parameter list.
+struct Sanitize {
+    action: u8,
+    list: Vec<u8>,
+}
+
+const IMMED: u8 = 0x80;
+const OVERWRITE: u8 = 0x01;
+const BLOCK_ERASE: u8 = 0x02;
+const EXIT_FAILURE_MODE: u8 = 0x1f;
+const INVERT: u8 = 0x80;
+
+/// What sense data may say here: key, code and qualifier.
+const IN_PROGRESS: (SenseKey, u8, u8) = (SenseKey::NotReady, 0x04, 0x1b);
+const FAILED: (SenseKey, u8, u8) = (SenseKey::MediumError, 0x31, 0x03);
+const INVALID_FIELD_IN_CDB: (SenseKey, u8, u8) = (SenseKey::IllegalRequest, 0x24, 0x00);
+
+const fn told(sense: &Sense) -> (SenseKey, u8, u8) {
+    (sense.key, sense.asc, sense.ascq)
+}
+
+/// Carries a command out, and again where it was told of something else. Gives the sense data of
+/// a failure.
+async fn ask(
+    session: &Session,
+    cdb: &[u8],
+    list: &[u8],
+    expected: u32,
+) -> Result<(Completion, Option<Sense>)> {
+    loop {
+        let transfer = match (list, expected) {
+            ([], 0) => TransferRequest::None,
+            ([], expected) => TransferRequest::Read(expected),
+            (list, _) => TransferRequest::Write(Buffer::copy_of(list)),
+        };
+        let completion = session.execute(Command::new(cdb, transfer)).await?;
+        let sense = Sense::parse(&completion.sense);
+        if !sense.is_some_and(|sense| sense.key == SenseKey::UnitAttention) {
+            ensure!(completion.status == 0 || sense.is_some(), "status {}", completion.status);
+            return Ok((completion, sense));
+        }
+    }
+}
+
+async fn sanitize(session: &Session, what: &Sanitize) -> Result<Option<Sense>> {
+    let [high, low] = (what.list.len() as u16).to_be_bytes();
+    let cdb = [0x48, IMMED | what.action, 0, 0, 0, 0, 0, high, low, 0];
+    Ok(ask(session, &cdb, &what.list, 0).await?.1)
+}
+
+/// What REQUEST SENSE says, and the progress that it tells, in 65536ths.
+async fn progress(session: &Session) -> Result<(Sense, Option<u16>)> {
+    loop {
+        let (completion, failure) = ask(session, &[3, 0, 0, 0, 252, 0], &[], 252).await?;
+        ensure!(failure.is_none(), "REQUEST SENSE ended with {failure:?}");
+        let data = completion.data.context("sense data")?;
+        let sense = Sense::parse(&data).context("sense data")?;
+        if sense.key != SenseKey::UnitAttention {
+            // SKSV, in sense data of fixed format.
+            let specific = data.get(15..18).filter(|bytes| bytes[0] & 0x80 != 0);
+            return Ok((sense, specific.map(|bytes| u16::from_be_bytes([bytes[1], bytes[2]]))));
+        }
+    }
+}
+
+async fn connect(serving: &Serving) -> Result<Session> {
+    let session =
+        Session::connect_unit(&client::url(serving, "data")?, &SessionOptions::default()).await;
+    session.with_context(|| serving.log())
+}
+
+/// Neither read nor written, and only another SANITIZE mends it.
+async fn check_failed(session: &Session) -> Result<()> {
+    let mut cdb = [0; 16];
+    cdb[13] = 1;
+    let commands: [(u8, &[u8], u32); 2] = [(0x88, &[], 512), (0x8a, &[1; BLOCK_LENGTH], 0)];
+    for (operation_code, list, expected) in commands {
+        cdb[0] = operation_code;
+        let (_, sense) = ask(session, &cdb, list, expected).await?;
+        ensure!(sense.as_ref().map(told) == Some(FAILED), "{operation_code:02x}h: {sense:?}");
+    }
+    let exit = Sanitize { action: EXIT_FAILURE_MODE, list: Vec::new() };
+    let sense = sanitize(session, &exit).await?;
+    ensure!(sense.as_ref().map(told) == Some(INVALID_FIELD_IN_CDB), "without AUSE: {sense:?}");
+    Ok(())
+}
+
+/// Kills the server again and again while an operation's progress is told, then has one done.
+fn fails_until_it_succeeds(
+    name: &str,
+    cut_off: &Sanitize,
+    done: &Sanitize,
+    expected: &[u8; BLOCK_LENGTH],
+) -> Result<()> {
+    const SIZE: u64 = 96 * MIB;
+    let (mut dice, seed) = dice(name)?;
+    let folder = tempfile::tempdir()?;
+    let disk = folder.path().join("data.img");
+    fs::write(&disk, vec![0x5a; SIZE as usize])?;
+    let start = || {
+        let volume = Volume::new("data", Backing::File(disk.clone()), SIZE);
+        Serving::start(&[volume.option("cache=writethrough")])
+    };
+    for kill in 0..SANITIZE_KILLS {
+        let serving = start()?;
+        let enough = 1 + dice.below(1 << 10) as u16;
+        client::run(async {
+            let session = connect(&serving).await?;
+            if kill > 0 {
+                check_failed(&session).await?;
+            }
+            let refused = sanitize(&session, cut_off).await?;
+            ensure!(refused.is_none(), "SANITIZE ended with {refused:?}");
+            loop {
+                let (sense, progress) = progress(&session).await?;
+                ensure!(told(&sense) == IN_PROGRESS, "not under way any more: {sense:?}");
+                if progress.context("no progress is told")? >= enough {
+                    return client::signal(&serving, Signal::KILL);
+                }
+            }
+        })
+        .with_context(|| format!("{name}: after {kill} kills (PROOF_SEED={seed})"))
+        .with_context(|| serving.log())?;
+    }
+    let serving = start()?;
+    client::run(async {
+        let session = connect(&serving).await?;
+        check_failed(&session).await?;
+        let refused = sanitize(&session, done).await?;
+        ensure!(refused.is_none(), "the last SANITIZE ended with {refused:?}");
+        let end = loop {
+            let (sense, _) = progress(&session).await?;
+            if told(&sense) != IN_PROGRESS {
+                break sense;
+            }
+        };
+        ensure!(end.key == SenseKey::NoSense, "it ended with {end:?}");
+        session.logout().await?;
+        let session = client::session(&serving, "data").await?;
+        for mebibyte in 0..SIZE / MIB {
+            let blocks = MIB / BLOCK_LENGTH as u64;
+            let bytes = session.read(mebibyte * blocks, blocks as u32).await?;
+            let is_done = bytes.chunks_exact(BLOCK_LENGTH).all(|block| block == expected);
+            ensure!(is_done, "something else is in MiB {mebibyte}");
+        }
+        // It is a disk as any other again.
+        session.write(0, Buffer::copy_of(&[7; BLOCK_LENGTH]), true).await?;
+        Ok(session.logout().await?)
+    })
+    .with_context(|| format!("{name} (PROOF_SEED={seed})"))
+    .with_context(|| serving.log())?;
+    serving.stop()?;
+    ensure!(!record(&disk, "operation").exists(), "the operation's record is still there");
+    Ok(())
+}
+
+/// The parameter list of so many passes.
+fn overwrite(flags: u8, pattern: &[u8]) -> Sanitize {
+    let [high, low] = (pattern.len() as u16).to_be_bytes();
+    Sanitize { action: OVERWRITE, list: [&[flags, 0, high, low][..], pattern].concat() }
+}
+
+#[test]
+fn sbc3_4_11_4_an_overwrite_cut_off_by_kill_9_has_failed_until_another_succeeds() -> Result<()> {
+    let pattern = b"grey wether";
+    // Two passes, of which the second writes the pattern's complement.
+    let done = overwrite(INVERT | 2, pattern);
+    let mut expected = [0; BLOCK_LENGTH];
+    for (byte, written) in expected.iter_mut().zip(pattern.iter().cycle()) {
+        *byte = !written;
+    }
+    fails_until_it_succeeds("OVERWRITE", &overwrite(31, pattern), &done, &expected)
+}
+
+#[test]
+fn sbc3_4_11_4_a_block_erase_cut_off_by_kill_9_has_failed_until_another_succeeds() -> Result<()> {
+    let erase = Sanitize { action: BLOCK_ERASE, list: Vec::new() };
+    fails_until_it_succeeds("BLOCK ERASE", &erase, &erase, &[0; BLOCK_LENGTH])
+}
