@@ -5,6 +5,7 @@
 
 use crate::atomic::Legacy;
 use crate::buffers::Buffers;
+use crate::command_table::Flags;
 use crate::commands::mode;
 use crate::copy::{Operations, Watch, Watched};
 use crate::identifying_information::IdentifyingInformation;
@@ -474,6 +475,11 @@ impl LogicalUnit {
                 Ok(Completion::good())
             });
         };
+        // As whoever waits for the gate does: the medium may have become another one since the
+        // command was admitted.
+        if let Err(sense) = self.medium_phase.check(Flags::NEEDS_MEDIUM) {
+            return Io::Ready(self.complete(Err(sense)));
+        }
         match submit(self) {
             Io::Ready(result) => {
                 Io::Ready(self.complete(result.map(|()| Completion::good()).map_err(Sense::from)))

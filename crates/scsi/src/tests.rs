@@ -20,4 +20,5 @@ mod removable;
 mod sanitize;
 mod target_port_groups;
 mod tasks;
+mod write_gate;
 mod write_protect;

@@ -4,7 +4,9 @@ use super::{Task, parameter_data};
 use crate::medium::Removal;
 use crate::nexus::Refusal;
 use crate::reservations::transport_id::{self, Problem, TransportId};
-use crate::reservations::{Action, NexusName, Register, Reservation, State, Type};
+use crate::reservations::{
+    Action, NexusName, REGISTRATIONS_LIMIT, Register, Reservation, State, Type,
+};
 use crate::{Abort, AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey, Status};
 use sarsen_block::{Buffer, Io};
 use sarsen_wire::scsi::reservation as wire;
@@ -172,6 +174,9 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
                 for &nexus in &changed.preempted {
                     unit.medium().set_removal(nexus, Removal::Allowed);
                 }
+                // A copy writes here without a task of this unit that could be waited for: what is
+                // past the gate ends first, what is before it meets the reservation.
+                drop(unit.write_gate().write_arc().await);
                 let abort = Abort { nexuses: changed.preempted, answered };
                 Ok(Completion { abort: Some(Box::new(abort)), ..Completion::good() })
             }
@@ -240,6 +245,11 @@ fn specified_ports(unit: &LogicalUnit, bytes: &[u8]) -> Result<Vec<Arc<str>>, Se
     let mut offset = size_of::<wire::BasicList>() + LENGTH_OF_IDS;
     while !ids.is_empty() {
         let (named, length) = named_ports(unit, ids, offset)?;
+        // One identifier may name many ports, and a list has thousands of identifiers.
+        if ports.len() + named.len() > REGISTRATIONS_LIMIT {
+            let additional = AdditionalSense::INSUFFICIENT_REGISTRATION_RESOURCES;
+            return Err(Sense::new(SenseKey::IllegalRequest, additional));
+        }
         ports.extend(named);
         ids = &ids[length..];
         offset += length;

@@ -207,8 +207,8 @@ impl Transfer<'_> {
             let data = self.read(end - length, length, supervisor).await?;
             let place = self.destination_offset + end - length;
             let written = match place.is_multiple_of(block) && length.is_multiple_of(block) {
-                true => write(self.destination, place, data).await,
-                false => patch(self.destination, place, data).await,
+                true => write(supervisor.destination, place, data).await,
+                false => patch(supervisor.destination, place, data).await,
             };
             written.map_err(Failure::Destination)?;
             supervisor.operation.moved(length);
@@ -232,8 +232,8 @@ impl Transfer<'_> {
     /// Copies one piece from byte `done` of the transfer, and says how long it was.
     async fn forward(&self, done: u64, supervisor: &Supervisor<'_>) -> Result<u64, Failure> {
         let failed = Failure::Destination;
-        let unit = self.destination;
-        let block = unit.byte_count(1) as u64;
+        let destination = supervisor.destination;
+        let block = self.destination.byte_count(1) as u64;
         let (place, left) = (self.destination_offset + done, self.byte_count - done);
         let within = place % block;
         if within != 0 || left < block {
@@ -243,9 +243,9 @@ impl Transfer<'_> {
                 true => {
                     let mut padded = Buffer::zeroed(block as usize);
                     data.copy_out(0, &mut padded[..length as usize]);
-                    write(unit, place, padded.into()).await.map_err(failed)?;
+                    write(destination, place, padded.into()).await.map_err(failed)?;
                 }
-                false => patch(unit, place, data).await.map_err(failed)?,
+                false => patch(destination, place, data).await.map_err(failed)?,
             }
             return Ok(length);
         }
@@ -255,12 +255,12 @@ impl Transfer<'_> {
         if allocation == Allocation::Deallocated && run >= block {
             supervisor.after_read()?;
             let length = run - run % block;
-            clear(unit, place, length).await.map_err(failed)?;
+            clear(destination, place, length).await.map_err(failed)?;
             return Ok(length);
         }
         let length = whole.min(PIECE_BYTES).min(run.max(1).next_multiple_of(block));
         let data = self.read(done, length, supervisor).await?;
-        write(unit, place, data).await.map_err(failed)?;
+        write(destination, place, data).await.map_err(failed)?;
         Ok(length)
     }
 }
@@ -271,7 +271,14 @@ fn blocks(unit: &LogicalUnit, offset: u64, length: u64) -> Extent {
     Extent::new(offset >> shift, length >> shift)
 }
 
-async fn write(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), Fault> {
+/// Behind the gate it is looked at again whether the write may happen: PREEMPT AND ABORT waits for
+/// those that are past this, so that nothing of a nexus that it cut off comes after it.
+fn admit_behind_gate(destination: &Reached) -> Result<(), Fault> {
+    destination.admit(WRITES).map_err(Fault::Barrier)
+}
+
+async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fault> {
+    let unit = &*destination.unit;
     let extent = blocks(unit, offset, data.len() as u64);
     let data = match data {
         Data::Zeroes(_) => None,
@@ -279,6 +286,7 @@ async fn write(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), Fault>
     };
     unit.thresholds().note(extent.block_count);
     let _guard = unit.write_beside_others().await?;
+    admit_behind_gate(destination)?;
     let durability = unit.durability(false);
     match data {
         Some(data) => unit.store().write(extent, data, durability).wait().await?,
@@ -288,9 +296,11 @@ async fn write(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), Fault>
 }
 
 /// Makes whole blocks read as zero without holding any, where the store can.
-async fn clear(unit: &LogicalUnit, offset: u64, length: u64) -> Result<(), Fault> {
+async fn clear(destination: &Reached, offset: u64, length: u64) -> Result<(), Fault> {
+    let unit = &*destination.unit;
     let extent = blocks(unit, offset, length);
     let _guard = unit.write_beside_others().await?;
+    admit_behind_gate(destination)?;
     let durability = unit.durability(false);
     if unit.characteristics().unmap.is_none() {
         unit.store().write_zeroes(extent, durability).wait().await?;
@@ -315,7 +325,7 @@ pub(super) async fn clear_all(
     while done < byte_count {
         supervisor.before_piece()?;
         let length = HOLE_BYTES.min(byte_count - done);
-        let cleared = clear(unit, start + done, length).await;
+        let cleared = clear(supervisor.destination, start + done, length).await;
         cleared.map_err(Failure::Destination)?;
         supervisor.operation.moved(length);
         done += length;
@@ -324,11 +334,13 @@ pub(super) async fn clear_all(
 }
 
 /// Writes some bytes of one block and keeps the others: nothing else writes meanwhile.
-async fn patch(unit: &LogicalUnit, offset: u64, data: Data) -> Result<(), Fault> {
+async fn patch(destination: &Reached, offset: u64, data: Data) -> Result<(), Fault> {
+    let unit = &*destination.unit;
     let block = unit.byte_count(1) as u64;
     let within = (offset % block) as usize;
     let extent = blocks(unit, offset - within as u64, block);
     let _guard = unit.write_alone().await?;
+    admit_behind_gate(destination)?;
     let mut whole = unit.store().read(extent).wait().await?.into_buffer();
     data.copy_out(0, &mut whole[within..within + data.len()]);
     unit.store().write(extent, whole, unit.durability(false)).wait().await?;

@@ -11,7 +11,9 @@ mod state;
 mod tests;
 pub(crate) mod transport_id;
 
-pub(crate) use self::state::{Action, NexusName, Permission, Register, Reservation, State, Type};
+pub(crate) use self::state::{
+    Action, NexusName, Permission, REGISTRATIONS_LIMIT, Register, Reservation, State, Type,
+};
 use self::state::{Change, Compatible};
 use crate::attention::Attentions;
 use crate::command_table::Flags;
@@ -24,7 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// So many unit attentions wait for initiators that are not there; the oldest is forgotten first.
-const ABSENT_LIMIT: usize = 2 * state::REGISTRATIONS_LIMIT;
+const ABSENT_LIMIT: usize = 2 * REGISTRATIONS_LIMIT;
 
 /// The flags that a command needs to be done for one nexus.
 #[derive(Debug, Default)]
