@@ -18,6 +18,7 @@ use crate::self_test::{Outcome, SelfTests};
 use crate::task_set::TaskSet;
 use crate::thresholds::Thresholds;
 use crate::timestamp::Timestamp;
+use crate::work::LongCommands;
 use crate::{Completion, Identity, Keeper, PassThrough, ProtectionType, Sense, UnitAttention};
 use async_lock::RwLock;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
@@ -137,6 +138,7 @@ pub struct LogicalUnit {
     watch: Arc<Watch>,
     /// The copies that were begun here.
     operations: Operations,
+    long_commands: LongCommands,
     medium_phase: MediumPhase,
     /// What was left undone when the unit was there last.
     legacy: Legacy,
@@ -188,6 +190,7 @@ impl LogicalUnit {
             protected,
             watch,
             operations: Operations::default(),
+            long_commands: LongCommands::default(),
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: Arc::default(),
             thresholds: Thresholds::default(),
@@ -501,6 +504,11 @@ impl LogicalUnit {
     /// The copies that were begun by commands to this unit.
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
+    }
+
+    /// Its commands that can be ended while they are carried out.
+    pub(crate) fn long_commands(&self) -> &LongCommands {
+        &self.long_commands
     }
 
     /// The gate that every write passes.

@@ -222,10 +222,11 @@ impl NexusHandle {
     }
 
     /// Commands of this nexus, by their [`Command::name`], are not to begin any more: those that
-    /// wait end now. What has begun goes on to its end.
+    /// wait end now. What has begun goes on to its end, but for what takes long, which ends soon.
     pub fn abort(&mut self, names: &[u64]) {
         for attachment in self.attachments.values() {
             attachment.unit.tasks().abort(self.nexus.id, names);
+            attachment.unit.long_commands().end(self.nexus.id, |name| names.contains(&name));
         }
     }
 
@@ -233,6 +234,7 @@ impl NexusHandle {
     pub fn abort_all(&mut self) {
         for attachment in self.attachments.values() {
             attachment.unit.tasks().abort_all(self.nexus.id);
+            attachment.unit.long_commands().end(self.nexus.id, |_| true);
         }
     }
 

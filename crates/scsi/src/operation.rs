@@ -7,7 +7,7 @@
 
 use crate::commands::Task;
 use crate::phase::Phase;
-use crate::work::{Promise, outlive};
+use crate::work::{Promise, outlive, outlive_abort};
 use crate::{AdditionalSense, Completion, LogicalUnit, Record, Sense, SenseKey};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io};
 use std::sync::Arc;
@@ -88,8 +88,7 @@ impl Operation {
         };
         medium.set_progress(0, 1);
         let worker = Arc::clone(unit);
-        let host = task.nexus.device.array().host();
-        Ok(outlive(host, unit, move |promise| self.carry_out(worker, before, promise)))
+        Ok(outlive_abort(task, move |promise| self.carry_out(worker, before, promise)))
     }
 
     async fn carry_out(self, unit: Arc<LogicalUnit>, before: Phase, promise: Promise) {

@@ -1,5 +1,6 @@
 //! The device server from outside: commands in, completions out.
 
+mod aborts;
 mod atomic;
 mod block;
 mod copy;

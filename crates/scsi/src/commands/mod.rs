@@ -43,6 +43,8 @@ pub(crate) type Handler = for<'a> fn(Task<'a>) -> Result<Io<Completion>, Sense>;
 /// A command on its way through a handler.
 pub(crate) struct Task<'a> {
     pub(crate) cdb: Cdb,
+    /// The transport's name for it.
+    pub(crate) name: u64,
     pub(crate) unit: &'a Arc<LogicalUnit>,
     pub(crate) attentions: &'a Attentions,
     pub(crate) nexus: &'a Arc<Nexus>,
@@ -52,9 +54,9 @@ pub(crate) struct Task<'a> {
 
 impl<'a> Task<'a> {
     pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Arc<Nexus>) -> Self {
-        let Command { cdb, data_out, expected_data_out_length, .. } = command;
+        let Command { cdb, name, data_out, expected_data_out_length, .. } = command;
         let Attachment { unit, attentions, .. } = attachment;
-        Self { cdb, unit, attentions, nexus, data_out, expected_data_out_length }
+        Self { cdb, name, unit, attentions, nexus, data_out, expected_data_out_length }
     }
 
     /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE. Through a port that is unavailable, the unit

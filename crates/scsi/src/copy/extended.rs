@@ -23,11 +23,11 @@ pub(crate) fn extended_copy(mut task: Task<'_>) -> Result<Io<Completion>, Sense>
         parameters.is_kept,
         opcode::SA_EXTENDED_COPY_LID1,
     )?;
+    running.ends_with(&task);
     let requester = Requester::of(&task);
     Ok(unit.pending(async move {
         let result = carry_out(&parameters, &requester, &running).await;
-        running.finish(&result);
-        result.map(|()| Completion::good())
+        running.answer(result)
     }))
 }
 

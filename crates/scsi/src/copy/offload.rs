@@ -189,10 +189,10 @@ pub(crate) fn write_using_token(mut task: Task<'_>) -> Result<Io<Completion>, Se
     }
     let writing = Writing { destination: requester.this_unit(), ranges, token, offset };
     if header.flags & wire::TOKEN_IMMED == 0 {
+        running.ends_with(&task);
         return Ok(unit.pending(async move {
             let result = writing.carry_out(&requester, &running).await;
-            running.finish(&result);
-            result.map(|()| Completion::good())
+            running.answer(result)
         }));
     }
     running.goes_on_in_background();

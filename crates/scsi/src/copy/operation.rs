@@ -2,8 +2,10 @@
 //! early (SPC-4 5.17.4).
 
 use super::MAXIMUM_OPERATIONS;
+use crate::commands::Task;
 use crate::logical_unit::NexusId;
-use crate::{AdditionalSense, Sense, SenseKey};
+use crate::work::EndEarly;
+use crate::{AdditionalSense, Completion, Sense, SenseKey, Status};
 use sarsen_wire::scsi::copy::RodToken;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -47,6 +49,15 @@ pub(super) struct Operation {
     pieces: AtomicU16,
     segments: AtomicU16,
     is_aborted: AtomicBool,
+    /// Its command was aborted, and it with that.
+    is_command_aborted: AtomicBool,
+}
+
+impl EndEarly for Operation {
+    fn end_early(&self) {
+        self.is_command_aborted.store(true, Ordering::Relaxed);
+        self.abort();
+    }
 }
 
 impl Operation {
@@ -59,6 +70,7 @@ impl Operation {
             pieces: AtomicU16::new(0),
             segments: AtomicU16::new(0),
             is_aborted: AtomicBool::new(false),
+            is_command_aborted: AtomicBool::new(false),
         })
     }
 
@@ -113,6 +125,21 @@ impl Running {
     /// The command is answered now and the operation goes on.
     pub(super) fn goes_on_in_background(&self) {
         *lock(&self.0.phase) = Phase::Background;
+    }
+
+    /// It ends before its next piece when its command is aborted.
+    pub(super) fn ends_with(&self, task: &Task<'_>) {
+        task.unit.long_commands().add(task, self.0.clone());
+    }
+
+    /// How it ended, and the answer to its command.
+    pub(super) fn answer(self, result: Result<(), Sense>) -> Result<Completion, Sense> {
+        let is_aborted = self.0.is_command_aborted.load(Ordering::Relaxed);
+        self.finish(&result);
+        match result {
+            Err(_) if is_aborted => Ok(Completion::with_status(Status::TaskAborted)),
+            result => result.map(|()| Completion::good()),
+        }
     }
 
     /// How it ended.
