@@ -15,6 +15,8 @@ use crate::serving::Url;
 const PROGRAM: &str = "iscsi-test-cu";
 /// A family takes seconds; the slowest tests wait for replies that must not come.
 const FAMILY_LIMIT: Duration = Duration::from_secs(60);
+/// `Sanitize.Reset` looks once a minute whether the operation has ended.
+const SLOW_LIMIT: Duration = Duration::from_secs(300);
 /// One test, when it is run alone.
 const TEST_LIMIT: Duration = Duration::from_secs(20);
 /// So many tests that hang, and the target is taken for dead.
@@ -176,15 +178,19 @@ pub enum Medium {
     ReadOnly,
     /// One that can be removed.
     Removable,
+    /// One that is slow enough to be met in the middle of an operation on all of it.
+    Slow,
 }
 
 impl Medium {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Disk, Self::ReadOnly, Self::Removable];
+    pub const ALL: [Self; 4] = [Self::Disk, Self::ReadOnly, Self::Removable, Self::Slow];
 
-    /// What a family wants.
-    pub fn of(family: &str) -> Self {
+    /// What a test wants.
+    fn of(family: &str, test: &str) -> Self {
         match family {
+            // It wants to meet SANITIZE under way, seconds after it began.
+            "Sanitize" if test == "Reset" => Self::Slow,
             "ReadOnly" => Self::ReadOnly,
             "NoMedia" | "PreventAllow" | "StartStopUnit" => Self::Removable,
             _ => Self::Disk,
@@ -197,6 +203,7 @@ impl Medium {
             Self::Disk => "disk",
             Self::ReadOnly => "read-only",
             Self::Removable => "removable",
+            Self::Slow => "slow",
         }
     }
 }
@@ -224,9 +231,22 @@ pub fn run_on_media(
 ) -> Result<Report> {
     let mut report = Report { families: Vec::new() };
     for (family, tests) in families {
-        let urls = paths(Medium::of(family))?;
-        let one = vec![(family.clone(), tests.clone())];
-        report.families.extend(run(&urls, &one, &mut done)?.families);
+        let mut wanted: Vec<_> = tests.iter().map(|test| Medium::of(family, test)).collect();
+        wanted.dedup();
+        let found = match *wanted {
+            [medium] => run_family(&paths_of(family, paths(medium)?), family, tests)?,
+            _ => {
+                let alone = |test| {
+                    let medium = Medium::of(family, test);
+                    let limit = if medium == Medium::Slow { SLOW_LIMIT } else { TEST_LIMIT };
+                    run_alone(&paths(medium)?, family, test, limit)
+                };
+                let tests = tests.iter().map(|test| alone(test)).collect::<Result<_>>()?;
+                Family { name: family.clone(), tests }
+            }
+        };
+        done(&found);
+        report.families.push(found);
         ensure!(report.total(Verdict::Stuck) < STUCK_LIMIT, "the target is dead\n{report}");
     }
     Ok(report)
@@ -238,14 +258,31 @@ pub fn run(urls: &[Url], families: &Catalogue, mut done: impl FnMut(&Family)) ->
     ensure!(!urls.is_empty(), "the suite wants a URL");
     let mut report = Report { families: Vec::new() };
     for (name, tests) in families {
-        let paths = if MULTIPATH.contains(&name.as_str()) { urls } else { &urls[..1] };
-        let family = run_family(paths, name, tests)?;
+        let family = run_family(&paths_of(name, urls.to_vec()), name, tests)?;
         done(&family);
         report.families.push(family);
         let stuck = report.total(Verdict::Stuck);
         ensure!(stuck < STUCK_LIMIT, "{stuck} tests hang: the target is dead\n{report}");
     }
     Ok(report)
+}
+
+/// As many of the paths as a family looks at.
+fn paths_of(family: &str, mut urls: Vec<Url>) -> Vec<Url> {
+    if !MULTIPATH.contains(&family) {
+        urls.truncate(1);
+    }
+    urls
+}
+
+/// One test in a process of its own.
+fn run_alone(urls: &[Url], family: &str, test: &str, limit: Duration) -> Result<Test> {
+    let alone = parse_run(&suite(&urls[..1], &format!("{family}.{test}"), limit)?);
+    Ok(alone.into_iter().find(|found| found.name == test).unwrap_or_else(|| Test {
+        name: test.into(),
+        verdict: Verdict::Aborted,
+        said: "the suite ended before this test began".into(),
+    }))
 }
 
 fn run_family(urls: &[Url], name: &str, names: &[String]) -> Result<Family> {
@@ -255,13 +292,7 @@ fn run_family(urls: &[Url], name: &str, names: &[String]) -> Result<Family> {
         if tests.iter().filter(|test| test.verdict == Verdict::Stuck).count() >= STUCK_LIMIT {
             break;
         }
-        let alone = parse_run(&suite(urls, &format!("{name}.{missing}"), TEST_LIMIT)?);
-        let test = alone.into_iter().find(|test| test.name == *missing);
-        tests.push(test.unwrap_or_else(|| Test {
-            name: missing.clone(),
-            verdict: Verdict::Aborted,
-            said: "the suite ended before this test began".into(),
-        }));
+        tests.push(run_alone(urls, name, missing, TEST_LIMIT)?);
     }
     Ok(Family { name: name.into(), tests })
 }

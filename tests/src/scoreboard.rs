@@ -42,6 +42,8 @@ pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
                 Medium::Disk => volume,
                 Medium::ReadOnly => volume.option("read-only=true"),
                 Medium::Removable => volume.option("removable=true"),
+                // 256 pieces of 1 MiB one after the other: half a minute.
+                Medium::Slow => volume.option("delay=100ms"),
             }
         })
         .collect()
@@ -110,8 +112,9 @@ pub fn page(columns: &[Column]) -> Result<String> {
          libiscsi's suite (`iscsi-test-cu`, Debian's libiscsi-bin {}): every test it has, against this\n\
          program and its peers. `cargo xtask scoreboard` writes this page anew. Each family runs on a\n\
          unit that it can test: most on a disk of 256 MiB that can be written, `ReadOnly` on one that\n\
-         cannot, `NoMedia`, `PreventAllow` and `StartStopUnit` on one whose medium can be removed\n\
-         (istgt has no such units here, so its disk takes their place). `MultipathIO` has two paths:\n\
+         cannot, `NoMedia`, `PreventAllow` and `StartStopUnit` on one whose medium can be removed,\n\
+         `Sanitize` on one that is slow (istgt has none of these here, and tgt no slow one: an ordinary\n\
+         disk takes their place). `MultipathIO` has two paths:\n\
          two portal groups of this program, two sessions of the others.\n\n",
         version(SUITE)?
     );

@@ -29,6 +29,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::time::Duration;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
@@ -55,6 +56,7 @@ const VOLUME_KEYS: &[&str] = &[
     "protection",
     "state",
     "limit",
+    "delay",
     "fault",
 ];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
@@ -175,6 +177,7 @@ pub(super) fn volume_from_settings(
     let mut protection = None;
     let mut state = None;
     let mut limit = None;
+    let mut delay = None;
     let mut faults = Vec::new();
     let mut size_place = place.to_owned();
     let places: BTreeMap<String, String> =
@@ -218,6 +221,7 @@ pub(super) fn volume_from_settings(
             }
             "state" => state = Some((value, place)),
             "limit" => limit = Some((parse_size(&value).map_err(wrong)?, place)),
+            "delay" => delay = Some(parse_delay(&value).map_err(wrong)?),
             "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
             _ => return Err(unknown_key(&place, &key, VOLUME_KEYS)),
         }
@@ -237,6 +241,7 @@ pub(super) fn volume_from_settings(
             ("read-only", read_only == Some(false) || is_device && read_only.is_some()),
             ("removable", removable == Some(false) || is_device && removable.is_some()),
             ("serial", is_device && serial.is_some()),
+            ("delay", is_device && delay.is_some()),
             ("fault", is_device && !faults.is_empty()),
         ];
         if let Some((key, _)) = given.iter().find(|(_, is_given)| *is_given) {
@@ -263,6 +268,7 @@ pub(super) fn volume_from_settings(
             removable,
             serial,
             protection,
+            delay,
             faults,
         });
     }
@@ -312,7 +318,27 @@ pub(super) fn volume_from_settings(
         },
         _ => StoreConfig::Null { size: size.ok_or_else(|| missing("size"))? },
     };
-    Ok(VolumeConfig { name, store, block_size, read_only, removable, serial, protection, faults })
+    Ok(VolumeConfig {
+        name,
+        store,
+        block_size,
+        read_only,
+        removable,
+        serial,
+        protection,
+        delay,
+        faults,
+    })
+}
+
+/// `20ms`, or `2s`.
+fn parse_delay(text: &str) -> Result<Duration, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(0));
+    match (number.parse(), unit) {
+        (Ok(number), "ms") => Ok(Duration::from_millis(number)),
+        (Ok(number), "s") => Ok(Duration::from_secs(number)),
+        _ => Err(format!("delay = {text:?}: write milliseconds or seconds, such as 20ms or 2s")),
+    }
 }
 
 fn parse_target(

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
@@ -63,6 +64,8 @@ pub struct VolumeConfig {
     pub serial: Option<String>,
     /// The type of protection information that its blocks have, if any.
     pub protection: Option<ProtectionType>,
+    /// How much later each of its requests is answered, on purpose.
+    pub delay: Option<Duration>,
     /// What is to go wrong with it, on purpose.
     pub faults: Vec<FaultConfig>,
 }
@@ -302,6 +305,7 @@ mod tests {
             removable: false,
             serial: None,
             protection: None,
+            delay: None,
             faults: Vec::new(),
         }
     }

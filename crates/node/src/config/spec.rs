@@ -85,6 +85,8 @@ mod tests {
             ("a=file:/x,cache=writeback2", "did you mean writeback?"),
             ("a=ram:1MiB,cache=none", "only a file volume"),
             ("a=ram:1000", "multiple of"),
+            ("a=ram:1MiB,delay=20", "such as 20ms"),
+            ("a=ram:1MiB,delay=ms", "such as 20ms"),
             ("a=ram:1MiB,removable=maybe", "write true or false"),
             ("a=sg:/dev/sg0,serial=a", "serial: a real device"),
             ("a=iso:/x,size=1MiB", "size: a CD has blocks of 2048 bytes"),

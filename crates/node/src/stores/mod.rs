@@ -6,6 +6,7 @@ mod null;
 pub(crate) mod pass_through;
 mod protected;
 mod ram;
+mod slow;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use tracing::warn;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
 pub use self::ram::RamStore;
+pub use self::slow::SlowStore;
 use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
 
 /// How long a file or folder may stay locked after the server that had it was killed.
@@ -197,8 +199,12 @@ fn open_image(path: &Path) -> Result<FileStore, StoreError> {
     })
 }
 
-/// Puts the faults over a store that are to happen to it.
+/// Puts over a store what is to happen to it: faults, and a delay.
 fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
+    let store: Arc<dyn Store> = match volume.delay {
+        Some(delay) => Arc::new(SlowStore::new(store, delay)),
+        None => store,
+    };
     if volume.faults.is_empty() {
         return Ok(store);
     }
