@@ -1,7 +1,6 @@
 //! The scoreboard: libiscsi's suite against this program and against Debian's tgt and istgt, on the same
 //! media, and the page that shows it.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::Command;
 use std::time::Duration;
@@ -59,43 +58,54 @@ pub fn run(families: &Catalogue, mut done: impl FnMut(&str, &Family)) -> Result<
         vec![Column { name: "sarsen", version: env!("CARGO_PKG_VERSION").into(), report }];
 
     let network = Network::build(&[LinkProfile::loopback()]);
-    let images: Vec<_> = Medium::ALL
+    columns.push(peer("tgt", &network, &start_tgt, families, &mut done)?);
+    columns.push(peer("istgt", &network, &start_istgt, families, &mut done)?);
+    Ok(columns)
+}
+
+fn images() -> Vec<Image> {
+    Medium::ALL
         .map(|medium| Image::new(medium.name(), contestant::Backing::Memory, BYTE_COUNT))
-        .into();
-    let running = tgt::start(&network, &images)?;
+        .into()
+}
+
+fn start_tgt(network: &Network) -> Result<Running> {
+    let running = tgt::start(network, &images())?;
     // Target numbers are those of the images, from 1 on.
     for (number, setting) in [("2", "readonly=1"), ("3", "removable=1")] {
         let unit = ["--op", "update", "--mode", "logicalunit", "--tid", number, "--lun", "1"];
         tgt::administer(&running, &[&unit[..], &["--params", setting]].concat())?;
     }
-    columns.push(peer("tgt", "tgt", &running, &network, families, &mut done)?);
-    drop(running);
-
-    let running = istgt::start(&network, &images, None)?;
-    columns.push(peer("istgt", "istgt", &running, &network, families, &mut done)?);
-    Ok(columns)
+    Ok(running)
 }
 
+fn start_istgt(network: &Network) -> Result<Running> {
+    Ok(istgt::start(network, &images(), None)?)
+}
+
+/// A peer is started anew for each family: what one test breaks or leaves reserved is not held
+/// against it again and again.
 fn peer(
     name: &'static str,
-    package: &str,
-    running: &Running,
     network: &Network,
+    start: &dyn Fn(&Network) -> Result<Running>,
     families: &Catalogue,
     done: &mut impl FnMut(&str, &Family),
 ) -> Result<Column> {
     let link = network.links().first().context("loopback")?;
-    let mut urls = BTreeMap::new();
-    for medium in Medium::ALL {
-        let Endpoint::Iscsi(url) = running.endpoint(medium.name(), link)? else {
-            bail!("{name} does not offer {}", medium.name());
+    let mut report = Report { families: Vec::new() };
+    for family in families {
+        let running = start(network)?;
+        // Twice the same: two sessions are two paths where there is one portal.
+        let paths = |medium: Medium| match running.endpoint(medium.name(), link)? {
+            Endpoint::Iscsi(url) => Ok(vec![Url::from(url); 2]),
+            other => bail!("{name} offers {} as {other:?}", medium.name()),
         };
-        urls.insert(medium.name(), Url::from(url));
+        let one = vec![family.clone()];
+        let found = conformance::run_on_media(paths, &one, |family| done(name, family))?;
+        report.families.extend(found.families);
     }
-    // Twice the same: two sessions are two paths where there is one portal.
-    let paths = |medium: Medium| Ok(vec![urls[medium.name()].clone(); 2]);
-    let report = conformance::run_on_media(paths, families, |family| done(name, family))?;
-    Ok(Column { name, version: version(package)?, report })
+    Ok(Column { name, version: version(name)?, report })
 }
 
 fn version(package: &str) -> Result<String> {
@@ -115,7 +125,8 @@ pub fn page(columns: &[Column]) -> Result<String> {
          cannot, `NoMedia`, `PreventAllow` and `StartStopUnit` on one whose medium can be removed,\n\
          `Sanitize` on one that is slow (istgt has none of these here, and tgt no slow one: an ordinary\n\
          disk takes their place). `MultipathIO` has two paths:\n\
-         two portal groups of this program, two sessions of the others.\n\n",
+         two portal groups of this program, two sessions of the others. The peers are started anew for each\n\
+         family, so that a reservation which one test leaves does not fail all that follow.\n\n",
         version(SUITE)?
     );
     page += "| | passed | failed | skipped | stuck or aborted | of |\n|---|--:|--:|--:|--:|--:|\n";

@@ -22,7 +22,7 @@ impl Store for ReadOnly {
     }
 
     fn characteristics(&self) -> Characteristics {
-        Characteristics { read_only: true, unmap: None, ..self.inner.characteristics() }
+        Characteristics { read_only: true, ..self.inner.characteristics() }
     }
 
     fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {

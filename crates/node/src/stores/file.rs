@@ -86,7 +86,11 @@ impl FileStore {
                  give it a size, or another block size"
             )));
         }
-        let unmap = file.can_punch_holes().map_err(system("find out whether it is sparse"))?;
+        // What cannot be written tells holes from data, but no hole can be tried.
+        let unmap = match options.read_only {
+            true => device.is_none(),
+            false => file.can_punch_holes().map_err(system("find out whether it is sparse"))?,
+        };
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
         let anchors = file.tells_reserved_room();
         let exponent = device.map_or(0, |(_, physical)| {
@@ -107,7 +111,7 @@ impl FileStore {
             characteristics: Characteristics {
                 volatile_cache: options.cache.is_volatile(),
                 read_only: options.read_only,
-                unmap: (unmap && !options.read_only).then(|| Unmap {
+                unmap: unmap.then(|| Unmap {
                     granularity_blocks: (granularity / block).clamp(1, u64::from(u32::MAX)) as u32,
                     anchors,
                     tells_space: device.is_none(),
