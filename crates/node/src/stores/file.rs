@@ -93,9 +93,9 @@ impl FileStore {
         };
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
         let anchors = file.tells_reserved_room();
-        let exponent = device.map_or(0, |(_, physical)| {
-            (u64::from(physical) / block).checked_ilog2().unwrap_or(0) as u8
-        });
+        // A file's pages and its file system's blocks: what is smaller is read before it is written.
+        let physical = device.map_or(granularity, |(_, physical)| physical.into());
+        let exponent = (physical / block).checked_ilog2().unwrap_or(0) as u8;
         if options.cache == CacheMode::Unsafe {
             warn!(path = %path.display(), "cache mode unsafe: flushes are ignored, a power cut loses data");
         }

@@ -191,7 +191,8 @@ impl Store for RamStore {
                 // Without a limit it has room for all of its blocks.
                 tells_space: self.limit < UNLIMITED,
             }),
-            physical_block_exponent: 0,
+            // A page.
+            physical_block_exponent: (PAGE.ilog2() - self.block_size.shift()) as u8,
             protection: false,
             is_lasting: false,
         }
