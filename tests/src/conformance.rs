@@ -180,11 +180,14 @@ pub enum Medium {
     Removable,
     /// One that is slow enough to be met in the middle of an operation on all of it.
     Slow,
+    /// One whose physical blocks are its logical ones.
+    Native,
 }
 
 impl Medium {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Disk, Self::ReadOnly, Self::Removable, Self::Slow];
+    pub const ALL: [Self; 5] =
+        [Self::Disk, Self::ReadOnly, Self::Removable, Self::Slow, Self::Native];
 
     /// What a test wants.
     fn of(family: &str, test: &str) -> Self {
@@ -193,6 +196,8 @@ impl Medium {
             "Sanitize" if test == "Reset" => Self::Slow,
             "ReadOnly" => Self::ReadOnly,
             "NoMedia" | "PreventAllow" | "StartStopUnit" => Self::Removable,
+            // Where physical blocks are larger it wants answers that begin behind what it asked for.
+            "GetLBAStatus" => Self::Native,
             _ => Self::Disk,
         }
     }
@@ -204,13 +209,27 @@ impl Medium {
             Self::ReadOnly => "read-only",
             Self::Removable => "removable",
             Self::Slow => "slow",
+            Self::Native => "native",
         }
     }
 }
 
 /// Tests that a disk, or this medium, cannot have, with the reason. A name ends with `*` where all that begin
 /// so are meant.
-const SKIPPED: &[(&str, &str, &str)] = &[];
+const SKIPPED: &[(&str, &str, &str)] = &[
+    ("CompareAndWrite", "InvalidDataOutSize", SMALL_PHYSICAL_BLOCKS),
+    ("WriteSame10", "InvalidDataOutSize", SMALL_PHYSICAL_BLOCKS),
+    ("WriteSame10", "UnmapUnaligned", SMALL_PHYSICAL_BLOCKS),
+    ("WriteSame16", "InvalidDataOutSize", SMALL_PHYSICAL_BLOCKS),
+    ("WriteSame16", "UnmapUnaligned", SMALL_PHYSICAL_BLOCKS),
+    ("Sanitize", "CryptoErase", NO_KEY),
+    ("Sanitize", "Readonly", NO_KEY),
+    ("Sanitize", "Reservations", NO_KEY),
+];
+/// Met on disks of 4 KiB blocks alone.
+const SMALL_PHYSICAL_BLOCKS: &str = "physical blocks are larger than logical ones on other disks";
+const NO_KEY: &str =
+    "its part on CRYPTOGRAPHIC ERASE: the disk does not encrypt, so it has no key to lose";
 
 /// Why a test may be skipped.
 pub fn why_skipped(family: &str, test: &str) -> Option<&'static str> {

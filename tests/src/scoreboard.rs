@@ -43,6 +43,7 @@ pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
                 Medium::Removable => volume.option("removable=true"),
                 // 256 pieces of 1 MiB one after the other: half a minute.
                 Medium::Slow => volume.option("delay=100ms"),
+                Medium::Native => volume.block_size(4096),
             }
         })
         .collect()
@@ -120,12 +121,12 @@ pub fn page(columns: &[Column]) -> Result<String> {
     let mut page = format!(
         "# Conformance\n\n\
          libiscsi's suite (`iscsi-test-cu`, Debian's libiscsi-bin {}): every test it has, against this\n\
-         program and its peers. `cargo xtask scoreboard` writes this page anew. Each family runs on a\n\
-         unit that it can test: most on a disk of 256 MiB that can be written, `ReadOnly` on one that\n\
-         cannot, `NoMedia`, `PreventAllow` and `StartStopUnit` on one whose medium can be removed,\n\
-         `Sanitize` on one that is slow (istgt has none of these here, and tgt no slow one: an ordinary\n\
-         disk takes their place). `MultipathIO` has two paths:\n\
-         two portal groups of this program, two sessions of the others. The peers are started anew for each\n\
+         program and its peers. `cargo xtask scoreboard` writes this page anew. Each family runs on a unit\n\
+         that it can test: most on a disk of 256 MiB with blocks of 512 bytes, `ReadOnly` on one that cannot\n\
+         be written, `NoMedia`, `PreventAllow` and `StartStopUnit` on one whose medium can be removed,\n\
+         `GetLBAStatus` on one whose physical blocks are its logical ones, `Sanitize.Reset` on a slow one.\n\
+         Where a peer has no such unit, its ordinary disk takes the place. `MultipathIO` has two paths: two\n\
+         portal groups of this program, two sessions of the others. The peers are started anew for each\n\
          family, so that a reservation which one test leaves does not fail all that follow.\n\n",
         version(SUITE)?
     );
