@@ -479,13 +479,24 @@ mod tests {
     use std::task::{Context, Waker};
 
     use super::*;
-    use crate::layers::{Faults, FaultyStore, ProtectedStore, ReadOnly};
+    use crate::layers::{
+        EncryptedStore, Faults, FaultyStore, KEY_BYTES, Key, KeyKeeper, ProtectedStore, ReadOnly,
+    };
     use crate::{BlockSize, Characteristics, Geometry, MemoryStore};
 
     fn run<T>(future: impl Future<Output = T>) -> T {
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(value) => value,
             Poll::Pending => panic!("a store in memory made its caller wait"),
+        }
+    }
+
+    /// Has one key for ever.
+    struct Same;
+
+    impl KeyKeeper for Same {
+        fn replace_key(&self) -> Io<std::io::Result<Key>> {
+            Io::Ready(Ok(Key::new([7; KEY_BYTES])))
         }
     }
 
@@ -503,6 +514,10 @@ mod tests {
             run(check_read_only(&ReadOnly::new(Arc::new(protected(block_size)))));
         }
         run(check(&FaultyStore::new(memory(), Faults::default()), 4));
+        for (block_size, seed) in [(BlockSize::B512, 7), (BlockSize::B4096, 8)] {
+            let below = Arc::new(MemoryStore::new(block_size, 1000));
+            run(check(&EncryptedStore::new(below, Key::new([7; KEY_BYTES]), Arc::new(Same)), seed));
+        }
         run(check_read_only(&ReadOnly::new(memory())));
     }
 

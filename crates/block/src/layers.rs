@@ -1,10 +1,12 @@
 //! Stores that wrap a store. A layer forwards every request that it does not change, so that it
 //! needs to know only those that it does.
 
+mod encrypted;
 mod fault;
 mod protected;
 mod read_only;
 
+pub use encrypted::{EncryptedStore, ForgetKey, KEY_BYTES, Key, KeyKeeper};
 pub use fault::{Fault, Faults, FaultyStore, Times};
 pub use protected::{HEADER_BYTES, ProtectedStore};
 pub use read_only::ReadOnly;

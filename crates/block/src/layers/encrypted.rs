@@ -1,0 +1,289 @@
+//! Keeps blocks encrypted, so that forgetting a key forgets them all: AES-256 in XTS mode (IEEE
+//! 1619), where a block is the data unit and its LBA the tweak.
+//!
+//! A block of zeroes below is none: it was never written, was given back or zeroed, and reads as
+//! zeroes. So which blocks those are is not hidden. Nor is it that a block has the content again
+//! that it had before, and nothing is authenticated: who can write below can bring old content
+//! back, or make any sixteen bytes random.
+
+use std::hint::black_box;
+use std::io;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use aes::Aes256;
+use aes::cipher::KeyInit;
+use xts_mode::{Xts128, get_tweak_default};
+
+use crate::{
+    BlockError, BlockSize, Characteristics, Data, Direction, Extent, Geometry, Io, Lba, Reply,
+    Request, Store,
+};
+
+/// Bytes of a key: one of AES-256 for the data and one for the tweak.
+pub const KEY_BYTES: usize = 64;
+const HALF: usize = KEY_BYTES / 2;
+
+/// A key, wiped from memory at its end. It has no Debug: it is never logged.
+pub struct Key([u8; KEY_BYTES]);
+
+impl Key {
+    /// Of these bytes, which nobody can predict.
+    pub const fn new(bytes: [u8; KEY_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// What it is made of.
+    pub const fn as_bytes(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        self.0.fill(0);
+        // As if somebody looked: or the compiler would leave out what nobody reads.
+        black_box(&self.0);
+    }
+}
+
+/// Where a key comes from and is kept.
+pub trait KeyKeeper: Send + Sync {
+    /// Makes another key, keeps it in the place of the old one, which it destroys, and gives it;
+    /// all of that is durable when this answers. After an error either key may be the one that is
+    /// kept. Once begun it happens, also where its answer is dropped.
+    fn replace_key(&self) -> Io<io::Result<Key>>;
+}
+
+/// What can forget all it holds at once.
+pub trait ForgetKey: Send + Sync {
+    /// Changes the key. What was written before reads as noise from then on, but for blocks that
+    /// read as zeroes. To be called while nothing is written; after an error nothing can be read
+    /// or written until another call succeeds.
+    fn forget_key(&self) -> Io<Result<(), BlockError>>;
+}
+
+/// See the module.
+pub struct EncryptedStore {
+    inner: Arc<dyn Store>,
+    keeper: Arc<dyn KeyKeeper>,
+    /// None while the key is changed, and after that has failed: which one will be kept is not
+    /// known, so nothing may be written with either.
+    cipher: Arc<RwLock<Option<Arc<Cipher>>>>,
+}
+
+impl EncryptedStore {
+    /// Over `inner`, with the key that `keeper` keeps.
+    pub fn new(inner: Arc<dyn Store>, key: Key, keeper: Arc<dyn KeyKeeper>) -> Self {
+        let cipher = Arc::new(RwLock::new(Some(Arc::new(Cipher::new(&key)))));
+        Self { inner, keeper, cipher }
+    }
+
+    fn cipher(&self, lba: Lba, direction: Direction) -> Result<Arc<Cipher>, BlockError> {
+        let cipher = self.cipher.read().unwrap_or_else(PoisonError::into_inner);
+        cipher.clone().ok_or_else(|| {
+            let source = io::Error::other("the volume's key is being changed, or could not be");
+            BlockError::Medium { lba, direction, source }
+        })
+    }
+}
+
+impl ForgetKey for EncryptedStore {
+    fn forget_key(&self) -> Io<Result<(), BlockError>> {
+        set(&self.cipher, None);
+        let cipher = Arc::clone(&self.cipher);
+        self.keeper.replace_key().map(move |key| match key {
+            Ok(key) => {
+                set(&cipher, Some(Arc::new(Cipher::new(&key))));
+                Ok(())
+            }
+            Err(source) => {
+                Err(BlockError::Medium { lba: Lba(0), direction: Direction::Write, source })
+            }
+        })
+    }
+}
+
+fn set(place: &RwLock<Option<Arc<Cipher>>>, cipher: Option<Arc<Cipher>>) {
+    *place.write().unwrap_or_else(PoisonError::into_inner) = cipher;
+}
+
+impl Store for EncryptedStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics { protection: false, ..self.inner.characteristics() }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let block_size = self.inner.geometry().block_size;
+        match request {
+            Request::Read(extent) => {
+                let cipher = match self.cipher(extent.lba, Direction::Read) {
+                    Ok(cipher) => cipher,
+                    Err(error) => return Io::Ready(Err(error)),
+                };
+                self.inner.submit(Request::Read(extent)).map(move |reply| match reply? {
+                    Reply::Data(zeroes @ Data::Zeroes(_)) => Ok(Reply::Data(zeroes)),
+                    Reply::Data(data) => {
+                        let mut blocks = data.into_buffer();
+                        cipher.decrypt(&mut blocks, extent, block_size);
+                        Ok(Reply::Data(Data::Buffer(blocks)))
+                    }
+                    reply => Ok(reply),
+                })
+            }
+            Request::Write { extent, mut data, durability } => {
+                match self.cipher(extent.lba, Direction::Write) {
+                    Ok(cipher) => cipher.encrypt(&mut data, extent, block_size),
+                    Err(error) => return Io::Ready(Err(error)),
+                }
+                self.inner.submit(Request::Write { extent, data, durability })
+            }
+            Request::ReadProtected(_) | Request::WriteProtected { .. } => {
+                Io::Ready(Err(BlockError::Unsupported))
+            }
+            Request::Flush
+            | Request::Unmap(_)
+            | Request::WriteZeroes { .. }
+            | Request::Allocation(_)
+            | Request::Space
+            | Request::Resize { .. } => self.inner.submit(request),
+        }
+    }
+}
+
+/// A key that is ready for use; AES wipes it at its end.
+struct Cipher(Xts128<Aes256>);
+
+impl Cipher {
+    fn new(key: &Key) -> Self {
+        let (data, tweak) = key.0.split_at(HALF);
+        let half = |bytes: &[u8]| match Aes256::new_from_slice(bytes) {
+            Ok(cipher) => cipher,
+            Err(_) => unreachable!("half of a key is one of AES-256"),
+        };
+        Self(Xts128::new(half(data), half(tweak)))
+    }
+
+    fn encrypt(&self, blocks: &mut [u8], extent: Extent, block_size: BlockSize) {
+        for (lba, block) in (extent.lba.0.into()..).zip(blocks.chunks_exact_mut(block_size.bytes()))
+        {
+            self.0.encrypt_sector(block, get_tweak_default(lba));
+        }
+    }
+
+    fn decrypt(&self, blocks: &mut [u8], extent: Extent, block_size: BlockSize) {
+        for (lba, block) in (extent.lba.0.into()..).zip(blocks.chunks_exact_mut(block_size.bytes()))
+        {
+            if block.iter().any(|&byte| byte != 0) {
+                self.0.decrypt_sector(block, get_tweak_default(lba));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{Buffer, Durability, MemoryStore};
+
+    fn now<T>(io: Io<T>) -> T {
+        match io {
+            Io::Ready(value) => value,
+            Io::Pending(_) => panic!("a store in memory made its caller wait"),
+        }
+    }
+
+    /// Gives what it was told to give.
+    #[derive(Default)]
+    struct Given(Mutex<Vec<io::Result<Key>>>);
+
+    impl KeyKeeper for Given {
+        fn replace_key(&self) -> Io<io::Result<Key>> {
+            Io::Ready(self.0.lock().expect("whole").remove(0))
+        }
+    }
+
+    fn write(store: &dyn Store, lba: u64, data: &[u8]) -> Result<(), BlockError> {
+        let extent = Extent::new(lba, data.len() as u64 / 512);
+        now(store.write(extent, Buffer::copy_of(data), Durability::Volatile))
+    }
+
+    fn read(store: &dyn Store, lba: u64, block_count: u64) -> Vec<u8> {
+        let data = now(store.read(Extent::new(lba, block_count))).expect("reads");
+        data.into_buffer().to_vec()
+    }
+
+    fn key_of(byte: u8) -> Key {
+        Key::new([byte; KEY_BYTES])
+    }
+
+    fn hex(text: &str) -> Vec<u8> {
+        let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal");
+        (0..text.len()).step_by(2).map(digits).collect()
+    }
+
+    #[test]
+    fn ieee_1619_b_vector_10_of_xts_aes_256() {
+        let key = "2718281828459045235360287471352662497757247093699959574966967627\
+                   3141592653589793238462643383279502884197169399375105820974944592";
+        let key = Key::new(hex(key).try_into().expect("64 bytes"));
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, 300));
+        let store = EncryptedStore::new(below.clone(), key, Arc::new(Given::default()));
+        let plain: Vec<u8> = (0..512).map(|index| index as u8).collect();
+        write(&store, 0xff, &plain).expect("writes");
+        let stored = read(&*below, 0xff, 1);
+        let first = "1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b";
+        let last = "773dad38014bd2092fa755c824bb5e54c4f36ffda9fcea70b9c6e693e148c151";
+        assert_eq!((&stored[..32], &stored[480..]), (&*hex(first), &*hex(last)));
+        assert_eq!(read(&store, 0xff, 1), plain);
+    }
+
+    #[test]
+    fn what_lies_below_is_not_what_was_written_and_differs_by_place() {
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, 100));
+        let store = EncryptedStore::new(below.clone(), key_of(1), Arc::new(Given::default()));
+        write(&store, 7, &[0; 1024]).expect("writes");
+        let stored = read(&*below, 7, 2);
+        assert!(stored.chunks(16).all(|part| part != [0; 16]));
+        assert_ne!(stored[..512], stored[512..]);
+        assert_eq!(read(&store, 6, 4), [0; 2048], "what was not written is zeroes as well");
+        now((&store as &dyn Store).unmap(Extent::new(7, 1))).expect("unmaps");
+        assert_eq!(read(&*below, 7, 1), [0; 512]);
+    }
+
+    #[test]
+    fn sbc3_4_11_a_forgotten_key_leaves_noise_and_takes_new_data() {
+        let keeper = Arc::new(Given(Mutex::new(vec![Ok(key_of(2))])));
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, 100));
+        let store = EncryptedStore::new(below.clone(), key_of(1), keeper);
+        write(&store, 3, &[9; 512]).expect("writes");
+        now(store.forget_key()).expect("forgets");
+        let noise = read(&store, 3, 1);
+        assert!(noise.chunks(16).all(|part| part != [9; 16]));
+        write(&store, 3, &[8; 512]).expect("writes");
+        let again = EncryptedStore::new(below, key_of(2), Arc::new(Given::default()));
+        assert_eq!(read(&again, 3, 1), [8; 512]);
+    }
+
+    #[test]
+    fn nothing_is_read_or_written_with_a_key_that_may_not_be_the_kept_one() {
+        let failure = Err(io::ErrorKind::StorageFull.into());
+        let keeper = Arc::new(Given(Mutex::new(vec![failure, Ok(key_of(2))])));
+        let below = Arc::new(MemoryStore::new(BlockSize::B512, 100));
+        let store = EncryptedStore::new(below.clone(), key_of(1), keeper);
+        write(&store, 3, &[9; 512]).expect("writes");
+        let stored = read(&*below, 3, 1);
+        assert!(now(store.forget_key()).is_err());
+        assert!(write(&store, 3, &[8; 512]).is_err());
+        assert!(now((&store as &dyn Store).read(Extent::new(3, 1))).is_err());
+        assert_eq!(read(&*below, 3, 1), stored);
+        now(store.forget_key()).expect("forgets");
+        write(&store, 3, &[8; 512]).expect("writes");
+        assert_eq!(read(&store, 3, 1), [8; 512]);
+    }
+}
