@@ -69,23 +69,61 @@ impl RecordFile {
     pub fn replace(&self, content: Option<Vec<u8>>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
-        blocking(move || shared.replace(call, content.as_deref()))
+        blocking(move || shared.replace(call, content.as_deref(), Old::Freed))
+    }
+
+    /// The same with new content for old, whose bytes are overwritten, durably, once the new ones
+    /// are durable. Where the file system or the device writes elsewhere than where the old bytes
+    /// lie (copies on write, snapshots, a flash disk's), they stay there; so they do after a crash
+    /// between the two.
+    pub fn replace_and_destroy(&self, content: Vec<u8>) -> Io<io::Result<()>> {
+        let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        let shared = self.shared.clone();
+        blocking(move || shared.replace(call, Some(&content), Old::Destroyed))
     }
 }
 
+/// What becomes of the bytes that are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Old {
+    /// The file system may use their room again.
+    Freed,
+    /// They are overwritten first.
+    Destroyed,
+}
+
+/// Writes zeroes over all that a file holds.
+fn overwrite(mut file: fs::File) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    io::copy(&mut io::repeat(0).take(length), &mut file)?;
+    file.sync_all()
+}
+
 impl Shared {
-    fn replace(&self, call: u64, content: Option<&[u8]>) -> io::Result<()> {
+    fn replace(&self, call: u64, content: Option<&[u8]>, old: Old) -> io::Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         // The pool's threads may take two calls up in either order.
         if *written > call {
             return Ok(());
         }
+        let old = match old {
+            Old::Freed => None,
+            Old::Destroyed => self.open_old()?,
+        };
         match content {
             Some(content) => self.write(content)?,
             None => self.remove()?,
         }
         *written = call;
-        Ok(())
+        old.map_or(Ok(()), overwrite)
+    }
+
+    /// The file as it is, which stays what it is when its name goes to another one.
+    fn open_old(&self) -> io::Result<Option<fs::File>> {
+        match OpenOptions::new().write(true).open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            old => old.map(Some),
+        }
     }
 
     fn write(&self, content: &[u8]) -> io::Result<()> {
@@ -205,11 +243,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = RecordFile::new(folder.path().join("record"));
         let shared = &file.shared;
-        shared.replace(2, Some(b"second")).expect("replaces");
-        shared.replace(1, Some(b"first")).expect("is superseded");
+        shared.replace(2, Some(b"second"), Old::Freed).expect("replaces");
+        shared.replace(1, Some(b"first"), Old::Freed).expect("is superseded");
         assert_eq!(file.read_now(LIMIT).expect("reads"), Some(b"second".to_vec()));
-        shared.replace(3, None).expect("removes");
-        shared.replace(2, Some(b"second")).expect("is superseded");
+        shared.replace(3, None, Old::Freed).expect("removes");
+        shared.replace(2, Some(b"second"), Old::Freed).expect("is superseded");
         assert_eq!(file.read_now(LIMIT).expect("reads"), None);
     }
 
@@ -231,6 +269,29 @@ mod tests {
         cores::block_on(FileEngine::Pool, async { drop(file.replace(None)) }).expect("a core");
         // The pool's threads end when they have done what they were given.
         assert_eq!(file.read_now(LIMIT).expect("reads"), None);
+    }
+
+    #[test]
+    fn what_is_replaced_and_destroyed_is_overwritten_where_it_lies() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("record");
+        let file = RecordFile::new(path.clone());
+        wait(file.replace_and_destroy(vec![1; 700])).expect("there is nothing to destroy");
+        // Another name for the same bytes.
+        let old = folder.path().join("old");
+        fs::hard_link(&path, &old).expect("links");
+        wait(file.replace_and_destroy(vec![2; 3])).expect("replaces");
+        assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![2; 3]));
+        assert_eq!(fs::read(&old).expect("reads"), [0; 700]);
+
+        // What came too late destroys nothing.
+        file.shared.replace(1, Some(&[9]), Old::Destroyed).expect("is superseded");
+        assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![2; 3]));
+
+        // What cannot be replaced is not destroyed.
+        fs::create_dir(folder.path().join("record.new")).expect("makes");
+        assert!(wait(file.replace_and_destroy(vec![3])).is_err());
+        assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![2; 3]));
     }
 
     #[test]

@@ -147,14 +147,15 @@ impl Keeper for Records {
             }
         };
         decode(record, bytes).map(Some).map_err(|problem| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!(
-                    "{path} {problem}: restore it from a copy, or remove it to start without the {} \
-                     that it kept",
+            let remedy = match record {
+                // Without it what is encrypted is lost.
+                Record::Key => "restore it from a copy".into(),
+                _ => format!(
+                    "restore it from a copy, or remove it to start without the {} that it kept",
                     record.name()
                 ),
-            )
+            };
+            io::Error::new(io::ErrorKind::InvalidData, format!("{path} {problem}: {remedy}"))
         })
     }
 
@@ -163,7 +164,12 @@ impl Keeper for Records {
         if content.len() > CONTENT_LIMIT {
             return Io::Ready(Err(io::ErrorKind::FileTooLarge.into()));
         }
-        file.replace((!content.is_empty()).then(|| encode(record, &content)))
+        match record {
+            Record::Key if !content.is_empty() => {
+                file.replace_and_destroy(encode(record, &content))
+            }
+            _ => file.replace((!content.is_empty()).then(|| encode(record, &content))),
+        }
     }
 }
 

@@ -279,6 +279,9 @@ fn logical_unit(
     store: Arc<dyn Store>,
 ) -> Result<Arc<LogicalUnit>, StoreError> {
     let keeper = keeper::open(volume)?;
+    let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
+    let eraser = encrypted.clone().map(|store| store as _);
+    let store = encrypted.map_or(store, |encrypted| encrypted);
     let parts = Parts {
         identity,
         store,
@@ -286,6 +289,7 @@ fn logical_unit(
         removable: volume.removable,
         keeper,
         protection: volume.protection,
+        eraser,
         pass_through: stores::pass_through::open(volume)?,
     };
     LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })

@@ -29,9 +29,11 @@ struct RecordHeader {
 }
 const _: () = assert!(size_of::<RecordHeader>() == 16);
 
-/// Whether a unit has atomic writes: where nothing lasts there is no crash to survive.
+/// Whether a unit has atomic writes: where nothing lasts there is no crash to survive. Where blocks
+/// are kept encrypted, the record would hold what was to be written as it is.
 pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {
-    !unit.characteristics().is_lasting || unit.keeper().is_some()
+    let may_keep = unit.keeper().is_some() && unit.eraser().is_none();
+    !unit.characteristics().is_lasting || may_keep
 }
 
 /// Writes atomically. Once begun it must be polled to its end, whatever becomes of its command.

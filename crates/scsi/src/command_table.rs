@@ -350,6 +350,7 @@ pub static TABLE: &[Row] = &[
     row(GET_CONFIGURATION, "GET CONFIGURATION", multimedia::configuration::get_configuration, ANY, &[0x03, ALL, ALL, 0, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     action(SANITIZE, SA_SANITIZE_OVERWRITE, "SANITIZE OVERWRITE", sanitize::overwrite, MENDS, &[0xe1, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).with_data_out(sanitize::overwrite_data_out),
     action(SANITIZE, SA_SANITIZE_BLOCK_ERASE, "SANITIZE BLOCK ERASE", sanitize::block_erase, MENDS, &[0xe2, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).only_where(provisioning::is_thin),
+    action(SANITIZE, SA_SANITIZE_CRYPTOGRAPHIC_ERASE, "SANITIZE CRYPTOGRAPHIC ERASE", sanitize::cryptographic_erase, MENDS, &[0xe3, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]).only_where(sanitize::has_key),
     action(SANITIZE, SA_SANITIZE_EXIT_FAILURE_MODE, "SANITIZE EXIT FAILURE MODE", sanitize::exit_failure_mode, NONE, &[0x5f, ALL, ALL, ALL, ALL, ALL, ALL, ALL, CTL]),
     row(GET_EVENT_STATUS_NOTIFICATION, "GET EVENT STATUS NOTIFICATION", multimedia::events::get_event_status_notification, ANY, &[0x01, 0, 0, ALL, 0, 0, ALL, ALL, CTL]).on_cd_only(),
     row(LOG_SELECT, "LOG SELECT", log::select, NONE, &[0x03, 0x3f, ALL, 0, 0, 0, ALL, ALL, CTL]).with_data_out(log::select_data_out).even_in(Access::Standby),

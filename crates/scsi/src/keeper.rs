@@ -16,16 +16,19 @@ pub enum Record {
     IdentifyingInformation,
     /// An atomic write that is on its way to its place (SBC-4 4.29).
     AtomicWrite,
+    /// The key that its blocks are encrypted with. Saving one destroys the one before.
+    Key,
 }
 
 impl Record {
     /// All there are.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Reservations,
         Self::ModePages,
         Self::Operation,
         Self::IdentifyingInformation,
         Self::AtomicWrite,
+        Self::Key,
     ];
 
     /// The name under which it is kept.
@@ -36,6 +39,7 @@ impl Record {
             Self::Operation => "operation",
             Self::IdentifyingInformation => "identifying-information",
             Self::AtomicWrite => "atomic-write",
+            Self::Key => "key",
         }
     }
 }

@@ -21,6 +21,7 @@ use crate::timestamp::Timestamp;
 use crate::work::LongCommands;
 use crate::{Completion, Identity, Keeper, PassThrough, ProtectionType, Sense, UnitAttention};
 use async_lock::RwLock;
+use sarsen_block::layers::ForgetKey;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,6 +55,8 @@ pub struct Parts {
     /// The type of protection information that its medium is formatted with, where its store
     /// keeps any.
     pub protection: Option<ProtectionType>,
+    /// What forgets the key that the store's blocks are encrypted with, where they are.
+    pub eraser: Option<Arc<dyn ForgetKey>>,
     /// The real device that its commands go to; then nothing of the above is asked.
     pub pass_through: Option<Arc<dyn PassThrough>>,
 }
@@ -68,6 +71,7 @@ impl Parts {
             removable: false,
             keeper: None,
             protection: None,
+            eraser: None,
             pass_through: None,
         }
     }
@@ -125,6 +129,7 @@ pub struct LogicalUnit {
     /// The same store, where it keeps protection information.
     protected: Option<Arc<Protected>>,
     keeper: Option<Arc<dyn Keeper>>,
+    eraser: Option<Arc<dyn ForgetKey>>,
     pass_through: Option<Arc<dyn PassThrough>>,
     characteristics: Characteristics,
     limits: Limits,
@@ -166,8 +171,8 @@ impl LogicalUnit {
     /// error says which record is wrong. What was cut off is finished when the unit becomes a part
     /// of a [`crate::TargetDevice`].
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
-        let Parts { identity, store, device_type, removable, keeper, protection, pass_through } =
-            parts;
+        let Parts { identity, store, device_type, removable, .. } = parts;
+        let Parts { keeper, protection, eraser, pass_through, .. } = parts;
         let characteristics = store.characteristics();
         let watch = Arc::default();
         let store = Watched::over(store, Arc::clone(&watch));
@@ -181,6 +186,7 @@ impl LogicalUnit {
             identity,
             device_type,
             keeper,
+            eraser,
             pass_through,
             modes: Modes::new(ModeParameters::default_of(&characteristics, store.geometry())),
             mode_change: Mutex::new(()),
@@ -225,6 +231,11 @@ impl LogicalUnit {
     /// Where it keeps what outlives the program.
     pub fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
         self.keeper.as_ref()
+    }
+
+    /// What forgets the key that its blocks are encrypted with.
+    pub(crate) fn eraser(&self) -> Option<&Arc<dyn ForgetKey>> {
+        self.eraser.as_ref()
     }
 
     /// The real device that its commands go to.

@@ -59,6 +59,8 @@ pub(crate) enum Step {
     Overwrite(Arc<[u8]>),
     /// Zeroes are written over what takes up room.
     Wipe,
+    /// The key is changed that all blocks are encrypted with.
+    ForgetKey,
     /// Everything is given back, or zeroed where that cannot be.
     Release,
 }
@@ -161,6 +163,7 @@ async fn run(unit: &LogicalUnit, steps: &[Step]) -> Result<(), BlockError> {
             let piece_bytes = match step {
                 Step::Overwrite(_) | Step::Wipe => PIECE_BYTES,
                 Step::Release => RELEASE_BYTES,
+                Step::ForgetKey => u64::MAX,
             };
             let extent = Extent::new(lba, (piece_bytes >> shift).min(end - lba));
             lba += apply(unit, step, extent).await?;
@@ -195,6 +198,10 @@ async fn apply(unit: &LogicalUnit, step: &Step, extent: Extent) -> Result<u64, B
             let zeroes = Buffer::zeroed(unit.byte_count(block_count));
             store.write(extent, zeroes, Durability::Volatile).wait().await?;
             return Ok(block_count);
+        }
+        Step::ForgetKey => {
+            let eraser = unit.eraser().ok_or(BlockError::Unsupported)?;
+            eraser.forget_key().wait().await?;
         }
         Step::Release if unit.characteristics().unmap.is_some() => {
             store.unmap(extent).wait().await?;

@@ -19,6 +19,7 @@ mod protection;
 mod provisioning;
 mod removable;
 mod sanitize;
+mod sanitize_key;
 mod target_port_groups;
 mod tasks;
 mod write_gate;

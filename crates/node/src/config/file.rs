@@ -12,6 +12,9 @@
 //! size = "10GiB"
 //! cache = "none"
 //! # protection = 1
+//! # The key is kept in the volume's state, and another one there after SANITIZE's CRYPTOGRAPHIC
+//! # ERASE: whoever copies the volume copies its state, too.
+//! # encrypted = true
 //! # state = "/var/lib/sarsen/data"
 //! # For drills: what is to go wrong. A list of strings is several faults.
 //! # fault = "lost-write@1234"
@@ -54,6 +57,7 @@ const VOLUME_KEYS: &[&str] = &[
     "removable",
     "serial",
     "protection",
+    "encrypted",
     "state",
     "limit",
     "delay",
@@ -175,6 +179,7 @@ pub(super) fn volume_from_settings(
     let (mut block_size, mut read_only, mut removable) = (None, None, None);
     let mut serial = None;
     let mut protection = None;
+    let mut encrypted = None;
     let mut state = None;
     let mut limit = None;
     let mut delay = None;
@@ -219,6 +224,9 @@ pub(super) fn volume_from_settings(
             "protection" => {
                 protection = Some(choose("protection", &value, &PROTECTION_TYPES).map_err(wrong)?);
             }
+            "encrypted" => {
+                encrypted = Some((parse_truth(&key, &value).map_err(wrong)?, place));
+            }
             "state" => state = Some((value, place)),
             "limit" => limit = Some((parse_size(&value).map_err(wrong)?, place)),
             "delay" => delay = Some(parse_delay(&value).map_err(wrong)?),
@@ -238,6 +246,7 @@ pub(super) fn volume_from_settings(
             ("state", state.is_some()),
             ("limit", limit.is_some()),
             ("protection", protection.is_some()),
+            ("encrypted", encrypted.is_some()),
             ("read-only", read_only == Some(false) || is_device && read_only.is_some()),
             ("removable", removable == Some(false) || is_device && removable.is_some()),
             ("serial", is_device && serial.is_some()),
@@ -269,6 +278,7 @@ pub(super) fn volume_from_settings(
             serial,
             protection,
             delay,
+            encrypted: false,
             faults,
         });
     }
@@ -298,6 +308,13 @@ pub(super) fn volume_from_settings(
         let message = "a null volume keeps no protection information: remove it";
         return Err(ConfigError::new(place, message));
     }
+    let encrypted = match &encrypted {
+        Some((true, place)) => {
+            check_encrypted(store, read_only, protection, place)?;
+            true
+        }
+        Some((false, _)) | None => false,
+    };
     let store = match store {
         "file" => StoreConfig::File {
             path: path.ok_or_else(|| missing("path"))?.into(),
@@ -327,6 +344,7 @@ pub(super) fn volume_from_settings(
         serial,
         protection,
         delay,
+        encrypted,
         faults,
     })
 }
@@ -339,6 +357,27 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
         (Ok(number), "s") => Ok(Duration::from_secs(number)),
         _ => Err(format!("delay = {text:?}: write milliseconds or seconds, such as 20ms or 2s")),
     }
+}
+
+/// What cannot be kept encrypted.
+fn check_encrypted(
+    store: &str,
+    read_only: bool,
+    protection: Option<ProtectionType>,
+    place: &str,
+) -> Result<(), ConfigError> {
+    let message = match store {
+        "null" => "encrypted: a null volume keeps nothing: remove it",
+        "file" if read_only => {
+            "encrypted: a read-only file volume has no state, which the key is kept in: \
+             remove read-only"
+        }
+        _ if protection.is_some() => {
+            "encrypted: blocks with protection information cannot be: remove one of the two"
+        }
+        _ => return Ok(()),
+    };
+    Err(ConfigError::new(place, message))
 }
 
 fn parse_target(

@@ -66,6 +66,8 @@ pub struct VolumeConfig {
     pub protection: Option<ProtectionType>,
     /// How much later each of its requests is answered, on purpose.
     pub delay: Option<Duration>,
+    /// Its blocks are kept encrypted, so that SANITIZE can erase them by forgetting the key.
+    pub encrypted: bool,
     /// What is to go wrong with it, on purpose.
     pub faults: Vec<FaultConfig>,
 }
@@ -306,6 +308,7 @@ mod tests {
             serial: None,
             protection: None,
             delay: None,
+            encrypted: false,
             faults: Vec::new(),
         }
     }

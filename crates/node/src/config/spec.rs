@@ -69,6 +69,14 @@ mod tests {
         );
         let volume = parse_volume("r=ram:1MiB,protection=2").expect("valid");
         assert_eq!(volume.protection, Some(sarsen_scsi::ProtectionType::Type2));
+        for (text, encrypted) in [
+            ("r=ram:1MiB,encrypted", true),
+            ("r=file:/x,encrypted=true", true),
+            ("r=null:1MiB,encrypted=false", false),
+            ("r=ram:1MiB", false),
+        ] {
+            assert_eq!(parse_volume(text).expect("valid").encrypted, encrypted, "{text}");
+        }
         let tape = parse_volume("tape=sg:/dev/sg0").expect("valid");
         assert_eq!(tape.store, StoreConfig::Sg { path: "/dev/sg0".into() });
         let volume = parse_volume("r=ram:1MiB,fault=lost-write@7:once,fault=stale-read@8");
@@ -97,6 +105,12 @@ mod tests {
             ("a=null:1MiB,limit=4KiB", "only a ram volume has a limit"),
             ("a=ram:1MiB,protection=4", "it is one of 1, 2, 3"),
             ("a=null:1MiB,protection=1", "keeps no protection information"),
+            ("a=null:1MiB,encrypted", "a null volume keeps nothing: remove it"),
+            ("a=iso:/x,encrypted", "encrypted: a CD has"),
+            ("a=sg:/dev/sg0,encrypted", "encrypted: a real device"),
+            ("a=file:/x,encrypted,read-only", "remove read-only"),
+            ("a=ram:1MiB,encrypted,protection=1", "remove one of the two"),
+            ("a=ram:1MiB,encrypted=yes", "write true or false"),
             ("a=ram:1MiB,state=/srv/kept", "only a file volume"),
             ("a=file:/x,read-only,state=/srv/kept", "that can be written"),
             ("a=ram:1MiB,fault=bitrot@1", "it is one of flipped-bit, "),

@@ -1,5 +1,6 @@
 //! Disks that do I/O. [`open`] is the one place that opens one.
 
+pub(crate) mod encrypted;
 mod file;
 mod latch;
 mod null;
@@ -136,7 +137,8 @@ impl StoreError {
     }
 }
 
-/// Opens a volume's store, with the layers that its configuration asks for.
+/// Opens a volume's store, with the layers that its configuration asks for, but for the one that
+/// needs what the volume keeps (see [`encrypted`]).
 pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
     let store: Arc<dyn Store> = match &volume.store {

@@ -1,4 +1,4 @@
-//! SANITIZE (SBC-3 4.11, 5.24). CRYPTOGRAPHIC ERASE is not there: no store has a key to forget.
+//! SANITIZE (SBC-3 4.11, 5.24). CRYPTOGRAPHIC ERASE is there where a store has a key to forget.
 
 use super::Task;
 use crate::operation::{Kind, Operation, Step, exit_failure};
@@ -88,6 +88,18 @@ pub(crate) fn overwrite_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize,
 pub(crate) fn block_erase(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let flags = check_without_list(&task.cdb)?.flags;
     begin(&task, flags, vec![Step::Wipe, Step::Release])
+}
+
+/// Whether blocks are kept encrypted.
+pub(crate) fn has_key(unit: &LogicalUnit) -> bool {
+    unit.eraser().is_some()
+}
+
+/// What is noise after the key was forgotten is given back, so that it reads as zeroes: nobody
+/// takes it for data, and the tokens of it are revoked.
+pub(crate) fn cryptographic_erase(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    let flags = check_without_list(&task.cdb)?.flags;
+    begin(&task, flags, vec![Step::ForgetKey, Step::Release])
 }
 
 pub(crate) fn exit_failure_mode(task: Task<'_>) -> Result<Io<Completion>, Sense> {

@@ -1,7 +1,7 @@
 //! Vital product data (SPC-4 7.8, SBC-3 6.6): one row and one function for each page.
 
 use super::inquiry::padded;
-use super::{Task, provisioning};
+use super::{Task, provisioning, sanitize};
 use crate::atomic::has_atomic_writes;
 use crate::copy::page::third_party_copy;
 use crate::self_test::EXTENDED_SELF_TEST_S;
@@ -162,10 +162,13 @@ fn mode_page_policy(_task: &Task<'_>) -> Vec<u8> {
 }
 
 fn block_device_characteristics(task: &Task<'_>) -> Vec<u8> {
+    let unit = task.unit;
+    let block_erase = if provisioning::is_thin(unit) { page::WABEREQ_READS } else { 0 };
+    let cryptographic_erase = if sanitize::has_key(unit) { page::WACEREQ_READS } else { 0 };
     page::BlockDeviceCharacteristics {
         medium_rotation_rate: NON_ROTATING.into(),
         product_type: 0,
-        form_factor: if provisioning::is_thin(task.unit) { page::WABEREQ_READS } else { 0 },
+        form_factor: block_erase | cryptographic_erase,
         flags: page::CHARACTERISTICS_FUAB | page::CHARACTERISTICS_VBULS,
         reserved: [0; 55],
     }

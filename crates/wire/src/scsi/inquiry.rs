@@ -54,6 +54,8 @@ pub const PAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
 
 /// WABEREQ 01b: blocks that SANITIZE's BLOCK ERASE went over can be read before they are written.
 pub const WABEREQ_READS: u8 = 0x40;
+/// WACEREQ 01b: the same after its CRYPTOGRAPHIC ERASE.
+pub const WACEREQ_READS: u8 = 0x10;
 
 /// Standard INQUIRY data (SPC-4 6.6.2).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -238,7 +240,7 @@ pub struct BlockDeviceCharacteristics {
     pub medium_rotation_rate: U16,
     /// PRODUCT TYPE.
     pub product_type: u8,
-    /// [`WABEREQ_READS`], WACEREQ and NOMINAL FORM FACTOR.
+    /// [`WABEREQ_READS`], [`WACEREQ_READS`] and NOMINAL FORM FACTOR.
     pub form_factor: u8,
     /// FUAB and VBULS.
     pub flags: u8,

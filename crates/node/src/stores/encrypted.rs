@@ -1,0 +1,316 @@
+//! Volumes that keep their blocks encrypted: where the key is, and when one is made. That of a
+//! volume in memory is in memory alone; that of a file is a record of the volume's, so whoever
+//! reads both reads the data.
+//!
+//! A key is made only where there is nothing that another one was for: a volume that has lost its
+//! key does not become one of noise.
+
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use sarsen_block::layers::{EncryptedStore, KEY_BYTES, Key, KeyKeeper};
+use sarsen_block::{Allocation, BlockError, Extent, Io, Store};
+use sarsen_io::random;
+use sarsen_scsi::{Keeper, Record};
+use tracing::info;
+
+use super::StoreError;
+use crate::config::{StoreConfig, VolumeConfig};
+
+/// What takes up room in a volume without a key is read in pieces of so many bytes.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// A key of a volume that does not last.
+struct InMemory;
+
+impl KeyKeeper for InMemory {
+    fn replace_key(&self) -> Io<io::Result<Key>> {
+        Io::Ready(Ok(make_key()))
+    }
+}
+
+/// A key among a volume's records, where saving one destroys the one before.
+struct InRecord(Arc<dyn Keeper>);
+
+impl KeyKeeper for InRecord {
+    fn replace_key(&self) -> Io<io::Result<Key>> {
+        let key = make_key();
+        self.0.save(Record::Key, key.as_bytes().to_vec()).map(|saved| saved.map(|()| key))
+    }
+}
+
+fn make_key() -> Key {
+    let mut bytes = [0; KEY_BYTES];
+    random::fill(&mut bytes);
+    Key::new(bytes)
+}
+
+/// The volume's blocks as they are seen, where they are kept encrypted in `below`. Blocks the
+/// thread, which is no core.
+pub(crate) fn open(
+    volume: &VolumeConfig,
+    below: &Arc<dyn Store>,
+    keeper: Option<&Arc<dyn Keeper>>,
+) -> Result<Option<Arc<EncryptedStore>>, StoreError> {
+    let (key, keeper): (Key, Arc<dyn KeyKeeper>) = match (&volume.store, volume.encrypted) {
+        (StoreConfig::File { path, .. }, false) => {
+            refuse_as_plain(path, keeper)?;
+            return Ok(None);
+        }
+        (_, false) => return Ok(None),
+        (StoreConfig::File { path, .. }, true) => {
+            let keeper = keeper.ok_or_else(|| StoreError::Unfit {
+                path: path.clone(),
+                problem: "has nowhere to keep its key: give the volume state = FOLDER".into(),
+            })?;
+            let keys = Arc::new(InRecord(Arc::clone(keeper)));
+            (kept_key(path, &**below, &keys)?, keys)
+        }
+        (_, true) => (make_key(), Arc::new(InMemory)),
+    };
+    Ok(Some(Arc::new(EncryptedStore::new(Arc::clone(below), key, keeper))))
+}
+
+/// Refuses to serve as it is what is encrypted: an initiator would take it for an empty disk.
+fn refuse_as_plain(path: &Path, keeper: Option<&Arc<dyn Keeper>>) -> Result<(), StoreError> {
+    let Some(keeper) = keeper else { return Ok(()) };
+    match keeper.load(Record::Key).map_err(|source| StoreError::State { source })? {
+        None => Ok(()),
+        Some(_) => Err(StoreError::Unfit {
+            path: path.to_owned(),
+            problem: "is encrypted: set encrypted = true, or, where its data is to go, remove \
+                      both it and its state"
+                .into(),
+        }),
+    }
+}
+
+/// The key of a file volume, made where there is none and nothing that would need it.
+fn kept_key(path: &Path, below: &dyn Store, keys: &InRecord) -> Result<Key, StoreError> {
+    let unfit = |problem: String| StoreError::Unfit { path: path.to_owned(), problem };
+    let system = |what, error: &dyn Display| {
+        let (path, source) = (path.to_owned(), io::Error::other(error.to_string()));
+        StoreError::System { path, what, source }
+    };
+    if let Some(kept) = keys.0.load(Record::Key).map_err(|source| StoreError::State { source })? {
+        return match <[u8; KEY_BYTES]>::try_from(kept) {
+            Ok(bytes) => Ok(Key::new(bytes)),
+            Err(_) => Err(unfit(
+                "has a key of another length: it was made by a later version of this program: \
+                 use that"
+                    .into(),
+            )),
+        };
+    }
+    let holds_data = holds_data(below).map_err(|error| system("find out what it holds", &error))?;
+    if holds_data {
+        return Err(unfit(
+            "holds data and its state has no key for it: restore its state (the folder \
+             PATH.state, or the one that state names) if it was encrypted, or copy the data to a \
+             new volume; to start without the data, remove the file, or erase the device"
+                .into(),
+        ));
+    }
+    info!(path = %path.display(), "a key is made for the new encrypted volume");
+    now(keys.replace_key()).map_err(|error| system("keep its key", &error))
+}
+
+/// Whether any block is other than zeroes.
+fn holds_data(store: &dyn Store) -> Result<bool, BlockError> {
+    let geometry = store.geometry();
+    let piece_blocks = PIECE_BYTES >> geometry.block_size.shift();
+    let mut lba = 0;
+    while lba < geometry.block_count {
+        let rest = geometry.block_count - lba;
+        let run = now_or_failed(store.allocation(Extent::new(lba, rest)))?;
+        let run_blocks = run.block_count.clamp(1, rest);
+        if run.allocation != Allocation::Mapped {
+            lba += run_blocks;
+            continue;
+        }
+        let piece = Extent::new(lba, run_blocks.min(piece_blocks));
+        let data = now_or_failed(store.read(piece))?.into_buffer();
+        if data.iter().any(|&byte| byte != 0) {
+            return Ok(true);
+        }
+        lba += piece.block_count;
+    }
+    Ok(false)
+}
+
+fn now_or_failed<T>(answer: Io<Result<T, BlockError>>) -> Result<T, BlockError> {
+    ready(answer).unwrap_or(Err(BlockError::Unsupported))
+}
+
+fn now<T>(answer: Io<io::Result<T>>) -> io::Result<T> {
+    ready(answer).unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
+}
+
+/// What a store or a keeper answers on a thread that is no core, where nothing is waited for.
+fn ready<T>(answer: Io<T>) -> Option<T> {
+    match pin!(answer.wait()).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use sarsen_block::layers::ForgetKey;
+    use sarsen_block::{Buffer, Durability, conformance};
+    use sarsen_io::cores::{self, FileEngine};
+
+    use super::*;
+    use crate::config::parse_volume;
+    use crate::keeper;
+
+    type Opened = Result<Option<Arc<EncryptedStore>>, StoreError>;
+
+    /// A volume as a server opens it.
+    fn opened(text: &str) -> Opened {
+        let volume = parse_volume(text).expect("valid");
+        let below = super::super::open(&volume)?;
+        let keeper = keeper::open(&volume)?;
+        open(&volume, &below, keeper.as_ref())
+    }
+
+    fn store(text: &str) -> Arc<EncryptedStore> {
+        opened(text).unwrap_or_else(|error| panic!("{error}")).expect("it is encrypted")
+    }
+
+    fn refusal(text: &str) -> String {
+        opened(text).err().expect("is refused").to_string()
+    }
+
+    fn write(store: &Arc<EncryptedStore>, lba: u64, data: &[u8]) {
+        let extent = Extent::new(lba, data.len() as u64 / 512);
+        let store: Arc<dyn Store> = store.clone();
+        now_or_failed(store.write(extent, Buffer::copy_of(data), Durability::Durable))
+            .expect("writes");
+    }
+
+    fn read(store: &Arc<EncryptedStore>, lba: u64, block_count: u64) -> Vec<u8> {
+        let store: Arc<dyn Store> = store.clone();
+        let data = now_or_failed(store.read(Extent::new(lba, block_count))).expect("reads");
+        data.into_buffer().to_vec()
+    }
+
+    fn contains(content: &[u8], part: &[u8]) -> bool {
+        content.windows(part.len()).any(|window| window == part)
+    }
+
+    const PLAIN: &[u8; 32] = b"nobody below this may read these";
+
+    #[test]
+    fn they_pass_as_stores_in_memory_and_in_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        for text in [
+            "a=ram:8MiB,encrypted".into(),
+            format!("a=file:{},size=8MiB,encrypted", path.display()),
+        ] {
+            let store = store(&text);
+            cores::block_on(FileEngine::Pool, conformance::check(&*store, 3)).expect("a core");
+        }
+    }
+
+    #[test]
+    fn data_is_there_after_reopening_and_not_in_the_file_and_gone_with_the_key() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let text = format!("a=file:{},size=1MiB,encrypted", path.display());
+        let data = PLAIN.repeat(32);
+        write(&store(&text), 5, &data);
+        let raw = fs::read(&path).expect("reads");
+        assert!(raw.iter().any(|&byte| byte != 0) && !contains(&raw, PLAIN));
+        let first = store(&text);
+        assert_eq!(read(&first, 5, 2), data);
+        let key_path = folder.path().join("disk.state").join("key");
+        let old_key = fs::read(&key_path).expect("reads");
+        let old_name = folder.path().join("old");
+        fs::hard_link(&key_path, &old_name).expect("links");
+
+        now_or_failed(first.forget_key()).expect("forgets");
+        assert_eq!(fs::read(&path).expect("reads"), raw, "no block was touched");
+        assert!(!contains(&read(&first, 5, 2), &PLAIN[..16]));
+        assert!(fs::read(&old_name).expect("reads").iter().all(|&byte| byte == 0));
+        assert_ne!(fs::read(&key_path).expect("reads"), old_key);
+        write(&first, 5, &data);
+        drop(first);
+        let second = store(&text);
+        assert_eq!(read(&second, 5, 2), data);
+        assert_ne!(fs::read(&path).expect("reads"), raw);
+    }
+
+    #[test]
+    fn a_volume_with_data_and_without_its_key_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let text = format!("a=file:{},size=1MiB,encrypted", path.display());
+        let state = folder.path().join("disk.state");
+        write(&store(&text), 5, &[7; 512]);
+        let key = fs::read(state.join("key")).expect("reads");
+        let raw = fs::read(&path).expect("reads");
+        fs::remove_file(state.join("key")).expect("removes");
+        let message = refusal(&text);
+        assert!(message.contains("restore its state"), "{message}");
+        assert!(!state.join("key").exists(), "no key was made");
+        assert_eq!(fs::read(&path).expect("reads"), raw);
+        fs::write(state.join("key"), &key).expect("writes");
+        assert_eq!(read(&store(&text), 5, 1), [7; 512]);
+
+        // A key that is damaged is not replaced either.
+        fs::write(state.join("key"), &key[..key.len() - 1]).expect("writes");
+        let message = refusal(&text);
+        assert!(message.contains("/key is damaged"), "{message}");
+
+        // What was written as zeroes is not data.
+        fs::write(&path, vec![0; 1 << 20]).expect("writes");
+        fs::remove_file(state.join("key")).expect("removes");
+        assert_eq!(read(&store(&text), 5, 1), [0; 512]);
+    }
+
+    #[test]
+    fn what_is_encrypted_is_not_served_as_it_is_nor_what_is_not_as_if_it_were() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let plain = format!("a=file:{},size=1MiB", path.display());
+        assert!(opened(&plain).expect("opens").is_none());
+        store(&format!("{plain},encrypted"));
+        let message = refusal(&plain);
+        assert!(message.contains("set encrypted = true"), "{message}");
+
+        let other = folder.path().join("other");
+        fs::write(&other, vec![1; 1 << 20]).expect("writes");
+        let message = refusal(&format!("b=file:{},encrypted", other.display()));
+        assert!(message.contains("holds data"), "{message}");
+        assert!(!folder.path().join("other.state").exists());
+    }
+
+    #[test]
+    fn a_volume_in_memory_has_another_key_each_time() {
+        let text = "a=ram:1MiB,encrypted";
+        let store = store(text);
+        write(&store, 5, &[7; 512]);
+        now_or_failed(store.forget_key()).expect("forgets");
+        assert_ne!(read(&store, 5, 1), [7; 512]);
+        assert!(opened("a=ram:1MiB").expect("opens").is_none());
+    }
+
+    #[test]
+    fn without_a_place_for_its_key_a_volume_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let text = format!("a=file:{},size=1MiB,encrypted", path.display());
+        let volume = parse_volume(&text).expect("valid");
+        let below = super::super::open(&volume).expect("opens");
+        let message = open(&volume, &below, None).err().expect("is refused").to_string();
+        assert!(message.contains("state = FOLDER"), "{message}");
+    }
+}
