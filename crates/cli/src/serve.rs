@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     config: Option<PathBuf>,
     /// A volume: NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH (a CD), NAME=sg:PATH (a real SCSI
     /// device, such as /dev/sg0) or NAME=null:SIZE, then options such as ,size=10GiB ,cache=none
-    /// ,block-size=4096 ,read-only ,removable ,serial=TEXT; and, for drills, what is
+    /// ,block-size=4096 ,read-only ,removable ,encrypted ,serial=TEXT; and, for drills, what is
     /// to go wrong: ,fault=KIND@BLOCK with flipped-bit, flipped-bit-stored, lost-write, stale-read,
     /// unreadable or unwritable, or ,fault=misdirected-write@BLOCK>BLOCK; :once after it is once.
     #[arg(short, long = "volume", value_name = "SPEC")]
