@@ -134,7 +134,9 @@ check write_atomic sg_write_x --atomic=0 --in=/tmp/random --lba=128 --num=64 "$f
 check or_write sg_write_x --or --in=/tmp/random --lba=256 --num=8 "$first"
 check dd sg_dd if="$first" of=/dev/null bs=512 count=64
 check xcopy_limits sg_copy_results --params "$first"
-check xcopy sg_xcopy if="$first" of="$second" bs=512 count=64
+# It wants the sg devices.
+sg_of() { echo "/dev/$(ls "/sys/class/block/${1#/dev/}/device/scsi_generic")"; }
+check xcopy sg_xcopy if="$(sg_of "$first")" of="$(sg_of "$second")" bs=512 count=64
 dd if="$first" of=/tmp/one bs=512 count=64 iflag=direct 2>/dev/null
 dd if="$second" of=/tmp/two bs=512 count=64 iflag=direct 2>/dev/null
 check copied cmp /tmp/one /tmp/two
