@@ -182,18 +182,21 @@ pub enum Medium {
     Slow,
     /// One whose physical blocks are its logical ones.
     Native,
+    /// One that encrypts, so that it has a key to lose.
+    Encrypted,
 }
 
 impl Medium {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Disk, Self::ReadOnly, Self::Removable, Self::Slow, Self::Native];
+    pub const ALL: [Self; 6] =
+        [Self::Disk, Self::ReadOnly, Self::Removable, Self::Slow, Self::Native, Self::Encrypted];
 
     /// What a test wants.
     fn of(family: &str, test: &str) -> Self {
         match family {
             // It wants to meet SANITIZE under way, seconds after it began.
             "Sanitize" if test == "Reset" => Self::Slow,
+            "Sanitize" => Self::Encrypted,
             "ReadOnly" => Self::ReadOnly,
             "NoMedia" | "PreventAllow" | "StartStopUnit" => Self::Removable,
             // Where physical blocks are larger it wants answers that begin behind what it asked for.
@@ -210,6 +213,7 @@ impl Medium {
             Self::Removable => "removable",
             Self::Slow => "slow",
             Self::Native => "native",
+            Self::Encrypted => "encrypted",
         }
     }
 }
@@ -222,14 +226,9 @@ const SKIPPED: &[(&str, &str, &str)] = &[
     ("WriteSame10", "UnmapUnaligned", SMALL_PHYSICAL_BLOCKS),
     ("WriteSame16", "InvalidDataOutSize", SMALL_PHYSICAL_BLOCKS),
     ("WriteSame16", "UnmapUnaligned", SMALL_PHYSICAL_BLOCKS),
-    ("Sanitize", "CryptoErase", NO_KEY),
-    ("Sanitize", "Readonly", NO_KEY),
-    ("Sanitize", "Reservations", NO_KEY),
 ];
 /// Met on disks of 4 KiB blocks alone.
 const SMALL_PHYSICAL_BLOCKS: &str = "physical blocks are larger than logical ones on other disks";
-const NO_KEY: &str =
-    "its part on CRYPTOGRAPHIC ERASE: the disk does not encrypt, so it has no key to lose";
 
 /// Why a test may be skipped.
 pub fn why_skipped(family: &str, test: &str) -> Option<&'static str> {

@@ -44,6 +44,7 @@ pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
                 // 256 pieces of 1 MiB one after the other: half a minute.
                 Medium::Slow => volume.option("delay=100ms"),
                 Medium::Native => volume.block_size(4096),
+                Medium::Encrypted => volume.option("encrypted=true"),
             }
         })
         .collect()
@@ -124,7 +125,7 @@ pub fn page(columns: &[Column]) -> Result<String> {
          program and its peers. `cargo xtask scoreboard` writes this page anew. Each family runs on a unit\n\
          that it can test: most on a disk of 256 MiB with blocks of 512 bytes, `ReadOnly` on one that cannot\n\
          be written, `NoMedia`, `PreventAllow` and `StartStopUnit` on one whose medium can be removed,\n\
-         `GetLBAStatus` on one whose physical blocks are its logical ones, `Sanitize.Reset` on a slow one.\n\
+         `GetLBAStatus` on one whose physical blocks are its logical ones, `Sanitize` on one that encrypts, its `Reset` on a slow one.\n\
          Where a peer has no such unit, its ordinary disk takes the place. `MultipathIO` has two paths: two\n\
          portal groups of this program, two sessions of the others. The peers are started anew for each\n\
          family, so that a reservation which one test leaves does not fail all that follow.\n\n",
