@@ -138,7 +138,7 @@ impl StoreError {
 }
 
 /// Opens a volume's store, with the layers that its configuration asks for, but for the one that
-/// needs what the volume keeps (see [`encrypted`]).
+/// needs what the volume keeps (see `encrypted`).
 pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
     let store: Arc<dyn Store> = match &volume.store {
