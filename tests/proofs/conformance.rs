@@ -2,7 +2,7 @@
 //! known to be no disk's, with its reason (`conformance::why_skipped`).
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_proof::conformance::{self, Verdict};
+use sarsen_proof::conformance::{self, Medium, Verdict};
 use sarsen_proof::{Backing, Serving, Volume, scoreboard};
 
 fn conforms(volumes: &[Volume]) -> Result<()> {
@@ -31,8 +31,8 @@ fn libiscsi_finds_no_fault_in_ram_volumes() -> Result<()> {
 fn libiscsi_finds_no_fault_in_file_volumes() -> Result<()> {
     let folder = tempfile::tempdir()?;
     // What is read only is not made: it is there.
-    let path = |medium: conformance::Medium| folder.path().join(format!("{}.img", medium.name()));
-    let file = std::fs::File::create(path(conformance::Medium::ReadOnly))?;
+    let path = |medium: Medium| folder.path().join(format!("{}.img", medium.name()));
+    let file = std::fs::File::create(path(Medium::ReadOnly))?;
     file.set_len(scoreboard::BYTE_COUNT)?;
     conforms(&scoreboard::volumes(|medium| Backing::File(path(medium))))
 }
@@ -40,5 +40,9 @@ fn libiscsi_finds_no_fault_in_file_volumes() -> Result<()> {
 #[test]
 fn libiscsi_finds_no_fault_in_4_kib_blocks() -> Result<()> {
     let volumes = scoreboard::volumes(|_| Backing::Ram).into_iter();
-    conforms(&volumes.map(|volume| volume.block_size(4096)).collect::<Vec<_>>())
+    let wide = volumes.map(|volume| match volume.name == Medium::Small.name() {
+        true => volume,
+        false => volume.block_size(4096),
+    });
+    conforms(&wide.collect::<Vec<_>>())
 }

@@ -184,12 +184,21 @@ pub enum Medium {
     Native,
     /// One that encrypts, so that it has a key to lose.
     Encrypted,
+    /// One with blocks of 512 bytes, whatever the others have.
+    Small,
 }
 
 impl Medium {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Disk, Self::ReadOnly, Self::Removable, Self::Slow, Self::Native, Self::Encrypted];
+    pub const ALL: [Self; 7] = [
+        Self::Disk,
+        Self::ReadOnly,
+        Self::Removable,
+        Self::Slow,
+        Self::Native,
+        Self::Encrypted,
+        Self::Small,
+    ];
 
     /// What a test wants.
     fn of(family: &str, test: &str) -> Self {
@@ -197,6 +206,8 @@ impl Medium {
             // It wants to meet SANITIZE under way, seconds after it began.
             "Sanitize" if test == "Reset" => Self::Slow,
             "Sanitize" => Self::Encrypted,
+            // It writes 512 bytes as one block.
+            "ProutReserve" => Self::Small,
             "ReadOnly" => Self::ReadOnly,
             "NoMedia" | "PreventAllow" | "StartStopUnit" => Self::Removable,
             // Where physical blocks are larger it wants answers that begin behind what it asked for.
@@ -214,6 +225,7 @@ impl Medium {
             Self::Slow => "slow",
             Self::Native => "native",
             Self::Encrypted => "encrypted",
+            Self::Small => "small",
         }
     }
 }

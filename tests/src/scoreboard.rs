@@ -38,7 +38,7 @@ pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
         .map(|medium| {
             let volume = Volume::new(medium.name(), backing(medium), BYTE_COUNT);
             match medium {
-                Medium::Disk => volume,
+                Medium::Disk | Medium::Small => volume,
                 Medium::ReadOnly => volume.option("read-only=true"),
                 Medium::Removable => volume.option("removable=true"),
                 // 256 pieces of 1 MiB one after the other: half a minute.
