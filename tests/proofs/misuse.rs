@@ -189,6 +189,8 @@ fn a_full_disk_is_told_and_the_session_stays() -> Result<()> {
                 let lba = stored * 128;
                 match sense(session.write(lba, piece(stored as u8), false).await)? {
                     None => stored += 1,
+                    // Before it is full it says that it soon will be: then the piece comes again.
+                    Some(sense) if sense.key == SenseKey::UnitAttention => {}
                     Some(sense) => break sense,
                 }
             };
