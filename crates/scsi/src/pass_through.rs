@@ -63,6 +63,11 @@ fn answer_ourselves(
     match cdb.operation_code() {
         opcode::REPORT_LUNS => return Some(inquiry::luns_data(nexus, cdb)),
         opcode::INQUIRY => return None,
+        // The device's own copy manager would reach other devices of this host, which nobody
+        // gave the initiator.
+        opcode::THIRD_PARTY_COPY_OUT | opcode::THIRD_PARTY_COPY_IN => {
+            return Some(Err(Sense::invalid_operation_code()));
+        }
         opcode::REQUEST_SENSE => {
             let attention = attentions.is_waiting().then(|| attentions.take()).flatten()?;
             return Some(Ok(inquiry::sense_parameter_data(cdb, attention.sense())));

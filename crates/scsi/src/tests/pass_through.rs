@@ -144,3 +144,13 @@ fn transfers_are_bounded_and_whole_and_go_one_way() {
     refused(&mut fixture, 0, LIMIT as u64 + 1, &[]);
     assert!(asked(&device).is_empty());
 }
+
+#[test]
+fn a_copy_that_could_reach_other_devices_of_the_host_does_not_reach_this_one() {
+    let (device, mut fixture) = fixture();
+    for operation_code in [0x83, 0x84] {
+        let completion = execute(&mut fixture, &[operation_code], 0, &[]);
+        assert_eq!(additional(&completion), Some(0x2000));
+    }
+    assert!(asked(&device).is_empty());
+}
