@@ -282,6 +282,11 @@ fn logical_unit(
     let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
     let eraser = encrypted.clone().map(|store| store as _);
     let store = encrypted.map_or(store, |encrypted| encrypted);
+    // Above all that is looked at while it is opened, when nobody can wait.
+    let store: Arc<dyn Store> = match volume.delay {
+        Some(delay) => Arc::new(stores::SlowStore::new(store, delay)),
+        None => store,
+    };
     let parts = Parts {
         identity,
         store,

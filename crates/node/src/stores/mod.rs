@@ -201,12 +201,8 @@ fn open_image(path: &Path) -> Result<FileStore, StoreError> {
     })
 }
 
-/// Puts over a store what is to happen to it: faults, and a delay.
+/// Puts the faults over a store that are to happen to it.
 fn plant(volume: &VolumeConfig, store: Arc<dyn Store>) -> Result<Arc<dyn Store>, StoreError> {
-    let store: Arc<dyn Store> = match volume.delay {
-        Some(delay) => Arc::new(SlowStore::new(store, delay)),
-        None => store,
-    };
     if volume.faults.is_empty() {
         return Ok(store);
     }
