@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sarsen_block::Piece;
+use sarsen_proto::iscsi::chap::{Credentials, Secret};
 use sarsen_proto::iscsi::target::{
-    Admission, Cdb, CloseReason, Connection, Environment, Settings, TargetRecord, Welcome,
+    Admission, Cdb, CloseReason, Connection, Environment, Refusal, RefusalReason, Settings,
+    TargetRecord, Welcome,
 };
 use sarsen_proto::iscsi::{Frame, Framer, Landing};
-use sarsen_wire::iscsi::{BasicHeader, LoginStatus, RawHeader, U24};
+use sarsen_wire::iscsi::{BasicHeader, RawHeader, U24};
 
 /// The one target.
 pub(crate) const TARGET: &str = "iqn.2026-11.fuzz:disk";
@@ -26,11 +28,31 @@ pub(crate) fn data_out_length(cdb: &[u8; 16]) -> usize {
 }
 
 impl Environment for World {
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus> {
+    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
         match admission.target_name.as_deref() {
-            None | Some(TARGET) => Ok(Welcome { portal_group_tag: 1, alias: Some("disk".into()) }),
-            Some(_) => Err(LoginStatus::NotFound),
+            None | Some(TARGET) => Ok(Welcome {
+                portal_group_tag: 1,
+                alias: Some("disk".into()),
+                ..Welcome::default()
+            }),
+            Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
+    }
+
+    fn secret_of(&mut self, _: &Admission, _: &str) -> Option<Secret> {
+        None
+    }
+
+    fn own_credentials(&mut self, _: &Admission) -> Option<Credentials> {
+        None
+    }
+
+    fn authorize(&mut self, _: &Admission, _: Option<&str>) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn fill_random(&mut self, bytes: &mut [u8]) {
+        bytes.fill(7);
     }
 
     fn targets(&mut self, _: &Admission, only: Option<&str>) -> Vec<TargetRecord> {

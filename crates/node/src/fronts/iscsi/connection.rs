@@ -14,10 +14,11 @@ use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{
-    Admission, CloseReason, Command, Completion, Connection, Ending, Event, Management, TaskId,
+    Admission, CloseReason, Command, Completion, Connection, Ending, Event, Management,
+    RefusalReason, TaskId,
 };
 use sarsen_scsi::{self as scsi, Execution, Lun, TaskAbort};
-use sarsen_wire::iscsi::{LoginStatus, TaskManagementFunction, TaskManagementResponse};
+use sarsen_wire::iscsi::{TaskManagementFunction, TaskManagementResponse};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
@@ -365,10 +366,10 @@ impl<'a> Driver<'a> {
             () = time::sleep_until(self.machine.poll_timeout()) => None,
         };
         let Some(seat) = seat else {
-            return self.machine.refuse(LoginStatus::OutOfResources);
+            return self.machine.refuse(RefusalReason::OutOfResources);
         };
         if !self.view.open_nexus(&admission) {
-            return self.machine.refuse(LoginStatus::NotFound);
+            return self.machine.refuse(RefusalReason::NoSuchTarget);
         }
         if let Some(nexus) = &self.view.nexus {
             seat.use_nexus(nexus.id());

@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use sarsen_proto::iscsi::target::{self, Admission, Environment, TargetRecord, Welcome};
+use sarsen_proto::iscsi::chap::{Credentials, Secret};
+use sarsen_proto::iscsi::target::{
+    self, Admission, Demand, Environment, Refusal, RefusalReason, TargetRecord, Welcome,
+};
 use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle, TaskAttribute};
-use sarsen_wire::iscsi::LoginStatus;
 
 use super::Front;
 use crate::config::Portal;
@@ -53,12 +55,31 @@ pub(super) fn attribute(attribute: u8) -> TaskAttribute {
 }
 
 impl Environment for View {
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus> {
+    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
         let alias = match &admission.target_name {
-            Some(name) => self.front.targets.find(name).ok_or(LoginStatus::NotFound)?.alias.clone(),
+            Some(name) => {
+                let target = self.front.targets.find(name).ok_or(RefusalReason::NoSuchTarget)?;
+                target.alias.clone()
+            }
             None => None,
         };
-        Ok(Welcome { portal_group_tag: self.portal_group, alias })
+        Ok(Welcome { portal_group_tag: self.portal_group, alias, demand: Demand::Nothing })
+    }
+
+    fn secret_of(&mut self, _: &Admission, _: &str) -> Option<Secret> {
+        None
+    }
+
+    fn own_credentials(&mut self, _: &Admission) -> Option<Credentials> {
+        None
+    }
+
+    fn authorize(&mut self, _: &Admission, _: Option<&str>) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn fill_random(&mut self, bytes: &mut [u8]) {
+        sarsen_io::random::fill(bytes);
     }
 
     fn targets(&mut self, _admission: &Admission, only: Option<&str>) -> Vec<TargetRecord> {

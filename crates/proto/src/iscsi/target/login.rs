@@ -8,7 +8,7 @@ use sarsen_wire::iscsi::{
 };
 
 use super::link::Link;
-use super::{Admission, CloseReason, Environment, Settings};
+use super::{Admission, CloseReason, Environment, Refusal, RefusalReason, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, Use};
 
 /// The most text that one login may send us, over all PDUs that the C bit joins.
@@ -75,7 +75,7 @@ pub(super) enum LoginStep {
     /// The negotiation is done, the last answer waits for the session.
     Establish(Admission),
     /// The refusal was queued.
-    Refused(LoginStatus),
+    Refused(Refusal),
 }
 
 impl Login {
@@ -106,9 +106,9 @@ impl Login {
         }
         match self.negotiate(request, segment, settings, link, environment) {
             Ok(step) => Ok(step),
-            Err(status) => {
-                self.push_response(request.flags & 0x0c, status, 0, &[], link);
-                Ok(LoginStep::Refused(status))
+            Err(refusal) => {
+                self.push_refusal(request.flags & 0x0c, &refusal, link);
+                Ok(LoginStep::Refused(refusal))
             }
         }
     }
@@ -120,16 +120,16 @@ impl Login {
         settings: &Settings,
         link: &mut Link,
         environment: &mut dyn Environment,
-    ) -> Result<LoginStep, LoginStatus> {
+    ) -> Result<LoginStep, Refusal> {
         self.check_header(request)?;
         if self.partial.len() + segment.len() > MAX_TEXT_LENGTH {
-            return Err(LoginStatus::OutOfResources);
+            return Err(RefusalReason::OutOfResources.into());
         }
         self.partial.extend_from_slice(segment);
         if request.flags & CONTINUE != 0 {
             // RFC 7143 §11.12.2: with C, T must be 0; an empty response asks for the rest.
             if request.flags & FINAL != 0 {
-                return Err(LoginStatus::InitiatorError);
+                return Err(RefusalReason::Malformed.into());
             }
             self.push_response(request.flags & 0x0c, LoginStatus::Success, 0, &[], link);
             return Ok(LoginStep::Continue);
@@ -148,11 +148,11 @@ impl Login {
         self.respond(request, link)
     }
 
-    fn check_header(&mut self, request: &LoginRequest) -> Result<(), LoginStatus> {
+    fn check_header(&mut self, request: &LoginRequest) -> Result<(), Refusal> {
         self.request_count += 1;
-        let first = self.first.ok_or(LoginStatus::InitiatorError)?;
+        let first = self.first.ok_or(RefusalReason::Malformed)?;
         if request.version_min > VERSION {
-            return Err(LoginStatus::UnsupportedVersion);
+            return Err(RefusalReason::UnsupportedVersion.into());
         }
         let repeats = request.isid == first.isid
             && request.tsih.get() == first.tsih
@@ -165,7 +165,7 @@ impl Login {
             && stage == self.stage
             && (!transit || (next.0 > stage.0 && next != Stage(2)));
         if !repeats || !stages_valid || self.request_count > MAX_REQUESTS {
-            return Err(LoginStatus::InitiatorError);
+            return Err(RefusalReason::Malformed.into());
         }
         Ok(())
     }
@@ -175,11 +175,11 @@ impl Login {
         text: &[u8],
         settings: &Settings,
         link: &mut Link,
-    ) -> Result<(), LoginStatus> {
+    ) -> Result<(), Refusal> {
         for pair in text::pairs(text) {
-            let (name, value) = pair.map_err(|_| LoginStatus::InitiatorError)?;
+            let (name, value) = pair.map_err(|_| RefusalReason::Malformed)?;
             if self.seen.iter().any(|seen| seen == name) || self.seen.len() >= MAX_KEYS {
-                return Err(LoginStatus::InitiatorError);
+                return Err(RefusalReason::Malformed.into());
             }
             self.seen.push(name.to_owned());
             self.handle_key(name, value, settings, link)?;
@@ -193,7 +193,7 @@ impl Login {
         value: &str,
         settings: &Settings,
         link: &mut Link,
-    ) -> Result<(), LoginStatus> {
+    ) -> Result<(), Refusal> {
         let Some(key) = keys::find(name) else {
             self.push_answer(name, NOT_UNDERSTOOD);
             return Ok(());
@@ -205,21 +205,21 @@ impl Login {
                 self.session_type = match value {
                     "Normal" => SessionType::Normal,
                     "Discovery" => SessionType::Discovery,
-                    _ => return Err(LoginStatus::SessionTypeNotSupported),
+                    _ => return Err(RefusalReason::UnknownSessionType.into()),
                 }
             }
             "AuthMethod" => {
                 // RFC 7143 §13.1.1: only in the security stage.
                 if self.stage != Stage::Security {
-                    return Err(LoginStatus::InitiatorError);
+                    return Err(RefusalReason::Malformed.into());
                 }
                 if !value.split(',').any(|method| method == NONE) {
-                    return Err(LoginStatus::AuthenticationFailure);
+                    return Err(RefusalReason::NoCommonMethod.into());
                 }
                 self.push_answer(name, NONE);
             }
             _ if key.usage == Use::FullFeature => self.push_answer(name, REJECT),
-            _ if key.kind == Kind::TargetDeclaration => return Err(LoginStatus::InitiatorError),
+            _ if key.kind == Kind::TargetDeclaration => return Err(RefusalReason::Malformed.into()),
             _ => {
                 let answer = Negotiation {
                     offer: &settings.offer,
@@ -240,10 +240,10 @@ impl Login {
         &mut self,
         request: &LoginRequest,
         environment: &mut dyn Environment,
-    ) -> Result<(), LoginStatus> {
-        let initiator_name = self.initiator_name.clone().ok_or(LoginStatus::MissingParameter)?;
+    ) -> Result<(), Refusal> {
+        let initiator_name = self.initiator_name.clone().ok_or(RefusalReason::MissingParameter)?;
         if self.session_type == SessionType::Normal && self.target_name.is_none() {
-            return Err(LoginStatus::MissingParameter);
+            return Err(RefusalReason::MissingParameter.into());
         }
         let admission = Admission {
             initiator_name,
@@ -255,7 +255,7 @@ impl Login {
         };
         if admission.tsih != 0 {
             // One connection a session: there is none to join.
-            return Err(LoginStatus::SessionDoesNotExist);
+            return Err(RefusalReason::NoSuchSession.into());
         }
         let welcome = environment.admit(&admission)?;
         if self.session_type == SessionType::Normal {
@@ -269,11 +269,7 @@ impl Login {
     }
 
     /// Answers with as much as one PDU holds, and moves on when nothing is left to say.
-    fn respond(
-        &mut self,
-        request: &LoginRequest,
-        link: &mut Link,
-    ) -> Result<LoginStep, LoginStatus> {
+    fn respond(&mut self, request: &LoginRequest, link: &mut Link) -> Result<LoginStep, Refusal> {
         let limit = DEFAULT_DATA_SEGMENT_LENGTH as usize;
         let stage_bits = request.flags & 0x0c;
         if self.answers.len() > limit {
@@ -296,7 +292,7 @@ impl Login {
         }
         self.pending = Some(self.response(flags, LoginStatus::Success, 0));
         self.answers = answers;
-        self.admission.clone().map(LoginStep::Establish).ok_or(LoginStatus::TargetError)
+        self.admission.clone().map(LoginStep::Establish).ok_or(RefusalReason::Malformed.into())
     }
 
     /// Sends the last answer: the session stands. Gives who it is with.
@@ -309,9 +305,17 @@ impl Login {
     }
 
     /// Sends a refusal instead of the last answer.
-    pub(super) fn refuse(&mut self, status: LoginStatus, link: &mut Link) {
-        let stage_bits = self.stage.0 << 2;
-        self.push_response(stage_bits, status, 0, &[], link);
+    pub(super) fn refuse(&mut self, refusal: &Refusal, link: &mut Link) {
+        self.push_refusal(self.stage.0 << 2, refusal, link);
+    }
+
+    /// A redirection names the place (RFC 7143 §11.13.5).
+    fn push_refusal(&self, stage_bits: u8, refusal: &Refusal, link: &mut Link) {
+        let text = match &refusal.target_address {
+            Some(address) => format!("TargetAddress={address}\0"),
+            None => String::new(),
+        };
+        self.push_response(stage_bits, refusal.reason.status(), 0, text.as_bytes(), link);
     }
 
     fn push_answer(&mut self, name: &str, value: &str) {
@@ -356,9 +360,9 @@ fn send(mut response: LoginResponse, text: &[u8], link: &mut Link) {
     link.output.push(response, text);
 }
 
-fn valid_name(value: &str) -> Result<String, LoginStatus> {
+fn valid_name(value: &str) -> Result<String, RefusalReason> {
     if value.is_empty() || value.len() > MAX_NAME_LENGTH {
-        return Err(LoginStatus::InitiatorError);
+        return Err(RefusalReason::Malformed);
     }
     Ok(value.to_owned())
 }

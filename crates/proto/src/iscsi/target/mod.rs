@@ -16,6 +16,7 @@ mod link;
 mod login;
 mod management;
 mod order;
+mod refusal;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -28,14 +29,15 @@ use std::time::{Duration, Instant};
 
 use sarsen_block::{Buffer, Data};
 use sarsen_wire::iscsi::{
-    AsyncEvent, Isid, LoginStatus, RawHeader, SerialNumber, TaskManagementFunction,
-    TaskManagementResponse,
+    AsyncEvent, Isid, RawHeader, SerialNumber, TaskManagementFunction, TaskManagementResponse,
 };
 
 use self::full_feature::FullFeature;
 use self::link::Link;
 use self::login::{Login, LoginStep};
+pub use self::refusal::{Refusal, RefusalReason};
 pub use self::tasks::{Ending, TaskId};
+use super::chap::{Algorithm, Credentials, Secret};
 use super::keys::{SessionType, TargetOffer};
 use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
 
@@ -87,12 +89,25 @@ pub struct Admission {
 }
 
 /// What the initiator is told of the target during login.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Welcome {
     /// TargetPortalGroupTag of the portal that was connected to.
     pub portal_group_tag: u16,
     /// TargetAlias.
     pub alias: Option<String>,
+    /// What the initiator has to prove.
+    pub demand: Demand,
+}
+
+/// What a login has to prove.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Demand {
+    /// Nothing: AuthMethod=None is enough.
+    #[default]
+    Nothing,
+    /// Who it is, by CHAP with one of these algorithms, in the order of our preference. The initiator
+    /// may ask us for proof, too, where [`Environment::own_credentials`] has any.
+    Chap(Vec<Algorithm>),
 }
 
 /// A target as SendTargets tells it.
@@ -106,8 +121,16 @@ pub struct TargetRecord {
 
 /// What a connection asks of its surroundings and needs to know at once.
 pub trait Environment {
-    /// Whether this initiator may log in to that target.
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus>;
+    /// Whether this initiator may try to log in to that target, and what it has to prove.
+    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal>;
+    /// What the account CHAP_N has to know here; `None` if there is no such account.
+    fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret>;
+    /// With what we prove who we are, if the initiator asks for it.
+    fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials>;
+    /// Whether who proved to be `account` (or had to prove nothing) is let in.
+    fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal>;
+    /// Unpredictable bytes, for challenges.
+    fn fill_random(&mut self, bytes: &mut [u8]);
     /// The targets that this initiator may see, all or the one that is named.
     fn targets(&mut self, admission: &Admission, only: Option<&str>) -> Vec<TargetRecord>;
     /// How many bytes of Data-Out the command will take, of those that the initiator has `promised`
@@ -208,8 +231,8 @@ pub enum CloseReason {
         clause: &'static str,
     },
     /// A login was refused.
-    #[error("login refused: {0:?}")]
-    LoginRefused(LoginStatus),
+    #[error("login refused: {0}")]
+    LoginRefused(Refusal),
 }
 
 impl CloseReason {
@@ -340,8 +363,8 @@ impl Connection {
                         };
                         self.phase = Phase::Establishing(login);
                     }
-                    LoginStep::Refused(status) => {
-                        self.phase = Phase::Closing(CloseReason::LoginRefused(status));
+                    LoginStep::Refused(refusal) => {
+                        self.phase = Phase::Closing(CloseReason::LoginRefused(refusal));
                     }
                 }
                 Ok(())
@@ -416,10 +439,11 @@ impl Connection {
     }
 
     /// Answers [`Event::Establish`]: there is no session to be had.
-    pub fn refuse(&mut self, status: LoginStatus) {
+    pub fn refuse(&mut self, refusal: impl Into<Refusal>) {
+        let refusal = refusal.into();
         if let Phase::Establishing(login) = &mut self.phase {
-            login.refuse(status, &mut self.link);
-            self.phase = Phase::Closing(CloseReason::LoginRefused(status));
+            login.refuse(&refusal, &mut self.link);
+            self.phase = Phase::Closing(CloseReason::LoginRefused(refusal));
         }
     }
 

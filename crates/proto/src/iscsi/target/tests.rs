@@ -6,9 +6,10 @@ use proptest::prelude::*;
 use sarsen_block::Piece;
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, IMMEDIATE};
 use sarsen_wire::iscsi::{
-    BasicHeader, DataIn, DataOut, LoginRequest, LoginResponse, LogoutReason, LogoutRequest,
-    LogoutResponsePdu, NopIn, NopOut, Opcode, R2t, RESERVED_TAG, Reject, RejectReason, ScsiCommand,
-    ScsiResponse, TaskManagementRequest, TaskManagementResponsePdu, TextRequest, TextResponse, U24,
+    BasicHeader, DataIn, DataOut, LoginRequest, LoginResponse, LoginStatus, LogoutReason,
+    LogoutRequest, LogoutResponsePdu, NopIn, NopOut, Opcode, R2t, RESERVED_TAG, Reject,
+    RejectReason, ScsiCommand, ScsiResponse, TaskManagementRequest, TaskManagementResponsePdu,
+    TextRequest, TextResponse, U24,
 };
 
 use sarsen_wire::iscsi::ahs;
@@ -30,11 +31,27 @@ struct World {
 }
 
 impl Environment for World {
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, LoginStatus> {
+    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
         match admission.target_name.as_deref() {
-            None | Some(TARGET) => Ok(Welcome { portal_group_tag: 1, alias: None }),
-            Some(_) => Err(LoginStatus::NotFound),
+            None | Some(TARGET) => Ok(Welcome { portal_group_tag: 1, ..Welcome::default() }),
+            Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
+    }
+
+    fn secret_of(&mut self, _: &Admission, _: &str) -> Option<Secret> {
+        None
+    }
+
+    fn own_credentials(&mut self, _: &Admission) -> Option<Credentials> {
+        None
+    }
+
+    fn authorize(&mut self, _: &Admission, _: Option<&str>) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn fill_random(&mut self, bytes: &mut [u8]) {
+        bytes.fill(7);
     }
 
     fn targets(&mut self, _: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
@@ -305,7 +322,10 @@ fn rfc7143_11_13_5_refusals_say_why() {
         script.login(flags, &keys);
         let (header, _) = script.next();
         assert_eq!(LoginResponse::view(&header).status(), status, "{keys:?}");
-        assert_eq!(script.connection.closing(), Some(&CloseReason::LoginRefused(status)));
+        let Some(CloseReason::LoginRefused(refusal)) = script.connection.closing() else {
+            panic!("the login is over");
+        };
+        assert_eq!(refusal.reason.status(), status);
     }
 }
 

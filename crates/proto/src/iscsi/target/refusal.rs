@@ -1,0 +1,117 @@
+//! Why a login is refused: one list, from which the status of the response, the log's line and the
+//! count of the metric come.
+
+use sarsen_wire::iscsi::LoginStatus;
+
+/// A refused login.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct Refusal {
+    /// Why.
+    pub reason: RefusalReason,
+    /// Where the target is instead, as TargetAddress tells it; with the two redirections alone.
+    pub target_address: Option<String>,
+}
+
+impl From<RefusalReason> for Refusal {
+    fn from(reason: RefusalReason) -> Self {
+        Self { reason, target_address: None }
+    }
+}
+
+/// See [`Refusal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
+pub enum RefusalReason {
+    /// The target is elsewhere for now.
+    #[error("the target is elsewhere for now")]
+    MovedTemporarily,
+    /// The target is elsewhere for good.
+    #[error("the target is elsewhere for good")]
+    MovedPermanently,
+    /// The requests break the rules of the login.
+    #[error("the login is malformed")]
+    Malformed,
+    /// No AuthMethod, or no CHAP algorithm, suits both sides.
+    #[error("no common way of authentication")]
+    NoCommonMethod,
+    /// CHAP_N names nobody.
+    #[error("unknown account")]
+    UnknownAccount,
+    /// CHAP_R is wrong.
+    #[error("wrong secret")]
+    WrongSecret,
+    /// The initiator's challenge is one that we made (RFC 7143 §9.2.1).
+    #[error("our own challenge was sent back")]
+    ReflectedChallenge,
+    /// No rule lets this initiator name in.
+    #[error("this initiator name has no access")]
+    InitiatorNotAllowed,
+    /// No rule lets this address in.
+    #[error("this address has no access")]
+    AddressNotAllowed,
+    /// No rule lets this account in.
+    #[error("this account has no access")]
+    AccountNotAllowed,
+    /// No rule lets this client certificate, or its lack, in.
+    #[error("this client certificate has no access")]
+    CertificateNotAllowed,
+    /// There is no such target, for this initiator at least.
+    #[error("no such target")]
+    NoSuchTarget,
+    /// No version of the protocol in common.
+    #[error("no common version")]
+    UnsupportedVersion,
+    /// The session has all its connections.
+    #[error("too many connections in the session")]
+    TooManyConnections,
+    /// A key that must be sent was not.
+    #[error("a key is missing")]
+    MissingParameter,
+    /// The connection does not fit the session that it wants to join.
+    #[error("not a connection for this session")]
+    CannotIncludeInSession,
+    /// SessionType is neither Normal nor Discovery.
+    #[error("unknown type of session")]
+    UnknownSessionType,
+    /// The session that the connection wants to join does not exist.
+    #[error("no such session")]
+    NoSuchSession,
+    /// A request that has no place in a login.
+    #[error("a request that is none of a login's")]
+    InvalidDuringLogin,
+    /// The target takes no sessions now.
+    #[error("the target is not in service")]
+    NotInService,
+    /// There is no room for the session.
+    #[error("no room for a session")]
+    OutOfResources,
+}
+
+impl RefusalReason {
+    /// The status of the response (RFC 7143 §11.13.5).
+    pub const fn status(self) -> LoginStatus {
+        match self {
+            Self::MovedTemporarily => LoginStatus::TargetMovedTemporarily,
+            Self::MovedPermanently => LoginStatus::TargetMovedPermanently,
+            Self::Malformed => LoginStatus::InitiatorError,
+            Self::NoCommonMethod
+            | Self::UnknownAccount
+            | Self::WrongSecret
+            | Self::ReflectedChallenge => LoginStatus::AuthenticationFailure,
+            Self::InitiatorNotAllowed
+            | Self::AddressNotAllowed
+            | Self::AccountNotAllowed
+            | Self::CertificateNotAllowed => LoginStatus::AuthorizationFailure,
+            Self::NoSuchTarget => LoginStatus::NotFound,
+            Self::UnsupportedVersion => LoginStatus::UnsupportedVersion,
+            Self::TooManyConnections => LoginStatus::TooManyConnections,
+            Self::MissingParameter => LoginStatus::MissingParameter,
+            Self::CannotIncludeInSession => LoginStatus::CannotIncludeInSession,
+            Self::UnknownSessionType => LoginStatus::SessionTypeNotSupported,
+            Self::NoSuchSession => LoginStatus::SessionDoesNotExist,
+            Self::InvalidDuringLogin => LoginStatus::InvalidDuringLogin,
+            Self::NotInService => LoginStatus::ServiceUnavailable,
+            Self::OutOfResources => LoginStatus::OutOfResources,
+        }
+    }
+}
