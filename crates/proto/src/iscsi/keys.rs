@@ -196,6 +196,8 @@ pub enum Kind {
     Obsolete(&'static str),
     /// Answered outside the table: SendTargets.
     Request,
+    /// Taken by the security stage of a login alone.
+    Authentication,
 }
 
 /// A row of the table.
@@ -221,7 +223,8 @@ const fn normal_only(name: &'static str, kind: Kind, usage: Use) -> Key {
 
 const MAX_24: u32 = 0x00ff_ffff;
 
-/// RFC 7143 section 13, in its order; the last row is from RFC 7144.
+/// RFC 7143 section 13, in its order, with the keys of CHAP after AuthMethod (§12.1.3); the last row
+/// is from RFC 7144.
 pub static KEYS: &[Key] = &[
     row("HeaderDigest", Kind::Choice, Use::Login),
     row("DataDigest", Kind::Choice, Use::Login),
@@ -250,7 +253,12 @@ pub static KEYS: &[Key] = &[
     row("IFMarker", Kind::Obsolete("No"), Use::Login),
     row("OFMarkInt", Kind::Obsolete(REJECT), Use::Login),
     row("IFMarkInt", Kind::Obsolete(REJECT), Use::Login),
-    row("AuthMethod", Kind::Choice, Use::Login),
+    row("AuthMethod", Kind::Authentication, Use::Login),
+    row("CHAP_A", Kind::Authentication, Use::Login),
+    row("CHAP_I", Kind::Authentication, Use::Login),
+    row("CHAP_C", Kind::Authentication, Use::Login),
+    row("CHAP_N", Kind::Authentication, Use::Login),
+    row("CHAP_R", Kind::Authentication, Use::Login),
     normal_only("iSCSIProtocolLevel", Kind::Minimum(0, 31), Use::LeadingOnly),
 ];
 
@@ -283,6 +291,7 @@ impl Negotiation<'_> {
         match key.kind {
             Kind::Declaration | Kind::TargetDeclaration | Kind::Request => None,
             Kind::Obsolete(answer) => Some(answer.into()),
+            Kind::Authentication => Some(REJECT.into()),
             Kind::Choice => Some(self.choose(key.name, value)),
             Kind::And | Kind::Or => {
                 let Some(theirs) = text::boolean(value) else { return Some(REJECT.into()) };

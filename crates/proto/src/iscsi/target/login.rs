@@ -1,12 +1,13 @@
 //! The login phase (RFC 7143 §6.3, §11.12, §11.13).
 
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, current_stage, next_stage};
-use sarsen_wire::iscsi::text::{self, NONE, NOT_UNDERSTOOD, REJECT};
+use sarsen_wire::iscsi::text::{self, NOT_UNDERSTOOD, REJECT};
 use sarsen_wire::iscsi::{
     DEFAULT_DATA_SEGMENT_LENGTH, Isid, LoginRequest, LoginResponse, LoginStatus, MAX_NAME_LENGTH,
     Opcode, RawHeader, SerialNumber, Stage,
 };
 
+use super::authentication::Authentication;
 use super::link::Link;
 use super::{Admission, CloseReason, Environment, Refusal, RefusalReason, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, Use};
@@ -29,6 +30,9 @@ pub(super) struct Login {
     initiator_name: Option<String>,
     target_name: Option<String>,
     admission: Option<Admission>,
+    authentication: Authentication,
+    /// Told when nothing is left to prove.
+    alias: Option<String>,
     /// Keys that were sent already: none is negotiated twice (RFC 7143 §6.3).
     seen: Vec<String>,
     /// Text of requests with the C bit, until the last one comes.
@@ -58,6 +62,8 @@ impl Default for Login {
             initiator_name: None,
             target_name: None,
             admission: None,
+            authentication: Authentication::default(),
+            alias: None,
             seen: Vec::new(),
             partial: Vec::new(),
             answers: Vec::new(),
@@ -139,13 +145,14 @@ impl Login {
         if self.admission.is_none() {
             self.admit(request, environment)?;
         }
+        let may_leave = self.authenticate(request, environment)?;
         if self.stage == Stage::Operational && !self.declared_segment_length {
             self.declared_segment_length = true;
             let length = settings.offer.max_recv_data_segment_length;
             link.parameters.local_max_recv_data_segment_length = length;
             self.push_answer("MaxRecvDataSegmentLength", &length.to_string());
         }
-        self.respond(request, link)
+        self.respond(request, may_leave, link)
     }
 
     fn check_header(&mut self, request: &LoginRequest) -> Result<(), Refusal> {
@@ -199,6 +206,10 @@ impl Login {
             return Ok(());
         };
         match name {
+            // RFC 7143 §6.3: the first request says it, and what was decided on it stands.
+            "InitiatorName" | "TargetName" | "SessionType" if self.admission.is_some() => {
+                return Err(RefusalReason::Malformed.into());
+            }
             "InitiatorName" => self.initiator_name = Some(valid_name(value)?),
             "TargetName" => self.target_name = Some(valid_name(value)?),
             "SessionType" => {
@@ -208,15 +219,12 @@ impl Login {
                     _ => return Err(RefusalReason::UnknownSessionType.into()),
                 }
             }
-            "AuthMethod" => {
+            _ if key.kind == Kind::Authentication => {
                 // RFC 7143 §13.1.1: only in the security stage.
                 if self.stage != Stage::Security {
                     return Err(RefusalReason::Malformed.into());
                 }
-                if !value.split(',').any(|method| method == NONE) {
-                    return Err(RefusalReason::NoCommonMethod.into());
-                }
-                self.push_answer(name, NONE);
+                self.authentication.take(name, value)?;
             }
             _ if key.usage == Use::FullFeature => self.push_answer(name, REJECT),
             _ if key.kind == Kind::TargetDeclaration => return Err(RefusalReason::Malformed.into()),
@@ -252,6 +260,7 @@ impl Login {
             cid: request.cid.get(),
             session_type: self.session_type,
             target_name: self.target_name.clone(),
+            account: None,
         };
         if admission.tsih != 0 {
             // One connection a session: there is none to join.
@@ -259,17 +268,46 @@ impl Login {
         }
         let welcome = environment.admit(&admission)?;
         if self.session_type == SessionType::Normal {
-            if let Some(alias) = &welcome.alias {
-                self.push_answer("TargetAlias", alias);
-            }
             self.push_answer("TargetPortalGroupTag", &welcome.portal_group_tag.to_string());
+            self.alias = welcome.alias;
         }
+        self.authentication.begin(welcome.demand, &admission, environment)?;
         self.admission = Some(admission);
         Ok(())
     }
 
+    /// Goes on with the proof. Gives whether the security stage may be left.
+    fn authenticate(
+        &mut self,
+        request: &LoginRequest,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, Refusal> {
+        let admission = self.admission.as_mut().ok_or(RefusalReason::Malformed)?;
+        let answers = self.authentication.advance(admission, environment)?;
+        if self.authentication.is_over() {
+            if let Some(alias) = self.alias.take() {
+                self.push_answer("TargetAlias", &alias);
+            }
+        } else if self.stage != Stage::Security
+            || (answers.is_empty() && request.flags & FINAL != 0)
+        {
+            // RFC 7143 §6.3.2: nobody goes on without the proof. Who only asks for it too early, on
+            // the way there, is answered that there is more to come.
+            return Err(RefusalReason::ProofMissing.into());
+        }
+        for (name, value) in answers {
+            self.push_answer(name, &value);
+        }
+        Ok(self.authentication.is_over())
+    }
+
     /// Answers with as much as one PDU holds, and moves on when nothing is left to say.
-    fn respond(&mut self, request: &LoginRequest, link: &mut Link) -> Result<LoginStep, Refusal> {
+    fn respond(
+        &mut self,
+        request: &LoginRequest,
+        may_leave: bool,
+        link: &mut Link,
+    ) -> Result<LoginStep, Refusal> {
         let limit = DEFAULT_DATA_SEGMENT_LENGTH as usize;
         let stage_bits = request.flags & 0x0c;
         if self.answers.len() > limit {
@@ -279,7 +317,7 @@ impl Login {
             return Ok(LoginStep::Continue);
         }
         let answers = std::mem::take(&mut self.answers);
-        if request.flags & FINAL == 0 {
+        if request.flags & FINAL == 0 || !may_leave {
             self.push_response(stage_bits, LoginStatus::Success, 0, &answers, link);
             return Ok(LoginStep::Continue);
         }

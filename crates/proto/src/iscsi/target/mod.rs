@@ -5,10 +5,11 @@
 //! [`Connection::output`]. What it has to know of its surroundings at once, it asks the
 //! [`Environment`].
 //!
-//! Files: `login` negotiates; `full_feature` takes requests apart; `tasks` holds commands
+//! Files: `login` negotiates, `authentication` proves who it is with; `full_feature` takes requests apart; `tasks` holds commands
 //! and their data; `order` hands them on in it; `data_out` collects data, `data_in` sends it; `management` ends tasks;
 //! `text` answers text requests; `window` counts commands.
 
+mod authentication;
 mod data_in;
 mod data_out;
 mod full_feature;
@@ -86,6 +87,9 @@ pub struct Admission {
     pub session_type: SessionType,
     /// TargetName; always there for a normal session.
     pub target_name: Option<String>,
+    /// CHAP_N, once the proof was right and [`Environment::authorize`] let the account in; `None`
+    /// before, and where nothing has to be proven.
+    pub account: Option<String>,
 }
 
 /// What the initiator is told of the target during login.
@@ -105,8 +109,8 @@ pub enum Demand {
     /// Nothing: AuthMethod=None is enough.
     #[default]
     Nothing,
-    /// Who it is, by CHAP with one of these algorithms, in the order of our preference. The initiator
-    /// may ask us for proof, too, where [`Environment::own_credentials`] has any.
+    /// Who it is, by CHAP with one of these algorithms: the first of the initiator's list that is among
+    /// them. The initiator may ask us for proof, too, where [`Environment::own_credentials`] has any.
     Chap(Vec<Algorithm>),
 }
 
@@ -125,9 +129,10 @@ pub trait Environment {
     fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal>;
     /// What the account CHAP_N has to know here; `None` if there is no such account.
     fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret>;
-    /// With what we prove who we are, if the initiator asks for it.
+    /// With what we prove who we are, if the initiator asks for it. Asked when its own proof was right.
     fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials>;
-    /// Whether who proved to be `account` (or had to prove nothing) is let in.
+    /// Whether who proved to be `account` (or had to prove nothing) is let in. Asked once in each login
+    /// that comes so far.
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal>;
     /// Unpredictable bytes, for challenges.
     fn fill_random(&mut self, bytes: &mut [u8]);

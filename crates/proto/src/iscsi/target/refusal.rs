@@ -34,6 +34,9 @@ pub enum RefusalReason {
     /// No AuthMethod, or no CHAP algorithm, suits both sides.
     #[error("no common way of authentication")]
     NoCommonMethod,
+    /// The initiator wanted to go on without the proof that is demanded.
+    #[error("the login does not prove who it is")]
+    ProofMissing,
     /// CHAP_N names nobody.
     #[error("unknown account")]
     UnknownAccount,
@@ -43,6 +46,12 @@ pub enum RefusalReason {
     /// The initiator's challenge is one that we made (RFC 7143 §9.2.1).
     #[error("our own challenge was sent back")]
     ReflectedChallenge,
+    /// The initiator asks for our proof, and we have nothing to prove it with.
+    #[error("there are no credentials of the target's own")]
+    NoOwnCredentials,
+    /// The initiator's secret is our own (RFC 7143 §9.2.1).
+    #[error("the target's own secret is the account's")]
+    SameSecret,
     /// No rule lets this initiator name in.
     #[error("this initiator name has no access")]
     InitiatorNotAllowed,
@@ -95,9 +104,12 @@ impl RefusalReason {
             Self::MovedPermanently => LoginStatus::TargetMovedPermanently,
             Self::Malformed => LoginStatus::InitiatorError,
             Self::NoCommonMethod
+            | Self::ProofMissing
             | Self::UnknownAccount
             | Self::WrongSecret
-            | Self::ReflectedChallenge => LoginStatus::AuthenticationFailure,
+            | Self::ReflectedChallenge
+            | Self::NoOwnCredentials
+            | Self::SameSecret => LoginStatus::AuthenticationFailure,
             Self::InitiatorNotAllowed
             | Self::AddressNotAllowed
             | Self::AccountNotAllowed

@@ -17,7 +17,9 @@ use sarsen_wire::iscsi::ahs;
 use super::*;
 use crate::iscsi::Framer;
 
+mod authentication;
 mod management;
+mod with_initiator;
 
 const TARGET: &str = "iqn.2026-11.test:disk";
 const LUN: [u8; 8] = [0; 8];
@@ -28,30 +30,35 @@ struct World {
     target_count: usize,
     /// The unit that there is.
     unit: [u8; 8],
+    security: authentication::Security,
 }
 
 impl Environment for World {
     fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
         match admission.target_name.as_deref() {
-            None | Some(TARGET) => Ok(Welcome { portal_group_tag: 1, ..Welcome::default() }),
+            None | Some(TARGET) => Ok(Welcome {
+                portal_group_tag: 1,
+                alias: self.security.alias.clone(),
+                demand: self.security.demand.clone(),
+            }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
     }
 
-    fn secret_of(&mut self, _: &Admission, _: &str) -> Option<Secret> {
-        None
+    fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret> {
+        self.security.secret_of(admission, account)
     }
 
-    fn own_credentials(&mut self, _: &Admission) -> Option<Credentials> {
-        None
+    fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials> {
+        self.security.own_credentials(admission)
     }
 
-    fn authorize(&mut self, _: &Admission, _: Option<&str>) -> Result<(), Refusal> {
-        Ok(())
+    fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal> {
+        self.security.authorize(admission, account)
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {
-        bytes.fill(7);
+        self.security.fill_random(bytes);
     }
 
     fn targets(&mut self, _: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
@@ -92,7 +99,12 @@ impl Script {
         let now = some_instant();
         Self {
             connection: Connection::new(Arc::new(Settings::default()), now),
-            world: World { data_out_length: 0, target_count: 1, unit: LUN },
+            world: World {
+                data_out_length: 0,
+                target_count: 1,
+                unit: LUN,
+                security: authentication::Security::default(),
+            },
             now,
             cmd_sn: 1,
             received: Framer::default(),
@@ -292,7 +304,7 @@ fn rfc7143_6_3_login_in_two_stages() {
     let (header, text) = script.next();
     let response = *LoginResponse::view(&header);
     assert_eq!((response.flags, response.status()), (0x81, LoginStatus::Success));
-    assert_eq!(text, b"AuthMethod=None\0TargetPortalGroupTag=1\0");
+    assert_eq!(text, b"TargetPortalGroupTag=1\0AuthMethod=None\0");
     script.login(0x87, "HeaderDigest=None\0X-mine=1\0MaxRecvDataSegmentLength=4096\0");
     assert!(matches!(script.connection.poll_event(), Some(Event::Establish(_))));
     script.connection.establish(1);
@@ -312,7 +324,11 @@ fn rfc7143_11_13_5_refusals_say_why() {
         (0x87, name.into(), LoginStatus::MissingParameter),
         (0x87, format!("{name}TargetName=iqn.other\0"), LoginStatus::NotFound),
         (0x87, format!("{name}SessionType=Odd\0"), LoginStatus::SessionTypeNotSupported),
-        (0x81, format!("{name}AuthMethod=CHAP\0"), LoginStatus::AuthenticationFailure),
+        (
+            0x81,
+            format!("{name}TargetName={TARGET}\0AuthMethod=CHAP\0"),
+            LoginStatus::AuthenticationFailure,
+        ),
         (0x87, format!("{name}{name}"), LoginStatus::InitiatorError),
         (0x87, "broken\0".into(), LoginStatus::InitiatorError),
         (0x84, name.into(), LoginStatus::InitiatorError),

@@ -1,0 +1,587 @@
+//! CHAP against scripted initiators.
+
+use super::*;
+use crate::iscsi::chap::{self, Challenge};
+
+pub(super) const ACCOUNT: (&str, &str) = ("host", "the host's secret");
+const OTHER: (&str, &str) = ("guest", "the guest's secret");
+pub(super) const OWN: (&str, &str) = ("box", "the box's own secret");
+
+/// T and the operational stage; the stage itself is the security stage.
+const TO_OPERATIONAL: u8 = 0x81;
+const TO_FULL_FEATURE: u8 = 0x83;
+
+/// What the surroundings know of accounts, and what they were asked.
+pub(super) struct Security {
+    pub(super) demand: Demand,
+    pub(super) alias: Option<String>,
+    accounts: Vec<(&'static str, &'static str)>,
+    pub(super) own: Option<(&'static str, &'static str)>,
+    refusal: Option<RefusalReason>,
+    /// What [`Environment::authorize`] was asked.
+    pub(super) asked: Vec<Option<String>>,
+    /// How often random bytes were made.
+    random: u8,
+}
+
+impl Default for Security {
+    fn default() -> Self {
+        Self {
+            demand: Demand::Nothing,
+            alias: None,
+            accounts: vec![ACCOUNT, OTHER],
+            own: Some(OWN),
+            refusal: None,
+            asked: Vec::new(),
+            random: 0,
+        }
+    }
+}
+
+impl Security {
+    pub(super) fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret> {
+        assert_eq!(admission.account, None, "not proven yet");
+        let found = self.accounts.iter().find(|(name, _)| *name == account);
+        found.map(|(_, secret)| Secret((*secret).to_owned()))
+    }
+
+    pub(super) fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials> {
+        assert!(admission.account.is_some(), "strangers are proven nothing");
+        self.own.map(|(name, secret)| Credentials {
+            name: name.to_owned(),
+            secret: Secret(secret.to_owned()),
+        })
+    }
+
+    pub(super) fn authorize(
+        &mut self,
+        _: &Admission,
+        account: Option<&str>,
+    ) -> Result<(), Refusal> {
+        self.asked.push(account.map(str::to_owned));
+        self.refusal.map_or(Ok(()), |reason| Err(reason.into()))
+    }
+
+    /// Never the same twice.
+    pub(super) fn fill_random(&mut self, bytes: &mut [u8]) {
+        self.random = self.random.wrapping_add(1);
+        bytes.fill(self.random);
+    }
+}
+
+pub(super) fn demanding(algorithms: &[Algorithm]) -> Script {
+    let mut script = Script::new();
+    script.world.security.demand = Demand::Chap(algorithms.to_vec());
+    script
+}
+
+fn identity() -> String {
+    format!("InitiatorName=iqn.x\0TargetName={TARGET}\0")
+}
+
+/// The flags and the text of an answer that is no refusal.
+fn answer(script: &mut Script) -> (u8, String) {
+    let (header, text) = script.next();
+    let response = LoginResponse::view(&header);
+    assert_eq!(response.status(), LoginStatus::Success, "{:?}", script.connection.closing());
+    (response.flags, String::from_utf8(text).expect("text"))
+}
+
+/// Why the login was refused; the response says no more than its status.
+fn refusal(script: &mut Script) -> RefusalReason {
+    assert!(script.connection.poll_event().is_none(), "no session");
+    let (header, text) = script.next();
+    assert!(text.is_empty());
+    let Some(CloseReason::LoginRefused(refusal)) = script.connection.closing() else {
+        panic!("the login is not over");
+    };
+    assert_eq!(LoginResponse::view(&header).status(), refusal.reason.status());
+    refusal.reason
+}
+
+/// The value of a key.
+fn value<'a>(text: &'a str, key: &str) -> &'a str {
+    let mut pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(name, _)| *name == key).unwrap_or_else(|| panic!("no {key} in {text:?}")).1
+}
+
+/// A login up to the challenge.
+fn challenged(script: &mut Script, list: &str) -> (Algorithm, Challenge) {
+    script.login(0, &format!("{}AuthMethod=CHAP,None\0", identity()));
+    let wanted = "TargetPortalGroupTag=1\0AuthMethod=CHAP\0".to_owned();
+    assert_eq!(answer(script), (0, wanted));
+    script.login(0, &format!("CHAP_A={list}\0"));
+    let (flags, text) = answer(script);
+    assert_eq!(flags, 0);
+    parse_challenge(&text)
+}
+
+fn parse_challenge(text: &str) -> (Algorithm, Challenge) {
+    let algorithm = Algorithm::parse(value(text, "CHAP_A")).expect("an algorithm");
+    let identifier = value(text, "CHAP_I").parse().expect("a byte");
+    let bytes = chap::decode(value(text, "CHAP_C")).expect("bytes");
+    (algorithm, Challenge { identifier, bytes })
+}
+
+fn proof((algorithm, challenge): &(Algorithm, Challenge), (name, secret): (&str, &str)) -> String {
+    let response = algorithm.response(challenge, &Secret(secret.to_owned()));
+    format!("CHAP_N={name}\0CHAP_R={}\0", chap::encode(&response))
+}
+
+/// CHAP_I and CHAP_C of the initiator's.
+fn counter(challenge: &Challenge) -> String {
+    format!("CHAP_I={}\0CHAP_C={}\0", challenge.identifier, chap::encode(&challenge.bytes))
+}
+
+fn theirs() -> Challenge {
+    Challenge { identifier: 200, bytes: b"what the initiator asks".to_vec() }
+}
+
+/// The session stands, and its admission names who it is with.
+fn established(script: &mut Script) -> Admission {
+    let admission = match script.connection.poll_event() {
+        Some(Event::Establish(admission)) => admission,
+        other => panic!("{other:?}, {:?}", script.connection.closing()),
+    };
+    script.connection.establish(1);
+    assert_eq!(answer(script).0 & 0x83, 0x83);
+    admission
+}
+
+#[test]
+fn rfc7143_12_1_3_each_algorithm_one_way() {
+    for algorithm in Algorithm::ALL {
+        let mut script = demanding(&Algorithm::ALL);
+        script.world.security.alias = Some("a disk".to_owned());
+        let asked = challenged(&mut script, &algorithm.number().to_string());
+        assert_eq!(asked.0, algorithm);
+        assert_eq!(asked.1.bytes.len(), chap::CHALLENGE_LENGTH);
+        script.login(TO_OPERATIONAL, &proof(&asked, ACCOUNT));
+        // Who is not known is not told what the target is called.
+        assert_eq!(answer(&mut script), (TO_OPERATIONAL, "TargetAlias=a disk\0".to_owned()));
+        script.login(0x87, "MaxBurstLength=4096\0");
+        let admission = established(&mut script);
+        assert_eq!(admission.account.as_deref(), Some(ACCOUNT.0));
+        assert_eq!(script.world.security.asked, [Some(ACCOUNT.0.to_owned())]);
+    }
+}
+
+#[test]
+fn rfc7143_12_1_3_each_algorithm_both_ways() {
+    for algorithm in Algorithm::ALL {
+        let mut script = demanding(&Algorithm::ALL);
+        let asked = challenged(&mut script, &algorithm.number().to_string());
+        script.login(TO_FULL_FEATURE, &(proof(&asked, ACCOUNT) + &counter(&theirs())));
+        assert!(matches!(script.connection.poll_event(), Some(Event::Establish(_))));
+        script.connection.establish(1);
+        let wanted = proof(&(algorithm, theirs()), OWN);
+        assert_eq!(answer(&mut script), (TO_FULL_FEATURE, wanted));
+    }
+}
+
+#[test]
+fn rfc7143_6_2_1_the_first_acceptable_algorithm_of_the_list_is_taken() {
+    let acceptable = [Algorithm::Sha3, Algorithm::Sha256];
+    for (list, wanted) in
+        [("7,8", 7), ("8,7", 8), ("5,6,7", 7), ("x,,300,7,5", 7), ("0x8", 8), ("56,8", 8)]
+    {
+        let (algorithm, _) = challenged(&mut demanding(&acceptable), list);
+        assert_eq!(algorithm.number(), wanted, "{list}");
+    }
+    for list in ["5", "5,6", "56", "none", "8.7", "-7"] {
+        let mut script = demanding(&acceptable);
+        script.login(0, &format!("{}AuthMethod=CHAP\0", identity()));
+        answer(&mut script);
+        script.login(0, &format!("CHAP_A={list}\0"));
+        assert_eq!(refusal(&mut script), RefusalReason::NoCommonMethod, "{list}");
+    }
+}
+
+#[test]
+fn rfc7143_6_1_responses_and_challenges_may_be_base64() {
+    let mut script = demanding(&[Algorithm::Md5]);
+    let (algorithm, challenge) = challenged(&mut script, "5");
+    let response = algorithm.response(&challenge, &Secret(ACCOUNT.1.to_owned()));
+    let keys = format!("CHAP_N=host\0CHAP_R={}\0CHAP_I=0x7\0CHAP_C=0bCv8Q\0", base64(&response));
+    script.login(TO_OPERATIONAL, &keys);
+    let challenge = Challenge { identifier: 7, bytes: vec![0x0a, 0xff, 0x10] };
+    assert_eq!(answer(&mut script).1, proof(&(algorithm, challenge), OWN));
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let letter = |bits: u32| char::from(LETTERS[(bits & 0x3f) as usize]);
+    let mut text = "0b".to_owned();
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0, |bits, &byte| bits << 8 | u32::from(byte));
+        let bits = bits << (8 * (3 - group.len()));
+        text.extend((0..=group.len()).map(|i| letter(bits >> (18 - 6 * i))));
+        text.extend(std::iter::repeat_n('=', 3 - group.len()));
+    }
+    text
+}
+
+#[test]
+fn rfc7143_12_1_3_wrong_secrets_and_unknown_accounts_look_the_same() {
+    for ((name, secret), reason) in [
+        ((ACCOUNT.0, "another secret"), RefusalReason::WrongSecret),
+        ((ACCOUNT.0, OTHER.1), RefusalReason::WrongSecret),
+        ((ACCOUNT.0, ""), RefusalReason::WrongSecret),
+        (("nobody", ACCOUNT.1), RefusalReason::UnknownAccount),
+        (("Host", ACCOUNT.1), RefusalReason::UnknownAccount),
+        (("host ", ACCOUNT.1), RefusalReason::UnknownAccount),
+        // We are no account of ours.
+        (OWN, RefusalReason::UnknownAccount),
+    ] {
+        let mut script = demanding(&Algorithm::ALL);
+        let asked = challenged(&mut script, "7");
+        script.login(TO_OPERATIONAL, &(proof(&asked, (name, secret)) + &counter(&theirs())));
+        let made = script.world.security.random;
+        assert_eq!(refusal(&mut script), reason, "{name}");
+        assert_eq!(reason.status(), LoginStatus::AuthenticationFailure);
+        assert_eq!(made, 2, "a challenge, and a secret of nobody's for everyone");
+        assert!(script.world.security.asked.is_empty());
+    }
+}
+
+#[test]
+fn rfc7143_9_2_1_a_response_serves_one_challenge() {
+    let mut script = demanding(&[Algorithm::Sha256]);
+    let first = challenged(&mut script, "7");
+    let recorded = proof(&first, ACCOUNT);
+    let mut later = demanding(&[Algorithm::Sha256]);
+    later.world.security.random = script.world.security.random;
+    let second = challenged(&mut later, "7");
+    assert_ne!(first.1, second.1);
+    later.login(TO_OPERATIONAL, &recorded);
+    assert_eq!(refusal(&mut later), RefusalReason::WrongSecret);
+    // Nor is a response right with some of its bytes, or with more.
+    for change in [|bytes: &mut Vec<u8>| bytes.truncate(31), |bytes: &mut Vec<u8>| bytes.push(0)] {
+        let mut script = demanding(&[Algorithm::Sha256]);
+        let (algorithm, challenge) = challenged(&mut script, "7");
+        let mut response = algorithm.response(&challenge, &Secret(ACCOUNT.1.to_owned()));
+        change(&mut response);
+        script.login(0, &format!("CHAP_N=host\0CHAP_R={}\0", chap::encode(&response)));
+        assert_eq!(refusal(&mut script), RefusalReason::WrongSecret);
+    }
+}
+
+#[test]
+fn rfc7143_9_2_1_our_own_challenge_is_not_answered() {
+    for secret in [ACCOUNT.1, "another secret"] {
+        let mut script = demanding(&Algorithm::ALL);
+        let asked = challenged(&mut script, "8");
+        // With another identifier it is the same challenge.
+        let back = Challenge { identifier: 1, ..asked.1.clone() };
+        script.login(TO_OPERATIONAL, &(proof(&asked, (ACCOUNT.0, secret)) + &counter(&back)));
+        assert_eq!(refusal(&mut script), RefusalReason::ReflectedChallenge);
+    }
+}
+
+#[test]
+fn rfc7143_9_2_1_one_secret_does_not_serve_both_ways() {
+    for (own, reason) in [
+        (Some(("box", ACCOUNT.1)), RefusalReason::SameSecret),
+        (None, RefusalReason::NoOwnCredentials),
+    ] {
+        let mut script = demanding(&Algorithm::ALL);
+        script.world.security.own = own;
+        let asked = challenged(&mut script, "7");
+        script.login(TO_OPERATIONAL, &(proof(&asked, ACCOUNT) + &counter(&theirs())));
+        assert_eq!(refusal(&mut script), reason);
+        // Who does not ask does not mind.
+        let mut script = demanding(&Algorithm::ALL);
+        script.world.security.own = own;
+        let asked = challenged(&mut script, "7");
+        script.login(TO_OPERATIONAL, &proof(&asked, ACCOUNT));
+        assert_eq!(answer(&mut script), (TO_OPERATIONAL, String::new()));
+    }
+}
+
+#[test]
+fn rfc7143_6_3_2_who_asks_to_leave_on_the_way_is_told_that_there_is_more() {
+    for flags in [TO_OPERATIONAL, TO_FULL_FEATURE] {
+        let mut script = demanding(&Algorithm::ALL);
+        script.login(flags, &format!("{}AuthMethod=CHAP\0", identity()));
+        assert_eq!(answer(&mut script).0, 0);
+        script.login(flags, "CHAP_A=7\0");
+        let (flags_answered, text) = answer(&mut script);
+        assert_eq!(flags_answered, 0);
+        // The proof without T, and then the move alone.
+        script.login(0, &(proof(&parse_challenge(&text), ACCOUNT) + &counter(&theirs())));
+        let wanted = proof(&(Algorithm::Sha256, theirs()), OWN);
+        assert_eq!(answer(&mut script), (0, wanted));
+        assert!(script.connection.poll_event().is_none());
+        script.login(flags, "");
+        if flags == TO_FULL_FEATURE {
+            established(&mut script);
+        } else {
+            assert_eq!(answer(&mut script), (flags, String::new()));
+        }
+    }
+}
+
+#[test]
+fn rfc7143_6_3_2_the_security_stage_is_not_skipped() {
+    let name = identity();
+    let offer = format!("{name}AuthMethod=CHAP\0");
+    let steps: [&[(u8, &str)]; 10] = [
+        // Straight to operational keys, or through.
+        &[(0x04, &name)],
+        &[(0x87, &name)],
+        &[(0x87, &format!("{name}MaxBurstLength=4096\0"))],
+        // Out of the stage with nothing shown.
+        &[(TO_OPERATIONAL, &name)],
+        &[(TO_FULL_FEATURE, &name)],
+        &[(0, &name), (TO_FULL_FEATURE, "")],
+        &[(0, &offer), (TO_OPERATIONAL, "")],
+        &[(0, &offer), (0, "CHAP_A=7\0"), (TO_FULL_FEATURE, "")],
+        &[(0, &offer), (0, "CHAP_A=7\0"), (TO_FULL_FEATURE, "X-other=1\0")],
+        &[(0, &offer), (0, ""), (TO_OPERATIONAL, "MaxBurstLength=4096\0")],
+    ];
+    for requests in steps {
+        let mut script = demanding(&Algorithm::ALL);
+        let (last, first) = requests.split_last().expect("one at least");
+        for (flags, keys) in first {
+            script.login(*flags, keys);
+            assert_eq!(answer(&mut script).0, 0);
+        }
+        script.login(last.0, last.1);
+        assert_eq!(refusal(&mut script), RefusalReason::ProofMissing, "{requests:?}");
+        assert!(script.world.security.asked.is_empty());
+    }
+    // Nor is a stage claimed that was not reached, and None is no proof.
+    let mut script = demanding(&Algorithm::ALL);
+    script.login(0, &offer);
+    answer(&mut script);
+    script.login(0x87, "");
+    assert_eq!(refusal(&mut script), RefusalReason::Malformed);
+    for method in ["None", "SRP,KRB5", "chap", "CHAPS"] {
+        let mut script = demanding(&Algorithm::ALL);
+        script.login(TO_OPERATIONAL, &format!("{name}AuthMethod={method}\0"));
+        assert_eq!(refusal(&mut script), RefusalReason::NoCommonMethod, "{method}");
+    }
+}
+
+#[test]
+fn rfc7143_12_1_3_keys_out_of_their_order_end_the_login() {
+    let offer = format!("{}AuthMethod=CHAP\0", identity());
+    let long_name = format!("CHAP_N={}\0CHAP_R=0x00\0", "n".repeat(256));
+    let long_response = format!("CHAP_N=host\0CHAP_R={}\0", chap::encode(&[1; 1025]));
+    let long_list = format!("CHAP_A=5{}\0", ",5".repeat(128));
+    let steps: &[&[&str]] = &[
+        &[&format!("{offer}CHAP_A=7\0")],
+        &[&format!("{}CHAP_A=7\0", identity())],
+        &[&format!("{}CHAP_N=host\0CHAP_R=0x00\0", identity())],
+        &[&format!("{}AuthMethod=\0", identity())],
+        &[&offer, "CHAP_N=host\0CHAP_R=0x00\0"],
+        &[&offer, "AuthMethod=CHAP\0"],
+        &[&offer, "CHAP_A=7\0CHAP_A=7\0"],
+        &[&offer, "CHAP_A=7\0CHAP_N=host\0CHAP_R=0x00\0"],
+        &[&offer, "CHAP_A=\0"],
+        &[&offer, &long_list],
+        &[&offer, "CHAP_I=1\0CHAP_C=0x00\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_A=8\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_R=0x00\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=\0CHAP_R=0x00\0"],
+        &[&offer, "CHAP_A=7\0", &long_name],
+        &[&offer, "CHAP_A=7\0", &long_response],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=0x\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=00\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=0x00\0CHAP_R=0x00\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=0x00\0CHAP_I=1\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=0x00\0CHAP_C=0x11\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=0x00\0CHAP_I=256\0CHAP_C=0x11\0"],
+        &[&offer, "CHAP_A=7\0", "CHAP_N=host\0CHAP_R=0x00\0CHAP_I=1\0CHAP_C=0x\0"],
+    ];
+    for requests in steps {
+        let mut script = demanding(&Algorithm::ALL);
+        let (last, first) = requests.split_last().expect("one at least");
+        for keys in first {
+            script.login(0, keys);
+            answer(&mut script);
+        }
+        script.login(0, last);
+        assert_eq!(refusal(&mut script), RefusalReason::Malformed, "{requests:?}");
+    }
+}
+
+#[test]
+fn rfc7143_12_1_3_the_proof_comes_once() {
+    for more in ["CHAP_N=guest\0CHAP_R=0x00\0", "CHAP_I=1\0CHAP_C=0x11\0", "CHAP_A=5\0"] {
+        let mut script = demanding(&Algorithm::ALL);
+        let asked = challenged(&mut script, "7");
+        script.login(0, &proof(&asked, ACCOUNT));
+        assert_eq!(answer(&mut script), (0, String::new()));
+        script.login(TO_OPERATIONAL, more);
+        assert_eq!(refusal(&mut script), RefusalReason::Malformed, "{more}");
+    }
+    // In the operational stage there is no authentication.
+    for keys in ["AuthMethod=CHAP\0", "CHAP_A=7\0", "CHAP_N=host\0"] {
+        let mut script = Script::new();
+        script.login(0x04, &(identity() + keys));
+        assert_eq!(refusal(&mut script), RefusalReason::Malformed, "{keys}");
+    }
+}
+
+#[test]
+fn rfc7143_6_3_who_it_is_does_not_change_after_the_first_request() {
+    for keys in
+        ["TargetName=iqn.2026-11.test:other\0", "SessionType=Normal\0", "InitiatorName=iqn.y\0"]
+    {
+        let mut script = demanding(&Algorithm::ALL);
+        script.login(0, "InitiatorName=iqn.x\0SessionType=Discovery\0AuthMethod=CHAP\0");
+        answer(&mut script);
+        script.login(0, keys);
+        assert_eq!(refusal(&mut script), RefusalReason::Malformed, "{keys}");
+    }
+}
+
+#[test]
+fn an_account_that_has_no_access_is_not_let_in_and_proven_nothing() {
+    let mut script = demanding(&Algorithm::ALL);
+    script.world.security.refusal = Some(RefusalReason::AccountNotAllowed);
+    let asked = challenged(&mut script, "7");
+    script.login(TO_OPERATIONAL, &(proof(&asked, ACCOUNT) + &counter(&theirs())));
+    assert_eq!(refusal(&mut script), RefusalReason::AccountNotAllowed);
+    assert_eq!(script.world.security.asked, [Some(ACCOUNT.0.to_owned())]);
+}
+
+#[test]
+fn leave_to_enter_is_asked_once_where_nothing_is_to_be_proven() {
+    for refused in [None, Some(RefusalReason::InitiatorNotAllowed)] {
+        let mut script = Script::new();
+        script.world.security.refusal = refused;
+        script.login(0, &format!("{}AuthMethod=CHAP,None\0", identity()));
+        if let Some(reason) = refused {
+            assert_eq!(refusal(&mut script), reason);
+        } else {
+            assert!(answer(&mut script).1.ends_with("AuthMethod=None\0"));
+            script.login(TO_OPERATIONAL, "");
+            answer(&mut script);
+            script.login(0x87, "");
+            assert_eq!(established(&mut script).account, None);
+        }
+        assert_eq!(script.world.security.asked, [None]);
+    }
+    // Who would be somebody where nobody is asked learns that before it shows anything.
+    let mut script = Script::new();
+    script.login(TO_OPERATIONAL, &format!("{}AuthMethod=CHAP\0", identity()));
+    assert_eq!(refusal(&mut script), RefusalReason::NoCommonMethod);
+}
+
+#[test]
+fn rfc7143_4_3_discovery_sessions_prove_who_they_are_too() {
+    let name = "InitiatorName=iqn.x\0SessionType=Discovery\0";
+    let mut script = demanding(&Algorithm::ALL);
+    script.login(0, &format!("{name}AuthMethod=CHAP\0"));
+    assert_eq!(answer(&mut script), (0, "AuthMethod=CHAP\0".to_owned()));
+    script.login(0, "CHAP_A=8\0");
+    let asked = parse_challenge(&answer(&mut script).1);
+    script.login(TO_FULL_FEATURE, &proof(&asked, OTHER));
+    let admission = established(&mut script);
+    assert_eq!(admission.account.as_deref(), Some(OTHER.0));
+    assert_eq!(script.world.security.asked, [Some(OTHER.0.to_owned())]);
+    let mut script = demanding(&Algorithm::ALL);
+    script.login(0x87, name);
+    assert_eq!(refusal(&mut script), RefusalReason::ProofMissing);
+}
+
+/// A move of an initiator that would like to get in.
+#[derive(Clone, Debug)]
+enum Move {
+    Identity,
+    Method(&'static str),
+    Algorithms(&'static str),
+    /// A response to the challenge that came last: name, secret, and whether it asks for ours.
+    Proof(&'static str, &'static str, bool),
+    /// The challenge itself, sent back.
+    Reflection(&'static str),
+    Other(&'static str),
+}
+
+fn any_move() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        2 => Just(Move::Identity),
+        4 => prop::sample::select(vec!["CHAP", "None", "CHAP,None", ""]).prop_map(Move::Method),
+        4 => prop::sample::select(vec!["5", "7,8", "9", ""]).prop_map(Move::Algorithms),
+        4 => (
+            prop::sample::select(vec![ACCOUNT.0, OTHER.0, OWN.0, "nobody", ""]),
+            prop::sample::select(vec![ACCOUNT.1, OTHER.1, OWN.1, "guess", ""]),
+            any::<bool>(),
+        ).prop_map(|(name, secret, mutual)| Move::Proof(name, secret, mutual)),
+        1 => prop::sample::select(vec![ACCOUNT.0, OWN.0]).prop_map(Move::Reflection),
+        2 => prop::sample::select(vec![
+            "CHAP_N=host\0", "CHAP_R=0x00\0", "CHAP_I=1\0", "CHAP_C=0x11\0", "MaxBurstLength=512\0",
+            "SessionType=Discovery\0", "X-other=1\0", "AuthMethod=None\0",
+        ]).prop_map(Move::Other),
+    ]
+}
+
+proptest! {
+    /// No keys in any order, with any flags, make a session without the response that is due.
+    #[test]
+    fn rfc7143_6_3_2_nobody_gets_in_without_the_right_response(
+        // Most begin well.
+        begins_well in prop::bool::weighted(0.8),
+        moves in prop::collection::vec(
+            (
+                prop_oneof![
+                    Just(0u8), Just(0x81), Just(0x83), Just(0x87), Just(0x04), Just(0x40), any::<u8>()
+                ],
+                prop::collection::vec(any_move(), 0..3),
+            ),
+            1..8,
+        ),
+    ) {
+        let mut script = demanding(&[Algorithm::Md5, Algorithm::Sha256, Algorithm::Sha3]);
+        let mut last_challenge = None;
+        let mut right = false;
+        let beginning = [(0, vec![Move::Identity, Move::Method("CHAP")]), (0, vec![Move::Algorithms("7")])];
+        let beginning = beginning.into_iter().filter(|_| begins_well);
+        for (flags, moves) in beginning.chain(moves) {
+            let mut text = String::new();
+            for one in moves {
+                let nothing = (Algorithm::Md5, theirs());
+                let asked = last_challenge.as_ref().unwrap_or(&nothing);
+                match one {
+                    Move::Identity => text += &identity(),
+                    Move::Method(list) => text += &format!("AuthMethod={list}\0"),
+                    Move::Algorithms(list) => text += &format!("CHAP_A={list}\0"),
+                    Move::Proof(name, secret, mutual) => {
+                        right |= last_challenge.is_some()
+                            && [ACCOUNT, OTHER].contains(&(name, secret));
+                        text += &proof(asked, (name, secret));
+                        if mutual {
+                            text += &counter(&theirs());
+                        }
+                    }
+                    Move::Reflection(name) => {
+                        let bytes = chap::encode(&asked.1.bytes);
+                        text += &format!("CHAP_N={name}\0CHAP_R={bytes}\0{}", counter(&asked.1));
+                    }
+                    Move::Other(keys) => text += keys,
+                }
+            }
+            script.login(flags, &text);
+            while let Some(event) = script.connection.poll_event() {
+                if let Event::Establish(admission) = event {
+                    prop_assert!(right, "in with {text:?}");
+                    prop_assert_eq!(script.world.security.asked.len(), 1);
+                    prop_assert_eq!(&script.world.security.asked[0], &admission.account);
+                    prop_assert!(admission.account.is_some());
+                }
+            }
+            if !matches!(script.connection.phase, Phase::Login(_)) {
+                break;
+            }
+            let (_, answered) = answer(&mut script);
+            prop_assert!(right || !answered.contains("CHAP_N="), "a proof for a stranger");
+            if answered.contains("CHAP_C=") {
+                last_challenge = Some(parse_challenge(&answered));
+            }
+        }
+    }
+}
