@@ -118,7 +118,7 @@ fuzz_target!(|input: &[u8]| {
     let array = Array::new(Arc::new(StillHost));
     let device = TargetDevice::new(&array, "iqn.2026-11.fuzz:t".into(), units(kind));
     let open = |name: &str| {
-        let initiator = InitiatorPort { name: format!("iqn.2026-11.fuzz:{name},i,0x1") };
+        let initiator = InitiatorPort::new(format!("iqn.2026-11.fuzz:{name},i,0x1"));
         device.open_nexus(initiator, 1).expect("the one port")
     };
     let mut nexuses = [open("one"), open("two")];

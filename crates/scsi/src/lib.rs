@@ -54,7 +54,7 @@ pub use nexus::{InitiatorPort, NexusHandle};
 pub use pass_through::{PassThrough, Passed, Transfer};
 pub use protection::ProtectionType;
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
-pub use target::TargetDevice;
+pub use target::{LunView, TargetDevice};
 pub use target_port_groups::{
     Access, AccessError, AccessState, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
 };

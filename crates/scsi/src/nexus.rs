@@ -8,7 +8,7 @@ use crate::execution::{Execution, begin_asking, begin_plain};
 pub(crate) use crate::logical_unit::NexusId;
 use crate::pass_through;
 use crate::reservations::{Gate, NexusName};
-use crate::target::{Luns, TargetDevice};
+use crate::target::{LunView, Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
 use crate::task_set::{Interlock, Tally};
 use crate::{
@@ -25,6 +25,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct InitiatorPort {
     /// The initiator port name, such as `iqn.1993-08.org.debian:01:abc,i,0x00023d000001`.
     pub name: String,
+    /// Who the initiator has proved to be, in the transport's words. Anybody can claim a name.
+    pub proven: Option<String>,
+}
+
+impl InitiatorPort {
+    /// A port of an initiator that has proved nothing.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), proven: None }
+    }
+}
+
+/// An initiator, without what tells its sessions apart: two nexuses are of one initiator if it has
+/// the same name in both and has proved to be the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Initiator {
+    name: String,
+    proven: Option<String>,
 }
 
 /// A logical unit as one nexus sees it.
@@ -34,6 +51,18 @@ pub(crate) struct Attachment {
     pub(crate) attentions: Arc<Attentions>,
     pub(crate) gate: Arc<Gate>,
     pub(crate) tally: Arc<Tally>,
+    /// This initiator may not write, whoever else may.
+    pub(crate) read_only: bool,
+}
+
+impl Attachment {
+    /// Whether commands with these flags get past what this initiator may do.
+    fn check_writable(&self, flags: Flags) -> Result<(), Sense> {
+        match self.read_only && flags.contains(Flags::WRITES) {
+            true => Err(Sense::write_protected()),
+            false => Ok(()),
+        }
+    }
 }
 
 pub(crate) type Attachments = BTreeMap<Lun, Attachment>;
@@ -50,6 +79,8 @@ pub(crate) struct Nexus {
     /// Counts the replacements of `attachments`.
     generation: AtomicU64,
     attachments: Mutex<Arc<Attachments>>,
+    /// Changes with `attachments`.
+    view: Mutex<LunView>,
 }
 
 /// Nexuses are told apart by a number, since two targets may offer one unit.
@@ -60,6 +91,7 @@ impl Nexus {
         device: Arc<TargetDevice>,
         initiator_port: InitiatorPort,
         target_port: Arc<TargetPortGroup>,
+        view: LunView,
     ) -> Self {
         let initiator = initiator_port.name.as_str().into();
         Self {
@@ -71,13 +103,33 @@ impl Nexus {
             initiator_port,
             generation: AtomicU64::new(0),
             attachments: Mutex::default(),
+            view: Mutex::new(view),
         }
     }
 
-    /// The initiator's name without the part that tells its sessions apart.
-    pub(crate) fn initiator_name(&self) -> &str {
-        let name = &self.initiator_port.name;
-        name.rsplit_once(",i,").map_or(name, |(initiator, _)| initiator)
+    /// Whose nexus it is.
+    pub(crate) fn initiator(&self) -> Initiator {
+        let InitiatorPort { name, proven } = &self.initiator_port;
+        let name = name.rsplit_once(",i,").map_or(name.as_str(), |(initiator, _)| initiator);
+        Initiator { name: name.into(), proven: proven.clone() }
+    }
+
+    /// Whether all of the target is shown to this initiator, and may be written by it.
+    pub(crate) fn has_whole_target(&self) -> bool {
+        *self.view() == LunView::default()
+    }
+
+    fn view(&self) -> MutexGuard<'_, LunView> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows other units of `luns` from here on. The initiator is told where that changes anything.
+    pub(crate) fn set_view(&self, view: LunView, luns: &Luns) {
+        let is_changed = std::mem::replace(&mut *self.view(), view.clone()) != view;
+        if is_changed {
+            self.set_luns(luns);
+            self.raise(UnitAttention::ReportedLunsDataHasChanged);
+        }
     }
 
     /// The units as they are attached now.
@@ -89,16 +141,22 @@ impl Nexus {
         self.attachments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches to the units of `luns` that are new and leaves those that are gone.
+    /// Attaches to the units of the target's `luns` that are new to this initiator's view of them, and
+    /// leaves those that are gone.
     pub(crate) fn set_luns(&self, luns: &Luns) {
+        let view = self.view();
+        let luns = view.of(luns);
+        let read_only = view.read_only;
         let mut attachments = self.attachments();
         let old = std::mem::take(&mut *attachments);
         let kept = |unit: &Arc<LogicalUnit>| {
-            old.values().find(|attachment| Arc::ptr_eq(&attachment.unit, unit)).cloned()
+            let old = old.values().find(|attachment| Arc::ptr_eq(&attachment.unit, unit))?;
+            Some(Attachment { read_only, ..old.clone() })
         };
         let attach = |unit: &Arc<LogicalUnit>| {
             let (attentions, gate) = unit.attach(self.id, &self.name);
-            Attachment { unit: unit.clone(), attentions, gate, tally: unit.tasks().join(self.id) }
+            let tally = unit.tasks().join(self.id);
+            Attachment { unit: unit.clone(), attentions, gate, tally, read_only }
         };
         *attachments = Arc::new(
             luns.iter()
@@ -111,6 +169,17 @@ impl Nexus {
             }
         }
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The units that are shown, each once.
+    fn units(&self) -> Vec<Arc<LogicalUnit>> {
+        let mut units: Vec<Arc<LogicalUnit>> = Vec::new();
+        for Attachment { unit, .. } in self.attached().values() {
+            if !units.iter().any(|other| Arc::ptr_eq(other, unit)) {
+                units.push(unit.clone());
+            }
+        }
+        units
     }
 
     pub(crate) fn raise(&self, attention: UnitAttention) {
@@ -254,11 +323,11 @@ impl NexusHandle {
     }
 
     /// What the transport is to end of others before a reset by this nexus: of one unit, or of all
-    /// units of the target. None of it begins any more.
+    /// units that are shown here. None of it begins any more.
     pub fn prepare_reset(&mut self, lun: Option<Lun>) -> Vec<TaskAbort> {
         let units = match lun {
             Some(lun) => self.logical_unit(lun).into_iter().collect(),
-            None => self.nexus.device.luns().values().cloned().collect::<Vec<_>>(),
+            None => self.nexus.units(),
         };
         let by = self.nexus.id;
         let abort = |unit: Arc<LogicalUnit>| TaskAbort { abort: unit.tasks().clear_all(by), unit };
@@ -295,10 +364,16 @@ impl NexusHandle {
         unit.is_some()
     }
 
-    /// Resets every unit of the target: warm, or `cold` as after power on.
+    /// Whether all of the target is shown to this initiator and may be written by it. Who has less has
+    /// no say over the target as a whole: a reset of it, or a change of its access states.
+    pub fn has_whole_target(&self) -> bool {
+        self.nexus.has_whole_target()
+    }
+
+    /// Resets every unit that is shown here: warm, or `cold` as after power on.
     pub fn target_reset(&mut self, cold: bool) {
         let attention = if cold { UnitAttention::PowerOn } else { UnitAttention::Reset };
-        for unit in self.nexus.device.luns().values() {
+        for unit in self.nexus.units() {
             unit.reset(attention);
         }
     }
@@ -370,6 +445,7 @@ pub(crate) fn admit(
         return Err(Refusal::ReservationConflict);
     }
     nexus.target_port.check(row.access)?;
+    attachment.check_writable(flags)?;
     admit_state(flags, unit)?;
     Ok(row)
 }
@@ -387,13 +463,15 @@ fn next_attention(attachment: &Attachment) -> Option<UnitAttention> {
 pub(crate) fn admit_access(
     flags: Flags,
     access: Access,
-    unit: &LogicalUnit,
+    attachment: &Attachment,
     nexus: &Nexus,
 ) -> Result<(), Refusal> {
+    let unit = &attachment.unit;
     if !flags.contains(unit.needed_by(nexus.id)) {
         return Err(Refusal::ReservationConflict);
     }
     nexus.target_port.check(access)?;
+    attachment.check_writable(flags)?;
     admit_state(flags, unit)
 }
 

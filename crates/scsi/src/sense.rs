@@ -101,6 +101,8 @@ additional_sense! {
     MISCOMPARE_DURING_VERIFY_OPERATION = 0x1d00;
     /// INVALID COMMAND OPERATION CODE.
     INVALID_COMMAND_OPERATION_CODE = 0x2000;
+    /// ACCESS DENIED - NO ACCESS RIGHTS.
+    ACCESS_DENIED_NO_ACCESS_RIGHTS = 0x2002;
     /// LOGICAL BLOCK ADDRESS OUT OF RANGE.
     LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE = 0x2100;
     /// INVALID TOKEN OPERATION, CAUSE NOT REPORTABLE.
@@ -374,6 +376,11 @@ impl Sense {
     /// The unit was stopped by START STOP UNIT.
     pub const fn stopped() -> Self {
         Self::new(SenseKey::NotReady, AdditionalSense::INITIALIZING_COMMAND_REQUIRED)
+    }
+
+    /// The initiator is not one that may do this.
+    pub const fn no_access_rights() -> Self {
+        Self::new(SenseKey::IllegalRequest, AdditionalSense::ACCESS_DENIED_NO_ACCESS_RIGHTS)
     }
 
     /// The store takes no writes.

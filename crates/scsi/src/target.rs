@@ -9,6 +9,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The logical units of a target device.
 pub(crate) type Luns = BTreeMap<Lun, Arc<LogicalUnit>>;
 
+/// What of a target one initiator is shown; all of it unless told otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LunView {
+    /// Where the initiator finds which of the target's numbers, if not each under its own. What is
+    /// not in it is not there for this initiator.
+    pub numbers: Option<BTreeMap<Lun, Lun>>,
+    /// It may not write.
+    pub read_only: bool,
+}
+
+impl LunView {
+    /// The target's number of what the initiator finds at `lun`, which may be nothing.
+    pub fn number(&self, lun: Lun) -> Option<Lun> {
+        match &self.numbers {
+            Some(numbers) => numbers.get(&lun).copied(),
+            None => Some(lun),
+        }
+    }
+
+    /// The units as the initiator finds them.
+    pub(crate) fn of(&self, luns: &Luns) -> Luns {
+        let Some(numbers) = &self.numbers else { return luns.clone() };
+        let unit = |(&shown, own): (&Lun, &Lun)| Some((shown, luns.get(own)?.clone()));
+        numbers.iter().filter_map(unit).collect()
+    }
+}
+
 /// A target device (SAM-5 4.5.18).
 pub struct TargetDevice {
     name: String,
@@ -87,21 +114,43 @@ impl TargetDevice {
         }
     }
 
-    /// Begins an I_T nexus through the port of this number; `None` if there is none. Its first
-    /// command on each unit is told of it.
+    /// Begins an I_T nexus to all units, through the port of this number; `None` if there is none. Its
+    /// first command on each unit is told of it.
     pub fn open_nexus(
         self: &Arc<Self>,
         initiator_port: InitiatorPort,
         relative_target_port: u16,
     ) -> Option<NexusHandle> {
+        self.open_nexus_showing(initiator_port, relative_target_port, LunView::default())
+    }
+
+    /// The same to what `view` shows.
+    pub fn open_nexus_showing(
+        self: &Arc<Self>,
+        initiator_port: InitiatorPort,
+        relative_target_port: u16,
+        view: LunView,
+    ) -> Option<NexusHandle> {
         let target_port = self.target_port_groups.find(relative_target_port)?.clone();
         let mut state = self.state();
-        let nexus = Arc::new(Nexus::new(self.clone(), initiator_port, target_port));
+        let nexus = Arc::new(Nexus::new(self.clone(), initiator_port, target_port, view));
         nexus.set_luns(&state.luns);
         state.nexuses.retain(|nexus| nexus.strong_count() > 0);
         state.nexuses.push(Arc::downgrade(&nexus));
         drop(state);
         Some(NexusHandle::new(nexus))
+    }
+
+    /// Changes what a nexus, by its [`NexusHandle::id`], is shown. What it is carrying out on a unit that
+    /// it is not shown any more goes on to its end, as what waits there does not; the initiator is told
+    /// that the list has changed. Without effect where the nexus has ended.
+    pub fn set_view(&self, nexus: u64, view: LunView) {
+        let state = self.state();
+        if let Some(nexus) =
+            state.nexuses.iter().filter_map(Weak::upgrade).find(|other| other.id == nexus)
+        {
+            nexus.set_view(view, &state.luns);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

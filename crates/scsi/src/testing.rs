@@ -281,7 +281,7 @@ impl Fixture {
 
 pub(crate) fn open(device: &Arc<TargetDevice>, initiator: &str) -> NexusHandle {
     let name = format!("iqn.2026-01.example:{initiator},i,0x1");
-    device.open_nexus(InitiatorPort { name }, 1).unwrap()
+    device.open_nexus(InitiatorPort::new(name), 1).unwrap()
 }
 
 pub(crate) fn cdb(bytes: &[u8]) -> Cdb {

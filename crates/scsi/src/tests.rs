@@ -6,6 +6,7 @@ mod block;
 mod copy;
 mod copy_model;
 mod format;
+mod lun_view;
 mod maintenance;
 mod mode;
 mod multimedia;

@@ -58,7 +58,7 @@ pub(crate) fn luns_data(nexus: &Nexus, cdb: &Cdb) -> Result<Completion, Sense> {
         return Err(Sense::invalid_field_in_cdb(6));
     }
     let luns: Vec<[u8; 8]> = match fields.select_report {
-        0 | 2 => nexus.device.luns().keys().map(|lun| lun.to_wire()).collect(),
+        0 | 2 => nexus.attached().keys().map(|lun| lun.to_wire()).collect(),
         // Well-known logical units: none.
         1 => Vec::new(),
         _ => return Err(Sense::invalid_field_in_cdb(2)),

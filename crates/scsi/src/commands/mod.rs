@@ -48,6 +48,8 @@ pub(crate) struct Task<'a> {
     pub(crate) unit: &'a Arc<LogicalUnit>,
     pub(crate) attentions: &'a Attentions,
     pub(crate) nexus: &'a Arc<Nexus>,
+    /// This initiator may not write.
+    pub(crate) read_only: bool,
     data_out: Option<Buffer>,
     expected_data_out_length: Option<u64>,
 }
@@ -55,8 +57,8 @@ pub(crate) struct Task<'a> {
 impl<'a> Task<'a> {
     pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Arc<Nexus>) -> Self {
         let Command { cdb, name, data_out, expected_data_out_length, .. } = command;
-        let Attachment { unit, attentions, .. } = attachment;
-        Self { cdb, name, unit, attentions, nexus, data_out, expected_data_out_length }
+        let &Attachment { ref unit, ref attentions, read_only, .. } = attachment;
+        Self { cdb, name, unit, attentions, nexus, read_only, data_out, expected_data_out_length }
     }
 
     /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE. Through a port that is unavailable, the unit

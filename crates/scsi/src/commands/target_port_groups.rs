@@ -76,6 +76,10 @@ pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let length = set_data_out(&task.cdb, task.unit)?;
     let list = task.take_data_out(length)?;
     let states = parse(&task.nexus.device, &list)?;
+    // A group's state is that of all units of the target, so that who is shown some has no say in it.
+    if !task.nexus.has_whole_target() {
+        return Err(Sense::no_access_rights());
+    }
     task.nexus.device.set_explicitly(&states, task.nexus.id, task.unit)?;
     Ok(Io::Ready(Completion::good()))
 }

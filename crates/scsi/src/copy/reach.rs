@@ -2,11 +2,11 @@
 //!
 //! A designator says nothing about who sends it. A copy manager that takes it as it comes lets an
 //! initiator read and write units of others (CVE-2020-28374), so that a unit counts only where the
-//! same initiator has a nexus to it.
+//! same initiator, which has proved to be the same, has a nexus that shows it.
 
 use crate::command_table::Flags;
 use crate::commands::Task;
-use crate::nexus::{Nexus, Refusal, admit_access};
+use crate::nexus::{Initiator, Nexus, Refusal, admit_access};
 use crate::{Access, Array, LogicalUnit, Sense};
 use std::sync::{Arc, Weak};
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 #[derive(Clone)]
 pub(super) struct Requester {
     pub(super) array: Arc<Array>,
-    pub(super) initiator: String,
+    pub(super) initiator: Initiator,
     nexus: Weak<Nexus>,
     unit: Arc<LogicalUnit>,
 }
@@ -23,7 +23,7 @@ impl Requester {
     pub(super) fn of(task: &Task<'_>) -> Self {
         Self {
             array: task.nexus.device.array().clone(),
-            initiator: task.nexus.initiator_name().into(),
+            initiator: task.nexus.initiator(),
             nexus: Arc::downgrade(task.nexus),
             unit: task.unit.clone(),
         }
@@ -45,7 +45,7 @@ impl Requester {
         let others = self.array.devices().into_iter().flat_map(|device| device.nexuses());
         let mut found = None;
         for nexus in own.into_iter().chain(others) {
-            if nexus.initiator_name() != self.initiator {
+            if nexus.initiator() != self.initiator {
                 continue;
             }
             let attached = nexus.attached();
@@ -53,7 +53,7 @@ impl Requester {
             let mut units = attached.values().filter(|one| one.unit.pass_through().is_none());
             let Some(attachment) = units.find(|one| is_named(&one.unit)) else { continue };
             let reached = Reached { unit: attachment.unit.clone(), nexus: Arc::downgrade(&nexus) };
-            if admit_access(flags, Access::Active, &reached.unit, &nexus).is_ok() {
+            if admit_access(flags, Access::Active, attachment, &nexus).is_ok() {
                 return Some(reached);
             }
             found.get_or_insert(reached);
@@ -85,10 +85,9 @@ impl Reached {
     pub(super) fn admit(&self, flags: Flags) -> Result<(), Barrier> {
         let nexus = self.nexus.upgrade().ok_or(Barrier::Unreachable)?;
         let attached = nexus.attached();
-        if !attached.values().any(|one| Arc::ptr_eq(&one.unit, &self.unit)) {
-            return Err(Barrier::Unreachable);
-        }
-        admit_access(flags, Access::Active, &self.unit, &nexus).map_err(|refusal| match refusal {
+        let attachment = attached.values().find(|one| Arc::ptr_eq(&one.unit, &self.unit));
+        let attachment = attachment.ok_or(Barrier::Unreachable)?;
+        admit_access(flags, Access::Active, attachment, &nexus).map_err(|refusal| match refusal {
             Refusal::Sense(sense) => Barrier::State(sense),
             Refusal::ReservationConflict => Barrier::ReservationConflict,
         })

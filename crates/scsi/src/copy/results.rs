@@ -190,7 +190,7 @@ pub(crate) fn rod_token_information(task: Task<'_>) -> Result<Io<Completion>, Se
 /// An initiator is told of the tokens that it made.
 pub(crate) fn report_all_rod_tokens(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let allocation_length = task.cdb.view::<LongListId>().length.get() as usize;
-    let tokens = task.nexus.device.array().tokens().of(task.nexus.initiator_name());
+    let tokens = task.nexus.device.array().tokens().of(&task.nexus.initiator());
     let length = size_of::<wire::TokenListHeader>() + size_of_val(&*tokens);
     let header =
         wire::TokenListHeader { available_data: available_data(length).into(), reserved: [0; 4] };

@@ -7,6 +7,7 @@
 //! one host lets another copy.
 
 use super::{DEFAULT_INACTIVITY_S, MAXIMUM_INACTIVITY_S};
+use crate::nexus::Initiator;
 use crate::{AdditionalSense, Array, LogicalUnit, Sense, SenseKey};
 use sarsen_block::Extent;
 use sarsen_wire::scsi::copy::{
@@ -54,7 +55,7 @@ pub(super) struct Token {
     array: Weak<Array>,
     unit: Weak<LogicalUnit>,
     extents: Vec<Extent>,
-    initiator: String,
+    initiator: Initiator,
     inactivity_ms: u64,
     /// When it was used last, in milliseconds since 1970.
     used_at: AtomicU64,
@@ -142,7 +143,7 @@ impl Drop for Use {
 pub(super) struct Recipe {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) extents: Vec<Extent>,
-    pub(super) initiator: String,
+    pub(super) initiator: Initiator,
     /// INACTIVITY TIMEOUT, 0 for the default.
     pub(super) inactivity_s: u32,
 }
@@ -219,12 +220,12 @@ impl Tokens {
     }
 
     /// What can be told of an initiator's live tokens: not what makes them usable.
-    pub(super) fn of(&self, initiator: &str) -> Vec<RodManagementToken> {
+    pub(super) fn of(&self, initiator: &Initiator) -> Vec<RodManagementToken> {
         let tokens = self.tokens();
         tokens.iter().for_each(|token| token.expire());
         tokens
             .iter()
-            .filter(|token| token.is_live() && token.initiator == initiator)
+            .filter(|token| token.is_live() && token.initiator == *initiator)
             .map(|token| token.bytes.management)
             .collect()
     }

@@ -126,7 +126,7 @@ fn spc4_6_5_blocks_go_to_a_unit_of_another_target() {
     assert_eq!(fixture.read(100, 3), data[5 * 512..]);
 }
 
-fn list_between(from: &LogicalUnit, to: &LogicalUnit, segment: Vec<u8>) -> Vec<u8> {
+pub(super) fn list_between(from: &LogicalUnit, to: &LogicalUnit, segment: Vec<u8>) -> Vec<u8> {
     list(0, 3, &[cscd(from), cscd(to)], &[segment])
 }
 

@@ -145,7 +145,7 @@ impl Cluster {
 
 fn session(fixture: &Fixture, index: usize) -> NexusHandle {
     let device = &fixture.device;
-    device.open_nexus(InitiatorPort { name: port(index) }, 1).expect("port 1")
+    device.open_nexus(InitiatorPort::new(port(index)), 1).expect("port 1")
 }
 
 fn key(who: usize) -> u64 {
@@ -257,7 +257,7 @@ fn spc4_6_16_3_all_target_ports_are_registered_as_if_each_had_been_asked() {
     let mut cluster = Cluster::of(fixture);
     for (who, target_port) in [(A, 1), (B, 2)] {
         let name = port(A);
-        let nexus = device.open_nexus(InitiatorPort { name }, target_port);
+        let nexus = device.open_nexus(InitiatorPort::new(name), target_port);
         cluster.nexuses[who] = nexus.expect("there is such a port");
         cluster.told(who);
     }
@@ -712,7 +712,7 @@ fn spc4_5_12_5_a_new_session_of_the_same_port_is_the_holder() {
     // The same initiator, another port.
     let name = port(B).replace("0x00000000000", "0x80000000000");
     cluster.nexuses[B] =
-        cluster.fixture.device.open_nexus(InitiatorPort { name }, 1).expect("port 1");
+        cluster.fixture.device.open_nexus(InitiatorPort::new(name), 1).expect("port 1");
     cluster.told(B);
     assert!(!cluster.may_write(B));
 }

@@ -41,7 +41,7 @@ impl Paths {
         let device = TargetDevice::with_ports(&fixture.array, TARGET.into(), luns, ports);
         let open = |name: &str, port| {
             let name = format!("iqn.2026-01.example:{name},i,0x1");
-            let mut nexus = device.open_nexus(InitiatorPort { name }, port).expect("a port");
+            let mut nexus = device.open_nexus(InitiatorPort::new(name), port).expect("a port");
             for lun in [0, 1] {
                 assert_eq!(additional(&test_unit_ready(&mut nexus, lun)), Some(0x2900));
             }
@@ -325,7 +325,7 @@ fn what_is_no_state_and_no_group_is_refused() {
     let ended = transition.complete(AccessState::Transitioning);
     assert_eq!(ended, Err(AccessError::Transitioning));
     assert_eq!(paths.device.access_state(1), Some(AccessState::Optimized));
-    let initiator = InitiatorPort { name: "iqn.2026-01.example:x,i,0x1".into() };
+    let initiator = InitiatorPort::new("iqn.2026-01.example:x,i,0x1");
     assert!(paths.device.open_nexus(initiator, 3).is_none());
 }
 

@@ -30,7 +30,7 @@ impl View {
         let Some(target) = self.front.targets.find(name) else { return false };
         // RFC 7143 §4.4.2: the initiator port's name is made of name and ISID.
         let initiator =
-            InitiatorPort { name: format!("{},i,{}", admission.initiator_name, admission.isid) };
+            InitiatorPort::new(format!("{},i,{}", admission.initiator_name, admission.isid));
         self.nexus = target.device.open_nexus(initiator, self.portal_group);
         self.nexus.is_some()
     }

@@ -118,10 +118,10 @@ impl Request {
     }
 }
 
-/// WP and DPOFUA (SBC-3 6.5.1): whoever may write now, the medium is protected if nobody may.
-fn device_specific(unit: &LogicalUnit) -> u8 {
-    let write_protected = if unit.check_writable().is_err() { page::DEVICE_SPECIFIC_WP } else { 0 };
-    page::DEVICE_SPECIFIC_DPOFUA | write_protected
+/// WP and DPOFUA (SBC-3 6.5.1): the medium is protected if nobody may write now, or not this initiator.
+fn device_specific(task: &Task<'_>) -> u8 {
+    let is_protected = task.read_only || task.unit.check_writable().is_err();
+    page::DEVICE_SPECIFIC_DPOFUA | if is_protected { page::DEVICE_SPECIFIC_WP } else { 0 }
 }
 
 pub(crate) fn sense_6(task: Task<'_>) -> Result<Io<Completion>, Sense> {
@@ -133,7 +133,7 @@ pub(crate) fn sense_6(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let header = page::Header6 {
         mode_data_length: u8::try_from(3 + descriptor.len() + pages.len()).unwrap_or(u8::MAX),
         medium_type: 0,
-        device_specific: device_specific(task.unit),
+        device_specific: device_specific(&task),
         block_descriptor_length: descriptor.len() as u8,
     };
     let bytes = [header.as_bytes(), &descriptor, &pages].concat();
@@ -149,7 +149,7 @@ pub(crate) fn sense_10(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let header = page::Header10 {
         mode_data_length: ((6 + descriptor.len() + pages.len()) as u16).into(),
         medium_type: 0,
-        device_specific: device_specific(task.unit),
+        device_specific: device_specific(&task),
         long_lba: if is_long { page::LONG_LBA } else { 0 },
         reserved: 0,
         block_descriptor_length: (descriptor.len() as u16).into(),
