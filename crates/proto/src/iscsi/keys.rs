@@ -83,6 +83,17 @@ impl Default for Parameters {
 }
 
 impl Parameters {
+    /// Takes over what the first connection of a session agreed on for all.
+    pub fn join(&mut self, leading: &Self) {
+        *self = Self {
+            header_digest: self.header_digest,
+            data_digest: self.data_digest,
+            local_max_recv_data_segment_length: self.local_max_recv_data_segment_length,
+            peer_max_recv_data_segment_length: self.peer_max_recv_data_segment_length,
+            ..leading.clone()
+        };
+    }
+
     /// Names and values as the standard writes them. MaxRecvDataSegmentLength is each side's own.
     pub fn texts(&self) -> Vec<(&'static str, String)> {
         let digest = |kind| match kind {
@@ -146,7 +157,7 @@ impl Default for TargetOffer {
         Self {
             header_digest: true,
             data_digest: true,
-            max_connections: 1,
+            max_connections: 16,
             initial_r2t: false,
             immediate_data: true,
             max_recv_data_segment_length: 256 * 1024,

@@ -12,13 +12,12 @@ use sarsen_wire::iscsi::{
 
 use super::link::Link;
 use super::management::{Afterwards, Barrier, push_response};
-use super::order::Order;
 use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks};
 use super::text::Text;
 use super::window::Standing;
 use super::{
-    Admission, Cdb, CloseReason, Command, Completion, Environment, Event, Settings, data_in,
-    data_out,
+    Admission, Cdb, CloseReason, Command, Completion, Environment, Event, Logout, Settings,
+    data_in, data_out,
 };
 use crate::iscsi::keys::SessionType;
 use crate::iscsi::{Landing, Segment};
@@ -29,7 +28,7 @@ const HELD_BYTES_LIMIT: usize = 4 << 20;
 /// always.
 pub(super) const ROOM_LIMIT: usize = 32 << 20;
 
-/// A session with its one connection.
+/// One connection of a session.
 pub(super) struct FullFeature {
     settings: Arc<Settings>,
     admission: Admission,
@@ -38,7 +37,8 @@ pub(super) struct FullFeature {
     room_taken: usize,
     /// Tasks that wait for room, in their order.
     waiting: VecDeque<TaskId>,
-    pub(super) order: Order,
+    /// Tasks that wait for others of the session to reach the layer above.
+    held_back: Vec<TaskId>,
     pub(super) barriers: Vec<Barrier>,
     /// Task management functions that the layer above carries out.
     pub(super) handed_over: usize,
@@ -49,8 +49,8 @@ pub(super) struct FullFeature {
     incoming_ahs: Vec<u8>,
     /// Requests that wait for a CmdSN before theirs.
     held: Vec<Held>,
-    /// CmdSNs within the window that an ABORT TASK declared as received.
-    skipped: Vec<SerialNumber>,
+    /// Task management requests that wait for the commands before them.
+    pub(super) deferred: Vec<RawHeader>,
     next_transfer_tag: u32,
     ping_tag: u32,
     ping_count: u32,
@@ -64,9 +64,9 @@ enum Incoming {
     Data(TaskId),
     /// Data for a task that is not there (any more), or a request outside the window.
     Dropped,
-    /// A request above a gap.
-    Held,
-    /// A request whose turn it is.
+    /// A request that has a CmdSN: when it has come whole, its turn is looked at.
+    Numbered,
+    /// A request that is handled when it has come whole.
     Request,
     /// A PDU that was rejected already.
     Rejected,
@@ -87,14 +87,14 @@ impl FullFeature {
             tasks: Tasks::default(),
             room_taken: 0,
             waiting: VecDeque::new(),
-            order: Order::default(),
+            held_back: Vec::new(),
+            deferred: Vec::new(),
             barriers: Vec::new(),
             handed_over: 0,
             text: Text::default(),
             incoming: Incoming::Dropped,
             incoming_ahs: Vec::new(),
             held: Vec::new(),
-            skipped: Vec::new(),
             next_transfer_tag: 0,
             ping_tag: RESERVED_TAG,
             ping_count: 0,
@@ -120,22 +120,24 @@ impl FullFeature {
     ) -> Result<Landing, CloseReason> {
         let basic = header.basic();
         let length = basic.data_segment_length.value() as usize;
+        let immediate = basic.is_immediate();
+        // All requests carry CmdSN in the same place.
+        let cmd_sn = SerialNumber(NopOut::view(header).cmd_sn.get());
         self.incoming = match basic.opcode() {
             Opcode::DataOut => return Ok(self.place_data_out(DataOut::view(header))),
-            Opcode::SnackRequest => Incoming::Request,
-            _ => self.admit_request(link, header)?,
-        };
-        if let Incoming::Request = self.incoming
-            && basic.opcode() == Opcode::ScsiCommand
-        {
-            self.incoming = self.begin_command(link, header, additional_headers, environment);
-            if let Incoming::Command(id) = self.incoming
-                && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
-            {
-                return Ok(data_out::landing(task, length));
+            Opcode::ScsiCommand if immediate || link.take_turn(cmd_sn) => {
+                self.begin_command(link, header, additional_headers, environment)
             }
+            Opcode::SnackRequest => Incoming::Request,
+            _ if immediate => Incoming::Request,
+            _ => self.expect_request(link, cmd_sn)?,
+        };
+        if let Incoming::Command(id) = self.incoming
+            && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
+        {
+            return Ok(data_out::landing(task, length));
         }
-        if let Incoming::Held = self.incoming {
+        if let Incoming::Numbered = self.incoming {
             self.incoming_ahs = additional_headers.to_vec();
         }
         Ok(match self.incoming {
@@ -144,34 +146,21 @@ impl FullFeature {
         })
     }
 
-    /// Holds a request's CmdSN against the window.
-    fn admit_request(
-        &mut self,
+    /// Holds a request's CmdSN against the window, before its data has come.
+    fn expect_request(
+        &self,
         link: &mut Link,
-        header: &RawHeader,
+        cmd_sn: SerialNumber,
     ) -> Result<Incoming, CloseReason> {
-        if header.basic().is_immediate() {
-            return Ok(Incoming::Request);
-        }
-        // All requests carry CmdSN in the same place.
-        let cmd_sn = SerialNumber(NopOut::view(header).cmd_sn.get());
-        match link.window.standing(cmd_sn) {
-            Standing::Next => {
-                link.window.advance();
-                Ok(Incoming::Request)
-            }
+        match link.session.with(|state| state.standing(cmd_sn)) {
+            Standing::Next => Ok(Incoming::Numbered),
             Standing::Outside => Ok(Incoming::Dropped),
-            Standing::AboveGap if self.skipped.contains(&cmd_sn) => Ok(Incoming::Dropped),
-            // A duplicate of one that is held: so many are held as the window is wide.
-            Standing::AboveGap if self.held.iter().any(|held| held.cmd_sn == cmd_sn) => {
-                Ok(Incoming::Dropped)
-            }
             Standing::AboveGap => {
                 let held: usize = self.held.iter().map(|held| held.data.len()).sum();
                 if held > HELD_BYTES_LIMIT {
                     return Err(CloseReason::protocol("too much data above a gap", "§4.2.2.1"));
                 }
-                Ok(Incoming::Held)
+                Ok(Incoming::Numbered)
             }
         }
     }
@@ -237,11 +226,10 @@ impl FullFeature {
         } else {
             None
         };
-        let id = self.tasks.name(tag);
-        if !immediate {
-            link.window.begin();
-        }
-        self.order.begins(command.flags & ScsiCommand::ATTRIBUTE);
+        let attribute = command.flags & ScsiCommand::ATTRIBUTE;
+        let member = link.session.member();
+        let id =
+            link.session.with(|state| state.begin(tag, immediate, command.lun, attribute, member));
         self.tasks.insert(Task {
             id,
             lun: command.lun,
@@ -286,26 +274,50 @@ impl FullFeature {
                 self.handle_data_out(link, id, header, segment, digest_valid, events);
             }
             Incoming::Dropped | Incoming::Rejected => return Ok(false),
-            Incoming::Held if digest_valid => {
-                self.held.push(Held {
+            Incoming::Numbered if digest_valid => {
+                let request = Held {
                     cmd_sn: SerialNumber(NopOut::view(header).cmd_sn.get()),
                     header: *header,
                     additional_headers: std::mem::take(&mut self.incoming_ahs),
                     data: segment.bytes().to_vec(),
-                });
-                return Ok(false);
+                };
+                let member = link.session.member();
+                match link.session.with(|state| state.arrive(request.cmd_sn, member)) {
+                    Standing::Next => {
+                        if self.handle_held(link, request, events, environment)? {
+                            return Ok(true);
+                        }
+                    }
+                    Standing::AboveGap => self.held.push(request),
+                    Standing::Outside => return Ok(false),
+                }
             }
             Incoming::Request if digest_valid => {
                 if self.handle_request(link, header, segment.bytes(), events, environment)? {
                     return Ok(true);
                 }
             }
-            Incoming::Request | Incoming::Held => {
+            Incoming::Request | Incoming::Numbered => {
                 // Text or a ping that is lost cannot be asked for again at this level.
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
             }
         }
+        self.resume(link, events, environment)
+    }
+
+    /// Goes on with what waited for others of the session. Says whether to close the connection.
+    pub(super) fn resume(
+        &mut self,
+        link: &mut Link,
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
         let closing = self.release_held(link, events, environment)?;
+        for header in std::mem::take(&mut self.deferred) {
+            if self.handle_request(link, &header, &[], events, environment)? {
+                return Ok(true);
+            }
+        }
         self.start_waiting(link, events);
         Ok(closing)
     }
@@ -317,32 +329,44 @@ impl FullFeature {
         events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
     ) -> Result<bool, CloseReason> {
-        loop {
-            let next = link.window.exp_cmd_sn();
-            if let Some(index) = self.skipped.iter().position(|&skipped| skipped == next) {
-                self.skipped.swap_remove(index);
-                link.window.advance();
-                continue;
-            }
-            let Some(index) = self.held.iter().position(|held| held.cmd_sn == next) else {
-                return Ok(false);
-            };
-            let held = self.held.swap_remove(index);
-            link.window.advance();
-            if held.header.basic().opcode() == Opcode::ScsiCommand {
-                let ahs = &held.additional_headers;
-                if let Incoming::Command(id) =
-                    self.begin_command(link, &held.header, ahs, environment)
-                {
-                    let buffer = sarsen_block::Buffer::copy_of(&held.data);
-                    let range = 0..held.data.len();
-                    let segment = Segment::Placed { buffer, range };
-                    self.finish_command(link, id, segment, true, events);
-                }
-            } else if self.handle_request(link, &held.header, &held.data, events, environment)? {
+        while !self.held.is_empty() {
+            let next = link.session.with(|state| state.window.exp_cmd_sn());
+            let due = (0..self.held.len())
+                .filter(|&index| self.held[index].cmd_sn.is_before(next))
+                .reduce(|first, other| {
+                    match self.held[other].cmd_sn.is_before(self.held[first].cmd_sn) {
+                        true => other,
+                        false => first,
+                    }
+                });
+            let Some(index) = due else { break };
+            let request = self.held.swap_remove(index);
+            if self.handle_held(link, request, events, environment)? {
                 return Ok(true);
             }
         }
+        Ok(false)
+    }
+
+    /// A request that has come whole, and whose turn it is.
+    fn handle_held(
+        &mut self,
+        link: &mut Link,
+        Held { header, additional_headers, data, .. }: Held,
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
+        if header.basic().opcode() != Opcode::ScsiCommand {
+            return self.handle_request(link, &header, &data, events, environment);
+        }
+        if let Incoming::Command(id) =
+            self.begin_command(link, &header, &additional_headers, environment)
+        {
+            let buffer = sarsen_block::Buffer::copy_of(&data);
+            let range = 0..data.len();
+            self.finish_command(link, id, Segment::Placed { buffer, range }, true, events);
+        }
+        Ok(false)
     }
 
     /// The requests that wait for a CmdSN before theirs.
@@ -350,12 +374,11 @@ impl FullFeature {
         self.held.iter().map(|held| (held.cmd_sn, &held.header))
     }
 
-    /// An ABORT TASK named a command that has not arrived: its number counts as received.
-    pub(super) fn forget_expected(&mut self, cmd_sn: SerialNumber) {
+    /// A function named a command that is not to be carried out any more: its number counts as
+    /// received.
+    pub(super) fn forget_expected(&mut self, link: &mut Link, cmd_sn: SerialNumber) {
         self.held.retain(|held| held.cmd_sn != cmd_sn);
-        if !self.skipped.contains(&cmd_sn) {
-            self.skipped.push(cmd_sn);
-        }
+        link.session.with(|state| state.skip(cmd_sn));
     }
 
     fn finish_command(
@@ -400,10 +423,14 @@ impl FullFeature {
         id: TaskId,
         events: &mut VecDeque<Event>,
     ) {
-        if self.holds_back(id) {
+        let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
+        // One with a fault is not carried out at all.
+        if task.fault.is_none() && link.session.with(|state| state.holds_back(id)) {
+            if !self.held_back.contains(&id) {
+                self.held_back.push(id);
+            }
             return;
         }
-        let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
         if task.awaits_room() {
             self.waiting.push_back(id);
             return self.start_waiting(link, events);
@@ -419,7 +446,10 @@ impl FullFeature {
             return;
         }
         task.progress = Progress::Running;
-        self.order.ends(task.attribute());
+        // Where others could overtake it, it is delivered when the layer above has it.
+        if !link.session.is_shared() {
+            link.session.with(|state| state.deliver(id));
+        }
         events.push_back(Event::Command(Command {
             task: id,
             lun: task.lun,
@@ -443,6 +473,30 @@ impl FullFeature {
         while self.release_held_back(link, events) || self.give_room(link, events) {}
     }
 
+    /// Lets those go on that need not wait for others any more. Says whether there were any.
+    fn release_held_back(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
+        if self.held_back.is_empty() {
+            return false;
+        }
+        let mut held_back = std::mem::take(&mut self.held_back);
+        let count = held_back.len();
+        held_back.sort_unstable_by_key(|id| id.sequence);
+        for id in held_back {
+            // It may be gone, and its tag another one's.
+            if self.tasks.by_tag(id.initiator_task_tag).is_some_and(|task| task.id == id) {
+                self.advance_task(link, id, events);
+            }
+        }
+        self.held_back.len() < count
+    }
+
+    /// The layer above has a command.
+    pub(super) fn begun(&mut self, link: &mut Link, id: TaskId) {
+        if link.session.is_shared() {
+            link.session.with(|state| state.deliver(id));
+        }
+    }
+
     /// Lets tasks go on for which there is room. Says whether there were any.
     fn give_room(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
         let mut any = false;
@@ -462,16 +516,18 @@ impl FullFeature {
     /// The caller sees to the tasks that wait for its room, or for itself.
     pub(super) fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let task = self.tasks.remove(id)?;
-        if !task.immediate {
-            link.window.end();
-        }
+        link.session.with(|state| {
+            if !task.immediate {
+                state.window.end();
+            }
+            if task.progress == Progress::Collecting {
+                state.deliver(id);
+            }
+        });
         if task.has_room {
             self.room_taken -= task.room();
         } else {
             self.waiting.retain(|&waiting| waiting != id);
-        }
-        if task.progress == Progress::Collecting {
-            self.order.ends(task.attribute());
         }
         Some(task)
     }
@@ -525,8 +581,14 @@ impl FullFeature {
                 events.push_back(Event::Management(management));
             }
             Afterwards::Tell { token } => events.push_back(Event::TasksEnded(token)),
-            Afterwards::Logout { initiator_task_tag } => {
-                self.push_logout_response(link, initiator_task_tag, LogoutResponse::Closed);
+            Afterwards::Logout { initiator_task_tag, whole_session: true }
+                if link.session.is_shared() =>
+            {
+                let logout = Logout { initiator_task_tag, cid: None, for_recovery: false };
+                events.push_back(Event::Logout(logout));
+            }
+            Afterwards::Logout { initiator_task_tag, .. } => {
+                push_logout_response(link, initiator_task_tag, LogoutResponse::Closed);
                 return true;
             }
         }
@@ -567,7 +629,8 @@ impl FullFeature {
             _ if discovery => link.reject(RejectReason::ProtocolError, header),
             // Each is kept until the tasks that it waits for end, here and in other sessions.
             Opcode::TaskManagementRequest
-                if self.barriers.len() + self.handed_over >= self.settings.immediate_limit =>
+                if self.barriers.len() + self.handed_over + self.deferred.len()
+                    >= self.settings.immediate_limit =>
             {
                 link.reject(RejectReason::ImmediateCommandReject, header);
             }
@@ -632,39 +695,50 @@ impl FullFeature {
     ) -> bool {
         let request = LogoutRequest::view(header);
         let tag = request.initiator_task_tag.get();
-        let response = match request.reason() {
-            LogoutReason::CloseSession => None,
-            LogoutReason::CloseConnection if request.cid.get() == self.admission.cid => None,
-            LogoutReason::CloseConnection => Some(LogoutResponse::CidNotFound),
-            LogoutReason::RemoveForRecovery => Some(LogoutResponse::RecoveryNotSupported),
-            _ => {
-                link.reject(RejectReason::InvalidPduField, header);
-                return false;
-            }
+        let cid = request.cid.get();
+        let is_own = cid == self.admission.cid;
+        let beyond = |cid, for_recovery| {
+            Event::Logout(Logout { initiator_task_tag: tag, cid, for_recovery })
         };
-        match response {
-            Some(response) => {
-                self.push_logout_response(link, tag, response);
+        match request.reason() {
+            LogoutReason::CloseSession => {
+                let waiting = self.logout_barrier(link, tag, true, events);
+                self.wait_or_pass(link, waiting, events)
+            }
+            LogoutReason::CloseConnection if is_own => {
+                let waiting = self.logout_barrier(link, tag, false, events);
+                self.wait_or_pass(link, waiting, events)
+            }
+            LogoutReason::CloseConnection if link.session.is_shared() => {
+                events.push_back(beyond(Some(cid), false));
                 false
             }
-            None => {
-                let waiting = self.logout_barrier(link, tag, events);
-                self.wait_or_pass(link, waiting, events)
+            LogoutReason::CloseConnection => {
+                push_logout_response(link, tag, LogoutResponse::CidNotFound);
+                false
+            }
+            LogoutReason::RemoveForRecovery => {
+                push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported);
+                false
+            }
+            _ => {
+                link.reject(RejectReason::InvalidPduField, header);
+                false
             }
         }
     }
+}
 
-    fn push_logout_response(&self, link: &mut Link, tag: u32, response: LogoutResponse) {
-        let stamp = link.stamp();
-        let mut pdu = LogoutResponsePdu::from(RawHeader::with_opcode(Opcode::LogoutResponse));
-        pdu.response = response.0;
-        pdu.initiator_task_tag = tag.into();
-        pdu.reserved_tag = 0.into();
-        pdu.stat_sn = stamp.stat_sn.into();
-        pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
-        pdu.max_cmd_sn = stamp.max_cmd_sn.into();
-        pdu.time2wait = (link.parameters.default_time2wait as u16).into();
-        pdu.time2retain = (link.parameters.default_time2retain as u16).into();
-        link.output.push(pdu, &[]);
-    }
+pub(super) fn push_logout_response(link: &mut Link, tag: u32, response: LogoutResponse) {
+    let stamp = link.stamp();
+    let mut pdu = LogoutResponsePdu::from(RawHeader::with_opcode(Opcode::LogoutResponse));
+    pdu.response = response.0;
+    pdu.initiator_task_tag = tag.into();
+    pdu.reserved_tag = 0.into();
+    pdu.stat_sn = stamp.stat_sn.into();
+    pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
+    pdu.max_cmd_sn = stamp.max_cmd_sn.into();
+    pdu.time2wait = (link.parameters.default_time2wait as u16).into();
+    pdu.time2retain = (link.parameters.default_time2retain as u16).into();
+    link.output.push(pdu, &[]);
 }

@@ -5,13 +5,14 @@ use sarsen_wire::iscsi::{
     AsyncEvent, AsyncMessage, Opcode, RESERVED_TAG, RawHeader, Reject, RejectReason, SerialNumber,
 };
 
-use super::window::CommandWindow;
+use super::session::Hold;
+use super::window::Standing;
 use crate::iscsi::{Output, Parameters};
 
 pub(super) struct Link {
     pub(super) output: Output,
     pub(super) parameters: Parameters,
-    pub(super) window: CommandWindow,
+    pub(super) session: Hold,
     stat_sn: SerialNumber,
 }
 
@@ -27,9 +28,20 @@ impl Link {
         Self {
             output: Output::default(),
             parameters: Parameters::default(),
-            window: CommandWindow::new(first_cmd_sn, window),
+            session: Hold::new(first_cmd_sn, window),
             stat_sn,
         }
+    }
+
+    /// Whether a command's turn has come; if so, it is taken.
+    pub(super) fn take_turn(&mut self, cmd_sn: SerialNumber) -> bool {
+        self.session.with(|state| {
+            let is_next = state.standing(cmd_sn) == Standing::Next;
+            if is_next {
+                state.advance();
+            }
+            is_next
+        })
     }
 
     /// Numbers for a PDU that carries status and takes a StatSN.
@@ -41,11 +53,9 @@ impl Link {
 
     /// Numbers for a PDU that carries no status: StatSN is the next one.
     pub(super) fn peek(&mut self) -> Stamp {
-        Stamp {
-            stat_sn: self.stat_sn.0,
-            exp_cmd_sn: self.window.exp_cmd_sn().0,
-            max_cmd_sn: self.window.max_cmd_sn().0,
-        }
+        let (exp_cmd_sn, max_cmd_sn) =
+            self.session.with(|state| (state.window.exp_cmd_sn().0, state.window.max_cmd_sn().0));
+        Stamp { stat_sn: self.stat_sn.0, exp_cmd_sn, max_cmd_sn }
     }
 
     /// RFC 7143 §11.17. The rejected header is the data.

@@ -1,7 +1,7 @@
 //! The login phase (RFC 7143 §6.3, §11.12, §11.13).
 
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, current_stage, next_stage};
-use sarsen_wire::iscsi::text::{self, NOT_UNDERSTOOD, REJECT};
+use sarsen_wire::iscsi::text::{self, IRRELEVANT, NOT_UNDERSTOOD, REJECT};
 use sarsen_wire::iscsi::{
     DEFAULT_DATA_SEGMENT_LENGTH, Isid, LoginRequest, LoginResponse, LoginStatus, MAX_NAME_LENGTH,
     Opcode, RawHeader, SerialNumber, Stage,
@@ -9,6 +9,7 @@ use sarsen_wire::iscsi::{
 
 use super::authentication::Authentication;
 use super::link::Link;
+use super::session::Hold;
 use super::{Admission, CloseReason, Environment, Refusal, RefusalReason, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, Use};
 
@@ -143,7 +144,7 @@ impl Login {
         let text = std::mem::take(&mut self.partial);
         self.handle_text(&text, settings, link)?;
         if self.admission.is_none() {
-            self.admit(request, environment)?;
+            self.admit(request, link, environment)?;
         }
         let may_leave = self.authenticate(request, environment)?;
         if self.stage == Stage::Operational && !self.declared_segment_length {
@@ -227,6 +228,11 @@ impl Login {
                 self.authentication.take(name, value)?;
             }
             _ if key.usage == Use::FullFeature => self.push_answer(name, REJECT),
+            _ if key.usage == Use::LeadingOnly
+                && self.first.is_some_and(|first| first.tsih != 0) =>
+            {
+                self.push_answer(name, IRRELEVANT);
+            }
             _ if key.kind == Kind::TargetDeclaration => return Err(RefusalReason::Malformed.into()),
             _ => {
                 let answer = Negotiation {
@@ -247,6 +253,7 @@ impl Login {
     fn admit(
         &mut self,
         request: &LoginRequest,
+        link: &mut Link,
         environment: &mut dyn Environment,
     ) -> Result<(), Refusal> {
         let initiator_name = self.initiator_name.clone().ok_or(RefusalReason::MissingParameter)?;
@@ -262,11 +269,13 @@ impl Login {
             target_name: self.target_name.clone(),
             account: None,
         };
-        if admission.tsih != 0 {
-            // One connection a session: there is none to join.
-            return Err(RefusalReason::NoSuchSession.into());
-        }
         let welcome = environment.admit(&admission)?;
+        if admission.tsih != 0 {
+            // From here on the numbers are the session's, and what its first login agreed on holds.
+            let session = welcome.session.as_ref().ok_or(RefusalReason::NoSuchSession)?;
+            link.session = Hold::join(session);
+            link.parameters.join(session.parameters());
+        }
         if self.session_type == SessionType::Normal {
             self.push_answer("TargetPortalGroupTag", &welcome.portal_group_tag.to_string());
             self.alias = welcome.alias;

@@ -28,7 +28,7 @@ pub(super) enum Afterwards {
     /// The layer above is told.
     Tell { token: u64 },
     /// The logout is answered and the connection closed.
-    Logout { initiator_task_tag: u32 },
+    Logout { initiator_task_tag: u32, whole_session: bool },
 }
 
 /// A request that waits for tasks.
@@ -100,9 +100,22 @@ impl FullFeature {
             push_response(link, tag, TaskManagementResponse::LunDoesNotExist);
             return None;
         }
+        // RFC 7143 §4.2.3.3: what is sent at once is about all commands before it, and other
+        // connections may still bring some of them.
+        let cmd_sn = SerialNumber(request.cmd_sn.get());
+        let member = link.session.member();
+        if link.session.is_shared()
+            && function != Function::AbortTask
+            && link.session.with(|state| state.awaits(cmd_sn, member))
+        {
+            self.deferred.push(*header);
+            return None;
+        }
+        let is_shared = link.session.is_shared();
         let hand_over = Afterwards::HandOver(Management { initiator_task_tag: tag, function, lun });
         let (all, afterwards) = match function {
             Function::AbortTask => return self.abort_task(link, request, events),
+            Function::AbortTaskSet if is_shared => (false, hand_over),
             Function::AbortTaskSet => (false, Afterwards::Answer { initiator_task_tag: tag }),
             Function::ClearTaskSet | Function::LogicalUnitReset => (false, hand_over),
             Function::TargetWarmReset | Function::TargetColdReset => (true, hand_over),
@@ -119,7 +132,7 @@ impl FullFeature {
             }
         };
         let is_meant = |its_lun| all || is_same_unit(its_lun, lun);
-        self.forget_held(SerialNumber(request.cmd_sn.get()), is_meant);
+        self.forget_held(link, cmd_sn, is_meant);
         let aborted = self.abort(link, events, |task| is_meant(task.lun).then_some(Ending::Silent));
         let passed = aborted.awaited.is_empty();
         Some((Barrier { awaited: aborted.awaited, afterwards }, passed))
@@ -127,7 +140,12 @@ impl FullFeature {
 
     /// Commands that wait for a CmdSN before theirs, and were sent before the function was, end
     /// with it: their numbers count as received (RFC 7143 §4.2.3.3).
-    fn forget_held(&mut self, before: SerialNumber, is_meant: impl Fn([u8; 8]) -> bool) {
+    fn forget_held(
+        &mut self,
+        link: &mut Link,
+        before: SerialNumber,
+        is_meant: impl Fn([u8; 8]) -> bool,
+    ) {
         let meant: Vec<SerialNumber> = self
             .held_requests()
             .filter(|(cmd_sn, header)| {
@@ -138,7 +156,7 @@ impl FullFeature {
             .map(|(cmd_sn, _)| cmd_sn)
             .collect();
         for cmd_sn in meant {
-            self.forget_expected(cmd_sn);
+            self.forget_expected(link, cmd_sn);
         }
     }
 
@@ -166,10 +184,11 @@ impl FullFeature {
         // A command that has not arrived, but whose CmdSN is still expected, counts as aborted.
         let ref_cmd_sn = SerialNumber(request.ref_cmd_sn.get());
         let cmd_sn = SerialNumber(request.cmd_sn.get());
-        let still_expected =
-            link.window.standing(ref_cmd_sn) != Standing::Outside && ref_cmd_sn.is_before(cmd_sn);
+        let still_expected = link.session.with(|state| state.window.standing(ref_cmd_sn))
+            != Standing::Outside
+            && ref_cmd_sn.is_before(cmd_sn);
         let response = if still_expected {
-            self.forget_expected(ref_cmd_sn);
+            self.forget_expected(link, ref_cmd_sn);
             TaskManagementResponse::FunctionComplete
         } else {
             TaskManagementResponse::TaskDoesNotExist
@@ -236,15 +255,17 @@ impl FullFeature {
         luns
     }
 
-    /// A logout ends all tasks of the session (RFC 7143 §11.14).
+    /// A logout ends all tasks of the connection (RFC 7143 §11.14).
     pub(super) fn logout_barrier(
         &mut self,
         link: &mut Link,
         initiator_task_tag: u32,
+        whole_session: bool,
         events: &mut VecDeque<Event>,
     ) -> (Barrier, bool) {
         let Aborted { awaited, .. } = self.abort(link, events, |_| Some(Ending::Silent));
         let passed = awaited.is_empty();
-        (Barrier { awaited, afterwards: Afterwards::Logout { initiator_task_tag } }, passed)
+        let afterwards = Afterwards::Logout { initiator_task_tag, whole_session };
+        (Barrier { awaited, afterwards }, passed)
     }
 }

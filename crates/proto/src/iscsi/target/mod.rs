@@ -5,8 +5,9 @@
 //! [`Connection::output`]. What it has to know of its surroundings at once, it asks the
 //! [`Environment`].
 //!
-//! Files: `login` negotiates, `authentication` proves who it is with; `full_feature` takes requests apart; `tasks` holds commands
-//! and their data; `order` hands them on in it; `data_out` collects data, `data_in` sends it; `management` ends tasks;
+//! Files: `login` negotiates, `authentication` proves who it is with; `full_feature` takes requests
+//! apart; `tasks` holds commands and their data; `session` is what several connections share;
+//! `data_out` collects data, `data_in` sends it; `management` ends tasks;
 //! `text` answers text requests; `window` counts commands.
 
 mod authentication;
@@ -16,8 +17,8 @@ mod full_feature;
 mod link;
 mod login;
 mod management;
-mod order;
 mod refusal;
+mod session;
 mod tasks;
 #[cfg(test)]
 mod tests;
@@ -30,13 +31,15 @@ use std::time::{Duration, Instant};
 
 use sarsen_block::{Buffer, Data};
 use sarsen_wire::iscsi::{
-    AsyncEvent, Isid, RawHeader, SerialNumber, TaskManagementFunction, TaskManagementResponse,
+    AsyncEvent, Isid, LogoutResponse, RawHeader, SerialNumber, TaskManagementFunction,
+    TaskManagementResponse,
 };
 
 use self::full_feature::FullFeature;
 use self::link::Link;
 use self::login::{Login, LoginStep};
 pub use self::refusal::{Refusal, RefusalReason};
+pub use self::session::{MemberId, Session};
 pub use self::tasks::{Ending, TaskId};
 use super::chap::{Algorithm, Credentials, Secret};
 use super::keys::{SessionType, TargetOffer};
@@ -93,7 +96,7 @@ pub struct Admission {
 }
 
 /// What the initiator is told of the target during login.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Welcome {
     /// TargetPortalGroupTag of the portal that was connected to.
     pub portal_group_tag: u16,
@@ -101,6 +104,8 @@ pub struct Welcome {
     pub alias: Option<String>,
     /// What the initiator has to prove.
     pub demand: Demand,
+    /// The session that the connection wants to join, if it names one that stands.
+    pub session: Option<Arc<Session>>,
 }
 
 /// What a login has to prove.
@@ -199,6 +204,22 @@ pub enum Event {
     Management(Management),
     /// The tasks that [`Connection::abort_tasks`] named with this token have ended.
     TasksEnded(u64),
+    /// [`Connection::resume`] is to be called on another connection of the session.
+    Wake(MemberId),
+    /// The session is to end, or another connection of it; the tasks of this one have ended if it is
+    /// the session. Then call [`Connection::log_out`].
+    Logout(Logout),
+}
+
+/// A logout that reaches beyond its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logout {
+    /// To name it in [`Connection::log_out`].
+    pub initiator_task_tag: u32,
+    /// The connection that is to end; `None` for all.
+    pub cid: Option<u16>,
+    /// Its tasks are to be kept for others to take over (RFC 7143 §11.14.1, reason 2).
+    pub for_recovery: bool,
 }
 
 /// The end of a command.
@@ -394,7 +415,7 @@ impl Connection {
 
     /// What happened, in order.
     pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.events.pop_front().or_else(|| self.link.session.next_wake().map(Event::Wake))
     }
 
     /// Events that wait to be polled.
@@ -425,12 +446,13 @@ impl Connection {
         matches!(self.phase, Phase::FullFeature(_))
     }
 
-    /// Answers [`Event::Establish`]: the session has this TSIH.
-    pub fn establish(&mut self, tsih: u16) {
+    /// Answers [`Event::Establish`]: the session has this TSIH. Gives what other connections join it
+    /// by, if there can be any, and by what they know this one.
+    pub fn establish(&mut self, tsih: u16) -> Option<(Arc<Session>, MemberId)> {
         let phase = std::mem::replace(&mut self.phase, Phase::Closing(CloseReason::InGoodOrder));
         let Phase::Establishing(login) = phase else {
             self.phase = phase;
-            return;
+            return None;
         };
         let admission = login.finish(tsih, &mut self.link);
         let parameters = &self.link.parameters;
@@ -439,8 +461,41 @@ impl Connection {
         self.framer.set_digests(header_digest, data_digest);
         self.framer.set_max_data_segment_length(parameters.local_max_recv_data_segment_length);
         self.link.output.set_digests(header_digest, data_digest);
+        let shared = (parameters.max_connections > 1).then(|| {
+            let session = self.link.session.share(parameters);
+            (session, self.link.session.member())
+        });
         self.phase =
             Phase::FullFeature(Box::new(FullFeature::new(admission, self.settings.clone())));
+        shared
+    }
+
+    /// Goes on with what waited for other connections of the session: one of them said
+    /// [`Event::Wake`].
+    pub fn resume(&mut self, environment: &mut dyn Environment) -> Result<(), CloseReason> {
+        if let Phase::FullFeature(full_feature) = &mut self.phase
+            && full_feature.resume(&mut self.link, &mut self.events, environment)?
+        {
+            self.phase = Phase::Closing(CloseReason::InGoodOrder);
+        }
+        Ok(())
+    }
+
+    /// The layer above has begun a command: those that are not to overtake it may come.
+    pub fn begun(&mut self, task: TaskId) {
+        if let Phase::FullFeature(full_feature) = &mut self.phase {
+            full_feature.begun(&mut self.link, task);
+        }
+    }
+
+    /// Answers [`Event::Logout`]. That of the session closes this connection, too.
+    pub fn log_out(&mut self, logout: Logout, response: LogoutResponse) {
+        if let Phase::FullFeature(_) = &self.phase {
+            full_feature::push_logout_response(&mut self.link, logout.initiator_task_tag, response);
+            if logout.cid.is_none() {
+                self.phase = Phase::Closing(CloseReason::InGoodOrder);
+            }
+        }
     }
 
     /// Answers [`Event::Establish`]: there is no session to be had.
@@ -511,6 +566,11 @@ impl Connection {
         if self.is_established() {
             self.link.asynchronous_message(AsyncEvent::LogoutRequest, [0, 0, seconds]);
         }
+    }
+
+    /// Closes without a word: another connection logged this one out.
+    pub fn close(&mut self) {
+        self.phase = Phase::Closing(CloseReason::InGoodOrder);
     }
 
     /// Tells that the session is dropped, and closes (RFC 7143 §11.9.1, event 3).

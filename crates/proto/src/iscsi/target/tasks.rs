@@ -180,7 +180,6 @@ impl Hasher for TagHasher {
 #[derive(Default)]
 pub(super) struct Tasks {
     by_tag: HashMap<u32, Task, BuildHasherDefault<TagHasher>>,
-    next_sequence: u64,
 }
 
 impl Tasks {
@@ -190,12 +189,6 @@ impl Tasks {
 
     pub(super) fn by_tag(&mut self, tag: u32) -> Option<&mut Task> {
         self.by_tag.get_mut(&tag)
-    }
-
-    /// A name for a task that is about to be inserted.
-    pub(super) fn name(&mut self, initiator_task_tag: u32) -> TaskId {
-        self.next_sequence += 1;
-        TaskId { initiator_task_tag, sequence: self.next_sequence }
     }
 
     pub(super) fn insert(&mut self, task: Task) {
