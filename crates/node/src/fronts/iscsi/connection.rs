@@ -7,6 +7,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -14,11 +15,11 @@ use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{
-    Admission, CloseReason, Command, Completion, Connection, Ending, Event, Management,
+    Admission, CloseReason, Command, Completion, Connection, Ending, Event, Logout, Management,
     RefusalReason, TaskId,
 };
 use sarsen_scsi::{self as scsi, Execution, Lun, TaskAbort};
-use sarsen_wire::iscsi::{TaskManagementFunction, TaskManagementResponse};
+use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementResponse};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
@@ -41,7 +42,22 @@ thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_LENGTH].into());
 }
 
-type Pending = FuturesUnordered<Pin<Box<dyn Future<Output = (TaskId, scsi::Completion)>>>>;
+type Pending = FuturesUnordered<UnderWay>;
+
+/// A command that has not been answered.
+struct UnderWay {
+    task: TaskId,
+    completion: Pin<Box<dyn Future<Output = scsi::Completion>>>,
+}
+
+impl Future for UnderWay {
+    type Output = (TaskId, scsi::Completion);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let task = self.task;
+        self.completion.as_mut().poll(context).map(|completion| (task, completion))
+    }
+}
 
 /// Serves a connection to a portal of this group until it ends, and the commands that it began with
 /// it.
@@ -67,6 +83,12 @@ pub(super) async fn serve(stream: Stream, portal_group: u16, front: Arc<Front>) 
         terminated: Vec::new(),
     };
     let reason = driver.run(&front, &mut letters).await;
+    if !matches!(reason, End::Closed(CloseReason::InGoodOrder))
+        && let Some(seat) = &driver.seat
+    {
+        // RFC 7143 §7.1.4: at these levels a session does not outlive any of its connections.
+        seat.terminate_others();
+    }
     match reason {
         End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
         End::Closed(reason) => info!(%peer, %reason, "connection closed"),
@@ -136,7 +158,7 @@ impl<'a> Driver<'a> {
                 biased;
                 // First, and seldom: other sessions wait for the answer, however busy this one is.
                 Some(letter) = letters.recv() => {
-                    self.open(letter);
+                    if let Err(reason) = self.open(letter) { return reason.into() }
                     if self.machine.closing().is_some() {
                         timer.set(time::sleep_until(time::now() + LINGER));
                     }
@@ -249,6 +271,12 @@ impl<'a> Driver<'a> {
                         let _ = self.tokens.swap_remove(index).1.send(());
                     }
                 }
+                Event::Wake(member) => {
+                    if let Some(seat) = &self.seat {
+                        seat.wake(member);
+                    }
+                }
+                Event::Logout(logout) => self.log_out(logout),
             }
         }
     }
@@ -265,10 +293,12 @@ impl<'a> Driver<'a> {
             expected_data_out_length: Some(command.expected_data_out_length.into()),
             expected_data_in_length: command.expected_data_in_length.into(),
         };
-        match nexus.begin(lun, request) {
+        let execution = nexus.begin(lun, request);
+        self.machine.begun(task);
+        match execution {
             Execution::Ended(completion) => self.complete(task, completion),
             Execution::UnderWay(under_way) => {
-                self.pending.push(Box::pin(async move { (task, under_way.await) }));
+                self.pending.push(UnderWay { task, completion: Box::pin(under_way) });
             }
         }
     }
@@ -303,17 +333,26 @@ impl<'a> Driver<'a> {
         let by = nexus.id();
         let lun = Lun::from_wire(&lun);
         let aborts = lun.and_then(|lun| nexus.task_abort(lun, abort)).into_iter().collect();
-        let order = Arc::new(AbortOrder { by, spared: Some(task), aborts, is_told: true });
+        let order = Arc::new(AbortOrder {
+            by,
+            spared: Some(task),
+            aborts,
+            is_told: true,
+            whole_session: false,
+        });
         let (ended, waiting) = oneshot::channel();
         self.abort(&order, ended);
         let mut waiting = vec![waiting];
-        waiting.extend(self.front.sessions.abort(&order));
-        self.withheld.push(Box::pin(async move {
+        if let Some(seat) = &self.seat {
+            waiting.extend(self.front.sessions.abort(&order, seat));
+        }
+        let completion = Box::pin(async move {
             for waiting in waiting {
                 let _ = waiting.await;
             }
-            (task, completion)
-        }));
+            completion
+        });
+        self.withheld.push(UnderWay { task, completion });
     }
 
     /// Ends those of this session's tasks that an order names.
@@ -321,9 +360,8 @@ impl<'a> Driver<'a> {
         let Some(nexus) = &mut self.view.nexus else { return };
         let (own, by_other) = (nexus.id(), nexus.id() != order.by);
         let meant = |lun: Lun| {
-            order.aborts.iter().find(|TaskAbort { unit, abort }| {
-                abort.nexuses.contains(&own) && nexus.has_at(lun, unit)
-            })
+            let concerned = |one: &&TaskAbort| order.concerns(own, one);
+            order.aborts.iter().filter(concerned).find(|one| nexus.has_at(lun, &one.unit))
         };
         self.next_token += 1;
         self.tokens.push((self.next_token, ended));
@@ -350,9 +388,9 @@ impl<'a> Driver<'a> {
 
     /// Takes the commands that have ended by now.
     fn complete_ready(&mut self) {
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        let mut context = Context::from_waker(Waker::noop());
         while self.machine.output().len() < OUTPUT_LIMIT
-            && let std::task::Poll::Ready(Some((task, completion))) =
+            && let Poll::Ready(Some((task, completion))) =
                 self.pending.poll_next_unpin(&mut context)
         {
             self.complete(task, completion);
@@ -360,37 +398,66 @@ impl<'a> Driver<'a> {
     }
 
     async fn establish(&mut self, front: &'a Arc<Front>, admission: Admission) {
+        let joins = admission.tsih != 0;
+        let seat = async {
+            match joins {
+                true => front.sessions.join(&admission, &self.mailbox).await,
+                false => {
+                    let seat = front.sessions.seat(&admission, &self.mailbox).await;
+                    seat.ok_or(RefusalReason::OutOfResources)
+                }
+            }
+        };
         // A store that does not answer the session that is reinstated must not hold this one, too.
         let seat = tokio::select! {
-            seat = front.sessions.seat(&admission, &self.mailbox) => seat,
-            () = time::sleep_until(self.machine.poll_timeout()) => None,
+            seat = seat => seat,
+            () = time::sleep_until(self.machine.poll_timeout()) => Err(RefusalReason::OutOfResources),
         };
-        let Some(seat) = seat else {
-            return self.machine.refuse(RefusalReason::OutOfResources);
+        let seat = match seat {
+            Ok(seat) => seat,
+            Err(reason) => return self.machine.refuse(reason),
         };
-        if !self.view.open_nexus(&admission) {
+        if joins {
+            self.view.nexus = seat.nexus();
+        } else if !self.view.open_nexus(&admission) {
             return self.machine.refuse(RefusalReason::NoSuchTarget);
+        } else if let Some(nexus) = &self.view.nexus {
+            seat.use_nexus(nexus);
         }
-        if let Some(nexus) = &self.view.nexus {
-            seat.use_nexus(nexus.id());
+        if let Some((session, id)) = self.machine.establish(seat.tsih) {
+            seat.share(session, id);
         }
-        self.machine.establish(seat.tsih);
         info!(
             tsih = seat.tsih,
+            cid = admission.cid,
             initiator = admission.initiator_name,
             target = admission.target_name.as_deref().unwrap_or("discovery"),
             peer = %self.stream.peer_addr(),
-            "session established"
+            "{}", if joins { "connection added to its session" } else { "session established" }
         );
         self.seat = Some(seat);
         self.target_name = admission.target_name;
+    }
+
+    /// The session ends, or another connection of it: answered when their tasks have ended.
+    fn log_out(&mut self, logout: Logout) {
+        let Some(waiting) = self.seat.as_ref().and_then(|seat| seat.log_out(logout.cid)) else {
+            return self.machine.log_out(logout, LogoutResponse::CidNotFound);
+        };
+        let own = self.mailbox.clone();
+        tokio::task::spawn_local(async move {
+            for waiting in waiting {
+                let _ = waiting.await;
+            }
+            let _ = own.send(Message::LoggedOut { logout, response: LogoutResponse::Closed });
+        });
     }
 
     /// A function that reaches beyond this session: the other sessions end their tasks, then the
     /// units are told, then the initiator.
     fn manage(&mut self, front: &'a Arc<Front>, management: Management) {
         use TaskManagementFunction as Function;
-        let Some(nexus) = &self.view.nexus else { return };
+        let (Some(nexus), Some(seat)) = (&self.view.nexus, &self.seat) else { return };
         let mut nexus = nexus.clone();
         let Management { initiator_task_tag, function, lun } = management;
         let lun = Lun::from_wire(&lun);
@@ -399,14 +466,25 @@ impl<'a> Driver<'a> {
                 nexus.clear_aca(lun);
                 Vec::new()
             }
+            // This connection's have ended: it is the session's others that are meant.
+            (Function::AbortTaskSet, Some(lun)) => {
+                let abort = scsi::Abort { nexuses: Vec::new(), answered: false };
+                nexus.task_abort(lun, abort).into_iter().collect()
+            }
             (Function::ClearTaskSet, Some(lun)) => nexus.clear_task_set(lun).into_iter().collect(),
             (Function::LogicalUnitReset, Some(lun)) => nexus.prepare_reset(Some(lun)),
             (Function::TargetWarmReset | Function::TargetColdReset, _) => nexus.prepare_reset(None),
             _ => Vec::new(),
         };
         let is_told = function == Function::ClearTaskSet;
-        let order = Arc::new(AbortOrder { by: nexus.id(), spared: None, aborts, is_told });
-        let waiting = front.sessions.abort(&order);
+        let order = Arc::new(AbortOrder {
+            by: nexus.id(),
+            spared: None,
+            aborts,
+            is_told,
+            whole_session: true,
+        });
+        let waiting = front.sessions.abort(&order, seat);
         let own = self.mailbox.clone();
         let target = self.target_name.clone();
         let front = front.clone();
@@ -438,9 +516,13 @@ impl<'a> Driver<'a> {
         });
     }
 
-    fn open(&mut self, letter: Message) {
+    fn open(&mut self, letter: Message) -> Result<(), CloseReason> {
         match letter {
-            Message::Abort { order, ended } => self.abort(&order, ended),
+            Message::Abort { order, ended } => {
+                // What has come in its turn, though it was not begun, ends, too.
+                self.machine.resume(&mut self.view)?;
+                self.abort(&order, ended);
+            }
             Message::Respond { initiator_task_tag, response } => {
                 self.machine.respond(initiator_task_tag, response);
             }
@@ -449,7 +531,14 @@ impl<'a> Driver<'a> {
                 self.terminated.push(ended);
                 self.machine.drop_session();
             }
+            Message::LogOut { ended } => {
+                self.terminated.push(ended);
+                self.machine.close();
+            }
+            Message::LoggedOut { logout, response } => self.machine.log_out(logout, response),
+            Message::Wake => self.machine.resume(&mut self.view)?,
         }
+        Ok(())
     }
 
     /// Sends what is ready. Says whether the socket takes no more.
@@ -473,7 +562,8 @@ impl<'a> Driver<'a> {
     async fn finish(mut self) {
         // What only waits its turn, perhaps for ever, is not begun any more.
         if let Some(nexus) = &mut self.view.nexus {
-            nexus.abort_all();
+            let own: Vec<u64> = self.pending.iter().map(|one| one.task.number()).collect();
+            nexus.abort(&own);
         }
         while self.pending.next().await.is_some() {}
         self.view.nexus = None;

@@ -63,7 +63,8 @@ impl Environment for View {
             }
             None => None,
         };
-        Ok(Welcome { portal_group_tag: self.portal_group, alias, demand: Demand::Nothing })
+        let session = self.front.sessions.session(admission);
+        Ok(Welcome { portal_group_tag: self.portal_group, alias, demand: Demand::Nothing, session })
     }
 
     fn secret_of(&mut self, _: &Admission, _: &str) -> Option<Secret> {

@@ -1,14 +1,13 @@
-//! All sessions of the server: who they are with, and the mailbox of the connection that owns
-//! each. Whatever concerns another session goes through its mailbox, for its state belongs to its
-//! core.
+//! All sessions of the server: who they are with, and the mailboxes of their connections. Whatever
+//! concerns another connection goes through its mailbox, for its state belongs to its core.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sarsen_proto::iscsi::keys::SessionType;
-use sarsen_proto::iscsi::target::{Admission, TaskId};
-use sarsen_scsi::TaskAbort;
-use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
+use sarsen_proto::iscsi::target::{Admission, Logout, MemberId, RefusalReason, Session, TaskId};
+use sarsen_scsi::{NexusHandle, TaskAbort};
+use sarsen_wire::iscsi::{Isid, LogoutResponse, TaskManagementResponse};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 /// What may be asked of a session's connection.
@@ -22,7 +21,17 @@ pub(crate) enum Message {
     RequestLogout { seconds: u16 },
     /// End the session; the sender is dropped when its tasks have ended.
     Terminate { ended: oneshot::Sender<()> },
+    /// Another connection of the session logs this one out; the sender is dropped when its tasks
+    /// have ended.
+    LogOut { ended: oneshot::Sender<()> },
+    /// Answer a logout: those that it was about have ended.
+    LoggedOut { logout: Logout, response: LogoutResponse },
+    /// Another connection of the session made way for what waits here.
+    Wake,
 }
+
+/// The way to a connection.
+pub(crate) type Mailbox = mpsc::UnboundedSender<Message>;
 
 /// Tasks that one session ends, its own or others'.
 #[derive(Debug)]
@@ -34,6 +43,16 @@ pub(crate) struct AbortOrder {
     pub(crate) aborts: Vec<TaskAbort>,
     /// Whoever loses tasks without an answer is told so by a unit attention.
     pub(crate) is_told: bool,
+    /// The other connections of the session that does it lose theirs, too.
+    pub(crate) whole_session: bool,
+}
+
+impl AbortOrder {
+    /// Whether it is about tasks of this nexus.
+    pub(crate) fn concerns(&self, nexus: u64, task_abort: &TaskAbort) -> bool {
+        let own = self.whole_session && nexus == self.by;
+        own || task_abort.abort.nexuses.contains(&nexus)
+    }
 }
 
 /// RFC 7143 §4.4.3: what makes a session the same one again: initiator port and target.
@@ -46,11 +65,62 @@ struct Key {
     session_type: SessionType,
 }
 
+impl Key {
+    fn of(admission: &Admission) -> Self {
+        Self {
+            initiator_name: admission.initiator_name.clone(),
+            isid: admission.isid,
+            target_name: admission.target_name.clone(),
+            session_type: admission.session_type,
+        }
+    }
+}
+
 struct Entry {
     key: Key,
+    /// Who it was proven to be with.
+    account: Option<String>,
     /// The I_T nexus, once there is one.
-    nexus: Option<u64>,
-    mailbox: mpsc::UnboundedSender<Message>,
+    nexus: Option<NexusHandle>,
+    /// What further connections join by, if there can be any.
+    session: Option<Arc<Session>>,
+    members: Arc<Members>,
+}
+
+/// The connections of a session.
+#[derive(Default)]
+struct Members(Mutex<Vec<Member>>);
+
+struct Member {
+    seat: u64,
+    cid: u16,
+    /// What the machines know it by.
+    id: MemberId,
+    mailbox: Mailbox,
+}
+
+impl Members {
+    fn all(&self) -> MutexGuard<'_, Vec<Member>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the session on all connections but one. Each receiver ends when the tasks have.
+    fn terminate(&self, but: Option<u64>) -> Vec<oneshot::Receiver<()>> {
+        let all = self.all();
+        let meant = all.iter().filter(|member| Some(member.seat) != but);
+        meant.map(|member| ask(&member.mailbox, |ended| Message::Terminate { ended })).collect()
+    }
+}
+
+/// Sends what is to be answered, or let go, when something has ended.
+fn ask(
+    mailbox: &Mailbox,
+    message: impl FnOnce(oneshot::Sender<()>) -> Message,
+) -> oneshot::Receiver<()> {
+    let (ended, waiting) = oneshot::channel();
+    // A connection that is gone has no tasks.
+    let _ = mailbox.send(message(ended));
+    waiting
 }
 
 /// See the module.
@@ -65,29 +135,77 @@ pub(crate) struct Sessions {
 struct State {
     by_tsih: HashMap<u16, Entry>,
     last_tsih: u16,
+    last_seat: u64,
     /// The server ends.
     closed: bool,
 }
 
-/// A session's place among the sessions; it is given up when this is dropped.
+/// A connection's place in its session, and the session's among the sessions; it is given up when
+/// this is dropped.
 pub(crate) struct Seat<'a> {
     sessions: &'a Sessions,
     pub(crate) tsih: u16,
+    id: u64,
+    members: Arc<Members>,
 }
 
 impl Seat<'_> {
     /// From here on the session is found by its nexus.
-    pub(crate) fn use_nexus(&self, nexus: u64) {
+    pub(crate) fn use_nexus(&self, nexus: &NexusHandle) {
         if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
-            entry.nexus = Some(nexus);
+            entry.nexus = Some(nexus.clone());
         }
+    }
+
+    /// The nexus of the session.
+    pub(crate) fn nexus(&self) -> Option<NexusHandle> {
+        self.sessions.state().by_tsih.get(&self.tsih)?.nexus.clone()
+    }
+
+    /// From here on other connections may join, and find this one by its id.
+    pub(crate) fn share(&self, session: Arc<Session>, id: MemberId) {
+        if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
+            entry.session = Some(session);
+        }
+        for member in self.members.all().iter_mut().filter(|member| member.seat == self.id) {
+            member.id = id;
+        }
+    }
+
+    /// Lets another connection of the session go on.
+    pub(crate) fn wake(&self, id: MemberId) {
+        if let Some(member) = self.members.all().iter().find(|member| member.id == id) {
+            let _ = member.mailbox.send(Message::Wake);
+        }
+    }
+
+    /// Logs other connections of the session out: one, or all. `None` if there is not that one.
+    pub(crate) fn log_out(&self, cid: Option<u16>) -> Option<Vec<oneshot::Receiver<()>>> {
+        let members = self.members.all();
+        let meant = members
+            .iter()
+            .filter(|member| member.seat != self.id && cid.is_none_or(|cid| cid == member.cid));
+        let waiting: Vec<_> =
+            meant.map(|member| ask(&member.mailbox, |ended| Message::LogOut { ended })).collect();
+        (cid.is_none() || !waiting.is_empty()).then_some(waiting)
+    }
+
+    /// The connection is lost, and the session with it.
+    pub(crate) fn terminate_others(&self) {
+        self.members.terminate(Some(self.id));
     }
 }
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
         let mut state = self.sessions.state();
-        state.by_tsih.remove(&self.tsih);
+        let mut members = self.members.all();
+        members.retain(|member| member.seat != self.id);
+        if members.is_empty() {
+            // The nexus ends with it, before another session can take its place.
+            drop(members);
+            state.by_tsih.remove(&self.tsih);
+        }
         if state.by_tsih.is_empty() {
             self.sessions.emptied.notify_waiters();
         }
@@ -101,76 +219,115 @@ impl Sessions {
 
     /// Seats a new session. One that it reinstates (RFC 7143 §6.3.5) is ended first, with all
     /// its tasks. `None` when all of the TSIHs are taken or the server ends.
-    pub(crate) async fn seat(
-        &self,
-        admission: &Admission,
-        mailbox: &mpsc::UnboundedSender<Message>,
-    ) -> Option<Seat<'_>> {
-        let key = Key {
-            initiator_name: admission.initiator_name.clone(),
-            isid: admission.isid,
-            target_name: admission.target_name.clone(),
-            session_type: admission.session_type,
-        };
+    pub(crate) async fn seat(&self, admission: &Admission, mailbox: &Mailbox) -> Option<Seat<'_>> {
+        let key = Key::of(admission);
         loop {
-            let ended = {
+            let ending = {
                 let mut state = self.state();
-                let twin = state.by_tsih.iter().find(|(_, entry)| entry.key == key);
+                let twin = state.by_tsih.values().find(|entry| entry.key == key);
                 match twin {
-                    Some((_, Entry { mailbox, .. })) => {
-                        let (sender, ended) = oneshot::channel();
-                        // A mailbox outlives its session's seat.
-                        let _ = mailbox.send(Message::Terminate { ended: sender });
-                        ended
-                    }
+                    // A mailbox outlives its connection's seat.
+                    Some(Entry { members, .. }) => members.terminate(None),
                     None if state.closed => return None,
                     None => {
                         let tsih = state.free_tsih()?;
-                        state
-                            .by_tsih
-                            .insert(tsih, Entry { key, nexus: None, mailbox: mailbox.clone() });
-                        return Some(Seat { sessions: self, tsih });
+                        let members = Arc::default();
+                        let id = state.sit(&members, admission.cid, mailbox);
+                        let entry = Entry {
+                            key,
+                            account: admission.account.clone(),
+                            nexus: None,
+                            session: None,
+                            members: members.clone(),
+                        };
+                        state.by_tsih.insert(tsih, entry);
+                        return Some(Seat { sessions: self, tsih, id, members });
                     }
                 }
             };
-            // Dropped, not sent to, when the other session is gone.
+            for ended in ending {
+                // Dropped, not sent to, when the other session is gone.
+                let _ = ended.await;
+            }
+        }
+    }
+
+    /// What a connection would join by, if the session that it names stands.
+    pub(crate) fn session(&self, admission: &Admission) -> Option<Arc<Session>> {
+        let state = self.state();
+        let entry = state.by_tsih.get(&admission.tsih)?;
+        entry.session.clone().filter(|_| entry.key == Key::of(admission))
+    }
+
+    /// Seats a further connection of a session. One that has its CID is logged out first (RFC 7143
+    /// §6.3.4).
+    pub(crate) async fn join(
+        &self,
+        admission: &Admission,
+        mailbox: &Mailbox,
+    ) -> Result<Seat<'_>, RefusalReason> {
+        let key = Key::of(admission);
+        loop {
+            let ended = {
+                let mut state = self.state();
+                if state.closed {
+                    return Err(RefusalReason::NotInService);
+                }
+                let entry = state.by_tsih.get(&admission.tsih).filter(|entry| entry.key == key);
+                let entry = entry.ok_or(RefusalReason::NoSuchSession)?;
+                let session =
+                    entry.session.as_ref().ok_or(RefusalReason::CannotIncludeInSession)?;
+                let members = entry.members.clone();
+                let all = members.all();
+                match all.iter().find(|member| member.cid == admission.cid) {
+                    Some(twin) => ask(&twin.mailbox, |ended| Message::LogOut { ended }),
+                    None if all.len() >= session.parameters().max_connections as usize => {
+                        return Err(RefusalReason::TooManyConnections);
+                    }
+                    None => {
+                        drop(all);
+                        let id = state.sit(&members, admission.cid, mailbox);
+                        return Ok(Seat { sessions: self, tsih: admission.tsih, id, members });
+                    }
+                }
+            };
             let _ = ended.await;
         }
     }
 
     /// Mailboxes of the sessions with a target, or of all.
-    pub(crate) fn mailboxes(
-        &self,
-        target_name: Option<&str>,
-    ) -> Vec<(u16, mpsc::UnboundedSender<Message>)> {
-        self.state()
-            .by_tsih
-            .iter()
-            .filter(|(_, entry)| {
-                target_name.is_none() || entry.key.target_name.as_deref() == target_name
-            })
-            .map(|(&tsih, entry)| (tsih, entry.mailbox.clone()))
-            .collect()
+    pub(crate) fn mailboxes(&self, target_name: Option<&str>) -> Vec<(u16, Mailbox)> {
+        let state = self.state();
+        let meant = state.by_tsih.iter().filter(|(_, entry)| {
+            target_name.is_none() || entry.key.target_name.as_deref() == target_name
+        });
+        let of = |(&tsih, entry): (&u16, &Entry)| {
+            let members = entry.members.all();
+            members.iter().map(|member| (tsih, member.mailbox.clone())).collect::<Vec<_>>()
+        };
+        meant.flat_map(of).collect()
     }
 
-    /// Has all sessions but the one that orders it end tasks. Each answer comes, or its sender is
-    /// dropped, when those of one session have ended.
-    pub(crate) fn abort(&self, order: &Arc<AbortOrder>) -> Vec<oneshot::Receiver<()>> {
-        let is_meant = |nexus: &u64| {
-            *nexus != order.by
-                && order.aborts.iter().any(|task_abort| task_abort.abort.nexuses.contains(nexus))
+    /// Has all connections but the one that orders it end tasks. Each answer comes, or its sender is
+    /// dropped, when those of one connection have ended.
+    pub(crate) fn abort(
+        &self,
+        order: &Arc<AbortOrder>,
+        by: &Seat<'_>,
+    ) -> Vec<oneshot::Receiver<()>> {
+        let is_meant = |entry: &&Entry| {
+            let nexus = entry.nexus.as_ref().map(NexusHandle::id);
+            nexus.is_some_and(|nexus| order.aborts.iter().any(|one| order.concerns(nexus, one)))
         };
         let state = self.state();
-        let meant =
-            state.by_tsih.values().filter(|entry| entry.nexus.as_ref().is_some_and(is_meant));
-        meant
-            .map(|Entry { mailbox, .. }| {
-                let (ended, waiting) = oneshot::channel();
-                // A session that is gone has no tasks.
-                let _ = mailbox.send(Message::Abort { order: order.clone(), ended });
-                waiting
-            })
-            .collect()
+        let mut waiting = Vec::new();
+        for entry in state.by_tsih.values().filter(is_meant) {
+            let members = entry.members.all();
+            let others = members.iter().filter(|member| member.seat != by.id);
+            let abort = |ended| Message::Abort { order: order.clone(), ended };
+            waiting.extend(others.map(|member| ask(&member.mailbox, abort)));
+        }
+        waiting
     }
 
     /// From here on there are no new sessions: a login that was under way when the server began
@@ -197,6 +354,13 @@ impl Sessions {
 }
 
 impl State {
+    fn sit(&mut self, members: &Members, cid: u16, mailbox: &Mailbox) -> u64 {
+        self.last_seat += 1;
+        let member = Member { seat: self.last_seat, cid, id: 0, mailbox: mailbox.clone() };
+        members.all().push(member);
+        self.last_seat
+    }
+
     fn free_tsih(&mut self) -> Option<u16> {
         for _ in 0..u16::MAX {
             self.last_tsih = self.last_tsih.checked_add(1).unwrap_or(1);

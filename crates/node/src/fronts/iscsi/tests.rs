@@ -100,20 +100,29 @@ impl Portal {
     }
 
     fn login(&self, isid: u8) -> (Peer, LoginStatus) {
+        self.connect(isid, 0, 0)
+    }
+
+    /// A connection of a session that may have several.
+    fn connect(&self, isid: u8, tsih: u16, cid: u16) -> (Peer, LoginStatus) {
         let stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-        let mut peer = Peer { stream, cmd_sn: 1 };
+        let mut peer = Peer { stream, cmd_sn: 1, tsih };
         let mut request = LoginRequest::from(RawHeader::with_opcode(Opcode::LoginRequest));
         request.opcode_byte |= IMMEDIATE;
         request.flags = 0x87;
         request.isid.0 = [0x80, 0, 0, 0, 0, isid];
-        request.tsih = 0.into();
+        request.tsih = tsih.into();
+        request.cid = cid.into();
         request.initiator_task_tag = 1.into();
         request.cmd_sn = 1.into();
         request.reserved = 0.into();
-        peer.send(request, format!("InitiatorName=iqn.x\0TargetName={TARGET}\0").as_bytes());
-        let status = LoginResponse::view(&peer.receive()).status();
-        (peer, status)
+        let keys = format!("InitiatorName=iqn.x\0TargetName={TARGET}\0MaxConnections=4\0");
+        peer.send(request, keys.as_bytes());
+        let header = peer.receive();
+        let response = LoginResponse::view(&header);
+        peer.tsih = response.tsih.get();
+        (peer, response.status())
     }
 
     /// A session that is gone while its write is not.
@@ -143,6 +152,7 @@ impl Drop for Portal {
 struct Peer {
     stream: TcpStream,
     cmd_sn: u32,
+    tsih: u16,
 }
 
 impl Peer {
@@ -163,6 +173,16 @@ impl Peer {
         command.cdb = *cdb;
         self.cmd_sn += 1;
         self.send(command, data);
+    }
+
+    fn reset_unit(&mut self) {
+        let mut request =
+            TaskManagementRequest::from(RawHeader::with_opcode(Opcode::TaskManagementRequest));
+        request.opcode_byte |= IMMEDIATE;
+        request.flags |= TaskManagementFunction::LogicalUnitReset.0;
+        request.initiator_task_tag = 9.into();
+        request.cmd_sn = self.cmd_sn.into();
+        self.send(request, &[]);
     }
 
     /// The header of the next answer.
@@ -190,18 +210,58 @@ fn rfc7143_4_2_3_3_a_reset_waits_for_the_writes_of_a_cut_connection() {
     let portal = Portal::open();
     portal.cut_under_a_write();
     let (mut peer, _) = portal.login(2);
-    let mut request =
-        TaskManagementRequest::from(RawHeader::with_opcode(Opcode::TaskManagementRequest));
-    request.opcode_byte |= IMMEDIATE;
-    request.flags |= TaskManagementFunction::LogicalUnitReset.0;
-    request.initiator_task_tag = 9.into();
-    request.cmd_sn = peer.cmd_sn.into();
-    peer.send(request, &[]);
+    peer.reset_unit();
     let header = peer.receive();
     assert_eq!(header.basic().opcode(), Opcode::TaskManagementResponse);
     let response = TaskManagementResponsePdu::view(&header).response();
     assert_eq!(response, TaskManagementResponse::FunctionComplete);
     assert!(portal.write_has_ended(), "who was fenced off still wrote");
+}
+
+#[test]
+fn rfc7143_4_2_3_3_a_reset_waits_for_the_writes_of_the_sessions_other_connections() {
+    let portal = Portal::open();
+    let (mut first, _) = portal.login(1);
+    let (mut second, status) = portal.connect(1, first.tsih, 1);
+    assert_eq!(status, LoginStatus::Success);
+    // The unit attention of a new session.
+    first.command(&[0; 16], 0, &[]);
+    first.receive();
+    let mut write = [0; 16];
+    (write[0], write[8]) = (0x2a, 1);
+    first.command(&write, ScsiCommand::WRITE, &[7; 512]);
+    portal.write_begun.recv().expect("the store took it");
+    second.cmd_sn = first.cmd_sn;
+    second.reset_unit();
+    assert_eq!(second.receive().basic().opcode(), Opcode::TaskManagementResponse);
+    assert!(portal.write_has_ended(), "a task that was reset still wrote");
+}
+
+#[test]
+fn rfc7143_7_1_4_a_lost_connection_ends_its_session_at_level_0() {
+    let portal = Portal::open();
+    let (first, _) = portal.login(1);
+    let (mut second, _) = portal.connect(1, first.tsih, 1);
+    drop(first);
+    let header = second.receive();
+    assert_eq!(header.basic().opcode(), Opcode::AsyncMessage);
+    let mut rest = Vec::new();
+    second.stream.read_to_end(&mut rest).expect("it is closed");
+    let (_, status) = portal.connect(1, second.tsih, 2);
+    assert_eq!(status, LoginStatus::SessionDoesNotExist);
+}
+
+#[test]
+fn rfc7143_6_3_4_a_connection_takes_the_place_of_another_with_its_cid() {
+    let portal = Portal::open();
+    let (first, _) = portal.login(1);
+    let (mut second, _) = portal.connect(1, first.tsih, 1);
+    let (mut again, status) = portal.connect(1, first.tsih, 1);
+    assert_eq!(status, LoginStatus::Success);
+    let mut rest = Vec::new();
+    second.stream.read_to_end(&mut rest).expect("it is closed");
+    again.command(&[0; 16], 0, &[]);
+    assert_eq!(again.receive().basic().opcode(), Opcode::ScsiResponse);
 }
 
 #[test]

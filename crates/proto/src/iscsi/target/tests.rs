@@ -20,6 +20,7 @@ use crate::iscsi::Framer;
 mod authentication;
 mod management;
 mod with_initiator;
+mod session;
 
 const TARGET: &str = "iqn.2026-11.test:disk";
 const LUN: [u8; 8] = [0; 8];
@@ -31,6 +32,8 @@ struct World {
     /// The unit that there is.
     unit: [u8; 8],
     security: authentication::Security,
+    /// The session that there is to join.
+    session: Option<Arc<Session>>,
 }
 
 impl Environment for World {
@@ -40,6 +43,8 @@ impl Environment for World {
                 portal_group_tag: 1,
                 alias: self.security.alias.clone(),
                 demand: self.security.demand.clone(),
+                session: self.session.clone(),
+                ..Welcome::default()
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
@@ -87,6 +92,8 @@ struct Script {
     cmd_sn: u32,
     received: Framer,
     pdus: VecDeque<(RawHeader, Vec<u8>)>,
+    tsih: u16,
+    cid: u16,
 }
 
 #[allow(clippy::disallowed_methods)] // any instant will do to begin with
@@ -105,10 +112,13 @@ impl Script {
                 unit: LUN,
                 security: authentication::Security::default(),
             },
+            world: World { data_out_length: 0, target_count: 1, unit: LUN, session: None },
             now,
             cmd_sn: 1,
             received: Framer::default(),
             pdus: VecDeque::new(),
+            tsih: 0,
+            cid: 0,
         }
     }
 
@@ -143,7 +153,8 @@ impl Script {
         request.flags = flags;
         request.isid.0 = [0x80, 1, 2, 3, 4, 5];
         request.initiator_task_tag = 1.into();
-        request.cid = 0.into();
+        request.tsih = self.tsih.into();
+        request.cid = self.cid.into();
         request.reserved = 0.into();
         request.cmd_sn = self.cmd_sn.into();
         self.send(request, keys.as_bytes()).expect("the login goes on");

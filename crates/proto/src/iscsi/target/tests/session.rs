@@ -1,0 +1,194 @@
+//! Several connections of one session.
+
+use super::*;
+
+const ORDERED: u8 = 2;
+const TSIH: u16 = 7;
+
+/// A session with two connections.
+fn pair(keys: &str) -> (Script, Script) {
+    let mut first = Script::new();
+    first.login(0x87, &format!("{}MaxConnections=4\0{keys}", names()));
+    assert!(matches!(first.connection.poll_event(), Some(Event::Establish(_))));
+    let (session, _) = first.connection.establish(TSIH).expect("others may join");
+    first.next();
+    first.received.set_max_data_segment_length(U24::MAX);
+    let second = joined(session, 1, first.cmd_sn);
+    (first, second)
+}
+
+fn names() -> String {
+    format!("InitiatorName=iqn.2026-11.test:host\0TargetName={TARGET}\0")
+}
+
+fn joined(session: Arc<Session>, cid: u16, cmd_sn: u32) -> Script {
+    let mut script = Script::new();
+    script.world.session = Some(session);
+    (script.tsih, script.cid, script.cmd_sn) = (TSIH, cid, cmd_sn);
+    script.login(0x87, &names());
+    let event = script.connection.poll_event();
+    assert!(matches!(event, Some(Event::Establish(Admission { tsih: TSIH, .. }))), "{event:?}");
+    script.connection.establish(TSIH);
+    let (header, _) = script.next();
+    assert_eq!(LoginResponse::view(&header).tsih.get(), TSIH);
+    script.received.set_max_data_segment_length(U24::MAX);
+    script
+}
+
+/// A command with this CmdSN.
+fn command(script: &mut Script, cmd_sn: u32, flags: u8, expected: u32) {
+    script.cmd_sn = cmd_sn;
+    script.command(cmd_sn, flags, expected, &[]);
+}
+
+fn resume(script: &mut Script) {
+    script.connection.resume(&mut script.world).expect("the session goes on");
+}
+
+/// Another connection is to be woken.
+fn wakes(script: &mut Script) {
+    let event = script.connection.poll_event();
+    assert!(matches!(event, Some(Event::Wake(_))), "{event:?}");
+}
+
+#[test]
+fn rfc7143_6_3_1_a_connection_joins_what_the_first_login_agreed_on() {
+    let (first, mut second) = pair("MaxBurstLength=65536\0InitialR2T=No\0");
+    assert_eq!(first.connection.parameters().max_connections, 4);
+    assert_eq!(second.connection.parameters().max_burst_length, 65536);
+    assert!(!second.connection.parameters().initial_r2t);
+    // Keys of the leading login alone change nothing any more.
+    let mut third = Script::new();
+    third.world.session = second.world.session.take();
+    (third.tsih, third.cid) = (TSIH, 2);
+    third.login(0x87, &format!("{}MaxBurstLength=512\0", names()));
+    assert_eq!(third.connection.parameters().max_burst_length, 65536);
+    third.connection.poll_event();
+    third.connection.establish(TSIH);
+    let (_, text) = third.next();
+    assert!(String::from_utf8_lossy(&text).contains("MaxBurstLength=Irrelevant"));
+}
+
+#[test]
+fn rfc7143_11_12_6_there_must_be_a_session_to_join() {
+    let mut script = Script::new();
+    script.tsih = 9;
+    script.login(0x87, &names());
+    let (header, _) = script.next();
+    assert_eq!(LoginResponse::view(&header).status(), LoginStatus::SessionDoesNotExist);
+}
+
+#[test]
+fn rfc7143_4_2_2_1_a_gap_is_filled_by_another_connection() {
+    let (mut first, mut second) = pair("");
+    command(&mut second, 2, READ, 0);
+    command(&mut second, 3, READ, 0);
+    second.nothing_more();
+    command(&mut first, 1, READ, 0);
+    assert_eq!(first.next_command().task.initiator_task_tag, 1);
+    wakes(&mut first);
+    first.nothing_more();
+    resume(&mut second);
+    assert_eq!(second.next_command().task.initiator_task_tag, 2);
+    let last = second.next_command();
+    assert_eq!(last.task.initiator_task_tag, 3);
+    second.good(&last, vec![]);
+    let (header, _) = second.next();
+    assert_eq!(ScsiResponse::view(&header).exp_cmd_sn.get(), 4);
+    // The number is used, on whichever connection.
+    command(&mut first, 3, READ, 0);
+    first.nothing_more();
+}
+
+#[test]
+fn rfc7143_4_2_2_1_the_window_is_that_of_the_session() {
+    let (mut first, mut second) = pair("");
+    let limit = Settings::default().command_window;
+    for cmd_sn in 1..=limit {
+        let script = if cmd_sn % 2 == 0 { &mut first } else { &mut second };
+        command(script, cmd_sn, READ, 0);
+        let begun = script.next_command();
+        script.connection.begun(begun.task);
+    }
+    for script in [&mut first, &mut second] {
+        command(script, limit + 1, READ, 0);
+        script.nothing_more();
+    }
+}
+
+#[test]
+fn sam5_8_6_an_ordered_command_waits_for_the_data_of_another_connection() {
+    let (mut first, mut second) = pair("InitialR2T=Yes\0ImmediateData=No\0");
+    first.world.data_out_length = 512;
+    command(&mut first, 1, WRITE, 512);
+    let (header, _) = first.next();
+    let transfer_tag = R2t::view(&header).target_transfer_tag.get();
+    command(&mut second, 2, READ | ORDERED, 0);
+    second.nothing_more();
+    first.data_out(1, transfer_tag, 0, 0, true, &[1; 512]);
+    let write = first.next_command();
+    resume(&mut second);
+    second.nothing_more();
+    // It may begin when the layer above has the other, not when it is on its way there.
+    first.connection.begun(write.task);
+    wakes(&mut first);
+    resume(&mut second);
+    assert_eq!(second.next_command().task.initiator_task_tag, 2);
+}
+
+#[test]
+fn rfc7143_4_2_3_3_a_function_waits_for_the_commands_before_it() {
+    let (mut first, mut second) = pair("");
+    command(&mut first, 1, READ, 0);
+    let begun = first.next_command();
+    first.connection.begun(begun.task);
+    second.cmd_sn = 3;
+    second.manage_unit(TaskManagementFunction::LogicalUnitReset, LUN);
+    second.nothing_more();
+    command(&mut first, 2, READ, 0);
+    first.next_command();
+    wakes(&mut first);
+    resume(&mut second);
+    let event = second.connection.poll_event();
+    assert!(matches!(event, Some(Event::Management(_))), "{event:?}");
+}
+
+#[test]
+fn rfc7143_11_5_1_abort_task_set_reaches_the_other_connections() {
+    let (_first, mut second) = pair("");
+    second.manage_unit(TaskManagementFunction::AbortTaskSet, LUN);
+    let event = second.connection.poll_event();
+    let Some(Event::Management(management)) = event else { panic!("{event:?}") };
+    assert_eq!(management.function, TaskManagementFunction::AbortTaskSet);
+}
+
+fn log_out(script: &mut Script, reason: LogoutReason, cid: u16) {
+    let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
+    request.opcode_byte |= IMMEDIATE;
+    request.flags = FINAL | reason.0;
+    request.initiator_task_tag = 5.into();
+    request.cid = cid.into();
+    request.cmd_sn = script.cmd_sn.into();
+    script.send(request, &[]).expect("the session goes on");
+}
+
+#[test]
+fn rfc7143_11_14_a_logout_may_be_about_another_connection_or_all() {
+    let (mut first, mut second) = pair("");
+    log_out(&mut first, LogoutReason::CloseConnection, 1);
+    let event = first.connection.poll_event();
+    let Some(Event::Logout(logout)) = event else { panic!("{event:?}") };
+    assert_eq!((logout.cid, logout.for_recovery), (Some(1), false));
+    first.connection.log_out(logout, LogoutResponse::Closed);
+    let (header, _) = first.next();
+    assert_eq!(LogoutResponsePdu::view(&header).response(), LogoutResponse::Closed);
+    assert!(first.connection.closing().is_none());
+    log_out(&mut second, LogoutReason::CloseConnection, 1);
+    second.next();
+    assert!(second.connection.closing().is_some(), "it is the one that asked");
+    log_out(&mut first, LogoutReason::CloseSession, 0);
+    let event = first.connection.poll_event();
+    let Some(Event::Logout(logout @ Logout { cid: None, .. })) = event else { panic!("{event:?}") };
+    first.connection.log_out(logout, LogoutResponse::Closed);
+    assert!(first.connection.closing().is_some());
+}
