@@ -275,8 +275,9 @@ impl Sessions {
                 }
                 let entry = state.by_tsih.get(&admission.tsih).filter(|entry| entry.key == key);
                 let entry = entry.ok_or(RefusalReason::NoSuchSession)?;
-                let session =
-                    entry.session.as_ref().ok_or(RefusalReason::CannotIncludeInSession)?;
+                let session = entry.session.as_ref();
+                let session = session.filter(|_| entry.account == admission.account);
+                let session = session.ok_or(RefusalReason::CannotIncludeInSession)?;
                 let members = entry.members.clone();
                 let all = members.all();
                 match all.iter().find(|member| member.cid == admission.cid) {

@@ -19,8 +19,8 @@ use crate::iscsi::Framer;
 
 mod authentication;
 mod management;
-mod with_initiator;
 mod session;
+mod with_initiator;
 
 const TARGET: &str = "iqn.2026-11.test:disk";
 const LUN: [u8; 8] = [0; 8];
@@ -44,7 +44,6 @@ impl Environment for World {
                 alias: self.security.alias.clone(),
                 demand: self.security.demand.clone(),
                 session: self.session.clone(),
-                ..Welcome::default()
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
@@ -111,8 +110,8 @@ impl Script {
                 target_count: 1,
                 unit: LUN,
                 security: authentication::Security::default(),
+                session: None,
             },
-            world: World { data_out_length: 0, target_count: 1, unit: LUN, session: None },
             now,
             cmd_sn: 1,
             received: Framer::default(),
