@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sarsen_block::Piece;
-use sarsen_proto::iscsi::chap::{Credentials, Secret};
+use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 use sarsen_proto::iscsi::target::{
-    Admission, Cdb, CloseReason, Connection, Environment, Refusal, RefusalReason, Settings,
+    Admission, Cdb, CloseReason, Connection, Demand, Environment, Refusal, RefusalReason, Settings,
     TargetRecord, Welcome,
 };
 use sarsen_proto::iscsi::{Frame, Framer, Landing};
@@ -19,8 +19,19 @@ pub(crate) const TARGET: &str = "iqn.2026-11.fuzz:disk";
 /// The one logical unit.
 pub(crate) const LUN: [u8; 8] = [0; 8];
 
+/// The one account, and its secret.
+pub(crate) const ACCOUNT: (&str, &str) = ("host", "what the host knows");
+/// With what the target proves who it is.
+const OWN: (&str, &str) = ("box", "what the box knows");
+/// What all random bytes are.
+pub(crate) const RANDOM: u8 = 7;
+
 /// Surroundings that never change.
-pub(crate) struct World;
+#[derive(Clone, Copy, Default)]
+pub(crate) struct World {
+    /// Whether who logs in has to prove that it is [`ACCOUNT`].
+    pub(crate) demanding: bool,
+}
 
 /// How many bytes a command takes, by its CDB.
 pub(crate) fn data_out_length(cdb: &[u8; 16]) -> usize {
@@ -33,26 +44,32 @@ impl Environment for World {
             None | Some(TARGET) => Ok(Welcome {
                 portal_group_tag: 1,
                 alias: Some("disk".into()),
-                ..Welcome::default()
+                demand: match self.demanding {
+                    true => Demand::Chap(Algorithm::ALL.to_vec()),
+                    false => Demand::Nothing,
+                },
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
     }
 
-    fn secret_of(&mut self, _: &Admission, _: &str) -> Option<Secret> {
-        None
+    fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret> {
+        assert_eq!(admission.account, None);
+        (account == ACCOUNT.0).then(|| Secret(ACCOUNT.1.into()))
     }
 
-    fn own_credentials(&mut self, _: &Admission) -> Option<Credentials> {
-        None
+    fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials> {
+        assert!(admission.account.is_some(), "a proof for a stranger");
+        Some(Credentials { name: OWN.0.into(), secret: Secret(OWN.1.into()) })
     }
 
-    fn authorize(&mut self, _: &Admission, _: Option<&str>) -> Result<(), Refusal> {
+    fn authorize(&mut self, _: &Admission, account: Option<&str>) -> Result<(), Refusal> {
+        assert_eq!(account.is_some(), self.demanding);
         Ok(())
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {
-        bytes.fill(7);
+        bytes.fill(RANDOM);
     }
 
     fn targets(&mut self, _: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
@@ -77,20 +94,26 @@ impl Environment for World {
 /// A connection and the other end's framer.
 pub(crate) struct Scripted {
     pub(crate) connection: Connection,
+    world: World,
     now: Instant,
     received: Framer,
 }
 
 impl Scripted {
     pub(crate) fn new() -> Self {
+        Self::within(World::default())
+    }
+
+    pub(crate) fn within(world: World) -> Self {
         let now = sarsen_io::time::now();
         let mut received = Framer::default();
         received.set_max_data_segment_length(U24::MAX);
-        Self { connection: Connection::new(Arc::new(Settings::default()), now), now, received }
+        let connection = Connection::new(Arc::new(Settings::default()), now);
+        Self { connection, world, now, received }
     }
 
     pub(crate) fn input(&mut self, bytes: &[u8]) -> Result<(), CloseReason> {
-        self.connection.handle_input(bytes, self.now, &mut World)
+        self.connection.handle_input(bytes, self.now, &mut self.world)
     }
 
     /// What the target has to say, cut into PDUs.

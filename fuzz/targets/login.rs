@@ -1,17 +1,19 @@
 //! The target's login with arbitrary requests and text: every request has at most one answer, the
 //! answers follow the rules of the wire, and what was negotiated is within the RFC's limits
-//! (RFC 7143 §6.3, §13), however the bytes are cut.
+//! (RFC 7143 §6.3, §13), however the bytes are cut. Where CHAP is demanded, nobody gets in without the
+//! right response (§12.1.3).
 #![no_main]
 
 #[path = "../support/scripted.rs"]
 mod scripted;
 
 use libfuzzer_sys::fuzz_target;
+use sarsen_proto::iscsi::chap::{self, Algorithm, CHALLENGE_LENGTH, Challenge, Secret};
 use sarsen_proto::iscsi::target::Event;
-use sarsen_wire::iscsi::pdu::IMMEDIATE;
+use sarsen_wire::iscsi::pdu::{CONTINUE, IMMEDIATE};
 use sarsen_wire::iscsi::{Isid, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, text};
 
-use scripted::{Scripted, encode};
+use scripted::{ACCOUNT, RANDOM, Scripted, World, encode};
 
 /// How a login goes in the end.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -21,8 +23,15 @@ struct Outcome {
     closed: bool,
 }
 
+/// A request as it is sent.
+struct Request {
+    bytes: Vec<u8>,
+    /// Its text, with an end where no other request continues it.
+    text: Vec<u8>,
+}
+
 /// Requests: flags, a byte of oddities, the length of the text in two bytes, the text.
-fn requests(mut input: &[u8]) -> Vec<Vec<u8>> {
+fn requests(mut input: &[u8]) -> Vec<Request> {
     let mut requests = Vec::new();
     while let [flags, odd, high, low, rest @ ..] = input {
         let length = (usize::from(*high) % 34 * 256 + usize::from(*low)).min(rest.len());
@@ -38,16 +47,32 @@ fn requests(mut input: &[u8]) -> Vec<Vec<u8>> {
         request.version_min = odd >> 3 & 1;
         request.reserved = 0.into();
         request.cmd_sn = u32::from(*odd >> 4).into();
-        requests.push(encode(request, text));
+        let bytes = encode(request, text);
+        let end: &[u8] = if flags & CONTINUE != 0 { &[] } else { &[0] };
+        requests.push(Request { bytes, text: [text, end].concat() });
     }
     requests
 }
 
-fn log_in(requests: &[Vec<u8>], cut: usize) -> Outcome {
-    let mut target = Scripted::new();
+/// Whether the requests name the account and hold a right response to the challenge, which is always
+/// the same.
+fn prove_who_it_is(requests: &[Request]) -> bool {
+    let challenge = Challenge::new([RANDOM; 1 + CHALLENGE_LENGTH]);
+    let secret = Secret(ACCOUNT.1.into());
+    let responses = Algorithm::ALL.map(|algorithm| algorithm.response(&challenge, &secret));
+    let text: Vec<u8> = requests.iter().flat_map(|request| &request.text).copied().collect();
+    let pairs: Vec<_> = text::pairs(&text).flatten().collect();
+    let responds = |(key, value): &(&str, &str)| {
+        *key == "CHAP_R" && chap::decode(value).is_some_and(|value| responses.contains(&value))
+    };
+    pairs.contains(&("CHAP_N", ACCOUNT.0)) && pairs.iter().any(responds)
+}
+
+fn log_in(requests: &[Request], world: World, cut: usize) -> Outcome {
+    let mut target = Scripted::within(world);
     let mut outcome = Outcome::default();
-    for request in requests {
-        for piece in request.chunks(cut) {
+    for (index, request) in requests.iter().enumerate() {
+        for piece in request.bytes.chunks(cut) {
             if target.input(piece).is_err() {
                 outcome.closed = true;
                 return outcome;
@@ -57,6 +82,9 @@ fn log_in(requests: &[Vec<u8>], cut: usize) -> Outcome {
             match event {
                 Event::Establish(admission) => {
                     assert!(!admission.initiator_name.is_empty());
+                    let account = world.demanding.then_some(ACCOUNT.0);
+                    assert_eq!(admission.account.as_deref(), account);
+                    assert!(!world.demanding || prove_who_it_is(&requests[..=index]));
                     target.connection.establish(7);
                     outcome.established = true;
                 }
@@ -85,7 +113,9 @@ fn log_in(requests: &[Vec<u8>], cut: usize) -> Outcome {
 fuzz_target!(|input: &[u8]| {
     let Some((&cut, input)) = input.split_first() else { return };
     let requests = requests(input);
-    let outcome = log_in(&requests, usize::MAX);
+    // A bit of what is the first CmdSN otherwise.
+    let world = World { demanding: input.get(1).is_some_and(|odd| odd & 0x80 != 0) };
+    let outcome = log_in(&requests, world, usize::MAX);
     for (header, data) in &outcome.answers {
         assert_eq!(header.basic().opcode(), Opcode::LoginResponse);
         let answer = LoginResponse::view(header);
@@ -95,5 +125,5 @@ fuzz_target!(|input: &[u8]| {
             assert!(outcome.closed, "refused, and the connection goes on");
         }
     }
-    assert_eq!(outcome, log_in(&requests, usize::from(cut) + 1));
+    assert_eq!(outcome, log_in(&requests, world, usize::from(cut) + 1));
 });
