@@ -20,3 +20,4 @@ pub mod sg;
 pub mod tap;
 pub mod threads;
 pub mod time;
+pub mod tls;

@@ -5,16 +5,20 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
 use sarsen_block::{Buffer, Piece};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::memory::Region;
+use crate::tls::Machine;
+use crate::tls::stream::Encrypted;
 
 /// The kernel's limit of pieces in one call (IOV_MAX).
 pub const PIECES_MAX: usize = 1024;
@@ -115,10 +119,11 @@ impl Listener {
     }
 }
 
-/// A TCP connection on the core that made it.
+/// A TCP connection on the core that made it, plain or encrypted.
 pub struct Stream {
     socket: tokio::net::TcpStream,
     peer: SocketAddr,
+    encrypted: Option<Box<Encrypted>>,
 }
 
 impl Stream {
@@ -127,7 +132,7 @@ impl Stream {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         let peer = socket.peer_addr()?;
-        Ok(Self { socket: tokio::net::TcpStream::from_std(socket)?, peer })
+        Ok(Self { socket: tokio::net::TcpStream::from_std(socket)?, peer, encrypted: None })
     }
 
     /// Connects to `address`.
@@ -135,7 +140,40 @@ impl Stream {
         let socket = tokio::net::TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
         let _ = socket2::SockRef::from(&socket).set_tcp_congestion(CONGESTION);
-        Ok(Self { socket, peer: address })
+        Ok(Self { socket, peer: address, encrypted: None })
+    }
+
+    /// Encrypts a connection that was accepted and not used yet: the TLS handshake. The caller
+    /// limits how long it may take. [`crate::tls::cause`] knows what was wrong with a peer.
+    pub async fn accept_tls(mut self, config: Arc<ServerConfig>) -> io::Result<Self> {
+        self.encrypt(Machine::server(config)?).await?;
+        Ok(self)
+    }
+
+    /// The same on a connection that was made, to who has a certificate for `name`.
+    pub async fn connect_tls(
+        mut self,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> io::Result<Self> {
+        self.encrypt(Machine::client(config, name)?).await?;
+        Ok(self)
+    }
+
+    async fn encrypt(&mut self, machine: Machine) -> io::Result<()> {
+        let encrypted = Encrypted::shake_hands(machine, &self.socket).await?;
+        self.encrypted = Some(Box::new(encrypted));
+        Ok(())
+    }
+
+    /// Whether it is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.encrypted.is_some()
+    }
+
+    /// What the other end showed in the TLS handshake, its own certificate first.
+    pub fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
+        self.encrypted.as_ref().map(|tls| tls.peer_certificates()).unwrap_or_default()
     }
 
     /// The other end.
@@ -150,32 +188,67 @@ impl Stream {
 
     /// Waits until there may be something to receive, or the end of it.
     pub async fn readable(&self) -> io::Result<()> {
-        self.socket.readable().await
+        match &self.encrypted {
+            None => self.socket.readable().await,
+            Some(tls) => tls.readable(&self.socket).await,
+        }
     }
 
     /// Waits until there may be room to send.
     pub async fn writable(&self) -> io::Result<()> {
-        self.socket.writable().await
+        match &self.encrypted {
+            None => self.socket.writable().await,
+            Some(tls) => tls.writable(&self.socket).await,
+        }
     }
 
     /// Receives into `landing` first, then `scratch`: how many bytes came. Zero is the peer's
     /// end of the stream (or no room was offered); WouldBlock means to wait for
-    /// [`Stream::readable`].
+    /// [`Stream::readable`]. An encrypted stream that was cut before its end is UnexpectedEof.
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
-        receive(&self.socket, landing, scratch)
+        match &self.encrypted {
+            None => receive(&self.socket, landing, scratch),
+            Some(tls) => tls.try_receive(&self.socket, landing, scratch),
+        }
     }
 
     /// Sends from the front of `pieces`, at most [`PIECES_MAX`] of them, in one call: how many
-    /// bytes went. WouldBlock means to wait for [`Stream::writable`].
+    /// bytes went. WouldBlock means to wait for [`Stream::writable`]. What an encrypted stream
+    /// took and could not send goes on while somebody waits on it, and in [`Stream::close`].
     ///
     /// A store's memory that is a [`Region`] goes by address; other shared memory is copied.
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
-        send(&self.socket, pieces)
+        match &self.encrypted {
+            None => send(&self.socket, pieces),
+            Some(tls) => tls.try_send(&self.socket, pieces),
+        }
     }
 
-    /// Ends one direction, or both.
+    /// Ends one direction, or both. What an encrypted stream still keeps is lost.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if let Some(tls) = &self.encrypted
+            && how != Shutdown::Read
+        {
+            tls.say_end(&self.socket);
+        }
         socket2::SockRef::from(&self.socket).shutdown(how)
+    }
+
+    /// Waits until an encrypted stream has sent what it took, and that this was the end: at most a
+    /// second. Of a plain one the kernel takes care.
+    pub async fn close(&self) {
+        if let Some(tls) = &self.encrypted {
+            tls.close(&self.socket).await;
+        }
+    }
+}
+
+/// Who drops an encrypted stream ends it: its peer would take it for one that was cut.
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Some(tls) = &self.encrypted {
+            tls.say_end(&self.socket);
+        }
     }
 }
 

@@ -1,0 +1,303 @@
+//! TLS on a connection: rustls's machine ([`Machine`]) between the caller's plain bytes and any
+//! socket, and what [`crate::net::Stream`] does with one (`stream`). Certificates and keys come
+//! from PEM files ([`pem`]).
+//!
+//! What is kept for a peer is bounded: towards him [`SEND_LIMIT`] and its records' frames, from him
+//! one record that is not whole and one that had no room.
+
+pub mod pem;
+pub(crate) mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice, Read as _, Write as _};
+use std::sync::Arc;
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
+use sarsen_block::{Buffer, Piece};
+
+/// Plain bytes that are encrypted at once, and no more before all of them have gone.
+pub const SEND_LIMIT: usize = 128 * 1024;
+/// Encrypted bytes that one call to the socket takes.
+const RECEIVE_LENGTH: usize = 64 * 1024;
+/// The same until the handshake has ended. What follows it in the same bytes is kept.
+const HANDSHAKE_RECEIVE_LENGTH: usize = 4096;
+/// Receptions in a row that bring nothing for the caller (RFC 8446 §5.1 allows empty records, §4.6
+/// messages after the handshake), so that a peer that sends only such does not keep the core.
+const EMPTY_LIMIT: u32 = 4;
+
+thread_local! {
+    static ENCRYPTED: RefCell<Box<[u8]>> = RefCell::new(vec![0; RECEIVE_LENGTH].into());
+}
+
+/// What rustls found wrong, if that is what an error of a stream is about.
+pub fn cause(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// One end of a TLS connection. The functions that it is handed read from and write to the socket
+/// beneath as a socket that does not block does, or as one that does.
+pub struct Machine {
+    connection: Connection,
+}
+
+impl Machine {
+    /// The end that was connected to.
+    pub fn server(config: Arc<ServerConfig>) -> io::Result<Self> {
+        Ok(Self::new(ServerConnection::new(config).map_err(wrong)?))
+    }
+
+    /// The end that connects; the other has to show a certificate for `name`.
+    pub fn client(config: Arc<ClientConfig>, name: ServerName<'static>) -> io::Result<Self> {
+        Ok(Self::new(ClientConnection::new(config, name).map_err(wrong)?))
+    }
+
+    fn new(connection: impl Into<Connection>) -> Self {
+        let mut connection = connection.into();
+        connection.set_buffer_limit(Some(SEND_LIMIT));
+        Self { connection }
+    }
+
+    /// Whether nothing of the caller's may be sent yet.
+    pub fn is_handshaking(&self) -> bool {
+        self.connection.is_handshaking()
+    }
+
+    /// What the peer showed, its own certificate first. Whether that was verified is a matter of
+    /// the configuration.
+    pub fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
+        self.connection.peer_certificates()
+    }
+
+    /// Whether something waits for the socket.
+    pub fn has_output(&self) -> bool {
+        self.connection.wants_write()
+    }
+
+    /// Whether [`Machine::receive`] has something without the socket, the end included.
+    pub fn has_input(&mut self) -> bool {
+        match self.connection.reader().into_first_chunk() {
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(_) => true,
+        }
+    }
+
+    /// Goes on with the handshake as far as the socket allows, which is WouldBlock, or to its end.
+    /// An error has been told to the peer, if the socket took it.
+    pub fn shake_hands(
+        &mut self,
+        mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+        mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        loop {
+            let is_flushed = self.flush(&mut write)?;
+            if !self.is_handshaking() {
+                return Ok(());
+            }
+            if !is_flushed {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            match self.pull(HANDSHAKE_RECEIVE_LENGTH, &mut Room::default(), &mut read) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) => {
+                    if cause(&error).is_some() {
+                        let _ = self.flush(write);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// See [`crate::net::Stream::try_receive`]. A stream that ends without the peer's word that
+    /// it is to end has been cut, which is UnexpectedEof.
+    pub fn receive(
+        &mut self,
+        landing: &mut [u8],
+        scratch: &mut [u8],
+        mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let mut room = Room { landing, scratch, filled: 0 };
+        if room.left() == 0 {
+            return Ok(0);
+        }
+        if room.take(&mut self.connection)? {
+            return Ok(room.filled);
+        }
+        let mut empty = 0;
+        // Never more than there is room for: what finds none is the rest of one record.
+        while room.left() > 0 && empty < EMPTY_LIMIT {
+            let filled = room.filled;
+            let wanted = room.left().min(RECEIVE_LENGTH);
+            let moved = match self.pull(wanted, &mut room, &mut read) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && filled > 0 => break,
+                other => other?,
+            };
+            if room.take(&mut self.connection)? && room.filled == 0 {
+                return Ok(0);
+            }
+            if moved < wanted {
+                break;
+            }
+            empty += u32::from(room.filled == filled);
+        }
+        match room.filled {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            filled => Ok(filled),
+        }
+    }
+
+    /// See [`crate::net::Stream::try_send`]. What it says has gone may wait for
+    /// [`Machine::flush`].
+    pub fn send(
+        &mut self,
+        pieces: &[Piece<'_>],
+        mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        if !self.flush(&mut write)? {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut parts = Vec::with_capacity(pieces.len());
+        let mut left = SEND_LIMIT;
+        for piece in pieces {
+            if left == 0 {
+                break;
+            }
+            let part = Part::of(piece, left);
+            left -= part.bytes().len();
+            parts.push(part);
+        }
+        let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part.bytes())).collect();
+        let taken = self.connection.writer().write_vectored(&slices)?;
+        self.flush(write)?;
+        Ok(taken)
+    }
+
+    /// Sends what waits. False if the socket takes no more.
+    pub fn flush(
+        &mut self,
+        write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+    ) -> io::Result<bool> {
+        let mut socket = Socket(write);
+        while self.connection.wants_write() {
+            match self.connection.write_tls(&mut socket) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Nothing more will be sent (RFC 8446 §6.1); that is said with the next flush.
+    pub fn close(&mut self) {
+        self.connection.send_close_notify();
+    }
+
+    /// Receives once from the socket: how many encrypted bytes; zero is its end.
+    fn pull(
+        &mut self,
+        limit: usize,
+        room: &mut Room<'_>,
+        read: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        ENCRYPTED.with_borrow_mut(|encrypted| {
+            let limit = limit.min(encrypted.len());
+            let count = read(&mut encrypted[..limit])?;
+            let mut rest = &encrypted[..count];
+            loop {
+                let taken = self.connection.read_tls(&mut rest)?;
+                self.connection.process_new_packets().map_err(wrong)?;
+                // At the peer's own end whatever comes behind it is not looked at.
+                if rest.is_empty() || taken == 0 {
+                    return Ok(count);
+                }
+                room.take(&mut self.connection)?;
+            }
+        })
+    }
+}
+
+fn wrong(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// Where received bytes go: into `landing` first.
+#[derive(Default)]
+struct Room<'a> {
+    landing: &'a mut [u8],
+    scratch: &'a mut [u8],
+    filled: usize,
+}
+
+impl Room<'_> {
+    fn left(&self) -> usize {
+        self.landing.len() + self.scratch.len() - self.filled
+    }
+
+    /// Takes what was decrypted. Whether there is something to tell: bytes, or the end.
+    fn take(&mut self, connection: &mut Connection) -> io::Result<bool> {
+        while self.left() > 0 {
+            let into = match self.landing.get_mut(self.filled..) {
+                Some(rest) if !rest.is_empty() => rest,
+                _ => &mut self.scratch[self.filled - self.landing.len()..],
+            };
+            match connection.reader().read(into) {
+                Ok(0) => return Ok(true),
+                Ok(count) => self.filled += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // Told again when all that came before it has been.
+                Err(_) if self.filled > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.filled > 0)
+    }
+}
+
+/// Bytes to be encrypted.
+enum Part<'a> {
+    Lent(&'a [u8]),
+    /// Memory that may change meanwhile is not encrypted in its place.
+    Copied(Buffer),
+}
+
+impl<'a> Part<'a> {
+    fn of(piece: &Piece<'a>, limit: usize) -> Self {
+        match piece {
+            Piece::Bytes(bytes) => Self::Lent(&bytes[..bytes.len().min(limit)]),
+            Piece::Shared { memory, offset, length } => {
+                let mut copy = Buffer::for_overwrite(limit.min(*length));
+                memory.copy_out(*offset, &mut copy);
+                Self::Copied(copy)
+            }
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Lent(bytes) => bytes,
+            Self::Copied(buffer) => buffer,
+        }
+    }
+}
+
+/// The socket as rustls writes to it.
+struct Socket<W>(W);
+
+impl<W: FnMut(&[IoSlice<'_>]) -> io::Result<usize>> io::Write for Socket<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0(slices)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Certificates and private keys in PEM files, with what is wrong with them told as one sentence.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+/// Many times the longest chain, and a bundle of a system's roots.
+const LENGTH_LIMIT: u64 = 4 << 20;
+/// Permissions of others than the owner and the group.
+const OTHERS: u32 = 0o007;
+
+/// Why a file was not taken. Nothing of a key's file is in it.
+#[derive(Debug, thiserror::Error)]
+pub enum PemError {
+    /// The system does not give it.
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// It is far longer than any such file.
+    #[error("{path} is longer than {LENGTH_LIMIT} bytes: is it the right file?")]
+    TooLong {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// There is something like PEM in it that is none.
+    #[error("{path} is not well-formed PEM: make it anew")]
+    Malformed {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// There is no certificate in it.
+    #[error("{path} holds no certificate: it is to be PEM, with -----BEGIN CERTIFICATE-----")]
+    NoCertificate {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// There is no private key in it that can be used.
+    #[error(
+        "{path} holds no private key without a passphrase: it is to be PEM, with -----BEGIN PRIVATE \
+         KEY-----"
+    )]
+    NoKey {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// Anybody on this machine may read or replace the key.
+    #[error("the private key {path} is open to everybody on this machine: chmod o= {path}")]
+    Exposed {
+        /// Which file.
+        path: PathBuf,
+    },
+}
+
+/// The certificates of a file, in its order: at least one. Blocks the thread.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
+    let text = read(&open(path)?, path)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let found = found.map_err(|_| PemError::Malformed { path: path.to_owned() })?;
+    match found.is_empty() {
+        true => Err(PemError::NoCertificate { path: path.to_owned() }),
+        false => Ok(found),
+    }
+}
+
+/// The first private key of a file, which must be nobody else's. Blocks the thread.
+pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
+    let file = open(path)?;
+    // The file that is read, whatever the path names a moment later.
+    let mode = file.metadata().map_err(unreadable(path))?.mode();
+    if mode & OTHERS != 0 {
+        return Err(PemError::Exposed { path: path.to_owned() });
+    }
+    PrivateKeyDer::from_pem_slice(&read(&file, path)?).map_err(|error| match error {
+        pem::Error::NoItemsFound => PemError::NoKey { path: path.to_owned() },
+        _ => PemError::Malformed { path: path.to_owned() },
+    })
+}
+
+fn open(path: &Path) -> Result<fs::File, PemError> {
+    fs::File::open(path).map_err(unreadable(path))
+}
+
+fn read(file: &fs::File, path: &Path) -> Result<Vec<u8>, PemError> {
+    let mut text = Vec::new();
+    file.take(LENGTH_LIMIT + 1).read_to_end(&mut text).map_err(unreadable(path))?;
+    match text.len() as u64 > LENGTH_LIMIT {
+        true => Err(PemError::TooLong { path: path.to_owned() }),
+        false => Ok(text),
+    }
+}
+
+fn unreadable(path: &Path) -> impl Fn(io::Error) -> PemError {
+    |source| PemError::Unreadable { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_told_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file.pem");
+        let put = |text: &str, mode: u32| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let told = |error: PemError| {
+            let text = error.to_string();
+            assert!(text.contains("file.pem"), "{text}");
+            text
+        };
+        assert!(told(certificates(&path).unwrap_err()).contains("cannot read"));
+        let key = rcgen::KeyPair::generate().unwrap();
+        put(&key.serialize_pem(), 0o600);
+        assert!(told(certificates(&path).unwrap_err()).contains("no certificate"));
+        assert_eq!(private_key(&path).unwrap().secret_der(), key.serialize_der());
+        put(&key.serialize_pem(), 0o640);
+        assert!(private_key(&path).is_ok(), "a group may be let read it");
+        for open in [0o644, 0o602] {
+            put(&key.serialize_pem(), open);
+            assert!(told(private_key(&path).unwrap_err()).contains("chmod o="));
+        }
+        put("-----BEGIN PRIVATE KEY-----\nnot base64 at all!\n-----END PRIVATE KEY-----\n", 0o600);
+        let error = private_key(&path).unwrap_err();
+        assert!(!format!("{error:?}").contains("base64"), "{error:?}");
+        assert!(told(error).contains("not well-formed"));
+        put("nothing", 0o600);
+        assert!(told(private_key(&path).unwrap_err()).contains("no private key"));
+        let long = fs::File::options().write(true).open(&path).unwrap();
+        long.set_len(LENGTH_LIMIT + 1).unwrap();
+        assert!(told(certificates(&path).unwrap_err()).contains("longer than"));
+        let folder = folder.path().join("file.pem.d");
+        fs::create_dir(&folder).unwrap();
+        assert!(told(certificates(&folder).unwrap_err()).contains("cannot read"));
+    }
+}
