@@ -1,13 +1,30 @@
-//! Connections to sockets of this machine (AF_UNIX), used as those of [`crate::net`] are.
+//! Sockets of this machine (AF_UNIX): connections used as those of [`crate::net`] are, and a
+//! listener that nobody but its owner reaches.
 
+use std::fs::{self, Permissions};
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 
 use sarsen_block::Piece;
+use socket2::{Domain, SockAddr, Socket, Type};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
 use crate::net::{self, Watched};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+/// Who may connect: the owner, and root.
+const OWNER_ALONE: u32 = 0o600;
+
+/// A connection as byte streams are usually used, on the runtime that made it.
+pub type LocalSocket = UnixStream;
+
+/// Connects to the socket at `path`.
+pub async fn connect(path: &Path) -> io::Result<LocalSocket> {
+    UnixStream::connect(path).await
+}
 
 /// A connection on the core that made it.
 pub struct LocalStream {
@@ -51,6 +68,86 @@ impl LocalStream {
     }
 }
 
+/// Listens at a path, which is removed when this is dropped.
+pub struct LocalListener {
+    socket: std::os::unix::net::UnixListener,
+    path: PathBuf,
+    /// Device and inode of the socket's file: another's that has taken its place stays.
+    identity: (u64, u64),
+}
+
+impl LocalListener {
+    /// Listens at `path`, for the owner of this process alone.
+    ///
+    /// What a server that is gone has left there is replaced. A server that lives has the path
+    /// ([`io::ErrorKind::AddrInUse`]), and so has any file that is no socket
+    /// ([`io::ErrorKind::AlreadyExists`]).
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let address = SockAddr::unix(path)?;
+        remove_stale(path, &address)?;
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&address)?;
+        // Nobody can connect before it listens, whatever the umask has left open until here.
+        fs::set_permissions(path, Permissions::from_mode(OWNER_ALONE))?;
+        socket.listen(BACKLOG)?;
+        let file = fs::symlink_metadata(path)?;
+        let identity = (file.dev(), file.ino());
+        Ok(Self { socket: socket.into(), path: path.to_owned(), identity })
+    }
+
+    /// The connections that come, on the runtime that this is called on.
+    pub fn connections(&self) -> io::Result<LocalConnections> {
+        let socket = tokio::net::UnixListener::from_std(self.socket.try_clone()?)?;
+        Ok(LocalConnections { socket })
+    }
+}
+
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        let is_ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|file| (file.dev(), file.ino()) == self.identity);
+        if is_ours {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// See [`LocalListener::connections`].
+pub struct LocalConnections {
+    socket: tokio::net::UnixListener,
+}
+
+impl LocalConnections {
+    /// The next connection, as a socket of the calling runtime.
+    pub async fn accept(&self) -> io::Result<LocalSocket> {
+        Ok(self.socket.accept().await?.0)
+    }
+}
+
+/// Removes a socket that nobody listens at.
+fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
+    let file = match fs::symlink_metadata(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !file.file_type().is_socket() {
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "a file that is no socket is there",
+        ));
+    }
+    let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // A full backlog is a living server's, too, and not to be waited for.
+    probe.set_nonblocking(true)?;
+    match probe.connect(address) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(error),
+        Ok(()) | Err(_) => Err(io::ErrorKind::AddrInUse.into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
@@ -88,5 +185,44 @@ mod tests {
             assert_eq!(nobody.err().unwrap().kind(), io::ErrorKind::NotFound);
         })
         .unwrap();
+    }
+    #[test]
+    fn a_dead_servers_socket_is_replaced_and_a_living_ones_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        // The standard library's listener leaves its file behind, as a killed server does.
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let listener = LocalListener::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, OWNER_ALONE);
+        let kind = LocalListener::bind(&path).err().unwrap().kind();
+        assert_eq!(kind, io::ErrorKind::AddrInUse);
+        block_on(FileEngine::Pool, async {
+            let connections = listener.connections().unwrap();
+            let _client = LocalStream::connect(&path).await.unwrap();
+            connections.accept().await.unwrap();
+        })
+        .unwrap();
+        drop(listener);
+        assert!(!path.exists(), "the file goes with its listener");
+    }
+
+    #[test]
+    fn only_a_socket_is_replaced_and_only_ones_own_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        fs::write(&path, "precious").unwrap();
+        let kind = LocalListener::bind(&path).err().unwrap().kind();
+        assert_eq!(kind, io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        fs::remove_file(&path).unwrap();
+        let listener = LocalListener::bind(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let another = UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(path.exists(), "another's socket has taken the place");
+        drop(another);
+        let too_long = folder.path().join("x".repeat(200));
+        assert!(LocalListener::bind(&too_long).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! Threads beside the cores: for tools that wait in system calls of their own.
+//! Threads beside the cores: for tools that wait in system calls of their own, and for what is
+//! never to take a core's time.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -10,6 +11,16 @@ pub fn spawn<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<JoinHandle<T>> {
     Builder::new().name(name.into()).spawn(work)
+}
+
+/// Starts a thread with a runtime of its own for sockets and timers, and runs there what `make`
+/// makes. What that has spawned is dropped when it ends.
+pub fn spawn_runtime<F: Future<Output = ()>>(
+    name: &str,
+    make: impl FnOnce() -> F + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    spawn(name, move || runtime.block_on(async move { make().await }))
 }
 
 /// Does `aside` on a thread of its own while the caller does `here`, and gives what both gave. A
@@ -51,6 +62,22 @@ mod tests {
             },
         );
         assert_eq!(both.unwrap(), (words.len(), "borrowed"));
+    }
+
+    #[test]
+    fn a_runtime_beside_drops_what_it_spawned_when_it_ends() {
+        let (running, run) = std::sync::mpsc::channel::<()>();
+        let thread = spawn_runtime("aside", move || async move {
+            let (started, start) = tokio::sync::oneshot::channel();
+            tokio::spawn(async move {
+                let _ = started.send(());
+                let _running = running;
+                std::future::pending::<()>().await;
+            });
+            start.await.unwrap();
+        });
+        thread.unwrap().join().unwrap();
+        assert!(run.recv().is_err(), "the task is gone, and its sender with it");
     }
 
     #[test]
