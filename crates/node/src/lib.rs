@@ -2,6 +2,8 @@
 //! speak to clients, [`server`] starts all of it and ends it in good order.
 
 pub mod config;
+pub mod control;
+mod drain;
 mod fronts;
 mod host;
 mod keeper;

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use sarsen_block::{BlockError, Store};
 use sarsen_io::cores::{Cores, FileEngine};
+use sarsen_io::local::LocalListener;
 use sarsen_io::net::Listener;
 use sarsen_io::time;
 use sarsen_proto::iscsi::digest;
@@ -22,7 +23,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::config::{Config, ConfigError, Portal, StoreConfig, TargetConfig, VolumeConfig};
-use crate::fronts::iscsi::{self, Front, Message, Sessions};
+use crate::control::Control;
+use crate::fronts::iscsi::{self, Front, Message, Roster, Sessions};
 use crate::host::Beneath;
 use crate::keeper;
 use crate::stores::{self, StoreError};
@@ -56,6 +58,14 @@ pub enum StartError {
     /// The threads or the file engine could not be started.
     #[error("cannot start the cores: {0}")]
     Cores(io::Error),
+    /// The control socket could not be opened.
+    #[error("cannot serve the control socket {}: {source}{}", path.display(), control_remedy(source))]
+    Control {
+        /// The socket.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The two CRC32C implementations disagree: digests could not be trusted.
     #[error("CRC32C is computed wrongly on this processor; please report it")]
     Digest,
@@ -83,6 +93,15 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
+fn control_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => " (another server has it: choose another --control)",
+        io::ErrorKind::NotFound => " (its folder does not exist: make it)",
+        io::ErrorKind::AlreadyExists => " (choose another --control)",
+        _ => "",
+    }
+}
+
 /// A logical unit as clients reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Export {
@@ -100,6 +119,8 @@ pub struct Export {
 
 /// A server that runs.
 pub struct Server {
+    /// First, so that it ends before what it speaks of.
+    control: Option<Control>,
     cores: Arc<Cores>,
     front: Arc<Front>,
     stores: Vec<(String, Arc<dyn Store>)>,
@@ -123,6 +144,11 @@ impl Server {
             let listen = |source| StartError::Listen { address, source };
             listeners.push(Listener::bind(address).map_err(listen)?);
         }
+        let control = config.control.as_deref().map(|path| {
+            LocalListener::bind(path)
+                .map_err(|source| StartError::Control { path: path.to_owned(), source })
+        });
+        let control = control.transpose()?;
         let mut stores = HashMap::new();
         for volume in &config.volumes {
             let store = stores::open(volume)
@@ -157,13 +183,19 @@ impl Server {
                     size: store.geometry().byte_count(),
                     urls: portals
                         .iter()
+                        .filter(|portal| target.is_reached_through(portal.group))
                         .map(|portal| url(portal.address, &target.name, lun))
                         .collect(),
                 });
             }
             let ports = target_ports(target, &config.listen);
             let device = TargetDevice::with_ports(&array, target.name.clone(), luns, ports);
-            targets.add(Target { device, alias: target.alias.clone() });
+            targets.add(Target {
+                device,
+                alias: target.alias.clone(),
+                groups: target.groups.clone(),
+                redirect: target.redirect.clone(),
+            });
         }
 
         let stores = stores.into_iter().map(|(name, store)| (name.to_owned(), store)).collect();
@@ -171,12 +203,16 @@ impl Server {
             settings: Arc::new(Settings::default()),
             targets: Arc::new(targets),
             sessions: Sessions::default(),
+            roster: Roster::default(),
+            drains: Arc::default(),
             portals,
         });
         let (closing, told) = watch::channel(false);
         let (alive, accepting) = mpsc::channel(1);
+        let control = control.map(|listener| Control::start(listener, front.clone()));
+        let control = control.transpose().map_err(StartError::Cores)?;
         iscsi::start(&front, listeners, &cores, &told, &alive);
-        Ok(Self { cores, front, stores, exports, closing, accepting })
+        Ok(Self { control, cores, front, stores, exports, closing, accepting })
     }
 
     /// What clients can reach, in the order of the configuration.
@@ -216,6 +252,7 @@ impl Server {
     /// for it, commands in flight finish, and every store is flushed. Says whether all of it
     /// worked; what did not is in the log.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
+        drop(self.control.take());
         self.closing.send_replace(true);
         // Each portal drops its sender when it has stopped.
         while self.accepting.recv().await.is_some() {}
@@ -302,7 +339,8 @@ fn logical_unit(
 
 /// Each portal group is a port of each target.
 fn target_ports(target: &TargetConfig, listen: &[Portal]) -> Vec<TargetPort> {
-    let tags: BTreeSet<u16> = listen.iter().map(|portal| portal.group).collect();
+    let tags = listen.iter().map(|portal| portal.group);
+    let tags: BTreeSet<u16> = tags.filter(|&tag| target.is_reached_through(tag)).collect();
     let port = |tag| TargetPort {
         access_state: target.access.get(&tag).copied().unwrap_or(AccessState::Optimized),
         is_preferred: target.preferred == Some(tag),
@@ -376,10 +414,9 @@ mod tests {
     fn spc4_5_15_portal_groups_are_ports_whose_access_can_be_set() {
         let target = TargetConfig {
             name: "iqn.2026-11.test:t".into(),
-            alias: None,
             luns: vec!["a".into()],
             access: BTreeMap::from([(9, AccessState::Standby)]),
-            preferred: None,
+            ..TargetConfig::default()
         };
         let config = Config {
             listen: ["127.0.0.1:0", "127.0.0.1:0,9", "127.0.0.1:0,9"]

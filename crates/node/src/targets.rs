@@ -1,15 +1,33 @@
 //! The targets that the server has, by name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sarsen_scsi::TargetDevice;
+
+use crate::config::Redirect;
 
 /// A target.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) device: Arc<TargetDevice>,
     pub(crate) alias: Option<String>,
+    /// The portal groups that it is reached through: all unless given.
+    pub(crate) groups: Option<BTreeSet<u16>>,
+    /// Where it is instead.
+    pub(crate) redirect: Option<Redirect>,
+}
+
+impl Target {
+    /// One that is here, and reached through every portal.
+    #[cfg(test)]
+    pub(crate) fn of_device(device: Arc<TargetDevice>) -> Self {
+        Self { device, alias: None, groups: None, redirect: None }
+    }
+
+    pub(crate) fn is_reached_through(&self, group: u16) -> bool {
+        self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
+    }
 }
 
 /// All targets. Looked at when a session begins, never on the way of a command.
@@ -28,7 +46,8 @@ impl Targets {
         self.by_name.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.by_name.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    /// All of them, by name.
+    pub(crate) fn all(&self) -> Vec<Target> {
+        self.by_name.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 }

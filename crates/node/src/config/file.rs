@@ -4,6 +4,8 @@
 //! # A portal may name its portal group, 1 unless given: portals of one group are one way to the
 //! # targets.
 //! listen = ["10.0.0.1:3260", "10.0.1.1:3260,2"]
+//! # Where `sarsen session` and `sarsen target` reach the server.
+//! # control = "/run/sarsen/control.sock"
 //!
 //! [[volume]]
 //! name = "data"
@@ -27,9 +29,13 @@
 //! # PORT GROUPS), the change holds until the program ends.
 //! access = { 1 = "optimized", 2 = "non-optimized" }
 //! preferred = 1
+//! # It is reached through these portal groups alone.
+//! # groups = [1, 2]
+//! # Initiators are sent on when they log in; permanent unless they are to ask here again.
+//! # redirect = { address = "san2.example:3260", permanent = true }
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
@@ -42,10 +48,11 @@ use toml::de::{DeTable, DeValue};
 
 use super::fault::parse_fault;
 use super::portal::{parse_group, parse_portal};
+use super::redirect::parse_redirect;
 use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
 use crate::stores::CacheMode;
 
-const TOP_KEYS: [&str; 5] = ["listen", "cores", "io-engine", "volume", "target"];
+const TOP_KEYS: &[&str] = &["listen", "cores", "io-engine", "volume", "target", "control"];
 const VOLUME_KEYS: &[&str] = &[
     "name",
     "store",
@@ -65,7 +72,8 @@ const VOLUME_KEYS: &[&str] = &[
 ];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
 const REPEATED_KEYS: [&str; 1] = ["fault"];
-const TARGET_KEYS: [&str; 5] = ["name", "alias", "luns", "access", "preferred"];
+const TARGET_KEYS: &[&str] =
+    &["name", "alias", "luns", "access", "preferred", "groups", "redirect"];
 /// A group in transition is on its way to one of these.
 const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("optimized", AccessState::Optimized),
@@ -121,6 +129,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 })?;
                 config.cores = Some(cores);
             }
+            "control" => config.control = Some(source.scalar(value, name)?.into()),
             "io-engine" => {
                 let text = source.scalar(value, name)?;
                 config.io_engine =
@@ -136,7 +145,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                     config.targets.push(parse_target(&source, table)?);
                 }
             }
-            _ => return Err(unknown_key(&place, name, &TOP_KEYS)),
+            _ => return Err(unknown_key(&place, name, TOP_KEYS)),
         }
     }
     Ok(config)
@@ -161,7 +170,7 @@ fn choose<T: Copy>(key: &str, text: &str, choices: &[(&'static str, T)]) -> Resu
     })
 }
 
-fn unknown_key(place: &str, key: &str, known: &[&str]) -> ConfigError {
+pub(super) fn unknown_key(place: &str, key: &str, known: &[&str]) -> ConfigError {
     let hint = nearest(key, known.iter().copied());
     ConfigError::new(place, format!("unknown key {key}{hint} (known: {})", known.join(", ")))
 }
@@ -391,6 +400,7 @@ fn parse_target(
         .ok_or_else(|| ConfigError::new(&place, "target is a list of tables: write [[target]]"))?;
     let (mut name, mut alias, mut luns) = (None, None, Vec::new());
     let (mut access, mut preferred) = (BTreeMap::new(), None);
+    let (mut groups, mut redirect) = (None, None);
     for (key, value) in entries {
         match key.get_ref().as_ref() {
             "name" => name = Some(source.scalar(value, "name")?),
@@ -404,13 +414,26 @@ fn parse_target(
                 let group = parse_group(&source.scalar(value, "preferred")?);
                 preferred = Some(group.map_err(|message| ConfigError::new(place, message))?);
             }
+            "groups" => groups = Some(parse_groups(source, value)?),
+            "redirect" => redirect = Some(parse_redirect(source, value)?),
             other => {
-                return Err(unknown_key(&source.place(key.span().start), other, &TARGET_KEYS));
+                return Err(unknown_key(&source.place(key.span().start), other, TARGET_KEYS));
             }
         }
     }
     let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
-    Ok(TargetConfig { name, alias, luns, access, preferred })
+    Ok(TargetConfig { name, alias, luns, access, preferred, groups, redirect })
+}
+
+/// `[1, 2]`.
+fn parse_groups(
+    source: &Source<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<BTreeSet<u16>, ConfigError> {
+    let texts = source.strings(value, "groups")?.into_iter();
+    texts
+        .map(|(text, place)| parse_group(&text).map_err(|message| ConfigError::new(place, message)))
+        .collect()
 }
 
 /// `{ tag = "state" }`.
@@ -434,24 +457,33 @@ fn parse_access(
     Ok(access)
 }
 
-struct Source<'a> {
+pub(super) struct Source<'a> {
     path: String,
     text: &'a str,
 }
 
 impl Source<'_> {
     /// `file:line` of a byte.
-    fn place(&self, offset: usize) -> String {
+    pub(super) fn place(&self, offset: usize) -> String {
         let before = self.text.get(..offset).unwrap_or(self.text);
         format!("{}:{}", self.path, before.matches('\n').count() + 1)
     }
 
-    fn wrong_type(&self, value: &Spanned<DeValue<'_>>, key: &str, wanted: &str) -> ConfigError {
+    pub(super) fn wrong_type(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        key: &str,
+        wanted: &str,
+    ) -> ConfigError {
         ConfigError::new(self.place(value.span().start), format!("{key} is to be {wanted}"))
     }
 
     /// A string, number or boolean, as text.
-    fn scalar(&self, value: &Spanned<DeValue<'_>>, key: &str) -> Result<String, ConfigError> {
+    pub(super) fn scalar(
+        &self,
+        value: &Spanned<DeValue<'_>>,
+        key: &str,
+    ) -> Result<String, ConfigError> {
         match value.get_ref() {
             DeValue::String(text) => Ok(text.to_string()),
             DeValue::Integer(number) => Ok(number.to_string()),
@@ -533,7 +565,8 @@ mod tests {
              [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GiB\"\n\
              [[volume]]\nname = \"b\"\nstore = \"file\"\npath = \"/srv/b\"\ncache = \"none\"\nread-only = true\n\
              [[target]]\nname = \"iqn.2026-11.example:t\"\nalias = \"both\"\nluns = [\"b\", \"a\"]\n\
-             access = { 1 = \"non-optimized\", 2 = \"standby\" }\npreferred = 2",
+             access = { 1 = \"non-optimized\", 2 = \"standby\" }\npreferred = 2\ngroups = [2, 1]\n\
+             redirect = { address = \"san2.example\", permanent = true }",
         )
         .expect("valid");
         assert_eq!(config.listen[0].group, 1);
@@ -544,6 +577,9 @@ mod tests {
         let access = [(1, AccessState::NonOptimized), (2, AccessState::Standby)];
         assert_eq!(config.targets[0].access, BTreeMap::from(access));
         assert_eq!(config.targets[0].preferred, Some(2));
+        assert_eq!(config.targets[0].groups, Some(BTreeSet::from([1, 2])));
+        let redirect = config.targets[0].redirect.as_ref().expect("a redirection");
+        assert_eq!((redirect.address.as_str(), redirect.permanent), ("san2.example:3260", true));
         assert_eq!(config.targets.len(), 1);
         assert_eq!(config.targets[0].luns, ["b", "a"]);
         assert!(config.volumes[1].read_only);
@@ -602,6 +638,20 @@ mod tests {
                 "sarsen.toml:2: access tells of group 1 twice",
             ),
             ("[[target]]\n\npreferred = 0", "sarsen.toml:3: \"0\" is not a portal group"),
+            ("[[target]]\ngroups = [1,\n0]", "sarsen.toml:3: \"0\" is not a portal group"),
+            ("[[target]]\nredirect = 3", "sarsen.toml:2: redirect is to be a table"),
+            (
+                "[[target]]\nredirect = {}",
+                "sarsen.toml:2: redirect is to be a table: write { address",
+            ),
+            (
+                "[[target]]\nredirect = { address = \"a:b\" }",
+                "sarsen.toml:2: \"a:b\" is not an address",
+            ),
+            (
+                "[[target]]\nredirect = { adress = \"a\" }",
+                "sarsen.toml:2: unknown key adress; did you mean address?",
+            ),
             ("[[target]]\nlun = []", "sarsen.toml:2: unknown key lun; did you mean luns?"),
         ] {
             let message = parse(text).expect_err(told);

@@ -4,6 +4,7 @@
 mod fault;
 mod file;
 mod portal;
+mod redirect;
 mod size;
 mod spec;
 
@@ -22,6 +23,7 @@ use crate::stores::CacheMode;
 pub use self::fault::FaultConfig;
 pub use self::file::{parse_cache, parse_engine, parse_file};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
+pub use self::redirect::{Redirect, parse_redirect_address};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
 
@@ -44,6 +46,8 @@ pub struct Config {
     pub volumes: Vec<VolumeConfig>,
     /// Targets; those of volumes that no target lists are added by [`Config::finish`].
     pub targets: Vec<TargetConfig>,
+    /// The socket at which the server is told what to do; none unless given.
+    pub control: Option<PathBuf>,
 }
 
 /// A volume.
@@ -112,7 +116,7 @@ pub enum StoreConfig {
 }
 
 /// A target.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetConfig {
     /// iSCSI name.
     pub name: String,
@@ -124,6 +128,17 @@ pub struct TargetConfig {
     pub access: BTreeMap<u16, AccessState>,
     /// The portal group that initiators are to prefer.
     pub preferred: Option<u16>,
+    /// The portal groups that it is reached through: all unless given.
+    pub groups: Option<BTreeSet<u16>>,
+    /// Where it is instead.
+    pub redirect: Option<Redirect>,
+}
+
+impl TargetConfig {
+    /// Whether it is reached through portals of this group.
+    pub fn is_reached_through(&self, group: u16) -> bool {
+        self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
+    }
 }
 
 /// What is wrong with a configuration, where, and what to do.
@@ -150,6 +165,7 @@ impl Default for Config {
             io_engine: FileEngine::Auto,
             volumes: Vec::new(),
             targets: Vec::new(),
+            control: None,
         }
     }
 }
@@ -192,7 +208,20 @@ impl Config {
                 return wrong(format!("two targets are named {}: rename one", target.name));
             }
             let named = target.access.keys().copied().chain(target.preferred);
-            if let Some(group) = named.into_iter().find(|group| !groups.contains(group)) {
+            if let Some(group) = named.clone().find(|group| !target.is_reached_through(*group)) {
+                return wrong(format!(
+                    "target {}: access or preferred names group {group}, and groups leaves it out",
+                    target.name
+                ));
+            }
+            if target.groups.as_ref().is_some_and(BTreeSet::is_empty) {
+                return wrong(format!(
+                    "target {}: groups is empty: nobody would reach it; remove the key",
+                    target.name
+                ));
+            }
+            let named = named.chain(target.groups.iter().flatten().copied());
+            if let Some(group) = { named }.find(|group| !groups.contains(group)) {
                 let tags: Vec<String> = groups.iter().map(u16::to_string).collect();
                 return wrong(format!(
                     "target {}: no portal is in group {group} (groups: {}): put one there, such as \
@@ -224,13 +253,8 @@ impl Config {
             if !target_names.insert(name.clone()) {
                 return wrong(format!("target {name} exists and does not list {}", volume.name));
             }
-            self.targets.push(TargetConfig {
-                name,
-                alias: None,
-                luns: vec![volume.name.clone()],
-                access: BTreeMap::new(),
-                preferred: None,
-            });
+            let luns = vec![volume.name.clone()];
+            self.targets.push(TargetConfig { name, luns, ..TargetConfig::default() });
         }
         Ok(self)
     }
@@ -326,10 +350,8 @@ mod tests {
     fn every_contradiction_is_told() {
         let target = |name: &str, luns: &[&str]| TargetConfig {
             name: name.into(),
-            alias: None,
             luns: luns.iter().map(|&lun| lun.into()).collect(),
-            access: BTreeMap::new(),
-            preferred: None,
+            ..TargetConfig::default()
         };
         for (volumes, targets, told) in [
             (vec![], vec![], "no volume"),
@@ -350,6 +372,31 @@ mod tests {
                     ..target("iqn.2026-11.x:t", &["a"])
                 }],
                 "listen = [\"0.0.0.0:3260,3\"]",
+            ),
+            (
+                vec![ram("a")],
+                vec![TargetConfig {
+                    groups: Some(BTreeSet::from([1, 4])),
+                    ..target("iqn.2026-11.x:t", &["a"])
+                }],
+                "no portal is in group 4 (groups: 1)",
+            ),
+            (
+                vec![ram("a")],
+                vec![TargetConfig {
+                    groups: Some(BTreeSet::new()),
+                    ..target("iqn.2026-11.x:t", &["a"])
+                }],
+                "groups is empty",
+            ),
+            (
+                vec![ram("a")],
+                vec![TargetConfig {
+                    groups: Some(BTreeSet::from([2])),
+                    preferred: Some(1),
+                    ..target("iqn.2026-11.x:t", &["a"])
+                }],
+                "names group 1, and groups leaves it out",
             ),
         ] {
             let error = Config { volumes, targets, ..Config::default() }.finish();

@@ -14,6 +14,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
+use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
     Admission, CloseReason, Command, Completion, Connection, Ending, Event, Logout, Management,
     RefusalReason, TaskId,
@@ -25,6 +26,7 @@ use tracing::{debug, info};
 
 use super::Front;
 use super::environment::{View, attribute, cdb};
+use super::roster::{Attendance, Line};
 use super::sessions::{AbortOrder, Message, Seat};
 
 /// Bytes that one thread receives into; an idle connection holds none.
@@ -77,6 +79,7 @@ pub(super) async fn serve(stream: Stream, portal_group: u16, front: Arc<Front>) 
         withheld: FuturesUnordered::new(),
         mailbox,
         seat: None,
+        line: None,
         target_name: None,
         tokens: Vec::new(),
         next_token: 0,
@@ -127,6 +130,7 @@ struct Driver<'a> {
     withheld: Pending,
     mailbox: mpsc::UnboundedSender<Message>,
     seat: Option<Seat<'a>>,
+    line: Option<Line<'a>>,
     target_name: Option<String>,
     /// Who waits for [`Event::TasksEnded`] with which token.
     tokens: Vec<(u64, oneshot::Sender<()>)>,
@@ -417,6 +421,14 @@ impl<'a> Driver<'a> {
             Ok(seat) => seat,
             Err(reason) => return self.machine.refuse(reason),
         };
+        // It may have been let in before its target was drained; one that is seated after this look
+        // is among those that are asked to log out.
+        if admission.session_type == SessionType::Normal
+            && let Some(refusal) =
+                admission.target_name.as_deref().and_then(|t| front.turns_away(t))
+        {
+            return self.machine.refuse(refusal);
+        }
         if joins {
             self.view.nexus = seat.nexus();
         } else if !self.view.open_nexus(&admission) {
@@ -435,6 +447,15 @@ impl<'a> Driver<'a> {
             peer = %self.stream.peer_addr(),
             "{}", if joins { "connection added to its session" } else { "session established" }
         );
+        self.line = Some(front.roster.enter(Attendance {
+            tsih: seat.tsih,
+            cid: admission.cid,
+            peer: self.stream.peer_addr(),
+            local: self.view.local,
+            portal_group: self.view.portal_group,
+            parameters: self.machine.parameters().clone(),
+            since: time::wall_clock(),
+        }));
         self.seat = Some(seat);
         self.target_name = admission.target_name;
     }
@@ -567,6 +588,7 @@ impl<'a> Driver<'a> {
         }
         while self.pending.next().await.is_some() {}
         self.view.nexus = None;
+        self.line = None;
         self.seat = None;
         self.terminated.clear();
     }

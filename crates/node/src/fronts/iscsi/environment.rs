@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
+use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
     self, Admission, Demand, Environment, Refusal, RefusalReason, TargetRecord, Welcome,
 };
@@ -11,6 +12,7 @@ use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle, TaskAttribute};
 
 use super::Front;
 use crate::config::Portal;
+use crate::targets::Target;
 
 /// One connection's view of the server.
 pub(super) struct View {
@@ -58,8 +60,15 @@ impl Environment for View {
     fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
         let alias = match &admission.target_name {
             Some(name) => {
-                let target = self.front.targets.find(name).ok_or(RefusalReason::NoSuchTarget)?;
-                target.alias.clone()
+                let target = self.front.targets.find(name);
+                let target = target.filter(|target| target.is_reached_through(self.portal_group));
+                let target = target.ok_or(RefusalReason::NoSuchTarget)?;
+                if admission.session_type == SessionType::Normal
+                    && let Some(refusal) = self.front.turns_away(name)
+                {
+                    return Err(refusal);
+                }
+                target.alias
             }
             None => None,
         };
@@ -84,7 +93,7 @@ impl Environment for View {
     }
 
     fn targets(&mut self, _admission: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
-        let addresses: Vec<String> = self
+        let portals: Vec<Portal> = self
             .front
             .portals
             .iter()
@@ -97,14 +106,19 @@ impl Environment for View {
                 true => None,
                 false => Some(*portal),
             })
-            .map(|portal| portal.to_string())
             .collect();
-        let names = self.front.targets.names();
-        names
-            .into_iter()
-            .filter(|name| only.is_none_or(|only| only == name))
-            .map(|name| TargetRecord { name, addresses: addresses.clone() })
-            .collect()
+        let targets = match only {
+            Some(name) => self.front.targets.find(name).into_iter().collect(),
+            None => self.front.targets.all(),
+        };
+        let record = |target: Target| {
+            let reached = portals.iter().filter(|portal| target.is_reached_through(portal.group));
+            let addresses: Vec<_> = reached.map(Portal::to_string).collect();
+            let name = target.device.name().to_owned();
+            // RFC 7143 appendix C: without an address it would be taken to be at this portal.
+            (!addresses.is_empty()).then_some(TargetRecord { name, addresses })
+        };
+        targets.into_iter().filter_map(record).collect()
     }
 
     fn data_out_length(&mut self, lun: [u8; 8], cdb_bytes: &target::Cdb, promised: usize) -> usize {

@@ -2,6 +2,7 @@
 
 mod connection;
 mod environment;
+mod roster;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -11,12 +12,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sarsen_io::cores::Cores;
 use sarsen_io::net::{Listener, Stream};
-use sarsen_proto::iscsi::target::Settings;
+use sarsen_proto::iscsi::target::{Refusal, Settings};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, error};
 
-pub(crate) use self::sessions::{Message, Sessions};
+pub(crate) use self::roster::{Attendance, Roster};
+pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
 use crate::config::Portal;
+use crate::drain::Drains;
 use crate::targets::Targets;
 
 /// Open connections beyond this are closed as they come, so that a storm cannot eat the process.
@@ -27,8 +30,18 @@ pub(crate) struct Front {
     pub(crate) settings: Arc<Settings>,
     pub(crate) targets: Arc<Targets>,
     pub(crate) sessions: Sessions,
+    pub(crate) roster: Roster,
+    pub(crate) drains: Arc<Drains>,
     /// With the ports that were taken.
     pub(crate) portals: Vec<Portal>,
+}
+
+impl Front {
+    /// Why no session with this target is to begin now, if there is a reason.
+    fn turns_away(&self, target: &str) -> Option<Refusal> {
+        let configured = self.targets.find(target).and_then(|target| target.redirect);
+        self.drains.refusal(target, configured.as_ref())
+    }
 }
 
 /// How many connections each core serves.

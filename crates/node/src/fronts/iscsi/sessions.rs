@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
+use sarsen_io::time;
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{Admission, Logout, MemberId, RefusalReason, Session, TaskId};
 use sarsen_scsi::{NexusHandle, TaskAbort};
@@ -80,6 +82,7 @@ struct Entry {
     key: Key,
     /// Who it was proven to be with.
     account: Option<String>,
+    since: SystemTime,
     /// The I_T nexus, once there is one.
     nexus: Option<NexusHandle>,
     /// What further connections join by, if there can be any.
@@ -121,6 +124,20 @@ fn ask(
     // A connection that is gone has no tasks.
     let _ = mailbox.send(message(ended));
     waiting
+}
+
+/// What is told of a session.
+pub(crate) struct Seated {
+    pub(crate) tsih: u16,
+    pub(crate) initiator_name: String,
+    pub(crate) isid: Isid,
+    pub(crate) target_name: Option<String>,
+    pub(crate) session_type: SessionType,
+    /// Who it was proven to be with.
+    pub(crate) account: Option<String>,
+    pub(crate) since: SystemTime,
+    /// Of its connections.
+    pub(crate) mailboxes: Vec<Mailbox>,
 }
 
 /// See the module.
@@ -236,6 +253,7 @@ impl Sessions {
                         let entry = Entry {
                             key,
                             account: admission.account.clone(),
+                            since: time::wall_clock(),
                             nexus: None,
                             session: None,
                             members: members.clone(),
@@ -307,6 +325,24 @@ impl Sessions {
             members.iter().map(|member| (tsih, member.mailbox.clone())).collect::<Vec<_>>()
         };
         meant.flat_map(of).collect()
+    }
+
+    /// All sessions, by TSIH.
+    pub(crate) fn seated(&self) -> Vec<Seated> {
+        let state = self.state();
+        let of = |(&tsih, entry): (&u16, &Entry)| Seated {
+            tsih,
+            initiator_name: entry.key.initiator_name.clone(),
+            isid: entry.key.isid,
+            target_name: entry.key.target_name.clone(),
+            session_type: entry.key.session_type,
+            account: entry.account.clone(),
+            since: entry.since,
+            mailboxes: entry.members.all().iter().map(|member| member.mailbox.clone()).collect(),
+        };
+        let mut seated: Vec<_> = state.by_tsih.iter().map(of).collect();
+        seated.sort_by_key(|session| session.tsih);
+        seated
     }
 
     /// Has all connections but the one that orders it end tasks. Each answer comes, or its sender is

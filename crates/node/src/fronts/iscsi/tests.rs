@@ -84,13 +84,15 @@ impl Portal {
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let device = TargetDevice::new(&array, TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
         let targets = Targets::default();
-        targets.add(Target { device, alias: None });
+        targets.add(Target::of_device(device));
         let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = listener.local_addr().expect("bound");
         let front = Arc::new(Front {
             settings: Arc::new(Settings::default()),
             targets: Arc::new(targets),
             sessions: Sessions::default(),
+            roster: Roster::default(),
+            drains: Arc::default(),
             portals: vec![crate::config::Portal { address, group: 1 }],
         });
         let (closing, told) = watch::channel(false);

@@ -1,0 +1,136 @@
+//! Where a target is instead, which initiators are told when they log in.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use sarsen_wire::iscsi::DEFAULT_PORT;
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::file::{Source, unknown_key};
+use super::{ConfigError, portal::parse_group};
+
+/// The longest name of a host (RFC 1035 §2.3.4).
+const HOST_LENGTH_LIMIT: usize = 253;
+const KEYS: [&str; 2] = ["address", "permanent"];
+
+/// Where a target is instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// `host:port`, as TargetAddress tells it.
+    pub address: String,
+    /// For good: initiators need not ask here again.
+    pub permanent: bool,
+}
+
+/// `host`, `host:port`, `[v6]` or `[v6]:port`; gives it with its port. A host may be a name.
+pub fn parse_redirect_address(text: &str) -> Result<String, String> {
+    if let Some((address, tag)) = text.rsplit_once(',')
+        && parse_group(tag).is_ok()
+    {
+        // RFC 7143 §13.8: of a redirection, the portal group tag is left out.
+        return Err(format!("{text:?}: a redirection names no portal group: write {address:?}"));
+    }
+    let wrong = || {
+        format!(
+            "{text:?} is not an address: write 192.0.2.7:3260, [2001:db8::7]:3260 or san.example:3260"
+        )
+    };
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
+            host.parse::<Ipv6Addr>().map_err(|_| wrong())?;
+            (format!("[{host}]"), port)
+        }
+        None => {
+            let end = text.find(':').unwrap_or(text.len());
+            let (host, port) = text.split_at(end);
+            if !is_host(host) {
+                return Err(wrong());
+            }
+            (host.to_owned(), port)
+        }
+    };
+    let port = match port.strip_prefix(':') {
+        Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?,
+        None if port.is_empty() => DEFAULT_PORT,
+        None => return Err(wrong()),
+    };
+    Ok(format!("{host}:{port}"))
+}
+
+fn is_host(host: &str) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty() && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    // What has the look of an IPv4 address is to be one.
+    let looks_numeric = host.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    host.len() <= HOST_LENGTH_LIMIT
+        && host.split('.').all(is_label)
+        && (!looks_numeric || host.parse::<Ipv4Addr>().is_ok())
+}
+
+/// `{ address = "host:port", permanent = true }`.
+pub(super) fn parse_redirect(
+    source: &Source<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<Redirect, ConfigError> {
+    let wanted = "a table: write { address = \"san2.example:3260\" }";
+    let table = value.get_ref().as_table();
+    let table = table.ok_or_else(|| source.wrong_type(value, "redirect", wanted))?;
+    let (mut address, mut permanent) = (None, false);
+    for (key, value) in table {
+        let wrong = |message: String| ConfigError::new(source.place(value.span().start), message);
+        match key.get_ref().as_ref() {
+            "address" => {
+                let text = source.scalar(value, "address")?;
+                address = Some(parse_redirect_address(&text).map_err(wrong)?);
+            }
+            "permanent" => {
+                let text = source.scalar(value, "permanent")?;
+                let parsed = text.parse();
+                permanent = parsed.map_err(|_| wrong("permanent is true or false".into()))?;
+            }
+            other => return Err(unknown_key(&source.place(key.span().start), other, &KEYS)),
+        }
+    }
+    let address = address.ok_or_else(|| source.wrong_type(value, "redirect", wanted))?;
+    Ok(Redirect { address, permanent })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rfc7143_13_8_an_address_has_a_host_and_a_port_and_no_group() {
+        for (text, told) in [
+            ("192.0.2.7", "192.0.2.7:3260"),
+            ("192.0.2.7:860", "192.0.2.7:860"),
+            ("[2001:db8::7]", "[2001:db8::7]:3260"),
+            ("[::1]:1", "[::1]:1"),
+            ("san-2.example", "san-2.example:3260"),
+            ("san2:65535", "san2:65535"),
+        ] {
+            assert_eq!(parse_redirect_address(text).as_deref(), Ok(told));
+        }
+        for (text, told) in [
+            ("192.0.2.7:3260,2", "write \"192.0.2.7:3260\""),
+            ("192.0.2.7,x", "is not an address"),
+            ("192.0.2.777", "is not an address"),
+            ("", "is not an address"),
+            (":3260", "is not an address"),
+            ("a:0", "is not an address"),
+            ("a:65536", "is not an address"),
+            ("a:b:1", "is not an address"),
+            ("::1", "is not an address"),
+            ("[::1", "is not an address"),
+            ("[a]:1", "is not an address"),
+            ("[::1]1", "is not an address"),
+            ("a..b:1", "is not an address"),
+            ("a\0b", "is not an address"),
+        ] {
+            let message = parse_redirect_address(text).expect_err(text);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The control socket: HTTP on a Unix socket that only the server's owner reaches, on a thread of
+//! its own. `routes` answer, [`schema`] is what is said, [`Client`] is the other end.
+
+mod client;
+mod error;
+mod routes;
+pub mod schema;
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sarsen_io::local::{LocalConnections, LocalListener, LocalSocket};
+use sarsen_io::{threads, time};
+use tokio::sync::watch;
+use tracing::{error, warn};
+
+pub use self::client::{Client, ClientError, path_segment};
+use crate::fronts::iscsi::Front;
+
+/// Names the socket where no flag does.
+pub const PATH_VARIABLE: &str = "SARSEN_CONTROL";
+/// The first part of every path: what is under it only ever grows.
+const VERSION: &str = "/v1";
+/// Between attempts to accept.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// A control socket that is being served; dropping it ends it, and removes the socket.
+pub(crate) struct Control {
+    closing: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Control {
+    /// Serves there what can be asked of this front.
+    pub(crate) fn start(listener: LocalListener, front: Arc<Front>) -> io::Result<Self> {
+        let (closing, mut told) = watch::channel(false);
+        let thread = threads::spawn_runtime("control", move || async move {
+            let connections = match listener.connections() {
+                Ok(connections) => connections,
+                Err(error) => return error!(%error, "the control socket cannot be served"),
+            };
+            let serving = axum::serve(Connections(connections), routes::router(front));
+            tokio::select! {
+                ended = serving => {
+                    if let Err(error) = ended {
+                        error!(%error, "the control socket is served no more");
+                    }
+                }
+                // What is being answered is cut off: the server ends.
+                _ = told.wait_for(|closing| *closing) => {}
+            }
+            drop(listener);
+        })?;
+        Ok(Self { closing, thread: Some(thread) })
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.closing.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The listener as the HTTP server takes it.
+struct Connections(LocalConnections);
+
+impl axum::serve::Listener for Connections {
+    type Io = LocalSocket;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            match self.0.accept().await {
+                Ok(socket) => return (socket, ()),
+                Err(error) => {
+                    // Without descriptors for one, the client waits in the backlog meanwhile.
+                    warn!(%error, "a client of the control socket has to wait");
+                    time::sleep_until(time::now() + RETRY_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        Ok(())
+    }
+}

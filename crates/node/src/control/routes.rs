@@ -1,0 +1,220 @@
+//! What is answered on the control socket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{Method, Uri, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use sarsen_proto::iscsi::keys::SessionType;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tracing::info;
+
+use super::VERSION;
+use super::error::ApiError;
+use super::schema::{
+    self, Connection, DrainSession, DrainTarget, Drained, Session, SessionKind, SessionList,
+    TargetList, TargetState, Undrained, unix_seconds,
+};
+use crate::config::{Redirect, parse_redirect_address};
+use crate::drain::{Outcome, Service, UnderWay, send_away};
+use crate::fronts::iscsi::{Attendance, Front, Mailbox};
+use crate::targets::Target;
+
+/// The longest body of a request, in bytes.
+const BODY_LIMIT: usize = 64 * 1024;
+/// How long initiators have to log out unless the request says.
+const GRACE: u16 = 30;
+
+type Answer<T> = Result<Json<T>, ApiError>;
+
+/// An answer as JSON.
+pub(super) struct Json<T>(T);
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        json(&self.0)
+    }
+}
+
+pub(super) fn json(body: &impl Serialize) -> Response {
+    let text = serde_json::to_string(body).expect("our own types have string keys");
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+pub(super) fn router(front: Arc<Front>) -> Router {
+    let v1 = Router::new()
+        .route("/sessions", get(sessions))
+        .route("/sessions/{tsih}/drain", post(drain_session))
+        .route("/targets", get(targets))
+        .route("/targets/{name}/drain", post(drain_target))
+        .route("/targets/{name}/undrain", post(undrain_target));
+    Router::new()
+        .nest(VERSION, v1)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(front)
+}
+
+async fn no_such_path(uri: Uri) -> ApiError {
+    ApiError::not_found(format!("there is no {}", uri.path()))
+}
+
+async fn no_such_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::method_not_allowed(format!("{} does not take {method}", uri.path()))
+}
+
+async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionList> {
+    let connections = front.roster.connections();
+    let session = |seated: crate::fronts::iscsi::Seated| {
+        let own = || connections.iter().filter(|connection| connection.tsih == seated.tsih);
+        Session {
+            tsih: seated.tsih,
+            initiator: seated.initiator_name.clone(),
+            isid: seated.isid.to_string(),
+            target: seated.target_name.clone(),
+            kind: match seated.session_type {
+                SessionType::Normal => SessionKind::Normal,
+                SessionType::Discovery => SessionKind::Discovery,
+            },
+            account: seated.account.clone(),
+            since_unix_seconds: unix_seconds(seated.since),
+            connections: own().map(connection).collect(),
+        }
+    };
+    Json(SessionList { sessions: front.sessions.seated().into_iter().map(session).collect() })
+}
+
+fn connection(attendance: &Attendance) -> Connection {
+    Connection {
+        cid: attendance.cid,
+        peer: attendance.peer.to_string(),
+        portal: attendance.local.to_string(),
+        portal_group: attendance.portal_group,
+        since_unix_seconds: unix_seconds(attendance.since),
+        keys: (&attendance.parameters).into(),
+    }
+}
+
+async fn drain_session(
+    State(front): State<Arc<Front>>,
+    Path(tsih): Path<String>,
+    body: Bytes,
+) -> Answer<Drained> {
+    let request: DrainSession = parse(&body)?;
+    let number: Option<u16> = tsih.parse().ok();
+    let session = front.sessions.seated().into_iter().find(|seated| Some(seated.tsih) == number);
+    let session = session.ok_or_else(|| {
+        ApiError::not_found(format!("there is no session {tsih}: `sarsen session list` has them"))
+    })?;
+    let (grace, mailboxes) = (grace(request.grace_seconds), [session.mailboxes]);
+    info!(tsih, initiator = session.initiator_name, "a session is asked to log out");
+    to_the_end(async move { send_away(&mailboxes, grace, std::future::pending()).await }).await
+}
+
+async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
+    let sessions = front.sessions.seated();
+    let target = |target: Target| {
+        let name = target.device.name();
+        let (service, redirect) = front.drains.service(name);
+        let own = sessions.iter().filter(|seated| seated.target_name.as_deref() == Some(name));
+        schema::Target {
+            name: name.to_owned(),
+            alias: target.alias.clone(),
+            state: state(service),
+            redirect: redirect
+                .or(target.redirect)
+                .map(|Redirect { address, permanent }| schema::Redirect { address, permanent }),
+            portal_groups: target.groups.map(|groups| groups.into_iter().collect()),
+            session_count: own.count(),
+        }
+    };
+    Json(TargetList { targets: front.targets.all().into_iter().map(target).collect() })
+}
+
+fn state(service: Service) -> TargetState {
+    match service {
+        Service::In => TargetState::InService,
+        Service::Draining => TargetState::Draining,
+        Service::Out => TargetState::Drained,
+    }
+}
+
+async fn drain_target(
+    State(front): State<Arc<Front>>,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Answer<Drained> {
+    let request: DrainTarget = parse(&body)?;
+    known(&front, &name)?;
+    let redirect = request.redirect.map(|schema::Redirect { address, permanent }| {
+        let address = parse_redirect_address(&address)
+            .map_err(|message| ApiError::invalid(Some("redirect.address"), message))?;
+        Ok(Redirect { address, permanent })
+    });
+    let draining = front.drains.begin(&name, redirect.transpose()?).map_err(|UnderWay| {
+        ApiError::conflict(format!("target {name} is being drained already"))
+    })?;
+    // Whoever is seated after this has been turned away.
+    let mailboxes: Vec<Vec<Mailbox>> = front
+        .sessions
+        .seated()
+        .into_iter()
+        .filter(|seated| {
+            seated.session_type == SessionType::Normal
+                && seated.target_name.as_deref() == Some(name.as_str())
+        })
+        .map(|seated| seated.mailboxes)
+        .collect();
+    info!(target = name, sessions = mailboxes.len(), "a target is drained");
+    to_the_end(draining.run(mailboxes, grace(request.grace_seconds))).await
+}
+
+async fn undrain_target(
+    State(front): State<Arc<Front>>,
+    Path(name): Path<String>,
+) -> Answer<Undrained> {
+    known(&front, &name)?;
+    if !front.drains.end(&name) {
+        return Err(ApiError::conflict(format!("target {name} is in service")));
+    }
+    info!(target = name, "a target is in service again");
+    Ok(Json(Undrained { state: TargetState::InService }))
+}
+
+fn known(front: &Front, name: &str) -> Result<(), ApiError> {
+    let target = front.targets.find(name).map(drop);
+    target.ok_or_else(|| {
+        ApiError::not_found(format!("there is no target {name}: `sarsen target list` has them"))
+    })
+}
+
+fn grace(seconds: Option<u16>) -> Duration {
+    Duration::from_secs(seconds.unwrap_or(GRACE).into())
+}
+
+/// Sees a drain through, also when its client goes away meanwhile.
+async fn to_the_end(drain: impl Future<Output = Outcome> + Send + 'static) -> Answer<Drained> {
+    let task = tokio::spawn(async move {
+        let outcome = drain.await;
+        let Outcome { asked, logged_out, dropped, ending, is_called_off } = outcome;
+        info!(asked, logged_out, dropped, ending, called_off = is_called_off, "drained");
+        Drained { asked, logged_out, dropped, ending, called_off: is_called_off }
+    });
+    let drained = task.await;
+    drained.map(Json).map_err(|_| ApiError::internal("the drain was cut off; see the log"))
+}
+
+/// The body of a request; none is one without fields.
+fn parse<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    let parsed = serde_json::from_slice(body);
+    parsed.map_err(|error| ApiError::invalid(None, format!("the body: {error}")))
+}

@@ -1,0 +1,248 @@
+//! What is said on the control socket. Fields are only ever added.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sarsen_proto::iscsi::{DigestKind, Parameters};
+use serde::{Deserialize, Serialize};
+
+/// `GET /v1/sessions`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionList {
+    /// By TSIH.
+    pub sessions: Vec<Session>,
+}
+
+/// A session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Session {
+    /// Its handle, by which it is named here.
+    pub tsih: u16,
+    /// The initiator's name.
+    pub initiator: String,
+    /// The initiator's part of the session's name, in hexadecimal.
+    pub isid: String,
+    /// The target's name; none for a discovery session that names none.
+    pub target: Option<String>,
+    /// Normal or discovery.
+    pub kind: SessionKind,
+    /// The account that it logged in with, if it had to.
+    pub account: Option<String>,
+    /// When it began, in seconds since 1970.
+    pub since_unix_seconds: u64,
+    /// Oldest first.
+    pub connections: Vec<Connection>,
+}
+
+/// What a session is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionKind {
+    /// Disks are used.
+    Normal,
+    /// Targets are looked for.
+    Discovery,
+    /// One that a later version knows.
+    #[serde(other)]
+    Unknown,
+}
+
+/// A connection of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// Its id within the session.
+    pub cid: u16,
+    /// The initiator's address and port.
+    pub peer: String,
+    /// The address and port of ours that it reached.
+    pub portal: String,
+    /// That portal's group.
+    pub portal_group: u16,
+    /// When its login was done, in seconds since 1970.
+    pub since_unix_seconds: u64,
+    /// What was negotiated.
+    pub keys: Keys,
+}
+
+/// What was negotiated (RFC 7143 §13).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // each is the key of its name
+pub struct Keys {
+    pub header_digest: String,
+    pub data_digest: String,
+    pub max_connections: u32,
+    pub initial_r2t: bool,
+    pub immediate_data: bool,
+    /// MaxRecvDataSegmentLength as we declared it.
+    pub target_max_recv_data_segment_length: u32,
+    /// MaxRecvDataSegmentLength as the initiator declared it.
+    pub initiator_max_recv_data_segment_length: u32,
+    pub max_burst_length: u32,
+    pub first_burst_length: u32,
+    pub default_time2wait: u32,
+    pub default_time2retain: u32,
+    pub max_outstanding_r2t: u32,
+    pub data_pdu_in_order: bool,
+    pub data_sequence_in_order: bool,
+    pub error_recovery_level: u32,
+}
+
+impl From<&Parameters> for Keys {
+    fn from(parameters: &Parameters) -> Self {
+        let digest = |kind| match kind {
+            DigestKind::None => "None".to_owned(),
+            DigestKind::Crc32c => "CRC32C".to_owned(),
+        };
+        Self {
+            header_digest: digest(parameters.header_digest),
+            data_digest: digest(parameters.data_digest),
+            max_connections: parameters.max_connections,
+            initial_r2t: parameters.initial_r2t,
+            immediate_data: parameters.immediate_data,
+            target_max_recv_data_segment_length: parameters.local_max_recv_data_segment_length,
+            initiator_max_recv_data_segment_length: parameters.peer_max_recv_data_segment_length,
+            max_burst_length: parameters.max_burst_length,
+            first_burst_length: parameters.first_burst_length,
+            default_time2wait: parameters.default_time2wait,
+            default_time2retain: parameters.default_time2retain,
+            max_outstanding_r2t: parameters.max_outstanding_r2t,
+            data_pdu_in_order: parameters.data_pdu_in_order,
+            data_sequence_in_order: parameters.data_sequence_in_order,
+            error_recovery_level: parameters.error_recovery_level,
+        }
+    }
+}
+
+/// `GET /v1/targets`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetList {
+    /// By name.
+    pub targets: Vec<Target>,
+}
+
+/// A target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// iSCSI name.
+    pub name: String,
+    /// TargetAlias.
+    pub alias: Option<String>,
+    /// Whether it takes sessions.
+    pub state: TargetState,
+    /// Where initiators that log in are sent, if they are.
+    pub redirect: Option<Redirect>,
+    /// The portal groups that it is restricted to; none if it is reached through all.
+    pub portal_groups: Option<Vec<u16>>,
+    /// Its sessions.
+    pub session_count: usize,
+}
+
+/// Whether a target takes sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TargetState {
+    /// It does.
+    InService,
+    /// It does not, and those that it has are asked to log out.
+    Draining,
+    /// It does not.
+    Drained,
+    /// One that a later version knows.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Where a target is instead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Redirect {
+    /// `host:port`.
+    pub address: String,
+    /// For good: initiators need not ask here again.
+    #[serde(default)]
+    pub permanent: bool,
+}
+
+/// The body of `POST /v1/sessions/{tsih}/drain`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainSession {
+    /// Seconds that the initiator has to log out; 30 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u16>,
+}
+
+/// The body of `POST /v1/targets/{name}/drain`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainTarget {
+    /// Seconds that initiators have to log out; 30 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u16>,
+    /// Where they are sent when they log in again; else they are told to try later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redirect: Option<Redirect>,
+}
+
+/// What became of the sessions that were to go. The answer comes when all of them have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drained {
+    /// Sessions that were asked to log out.
+    pub asked: usize,
+    /// That did.
+    pub logged_out: usize,
+    /// That were dropped when their time was over.
+    pub dropped: usize,
+    /// Of those, the ones whose commands a store still holds.
+    pub ending: usize,
+    /// The target was taken back into service first, and who was left stays.
+    pub called_off: bool,
+}
+
+/// What `POST /v1/targets/{name}/undrain` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Undrained {
+    /// The target takes sessions now.
+    pub state: TargetState,
+}
+
+/// The body of an answer that is none: status 400 and above.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureBody {
+    /// What is wrong.
+    pub error: Failure,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// For programs.
+    pub code: ErrorCode,
+    /// For people.
+    pub message: String,
+    /// The field of the request that is wrong.
+    pub field: Option<String>,
+}
+
+/// Kinds of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The request is wrong.
+    Invalid,
+    /// What it names does not exist.
+    NotFound,
+    /// The path takes other methods.
+    MethodNotAllowed,
+    /// Something else is going on there.
+    Conflict,
+    /// The server's own fault.
+    Internal,
+    /// One that a later version knows.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Seconds since 1970.
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
