@@ -127,6 +127,12 @@ pub(crate) struct Wire {
 impl Wire {
     /// Logs in to a volume.
     pub(crate) fn login(url: &Url, initiator_name: &str, isid: [u8; 6]) -> Result<Self> {
+        let (wire, status) = Self::try_login(url, initiator_name, isid)?;
+        ensure!(status == LoginStatus::Success, "the login ended with {status:?}");
+        Ok(wire)
+    }
+
+    fn try_login(url: &Url, initiator_name: &str, isid: [u8; 6]) -> Result<(Self, LoginStatus)> {
         let stream = TcpStream::connect(&url.portal)?;
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
@@ -142,9 +148,7 @@ impl Wire {
         wire.send(login_request(isid), keys.as_bytes())?;
         let answer = wire.next()?.context("the connection was closed during the login")?;
         ensure!(answer.opcode() == Opcode::LoginResponse, "{:?} to a login", answer.opcode());
-        let status = LoginResponse::view(&answer.header).status();
-        ensure!(status == LoginStatus::Success, "the login ended with {status:?}");
-        Ok(wire)
+        Ok((wire, LoginResponse::view(&answer.header).status()))
     }
 
     /// Sends bytes that need not make sense.
@@ -335,6 +339,11 @@ impl Wire {
             }
         }
     }
+}
+
+/// How a login to a volume ends.
+pub(crate) fn login_status(url: &Url, initiator_name: &str, isid: [u8; 6]) -> Result<LoginStatus> {
+    Ok(Wire::try_login(url, initiator_name, isid)?.1)
 }
 
 /// The one login request that is needed without authentication.

@@ -1,10 +1,16 @@
-//! Portals of both address families in front of the same disk.
+//! Portals of both address families in front of the same disk, on one address and on all of them,
+//! and targets that not every portal leads to.
 
+mod client;
+
+use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process};
+use sarsen_wire::iscsi::LoginStatus;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const MIB: u64 = 1 << 20;
@@ -30,5 +36,70 @@ fn discovery_through_either_portal_tells_of_both_and_both_lead_to_the_disk() -> 
         ensure!(list.matches("Portal:").count() == 2, "not both portals:\n{list}");
         ensure!(list.matches("Type:DIRECT_ACCESS").count() == 2, "not both units:\n{list}");
     }
+    serving.stop()
+}
+
+/// What discovery through a portal tells: `address:port,group` of a target.
+fn portals_of(listed: &str, target: &str) -> Vec<String> {
+    let of_target = |line: &str| {
+        let rest = line.strip_prefix("Target:")?.strip_prefix(target)?;
+        rest.strip_prefix(" Portal:").map(str::to_owned)
+    };
+    listed.lines().filter_map(of_target).collect()
+}
+
+/// A portal on all addresses is told as the one that the initiator came to, in its own family.
+#[test]
+fn rfc7143_13_8_a_portal_on_all_addresses_is_told_by_one_that_leads_there() -> Result<()> {
+    let volume = Volume::new("scratch", Backing::Ram, 8 * MIB);
+    let everywhere = ["--listen", "0.0.0.0:0,2", "--listen", "[::]:0,3", "--listen", "[::1]:0,4"];
+    let serving = Serving::start_with(&[volume], &everywhere)?;
+    let url = serving.url("scratch");
+    let through_ipv4 = portals_of(&listed(&url.portal)?, &url.iqn);
+    let port = |portals: &[String], address: &str, group: u16| {
+        let found = portals.iter().find_map(|portal| {
+            portal.strip_prefix(address)?.strip_suffix(&format!(",{group}"))?.parse::<u16>().ok()
+        });
+        found.with_context(|| format!("{address} in group {group} is missing: {portals:?}"))
+    };
+    port(&through_ipv4, "127.0.0.1:", 1)?;
+    let on_all = port(&through_ipv4, "127.0.0.1:", 2)?;
+    let ipv6 = port(&through_ipv4, "[::1]:", 4)?;
+    ensure!(through_ipv4.len() == 3, "[::] has no address of this family: {through_ipv4:?}");
+    // Through another address of the machine, the portal on all of them is told by that one.
+    let elsewhere = portals_of(&listed(&format!("127.0.0.2:{on_all}"))?, &url.iqn);
+    ensure!(port(&elsewhere, "127.0.0.2:", 2)? == on_all, "{elsewhere:?}");
+    port(&elsewhere, "127.0.0.1:", 1)?;
+    let through_ipv6 = portals_of(&listed(&format!("[::1]:{ipv6}"))?, &url.iqn);
+    port(&through_ipv6, "[::1]:", 3)?;
+    port(&through_ipv6, "[::1]:", 4)?;
+    port(&through_ipv6, "127.0.0.1:", 1)?;
+    ensure!(through_ipv6.len() == 3, "0.0.0.0 has no address of this family: {through_ipv6:?}");
+    serving.stop()
+}
+
+#[test]
+fn a_target_is_told_of_and_reached_through_its_own_groups_alone() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("sarsen.toml");
+    let target = "iqn.2026-11.proof:own";
+    fs::write(&file, format!("[[target]]\nname = \"{target}\"\nluns = [\"own\"]\ngroups = [2]\n"))?;
+    let volumes = ["own", "free"].map(|name| Volume::new(name, Backing::Ram, 8 * MIB));
+    let config = file.display().to_string();
+    let serving =
+        Serving::start_with(&volumes, &["--config", &config, "--listen", "127.0.0.1:0,2"])?;
+    let (own, free) = (serving.url("own"), serving.url("free"));
+    ensure!(own.portal != free.portal, "the first portal is in group 1");
+    for portal in [&own.portal, &free.portal] {
+        let listed = listed(portal)?;
+        ensure!(portals_of(&listed, target) == [format!("{},2", own.portal)], "{listed}");
+        ensure!(portals_of(&listed, &free.iqn).len() == 2, "{listed}");
+    }
+    let login =
+        |url: &Url| client::login_status(url, "iqn.2026-11.proof:host", [0x80, 0, 0, 0, 0, 1]);
+    ensure!(login(own)? == LoginStatus::Success, "through its own group");
+    let astray = Url { portal: free.portal.clone(), ..own.clone() };
+    let status = login(&astray)?;
+    ensure!(status == LoginStatus::NotFound, "through another group: {status:?}");
     serving.stop()
 }

@@ -1,5 +1,6 @@
 //! Exit codes, the same for every verb.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use sarsen_initiator::transfer::TransferError;
@@ -11,6 +12,8 @@ use sarsen_lab::load::LoadError;
 use sarsen_lab::study::RunError;
 use sarsen_lab::study::lunden::LundenError;
 use sarsen_node::StartError;
+use sarsen_node::control::ClientError;
+use sarsen_node::control::schema::ErrorCode;
 
 /// Something failed.
 const FAILED: u8 = 1;
@@ -68,6 +71,9 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<DegradedError>().is_some() {
         return (DEGRADED, None);
     }
+    if let Some(error) = error.downcast_ref() {
+        return control(error);
+    }
     match error.downcast_ref::<ArchiveError>() {
         Some(ArchiveError::NoSuchRun { .. }) => {
             return (NOT_FOUND, Some("`sarsen lab runs` lists them"));
@@ -112,12 +118,39 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
         {
             CONFLICT
         }
+        Some(StartError::Control { source, .. }) => match source.kind() {
+            ErrorKind::AddrInUse | ErrorKind::AlreadyExists => CONFLICT,
+            ErrorKind::NotFound => NOT_FOUND,
+            _ => FAILED,
+        },
         Some(StartError::Store { source, .. }) if source.is_misconfigured() => USAGE,
         Some(StartError::Store { source, .. }) if source.is_in_use() => CONFLICT,
         Some(StartError::Store { source, .. }) if source.is_not_found() => NOT_FOUND,
         _ => FAILED,
     };
     (code, None)
+}
+
+fn control(error: &ClientError) -> (u8, Option<&'static str>) {
+    match error {
+        ClientError::Unreachable { source, .. } => match source.kind() {
+            ErrorKind::PermissionDenied => {
+                (FAILED, Some("be the user that the server runs as, or root"))
+            }
+            _ => (UNREACHABLE, Some("is a server running there, with --control and this path?")),
+        },
+        ClientError::Refused(failure) => match failure.code {
+            ErrorCode::Invalid => (USAGE, None),
+            ErrorCode::NotFound => (NOT_FOUND, None),
+            ErrorCode::Conflict => (CONFLICT, None),
+            ErrorCode::MethodNotAllowed | ErrorCode::Internal | ErrorCode::Unknown => {
+                (FAILED, None)
+            }
+        },
+        ClientError::Broken(_) => {
+            (UNREACHABLE, Some("did the server end meanwhile, and is it of this version?"))
+        }
+    }
 }
 
 fn study(error: &RunError) -> Option<u8> {

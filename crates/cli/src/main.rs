@@ -1,11 +1,14 @@
 //! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
 
+mod control;
 mod demo;
 mod discover;
 mod disk;
 mod exit;
 mod lab;
 mod serve;
+mod session;
+mod target;
 
 use std::process::ExitCode;
 
@@ -24,6 +27,12 @@ struct Arguments {
 enum Verb {
     /// Serve volumes over iSCSI until SIGTERM or SIGINT.
     Serve(serve::Arguments),
+    /// Look after the sessions of a running server.
+    #[command(subcommand)]
+    Session(session::Verb),
+    /// Look after the targets of a running server.
+    #[command(subcommand)]
+    Target(target::Verb),
     /// Serve a RAM volume, attach to it, check it and measure it: half a minute, no root.
     Demo(demo::Arguments),
     /// List the targets that a portal offers.
@@ -43,6 +52,8 @@ fn main() -> ExitCode {
     start_logging(if serves { "info" } else { "warn" });
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
+        Verb::Session(verb) => session::run(verb),
+        Verb::Target(verb) => target::run(verb),
         Verb::Demo(arguments) => demo::run(arguments),
         Verb::Discover(arguments) => discover::run(arguments),
         Verb::Disk(verb) => disk::run(verb),

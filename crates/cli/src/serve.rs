@@ -37,6 +37,10 @@ pub(crate) struct Arguments {
     /// How files are read and written: auto, uring or pool.
     #[arg(long, value_name = "ENGINE", value_parser = config::parse_engine)]
     io_engine: Option<FileEngine>,
+    /// A Unix socket at which `sarsen session` and `sarsen target` reach this server; only its owner
+    /// can use it. Under systemd, unless given, control.sock in the RuntimeDirectory; else none.
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
     /// Seconds that initiators get to log out when the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     logout_grace: u64,
@@ -63,8 +67,18 @@ impl Arguments {
         config.listen.extend(&self.listen);
         config.cores = self.cores.or(config.cores);
         config.io_engine = self.io_engine.unwrap_or(config.io_engine);
+        let control = self.control.clone().or(config.control);
+        config.control = control.or_else(socket_of_the_service);
         config.finish()
     }
+}
+
+/// In the folder that systemd made for this service (RuntimeDirectory=), which is ours alone.
+fn socket_of_the_service() -> Option<PathBuf> {
+    let folders = std::env::var_os("RUNTIME_DIRECTORY")?;
+    // Several are separated by colons.
+    let folder = std::env::split_paths(&folders).next()?;
+    folder.is_dir().then(|| folder.join("control.sock"))
 }
 
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {

@@ -1,0 +1,99 @@
+//! What the verbs that speak to a running server share.
+
+use std::path::PathBuf;
+
+use sarsen_node::control::{Client, PATH_VARIABLE, schema::Drained};
+
+use crate::disk::print_line;
+use crate::exit::DegradedError;
+
+/// Where the packaged service has its socket.
+const DEFAULT_PATH: &str = "/run/sarsen/control.sock";
+
+/// Which server, and how its answer is shown.
+#[derive(clap::Args)]
+pub(crate) struct Manner {
+    /// The server's control socket, as `sarsen serve --control` was given it; SARSEN_CONTROL in the
+    /// environment, or /run/sarsen/control.sock, unless given.
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Print the result as one line of JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Manner {
+    /// The server that is meant.
+    pub(crate) fn client(&self) -> Client {
+        let named = self.control.clone();
+        let path = named.or_else(|| std::env::var_os(PATH_VARIABLE).map(PathBuf::from));
+        Client::new(&path.unwrap_or_else(|| DEFAULT_PATH.into()))
+    }
+}
+
+/// Tells what became of the sessions that were to go.
+pub(crate) fn report_drain(drained: &Drained, json: bool) -> anyhow::Result<()> {
+    if json {
+        print_line(&serde_json::to_string(drained)?)?;
+    } else {
+        print_line(&render_drain(drained))?;
+    }
+    if drained.ending > 0 {
+        let message = format!(
+            "{} of the dropped sessions have commands that a store does not answer",
+            drained.ending
+        );
+        return Err(DegradedError(message).into());
+    }
+    Ok(())
+}
+
+fn render_drain(drained: &Drained) -> String {
+    let Drained { asked, logged_out, dropped, called_off, .. } = drained;
+    let sessions = if *asked == 1 { "session" } else { "sessions" };
+    let mut text = format!("{asked} {sessions} asked to log out: {logged_out} did");
+    if *dropped > 0 {
+        text += &format!(", {dropped} were dropped");
+    }
+    if *called_off {
+        text += "; the target was taken back into service meanwhile, and who was left stays";
+    }
+    text
+}
+
+/// Aligned columns under their heads, the last one ragged.
+pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([heads[column].len()]).max().unwrap_or(0)
+    };
+    let heads = heads.map(str::to_owned);
+    let line = |row: &[String; N]| {
+        let cells = row.iter().enumerate().map(|(column, cell)| match column + 1 == N {
+            true => cell.clone(),
+            false => format!("{cell:<width$}", width = width(column)),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    [&heads].into_iter().chain(rows).map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [["1", "long name", "x"], ["22", "b", ""]].map(|row| row.map(str::to_owned));
+        assert_eq!(table(["ID", "NAME", "Z"], &rows), "ID  NAME       Z\n1   long name  x\n22  b");
+        assert_eq!(table(["ID"], &[]), "ID");
+    }
+
+    #[test]
+    fn what_became_of_the_sessions_is_one_sentence() {
+        let drained = Drained { asked: 3, logged_out: 2, dropped: 1, ending: 0, called_off: false };
+        assert_eq!(render_drain(&drained), "3 sessions asked to log out: 2 did, 1 were dropped");
+        let one = Drained { asked: 1, logged_out: 1, dropped: 0, ..drained };
+        assert_eq!(render_drain(&one), "1 session asked to log out: 1 did");
+    }
+}

@@ -1,0 +1,116 @@
+//! `sarsen session`.
+
+use std::time::UNIX_EPOCH;
+
+use clap::Subcommand;
+use sarsen_io::time;
+use sarsen_node::control::schema::{DrainSession, Drained, Session, SessionKind, SessionList};
+
+use crate::control::{Manner, report_drain, table};
+use crate::disk::{on_a_core, print_line};
+
+/// Verbs of `sarsen session`.
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// List the sessions of a running server.
+    List {
+        #[command(flatten)]
+        manner: Manner,
+    },
+    /// Ask a session's initiator to log out, and drop the session if it does not in time.
+    Drain {
+        /// The session's handle, as `sarsen session list` shows it.
+        tsih: u16,
+        /// Seconds that the initiator has to log out.
+        #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+        grace: u16,
+        #[command(flatten)]
+        manner: Manner,
+    },
+}
+
+pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::List { manner } => {
+            let client = manner.client();
+            let list: SessionList = on_a_core(async { Ok(client.get("/sessions").await?) })?;
+            if manner.json {
+                return print_line(&serde_json::to_string(&list)?);
+            }
+            let now = time::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            print_line(&render(&list.sessions, now))
+        }
+        Verb::Drain { tsih, grace, manner } => {
+            let client = manner.client();
+            let request = DrainSession { grace_seconds: Some(grace) };
+            let path = format!("/sessions/{tsih}/drain");
+            let drained: Drained = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
+            report_drain(&drained, manner.json)
+        }
+    }
+}
+
+fn render(sessions: &[Session], now: u64) -> String {
+    let row = |session: &Session| {
+        let peers: Vec<_> =
+            session.connections.iter().map(|connection| connection.peer.as_str()).collect();
+        let target = match (&session.target, session.kind) {
+            (_, SessionKind::Discovery) => "(discovery)".to_owned(),
+            (target, _) => target.clone().unwrap_or_default(),
+        };
+        [
+            session.tsih.to_string(),
+            age(now.saturating_sub(session.since_unix_seconds)),
+            session.initiator.clone(),
+            session.account.clone().unwrap_or_else(|| "-".to_owned()),
+            target,
+            peers.join(" "),
+        ]
+    };
+    let rows: Vec<_> = sessions.iter().map(row).collect();
+    table(["TSIH", "AGE", "INITIATOR", "ACCOUNT", "TARGET", "PEERS"], &rows)
+}
+
+/// The two largest units.
+fn age(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, _) => format!("{minutes}m{}s", seconds % 60),
+        (0, _, _) => format!("{hours}h{}m", minutes % 60),
+        _ => format!("{days}d{}h", hours % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_one_line() {
+        let session = Session {
+            tsih: 7,
+            initiator: "iqn.2026-01.x:host".into(),
+            isid: "0x800000000001".into(),
+            target: Some("iqn.2026-01.x:disk".into()),
+            kind: SessionKind::Normal,
+            account: None,
+            since_unix_seconds: 100,
+            connections: Vec::new(),
+        };
+        let discovery =
+            Session { tsih: 8, target: None, kind: SessionKind::Discovery, ..session.clone() };
+        let text = render(&[session, discovery], 175);
+        let lines: Vec<Vec<_>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["TSIH", "AGE", "INITIATOR", "ACCOUNT", "TARGET", "PEERS"]);
+        assert_eq!(lines[1], ["7", "1m15s", "iqn.2026-01.x:host", "-", "iqn.2026-01.x:disk"]);
+        assert_eq!(lines[2][4], "(discovery)");
+    }
+
+    #[test]
+    fn an_age_has_two_units() {
+        let ages = [0, 59, 60, 3599, 3600, 86_399, 86_400, 200_000].map(age);
+        assert_eq!(ages, ["0s", "59s", "1m0s", "59m59s", "1h0m", "23h59m", "1d0h", "2d7h"]);
+    }
+}
