@@ -48,6 +48,7 @@ impl Environment for World {
                     true => Demand::Chap(Algorithm::ALL.to_vec()),
                     false => Demand::Nothing,
                 },
+                session: None,
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
