@@ -12,6 +12,7 @@ use sarsen_wire::iscsi::{
 
 use super::link::Link;
 use super::management::{Afterwards, Barrier, push_response};
+use super::room::Room;
 use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks};
 use super::text::Text;
 use super::window::Standing;
@@ -24,17 +25,14 @@ use crate::iscsi::{Landing, Segment};
 
 /// Requests above a gap in CmdSN hold at most this much immediate data together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
-/// Tasks that data was asked for, or that read, take at most this much memory together; one may
-/// always.
-pub(super) const ROOM_LIMIT: usize = 32 << 20;
 
 /// One connection of a session.
 pub(super) struct FullFeature {
     settings: Arc<Settings>,
     admission: Admission,
     pub(super) tasks: Tasks,
-    /// Bytes of the tasks that have room.
-    room_taken: usize,
+    /// Memory of the tasks that have room.
+    room: Room,
     /// Tasks that wait for room, in their order.
     waiting: VecDeque<TaskId>,
     /// Tasks that wait for others of the session to reach the layer above.
@@ -82,10 +80,10 @@ struct Held {
 impl FullFeature {
     pub(super) fn new(admission: Admission, settings: Arc<Settings>) -> Self {
         Self {
+            room: Room::new(settings.budget.clone(), settings.room_limit),
             settings,
             admission,
             tasks: Tasks::default(),
-            room_taken: 0,
             waiting: VecDeque::new(),
             held_back: Vec::new(),
             deferred: Vec::new(),
@@ -502,11 +500,10 @@ impl FullFeature {
         let mut any = false;
         while let Some(&id) = self.waiting.front()
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
-            && (self.room_taken == 0 || self.room_taken + task.room() <= ROOM_LIMIT)
+            && self.room.take(task.room())
         {
             self.waiting.pop_front();
             task.has_room = true;
-            self.room_taken += task.room();
             self.advance_task(link, id, events);
             any = true;
         }
@@ -525,7 +522,7 @@ impl FullFeature {
             }
         });
         if task.has_room {
-            self.room_taken -= task.room();
+            self.room.give_back(task.room());
         } else {
             self.waiting.retain(|&waiting| waiting != id);
         }
@@ -621,8 +618,8 @@ impl FullFeature {
         match header.basic().opcode() {
             Opcode::NopOut => self.handle_nop_out(link, header, segment),
             Opcode::TextRequest => {
-                let offer = &self.settings.offer;
-                self.text.handle(link, header, segment, &self.admission, offer, environment);
+                let settings = &self.settings;
+                self.text.handle(link, header, segment, &self.admission, settings, environment);
             }
             Opcode::LogoutRequest => return Ok(self.handle_logout(link, header, events)),
             // RFC 7143 §4.3: a discovery session takes text and logout only.

@@ -13,8 +13,6 @@ use super::session::Hold;
 use super::{Admission, CloseReason, Environment, Refusal, RefusalReason, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, Use};
 
-/// The most text that one login may send us, over all PDUs that the C bit joins.
-const MAX_TEXT_LENGTH: usize = 64 * 1024;
 /// The most keys of one login.
 const MAX_KEYS: usize = 256;
 /// The most requests of one login: a negotiation that does not end is ended.
@@ -129,7 +127,7 @@ impl Login {
         environment: &mut dyn Environment,
     ) -> Result<LoginStep, Refusal> {
         self.check_header(request)?;
-        if self.partial.len() + segment.len() > MAX_TEXT_LENGTH {
+        if self.partial.len() + segment.len() > settings.text_limit {
             return Err(RefusalReason::OutOfResources.into());
         }
         self.partial.extend_from_slice(segment);

@@ -7,7 +7,7 @@
 //!
 //! Files: `login` negotiates, `authentication` proves who it is with; `full_feature` takes requests
 //! apart; `tasks` holds commands and their data; `session` is what several connections share;
-//! `data_out` collects data, `data_in` sends it; `management` ends tasks;
+//! `room` is the memory that they may take; `data_out` collects data, `data_in` sends it; `management` ends tasks;
 //! `text` answers text requests; `window` counts commands.
 
 mod authentication;
@@ -18,6 +18,7 @@ mod link;
 mod login;
 mod management;
 mod refusal;
+mod room;
 mod session;
 mod tasks;
 #[cfg(test)]
@@ -39,6 +40,7 @@ use self::full_feature::FullFeature;
 use self::link::Link;
 use self::login::{Login, LoginStep};
 pub use self::refusal::{Refusal, RefusalReason};
+pub use self::room::Budget;
 pub use self::session::{MemberId, Session};
 pub use self::tasks::{Ending, TaskId};
 use super::chap::{Algorithm, Credentials, Secret};
@@ -56,6 +58,15 @@ pub struct Settings {
     pub immediate_limit: usize,
     /// A login must be done by then.
     pub login_timeout: Duration,
+    /// The most text of one login, or of one text request, over all PDUs that the C bit joins.
+    pub text_limit: usize,
+    /// Tasks that data was asked for, or that read, take at most this much memory together on each
+    /// connection; one may always.
+    pub room_limit: usize,
+    /// The same for all connections together.
+    pub budget: Arc<Budget>,
+    /// With more than this waiting to be sent, what is not urgent and would add much is refused.
+    pub output_limit: usize,
     /// A peer that was silent for so long is pinged.
     pub ping_interval: Duration,
     /// A peer that leaves a ping unanswered for so long is given up.
@@ -69,6 +80,10 @@ impl Default for Settings {
             command_window: 128,
             immediate_limit: 32,
             login_timeout: Duration::from_secs(15),
+            text_limit: 64 << 10,
+            room_limit: 32 << 20,
+            budget: Arc::new(Budget::new(1 << 30)),
+            output_limit: 1 << 20,
             ping_interval: Duration::from_secs(30),
             ping_timeout: Duration::from_secs(30),
         }

@@ -18,6 +18,7 @@ use super::*;
 use crate::iscsi::Framer;
 
 mod authentication;
+mod limits;
 mod management;
 mod session;
 mod with_initiator;
@@ -102,9 +103,13 @@ fn some_instant() -> Instant {
 
 impl Script {
     fn new() -> Self {
+        Self::with(Settings::default())
+    }
+
+    fn with(settings: Settings) -> Self {
         let now = some_instant();
         Self {
-            connection: Connection::new(Arc::new(Settings::default()), now),
+            connection: Connection::new(Arc::new(settings), now),
             world: World {
                 data_out_length: 0,
                 target_count: 1,
@@ -123,7 +128,11 @@ impl Script {
 
     /// A session in the full feature phase, with these keys negotiated.
     fn established(keys: &str) -> Self {
-        let mut script = Self::new();
+        Self::established_with(Settings::default(), keys)
+    }
+
+    fn established_with(settings: Settings, keys: &str) -> Self {
+        let mut script = Self::with(settings);
         let keys = format!(
             "InitiatorName=iqn.2026-11.test:host\0TargetName={TARGET}\0SessionType=Normal\0{keys}"
         );
@@ -806,51 +815,6 @@ fn rfc7143_7_8_data_with_a_wrong_digest_is_rejected_and_ends_the_command() {
     let (_, data) = script.next();
     assert_eq!(sense_of(&data), (0x0b, 0x47, 0x05));
     script.nothing_more();
-}
-
-#[test]
-fn the_memory_of_a_session_is_limited() {
-    let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0");
-    let length = full_feature::ROOM_LIMIT / 2;
-    script.world.data_out_length = length;
-    // Two have room. A third one, a read, and a fourth one wait; what takes no memory does not.
-    for (tag, flags) in [(1, WRITE), (2, WRITE), (3, WRITE), (4, READ), (5, WRITE)] {
-        script.command(tag, flags, length as u32, &[]);
-    }
-    script.command(6, FINAL, 0, &[]);
-    assert_eq!(script.next_command().task.initiator_task_tag, 6);
-    for tag in [1, 2] {
-        let (header, _) = script.next();
-        assert_eq!(R2t::view(&header).initiator_task_tag.get(), tag);
-    }
-    script.nothing_more();
-    // Who waits and is aborted lets the next one forward, and who ends makes room.
-    script.manage(TaskManagementFunction::AbortTask, 3, 3);
-    assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
-    script.nothing_more();
-    script.manage(TaskManagementFunction::AbortTask, 1, 1);
-    assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
-    let read = script.next_command();
-    assert_eq!(read.task.initiator_task_tag, 4);
-    script.nothing_more();
-    script.good(&read, vec![]);
-    let tags = [script.next().0, script.next().0].map(|header| header.basic().opcode());
-    assert_eq!(tags, [Opcode::R2t, Opcode::ScsiResponse]);
-}
-
-#[test]
-fn one_task_may_take_more_memory_than_a_session_is_to() {
-    let mut script = Script::established("InitialR2T=Yes\0ImmediateData=No\0");
-    script.world.data_out_length = 2 * full_feature::ROOM_LIMIT;
-    script.command(1, WRITE, 2 * full_feature::ROOM_LIMIT as u32, &[]);
-    script.command(2, WRITE, 512, &[]);
-    script.collect();
-    let tags: Vec<u32> = script
-        .pdus
-        .drain(..)
-        .map(|(header, _)| R2t::view(&header).initiator_task_tag.get())
-        .collect();
-    assert_eq!(tags, [1], "and no other beside it");
 }
 
 fn discovery(target_count: usize) -> Script {

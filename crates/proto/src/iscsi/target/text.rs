@@ -8,11 +8,8 @@ use sarsen_wire::iscsi::{
 };
 
 use super::link::Link;
-use super::{Admission, Environment};
+use super::{Admission, Environment, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, TargetOffer, Use};
-
-/// The most text of one request, over all PDUs that the C bit joins.
-const MAX_TEXT_LENGTH: usize = 64 * 1024;
 
 /// A text negotiation that has not ended.
 pub(super) struct Exchange {
@@ -38,7 +35,7 @@ impl Text {
         header: &RawHeader,
         segment: &[u8],
         admission: &Admission,
-        offer: &TargetOffer,
+        settings: &Settings,
         environment: &mut dyn Environment,
     ) {
         let request = TextRequest::view(header);
@@ -64,7 +61,11 @@ impl Text {
         if !exchange.output.is_empty() && !segment.is_empty() {
             return link.reject(RejectReason::ProtocolError, header);
         }
-        if exchange.input.len() + segment.len() > MAX_TEXT_LENGTH {
+        // An answer may be a thousand times as long as what asks for it: nobody is given many who
+        // does not take them.
+        if exchange.input.len() + segment.len() > settings.text_limit
+            || link.output.len() > settings.output_limit
+        {
             return link.reject(RejectReason::LongOperationReject, header);
         }
         exchange.input.extend_from_slice(segment);
@@ -75,6 +76,7 @@ impl Text {
             return self.continue_with(exchange, request.lun, 0, &[], link);
         }
         let input = std::mem::take(&mut exchange.input);
+        let offer = &settings.offer;
         if !answer(&input, &mut exchange.output, link, admission, offer, environment) {
             return link.reject(RejectReason::ProtocolError, header);
         }
