@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
-use sarsen_node::config::{self, Config, Portal, VolumeConfig, render_size};
+use sarsen_node::config::{self, Config, Portal, TlsConfig, VolumeConfig, render_size};
 use sarsen_node::{ConfigError, Server, StartError};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,6 +31,8 @@ pub(crate) struct Arguments {
     /// number behind it, such as `10.0.1.1:3260,2`, is its portal group: 1 unless given.
     #[arg(short, long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
     listen: Vec<Portal>,
+    #[command(flatten)]
+    tls: TlsArguments,
     /// Threads that serve; one for each processor unless given.
     #[arg(long)]
     cores: Option<NonZeroUsize>,
@@ -49,6 +51,50 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+/// Portals that are reached by TLS, as flags name them.
+#[derive(clap::Args)]
+struct TlsArguments {
+    /// The same, reached by TLS 1.3 alone.
+    #[arg(long, value_name = "ADDRESS[,TAG]", value_parser = config::parse_portal)]
+    #[arg(requires_all = ["certificate", "key"])]
+    listen_tls: Vec<Portal>,
+    /// The certificate of these portals and the chain that leads to it: a PEM file. It, the key and
+    /// --tls-client-ca are read again when they change, at SIGHUP at the latest.
+    #[arg(
+        id = "certificate",
+        long = "tls-certificate",
+        value_name = "FILE",
+        requires = "listen_tls"
+    )]
+    certificate: Option<PathBuf>,
+    /// Its private key: a PEM file that is closed to others.
+    #[arg(id = "key", long = "tls-key", value_name = "FILE", requires = "listen_tls")]
+    key: Option<PathBuf>,
+    /// Those who vouch for clients: a PEM file. A client then has to show a certificate.
+    #[arg(long = "tls-client-ca", value_name = "FILE", requires = "listen_tls")]
+    client_ca: Option<PathBuf>,
+    /// With --tls-client-ca: a client without a certificate is let in, too, and access rules see that.
+    #[arg(long = "tls-client-optional", requires = "client_ca")]
+    client_optional: bool,
+}
+
+impl TlsArguments {
+    fn portals(&self) -> Vec<Portal> {
+        // Who gives one of the three without the others has been refused.
+        let Some((certificate, key)) = self.certificate.clone().zip(self.key.clone()) else {
+            return Vec::new();
+        };
+        let tls = TlsConfig {
+            certificate,
+            key,
+            client_ca: self.client_ca.clone(),
+            require_client_certificate: self.client_ca.is_some() && !self.client_optional,
+        };
+        let portal = |portal: &Portal| Portal { tls: Some(tls.clone()), ..portal.clone() };
+        self.listen_tls.iter().map(portal).collect()
+    }
+}
+
 impl Arguments {
     fn config(&self) -> Result<Config, ConfigError> {
         let mut config = match &self.config {
@@ -64,7 +110,7 @@ impl Arguments {
         for spec in &self.volumes {
             config.volumes.push(config::parse_volume(spec)?);
         }
-        config.listen.extend(&self.listen);
+        config.listen.extend(self.listen.iter().cloned().chain(self.tls.portals()));
         config.cores = self.cores.or(config.cores);
         config.io_engine = self.io_engine.unwrap_or(config.io_engine);
         let control = self.control.clone().or(config.control);
@@ -90,12 +136,16 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         // Before anything is told, so that no signal is lost.
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hang_up = signal(SignalKind::hangup())?;
         let server = Server::start(config)?;
         announce(&server, &volumes, arguments.json).context("cannot write to stdout")?;
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-        tokio::select! {
-            _ = terminate.recv() => info!("SIGTERM: ending"),
-            _ = interrupt.recv() => info!("SIGINT: ending"),
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break info!("SIGTERM: ending"),
+                _ = interrupt.recv() => break info!("SIGINT: ending"),
+                _ = hang_up.recv() => server.reload_certificates(),
+            }
         }
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         let clean = server.shutdown(Duration::from_secs(arguments.logout_grace)).await;

@@ -10,6 +10,8 @@ mod keeper;
 pub mod server;
 pub mod stores;
 mod targets;
+mod tls;
 
 pub use config::{Config, ConfigError};
 pub use server::{Export, Server, SetAccessError, StartError};
+pub use tls::TlsError;

@@ -29,6 +29,7 @@ use crate::host::Beneath;
 use crate::keeper;
 use crate::stores::{self, StoreError};
 use crate::targets::{Target, Targets};
+use crate::tls::{Tls, TlsError};
 
 /// Where the installation's own identity is (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -54,6 +55,14 @@ pub enum StartError {
         address: SocketAddr,
         /// The system's error.
         source: io::Error,
+    },
+    /// A portal's certificates cannot be used.
+    #[error("portal {address}: {source}")]
+    Tls {
+        /// The portal.
+        address: SocketAddr,
+        /// What is wrong with which file.
+        source: TlsError,
     },
     /// The threads or the file engine could not be started.
     #[error("cannot start the cores: {0}")]
@@ -113,7 +122,7 @@ pub struct Export {
     pub lun: u16,
     /// Bytes.
     pub size: u64,
-    /// A URL for libiscsi and QEMU, one for each portal.
+    /// A URL for libiscsi and QEMU, one for each portal; with TLS, for our own initiator alone.
     pub urls: Vec<String>,
 }
 
@@ -140,7 +149,11 @@ impl Server {
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         // Ports before files: a port in use leaves no new file behind. Nobody is accepted yet.
         let mut listeners = Vec::new();
-        for &Portal { address, .. } in &config.listen {
+        let mut certificates = Vec::new();
+        for portal in &config.listen {
+            let address = portal.address;
+            let open = |tls| Tls::open(tls).map_err(|source| StartError::Tls { address, source });
+            certificates.push(portal.tls.as_ref().map(open).transpose()?.map(Arc::new));
             let listen = |source| StartError::Listen { address, source };
             listeners.push(Listener::bind(address).map_err(listen)?);
         }
@@ -156,7 +169,7 @@ impl Server {
             stores.insert(volume.name.as_str(), store);
         }
         let taken = |(portal, listener): (&Portal, &Listener)| {
-            Ok(Portal { address: listener.local_addr()?, ..*portal })
+            Ok(Portal { address: listener.local_addr()?, ..portal.clone() })
         };
         let portals = config.listen.iter().zip(&listeners).map(taken);
         let portals = portals.collect::<Result<Vec<_>, _>>().map_err(StartError::Cores)?;
@@ -184,7 +197,7 @@ impl Server {
                     urls: portals
                         .iter()
                         .filter(|portal| target.is_reached_through(portal.group))
-                        .map(|portal| url(portal.address, &target.name, lun))
+                        .map(|portal| url(portal, &target.name, lun))
                         .collect(),
                 });
             }
@@ -206,6 +219,7 @@ impl Server {
             roster: Roster::default(),
             drains: Arc::default(),
             portals,
+            certificates,
         });
         let (closing, told) = watch::channel(false);
         let (alive, accepting) = mpsc::channel(1);
@@ -241,6 +255,11 @@ impl Server {
         let device = self.target_device(target);
         let device = device.ok_or_else(|| SetAccessError::NoTarget(target.to_owned()))?;
         Ok(device.set_access_state(group, state)?)
+    }
+
+    /// Looks at the certificates of portals now, instead of when the next connection comes in.
+    pub fn reload_certificates(&self) {
+        self.front.certificates.iter().flatten().for_each(|certificates| certificates.reload());
     }
 
     /// How files are read and written.
@@ -349,14 +368,16 @@ fn target_ports(target: &TargetConfig, listen: &[Portal]) -> Vec<TargetPort> {
     tags.into_iter().map(port).collect()
 }
 
-fn url(portal: SocketAddr, target: &str, lun: Lun) -> String {
+fn url(portal: &Portal, target: &str, lun: Lun) -> String {
+    let scheme = if portal.tls.is_some() { "iscsis" } else { "iscsi" };
+    let portal = portal.address;
     // A portal on all addresses is surely reached on the loopback.
     let portal = match (portal.ip().is_unspecified(), portal.is_ipv4()) {
         (false, _) => portal,
         (true, true) => SocketAddr::from(([127, 0, 0, 1], portal.port())),
         (true, false) => SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), portal.port()),
     };
-    format!("iscsi://{portal}/{target}/{}", lun.0)
+    format!("{scheme}://{portal}/{target}/{}", lun.0)
 }
 
 /// What tells this installation from others: two machines must never offer two disks under one

@@ -4,6 +4,7 @@
 //! # A portal may name its portal group, 1 unless given: portals of one group are one way to the
 //! # targets.
 //! listen = ["10.0.0.1:3260", "10.0.1.1:3260,2"]
+//! # Portals that are reached by TLS are tables: see `tls`.
 //! # Where `sarsen session` and `sarsen target` reach the server.
 //! # control = "/run/sarsen/control.sock"
 //!
@@ -47,12 +48,13 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::fault::parse_fault;
-use super::portal::{parse_group, parse_portal};
+use super::portal::{parse_group, parse_portal, parse_portal_table};
 use super::redirect::parse_redirect;
 use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
 use crate::stores::CacheMode;
 
-const TOP_KEYS: &[&str] = &["listen", "cores", "io-engine", "volume", "target", "control"];
+const TOP_KEYS: &[&str] =
+    &["listen", "portal", "cores", "io-engine", "volume", "target", "control"];
 const VOLUME_KEYS: &[&str] = &[
     "name",
     "store",
@@ -122,6 +124,11 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                         .push(parse_portal(&text).map_err(|m| ConfigError::new(place, m))?);
                 }
             }
+            "portal" => {
+                for table in source.array(value, name)? {
+                    config.listen.push(parse_portal_table(&source, table)?);
+                }
+            }
             "cores" => {
                 let text = source.scalar(value, name)?;
                 let cores = text.parse::<NonZeroUsize>().map_err(|_| {
@@ -175,7 +182,7 @@ pub(super) fn unknown_key(place: &str, key: &str, known: &[&str]) -> ConfigError
     ConfigError::new(place, format!("unknown key {key}{hint} (known: {})", known.join(", ")))
 }
 
-fn parse_truth(key: &str, value: &str) -> Result<bool, String> {
+pub(super) fn parse_truth(key: &str, value: &str) -> Result<bool, String> {
     value.parse().map_err(|_| format!("{key} = {value}: write true or false"))
 }
 

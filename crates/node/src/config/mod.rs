@@ -7,6 +7,7 @@ mod portal;
 mod redirect;
 mod size;
 mod spec;
+mod tls;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
 pub use self::redirect::{Redirect, parse_redirect_address};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
+pub use self::tls::TlsConfig;
 
 /// The naming authority of targets whose name is not given: each volume is a target of its own,
 /// `iqn.2026-11.io.sarsen:` and the volume's name.
@@ -184,7 +186,7 @@ impl Config {
         }
         if self.listen.is_empty() {
             let address = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
-            self.listen = vec![Portal { address, group: DEFAULT_GROUP }];
+            self.listen = vec![Portal { address, group: DEFAULT_GROUP, tls: None }];
         }
         let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
         if groups.len() > MAXIMUM_TARGET_PORTS {

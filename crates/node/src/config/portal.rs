@@ -4,17 +4,27 @@ use std::fmt;
 use std::net::{AddrParseError, SocketAddr};
 
 use sarsen_wire::iscsi::DEFAULT_PORT;
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::ConfigError;
+use super::file::{Source, unknown_key};
+use super::tls::{TlsConfig, parse_tls};
+
+const KEYS: &[&str] = &["address", "group", "tls"];
 
 /// The portal group of portals that name none.
 pub const DEFAULT_GROUP: u16 = 1;
 
 /// A network portal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Portal {
     /// Address and port.
     pub address: SocketAddr,
     /// The tag of its portal group: portals of one group are one port of each target.
     pub group: u16,
+    /// It is reached by TLS alone.
+    pub tls: Option<TlsConfig>,
 }
 
 /// As SendTargets tells it (RFC 7143 §13.8).
@@ -37,7 +47,48 @@ pub fn parse_portal(text: &str) -> Result<Portal, String> {
         .map_err(|_: AddrParseError| {
             format!("{text:?} is not an address: write 127.0.0.1:3260 or [::1]:3260")
         })?;
-    Ok(Portal { address, group })
+    Ok(Portal { address, group, tls: None })
+}
+
+/// A `[[portal]]`.
+pub(super) fn parse_portal_table(
+    source: &Source<'_>,
+    table: &Spanned<DeValue<'_>>,
+) -> Result<Portal, ConfigError> {
+    let place = source.place(table.span().start);
+    let entries = table
+        .get_ref()
+        .as_table()
+        .ok_or_else(|| ConfigError::new(&place, "portal is a list of tables: write [[portal]]"))?;
+    let (mut address, mut group, mut tls) = (None, None, None);
+    for (key, value) in entries {
+        let place = source.place(value.span().start);
+        let wrong = |message: String| ConfigError::new(&place, message);
+        match key.get_ref().as_ref() {
+            "address" => {
+                let text = source.scalar(value, "address")?;
+                address = Some((parse_portal(&text).map_err(wrong)?, text.contains(',')));
+            }
+            "group" => {
+                let tag = parse_group(&source.scalar(value, "group")?).map_err(wrong)?;
+                group = Some((tag, place));
+            }
+            "tls" => tls = Some(parse_tls(source, value)?),
+            other => return Err(unknown_key(&source.place(key.span().start), other, KEYS)),
+        }
+    }
+    let (portal, names_group) = address.ok_or_else(|| {
+        ConfigError::new(&place, "the portal has no address: add it, such as \"0.0.0.0:3260\"")
+    })?;
+    let group = match group {
+        Some((_, place)) if names_group => {
+            let message = "group: the address names the portal's group, too: remove one of the two";
+            return Err(ConfigError::new(place, message));
+        }
+        Some((tag, _)) => tag,
+        None => portal.group,
+    };
+    Ok(Portal { group, tls, ..portal })
 }
 
 /// RFC 7143 §13.9: a portal group tag; SPC-4 keeps 0 for no port.

@@ -28,6 +28,7 @@ use super::Front;
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
 use super::sessions::{AbortOrder, Message, Seat};
+use crate::tls::ClientCertificate;
 
 /// Bytes that one thread receives into; an idle connection holds none.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -62,14 +63,19 @@ impl Future for UnderWay {
 }
 
 /// Serves a connection to a portal of this group until it ends, and the commands that it began with
-/// it.
-pub(super) async fn serve(stream: Stream, portal_group: u16, front: Arc<Front>) {
+/// it. Where it came by TLS, `client` is who has shown who it is.
+pub(super) async fn serve(
+    stream: Stream,
+    client: Option<ClientCertificate>,
+    portal_group: u16,
+    front: Arc<Front>,
+) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
     // Until all has ended, whoever writes to the session waits for an answer.
     let (mailbox, mut letters) = mpsc::unbounded_channel();
     let machine = Connection::new(front.settings.clone(), time::now());
-    let view = View { front: front.clone(), local, portal_group, nexus: None };
+    let view = View { front: front.clone(), local, portal_group, client, nexus: None };
     let mut driver = Driver {
         front: front.clone(),
         stream,
@@ -445,6 +451,7 @@ impl<'a> Driver<'a> {
             initiator = admission.initiator_name,
             target = admission.target_name.as_deref().unwrap_or("discovery"),
             peer = %self.stream.peer_addr(),
+            certificate = self.view.client.as_ref().map(tracing::field::display),
             "{}", if joins { "connection added to its session" } else { "session established" }
         );
         self.line = Some(front.roster.enter(Attendance {
@@ -591,5 +598,7 @@ impl<'a> Driver<'a> {
         self.line = None;
         self.seat = None;
         self.terminated.clear();
+        // Nobody waits for this but the peer.
+        self.stream.close().await;
     }
 }

@@ -13,6 +13,7 @@ use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle, TaskAttribute};
 use super::Front;
 use crate::config::Portal;
 use crate::targets::Target;
+use crate::tls::ClientCertificate;
 
 /// One connection's view of the server.
 pub(super) struct View {
@@ -21,6 +22,8 @@ pub(super) struct View {
     pub(super) local: SocketAddr,
     /// The portal's group there: the target port of the nexus.
     pub(super) portal_group: u16,
+    /// Who came, by its TLS certificate.
+    pub(super) client: Option<ClientCertificate>,
     /// The way to the units, once a normal session stands.
     pub(super) nexus: Option<NexusHandle>,
 }
@@ -101,10 +104,10 @@ impl Environment for View {
                 // A portal on all addresses is reached at the one that the initiator used.
                 true if portal.address.is_ipv4() == self.local.is_ipv4() => {
                     let address = SocketAddr::new(self.local.ip(), portal.address.port());
-                    Some(Portal { address, ..*portal })
+                    Some(Portal { address, ..portal.clone() })
                 }
                 true => None,
-                false => Some(*portal),
+                false => Some(portal.clone()),
             })
             .collect();
         let targets = match only {

@@ -2,6 +2,7 @@
 
 mod connection;
 mod environment;
+mod handshake;
 mod roster;
 mod sessions;
 #[cfg(test)]
@@ -16,11 +17,13 @@ use sarsen_proto::iscsi::target::{Refusal, Settings};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, error};
 
+use self::handshake::shake_hands;
 pub(crate) use self::roster::{Attendance, Roster};
 pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
 use crate::config::Portal;
 use crate::drain::Drains;
 use crate::targets::Targets;
+use crate::tls::Tls;
 
 /// Open connections beyond this are closed as they come, so that a storm cannot eat the process.
 const MAX_CONNECTIONS: usize = 20_000;
@@ -34,6 +37,8 @@ pub(crate) struct Front {
     pub(crate) drains: Arc<Drains>,
     /// With the ports that were taken.
     pub(crate) portals: Vec<Portal>,
+    /// Certificates of those that have TLS, in the same order.
+    pub(crate) certificates: Vec<Option<Arc<Tls>>>,
 }
 
 impl Front {
@@ -77,7 +82,8 @@ pub(crate) fn start(
 ) {
     let connections = (0..cores.len()).map(|_| AtomicUsize::new(0)).collect();
     let load = Arc::new(Load { connections });
-    for (listener, portal) in listeners.into_iter().zip(front.portals.clone()) {
+    let portals = front.portals.iter().map(|portal| portal.group).zip(front.certificates.clone());
+    for (listener, portal) in listeners.into_iter().zip(portals) {
         let (front, load, cores_for_task) = (front.clone(), load.clone(), Arc::downgrade(cores));
         let (mut closing, alive) = (closing.clone(), alive.clone());
         cores.spawn_on(0, move || async move {
@@ -92,7 +98,7 @@ pub(crate) fn start(
 
 async fn accept(
     listener: Listener,
-    portal: Portal,
+    (group, certificates): (u16, Option<Arc<Tls>>),
     front: Arc<Front>,
     load: Arc<Load>,
     cores: std::sync::Weak<Cores>,
@@ -110,12 +116,17 @@ async fn accept(
             debug!(%peer, "too many connections: closed");
             continue;
         };
-        let (front, load) = (front.clone(), load.clone());
+        let (front, load, certificates) = (front.clone(), load.clone(), certificates.clone());
         // For life: a connection stays on its core.
         cores.spawn_on(core, move || async move {
-            match Stream::from_std(socket) {
-                Ok(stream) => connection::serve(stream, portal.group, front).await,
-                Err(error) => debug!(%peer, %error, "a connection ended as it began"),
+            match (Stream::from_std(socket), certificates) {
+                (Ok(stream), None) => connection::serve(stream, None, group, front).await,
+                (Ok(stream), Some(tls)) => {
+                    if let Some((stream, client)) = shake_hands(stream, &tls, &front).await {
+                        connection::serve(stream, client, group, front).await;
+                    }
+                }
+                (Err(error), _) => debug!(%peer, %error, "a connection ended as it began"),
             }
             load.give_back(core);
         });

@@ -93,7 +93,8 @@ impl Portal {
             sessions: Sessions::default(),
             roster: Roster::default(),
             drains: Arc::default(),
-            portals: vec![crate::config::Portal { address, group: 1 }],
+            portals: vec![crate::config::Portal { address, group: 1, tls: None }],
+            certificates: vec![None],
         });
         let (closing, told) = watch::channel(false);
         let (alive, _) = tokio::sync::mpsc::channel(1);

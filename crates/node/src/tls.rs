@@ -1,0 +1,250 @@
+//! Certificates of portals, and of those who come to them.
+//!
+//! A portal's files are looked at again when a connection comes in, so that a certificate can be
+//! renewed while the server runs. What is wrong with new ones is told once; the old ones stay.
+
+mod certificate;
+#[cfg(test)]
+mod tests;
+mod verifier;
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{CertificateError, RootCertStore, ServerConfig, version};
+use sarsen_io::time;
+use sarsen_io::tls::pem::{self, PemError};
+use tracing::{error, info};
+
+pub(crate) use self::certificate::ClientCertificate;
+use self::certificate::check_validity;
+use self::verifier::ClientVerifier;
+use crate::config::TlsConfig;
+
+/// How often the files are looked at, at most.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What is wrong with a portal's files, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    Pem(#[from] PemError),
+    /// What is in the file is no certificate.
+    #[error("{path}: what it holds is not a certificate: make it anew")]
+    NotACertificate {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// A certificate does not hold any more.
+    #[error("{path}: a certificate expired at {at}: renew it")]
+    Expired {
+        /// Which file.
+        path: PathBuf,
+        /// When.
+        at: String,
+    },
+    /// A certificate does not hold yet.
+    #[error("{path}: a certificate holds from {from} on: is this machine's clock right?")]
+    NotYet {
+        /// Which file.
+        path: PathBuf,
+        /// From when.
+        from: String,
+    },
+    /// The key is that of another certificate.
+    #[error(
+        "the private key {key} does not belong to the first certificate in {certificate}: put the \
+         two that belong together there, the portal's own certificate first"
+    )]
+    WrongKey {
+        /// The key's file.
+        key: PathBuf,
+        /// The certificate's file.
+        certificate: PathBuf,
+    },
+    /// It is a kind of key or certificate that cannot be used.
+    #[error(
+        "{path} cannot be used: {source}: use ECDSA P-256 or P-384, Ed25519, or RSA of 2048 bits"
+    )]
+    Unusable {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: rustls::Error,
+    },
+}
+
+/// A portal's certificates, as its files have them.
+pub(crate) struct Tls {
+    config: TlsConfig,
+    state: Mutex<State>,
+}
+
+struct State {
+    loaded: Arc<Loaded>,
+    stamps: Vec<Stamp>,
+    look_again: Instant,
+}
+
+/// What tells that a file was replaced or changed; `None` where it is not there.
+type Stamp = Option<(u64, u64, SystemTime)>;
+
+/// What was read at one time: a connection's whole handshake goes by one.
+pub(crate) struct Loaded {
+    pub(crate) server: Arc<ServerConfig>,
+    clients: Option<Arc<ClientVerifier>>,
+}
+
+impl Tls {
+    /// Reads the files. Blocks the thread.
+    pub(crate) fn open(config: &TlsConfig) -> Result<Self, TlsError> {
+        let stamps = stamps(config);
+        let loaded = Arc::new(Loaded::read(config)?);
+        let look_again = time::now() + LOOK_INTERVAL;
+        let state = Mutex::new(State { loaded, stamps, look_again });
+        Ok(Self { config: config.clone(), state })
+    }
+
+    /// What the files hold for a connection that comes in now, or held when they were last right.
+    pub(crate) fn current(&self, now: Instant) -> Arc<Loaded> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if now >= state.look_again {
+            state.look_again = now + LOOK_INTERVAL;
+            self.look(&mut state);
+        }
+        state.loaded.clone()
+    }
+
+    /// Looks at the files now.
+    pub(crate) fn reload(&self) {
+        self.look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn look(&self, state: &mut State) {
+        // Before they are read: what changes meanwhile is seen the next time.
+        let stamps = stamps(&self.config);
+        if stamps == state.stamps {
+            return;
+        }
+        state.stamps = stamps;
+        let certificate = self.config.certificate.display();
+        match Loaded::read(&self.config) {
+            Ok(loaded) => {
+                state.loaded = Arc::new(loaded);
+                info!(%certificate, "new certificates are in use");
+            }
+            Err(error) => error!(%certificate, "the old certificates stay in use: {error}"),
+        }
+    }
+}
+
+fn stamps(config: &TlsConfig) -> Vec<Stamp> {
+    let stamp = |path: &PathBuf| {
+        let metadata = std::fs::metadata(path).ok()?;
+        Some((metadata.ino(), metadata.len(), metadata.modified().ok()?))
+    };
+    [&config.certificate, &config.key].into_iter().chain(&config.client_ca).map(stamp).collect()
+}
+
+impl Loaded {
+    fn read(config: &TlsConfig) -> Result<Self, TlsError> {
+        let TlsConfig { certificate, key, client_ca, require_client_certificate } = config;
+        let chain = pem::certificates(certificate)?;
+        for link in &chain {
+            check_validity(link, certificate, time::wall_clock())?;
+        }
+        let private_key = pem::private_key(key)?;
+        let provider = Arc::new(ring::default_provider());
+        let clients = client_ca.as_ref().map(|path| {
+            client_verifier(path, *require_client_certificate, &provider).map(Arc::new)
+        });
+        let clients = clients.transpose()?;
+        let builder = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(|source| TlsError::Unusable { path: certificate.clone(), source })?;
+        let builder = match &clients {
+            Some(clients) => builder.with_client_cert_verifier(clients.clone()),
+            None => builder.with_no_client_auth(),
+        };
+        let wrong = |error: rustls::Error| match error {
+            rustls::Error::InconsistentKeys(_) => {
+                TlsError::WrongKey { key: key.clone(), certificate: certificate.clone() }
+            }
+            rustls::Error::InvalidCertificate(source) => {
+                let source = source.into();
+                TlsError::Unusable { path: certificate.clone(), source }
+            }
+            source => TlsError::Unusable { path: key.clone(), source },
+        };
+        let mut server = builder.with_single_cert(chain, private_key).map_err(wrong)?;
+        // A session lasts for days and its connection is one; a ticket that was not read when a
+        // client closes would make a reset of its end.
+        server.send_tls13_tickets = 0;
+        server.session_storage = Arc::new(NoServerSessionStorage {});
+        Ok(Self { server: Arc::new(server), clients })
+    }
+
+    /// Who came, by what it showed in its handshake: nobody, if that does not hold now.
+    pub(crate) fn client(
+        &self,
+        chain: &[CertificateDer<'_>],
+    ) -> Result<Option<ClientCertificate>, CertificateError> {
+        let (Some(clients), [own, intermediates @ ..]) = (&self.clients, chain) else {
+            return Ok(None);
+        };
+        match clients.holds(own, intermediates, unix_time()) {
+            Ok(()) => Ok(Some(ClientCertificate::of(own))),
+            Err(rustls::Error::InvalidCertificate(error)) => Err(error),
+            Err(_) => Err(CertificateError::ApplicationVerificationFailure),
+        }
+    }
+}
+
+fn client_verifier(
+    path: &Path,
+    is_required: bool,
+    provider: &Arc<CryptoProvider>,
+) -> Result<ClientVerifier, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in pem::certificates(path)? {
+        let added = roots.add(certificate);
+        added.map_err(|_| TlsError::NotACertificate { path: path.to_owned() })?;
+    }
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
+    let builder = if is_required { builder } else { builder.allow_unauthenticated() };
+    let verifier = builder.build().map_err(|error| TlsError::Unusable {
+        path: path.to_owned(),
+        source: rustls::Error::General(error.to_string()),
+    })?;
+    Ok(ClientVerifier::new(verifier, is_required))
+}
+
+fn unix_time() -> UnixTime {
+    let since = time::wall_clock().duration_since(SystemTime::UNIX_EPOCH);
+    UnixTime::since_unix_epoch(since.unwrap_or_default())
+}
+
+/// Why a handshake failed, for the log.
+pub(crate) fn reason(error: &io::Error) -> String {
+    use rustls::Error as Tls;
+    match sarsen_io::tls::cause(error) {
+        Some(Tls::InvalidMessage(_)) => {
+            "what came is not TLS: does the initiator speak plain iSCSI here?".to_owned()
+        }
+        Some(Tls::NoCertificatesPresented) => "the client showed no certificate".to_owned(),
+        Some(Tls::InvalidCertificate(error)) => format!("the client's certificate: {error}"),
+        Some(Tls::AlertReceived(alert)) => {
+            format!("the client refuses: {alert:?}: does it know who vouches for this portal?")
+        }
+        Some(other) => other.to_string(),
+        None => error.to_string(),
+    }
+}
