@@ -55,6 +55,15 @@ pub(crate) struct Manner {
     /// Require data digests (CRC32C).
     #[arg(long)]
     data_digest: bool,
+    /// Have so many connections, if the target grants them, with the commands spread over all.
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=65535))]
+    connections: u32,
+    /// The highest level of error recovery, if the target grants it: at 1 what is damaged on the
+    /// way is sent again, at 2 a connection that is lost is recovered, too.
+    #[arg(long, value_name = "LEVEL", default_value_t = 0,
+        value_parser = clap::value_parser!(u8).range(..=2))]
+    recovery_level: u8,
     /// Print the result as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -69,6 +78,8 @@ impl Manner {
             header_digest: offer(self.header_digest),
             data_digest: offer(self.data_digest),
             reconnect_limit: Some(RECONNECT_LIMIT),
+            connections: self.connections,
+            error_recovery_level: self.recovery_level,
             ..SessionOptions::default()
         }
     }

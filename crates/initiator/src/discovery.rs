@@ -3,10 +3,10 @@
 use sarsen_proto::iscsi::initiator::{ConnectionError, Event, SessionTarget};
 use sarsen_wire::iscsi::text;
 
-use crate::driver::Shared;
 use crate::error::SessionError;
 use crate::establish::{Established, establish, in_time, spawn};
 use crate::session::SessionOptions;
+use crate::shared::Shared;
 use crate::url::Portal;
 
 /// A target that a portal knows.
@@ -25,15 +25,15 @@ pub async fn discover(
     options: &SessionOptions,
 ) -> Result<Vec<DiscoveredTarget>, SessionError> {
     let limit = options.answer_limit;
-    let Established { link, shared, portal, .. } =
+    let Established { link, machine, portal, .. } =
         establish(portal, &SessionTarget::Discovery, options, options.identity.as_ref()).await?;
-    let (shared, driver) = spawn(link, shared);
-    let result = in_time(&portal, limit, send_targets(&shared)).await;
+    let live = spawn(link, machine);
+    let shared = &live.shared;
+    let result = in_time(&portal, limit, send_targets(shared)).await;
     if result.is_ok() {
         // The answer is here: how the target takes leave changes nothing.
         let _ = in_time(&portal, limit, shared.leave()).await;
     }
-    driver.abort();
     result
 }
 
@@ -41,7 +41,7 @@ pub async fn discover(
 pub(crate) async fn send_targets(shared: &Shared) -> Result<Vec<DiscoveredTarget>, SessionError> {
     let token = shared.token();
     let send = |shared: &Shared| {
-        shared.connection.borrow_mut().text(b"SendTargets=All\0", token);
+        shared.machine.borrow_mut().text(b"SendTargets=All\0", token);
     };
     match shared.answer(token, send).await? {
         Event::TextDone { text, .. } => targets(&text),

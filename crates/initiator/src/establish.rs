@@ -9,24 +9,25 @@ use std::time::Duration;
 use sarsen_io::net::Stream;
 use sarsen_io::time;
 use sarsen_proto::iscsi::chap::Algorithm;
-use sarsen_proto::iscsi::initiator::{ConnectionError, LoginError, LoginOptions, SessionTarget};
-use tokio::task::JoinHandle;
+use sarsen_proto::iscsi::initiator::{
+    ConnectionError, LEADING, LoginError, LoginOptions, Session as Machine, SessionTarget,
+};
 
-use crate::driver::{Link, Shared};
+use crate::driver::Link;
 use crate::error::SessionError;
 use crate::identity::Identity;
 use crate::session::SessionOptions;
+use crate::shared::{Live, Shared};
 use crate::url::Portal;
 
 /// A target may send elsewhere this often in a row.
 const REDIRECTION_LIMIT: u32 = 4;
 
-/// Starts the task that serves a session.
-pub(crate) fn spawn(mut link: Link, shared: Shared) -> (Rc<Shared>, JoinHandle<()>) {
-    let shared = Rc::new(shared);
-    let served = shared.clone();
-    let driver = tokio::task::spawn_local(async move { link.serve(&served).await });
-    (shared, driver)
+/// Starts the task that serves a session's first connection.
+pub(crate) fn spawn(link: Link, machine: Machine) -> Live {
+    let shared = Rc::new(Shared::new(machine));
+    shared.spawn(link.serve(shared.clone()));
+    Live { shared }
 }
 
 /// Gives up on `answer` after `limit`.
@@ -54,9 +55,11 @@ pub(crate) struct LoginTimes {
 /// A login that was granted.
 pub(crate) struct Established {
     pub(crate) link: Link,
-    pub(crate) shared: Shared,
+    pub(crate) machine: Machine,
     /// Where, after redirections.
     pub(crate) portal: Portal,
+    /// Those that the target takes for an authentication.
+    pub(crate) algorithms: Vec<Algorithm>,
     pub(crate) times: LoginTimes,
 }
 
@@ -74,7 +77,7 @@ pub(crate) async fn establish(
         let mut login = options.login(target);
         login.authentication = identity.map(|identity| identity.authentication(&algorithms));
         match in_time(&portal, options.answer_limit, attempt(&portal, login)).await {
-            Ok(established) => return Ok(established),
+            Ok(established) => return Ok(Established { algorithms, ..established }),
             Err(SessionError::Connection(ConnectionError::Login(LoginError::Redirected {
                 address,
                 ..
@@ -104,18 +107,18 @@ pub(crate) async fn establish(
 
 async fn attempt(portal: &Portal, login: LoginOptions) -> Result<Established, SessionError> {
     let begun = time::now();
-    let mut link = Link::new(dial(portal).await?);
+    let mut link = Link::new(dial(portal).await?, LEADING);
     let connected = time::now();
-    let (shared, secure) = link.login(login).await?;
+    let (machine, secure) = link.log_in(login).await?;
     let times = LoginTimes {
         connect: connected - begun,
         security: secure - connected,
         operational: time::now() - secure,
     };
-    Ok(Established { link, shared, portal: portal.clone(), times })
+    Ok(Established { link, machine, portal: portal.clone(), algorithms: Vec::new(), times })
 }
 
-async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
+pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
     let failed = |source: io::Error| SessionError::Connect {
         portal: portal.clone(),
         source: Arc::new(source),

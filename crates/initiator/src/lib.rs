@@ -1,12 +1,13 @@
-//! A user-space initiator: iSCSI sessions with one connection, on a current-thread runtime.
+//! A user-space initiator: iSCSI sessions of one connection or several, on a current-thread runtime.
 //!
 //! [`Session::connect`] logs in to the logical unit that a [`Url`] names; its methods take `&self`,
-//! and as many as one likes may wait at once: their commands share the connection. [`discover`]
+//! and as many as one likes may wait at once: their commands share its connections. [`discover`]
 //! asks a portal which targets there are. The protocol itself is in `sarsen_proto::iscsi::initiator`;
 //! here are the socket, the futures, and what the common SCSI commands look like. [`transfer`] moves whole
 //! disks and files; [`signature`] tells what a device holds before something is written over it;
 //! [`nbd`] offers what an NBD server exports as a store.
 
+mod connections;
 mod discovery;
 mod disk;
 mod driver;
@@ -18,6 +19,7 @@ pub mod nbd;
 pub mod phases;
 mod reconnect;
 mod session;
+mod shared;
 pub mod signature;
 pub mod transfer;
 mod url;

@@ -83,22 +83,22 @@ impl Watch {
 
 /// Times a discovery session: login, SendTargets, logout.
 pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phases, SessionError> {
-    let Established { link, shared, portal, times } =
+    let Established { link, machine, portal, times, .. } =
         establish(portal, &SessionTarget::Discovery, options, options.identity.as_ref()).await?;
-    let (shared, driver) = spawn(link, shared);
+    let live = spawn(link, machine);
+    let shared = &live.shared;
     let mut watch = Watch::new(times);
     let limit = options.answer_limit;
     let steps = async {
-        let targets = in_time(&portal, limit, send_targets(&shared)).await?;
+        let targets = in_time(&portal, limit, send_targets(shared)).await?;
         watch.step("SendTargets");
         in_time(&portal, limit, shared.leave()).await?;
         watch.step("logout");
         Ok(targets)
     };
     let targets: Result<_, SessionError> = steps.await;
-    driver.abort();
     let targets = targets?;
-    let parameters = shared.connection.borrow().parameters().clone();
+    let parameters = shared.machine.borrow().parameters().clone();
     Ok(watch.finish(&parameters, targets))
 }
 

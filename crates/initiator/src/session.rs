@@ -14,20 +14,22 @@ use sarsen_proto::iscsi::initiator::{
 };
 use sarsen_proto::iscsi::output::Payload;
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
-use tokio::task::JoinHandle;
 
+use crate::connections::{self, Way};
 use crate::disk::Capacity;
-use crate::driver::Shared;
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::identity::Identity;
 use crate::reconnect::{
     FIRST_PAUSE, Fingerprint, Held, Kept, LONGEST_PAUSE, REPEAT_LIMIT, Reconnection,
 };
+use crate::shared::{Live, Shared};
 use crate::url::{Portal, Url};
 
 /// Unit attentions that a new session may be told before its first answer.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
+/// The most connections that are asked for, which is that of the standard (RFC 7143 §13.2).
+const CONNECTION_LIMIT: u32 = 65535;
 /// Who we are unless told otherwise.
 const DEFAULT_INITIATOR_NAME: &str = "iqn.2026-01.invalid.example:sarsen.initiator";
 
@@ -50,6 +52,14 @@ pub struct SessionOptions {
     /// 64 MiB, before a flush is made. After a new login it is written again, so this is only for
     /// disks that nobody else writes to at the same time.
     pub reconnect_limit: Option<Duration>,
+    /// The most connections that a session may have; a target may grant fewer. Commands go over
+    /// all of them.
+    pub connections: u32,
+    /// The highest level of error recovery, up to 2; a target may grant a lower one. At level 1
+    /// what a digest finds damaged is sent again. At level 2 a connection that is lost is
+    /// recovered, and nobody is told. Below, or when that fails, the session is lost with it, and
+    /// `reconnect_limit` says what then.
+    pub error_recovery_level: u8,
     /// How long connection and login may take in all, and then each of discovery and logout.
     pub answer_limit: Duration,
 }
@@ -63,6 +73,8 @@ impl Default for SessionOptions {
             isid: random_isid(),
             identity: None,
             reconnect_limit: None,
+            connections: 1,
+            error_recovery_level: 0,
             answer_limit: Duration::from_secs(15),
         }
     }
@@ -81,6 +93,10 @@ impl SessionOptions {
         let mut login = LoginOptions::new(&self.initiator_name, target.clone(), self.isid);
         login.header_digest = self.header_digest;
         login.data_digest = self.data_digest;
+        if matches!(target, SessionTarget::Named(_)) {
+            login.max_connections = self.connections.clamp(1, CONNECTION_LIMIT);
+            login.error_recovery_level = self.error_recovery_level.min(2).into();
+        }
         login
     }
 }
@@ -144,18 +160,6 @@ pub struct Session {
     answer_limit: Duration,
 }
 
-/// One login, and the task that serves it.
-struct Live {
-    shared: Rc<Shared>,
-    driver: JoinHandle<()>,
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.driver.abort();
-    }
-}
-
 impl Session {
     /// Logs in, following redirections, takes the unit attentions that a new session is told,
     /// and asks for the capacity.
@@ -180,11 +184,14 @@ impl Session {
     ) -> Result<(Self, LoginTimes), SessionError> {
         let identity = url.chap.identity()?.or_else(|| options.identity.clone());
         let target = SessionTarget::Named(url.target.clone());
-        let Established { link, shared, portal, times } =
+        let Established { link, machine, portal, algorithms, times } =
             establish(&url.portal, &target, options, identity.as_ref()).await?;
-        let (shared, driver) = spawn(link, shared);
+        let live = spawn(link, machine);
+        let answer_limit = options.answer_limit;
+        let way = Way { portal: portal.clone(), identity, algorithms, answer_limit };
+        connections::keep(&live.shared, way, options.connections).await;
         let session = Self {
-            live: RefCell::new(Live { shared, driver }),
+            live: RefCell::new(live),
             reconnection: options
                 .reconnect_limit
                 .map(|limit| Reconnection::new(url, options, limit)),
@@ -235,7 +242,7 @@ impl Session {
 
     /// What was negotiated.
     pub fn parameters(&self) -> Parameters {
-        self.shared().connection.borrow().parameters().clone()
+        self.shared().machine.borrow().parameters().clone()
     }
 
     /// Why the session is over, if it is.
@@ -271,7 +278,7 @@ impl Session {
     pub(crate) fn payload(&self, buffer: Buffer) -> Result<(Payload, u32), SessionError> {
         let length = u32::try_from(buffer.len())
             .map_err(|_| SessionError::TooLong { blocks: buffer.len() as u64, block_length: 1 })?;
-        Ok((self.shared().connection.borrow().payload(buffer), length))
+        Ok((self.shared().machine.borrow().payload(buffer), length))
     }
 
     /// Carries a command out, over as many connections as it takes.
@@ -368,7 +375,7 @@ impl Session {
     pub async fn ping(&self) -> Result<(), SessionError> {
         let shared = self.shared();
         let token = shared.token();
-        shared.answer(token, |shared| shared.connection.borrow_mut().ping(token)).await?;
+        shared.answer(token, |shared| shared.machine.borrow_mut().ping(token)).await?;
         Ok(())
     }
 
@@ -410,7 +417,7 @@ async fn manage(
 ) -> Result<TaskManagementResponse, SessionError> {
     let token = shared.token();
     let start = |shared: &Shared| {
-        shared.connection.borrow_mut().task_management(request, token);
+        shared.machine.borrow_mut().task_management(request, token);
     };
     match shared.answer(token, start).await? {
         Event::TaskManagementDone { response, .. } => Ok(response),

@@ -343,6 +343,8 @@ fn login_options(options: &LoadOptions, url: &Url, index: u32) -> Result<LoginOp
         first_burst_length: options.first_burst_length,
         max_recv_data_segment_length: options.max_recv_data_segment_length,
         max_outstanding_r2t: 1,
+        max_connections: 1,
+        error_recovery_level: 0,
     })
 }
 

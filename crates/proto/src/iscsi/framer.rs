@@ -209,6 +209,17 @@ impl Framer {
         }
     }
 
+    /// Gives the memory of an incomplete data segment back that was to land in memory of the
+    /// owner's: the stream has ended.
+    pub fn take_memory(&mut self) -> Option<Buffer> {
+        match &mut self.state {
+            State::Data { memory, .. } | State::Trailer { memory, .. } => {
+                memory.take().map(|memory| memory.buffer)
+            }
+            State::Header | State::Placing => None,
+        }
+    }
+
     /// Takes bytes from the front of `input` until something is complete or nothing is left.
     pub fn advance(&mut self, input: &mut &[u8]) -> Result<Frame, FramingError> {
         loop {

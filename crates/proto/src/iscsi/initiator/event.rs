@@ -8,7 +8,7 @@ use sarsen_wire::iscsi::{
 
 use super::super::FramingError;
 use super::super::chap::Algorithm;
-use super::Token;
+use super::{Cid, Token};
 
 /// How far a command's data fell short of, or went beyond, what was expected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +56,28 @@ pub enum Event {
     SecurityPassed,
     /// The login is over: commands may be sent.
     LoggedIn,
+    /// A further connection of the session is logged in, or one has taken the place of one that
+    /// was lost.
+    Joined {
+        /// Which.
+        connection: Cid,
+    },
+    /// A connection that was lost is removed from the session: its commands went over to others.
+    Removed {
+        /// Which.
+        connection: Cid,
+    },
+    /// A connection was logged out alone, and is to be closed.
+    Left {
+        /// Which.
+        connection: Cid,
+    },
+    /// A request that was no command went down with its connection, and nobody can say whether it
+    /// was carried out.
+    Lost {
+        /// The request.
+        token: Token,
+    },
     /// A command ended.
     Completed(Completion),
     /// A command was ended by a task management function and will have no completion.
@@ -258,9 +280,44 @@ pub enum ProtocolError {
     /// A login that does not come to an end.
     #[error("no end of the login after {0} answers")]
     LoginTooLong(u32),
+    /// More of what it sent is missing than anybody can keep track of.
+    #[error("too many of its PDUs are missing")]
+    TooManyMissing,
     /// Pings faster than answers can be sent.
     #[error("{0} pings without reading an answer")]
     PingFlood(u32),
+}
+
+/// Why the tasks of a lost connection cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecoveryError {
+    /// The session's level is below 2.
+    #[error("the session's error recovery level is {level}")]
+    Level {
+        /// ErrorRecoveryLevel.
+        level: u32,
+    },
+    /// The target does not let the connection go.
+    #[error("the target answers its removal with {response:?}")]
+    Removal {
+        /// Its answer.
+        response: LogoutResponse,
+    },
+    /// The target does not take a request that recovery needs.
+    #[error("the target rejects what it takes ({reason:?})")]
+    Rejected {
+        /// Why.
+        reason: RejectReason,
+    },
+    /// A command has lost too many connections: it may be what breaks them.
+    #[error("a command has lost too many connections")]
+    MovedTooOften,
+    /// The target does not move a task.
+    #[error("the target answers a task's reassignment with {response:?}")]
+    Reassignment {
+        /// Its answer.
+        response: TaskManagementResponse,
+    },
 }
 
 /// Why a connection ended.
@@ -278,6 +335,12 @@ pub enum ConnectionError {
     /// Data changed on the way (RFC 7143 §7.8: at level 0 the session starts anew).
     #[error("data digest error in {0:?}")]
     DataDigest(Opcode),
+    /// The target does not send again what was damaged or lost.
+    #[error("the target does not repeat what was lost on the way")]
+    NotRepeated,
+    /// The connection was lost, and its tasks cannot go on over another (RFC 7143 §7.2.2).
+    #[error("a connection was lost, and its tasks cannot go on over another: {0}")]
+    Unrecoverable(#[from] RecoveryError),
 }
 
 impl From<TextError> for ConnectionError {

@@ -8,11 +8,11 @@ use sarsen_wire::iscsi::{
     DEFAULT_DATA_SEGMENT_LENGTH, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, Stage,
 };
 
-use super::super::keys::{self, DigestKind, Key, Kind, Negotiation};
+use super::super::keys::{self, DigestKind, Key, Kind, Negotiation, Use};
 use super::super::{Output, Parameters};
 use super::authentication::Chap;
 use super::event::{ConnectionError, LoginError, ProtocolError};
-use super::options::{DigestOffer, LoginOptions, SessionTarget};
+use super::options::{DigestOffer, Join, LoginOptions, SessionTarget};
 
 /// Text of one answer is gathered up to this many bytes.
 const TEXT_LIMIT: usize = 64 * 1024;
@@ -70,19 +70,23 @@ pub(super) struct Login {
     /// Text of an answer that goes on.
     received: Vec<u8>,
     tsih: u16,
+    /// The session that there is already.
+    join: Option<Join>,
     exchanges: u32,
     /// The operational keys that wait for an answer.
     open_keys: Vec<&'static str>,
 }
 
 impl Login {
-    pub(super) fn new(options: LoginOptions) -> Self {
+    /// A login into a session of its own, or into one that there is.
+    pub(super) fn new(options: LoginOptions, join: Option<Join>) -> Self {
         Self {
             options,
             step: Step::Security,
             to_send: Vec::new(),
             received: Vec::new(),
-            tsih: 0,
+            tsih: join.map_or(0, |join| join.tsih),
+            join,
             exchanges: 0,
             open_keys: Vec::new(),
         }
@@ -94,7 +98,9 @@ impl Login {
         self.add("InitiatorName", &name);
         match self.options.target.clone() {
             SessionTarget::Named(target) => {
-                self.add("SessionType", "Normal");
+                if self.join.is_none() {
+                    self.add("SessionType", "Normal");
+                }
                 self.add("TargetName", &target);
             }
             SessionTarget::Discovery => self.add("SessionType", "Discovery"),
@@ -107,7 +113,12 @@ impl Login {
                 self.step = Step::Authentication(Chap::new(authentication));
             }
         }
-        self.send(output, cmd_sn, 0);
+        self.send(output, cmd_sn, self.join.map_or(0, |join| join.exp_stat_sn));
+    }
+
+    /// The session's handle at the target.
+    pub(super) const fn tsih(&self) -> u16 {
+        self.tsih
     }
 
     fn add(&mut self, key: &str, value: &str) {
@@ -133,6 +144,7 @@ impl Login {
         header.flags = self.step.stage().0 << 2 | bits;
         header.isid = self.options.isid;
         header.tsih = self.tsih.into();
+        header.cid = self.join.map_or(0, |join| join.cid).into();
         header.initiator_task_tag = TAG.into();
         header.cmd_sn = cmd_sn.into();
         header.exp_stat_sn = exp_stat_sn.into();
@@ -208,7 +220,11 @@ impl Login {
                 parameters.local_max_recv_data_segment_length =
                     self.options.max_recv_data_segment_length;
                 self.to_send.clear();
-                for (key, value) in self.options.operational() {
+                let keys = match self.join {
+                    None => self.options.operational(),
+                    Some(_) => self.options.operational_of_connection(),
+                };
+                for (key, value) in keys {
                     self.add(key, &value);
                     self.open_keys.push(key);
                 }
@@ -269,6 +285,10 @@ impl Login {
                 }
                 continue;
             };
+            // RFC 7143 §13: these hold for the session, and were settled by its first login.
+            if self.join.is_some() && key.usage == Use::LeadingOnly {
+                continue;
+            }
             let open = self.open_keys.iter().position(|open| *open == name);
             let declared = matches!(key.kind, Kind::DeclaredNumber(..));
             if matches!(value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {

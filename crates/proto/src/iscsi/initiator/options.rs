@@ -73,6 +73,24 @@ pub struct LoginOptions {
     pub max_recv_data_segment_length: u32,
     /// MaxOutstandingR2T.
     pub max_outstanding_r2t: u32,
+    /// MaxConnections: the most connections of a session; only [`super::Session`] can have more
+    /// than one.
+    pub max_connections: u32,
+    /// The highest ErrorRecoveryLevel, up to 2. Only [`super::Session`] has connections that
+    /// follow each other, which is what level 2 is about.
+    pub error_recovery_level: u32,
+}
+
+/// DefaultTime2Retain that is offered at level 2: enough for a network that comes back.
+const TIME2RETAIN_SECONDS: u32 = 20;
+
+/// A login into a session that there is already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Join {
+    pub(super) tsih: u16,
+    pub(super) cid: u16,
+    /// Where the CID's last connection stood, if this is to take its place (RFC 7143 §11.12.9).
+    pub(super) exp_stat_sn: u32,
 }
 
 impl LoginOptions {
@@ -91,7 +109,14 @@ impl LoginOptions {
             first_burst_length: 256 * 1024,
             max_recv_data_segment_length: 1024 * 1024,
             max_outstanding_r2t: 8,
+            max_connections: 1,
+            error_recovery_level: 0,
         }
+    }
+
+    /// DefaultTime2Retain: below level 2 no task outlives its connection.
+    const fn time2retain(&self) -> u32 {
+        if self.error_recovery_level < 2 { 0 } else { TIME2RETAIN_SECONDS }
     }
 
     /// The same offers as the table takes them, to answer a target that offers keys itself.
@@ -99,33 +124,32 @@ impl LoginOptions {
         TargetOffer {
             header_digest: !matches!(self.header_digest, DigestOffer::None),
             data_digest: !matches!(self.data_digest, DigestOffer::None),
-            max_connections: 1,
+            max_connections: self.max_connections,
             initial_r2t: self.initial_r2t,
             immediate_data: self.immediate_data,
             max_recv_data_segment_length: self.max_recv_data_segment_length,
             max_burst_length: self.max_burst_length,
             first_burst_length: self.first_burst_length,
             default_time2wait: 0,
-            default_time2retain: 0,
+            default_time2retain: self.time2retain(),
             max_outstanding_r2t: self.max_outstanding_r2t,
-            error_recovery_level: 0,
+            error_recovery_level: self.error_recovery_level,
         }
     }
 
-    /// The operational keys with the values that are offered, in the order of the standard.
+    /// The operational keys of a session's first login with the values that are offered, in the
+    /// order of the standard.
     pub(super) fn operational(&self) -> Vec<(&'static str, String)> {
         let boolean = |value| if value { "Yes" } else { "No" }.to_owned();
-        let mut keys = vec![
-            ("HeaderDigest", self.header_digest.values().to_owned()),
-            ("DataDigest", self.data_digest.values().to_owned()),
-            ("MaxRecvDataSegmentLength", self.max_recv_data_segment_length.to_string()),
+        let mut keys = self.operational_of_connection();
+        keys.extend([
             ("DefaultTime2Wait", "0".to_owned()),
-            ("DefaultTime2Retain", "0".to_owned()),
-            ("ErrorRecoveryLevel", "0".to_owned()),
-        ];
+            ("DefaultTime2Retain", self.time2retain().to_string()),
+            ("ErrorRecoveryLevel", self.error_recovery_level.to_string()),
+        ]);
         if self.target.session_type() == SessionType::Normal {
             keys.extend([
-                ("MaxConnections", "1".to_owned()),
+                ("MaxConnections", self.max_connections.to_string()),
                 ("InitialR2T", boolean(self.initial_r2t)),
                 ("ImmediateData", boolean(self.immediate_data)),
                 ("MaxBurstLength", self.max_burst_length.to_string()),
@@ -140,5 +164,14 @@ impl LoginOptions {
             ]);
         }
         keys
+    }
+
+    /// Those that each connection has of its own.
+    pub(super) fn operational_of_connection(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("HeaderDigest", self.header_digest.values().to_owned()),
+            ("DataDigest", self.data_digest.values().to_owned()),
+            ("MaxRecvDataSegmentLength", self.max_recv_data_segment_length.to_string()),
+        ]
     }
 }

@@ -6,6 +6,10 @@ use super::super::output::Payload;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
+/// A connection of a session, by its number (CID).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cid(pub u16);
+
 /// How a command is ordered among others (RFC 7143 §11.3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskAttribute {
@@ -56,7 +60,8 @@ pub enum Transfer {
     },
     /// To the target: the first `length` bytes of `payload`.
     Write {
-        /// The data, from [`super::Connection::payload`]; clones share it.
+        /// The data, from [`super::Connection::payload`] or [`super::Session::payload`]; clones
+        /// share it.
         payload: Payload,
         /// ExpectedDataTransferLength in bytes; not more than the payload has.
         length: u32,

@@ -10,8 +10,11 @@ use sarsen_wire::iscsi::{
     TextResponse, U24, padding,
 };
 
-use super::super::{DigestKind, Frame, Framer, Landing};
+use super::super::{DigestKind, Frame, Framer, Landing, Output};
 use super::*;
+
+mod recovery;
+mod session;
 
 const LUN: [u8; 8] = [0, 1, 0, 0, 0, 0, 0, 0];
 const WINDOW_TOP: u32 = 4;
@@ -25,7 +28,10 @@ pub(super) fn options() -> LoginOptions {
 
 /// Everything that waits in the output, as bytes.
 pub(super) fn drain(connection: &mut Connection) -> Vec<u8> {
-    let output = connection.output();
+    drain_output(connection.output())
+}
+
+fn drain_output(output: &mut Output) -> Vec<u8> {
     let mut stream = Vec::new();
     while !output.is_empty() {
         let mut pieces = Vec::new();
@@ -44,9 +50,13 @@ pub(super) fn drain(connection: &mut Connection) -> Vec<u8> {
 
 /// Everything that waits in the output, as PDUs without digests.
 pub(super) fn sent(connection: &mut Connection) -> Vec<Pdu> {
-    let stream = drain(connection);
-    let mut input = &stream[..];
+    pdus(&drain(connection), false)
+}
+
+fn pdus(stream: &[u8], data_digest: bool) -> Vec<Pdu> {
+    let mut input = stream;
     let mut framer = Framer::default();
+    framer.set_digests(false, data_digest);
     framer.set_max_data_segment_length(1 << 24);
     let mut pdus = Vec::new();
     loop {

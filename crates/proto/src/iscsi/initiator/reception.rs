@@ -1,0 +1,290 @@
+//! Which Data-In of a command has arrived, where some of it may be sent again
+//! (RFC 7143 §4.2.2.3, §7.5).
+
+/// Data-In PDUs in a row that are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hole {
+    first_sn: u32,
+    end_sn: u32,
+    start: u32,
+    /// The byte behind the last one, or, of the data's end, behind the most that may come.
+    end: u32,
+    /// The data's end is missing, so that nobody knows how long it is.
+    is_tail: bool,
+}
+
+/// A Data-In PDU: its number and where its bytes belong.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrival {
+    pub(super) data_sn: u32,
+    pub(super) offset: u32,
+    pub(super) length: u32,
+}
+
+impl Arrival {
+    const fn end(&self) -> Option<u32> {
+        self.offset.checked_add(self.length)
+    }
+}
+
+/// A run of numbers that are to be sent again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+/// A PDU that fits neither what is missing nor what comes next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Misplaced;
+
+/// See the module. The end of what arrived, holes included, is kept by the owner.
+#[derive(Debug, Default)]
+pub(super) struct Reception {
+    next_sn: u32,
+    holes: Vec<Hole>,
+}
+
+/// Holes of one command; more are the work of a peer that wants our memory.
+const HOLE_LIMIT: usize = 1024;
+
+impl Reception {
+    /// Whether nothing before what arrived last is missing.
+    pub(super) const fn is_whole(&self) -> bool {
+        self.holes.is_empty()
+    }
+
+    /// The first number that did not arrive.
+    pub(super) fn first_missing(&self) -> u32 {
+        self.holes.first().map_or(self.next_sn, |hole| hole.first_sn)
+    }
+
+    /// Whether the PDU has been here before.
+    pub(super) fn is_duplicate(&self, data_sn: u32) -> bool {
+        data_sn < self.next_sn && self.hole_of(data_sn).is_none()
+    }
+
+    fn hole_of(&self, data_sn: u32) -> Option<usize> {
+        self.holes.iter().position(|hole| (hole.first_sn..hole.end_sn).contains(&data_sn))
+    }
+
+    /// Whether a PDU that is no duplicate may stand where it says. `received` is where the data
+    /// that arrived ends, `expected` the length of all.
+    pub(super) fn check(
+        &self,
+        arrival: Arrival,
+        received: u32,
+        expected: u32,
+    ) -> Result<(), Misplaced> {
+        let Arrival { data_sn, offset, length } = arrival;
+        let end = arrival.end().ok_or(Misplaced)?;
+        let fits = match self.hole_of(data_sn) {
+            _ if length > 0 && end > expected => false,
+            // A PDU without data says nothing by its offset.
+            _ if length == 0 => true,
+            None if data_sn == self.next_sn => offset == received,
+            None => offset >= received,
+            Some(at) => {
+                let hole = &self.holes[at];
+                let starts = if data_sn == hole.first_sn {
+                    offset == hole.start
+                } else {
+                    offset >= hole.start
+                };
+                let is_last = data_sn + 1 == hole.end_sn && !hole.is_tail;
+                starts && if is_last { end == hole.end } else { end <= hole.end }
+            }
+        };
+        let room = data_sn != u32::MAX && self.holes.len() < HOLE_LIMIT;
+        if fits && room { Ok(()) } else { Err(Misplaced) }
+    }
+
+    /// Takes a PDU that was checked, and of which the data is good only if it is `intact`. Gives
+    /// what is to be asked for again.
+    pub(super) fn arrive(
+        &mut self,
+        arrival: Arrival,
+        intact: bool,
+        received: &mut u32,
+    ) -> Option<Run> {
+        let Arrival { data_sn, offset, length } = arrival;
+        let place = self.hole_of(data_sn);
+        let start = match place {
+            // What is missing before an empty one cannot lie behind what came.
+            _ if length > 0 => offset,
+            None => *received,
+            Some(at) => self.holes[at].start,
+        };
+        let end = start + length;
+        if let Some(at) = place {
+            if !intact {
+                return Some(Run { first: data_sn, count: 1 });
+            }
+            self.split(at, data_sn, start, end, received);
+            return None;
+        }
+        let first = self.next_sn;
+        if data_sn > first {
+            self.miss(first, data_sn, *received, start);
+        }
+        if !intact {
+            self.miss(data_sn, data_sn + 1, start, end);
+        }
+        self.next_sn = data_sn + 1;
+        *received = end;
+        let count = self.next_sn - first - u32::from(intact);
+        (count > 0).then_some(Run { first, count })
+    }
+
+    fn miss(&mut self, first_sn: u32, end_sn: u32, start: u32, end: u32) {
+        self.holes.push(Hole { first_sn, end_sn, start, end, is_tail: false });
+    }
+
+    fn split(&mut self, at: usize, data_sn: u32, start: u32, end: u32, received: &mut u32) {
+        let hole = self.holes.remove(at);
+        let is_last = data_sn + 1 == hole.end_sn;
+        if !is_last {
+            self.holes.insert(at, Hole { first_sn: data_sn + 1, start: end, ..hole });
+        } else if hole.is_tail {
+            *received = end;
+        }
+        if hole.first_sn < data_sn {
+            let before = Hole { end_sn: data_sn, end: start, is_tail: false, ..hole };
+            self.holes.insert(at, before);
+        }
+    }
+
+    /// The target says that it sent PDUs up to before this number.
+    pub(super) fn note_end(
+        &mut self,
+        end_sn: u32,
+        expected: u32,
+        received: &mut u32,
+    ) -> Option<Run> {
+        let first = self.next_sn;
+        if end_sn <= first || self.holes.len() >= HOLE_LIMIT {
+            return None;
+        }
+        let (start, end) = (*received, expected);
+        self.holes.push(Hole { first_sn: first, end_sn, start, end, is_tail: true });
+        self.next_sn = end_sn;
+        Some(Run { first, count: end_sn - first })
+    }
+
+    /// Forgets what lies behind the first hole: another connection sends all from there on. Gives
+    /// the number that is expected there.
+    pub(super) fn rewind(&mut self, received: &mut u32) -> u32 {
+        if let Some(hole) = self.holes.first() {
+            self.next_sn = hole.first_sn;
+            *received = hole.start;
+        }
+        self.holes.clear();
+        self.next_sn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PIECE: u32 = 100;
+
+    const fn piece(data_sn: u32) -> Arrival {
+        Arrival { data_sn, offset: data_sn * PIECE, length: PIECE }
+    }
+
+    #[test]
+    fn rfc7143_7_8_what_is_missing_is_asked_for_once_and_fills_its_place() {
+        let (mut reception, mut received) = (Reception::default(), 0);
+        assert_eq!(reception.arrive(piece(0), true, &mut received), None);
+        let asked = reception.arrive(piece(3), true, &mut received);
+        assert_eq!(asked, Some(Run { first: 1, count: 2 }));
+        assert_eq!(reception.arrive(piece(4), true, &mut received), None);
+        assert_eq!(reception.first_missing(), 1);
+        assert!(reception.is_duplicate(0) && reception.is_duplicate(3));
+        assert!(!reception.is_duplicate(1) && !reception.is_duplicate(5));
+        assert_eq!(reception.check(Arrival { offset: 250, ..piece(2) }, 500, 600), Err(Misplaced));
+        assert_eq!(reception.check(Arrival { length: 101, ..piece(2) }, 500, 600), Err(Misplaced));
+        assert_eq!(reception.check(piece(2), 500, 600), Ok(()));
+        reception.arrive(piece(2), true, &mut received);
+        let asked = reception.arrive(piece(1), false, &mut received);
+        assert_eq!(asked, Some(Run { first: 1, count: 1 }), "damaged again");
+        reception.arrive(piece(1), true, &mut received);
+        assert!(reception.is_whole());
+        assert_eq!((received, reception.first_missing()), (500, 5));
+    }
+
+    #[test]
+    fn rfc7143_11_5_6_a_reassigned_read_goes_on_behind_what_is_there_without_a_gap() {
+        let (mut reception, mut received) = (Reception::default(), 0);
+        for data_sn in [0, 1, 3] {
+            reception.arrive(piece(data_sn), true, &mut received);
+        }
+        assert_eq!(reception.rewind(&mut received), 2);
+        assert_eq!(received, 200);
+        assert!(reception.is_whole() && !reception.is_duplicate(3));
+    }
+
+    #[test]
+    fn rfc7143_11_4_8_the_response_tells_of_a_lost_end() {
+        let (mut reception, mut received) = (Reception::default(), 0);
+        reception.arrive(piece(0), true, &mut received);
+        let asked = reception.note_end(3, 300, &mut received);
+        assert_eq!(asked, Some(Run { first: 1, count: 2 }));
+        reception.arrive(piece(1), true, &mut received);
+        let short = Arrival { length: 40, ..piece(2) };
+        assert_eq!(reception.check(short, received, 300), Ok(()));
+        reception.arrive(short, true, &mut received);
+        assert!(reception.is_whole());
+        assert_eq!(received, 240);
+        assert_eq!(reception.note_end(3, 300, &mut received), None);
+    }
+
+    proptest! {
+        /// A target that sends what it is asked for over a line that damages and loses.
+        #[test]
+        fn whatever_is_lost_all_arrives_in_the_end(
+            count in 1u32..40, fates in prop::collection::vec(0u8..4, 0..200),
+        ) {
+            let (mut reception, mut received) = (Reception::default(), 0);
+            let mut fates = fates.into_iter();
+            let mut to_send: std::collections::VecDeque<u32> = (0..count).collect();
+            let mut arrived = vec![0; count as usize];
+            let mut told = false;
+            loop {
+                let Some(data_sn) = to_send.pop_front() else {
+                    if told {
+                        break;
+                    }
+                    told = true;
+                    if let Some(run) = reception.note_end(count, count * PIECE, &mut received) {
+                        to_send.extend(run.first..run.first + run.count);
+                    }
+                    continue;
+                };
+                // Only what is sent for the first time is lost without a trace.
+                let fate = fates.next().unwrap_or(3);
+                if fate == 0 && !told && arrived[data_sn as usize] == 0 && !reception.holes.iter()
+                    .any(|hole| (hole.first_sn..hole.end_sn).contains(&data_sn)) {
+                    continue;
+                }
+                if reception.is_duplicate(data_sn) {
+                    continue;
+                }
+                let intact = fate != 1;
+                prop_assert_eq!(reception.check(piece(data_sn), received, count * PIECE), Ok(()));
+                if intact {
+                    arrived[data_sn as usize] += 1;
+                }
+                if let Some(run) = reception.arrive(piece(data_sn), intact, &mut received) {
+                    to_send.extend(run.first..run.first + run.count);
+                }
+            }
+            prop_assert!(reception.is_whole());
+            prop_assert_eq!(received, count * PIECE);
+            prop_assert!(arrived.iter().all(|times| *times == 1), "{:?}", arrived);
+        }
+    }
+}
