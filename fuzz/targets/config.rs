@@ -7,8 +7,8 @@ use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
 use sarsen_node::config::{
-    Config, ConfigError, StoreConfig, parse_engine, parse_file, parse_portal, parse_size,
-    parse_volume, render_size,
+    AccessConfig, Config, ConfigError, Placed, StoreConfig, parse_account, parse_engine,
+    parse_file, parse_network, parse_portal, parse_size, parse_volume, render_size,
 };
 
 fuzz_target!(|input: &[u8]| {
@@ -33,6 +33,12 @@ fuzz_target!(|input: &[u8]| {
     }
     if let Ok(portal) = parse_portal(text) {
         assert_eq!(parse_portal(&portal.to_string()), Ok(portal));
+    }
+    if let Ok(network) = parse_network(text) {
+        assert_eq!(parse_network(&network.to_string()), Ok(network));
+    }
+    if let Err(error) = parse_account(text) {
+        told(&error);
     }
     let _ = parse_engine(text);
 });
@@ -70,4 +76,18 @@ fn finish(config: Config) {
         }
     }
     assert_eq!(exported.len(), names.len(), "a volume that nobody can reach");
+    let accounts: HashSet<_> = config.accounts.iter().map(|account| &account.name).collect();
+    assert_eq!(accounts.len(), config.accounts.len(), "two accounts of one name");
+    let logins = config.targets.iter().map(|target| &target.login);
+    for login in logins.chain([&config.discovery]) {
+        let named = login.chap.iter().chain(&login.own_account);
+        let in_rules = login.rules.iter().filter_map(|rule| rule.account.as_ref());
+        for Placed { value, .. } in named.chain(in_rules) {
+            assert!(accounts.contains(value), "{value:?}");
+        }
+        assert!(
+            login.demands_proof()
+                || *login == AccessConfig { rules: login.rules.clone(), ..AccessConfig::default() }
+        );
+    }
 }

@@ -8,16 +8,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
-use sarsen_node::config::{self, Config, Portal, TlsConfig, VolumeConfig, render_size};
+use sarsen_node::config::{self, Config, Placed, Portal, TlsConfig, VolumeConfig, render_size};
 use sarsen_node::{ConfigError, Server, StartError};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::info;
+use tracing::{error, info, warn};
 
 /// Flags of `sarsen serve`. What flags say is added to what the file says.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// A TOML file with `listen`, `[[volume]]` and `[[target]]`.
+    /// A TOML file with `listen`, `[[volume]]`, `[[target]]`, `[[account]]` and more. SIGHUP takes over
+    /// changed accounts, secrets and access rules without a restart.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A volume: NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH (a CD), NAME=sg:PATH (a real SCSI
@@ -33,6 +34,13 @@ pub(crate) struct Arguments {
     listen: Vec<Portal>,
     #[command(flatten)]
     tls: TlsArguments,
+    /// An account: NAME=FILE, the file with its secret, which nobody but its owner may read.
+    #[arg(long = "account", value_name = "NAME=FILE")]
+    accounts: Vec<String>,
+    /// An account of which initiators have to prove to be one (by CHAP) before they see or use any
+    /// target; it may be given several times.
+    #[arg(long, value_name = "NAME")]
+    chap: Vec<String>,
     /// Threads that serve; one for each processor unless given.
     #[arg(long)]
     cores: Option<NonZeroUsize>,
@@ -110,6 +118,11 @@ impl Arguments {
         for spec in &self.volumes {
             config.volumes.push(config::parse_volume(spec)?);
         }
+        for account in &self.accounts {
+            config.accounts.push(config::parse_account(account)?);
+        }
+        let place = |name: &String| Placed { place: format!("--chap {name}"), value: name.clone() };
+        config.chap.extend(self.chap.iter().map(place));
         config.listen.extend(self.listen.iter().cloned().chain(self.tls.portals()));
         config.cores = self.cores.or(config.cores);
         config.io_engine = self.io_engine.unwrap_or(config.io_engine);
@@ -144,7 +157,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
             tokio::select! {
                 _ = terminate.recv() => break info!("SIGTERM: ending"),
                 _ = interrupt.recv() => break info!("SIGINT: ending"),
-                _ = hang_up.recv() => server.reload_certificates(),
+                _ = hang_up.recv() => reload(&server, &arguments),
             }
         }
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -152,6 +165,21 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         anyhow::ensure!(clean, "not everything could be brought to disk; see the log");
         Ok(())
     })
+}
+
+/// Takes over what may change while the server runs. The log tells what became of it.
+fn reload(server: &Server, arguments: &Arguments) {
+    server.reload_certificates();
+    match arguments.config().and_then(|config| server.reload(&config)) {
+        Ok(reloaded) => {
+            for what in &reloaded.needs_restart {
+                warn!("SIGHUP: {what} was changed: that needs a restart");
+            }
+            let sessions_ended = reloaded.sessions_ended;
+            info!(sessions_ended, "SIGHUP: accounts and access rules are in force");
+        }
+        Err(error) => error!("SIGHUP: nothing was changed: {error}"),
+    }
 }
 
 #[derive(Serialize)]

@@ -1,17 +1,20 @@
 //! The server: [`config`] says what it is to be, [`stores`] are the disks that do I/O, `fronts`
 //! speak to clients, [`server`] starts all of it and ends it in good order.
 
+mod access;
 pub mod config;
 pub mod control;
 mod drain;
 mod fronts;
 mod host;
 mod keeper;
+mod metrics;
 pub mod server;
 pub mod stores;
 mod targets;
 mod tls;
 
+pub use access::Reloaded;
 pub use config::{Config, ConfigError};
 pub use server::{Export, Server, SetAccessError, StartError};
 pub use tls::TlsError;

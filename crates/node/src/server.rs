@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sarsen_block::{BlockError, Store};
@@ -22,6 +22,7 @@ use sarsen_scsi::{
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
+use crate::access::{self, Access, Policy, Reloaded};
 use crate::config::{Config, ConfigError, Portal, StoreConfig, TargetConfig, VolumeConfig};
 use crate::control::Control;
 use crate::fronts::iscsi::{self, Front, Message, Roster, Sessions};
@@ -132,6 +133,8 @@ pub struct Server {
     control: Option<Control>,
     cores: Arc<Cores>,
     front: Arc<Front>,
+    /// What it runs by.
+    config: Mutex<Config>,
     stores: Vec<(String, Arc<dyn Store>)>,
     exports: Vec<Export>,
     closing: watch::Sender<bool>,
@@ -144,6 +147,7 @@ impl Server {
         if !digest::self_check() {
             return Err(StartError::Digest);
         }
+        let policy = Policy::compile(&config)?;
         let cores = Cores::start(config.cores, config.io_engine).map_err(StartError::Cores)?;
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(Beneath::new(&cores)));
@@ -218,6 +222,7 @@ impl Server {
             sessions: Sessions::default(),
             roster: Roster::default(),
             drains: Arc::default(),
+            access: Arc::new(Access::new(policy)),
             portals,
             certificates,
         });
@@ -226,7 +231,8 @@ impl Server {
         let control = control.map(|listener| Control::start(listener, front.clone()));
         let control = control.transpose().map_err(StartError::Cores)?;
         iscsi::start(&front, listeners, &cores, &told, &alive);
-        Ok(Self { control, cores, front, stores, exports, closing, accepting })
+        let config = Mutex::new(config);
+        Ok(Self { control, cores, front, config, stores, exports, closing, accepting })
     }
 
     /// What clients can reach, in the order of the configuration.
@@ -257,9 +263,25 @@ impl Server {
         Ok(device.set_access_state(group, state)?)
     }
 
+    /// Takes over the accounts and the access rules of a changed configuration, all of them or, where
+    /// something is wrong with them, nothing. Sessions that are not let in any more are ended.
+    pub fn reload(&self, new: &Config) -> Result<Reloaded, ConfigError> {
+        let mut running = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        let (merged, needs_restart) = access::merge(&running, new)?;
+        let policy = Policy::compile(&merged)?;
+        *running = merged;
+        let sessions_ended = self.front.access.replace(policy, &self.front.targets);
+        Ok(Reloaded { needs_restart, sessions_ended })
+    }
+
     /// Looks at the certificates of portals now, instead of when the next connection comes in.
     pub fn reload_certificates(&self) {
         self.front.certificates.iter().flatten().for_each(|certificates| certificates.reload());
+    }
+
+    /// What is counted, as OpenMetrics text.
+    pub fn metrics(&self) -> String {
+        self.front.metrics()
     }
 
     /// How files are read and written.

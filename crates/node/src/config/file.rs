@@ -34,6 +34,12 @@
 //! # groups = [1, 2]
 //! # Initiators are sent on when they log in; permanent unless they are to ask here again.
 //! # redirect = { address = "san2.example:3260", permanent = true }
+//! # Who may log in to it: see `access`.
+//! # chap = ["host"]
+//!
+//! # [[account]]
+//! # name = "host"
+//! # secret-file = "/etc/sarsen/host.secret"  # or secret-env = "HOST_SECRET"
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,14 +53,25 @@ use sarsen_scsi::{AccessState, ProtectionType};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::access::{self, AccessConfig, parse_discovery};
+use super::account::account_from_settings;
 use super::fault::parse_fault;
 use super::portal::{parse_group, parse_portal, parse_portal_table};
 use super::redirect::parse_redirect;
 use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
 use crate::stores::CacheMode;
 
-const TOP_KEYS: &[&str] =
-    &["listen", "portal", "cores", "io-engine", "volume", "target", "control"];
+const TOP_KEYS: &[&str] = &[
+    "listen",
+    "portal",
+    "cores",
+    "io-engine",
+    "volume",
+    "target",
+    "control",
+    "account",
+    "discovery",
+];
 const VOLUME_KEYS: &[&str] = &[
     "name",
     "store",
@@ -147,6 +164,12 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                     config.volumes.push(volume_from_settings(settings, &place)?);
                 }
             }
+            "account" => {
+                for (settings, place) in source.tables(value, name)? {
+                    config.accounts.push(account_from_settings(settings, &place)?);
+                }
+            }
+            "discovery" => config.discovery = parse_discovery(&source, value)?,
             "target" => {
                 for table in source.array(value, name)? {
                     config.targets.push(parse_target(&source, table)?);
@@ -168,7 +191,11 @@ pub fn parse_cache(text: &str) -> Result<CacheMode, String> {
     choose("cache", text, &CACHES)
 }
 
-fn choose<T: Copy>(key: &str, text: &str, choices: &[(&'static str, T)]) -> Result<T, String> {
+pub(super) fn choose<T: Copy>(
+    key: &str,
+    text: &str,
+    choices: &[(&'static str, T)],
+) -> Result<T, String> {
     let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
     found.ok_or_else(|| {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
@@ -408,6 +435,7 @@ fn parse_target(
     let (mut name, mut alias, mut luns) = (None, None, Vec::new());
     let (mut access, mut preferred) = (BTreeMap::new(), None);
     let (mut groups, mut redirect) = (None, None);
+    let mut login = AccessConfig::default();
     for (key, value) in entries {
         match key.get_ref().as_ref() {
             "name" => name = Some(source.scalar(value, "name")?),
@@ -423,13 +451,15 @@ fn parse_target(
             }
             "groups" => groups = Some(parse_groups(source, value)?),
             "redirect" => redirect = Some(parse_redirect(source, value)?),
+            key if access::TARGET_KEYS.contains(&key) => login.take(source, key, value)?,
             other => {
-                return Err(unknown_key(&source.place(key.span().start), other, TARGET_KEYS));
+                let known = [TARGET_KEYS, &access::TARGET_KEYS].concat();
+                return Err(unknown_key(&source.place(key.span().start), other, &known));
             }
         }
     }
     let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
-    Ok(TargetConfig { name, alias, luns, access, preferred, groups, redirect })
+    Ok(TargetConfig { name, alias, luns, access, preferred, groups, redirect, login })
 }
 
 /// `[1, 2]`.
@@ -499,7 +529,7 @@ impl Source<'_> {
         }
     }
 
-    fn array<'v, 'i>(
+    pub(super) fn array<'v, 'i>(
         &self,
         value: &'v Spanned<DeValue<'i>>,
         key: &str,
@@ -511,7 +541,7 @@ impl Source<'_> {
     }
 
     /// A list of strings (or one string), each with its place.
-    fn strings(
+    pub(super) fn strings(
         &self,
         value: &Spanned<DeValue<'_>>,
         key: &str,
@@ -533,7 +563,8 @@ impl Source<'_> {
         let table_settings = |item: &Spanned<DeValue<'_>>| {
             let place = self.place(item.span().start);
             let Some(table) = item.get_ref().as_table() else {
-                return Err(self.wrong_type(item, key, "a list of tables: write [[volume]]"));
+                let wanted = format!("a list of tables: write [[{key}]]");
+                return Err(self.wrong_type(item, key, &wanted));
             };
             let mut settings = Vec::new();
             for (key, value) in table {

@@ -1,8 +1,11 @@
 //! What the server is to be: portals, volumes, targets. Parsed once into a valid value, from a
 //! TOML file ([`parse_file`]) or from flags ([`parse_volume`]); everything behind it can rely on it.
 
+mod access;
+mod account;
 mod fault;
 mod file;
+mod network;
 mod portal;
 mod redirect;
 mod size;
@@ -21,8 +24,11 @@ use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS, ProtectionType};
 
 use crate::stores::CacheMode;
 
+pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
+pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub use self::fault::FaultConfig;
 pub use self::file::{parse_cache, parse_engine, parse_file};
+pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
 pub use self::redirect::{Redirect, parse_redirect_address};
 pub use self::size::{parse_size, render_size};
@@ -50,6 +56,12 @@ pub struct Config {
     pub targets: Vec<TargetConfig>,
     /// The socket at which the server is told what to do; none unless given.
     pub control: Option<PathBuf>,
+    /// The accounts that there are, by unique names.
+    pub accounts: Vec<AccountConfig>,
+    /// Who may look for targets; it has no rules.
+    pub discovery: AccessConfig,
+    /// Accounts that may log in everywhere, beside those that each target and discovery list.
+    pub chap: Vec<Placed<String>>,
 }
 
 /// A volume.
@@ -134,6 +146,8 @@ pub struct TargetConfig {
     pub groups: Option<BTreeSet<u16>>,
     /// Where it is instead.
     pub redirect: Option<Redirect>,
+    /// Who may log in to it.
+    pub login: AccessConfig,
 }
 
 impl TargetConfig {
@@ -168,13 +182,16 @@ impl Default for Config {
             volumes: Vec::new(),
             targets: Vec::new(),
             control: None,
+            accounts: Vec::new(),
+            discovery: AccessConfig::default(),
+            chap: Vec::new(),
         }
     }
 }
 
 impl Config {
     /// Completes and checks what was gathered: names are unique and valid, each volume is in
-    /// exactly one target, and there is something to serve.
+    /// exactly one target, there is something to serve, and accounts and rules fit that.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
         let error = |message: String| ConfigError::new("configuration", message);
         let wrong = |message: String| Err(error(message));
@@ -258,7 +275,18 @@ impl Config {
             let luns = vec![volume.name.clone()];
             self.targets.push(TargetConfig { name, luns, ..TargetConfig::default() });
         }
+        let everywhere = std::mem::take(&mut self.chap);
+        let logins = self.targets.iter_mut().map(|target| &mut target.login);
+        for login in logins.chain([&mut self.discovery]) {
+            login.chap.extend(everywhere.iter().cloned());
+        }
+        self.check_access()?;
         Ok(self)
+    }
+
+    /// Accounts and rules fit each other and the targets.
+    pub(crate) fn check_access(&self) -> Result<(), ConfigError> {
+        access::check(self)
     }
 }
 

@@ -75,7 +75,7 @@ pub(super) async fn serve(
     // Until all has ended, whoever writes to the session waits for an answer.
     let (mailbox, mut letters) = mpsc::unbounded_channel();
     let machine = Connection::new(front.settings.clone(), time::now());
-    let view = View { front: front.clone(), local, portal_group, client, nexus: None };
+    let view = View::new(front.clone(), (peer, local), client, portal_group);
     let mut driver = Driver {
         front: front.clone(),
         stream,
@@ -100,6 +100,7 @@ pub(super) async fn serve(
     }
     match reason {
         End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
+        End::Closed(CloseReason::LoginRefused(refusal)) => driver.view.tell_refusal(&refusal),
         End::Closed(reason) => info!(%peer, %reason, "connection closed"),
         End::Socket(error) => debug!(%peer, %error, "connection lost"),
     }
@@ -435,11 +436,11 @@ impl<'a> Driver<'a> {
         {
             return self.machine.refuse(refusal);
         }
-        if joins {
-            self.view.nexus = seat.nexus();
-        } else if !self.view.open_nexus(&admission) {
-            return self.machine.refuse(RefusalReason::NoSuchTarget);
-        } else if let Some(nexus) = &self.view.nexus {
+        // The seat comes first: whoever was there before has gone.
+        if let Err(reason) = self.view.enter(&admission, &self.mailbox, seat.nexus()) {
+            return self.machine.refuse(reason);
+        }
+        if let Some(nexus) = &self.view.nexus {
             seat.use_nexus(nexus);
         }
         if let Some((session, id)) = self.machine.establish(seat.tsih) {
@@ -489,6 +490,13 @@ impl<'a> Driver<'a> {
         let mut nexus = nexus.clone();
         let Management { initiator_task_tag, function, lun } = management;
         let lun = Lun::from_wire(&lun);
+        let is_of_target =
+            matches!(function, Function::TargetWarmReset | Function::TargetColdReset);
+        if is_of_target && !nexus.has_whole_target() {
+            // RFC 7143 §11.5.1: it would end what others do on units that are not its business.
+            let response = TaskManagementResponse::FunctionAuthorizationFailed;
+            return self.machine.respond(initiator_task_tag, response);
+        }
         let aborts = match (function, lun) {
             (Function::ClearAca, Some(lun)) => {
                 nexus.clear_aca(lun);

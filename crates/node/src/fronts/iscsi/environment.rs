@@ -3,14 +3,18 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use sarsen_io::time;
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
-    self, Admission, Demand, Environment, Refusal, RefusalReason, TargetRecord, Welcome,
+    self, Admission, Environment, Refusal, RefusalReason, TargetRecord, Welcome,
 };
-use sarsen_scsi::{Cdb, InitiatorPort, Lun, NexusHandle, TaskAttribute};
+use sarsen_scsi::{Cdb, InitiatorPort, Lun, LunView, NexusHandle, TaskAttribute};
+use tokio::sync::mpsc;
+use tracing::warn;
 
-use super::Front;
+use super::{Front, Message};
+use crate::access::{Pass, Telling};
 use crate::config::Portal;
 use crate::targets::Target;
 use crate::tls::ClientCertificate;
@@ -18,6 +22,8 @@ use crate::tls::ClientCertificate;
 /// One connection's view of the server.
 pub(super) struct View {
     pub(super) front: Arc<Front>,
+    /// Where it comes from.
+    peer: SocketAddr,
     /// Where the initiator reached us.
     pub(super) local: SocketAddr,
     /// The portal's group there: the target port of the nexus.
@@ -26,18 +32,95 @@ pub(super) struct View {
     pub(super) client: Option<ClientCertificate>,
     /// The way to the units, once a normal session stands.
     pub(super) nexus: Option<NexusHandle>,
+    /// Once it is let in.
+    pass: Option<Pass>,
+    /// What it has said of itself, for the log.
+    claimed: Claimed,
+}
+
+#[derive(Default)]
+struct Claimed {
+    initiator: Option<String>,
+    target: Option<String>,
+    account: Option<String>,
 }
 
 impl View {
-    /// Opens the I_T nexus of a session that is being established. False if the target is gone.
-    pub(super) fn open_nexus(&mut self, admission: &Admission) -> bool {
-        let Some(name) = &admission.target_name else { return true };
-        let Some(target) = self.front.targets.find(name) else { return false };
-        // RFC 7143 §4.4.2: the initiator port's name is made of name and ISID.
-        let initiator =
-            InitiatorPort::new(format!("{},i,{}", admission.initiator_name, admission.isid));
-        self.nexus = target.device.open_nexus(initiator, self.portal_group);
-        self.nexus.is_some()
+    pub(super) fn new(
+        front: Arc<Front>,
+        (peer, local): (SocketAddr, SocketAddr),
+        client: Option<ClientCertificate>,
+        portal_group: u16,
+    ) -> Self {
+        let claimed = Claimed::default();
+        Self { front, peer, local, portal_group, client, nexus: None, pass: None, claimed }
+    }
+
+    /// Lets in a connection whose login is done. It has the I_T nexus of the session that it `joins`, or
+    /// opens the one of the session that it begins.
+    pub(super) fn enter(
+        &mut self,
+        admission: &Admission,
+        mailbox: &mpsc::UnboundedSender<Message>,
+        joins: Option<NexusHandle>,
+    ) -> Result<(), RefusalReason> {
+        let (pass, view) = self.front.access.enter(admission, self.peer, mailbox)?;
+        if let Some(name) = &admission.target_name {
+            self.nexus = Some(self.nexus(name, admission, (&pass, view), joins)?);
+        }
+        self.pass = Some(pass);
+        Ok(())
+    }
+
+    fn nexus(
+        &self,
+        target: &str,
+        admission: &Admission,
+        (pass, view): (&Pass, LunView),
+        joins: Option<NexusHandle>,
+    ) -> Result<NexusHandle, RefusalReason> {
+        let device = self.front.targets.find(target).ok_or(RefusalReason::NoSuchTarget)?.device;
+        let initiator = InitiatorPort {
+            // RFC 7143 §4.4.2: the initiator port's name is made of name and ISID.
+            name: format!("{},i,{}", admission.initiator_name, admission.isid),
+            proven: admission.account.clone(),
+        };
+        let open = || device.open_nexus_showing(initiator, self.portal_group, view.clone());
+        let nexus = joins.or_else(open).ok_or(RefusalReason::NoSuchTarget)?;
+        if let Some(view) = pass.use_nexus(nexus.id(), &view) {
+            device.set_view(nexus.id(), view);
+        }
+        Ok(nexus)
+    }
+
+    /// Counts a refused login, and tells it in one line unless this source has filled enough of them.
+    pub(super) fn tell_refusal(&self, refusal: &Refusal) {
+        let access = &self.front.access;
+        access.metrics.refused(refusal.reason);
+        match access.storm.note(self.peer.ip(), time::now()) {
+            Telling::Write => {
+                let Claimed { initiator, target, account } = &self.claimed;
+                let status = refusal.reason.status();
+                // What a stranger has written is quoted.
+                warn!(
+                    peer = %self.peer,
+                    initiator,
+                    target,
+                    account,
+                    status = format_args!("{:04x}", status.0),
+                    "login refused: {refusal}"
+                );
+            }
+            Telling::CloseAt(deadline, source) => {
+                let access = access.clone();
+                tokio::task::spawn_local(async move {
+                    time::sleep_until(deadline).await;
+                    let left_out = access.storm.close(source);
+                    warn!(%source, left_out, "more logins were refused");
+                });
+            }
+            Telling::LeaveOut => {}
+        }
     }
 }
 
@@ -61,6 +144,9 @@ pub(super) fn attribute(attribute: u8) -> TaskAttribute {
 
 impl Environment for View {
     fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
+        self.claimed.initiator = Some(admission.initiator_name.clone());
+        self.claimed.target = admission.target_name.clone();
+        let demand = self.front.access.look(admission, self.peer)?;
         let alias = match &admission.target_name {
             Some(name) => {
                 let target = self.front.targets.find(name);
@@ -76,26 +162,27 @@ impl Environment for View {
             None => None,
         };
         let session = self.front.sessions.session(admission);
-        Ok(Welcome { portal_group_tag: self.portal_group, alias, demand: Demand::Nothing, session })
+        Ok(Welcome { portal_group_tag: self.portal_group, alias, demand, session })
     }
 
-    fn secret_of(&mut self, _: &Admission, _: &str) -> Option<Secret> {
-        None
+    fn secret_of(&mut self, _: &Admission, account: &str) -> Option<Secret> {
+        self.claimed.account = Some(account.to_owned());
+        self.front.access.secret_of(account)
     }
 
-    fn own_credentials(&mut self, _: &Admission) -> Option<Credentials> {
-        None
+    fn own_credentials(&mut self, admission: &Admission) -> Option<Credentials> {
+        self.front.access.own_credentials(admission)
     }
 
-    fn authorize(&mut self, _: &Admission, _: Option<&str>) -> Result<(), Refusal> {
-        Ok(())
+    fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal> {
+        Ok(self.front.access.authorize(admission, account, self.peer)?)
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {
         sarsen_io::random::fill(bytes);
     }
 
-    fn targets(&mut self, _admission: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
+    fn targets(&mut self, admission: &Admission, only: Option<&str>) -> Vec<TargetRecord> {
         let portals: Vec<Portal> = self
             .front
             .portals
@@ -115,9 +202,12 @@ impl Environment for View {
             None => self.front.targets.all(),
         };
         let record = |target: Target| {
+            let name = target.device.name().to_owned();
+            if !self.front.access.shows(&name, &admission.initiator_name, self.peer) {
+                return None;
+            }
             let reached = portals.iter().filter(|portal| target.is_reached_through(portal.group));
             let addresses: Vec<_> = reached.map(Portal::to_string).collect();
-            let name = target.device.name().to_owned();
             // RFC 7143 appendix C: without an address it would be taken to be at this portal.
             (!addresses.is_empty()).then_some(TargetRecord { name, addresses })
         };

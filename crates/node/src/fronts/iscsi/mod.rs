@@ -20,6 +20,7 @@ use tracing::{debug, error};
 use self::handshake::shake_hands;
 pub(crate) use self::roster::{Attendance, Roster};
 pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
+use crate::access::Access;
 use crate::config::Portal;
 use crate::drain::Drains;
 use crate::targets::Targets;
@@ -35,6 +36,7 @@ pub(crate) struct Front {
     pub(crate) sessions: Sessions,
     pub(crate) roster: Roster,
     pub(crate) drains: Arc<Drains>,
+    pub(crate) access: Arc<Access>,
     /// With the ports that were taken.
     pub(crate) portals: Vec<Portal>,
     /// Certificates of those that have TLS, in the same order.
@@ -46,6 +48,11 @@ impl Front {
     fn turns_away(&self, target: &str) -> Option<Refusal> {
         let configured = self.targets.find(target).and_then(|target| target.redirect);
         self.drains.refusal(target, configured.as_ref())
+    }
+
+    /// What is counted, as OpenMetrics text.
+    pub(crate) fn metrics(&self) -> String {
+        self.access.metrics.render(self.sessions.count())
     }
 }
 

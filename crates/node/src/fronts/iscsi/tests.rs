@@ -93,6 +93,7 @@ impl Portal {
             sessions: Sessions::default(),
             roster: Roster::default(),
             drains: Arc::default(),
+            access: Arc::new(Access::new(crate::access::Policy::of_everybody([TARGET]))),
             portals: vec![crate::config::Portal { address, group: 1, tls: None }],
             certificates: vec![None],
         });

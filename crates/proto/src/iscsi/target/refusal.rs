@@ -52,10 +52,11 @@ pub enum RefusalReason {
     /// The initiator's secret is our own (RFC 7143 §9.2.1).
     #[error("the target's own secret is the account's")]
     SameSecret,
-    /// No rule lets this initiator name in.
+    /// No rule lets this initiator name in. For him there is no such target: who is told more can find
+    /// out by trying names which targets there are.
     #[error("this initiator name has no access")]
     InitiatorNotAllowed,
-    /// No rule lets this address in.
+    /// No rule lets this initiator name in from this address, which is answered in the same way.
     #[error("this address has no access")]
     AddressNotAllowed,
     /// No rule lets this account in.
@@ -64,7 +65,10 @@ pub enum RefusalReason {
     /// No rule lets this client certificate, or its lack, in.
     #[error("this client certificate has no access")]
     CertificateNotAllowed,
-    /// There is no such target, for this initiator at least.
+    /// It was let in until the rules were changed, and so knows of the target.
+    #[error("its access was revoked")]
+    AccessRevoked,
+    /// There is no such target.
     #[error("no such target")]
     NoSuchTarget,
     /// No version of the protocol in common.
@@ -110,11 +114,12 @@ impl RefusalReason {
             | Self::ReflectedChallenge
             | Self::NoOwnCredentials
             | Self::SameSecret => LoginStatus::AuthenticationFailure,
-            Self::InitiatorNotAllowed
-            | Self::AddressNotAllowed
-            | Self::AccountNotAllowed
-            | Self::CertificateNotAllowed => LoginStatus::AuthorizationFailure,
-            Self::NoSuchTarget => LoginStatus::NotFound,
+            Self::AccountNotAllowed | Self::CertificateNotAllowed | Self::AccessRevoked => {
+                LoginStatus::AuthorizationFailure
+            }
+            Self::InitiatorNotAllowed | Self::AddressNotAllowed | Self::NoSuchTarget => {
+                LoginStatus::NotFound
+            }
             Self::UnsupportedVersion => LoginStatus::UnsupportedVersion,
             Self::TooManyConnections => LoginStatus::TooManyConnections,
             Self::MissingParameter => LoginStatus::MissingParameter,
@@ -124,6 +129,37 @@ impl RefusalReason {
             Self::InvalidDuringLogin => LoginStatus::InvalidDuringLogin,
             Self::NotInService => LoginStatus::ServiceUnavailable,
             Self::OutOfResources => LoginStatus::OutOfResources,
+        }
+    }
+
+    /// Its name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MovedTemporarily => "moved_temporarily",
+            Self::MovedPermanently => "moved_permanently",
+            Self::Malformed => "malformed",
+            Self::NoCommonMethod => "no_common_method",
+            Self::ProofMissing => "proof_missing",
+            Self::UnknownAccount => "unknown_account",
+            Self::WrongSecret => "wrong_secret",
+            Self::ReflectedChallenge => "reflected_challenge",
+            Self::NoOwnCredentials => "no_own_credentials",
+            Self::SameSecret => "same_secret",
+            Self::InitiatorNotAllowed => "initiator_not_allowed",
+            Self::AddressNotAllowed => "address_not_allowed",
+            Self::AccountNotAllowed => "account_not_allowed",
+            Self::CertificateNotAllowed => "certificate_not_allowed",
+            Self::AccessRevoked => "access_revoked",
+            Self::NoSuchTarget => "no_such_target",
+            Self::UnsupportedVersion => "unsupported_version",
+            Self::TooManyConnections => "too_many_connections",
+            Self::MissingParameter => "missing_parameter",
+            Self::CannotIncludeInSession => "cannot_include_in_session",
+            Self::UnknownSessionType => "unknown_session_type",
+            Self::NoSuchSession => "no_such_session",
+            Self::InvalidDuringLogin => "invalid_during_login",
+            Self::NotInService => "not_in_service",
+            Self::OutOfResources => "out_of_resources",
         }
     }
 }

@@ -1,0 +1,383 @@
+//! Who gets in: the [`policy`] of the moment, and everybody who is in by it. When another policy takes its
+//! place, whoever it would not let in is ended.
+
+mod policy;
+mod reload;
+mod storm;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sarsen_proto::iscsi::chap::{Credentials, Secret};
+use sarsen_proto::iscsi::target::{Admission, Demand, RefusalReason};
+use sarsen_scsi::{Lun, LunView};
+use sarsen_wire::iscsi::Isid;
+use tokio::sync::{mpsc, oneshot};
+use tracing::{info, warn};
+
+use self::policy::Applicant;
+pub(crate) use self::policy::Policy;
+pub use self::reload::Reloaded;
+pub(crate) use self::reload::merge;
+pub(crate) use self::storm::{Storm, Telling};
+use crate::fronts::iscsi::Message;
+use crate::metrics::Metrics;
+use crate::targets::Targets;
+
+/// Revocations that are remembered; the oldest is forgotten first.
+const REVOKED: usize = 1024;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Access {
+    state: Mutex<State>,
+    pub(crate) storm: Storm,
+    pub(crate) metrics: Metrics,
+}
+
+#[derive(Default)]
+struct State {
+    policy: Arc<Policy>,
+    last_guest: u64,
+    guests: BTreeMap<u64, Guest>,
+    /// Initiators, and the targets that they know of.
+    revoked: VecDeque<(String, Option<String>)>,
+}
+
+/// A connection that was let in.
+struct Guest {
+    initiator: String,
+    isid: Isid,
+    target: Option<String>,
+    account: Option<String>,
+    peer: SocketAddr,
+    view: LunView,
+    /// The session's, once there is one.
+    nexus: Option<u64>,
+    mailbox: mpsc::UnboundedSender<Message>,
+}
+
+/// A connection's leave to be here; whoever holds it hears of changes by its mailbox.
+pub(crate) struct Pass {
+    access: Arc<Access>,
+    number: u64,
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.access.state().guests.remove(&self.number);
+    }
+}
+
+impl Pass {
+    /// The session's nexus, which was opened with the view that came with the pass. Gives the view of
+    /// this moment, if that has become another one.
+    pub(crate) fn use_nexus(&self, nexus: u64, opened_with: &LunView) -> Option<LunView> {
+        let mut state = self.access.state();
+        let guest = state.guests.get_mut(&self.number)?;
+        guest.nexus = Some(nexus);
+        (guest.view != *opened_with).then(|| guest.view.clone())
+    }
+}
+
+impl Guest {
+    fn applicant(&self) -> Applicant<'_> {
+        Applicant {
+            initiator: &self.initiator,
+            address: self.peer.ip(),
+            account: self.account.as_deref(),
+        }
+    }
+
+    /// RFC 7143 §4.4.3: what tells sessions apart.
+    fn session(&self) -> (&str, Isid, Option<&str>) {
+        (&self.initiator, self.isid, self.target.as_deref())
+    }
+
+    fn session_key(&self) -> (String, Isid, Option<String>) {
+        (self.initiator.clone(), self.isid, self.target.clone())
+    }
+
+    /// Ends the session; its initiator is told.
+    fn show_out(&self, reason: &str) {
+        warn!(
+            peer = %self.peer,
+            initiator = self.initiator,
+            target = self.target.as_deref().unwrap_or("discovery"),
+            account = self.account,
+            reason,
+            "access revoked: the session is ended"
+        );
+        let (ended, _) = oneshot::channel();
+        let _ = self.mailbox.send(Message::Terminate { ended });
+    }
+}
+
+impl Access {
+    /// Lets in whom `policy` lets in.
+    pub(crate) fn new(policy: Policy) -> Self {
+        let state = State { policy: Arc::new(policy), ..State::default() };
+        Self { state: Mutex::new(state), ..Self::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn policy(&self) -> Arc<Policy> {
+        self.state().policy.clone()
+    }
+
+    /// Whether an initiator may know of a target, and what it has to prove to get in.
+    pub(crate) fn look(
+        &self,
+        admission: &Admission,
+        peer: SocketAddr,
+    ) -> Result<Demand, RefusalReason> {
+        let target = admission.target_name.as_deref();
+        let state = self.state();
+        let demand = state.policy.look(target, &admission.initiator_name, peer.ip());
+        demand.cloned().map_err(|reason| state.of_the_past(admission, reason))
+    }
+
+    /// Whether an initiator is told of a target.
+    pub(crate) fn shows(&self, target: &str, initiator: &str, peer: SocketAddr) -> bool {
+        self.policy().look(Some(target), initiator, peer.ip()).is_ok()
+    }
+
+    /// See [`Policy::secret_of`].
+    pub(crate) fn secret_of(&self, account: &str) -> Option<Secret> {
+        self.policy().secret_of(account).cloned()
+    }
+
+    /// See [`Policy::own_credentials`].
+    pub(crate) fn own_credentials(&self, admission: &Admission) -> Option<Credentials> {
+        self.policy().own_credentials(admission.target_name.as_deref()).cloned()
+    }
+
+    /// Whether who has proved to be `account` is let in.
+    pub(crate) fn authorize(
+        &self,
+        admission: &Admission,
+        account: Option<&str>,
+        peer: SocketAddr,
+    ) -> Result<(), RefusalReason> {
+        self.state().let_in(admission, account, peer).map(drop)
+    }
+
+    /// Lets a connection in whose login is done, if the policy of this moment does: it may not be the
+    /// one that the login began with. Gives what it is shown.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        admission: &Admission,
+        peer: SocketAddr,
+        mailbox: &mpsc::UnboundedSender<Message>,
+    ) -> Result<(Pass, LunView), RefusalReason> {
+        let mut state = self.state();
+        let view = state.let_in(admission, admission.account.as_deref(), peer)?;
+        let session =
+            (&*admission.initiator_name, admission.isid, admission.target_name.as_deref());
+        // The connections of a session are ways to the same units.
+        let is_shown_otherwise = |guest: &Guest| guest.session() == session && guest.view != view;
+        if admission.tsih != 0 && state.guests.values().any(is_shown_otherwise) {
+            return Err(RefusalReason::CannotIncludeInSession);
+        }
+        state.last_guest += 1;
+        let number = state.last_guest;
+        let guest = Guest {
+            initiator: admission.initiator_name.clone(),
+            isid: admission.isid,
+            target: admission.target_name.clone(),
+            account: admission.account.clone(),
+            peer,
+            view: view.clone(),
+            nexus: None,
+            mailbox: mailbox.clone(),
+        };
+        state.guests.insert(number, guest);
+        self.metrics.let_in();
+        Ok((Pass { access: self.clone(), number }, view))
+    }
+
+    /// Another policy takes the place of this one. Whoever it does not let in is ended, and so is who
+    /// would find another unit at a number: a number means one disk for as long as a session lasts.
+    /// Gives how many sessions were ended.
+    pub(crate) fn replace(&self, policy: Policy, targets: &Targets) -> usize {
+        let mut state = self.state();
+        state.policy = Arc::new(policy);
+        let State { policy, guests, revoked, .. } = &mut *state;
+        let (mut ended, mut shown) = (HashSet::new(), HashMap::new());
+        for guest in guests.values_mut() {
+            let target = guest.target.as_deref();
+            let reason = match policy.let_in(target, &guest.applicant()) {
+                Err(reason) => reason.to_string(),
+                Ok(view) => match moved(&guest.view, &view) {
+                    Some(lun) => format!("LUN {lun} is to be another unit"),
+                    // The connections of a session are ways to the same units.
+                    None if *shown.entry(guest.session_key()).or_insert(view.clone()) != view => {
+                        "its connections are to be shown different units".to_owned()
+                    }
+                    None => {
+                        guest.show(view, targets);
+                        continue;
+                    }
+                },
+            };
+            let known = (guest.initiator.clone(), guest.target.clone());
+            if !revoked.contains(&known) {
+                revoked.push_back(known);
+            }
+            if revoked.len() > REVOKED {
+                revoked.pop_front();
+            }
+            guest.show_out(&reason);
+            ended.insert(guest.session_key());
+        }
+        self.metrics.revoked(ended.len());
+        ended.len()
+    }
+}
+
+impl Guest {
+    /// Shows it another part of its target, where that is one.
+    fn show(&mut self, view: LunView, targets: &Targets) {
+        if view == self.view {
+            return;
+        }
+        self.view = view;
+        let target = self.target.as_deref().and_then(|name| targets.find(name));
+        if let (Some(target), Some(nexus)) = (target, self.nexus) {
+            target.device.set_view(nexus, self.view.clone());
+            info!(
+                peer = %self.peer,
+                initiator = self.initiator,
+                target = target.device.name(),
+                "the session is shown other units"
+            );
+        }
+    }
+}
+
+impl State {
+    fn let_in(
+        &self,
+        admission: &Admission,
+        account: Option<&str>,
+        peer: SocketAddr,
+    ) -> Result<LunView, RefusalReason> {
+        let target = admission.target_name.as_deref();
+        let initiator = admission.initiator_name.as_str();
+        let applicant = Applicant { initiator, address: peer.ip(), account };
+        let view = self.policy.let_in(target, &applicant);
+        let view = view.map_err(|reason| self.of_the_past(admission, reason))?;
+        // A login takes the place of the session that has its names, or joins it (RFC 7143 §6.3.5): not
+        // if somebody else has proved to be that session's initiator.
+        let session = (initiator, admission.isid, target);
+        let is_others =
+            |guest: &Guest| guest.session() == session && guest.account.as_deref() != account;
+        match target.is_some() && self.guests.values().any(is_others) {
+            true => Err(RefusalReason::AccountNotAllowed),
+            false => Ok(view),
+        }
+    }
+
+    /// The reason for one who was in before.
+    fn of_the_past(&self, admission: &Admission, reason: RefusalReason) -> RefusalReason {
+        let was_in = |(initiator, target): &(String, Option<String>)| {
+            *initiator == admission.initiator_name && *target == admission.target_name
+        };
+        match self.revoked.iter().any(was_in) {
+            true => RefusalReason::AccessRevoked,
+            false => reason,
+        }
+    }
+}
+
+/// The first number at which a changed view shows another unit than before.
+fn moved(before: &LunView, after: &LunView) -> Option<Lun> {
+    let shown = [before, after].into_iter().filter_map(|view| view.numbers.as_ref());
+    let mut luns = shown.flat_map(BTreeMap::keys);
+    luns.find(|lun| match (before.number(**lun), after.number(**lun)) {
+        (Some(before), Some(after)) => before != after,
+        _ => false,
+    })
+    .copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap as Map;
+
+    use sarsen_proto::iscsi::keys::SessionType;
+
+    use super::*;
+
+    fn view<const N: usize>(numbers: [(u16, u16); N]) -> LunView {
+        let numbers = numbers.map(|(shown, own)| (Lun(shown), Lun(own)));
+        LunView { numbers: Some(Map::from(numbers)), read_only: false }
+    }
+
+    fn admission(account: Option<&str>, tsih: u16) -> Admission {
+        Admission {
+            initiator_name: "iqn.2026-11.x:host".into(),
+            isid: Isid([0x80, 0, 0, 0, 0, 1]),
+            tsih,
+            cid: 0,
+            session_type: SessionType::Normal,
+            target_name: Some("iqn.2026-11.x:t".into()),
+            account: account.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_number_that_comes_to_mean_another_unit_is_found() {
+        for (before, after, found) in [
+            (LunView::default(), LunView::default(), None),
+            (LunView::default(), view([(0, 0), (7, 7)]), None),
+            (LunView::default(), view([(1, 0)]), Some(1)),
+            (view([(0, 0)]), LunView::default(), None),
+            (view([(0, 3)]), LunView::default(), Some(0)),
+            (view([(0, 0)]), view([(0, 0), (1, 2)]), None),
+            (view([(0, 0), (1, 2)]), view([(1, 2)]), None),
+            (view([(0, 0), (1, 2)]), view([(0, 0), (1, 3)]), Some(1)),
+        ] {
+            assert_eq!(moved(&before, &after), found.map(Lun), "{before:?} {after:?}");
+        }
+    }
+
+    #[test]
+    fn rfc7143_6_3_5_nobody_takes_the_place_of_a_session_that_another_account_began() {
+        let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
+        let (mailbox, _letters) = mpsc::unbounded_channel();
+        let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
+        let (pass, _) = access.enter(&admission(Some("host"), 0), peer, &mailbox).expect("let in");
+        let other = admission(Some("thief"), 0);
+        let refused = access.authorize(&other, Some("thief"), peer);
+        assert_eq!(refused, Err(RefusalReason::AccountNotAllowed));
+        assert_eq!(access.authorize(&other, Some("host"), peer), Ok(()));
+        drop(pass);
+        assert_eq!(access.authorize(&other, Some("thief"), peer), Ok(()));
+    }
+
+    #[test]
+    fn whoever_is_not_let_in_any_more_is_ended_and_told_so_when_it_comes_back() {
+        let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
+        let (mailbox, mut letters) = mpsc::unbounded_channel();
+        let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
+        let admission = admission(None, 0);
+        let (_pass, _) = access.enter(&admission, peer, &mailbox).expect("let in");
+        let targets = Targets::default();
+        assert_eq!(access.replace(Policy::of_everybody(["iqn.2026-11.x:t"]), &targets), 0);
+        assert!(letters.try_recv().is_err(), "it was ended without a reason");
+        assert_eq!(access.replace(Policy::of_everybody([]), &targets), 1);
+        assert!(matches!(letters.try_recv(), Ok(Message::Terminate { .. })));
+        let again = access.look(&admission, peer);
+        assert_eq!(again, Err(RefusalReason::AccessRevoked));
+        let stranger = Admission { initiator_name: "iqn.2026-11.x:z".into(), ..admission };
+        assert_eq!(access.look(&stranger, peer), Err(RefusalReason::NoSuchTarget));
+        let text = access.metrics.render(0);
+        assert!(text.contains("sarsen_access_revoked_total 1\n"), "{text}");
+        assert!(text.contains("sarsen_logins_total 1\n"), "{text}");
+    }
+}

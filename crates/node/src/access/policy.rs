@@ -1,0 +1,345 @@
+//! The policy: what the configuration says of accounts and rules, with the secrets, ready to be asked.
+//! It does not change; another one takes its place.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
+use sarsen_proto::iscsi::target::{Demand, RefusalReason};
+use sarsen_scsi::LunView;
+
+use crate::config::{
+    AccessConfig, Config, ConfigError, NamePattern, Network, Placed, RuleConfig, TargetConfig,
+};
+
+/// Who wants in, and what he has proved.
+#[derive(Clone, Debug)]
+pub(crate) struct Applicant<'a> {
+    /// Its name, as it says.
+    pub(crate) initiator: &'a str,
+    /// Where it comes from.
+    pub(crate) address: IpAddr,
+    /// The account whose secret it knows.
+    pub(crate) account: Option<&'a str>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Policy {
+    /// Of the accounts that are not a target's own.
+    secrets: BTreeMap<String, Secret>,
+    discovery: Door,
+    targets: BTreeMap<String, Door>,
+}
+
+/// What holds for one target, or for discovery. The default lets in everybody.
+#[derive(Default)]
+struct Door {
+    demand: Demand,
+    accounts: BTreeSet<String>,
+    own: Option<Credentials>,
+    rules: Vec<Rule>,
+}
+
+struct Rule {
+    initiator: Option<NamePattern>,
+    address: Option<Network>,
+    account: Option<String>,
+    view: LunView,
+}
+
+impl Policy {
+    /// Reads all secrets of a finished configuration.
+    pub(crate) fn compile(config: &Config) -> Result<Self, ConfigError> {
+        let mut secrets = BTreeMap::new();
+        for account in &config.accounts {
+            secrets.insert(account.name.clone(), account.read_secret()?);
+        }
+        let logins = || config.targets.iter().map(|target| &target.login);
+        let own: BTreeSet<&str> = logins()
+            .chain([&config.discovery])
+            .filter_map(|access| Some(access.own_account.as_ref()?.value.as_str()))
+            .collect();
+        let (own, secrets): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            secrets.into_iter().partition(|(name, _)| own.contains(name.as_str()));
+        let door = |access: &AccessConfig, target: Option<&TargetConfig>| {
+            Door::of(access, target, &own, &secrets)
+        };
+        let discovery = door(&config.discovery, None)?;
+        let targets = config
+            .targets
+            .iter()
+            .map(|target| Ok((target.name.clone(), door(&target.login, Some(target))?)))
+            .collect::<Result<_, ConfigError>>()?;
+        Ok(Self { secrets, discovery, targets })
+    }
+
+    /// Lets everybody in to these targets.
+    #[cfg(test)]
+    pub(crate) fn of_everybody<const N: usize>(targets: [&str; N]) -> Self {
+        let targets = targets.map(|name| (name.to_owned(), Door::default()));
+        Self { targets: targets.into(), ..Self::default() }
+    }
+
+    /// Of a target by its name, or of discovery.
+    fn door(&self, target: Option<&str>) -> Result<&Door, RefusalReason> {
+        match target {
+            Some(name) => self.targets.get(name).ok_or(RefusalReason::NoSuchTarget),
+            None => Ok(&self.discovery),
+        }
+    }
+
+    /// Whether somebody of that name who comes from there may know of the target, and what he has to
+    /// prove to get in.
+    pub(crate) fn look(
+        &self,
+        target: Option<&str>,
+        initiator: &str,
+        address: IpAddr,
+    ) -> Result<&Demand, RefusalReason> {
+        let door = self.door(target)?;
+        let refusals = door.rules.iter().map(|rule| rule.knows(initiator, address));
+        match most_telling(refusals) {
+            Some(reason) => Err(reason),
+            None => Ok(&door.demand),
+        }
+    }
+
+    /// What whoever wants in is shown, or why he is not let in.
+    pub(crate) fn let_in(
+        &self,
+        target: Option<&str>,
+        applicant: &Applicant<'_>,
+    ) -> Result<LunView, RefusalReason> {
+        let door = self.door(target)?;
+        self.look(target, applicant.initiator, applicant.address)?;
+        if door.demand != Demand::Nothing
+            && !applicant.account.is_some_and(|account| door.accounts.contains(account))
+        {
+            return Err(RefusalReason::AccountNotAllowed);
+        }
+        if let Some(rule) = door.rules.iter().find(|rule| rule.fits(applicant).is_ok()) {
+            return Ok(rule.view.clone());
+        }
+        match most_telling(door.rules.iter().map(|rule| rule.fits(applicant))) {
+            Some(reason) => Err(reason),
+            None => Ok(LunView::default()),
+        }
+    }
+
+    /// What initiators with this account know. There is one answer for all targets: who proves to be
+    /// someone whom this target does not let in is refused for that, and not for a wrong secret.
+    pub(crate) fn secret_of(&self, account: &str) -> Option<&Secret> {
+        self.secrets.get(account)
+    }
+
+    /// With what the target proves who it is, or discovery.
+    pub(crate) fn own_credentials(&self, target: Option<&str>) -> Option<&Credentials> {
+        self.door(target).ok()?.own.as_ref()
+    }
+}
+
+/// Why a list of rules lets nobody in: the reason of the one that fits best, which is the last in the
+/// list of reasons. `None` if one lets in, or if there are no rules.
+fn most_telling(results: impl Iterator<Item = Result<(), RefusalReason>>) -> Option<RefusalReason> {
+    let reasons: Option<Vec<_>> = results.map(Result::err).collect();
+    reasons?.into_iter().max()
+}
+
+impl Door {
+    fn of(
+        access: &AccessConfig,
+        target: Option<&TargetConfig>,
+        own: &BTreeMap<String, Secret>,
+        secrets: &BTreeMap<String, Secret>,
+    ) -> Result<Self, ConfigError> {
+        let own = match &access.own_account {
+            Some(Placed { value: name, place }) => {
+                let Some(secret) = own.get(name).cloned() else {
+                    unreachable!("a finished configuration names accounts that exist")
+                };
+                // RFC 7143 §9.2.1: or an initiator could have us make its proof.
+                if let Some((other, _)) = secrets.iter().find(|(_, other)| **other == secret) {
+                    return Err(ConfigError::new(
+                        place,
+                        format!(
+                            "own-account = {name:?}: account {other} has the same secret: give each \
+                             one of its own"
+                        ),
+                    ));
+                }
+                Some(Credentials { name: name.clone(), secret })
+            }
+            None => None,
+        };
+        let demand = match (access.demands_proof(), &access.algorithms) {
+            (false, _) => Demand::Nothing,
+            (true, Some(algorithms)) => Demand::Chap(algorithms.value.clone()),
+            (true, None) => Demand::Chap(Algorithm::ALL.to_vec()),
+        };
+        let accounts = access.chap.iter().map(|account| account.value.clone()).collect();
+        let rules = access.rules.iter().map(|rule| Rule::of(rule, target));
+        Ok(Self { demand, accounts, own, rules: rules.collect::<Result<_, _>>()? })
+    }
+}
+
+impl Rule {
+    fn of(rule: &RuleConfig, target: Option<&TargetConfig>) -> Result<Self, ConfigError> {
+        Ok(Self {
+            initiator: rule.initiator.clone(),
+            address: rule.address,
+            account: rule.account.as_ref().map(|account| account.value.clone()),
+            view: target.map(|target| rule.view(target)).transpose()?.unwrap_or_default(),
+        })
+    }
+
+    /// What is known before anything is proved. Who does not get past this does not learn that the
+    /// target is there.
+    fn knows(&self, initiator: &str, address: IpAddr) -> Result<(), RefusalReason> {
+        if self.initiator.as_ref().is_some_and(|pattern| !pattern.fits(initiator)) {
+            return Err(RefusalReason::InitiatorNotAllowed);
+        }
+        if self.address.is_some_and(|network| !network.contains(address)) {
+            return Err(RefusalReason::AddressNotAllowed);
+        }
+        Ok(())
+    }
+
+    /// In the order of the list of reasons, so that the most telling one is found.
+    fn fits(&self, applicant: &Applicant<'_>) -> Result<(), RefusalReason> {
+        self.knows(applicant.initiator, applicant.address)?;
+        if self.account.is_some() && self.account.as_deref() != applicant.account {
+            return Err(RefusalReason::AccountNotAllowed);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use sarsen_scsi::Lun;
+
+    use super::*;
+    use crate::config::parse_file;
+
+    const TARGET: &str = "iqn.2026-11.x:t";
+
+    /// A configuration with two volumes and accounts whose secrets are `secrets`; `rest` follows the
+    /// target's name and LUNs.
+    pub(in crate::access) fn config(folder: &Path, secrets: &[(&str, &str)], rest: &str) -> Config {
+        let mut text = String::new();
+        for volume in ["a", "b"] {
+            text += &format!("[[volume]]\nname = \"{volume}\"\nstore = \"ram\"\nsize = \"1MiB\"\n");
+        }
+        for (name, secret) in secrets {
+            let path = folder.join(name);
+            std::fs::write(&path, secret).expect("written");
+            let mode = std::fs::Permissions::from_mode(0o600);
+            std::fs::set_permissions(&path, mode).expect("a mode");
+            text += &format!("[[account]]\nname = \"{name}\"\nsecret-file = {path:?}\n");
+        }
+        text += &format!("[[target]]\nname = \"{TARGET}\"\nluns = [\"a\", \"b\"]\n{rest}");
+        parse_file(Path::new("s.toml"), &text).and_then(Config::finish).expect("valid")
+    }
+
+    const SECRETS: &[(&str, &str)] =
+        &[("host", "host's secret"), ("backup", "backup's secret"), ("san", "the san's secret")];
+
+    fn policy(rest: &str) -> Policy {
+        let folder = tempfile::tempdir().expect("a folder");
+        Policy::compile(&config(folder.path(), SECRETS, rest)).expect("a policy")
+    }
+
+    fn ask(
+        policy: &Policy,
+        initiator: &str,
+        address: &str,
+        account: Option<&str>,
+    ) -> Result<LunView, RefusalReason> {
+        let address = address.parse().expect(address);
+        policy.let_in(Some(TARGET), &Applicant { initiator, address, account })
+    }
+
+    fn numbers<const N: usize>(numbers: [(u16, u16); N]) -> LunView {
+        let numbers = numbers.map(|(shown, own)| (Lun(shown), Lun(own)));
+        LunView { numbers: Some(BTreeMap::from(numbers)), read_only: false }
+    }
+
+    #[test]
+    fn without_rules_everybody_gets_in_who_proves_what_is_demanded() {
+        let open = policy("");
+        assert_eq!(ask(&open, "iqn.any", "10.0.0.1", None), Ok(LunView::default()));
+        let address = "::1".parse().expect("an address");
+        assert_eq!(open.look(Some(TARGET), "iqn.any", address), Ok(&Demand::Nothing));
+        let no_target = open.look(Some("iqn.2026-11.x:u"), "iqn.any", address);
+        assert_eq!(no_target, Err(RefusalReason::NoSuchTarget));
+        let closed = policy("chap = [\"host\"]");
+        assert_eq!(
+            closed.look(Some(TARGET), "iqn.any", address),
+            Ok(&Demand::Chap(Algorithm::ALL.to_vec()))
+        );
+        assert_eq!(ask(&closed, "iqn.any", "::1", Some("host")), Ok(LunView::default()));
+        for account in [None, Some("backup"), Some("san")] {
+            let refused = ask(&closed, "iqn.any", "::1", account);
+            assert_eq!(refused, Err(RefusalReason::AccountNotAllowed), "{account:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_lets_in_and_the_best_of_the_others_tells_why_not() {
+        let policy = policy(
+            "chap = [\"host\", \"backup\"]\n\
+             [[target.allow]]\ninitiator = \"iqn.x:a\"\naddress = \"10.0.0.0/8\"\naccount = \"host\"\n\
+             luns = { 0 = \"b\" }\n\
+             [[target.allow]]\ninitiator = \"iqn.x:a\"\naccount = \"host\"\nluns = [0]\n\
+             [[target.allow]]\ninitiator = \"iqn.x:*\"\naddress = \"2001:db8::/32\"\n"
+                .replace("iqn.x", "iqn.2026-11.x")
+                .as_str(),
+        );
+        let (host, backup) = (Some("host"), Some("backup"));
+        let (a, b) = ("iqn.2026-11.x:a", "iqn.2026-11.x:b");
+        for (initiator, address, account, answer) in [
+            (a, "10.9.9.9", host, Ok(numbers([(0, 1)]))),
+            (a, "::ffff:10.9.9.9", host, Ok(numbers([(0, 1)]))),
+            (a, "11.0.0.1", host, Ok(numbers([(0, 0)]))),
+            (a, "2001:db8::1", backup, Ok(LunView::default())),
+            (b, "2001:db8::1", host, Ok(LunView::default())),
+            (b, "10.0.0.1", host, Err(RefusalReason::AddressNotAllowed)),
+            ("iqn.2026-11.y:a", "10.0.0.1", host, Err(RefusalReason::InitiatorNotAllowed)),
+            (a, "10.0.0.1", backup, Err(RefusalReason::AccountNotAllowed)),
+            (a, "2001:db8::1", None, Err(RefusalReason::AccountNotAllowed)),
+        ] {
+            assert_eq!(ask(&policy, initiator, address, account), answer, "{initiator} {address}");
+        }
+        // Who has proved nothing yet is told of what he may try.
+        let look = |initiator, address: &str| {
+            policy.look(Some(TARGET), initiator, address.parse().expect("one")).map(drop)
+        };
+        assert_eq!(look(a, "11.0.0.1"), Ok(()));
+        assert_eq!(look(b, "11.0.0.1"), Err(RefusalReason::AddressNotAllowed));
+        assert_eq!(look("iqn.z", "11.0.0.1"), Err(RefusalReason::InitiatorNotAllowed));
+    }
+
+    #[test]
+    fn rfc7143_9_2_1_a_targets_own_secret_is_no_initiators() {
+        let policy = policy("chap = [\"host\"]\nown-account = \"san\"");
+        let own = policy.own_credentials(Some(TARGET)).expect("some");
+        assert_eq!((own.name.as_str(), own.secret.0.as_str()), ("san", "the san's secret"));
+        assert_eq!(policy.own_credentials(None), None);
+        assert!(policy.secret_of("san").is_none(), "an initiator could log in with it");
+        assert_eq!(policy.secret_of("backup"), Some(&Secret("backup's secret".into())));
+        let folder = tempfile::tempdir().expect("a folder");
+        let same = [("host", "correct horse battery"), ("san", "correct horse battery")];
+        let config = config(folder.path(), &same, "chap = [\"host\"]\nown-account = \"san\"");
+        let error = Policy::compile(&config).err().expect("refused").to_string();
+        assert!(
+            error.contains("own-account = \"san\": account host has the same secret"),
+            "{error}"
+        );
+        assert!(!error.contains("correct horse"), "{error}");
+    }
+}

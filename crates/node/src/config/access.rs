@@ -1,0 +1,620 @@
+//! Who may log in to a target, or look for targets, what he has to prove, and which units he is
+//! shown.
+//!
+//! ```toml
+//! [discovery]                         # who looks for targets proves who he is
+//! chap = ["host"]
+//!
+//! [[target]]
+//! name = "iqn.2026-11.example:disks"
+//! luns = ["a", "b"]
+//! chap = ["host", "backup"]           # accounts that may log in
+//! own-account = "san"                 # with which the target proves who it is, where it is asked
+//! algorithms = ["sha3-256", "sha-256"]
+//!
+//! [[target.allow]]                    # the first rule that fits lets in; no rules: everybody
+//! initiator = "iqn.1993-08.org.debian:*"
+//! address = "10.0.0.0/8"
+//! account = "host"
+//! luns = { 0 = "b" }                  # or [1]: only this one, under its own number
+//!
+//! [[target.allow]]
+//! account = "backup"
+//! read-only = true
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use sarsen_proto::iscsi::chap::Algorithm;
+use sarsen_scsi::{Lun, LunView};
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::file::{Source, choose, parse_truth, unknown_key};
+use super::network::{Network, parse_network};
+use super::{Config, ConfigError, StoreConfig, TargetConfig, is_iqn_tail, nearest};
+
+/// Keys of a target that this file takes.
+pub(super) const TARGET_KEYS: [&str; 4] = ["chap", "own-account", "algorithms", "allow"];
+const DISCOVERY_KEYS: [&str; 3] = ["chap", "own-account", "algorithms"];
+const RULE_KEYS: &[&str] = &["initiator", "address", "account", "luns", "read-only"];
+const ALGORITHMS: [(&str, Algorithm); 4] = [
+    ("sha3-256", Algorithm::Sha3),
+    ("sha-256", Algorithm::Sha256),
+    ("sha1", Algorithm::Sha1),
+    ("md5", Algorithm::Md5),
+];
+/// SAM-5 4.7.7.1: flat space addressing.
+const LARGEST_LUN: u16 = 0x3fff;
+
+/// Something with the place where it was written, for what is found wrong with it later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed<T> {
+    /// It.
+    pub value: T,
+    /// File and line, or the flag.
+    pub place: String,
+}
+
+/// Who may log in somewhere, and what he has to prove; everybody, and nothing, unless given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessConfig {
+    /// The accounts of which an initiator has to prove to be one; none: it has to prove nothing.
+    pub chap: Vec<Placed<String>>,
+    /// The account with which we prove who we are.
+    pub own_account: Option<Placed<String>>,
+    /// The algorithms that are accepted; all unless given.
+    pub algorithms: Option<Placed<Vec<Algorithm>>>,
+    /// The first that fits lets in; none: everybody.
+    pub rules: Vec<RuleConfig>,
+}
+
+/// Lets in whom all of its conditions fit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuleConfig {
+    /// The initiator's name.
+    pub initiator: Option<NamePattern>,
+    /// Where it comes from.
+    pub address: Option<Network>,
+    /// What it has proved to be.
+    pub account: Option<Placed<String>>,
+    /// What it is shown; all unless given.
+    pub luns: Option<Placed<LunsConfig>>,
+    /// It may not write.
+    pub read_only: bool,
+    /// Where the rule was written.
+    pub place: String,
+}
+
+/// The units that an initiator is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LunsConfig {
+    /// By the target's numbers, under which it finds them.
+    Numbers(Vec<u16>),
+    /// By volume, with the number under which it finds each.
+    Volumes(BTreeMap<u16, String>),
+}
+
+/// An initiator's name, or the beginning of some.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamePattern {
+    /// This name.
+    Exactly(String),
+    /// All names that begin so.
+    Beginning(String),
+}
+
+impl NamePattern {
+    /// Whether the name is one that is meant.
+    pub fn fits(&self, name: &str) -> bool {
+        match self {
+            Self::Exactly(exactly) => name == exactly,
+            Self::Beginning(beginning) => name.starts_with(beginning.as_str()),
+        }
+    }
+}
+
+/// As it is written.
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(name) => f.write_str(name),
+            Self::Beginning(beginning) => write!(f, "{beginning}*"),
+        }
+    }
+}
+
+/// `iqn.2026-11.example:host`, or the beginning of such a name and `*`.
+fn parse_pattern(text: &str) -> Result<NamePattern, String> {
+    let allowed = |name: &str| {
+        name.len() <= sarsen_wire::iscsi::MAX_NAME_LENGTH
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b))
+    };
+    match text.strip_suffix('*') {
+        Some(beginning) if allowed(beginning) => Ok(NamePattern::Beginning(beginning.into())),
+        None if super::check_iscsi_name(text).is_ok() => Ok(NamePattern::Exactly(text.into())),
+        _ => {
+            let hint = match text.strip_prefix("iqn.").is_some_and(is_iqn_tail) {
+                true => ", which is too long",
+                false => "",
+            };
+            Err(format!(
+                "initiator = {text:?}{hint}: write an iSCSI name in lower case, such as \
+                 iqn.1993-08.org.debian:01:host, or its beginning and *"
+            ))
+        }
+    }
+}
+
+impl AccessConfig {
+    /// Takes one of [`TARGET_KEYS`].
+    pub(super) fn take(
+        &mut self,
+        source: &Source<'_>,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Result<(), ConfigError> {
+        let place = source.place(value.span().start);
+        match key {
+            "chap" => {
+                let names = source.strings(value, key)?.into_iter();
+                self.chap = names.map(|(value, place)| Placed { value, place }).collect();
+                if self.chap.is_empty() {
+                    let message = "chap = []: name accounts, or remove it where nobody has to prove \
+                                   who he is";
+                    return Err(ConfigError::new(place, message));
+                }
+            }
+            "own-account" => {
+                self.own_account = Some(Placed { value: source.scalar(value, key)?, place });
+            }
+            "algorithms" => {
+                self.algorithms = Some(Placed { value: parse_algorithms(source, value)?, place });
+            }
+            _ => {
+                let tables = source.array(value, key)?;
+                self.rules =
+                    tables.map(|table| parse_rule(source, table)).collect::<Result<_, _>>()?;
+                if self.rules.is_empty() {
+                    let message = "allow = []: write [[target.allow]] for whom to let in, or remove it \
+                                   to let in everybody";
+                    return Err(ConfigError::new(place, message));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether someone has to prove who he is.
+    pub fn demands_proof(&self) -> bool {
+        !self.chap.is_empty()
+    }
+
+    /// The accounts that can be named here, for messages and for checks.
+    fn check(&self, config: &Config, target: Option<&TargetConfig>) -> Result<(), ConfigError> {
+        for (index, Placed { value: name, place }) in self.chap.iter().enumerate() {
+            let wrong = |message| Err(ConfigError::new(place, message));
+            find_account(config, name, "chap", place)?;
+            if self.chap[..index].iter().any(|other| other.value == *name) {
+                return wrong(format!("chap lists {name} twice: remove one"));
+            }
+        }
+        if let Some(Placed { value: name, place }) = &self.own_account {
+            find_account(config, name, "own-account", place)?;
+            if !self.demands_proof() {
+                let message =
+                    "own-account: who has to prove nothing cannot ask for proof: add chap";
+                return Err(ConfigError::new(place, message));
+            }
+            let all = config.targets.iter().map(|target| &target.login);
+            let mut accounts = all.chain([&config.discovery]).flat_map(|access| &access.chap);
+            if let Some(other) = accounts.find(|other| other.value == *name) {
+                return Err(ConfigError::new(
+                    place,
+                    format!(
+                        "own-account = {name:?}: initiators log in with it ({}): give the target an \
+                         account of its own",
+                        other.place
+                    ),
+                ));
+            }
+        }
+        if let Some(Placed { place, .. }) = &self.algorithms
+            && !self.demands_proof()
+        {
+            let message = "algorithms: nobody has to prove anything here: add chap";
+            return Err(ConfigError::new(place, message));
+        }
+        let mut rules = self.rules.iter().peekable();
+        while let Some(rule) = rules.next() {
+            rule.check(self, config, target)?;
+            if let (true, Some(next)) = (rule.is_unconditional(), rules.peek()) {
+                return Err(ConfigError::new(
+                    &next.place,
+                    format!("the rule of {} lets in everybody before: swap them", rule.place),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RuleConfig {
+    fn is_unconditional(&self) -> bool {
+        self.initiator.is_none() && self.address.is_none() && self.account.is_none()
+    }
+
+    fn check(
+        &self,
+        access: &AccessConfig,
+        config: &Config,
+        target: Option<&TargetConfig>,
+    ) -> Result<(), ConfigError> {
+        if let Some(Placed { value: name, place }) = &self.account {
+            find_account(config, name, "account", place)?;
+            if !access.chap.iter().any(|listed| listed.value == *name) {
+                let message =
+                    format!("account = {name:?}: the target's chap does not list it: add it");
+                return Err(ConfigError::new(place, message));
+            }
+        }
+        let Some(target) = target else { return Ok(()) };
+        let view = self.view(target)?;
+        let devices = || {
+            let shown = |(index, _): &(usize, &String)| {
+                let own = Lun(*index as u16);
+                view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|of| *of == own))
+            };
+            target.luns.iter().enumerate().filter(shown).filter(|(_, name)| {
+                let is_device = |volume: &&super::VolumeConfig| {
+                    volume.name == **name && matches!(volume.store, StoreConfig::Sg { .. })
+                };
+                config.volumes.iter().any(|volume| is_device(&volume))
+            })
+        };
+        match devices().next() {
+            Some((_, name)) if self.read_only => Err(ConfigError::new(
+                &self.place,
+                format!(
+                    "read-only: volume {name} is a real device, whose commands are not looked at: do \
+                     not show it here, with luns"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// What whoever this rule lets in is shown of the target.
+    pub(crate) fn view(&self, target: &TargetConfig) -> Result<LunView, ConfigError> {
+        let Some(Placed { value: luns, place }) = &self.luns else {
+            return Ok(LunView { numbers: None, read_only: self.read_only });
+        };
+        let wrong = |message| ConfigError::new(place, message);
+        let mut numbers = BTreeMap::new();
+        let mut show = |shown: u16, own: usize, name: &str| {
+            if shown > LARGEST_LUN {
+                return Err(wrong(format!("luns: {shown} is no LUN: write 0 to {LARGEST_LUN}")));
+            }
+            let own = Lun(own as u16);
+            if numbers.values().any(|other| *other == own) {
+                return Err(wrong(format!("luns shows {name} twice: remove one")));
+            }
+            numbers.insert(Lun(shown), own);
+            Ok(())
+        };
+        match luns {
+            LunsConfig::Numbers(list) => {
+                for &number in list {
+                    if usize::from(number) >= target.luns.len() {
+                        return Err(wrong(format!(
+                            "luns: the target has no LUN {number}, but {}: they are numbered from 0 on",
+                            target.luns.len()
+                        )));
+                    }
+                    show(number, number.into(), &format!("LUN {number}"))?;
+                }
+            }
+            LunsConfig::Volumes(map) => {
+                for (&shown, name) in map {
+                    let own = target.luns.iter().position(|volume| volume == name);
+                    let own = own.ok_or_else(|| {
+                        let hint = nearest(name, target.luns.iter().map(String::as_str));
+                        wrong(format!("luns: the target has no volume {name}{hint}"))
+                    })?;
+                    show(shown, own, name)?;
+                }
+            }
+        }
+        Ok(LunView { numbers: Some(numbers), read_only: self.read_only })
+    }
+}
+
+fn find_account(config: &Config, name: &str, key: &str, place: &str) -> Result<(), ConfigError> {
+    let names = || config.accounts.iter().map(|account| account.name.as_str());
+    match names().any(|other| other == name) {
+        true => Ok(()),
+        false => Err(ConfigError::new(
+            place,
+            format!(
+                "{key}: there is no account {name}{} (or add an [[account]])",
+                nearest(name, names())
+            ),
+        )),
+    }
+}
+
+/// What the accounts and the rules say of each other and of the targets. Called once all targets
+/// are there.
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    for (index, account) in config.accounts.iter().enumerate() {
+        if config.accounts[..index].iter().any(|other| other.name == account.name) {
+            let message = format!("two accounts are named {}: rename one", account.name);
+            return Err(ConfigError::new(&account.place, message));
+        }
+    }
+    for target in &config.targets {
+        target.login.check(config, Some(target))?;
+    }
+    config.discovery.check(config, None)
+}
+
+/// The table `discovery`.
+pub(super) fn parse_discovery(
+    source: &Source<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<AccessConfig, ConfigError> {
+    let table = value.get_ref().as_table();
+    let table =
+        table.ok_or_else(|| source.wrong_type(value, "discovery", "a table: write [discovery]"))?;
+    let mut access = AccessConfig::default();
+    for (key, value) in table {
+        let name: &str = key.get_ref();
+        if !DISCOVERY_KEYS.contains(&name) {
+            return Err(unknown_key(&source.place(key.span().start), name, &DISCOVERY_KEYS));
+        }
+        access.take(source, name, value)?;
+    }
+    Ok(access)
+}
+
+fn parse_algorithms(
+    source: &Source<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<Vec<Algorithm>, ConfigError> {
+    let mut algorithms = Vec::new();
+    for (text, place) in source.strings(value, "algorithms")? {
+        let wrong = |message| ConfigError::new(&place, message);
+        let algorithm = choose("algorithms", &text, &ALGORITHMS).map_err(wrong)?;
+        if algorithms.contains(&algorithm) {
+            return Err(wrong(format!("algorithms lists {text} twice: remove one")));
+        }
+        algorithms.push(algorithm);
+    }
+    match algorithms.is_empty() {
+        true => Err(source.wrong_type(value, "algorithms", "a list of at least one")),
+        false => Ok(algorithms),
+    }
+}
+
+/// One `[[target.allow]]`.
+fn parse_rule(
+    source: &Source<'_>,
+    table: &Spanned<DeValue<'_>>,
+) -> Result<RuleConfig, ConfigError> {
+    let entries = table.get_ref().as_table().ok_or_else(|| {
+        source.wrong_type(table, "allow", "a list of tables: write [[target.allow]]")
+    })?;
+    let mut rule = RuleConfig { place: source.place(table.span().start), ..RuleConfig::default() };
+    for (key, value) in entries {
+        let name: &str = key.get_ref();
+        let place = source.place(value.span().start);
+        let wrong = |message| ConfigError::new(&place, message);
+        match name {
+            "initiator" => {
+                let pattern = parse_pattern(&source.scalar(value, name)?).map_err(wrong)?;
+                rule.initiator = Some(pattern);
+            }
+            "address" => {
+                let network = parse_network(&source.scalar(value, name)?).map_err(wrong)?;
+                rule.address = Some(network);
+            }
+            "account" => {
+                let value = source.scalar(value, name)?;
+                rule.account = Some(Placed { value, place });
+            }
+            "luns" => {
+                let value = parse_luns(source, value)?;
+                rule.luns = Some(Placed { value, place });
+            }
+            "read-only" => {
+                let text = source.scalar(value, name)?;
+                rule.read_only = parse_truth(name, &text).map_err(wrong)?;
+            }
+            _ => return Err(unknown_key(&source.place(key.span().start), name, RULE_KEYS)),
+        }
+    }
+    Ok(rule)
+}
+
+/// `[0, 2]` or `{ 0 = "a", 5 = "b" }`.
+fn parse_luns(
+    source: &Source<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<LunsConfig, ConfigError> {
+    let number = |text: &str, place: String| {
+        text.parse::<u16>().map_err(|_| {
+            let message = format!(
+                "luns: {text:?} is no LUN: write numbers, such as [0, 2], or {{ 0 = \"volume\" }}"
+            );
+            ConfigError::new(place, message)
+        })
+    };
+    let Some(table) = value.get_ref().as_table() else {
+        let numbers = source.strings(value, "luns")?.into_iter();
+        let numbers = numbers.map(|(text, place)| number(&text, place));
+        return Ok(LunsConfig::Numbers(numbers.collect::<Result<_, _>>()?));
+    };
+    let mut volumes = BTreeMap::new();
+    for (key, value) in table {
+        let place = source.place(key.span().start);
+        let lun = number(key.get_ref(), place.clone())?;
+        if volumes.insert(lun, source.scalar(value, "luns")?).is_some() {
+            return Err(ConfigError::new(place, format!("luns tells of {lun} twice: remove one")));
+        }
+    }
+    Ok(LunsConfig::Volumes(volumes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::parse_file;
+    use super::*;
+
+    const BEGIN: &str = "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\n\
+        [[volume]]\nname = \"b\"\nstore = \"ram\"\nsize = \"1MiB\"\n\
+        [[volume]]\nname = \"tape\"\nstore = \"sg\"\npath = \"/dev/sg0\"\n\
+        [[account]]\nname = \"host\"\nsecret-file = \"/etc/host\"\n\
+        [[account]]\nname = \"san\"\nsecret-env = \"SAN\"\n";
+    const TARGET: &str =
+        "[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = [\"a\", \"b\", \"tape\"]\n";
+
+    fn parse(text: &str) -> Result<Config, String> {
+        parse_file(Path::new("s.toml"), text)
+            .and_then(Config::finish)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn accounts_and_rules_are_taken_as_they_are_written() {
+        let config = parse(&format!(
+            "{BEGIN}[discovery]\nchap = [\"host\"]\n{TARGET}chap = [\"host\"]\nown-account = \"san\"\n\
+             algorithms = [\"sha-256\", \"md5\"]\n\
+             [[target.allow]]\ninitiator = \"iqn.2026-11.x:*\"\naddress = \"10.0.0.0/8\"\n\
+             account = \"host\"\nluns = {{ 0 = \"b\", 16383 = \"a\" }}\nread-only = true\n\
+             [[target.allow]]\nluns = [0, 2]\n"
+        ))
+        .expect("valid");
+        let target = &config.targets[0];
+        let login = &target.login;
+        assert_eq!(login.chap[0].value, "host");
+        assert_eq!(login.own_account.as_ref().expect("one").value, "san");
+        let algorithms = login.algorithms.as_ref().expect("some");
+        assert_eq!(algorithms.value, [Algorithm::Sha256, Algorithm::Md5]);
+        let [first, second] = &login.rules[..] else { panic!("two rules: {:?}", login.rules) };
+        let pattern = first.initiator.as_ref().expect("a pattern");
+        assert!(pattern.fits("iqn.2026-11.x:any") && !pattern.fits("iqn.2026-11.xy"));
+        assert_eq!(pattern.to_string(), "iqn.2026-11.x:*");
+        let view = first.view(target).expect("valid");
+        let numbers = BTreeMap::from([(Lun(0), Lun(1)), (Lun(16383), Lun(0))]);
+        assert_eq!(view, LunView { numbers: Some(numbers), read_only: true });
+        let numbers = [0, 2].map(|lun| (Lun(lun), Lun(lun)));
+        let view = second.view(target).expect("valid");
+        assert_eq!(view, LunView { numbers: Some(BTreeMap::from(numbers)), read_only: false });
+        assert!(config.discovery.demands_proof());
+        assert_eq!(
+            config.accounts[1].secret,
+            super::super::SecretSource::Environment("SAN".into())
+        );
+    }
+
+    #[test]
+    fn what_a_flag_demands_is_demanded_of_every_target_and_of_discovery() {
+        let mut config = parse_file(Path::new("s.toml"), BEGIN).expect("valid");
+        config.chap = vec![Placed { value: "host".into(), place: "--chap host".into() }];
+        let config = config.finish().expect("valid");
+        assert_eq!(config.targets.len(), 3);
+        let logins = config.targets.iter().map(|target| &target.login);
+        assert!(logins.chain([&config.discovery]).all(AccessConfig::demands_proof));
+    }
+
+    #[test]
+    fn a_mistake_in_accounts_or_rules_names_file_line_key_and_remedy() {
+        // The target ends with line 21.
+        for (text, told) in [
+            ("chap = [\"hots\"]", "s.toml:22: chap: there is no account hots; did you mean host?"),
+            ("chap = []", "s.toml:22: chap = []: name accounts"),
+            ("chap = [\"host\", \"host\"]", "chap lists host twice"),
+            ("own-account = \"san\"", "s.toml:22: own-account: who has to prove nothing"),
+            (
+                "chap = [\"host\"]\nown-account = \"x\"",
+                "s.toml:23: own-account: there is no account x",
+            ),
+            (
+                "chap = [\"host\"]\nown-account = \"host\"",
+                "s.toml:23: own-account = \"host\": initiators log in with it (s.toml:22)",
+            ),
+            ("algorithms = [\"md5\"]", "s.toml:22: algorithms: nobody has to prove"),
+            ("algorithms = [\"md4\"]", "algorithms = \"md4\": it is one of sha3-256, sha-256"),
+            ("algorithms = []", "algorithms is to be a list of at least one"),
+            ("algorithms = [\"md5\", \"md5\"]", "algorithms lists md5 twice"),
+            ("allow = []", "s.toml:22: allow = []: write [[target.allow]]"),
+            ("allow = [1]", "allow is to be a list of tables: write [[target.allow]]"),
+            ("alow = 1", "s.toml:22: unknown key alow; did you mean allow?"),
+            (
+                "[[target.allow]]\nadress = \"::\"",
+                "s.toml:23: unknown key adress; did you mean address?",
+            ),
+            (
+                "[[target.allow]]\ninitiator = \"IQN.2026-11.x:a\"",
+                "write an iSCSI name in lower case",
+            ),
+            ("[[target.allow]]\ninitiator = \"iqn.2026-11.*:a\"", "s.toml:23: initiator = "),
+            (
+                "[[target.allow]]\naddress = \"10.0.0.1/8\"",
+                "s.toml:23: \"10.0.0.1/8\" begins within",
+            ),
+            (
+                "[[target.allow]]\naccount = \"host\"",
+                "s.toml:23: account = \"host\": the target's chap",
+            ),
+            ("[[target.allow]]\nluns = [3]", "s.toml:23: luns: the target has no LUN 3, but 3:"),
+            ("[[target.allow]]\nluns = [0, 0]", "luns shows LUN 0 twice"),
+            ("[[target.allow]]\nluns = [\"a\"]", "luns: \"a\" is no LUN: write numbers"),
+            ("[[target.allow]]\nluns = { 0 = \"c\" }", "luns: the target has no volume c"),
+            ("[[target.allow]]\nluns = { 0 = \"a\", 1 = \"a\" }", "luns shows a twice"),
+            ("[[target.allow]]\nluns = { 0 = \"a\", 00 = \"b\" }", "luns tells of 0 twice"),
+            ("[[target.allow]]\nluns = { 16384 = \"a\" }", "16384 is no LUN: write 0 to 16383"),
+            ("[[target.allow]]\nread-only = \"yes\"", "read-only = yes: write true or false"),
+            (
+                "[[target.allow]]\nread-only = true",
+                "s.toml:22: read-only: volume tape is a real device",
+            ),
+            (
+                "[[target.allow]]\n[[target.allow]]\naddress = \"::\"",
+                "s.toml:23: the rule of s.toml:22 lets in everybody before: swap them",
+            ),
+            ("[discovery]\nallow = []", "unknown key allow"),
+            ("[discovery]\nchap = [\"x\"]", "s.toml:23: chap: there is no account x"),
+            (
+                "[[account]]\nname = \"host\"\nsecret-env = \"A\"",
+                "s.toml:22: two accounts are named host",
+            ),
+            ("[[account]]\nname = \"z\"", "s.toml:22: the account has no secret-file: add it"),
+            (
+                "[[account]]\nsecret = \"abc\"",
+                "s.toml:23: secret: a secret has no place in this file",
+            ),
+            (
+                "[[account]]\nsecret-env = \"A\"\nsecret-file = \"B\"",
+                "secret-file and secret-env: the secret is in one of them",
+            ),
+        ] {
+            let message = parse(&format!("{BEGIN}{TARGET}{text}")).expect_err(told);
+            assert!(message.contains(told), "{text}: {message}");
+            assert!(message.starts_with("s.toml:"), "{message}");
+        }
+        for (text, told) in [
+            ("account = 3", "s.toml:1: account is to be a list"),
+            ("account = [3]", "account is to be a list of tables: write [[account]]"),
+            ("discovery = 3", "s.toml:1: discovery is to be a table"),
+        ] {
+            let message = parse(text).expect_err(told);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Accounts: with which names and secrets initiators prove who they are, and targets. The secret is
+//! never in the configuration's own text, which is shown around, but in a file or a variable.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use sarsen_proto::iscsi::chap::Secret;
+use sarsen_wire::iscsi::text::MAX_VALUE_LENGTH;
+
+use super::ConfigError;
+use super::file::{Setting, unknown_key};
+
+const KEYS: &[&str] = &["name", "secret-file", "secret-env"];
+/// RFC 7143 §9.2.1: 96 random bits at least. Longer secrets than this are not portable.
+const SECRET_LENGTHS: std::ops::RangeInclusive<usize> = 12..=255;
+/// What others than the owner may do with a file, and are not to.
+const OTHERS: u32 = 0o077;
+
+/// An account.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccountConfig {
+    /// Unique name: CHAP_N.
+    pub name: String,
+    /// Where its secret is.
+    pub secret: SecretSource,
+    /// Where it was configured.
+    pub place: String,
+}
+
+/// Where a secret is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SecretSource {
+    /// In a file that nobody but its owner can read.
+    File(PathBuf),
+    /// In an environment variable of this name.
+    Environment(String),
+}
+
+impl AccountConfig {
+    /// Reads the secret. It may be changed at any time, so that nobody keeps it but who uses it.
+    pub fn read_secret(&self) -> Result<Secret, ConfigError> {
+        let (secret, origin) = match &self.secret {
+            SecretSource::File(path) => {
+                let wrong = |what: String| self.wrong(&format!("{}: {what}", path.display()));
+                let bytes = read_private(path).map_err(wrong)?;
+                let text = String::from_utf8(bytes).map_err(|_| wrong("is not text".into()))?;
+                (text, path.display().to_string())
+            }
+            SecretSource::Environment(name) => {
+                let text = std::env::var(name).map_err(|_| {
+                    self.wrong(&format!("the variable {name} is not set: set it to the secret"))
+                })?;
+                (text, name.clone())
+            }
+        };
+        let secret = secret.strip_suffix('\n').unwrap_or(&secret);
+        let secret = secret.strip_suffix('\r').unwrap_or(secret);
+        let (shortest, longest) = SECRET_LENGTHS.into_inner();
+        if !SECRET_LENGTHS.contains(&secret.len()) {
+            return Err(self.wrong(&format!(
+                "the secret in {origin} has {} bytes: write {shortest} to {longest}",
+                secret.len()
+            )));
+        }
+        Ok(Secret(secret.to_owned()))
+    }
+
+    fn wrong(&self, message: &str) -> ConfigError {
+        ConfigError::new(&self.place, format!("account {}: {message}", self.name))
+    }
+}
+
+/// The content of a file that is its owner's alone; what a secret cannot have is not read to its end.
+fn read_private(path: &std::path::Path) -> Result<Vec<u8>, String> {
+    let remedy = |error: std::io::Error| format!("cannot read the secret: {error}");
+    let file = File::open(path).map_err(remedy)?;
+    // Of the open file: one that is put in its place meanwhile is not the one that is read.
+    let mode = file.metadata().map_err(remedy)?.permissions().mode();
+    if mode & OTHERS != 0 {
+        return Err(format!(
+            "others can use this secret (mode {:04o}): chmod 600 {}",
+            mode & 0o7777,
+            path.display()
+        ));
+    }
+    let mut bytes = Vec::new();
+    // With room for the end of the line.
+    let limit = *SECRET_LENGTHS.end() as u64 + 2;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(remedy)?;
+    Ok(bytes)
+}
+
+/// `NAME=FILE`, of a flag.
+pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
+    let place = format!("--account {text}");
+    let Some((name, path)) = text.split_once('=').filter(|(_, path)| !path.is_empty()) else {
+        return Err(ConfigError::new(place, "write NAME=FILE, the file with the secret"));
+    };
+    account(name.to_owned(), SecretSource::File(path.into()), &place)
+}
+
+/// A table of the file.
+pub(super) fn account_from_settings(
+    settings: Vec<Setting>,
+    place: &str,
+) -> Result<AccountConfig, ConfigError> {
+    let (mut name, mut secret) = (None, None);
+    for Setting { key, value, place } in settings {
+        let source = match key.as_str() {
+            "name" => {
+                name = Some(value);
+                continue;
+            }
+            "secret-file" => SecretSource::File(value.into()),
+            "secret-env" => SecretSource::Environment(value),
+            "secret" => {
+                return Err(ConfigError::new(
+                    place,
+                    "secret: a secret has no place in this file: write secret-file = PATH or \
+                     secret-env = NAME",
+                ));
+            }
+            _ => return Err(unknown_key(&place, &key, KEYS)),
+        };
+        if secret.replace(source).is_some() {
+            return Err(ConfigError::new(
+                place,
+                "secret-file and secret-env: the secret is in one of them: remove the other",
+            ));
+        }
+    }
+    let missing = |key: &str| ConfigError::new(place, format!("the account has no {key}: add it"));
+    let name = name.ok_or_else(|| missing("name"))?;
+    account(name, secret.ok_or_else(|| missing("secret-file"))?, place)
+}
+
+fn account(name: String, secret: SecretSource, place: &str) -> Result<AccountConfig, ConfigError> {
+    let valid = (1..=MAX_VALUE_LENGTH).contains(&name.len()) && !name.contains(char::is_control);
+    match valid {
+        true => Ok(AccountConfig { name, secret, place: place.to_owned() }),
+        false => Err(ConfigError::new(
+            place,
+            format!(
+                "account name {name:?}: 1 to {MAX_VALUE_LENGTH} bytes without control characters"
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+
+    use super::*;
+
+    fn secret_file(content: &[u8], mode: u32) -> (tempfile::TempDir, AccountConfig) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("secret");
+        fs::write(&path, content).expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("a mode");
+        let account = parse_account(&format!("host={}", path.display())).expect("an account");
+        (folder, account)
+    }
+
+    #[test]
+    fn a_secret_is_the_line_that_its_file_holds() {
+        for (content, secret) in [
+            (&b"twelve bytes"[..], "twelve bytes"),
+            (b"twelve bytes\n", "twelve bytes"),
+            (b"twelve bytes \r\n", "twelve bytes "),
+            (b"twelve bytes\n\n", "twelve bytes\n"),
+            (&[b'x'; 255], &"x".repeat(255)),
+        ] {
+            let (_folder, account) = secret_file(content, 0o400);
+            assert_eq!(account.read_secret().expect("a secret"), Secret(secret.into()));
+        }
+    }
+
+    #[test]
+    fn rfc7143_9_2_1_a_secret_that_others_know_or_guess_is_refused_with_the_remedy() {
+        for (content, mode, told) in [
+            (&b"twelve bytes"[..], 0o640, "others can use this secret (mode 0640): chmod 600 "),
+            (b"twelve bytes", 0o604, "(mode 0604)"),
+            (b"eleven byte\n", 0o600, "has 11 bytes: write 12 to 255"),
+            (&[b'x'; 256], 0o600, "has 256 bytes"),
+            (&[b'x'; 4096], 0o600, "bytes: write 12 to 255"),
+            (&[0xff; 20], 0o600, "is not text"),
+        ] {
+            let (_folder, account) = secret_file(content, mode);
+            let message = account.read_secret().expect_err(told).to_string();
+            assert!(message.contains(told), "{message}");
+            assert!(message.starts_with("--account host=") && !message.contains("twelve bytes"));
+        }
+        let nowhere = parse_account("host=/nonexistent/secret").expect("an account");
+        let message = nowhere.read_secret().expect_err("no file").to_string();
+        assert!(message.contains("cannot read the secret: "), "{message}");
+        let variable = SecretSource::Environment("SARSEN_TEST_NO_SUCH_VARIABLE".into());
+        let account = AccountConfig { secret: variable, ..nowhere };
+        let message = account.read_secret().expect_err("no variable").to_string();
+        assert!(message.contains("SARSEN_TEST_NO_SUCH_VARIABLE is not set"), "{message}");
+    }
+
+    #[test]
+    fn a_flag_names_account_and_file() {
+        let account = parse_account("a=b=/x=y").expect("an account");
+        assert_eq!(
+            (account.name.as_str(), account.secret),
+            ("a", SecretSource::File("b=/x=y".into()))
+        );
+        for text in ["host", "host=", "=/x", "a\tb=/x"] {
+            let message = parse_account(text).expect_err(text).to_string();
+            assert!(message.starts_with(&format!("--account {text}: ")), "{message}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Networks: addresses that begin alike.
+
+use std::fmt;
+use std::net::IpAddr;
+
+/// All addresses whose first bits are these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    first: IpAddr,
+    /// How many bits count.
+    length: u8,
+}
+
+impl Network {
+    /// Whether the address is one of them. An IPv4 address is the same one when it comes as IPv6's
+    /// image of it.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        address.is_ipv4() == self.first.is_ipv4() && masked(address, self.length) == self.first
+    }
+}
+
+/// As it is written.
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.first, self.length)
+    }
+}
+
+/// The address with all bits beyond the first `length` cleared.
+fn masked(address: IpAddr, length: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0);
+            IpAddr::V4((address.to_bits() & mask).into())
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0);
+            IpAddr::V6((address.to_bits() & mask).into())
+        }
+    }
+}
+
+/// `10.0.0.0/8`, `2001:db8::/32`, or one address.
+pub fn parse_network(text: &str) -> Result<Network, String> {
+    let form =
+        || format!("{text:?} is not a network: write 10.0.0.0/8, 2001:db8::/32 or one address");
+    let (address, length) = match text.split_once('/') {
+        Some((address, length)) => (address, Some(length)),
+        None => (text, None),
+    };
+    let address: IpAddr = address.parse().map_err(|_| form())?;
+    if address.to_canonical() != address {
+        return Err(format!(
+            "{text:?}: these addresses are known as IPv4: write {}",
+            address.to_canonical()
+        ));
+    }
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    let length = match length {
+        Some(length) => length.parse().ok().filter(|length| *length <= bits).ok_or_else(form)?,
+        None => bits,
+    };
+    let network = Network { first: masked(address, length), length };
+    match network.first == address {
+        true => Ok(network),
+        false => Err(format!("{text:?} begins within the network: write {network}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_contains_what_begins_like_it() {
+        for (network, inside, outside) in [
+            ("10.0.0.0/8", "10.255.0.1", "11.0.0.0"),
+            ("10.1.2.3", "10.1.2.3", "10.1.2.4"),
+            ("0.0.0.0/0", "255.255.255.255", "::1"),
+            ("::/0", "2001:db8::1", "10.0.0.1"),
+            ("2001:db8::/33", "2001:db8:7fff::1", "2001:db8:8000::"),
+            ("fe80::1/128", "fe80::1", "fe80::2"),
+            ("10.0.0.0/8", "::ffff:10.1.2.3", "::10.1.2.3"),
+        ] {
+            let parsed = parse_network(network).expect(network);
+            assert!(parsed.contains(inside.parse().expect(inside)), "{network} {inside}");
+            assert!(!parsed.contains(outside.parse().expect(outside)), "{network} {outside}");
+            assert_eq!(parse_network(&parsed.to_string()), Ok(parsed));
+        }
+    }
+
+    #[test]
+    fn what_is_no_network_is_told_with_the_remedy() {
+        for (text, told) in [
+            ("10.0.0.0/33", "is not a network: write 10.0.0.0/8"),
+            ("::/129", "is not a network"),
+            ("10.0.0/8", "is not a network"),
+            ("10.0.0.0/", "is not a network"),
+            ("10.0.0.0/-1", "is not a network"),
+            ("host", "is not a network"),
+            ("10.0.0.1/8", "begins within the network: write 10.0.0.0/8"),
+            ("::ffff:10.0.0.1", "known as IPv4: write 10.0.0.1"),
+        ] {
+            let message = parse_network(text).expect_err(text);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}
