@@ -163,10 +163,10 @@ impl Default for TargetOffer {
             max_recv_data_segment_length: 256 * 1024,
             max_burst_length: 16 * 1024 * 1024 - 512,
             first_burst_length: 256 * 1024,
-            default_time2wait: 2,
-            default_time2retain: 0,
+            default_time2wait: 0,
+            default_time2retain: 20,
             max_outstanding_r2t: 8,
-            error_recovery_level: 0,
+            error_recovery_level: 2,
         }
     }
 }
@@ -450,9 +450,9 @@ mod tests {
             ("MaxConnections", "100", "16"),
             ("MaxBurstLength", "0x1000", "4096"),
             ("FirstBurstLength", "16777215", "262144"),
-            ("DefaultTime2Wait", "0", "2"),
-            ("DefaultTime2Retain", "20", "0"),
-            ("ErrorRecoveryLevel", "2", "0"),
+            ("DefaultTime2Wait", "0", "0"),
+            ("DefaultTime2Retain", "60", "20"),
+            ("ErrorRecoveryLevel", "2", "2"),
             ("MaxOutstandingR2T", "16", "8"),
             ("iSCSIProtocolLevel", "2", "1"),
         ] {

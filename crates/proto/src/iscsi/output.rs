@@ -51,6 +51,25 @@ impl Run {
 #[derive(Clone)]
 pub struct Payload(std::rc::Rc<Data>);
 
+impl Payload {
+    /// Bytes of memory that it alone holds: a store's own memory counts for nothing.
+    pub(crate) fn owned_length(&self) -> usize {
+        match &*self.0 {
+            Data::Buffer(buffer) => buffer.len(),
+            Data::Shared { .. } | Data::Zeroes(_) => 0,
+        }
+    }
+
+    /// The data, copied if PDUs that send it still wait.
+    pub(crate) fn into_data(self) -> Data {
+        std::rc::Rc::try_unwrap(self.0).unwrap_or_else(|shared| {
+            let mut copy = sarsen_block::Buffer::for_overwrite(shared.len());
+            shared.copy_out(0, &mut copy);
+            Data::Buffer(copy)
+        })
+    }
+}
+
 impl Output {
     /// Digests that hold from the next PDU on.
     pub fn set_digests(&mut self, header: bool, data: bool) {

@@ -5,6 +5,7 @@ use sarsen_wire::iscsi::{DataIn, Opcode, RawHeader, ScsiCommand, ScsiResponse};
 
 use super::Completion;
 use super::link::Link;
+use super::recovery::SentData;
 use super::tasks::{Fault, Task};
 
 /// SCSI status codes that this layer knows.
@@ -45,9 +46,32 @@ pub(super) fn push(task: &Task, mut completion: Completion<'_>, link: &mut Link)
     let limit = if reads { expected } else { 0 };
     completion.data_in.truncate(limit);
 
-    let collapse = completion.status == GOOD && !completion.data_in.is_empty();
-    let status = collapse.then_some((flags, residual_count));
-    let data_pdus = push_data(task, &mut completion, status, link);
+    let length = completion.data_in.len();
+    let payload = link.output.payload(completion.data_in);
+    let cut = Cut::new(link, 0, length, 0);
+    let tag = task.id.initiator_task_tag;
+    // What may be asked for again has a PDU of its own.
+    let collapse = completion.status == GOOD && length > 0 && !link.keeps();
+    let acknowledge_tag = if link.keeps() && length > 0 { link.acknowledge_tag() } else { 0 };
+    for part in cut.parts() {
+        let mut header = part.header(tag);
+        let stamp = if collapse && part.is_last {
+            header.flags |= DataIn::STATUS | flags;
+            header.status = completion.status;
+            header.residual_count = residual_count.into();
+            let stamp = link.stamp();
+            header.stat_sn = stamp.stat_sn.into();
+            stamp
+        } else {
+            link.peek()
+        };
+        if link.keeps() {
+            part.ask_to_acknowledge(&mut header, task.lun, acknowledge_tag);
+        }
+        header.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        header.max_cmd_sn = stamp.max_cmd_sn.into();
+        link.output.push_payload(header, &payload, part.offset, part.count);
+    }
     if collapse {
         return;
     }
@@ -56,66 +80,106 @@ pub(super) fn push(task: &Task, mut completion: Completion<'_>, link: &mut Link)
     response.flags = FINAL | flags;
     response.response = ScsiResponse::COMPLETED;
     response.status = completion.status;
-    response.initiator_task_tag = task.id.initiator_task_tag.into();
+    response.initiator_task_tag = tag.into();
     response.snack_tag = 0.into();
     response.stat_sn = stamp.stat_sn.into();
     response.exp_cmd_sn = stamp.exp_cmd_sn.into();
     response.max_cmd_sn = stamp.max_cmd_sn.into();
-    response.exp_data_sn = (data_pdus + task.collection.r2t_sn).into();
+    response.exp_data_sn = (cut.count() + task.collection.r2t_sn).into();
     response.residual_count = residual_count.into();
-    if completion.sense.is_empty() {
-        link.output.push(response, &[]);
-    } else {
-        // RFC 7143 §11.4.7: a length of two bytes comes first.
-        let length = (completion.sense.len() as u16).to_be_bytes();
-        link.output.push(response, &[&length, completion.sense].concat());
+    // RFC 7143 §11.4.7: a length of two bytes comes first.
+    let sense_length = (completion.sense.len() as u16).to_be_bytes();
+    let segment = match completion.sense {
+        [] => Vec::new(),
+        sense => [&sense_length, sense].concat(),
+    };
+    link.answer(response, &segment);
+    if link.keeps() {
+        let data = SentData { lun: task.lun, payload, cut, acknowledge_tag, acknowledged: 0 };
+        link.keep_data(data);
     }
 }
 
-/// Cuts the data into PDUs; the last one carries the status if there is one. Gives their number.
-fn push_data(
-    task: &Task,
-    completion: &mut Completion<'_>,
-    status: Option<(u8, u32)>,
-    link: &mut Link,
-) -> u32 {
-    let data = std::mem::replace(&mut completion.data_in, sarsen_block::Data::empty());
-    let length = data.len();
-    let segment_limit = link.parameters.peer_max_recv_data_segment_length as usize;
-    let burst_limit = link.parameters.max_burst_length as usize;
-    let payload = link.output.payload(data);
-    let (mut offset, mut burst, mut data_sn) = (0, 0, 0);
-    while offset < length {
-        let count = (length - offset).min(segment_limit).min(burst_limit - burst);
-        let is_last = offset + count == length;
-        burst += count;
-        let ends_burst = is_last || burst == burst_limit;
-        if ends_burst {
-            burst = 0;
-        }
-        let mut header = DataIn::from(RawHeader::with_opcode(Opcode::DataIn));
-        header.flags = if ends_burst { FINAL } else { 0 };
-        header.initiator_task_tag = task.id.initiator_task_tag.into();
-        let stamp = match status {
-            Some((flags, residual_count)) if is_last => {
-                header.flags |= DataIn::STATUS | flags;
-                header.status = completion.status;
-                header.residual_count = residual_count.into();
-                let stamp = link.stamp();
-                header.stat_sn = stamp.stat_sn.into();
-                stamp
-            }
-            _ => link.peek(),
-        };
-        header.exp_cmd_sn = stamp.exp_cmd_sn.into();
-        header.max_cmd_sn = stamp.max_cmd_sn.into();
-        header.data_sn = data_sn.into();
-        header.buffer_offset = (offset as u32).into();
-        link.output.push_payload(header, &payload, offset, count);
-        offset += count;
-        data_sn += 1;
+/// How data is cut into PDUs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    segment_limit: usize,
+    burst_limit: usize,
+    /// Where the first PDU begins, and its number.
+    start: usize,
+    first_data_sn: u32,
+    /// One past the last byte.
+    end: usize,
+}
+
+/// One PDU.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) data_sn: u32,
+    pub(super) offset: usize,
+    pub(super) count: usize,
+    ends_burst: bool,
+    is_last: bool,
+}
+
+impl Cut {
+    pub(super) fn new(link: &Link, start: usize, end: usize, first_data_sn: u32) -> Self {
+        let segment_limit = link.parameters.peer_max_recv_data_segment_length as usize;
+        let burst_limit = link.parameters.max_burst_length as usize;
+        Self { segment_limit, burst_limit, start, first_data_sn, end }
     }
-    data_sn
+
+    pub(super) fn parts(self) -> impl Iterator<Item = Part> {
+        let Self { segment_limit, burst_limit, start, first_data_sn, end } = self;
+        let (mut offset, mut burst, mut data_sn) = (start, 0, first_data_sn);
+        std::iter::from_fn(move || {
+            if offset == end {
+                return None;
+            }
+            let count = (end - offset).min(segment_limit).min(burst_limit - burst);
+            let is_last = offset + count == end;
+            burst += count;
+            let ends_burst = is_last || burst == burst_limit;
+            if ends_burst {
+                burst = 0;
+            }
+            let part = Part { data_sn, offset, count, ends_burst, is_last };
+            offset += count;
+            data_sn = data_sn.wrapping_add(1);
+            Some(part)
+        })
+    }
+
+    /// How many PDUs there are, with those before the first.
+    pub(super) fn count(self) -> u32 {
+        self.parts().last().map_or(self.first_data_sn, |part| part.data_sn + 1)
+    }
+
+    /// One past the last byte.
+    pub(super) const fn end(self) -> usize {
+        self.end
+    }
+}
+
+impl Part {
+    pub(super) fn header(self, initiator_task_tag: u32) -> DataIn {
+        let mut header = DataIn::from(RawHeader::with_opcode(Opcode::DataIn));
+        header.flags = if self.ends_burst { FINAL } else { 0 };
+        header.initiator_task_tag = initiator_task_tag.into();
+        header.data_sn = self.data_sn.into();
+        header.buffer_offset = (self.offset as u32).into();
+        header
+    }
+
+    /// The end of each burst but the last, whose status follows, asks for a DataACK (RFC 7143
+    /// §11.7.2).
+    pub(super) fn ask_to_acknowledge(self, header: &mut DataIn, lun: [u8; 8], tag: u32) {
+        if self.ends_burst && !self.is_last {
+            header.flags |= DataIn::ACKNOWLEDGE;
+            header.lun = lun;
+            header.target_transfer_tag = tag.into();
+        }
+    }
 }
 
 /// Ends a task that broke the protocol, with the sense data that RFC 7143 §11.4.7.2 names.

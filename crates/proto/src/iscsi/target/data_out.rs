@@ -25,13 +25,20 @@ pub(super) fn landing(task: &mut Task, length: usize) -> Landing {
     }
 }
 
-/// Takes a data segment that [`landing`] placed. Bytes beyond what the command takes are dropped.
-pub(super) fn absorb(task: &mut Task, segment: Segment, digest_valid: bool) {
-    if !digest_valid {
+/// Takes a data segment that [`landing`] placed. Bytes beyond what the command takes are dropped;
+/// those that are not what was sent are asked for again where the level of recovery has that.
+pub(super) fn absorb(task: &mut Task, segment: Segment, digest_valid: bool, recovers: bool) {
+    if !digest_valid && !recovers {
         task.fault.get_or_insert(Fault::ProtocolServiceCrcError);
     }
     let collection = &mut task.collection;
     let Segment::Placed { buffer, range } = segment else { return };
+    if !digest_valid && recovers {
+        let end = (collection.position + range.len()).min(collection.wanted);
+        if collection.position < end {
+            collection.lost.push(collection.position..end);
+        }
+    }
     let in_place = collection.buffer.is_none()
         && buffer.len() == collection.wanted
         && range.start == collection.position
@@ -97,8 +104,8 @@ pub(super) fn step(task: &mut Task, header: &DataOut) {
         task.fault.get_or_insert(Fault::IncorrectAmountOfData);
     }
     if is_final || complete {
-        collection.position = r2t.end;
         collection.r2ts.pop_front();
+        collection.position = collection.r2ts.front().map_or(collection.solicited, |r2t| r2t.start);
         collection.data_sn = 0;
     }
 }
@@ -117,33 +124,76 @@ pub(super) fn solicit(task: &mut Task, link: &mut Link, next_tag: &mut u32) {
     if task.fault.is_some() {
         // What was asked for already may come; more is not wanted.
         task.collection.solicited = task.collection.wanted;
+        task.collection.lost.clear();
         return;
     }
+    let burst_limit = link.parameters.max_burst_length as usize;
     while !task.collection.unsolicited
-        && task.collection.solicited < task.collection.wanted
         && task.collection.r2ts.len() < link.parameters.max_outstanding_r2t as usize
     {
         let collection = &mut task.collection;
-        let start = collection.solicited;
-        let length = (collection.wanted - start).min(link.parameters.max_burst_length as usize);
+        let lost = collection.lost.pop();
+        let is_recovery = lost.is_some();
+        // No data segment is longer than a burst, but that of an immediate write may be.
+        let (start, end) = match lost {
+            Some(lost) if lost.len() > burst_limit => {
+                let cut = lost.start + burst_limit;
+                collection.lost.push(cut..lost.end);
+                (lost.start, cut)
+            }
+            Some(lost) => (lost.start, lost.end),
+            None if collection.solicited < collection.wanted => {
+                let start = collection.solicited;
+                (start, start + (collection.wanted - start).min(burst_limit))
+            }
+            None => return,
+        };
         *next_tag = next_tag.wrapping_add(1);
         if *next_tag == RESERVED_TAG {
             *next_tag = 0;
         }
-        let stamp = link.peek();
-        let mut r2t = R2t::from(RawHeader::with_opcode(Opcode::R2t));
-        r2t.lun = task.lun;
-        r2t.initiator_task_tag = task.id.initiator_task_tag.into();
-        r2t.target_transfer_tag = (*next_tag).into();
-        r2t.stat_sn = stamp.stat_sn.into();
-        r2t.exp_cmd_sn = stamp.exp_cmd_sn.into();
-        r2t.max_cmd_sn = stamp.max_cmd_sn.into();
-        r2t.r2t_sn = collection.r2t_sn.into();
-        r2t.buffer_offset = (start as u32).into();
-        r2t.desired_data_transfer_length = (length as u32).into();
-        link.output.push(r2t, &[]);
+        let r2t = OpenR2t {
+            target_transfer_tag: *next_tag,
+            r2t_sn: collection.r2t_sn,
+            start,
+            end,
+            is_recovery,
+        };
+        push_r2t(task.lun, task.id.initiator_task_tag, &r2t, link);
         collection.r2t_sn += 1;
-        collection.solicited = start + length;
-        collection.r2ts.push_back(OpenR2t { target_transfer_tag: *next_tag, end: start + length });
+        if collection.r2ts.is_empty() {
+            collection.position = start;
+        }
+        if !is_recovery {
+            collection.solicited = end;
+        }
+        collection.r2ts.push_back(r2t);
     }
+}
+
+fn push_r2t(lun: [u8; 8], initiator_task_tag: u32, open: &OpenR2t, link: &mut Link) {
+    let stamp = link.peek();
+    let mut r2t = R2t::from(RawHeader::with_opcode(Opcode::R2t));
+    r2t.lun = lun;
+    r2t.initiator_task_tag = initiator_task_tag.into();
+    r2t.target_transfer_tag = open.target_transfer_tag.into();
+    r2t.stat_sn = stamp.stat_sn.into();
+    r2t.exp_cmd_sn = stamp.exp_cmd_sn.into();
+    r2t.max_cmd_sn = stamp.max_cmd_sn.into();
+    r2t.r2t_sn = open.r2t_sn.into();
+    r2t.buffer_offset = (open.start as u32).into();
+    r2t.desired_data_transfer_length = ((open.end - open.start) as u32).into();
+    link.output.push(r2t, &[]);
+}
+
+/// Sends R2Ts again that are open still. False if one of them was never sent.
+pub(super) fn solicit_again(task: &Task, link: &mut Link, first: u32, count: u32) -> bool {
+    let end = if count == 0 { task.collection.r2t_sn } else { first.saturating_add(count) };
+    if first >= end || end > task.collection.r2t_sn {
+        return false;
+    }
+    for open in task.collection.r2ts.iter().filter(|r2t| (first..end).contains(&r2t.r2t_sn)) {
+        push_r2t(task.lun, task.id.initiator_task_tag, open, link);
+    }
+    true
 }

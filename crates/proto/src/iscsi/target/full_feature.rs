@@ -12,6 +12,7 @@ use sarsen_wire::iscsi::{
 
 use super::link::Link;
 use super::management::{Afterwards, Barrier, push_response};
+use super::recovery::KEPT_LIMIT;
 use super::room::Room;
 use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks};
 use super::text::Text;
@@ -260,6 +261,13 @@ impl FullFeature {
         environment: &mut dyn Environment,
     ) -> Result<bool, CloseReason> {
         let incoming = std::mem::replace(&mut self.incoming, Incoming::Dropped);
+        if link.keeps() {
+            // All requests carry ExpStatSN in the same place.
+            link.acknowledge(NopOut::view(header).exp_stat_sn.get());
+            if link.kept.len() > KEPT_LIMIT {
+                return Err(CloseReason::protocol("answers are not acknowledged", "§4.2.2.2"));
+            }
+        }
         if !digest_valid && !matches!(incoming, Incoming::Dropped | Incoming::Rejected) {
             link.reject(RejectReason::DataDigestError, header);
         }
@@ -295,6 +303,8 @@ impl FullFeature {
                     return Ok(true);
                 }
             }
+            // RFC 7143 §7.8: the initiator was told, and sends it again.
+            Incoming::Request | Incoming::Numbered if link.keeps() => {}
             Incoming::Request | Incoming::Numbered => {
                 // Text or a ping that is lost cannot be asked for again at this level.
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
@@ -388,7 +398,7 @@ impl FullFeature {
         events: &mut VecDeque<Event>,
     ) {
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
-        data_out::absorb(task, segment, digest_valid);
+        data_out::absorb(task, segment, digest_valid, link.keeps());
         if !task.collection.unsolicited {
             data_out::end_unsolicited(task);
         }
@@ -409,7 +419,7 @@ impl FullFeature {
         if let Err(fault) = data_out::check(task, header, first_burst) {
             task.fault.get_or_insert(fault);
         }
-        data_out::absorb(task, segment, digest_valid);
+        data_out::absorb(task, segment, digest_valid, link.keeps());
         data_out::step(task, header);
         self.advance_task(link, id, events);
     }
@@ -500,6 +510,8 @@ impl FullFeature {
         let mut any = false;
         while let Some(&id) = self.waiting.front()
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
+            // What waits to be acknowledged is memory, too.
+            && link.kept.bytes() <= self.settings.room_limit
             && self.room.take(task.room())
         {
             self.waiting.pop_front();
@@ -553,6 +565,12 @@ impl FullFeature {
         match task.progress {
             Progress::Collecting | Progress::Running | Progress::Answering => {
                 data_in::push(&task, completion, link);
+                if (link.kept.is_large() || link.kept.bytes() > self.settings.room_limit)
+                    && self.ping_tag == RESERVED_TAG
+                {
+                    // Its answer tells what the initiator has.
+                    self.ping(link);
+                }
                 return false;
             }
             Progress::Aborted(Ending::Answered) => data_in::push_task_aborted(&task, link),
@@ -638,7 +656,7 @@ impl FullFeature {
                     return Ok(self.wait_or_pass(link, waiting, events));
                 }
             }
-            Opcode::SnackRequest => link.reject(RejectReason::SnackReject, header),
+            Opcode::SnackRequest => self.handle_snack(link, header),
             Opcode::LoginRequest => {
                 link.reject(RejectReason::ProtocolError, header);
                 return Err(CloseReason::protocol("a login in the full feature phase", "§6.3"));
@@ -666,7 +684,7 @@ impl FullFeature {
         answer.stat_sn = stamp.stat_sn.into();
         answer.exp_cmd_sn = stamp.exp_cmd_sn.into();
         answer.max_cmd_sn = stamp.max_cmd_sn.into();
-        link.output.push(answer, &segment[..segment.len().min(limit)]);
+        link.answer(answer, &segment[..segment.len().min(limit)]);
     }
 
     /// Asks the initiator for a sign of life (RFC 7143 §11.19).
@@ -737,5 +755,5 @@ pub(super) fn push_logout_response(link: &mut Link, tag: u32, response: LogoutRe
     pdu.max_cmd_sn = stamp.max_cmd_sn.into();
     pdu.time2wait = (link.parameters.default_time2wait as u16).into();
     pdu.time2retain = (link.parameters.default_time2retain as u16).into();
-    link.output.push(pdu, &[]);
+    link.answer(pdu, &[]);
 }

@@ -5,6 +5,7 @@ use sarsen_wire::iscsi::{
     AsyncEvent, AsyncMessage, Opcode, RESERVED_TAG, RawHeader, Reject, RejectReason, SerialNumber,
 };
 
+use super::recovery::{Kept, SentData};
 use super::session::Hold;
 use super::window::Standing;
 use crate::iscsi::{Output, Parameters};
@@ -14,6 +15,7 @@ pub(super) struct Link {
     pub(super) parameters: Parameters,
     pub(super) session: Hold,
     stat_sn: SerialNumber,
+    pub(super) kept: Kept,
 }
 
 /// StatSN, ExpCmdSN and MaxCmdSN of one PDU.
@@ -30,7 +32,37 @@ impl Link {
             parameters: Parameters::default(),
             session: Hold::new(first_cmd_sn, window),
             stat_sn,
+            kept: Kept::default(),
         }
+    }
+
+    /// Whether what was sent may be asked for again.
+    pub(super) const fn keeps(&self) -> bool {
+        self.parameters.error_recovery_level > 0
+    }
+
+    /// The next StatSN.
+    pub(super) const fn next_stat_sn(&self) -> SerialNumber {
+        self.stat_sn
+    }
+
+    /// Sends a PDU that took a StatSN, and keeps it until it is acknowledged.
+    pub(super) fn answer(&mut self, header: impl Into<RawHeader>, segment: &[u8]) {
+        let header = header.into();
+        if self.keeps() {
+            self.kept.push(header, segment);
+        }
+        self.output.push(header, segment);
+    }
+
+    /// The answer that was just sent belongs to this data.
+    pub(super) fn keep_data(&mut self, data: SentData) {
+        self.kept.attach(data);
+    }
+
+    /// A tag by which the initiator acknowledges data.
+    pub(super) fn acknowledge_tag(&mut self) -> u32 {
+        self.kept.next_tag()
     }
 
     /// Whether a command's turn has come; if so, it is taken.
@@ -68,7 +100,7 @@ impl Link {
         reject.stat_sn = stamp.stat_sn.into();
         reject.exp_cmd_sn = stamp.exp_cmd_sn.into();
         reject.max_cmd_sn = stamp.max_cmd_sn.into();
-        self.output.push(reject, &rejected.0);
+        self.answer(reject, &rejected.0);
     }
 
     /// RFC 7143 §11.9, for events without sense data.
@@ -85,6 +117,6 @@ impl Link {
         message.parameter1 = parameter1.into();
         message.parameter2 = parameter2.into();
         message.parameter3 = parameter3.into();
-        self.output.push(message, &[]);
+        self.answer(message, &[]);
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn push_response(
     pdu.stat_sn = stamp.stat_sn.into();
     pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
     pdu.max_cmd_sn = stamp.max_cmd_sn.into();
-    link.output.push(pdu, &[]);
+    link.answer(pdu, &[]);
 }
 
 impl FullFeature {

@@ -7,7 +7,8 @@
 //!
 //! Files: `login` negotiates, `authentication` proves who it is with; `full_feature` takes requests
 //! apart; `tasks` holds commands and their data; `session` is what several connections share;
-//! `room` is the memory that they may take; `data_out` collects data, `data_in` sends it; `management` ends tasks;
+//! `room` is the memory that they may take; `data_out` collects data, `data_in` sends it, `recovery`
+//! does so again; `allegiance` moves tasks between connections; `management` ends tasks;
 //! `text` answers text requests; `window` counts commands.
 
 mod authentication;
@@ -17,6 +18,7 @@ mod full_feature;
 mod link;
 mod login;
 mod management;
+mod recovery;
 mod refusal;
 mod room;
 mod session;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 use sarsen_block::Buffer;
 use sarsen_wire::iscsi::ScsiCommand;
@@ -81,8 +82,13 @@ impl Fault {
 #[derive(Debug)]
 pub(super) struct OpenR2t {
     pub(super) target_transfer_tag: u32,
+    pub(super) r2t_sn: u32,
+    /// The first byte that it asks for.
+    pub(super) start: usize,
     /// One past the last byte that it asks for.
     pub(super) end: usize,
+    /// It asks for what was lost, out of turn.
+    pub(super) is_recovery: bool,
 }
 
 /// Data on its way to us.
@@ -102,11 +108,16 @@ pub(super) struct Collection {
     pub(super) solicited: usize,
     pub(super) r2t_sn: u32,
     pub(super) r2ts: VecDeque<OpenR2t>,
+    /// What came with a wrong digest, to be asked for again.
+    pub(super) lost: Vec<Range<usize>>,
 }
 
 impl Collection {
     pub(super) fn is_complete(&self) -> bool {
-        !self.unsolicited && self.r2ts.is_empty() && self.solicited >= self.wanted
+        !self.unsolicited
+            && self.r2ts.is_empty()
+            && self.lost.is_empty()
+            && self.solicited >= self.wanted
     }
 }
 
@@ -151,7 +162,8 @@ impl Task {
     pub(super) fn awaits_room(&self) -> bool {
         let Collection { unsolicited, solicited, wanted, .. } = self.collection;
         let reads = self.flags & ScsiCommand::READ != 0;
-        !self.has_room && self.fault.is_none() && !unsolicited && (reads || solicited < wanted)
+        let asks = solicited < wanted || !self.collection.lost.is_empty();
+        !self.has_room && self.fault.is_none() && !unsolicited && (reads || asks)
     }
 }
 

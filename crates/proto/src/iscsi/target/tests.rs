@@ -20,6 +20,7 @@ use crate::iscsi::Framer;
 mod authentication;
 mod limits;
 mod management;
+mod recovery;
 mod session;
 mod with_initiator;
 

@@ -121,7 +121,7 @@ fn push(link: &mut Link, lun: [u8; 8], tag: u32, transfer_tag: u32, flags: u8, t
     response.stat_sn = stamp.stat_sn.into();
     response.exp_cmd_sn = stamp.exp_cmd_sn.into();
     response.max_cmd_sn = stamp.max_cmd_sn.into();
-    link.output.push(response, text);
+    link.answer(response, text);
 }
 
 /// Appends the answers to `output`; false if the text is malformed.

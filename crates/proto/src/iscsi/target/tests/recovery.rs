@@ -1,0 +1,268 @@
+//! Error recovery within a connection.
+
+use super::super::recovery::KEPT_LIMIT;
+use super::*;
+use sarsen_wire::iscsi::SnackRequest;
+
+const DATA_OR_R2T: u8 = 0;
+const STATUS: u8 = 1;
+const DATA_ACK: u8 = 2;
+
+/// A session at level 1, with data digests and short PDUs.
+fn recovering(keys: &str) -> Script {
+    let keys = format!(
+        "ErrorRecoveryLevel=1\0DataDigest=CRC32C\0MaxRecvDataSegmentLength=512\0\
+         MaxBurstLength=1024\0{keys}"
+    );
+    let mut script = Script::established(&keys);
+    script.received.set_digests(false, true);
+    script
+}
+
+impl Script {
+    fn send_digested(&mut self, header: impl Into<RawHeader>, data: &[u8], valid: bool) {
+        let mut basic = BasicHeader::from(header.into());
+        basic.data_segment_length = U24::new(data.len() as u32);
+        let mut bytes = RawHeader::from(basic).0.to_vec();
+        bytes.extend_from_slice(data);
+        if !data.is_empty() {
+            let mut digest = crate::iscsi::digest::crc32c(data);
+            digest[0] ^= u8::from(!valid);
+            bytes.extend_from_slice(&digest);
+        }
+        let handled = self.connection.handle_input(&bytes, self.now, &mut self.world);
+        handled.expect("the session goes on");
+    }
+
+    fn digested_write(&mut self, tag: u32, expected: u32, data: &[u8], valid: bool) {
+        let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
+        command.flags = WRITE;
+        command.initiator_task_tag = tag.into();
+        command.expected_data_transfer_length = expected.into();
+        command.cmd_sn = self.cmd_sn.into();
+        self.cmd_sn += 1;
+        self.send_digested(command, data, valid);
+    }
+
+    fn digested_data(&mut self, tag: u32, r2t: &R2t, offset: usize, data: &[u8], valid: bool) {
+        let mut header = DataOut::from(RawHeader::with_opcode(Opcode::DataOut));
+        let start = r2t.buffer_offset.get() as usize;
+        let end = start + r2t.desired_data_transfer_length.get() as usize;
+        header.flags = if offset + data.len() == end { FINAL } else { 0 };
+        header.initiator_task_tag = tag.into();
+        header.target_transfer_tag = r2t.target_transfer_tag;
+        header.data_sn = (((offset - start) / 512) as u32).into();
+        header.buffer_offset = (offset as u32).into();
+        self.send_digested(header, data, valid);
+    }
+
+    fn snack(&mut self, kind: u8, tag: u32, first: u32, count: u32) {
+        let mut snack = SnackRequest::from(RawHeader::with_opcode(Opcode::SnackRequest));
+        snack.flags = FINAL | kind;
+        snack.initiator_task_tag = if kind == DATA_OR_R2T { tag } else { RESERVED_TAG }.into();
+        snack.tag = if kind == DATA_ACK { tag } else { RESERVED_TAG }.into();
+        snack.beg_run = first.into();
+        snack.run_length = count.into();
+        self.send_digested(snack, &[], true);
+    }
+
+    fn r2t(&mut self) -> R2t {
+        let (header, _) = self.next();
+        assert_eq!(header.basic().opcode(), Opcode::R2t);
+        *R2t::view(&header)
+    }
+
+    fn rejected(&mut self, reason: RejectReason) {
+        let (header, _) = self.next();
+        assert_eq!(header.basic().opcode(), Opcode::Reject);
+        assert_eq!(Reject::view(&header).reason, reason.0);
+    }
+
+    /// The numbers and offsets of the Data-In PDUs that wait, which have these bytes.
+    fn data_in(&mut self, data: &[u8]) -> Vec<u32> {
+        self.collect();
+        let mut numbers = Vec::new();
+        while let Some((header, segment)) = self.pdus.front()
+            && header.basic().opcode() == Opcode::DataIn
+        {
+            let part = DataIn::view(header);
+            let offset = part.buffer_offset.get() as usize;
+            assert_eq!(segment[..], data[offset..offset + segment.len()]);
+            numbers.push(part.data_sn.get());
+            self.pdus.pop_front();
+        }
+        numbers
+    }
+
+    fn stat_sn(&mut self) -> u32 {
+        let (header, _) = self.next();
+        assert_eq!(header.basic().opcode(), Opcode::ScsiResponse);
+        ScsiResponse::view(&header).stat_sn.get()
+    }
+
+    /// A ping that acknowledges everything before a StatSN.
+    fn acknowledge(&mut self, exp_stat_sn: u32) {
+        let mut ping = NopOut::from(RawHeader::with_opcode(Opcode::NopOut));
+        ping.opcode_byte |= IMMEDIATE;
+        ping.initiator_task_tag = RESERVED_TAG.into();
+        ping.target_transfer_tag = RESERVED_TAG.into();
+        ping.cmd_sn = self.cmd_sn.into();
+        ping.exp_stat_sn = exp_stat_sn.into();
+        self.send_digested(ping, &[], true);
+    }
+}
+
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|index| (index / 7) as u8).collect()
+}
+
+#[test]
+fn rfc7143_7_8_data_with_a_wrong_digest_is_asked_for_again() {
+    let mut script = recovering("InitialR2T=Yes\0ImmediateData=Yes\0MaxOutstandingR2T=1\0");
+    script.world.data_out_length = 2048;
+    let data = pattern(2048);
+    // Immediate data first, then a part in the middle of a burst.
+    script.digested_write(1, 2048, &data[..512], false);
+    script.rejected(RejectReason::DataDigestError);
+    let lost = script.r2t();
+    assert_eq!((lost.buffer_offset.get(), lost.desired_data_transfer_length.get()), (0, 512));
+    script.digested_data(1, &lost, 0, &data[..512], true);
+    let burst = script.r2t();
+    assert_eq!((burst.buffer_offset.get(), burst.desired_data_transfer_length.get()), (512, 1024));
+    assert_eq!(burst.r2t_sn.get(), 1);
+    script.digested_data(1, &burst, 512, &data[512..1024], false);
+    script.rejected(RejectReason::DataDigestError);
+    script.digested_data(1, &burst, 1024, &data[1024..1536], true);
+    let lost = script.r2t();
+    assert_eq!((lost.buffer_offset.get(), lost.desired_data_transfer_length.get()), (512, 512));
+    script.digested_data(1, &lost, 512, &data[512..1024], true);
+    let last = script.r2t();
+    assert_eq!((last.buffer_offset.get(), last.desired_data_transfer_length.get()), (1536, 512));
+    script.digested_data(1, &last, 1536, &data[1536..], true);
+    let command = script.next_command();
+    assert_eq!(command.data_out.as_deref(), Some(&data[..]));
+}
+
+#[test]
+fn rfc7143_7_8_a_request_with_a_wrong_digest_may_come_again() {
+    let mut script = recovering("");
+    let mut text = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
+    text.flags = FINAL;
+    text.initiator_task_tag = 3.into();
+    text.target_transfer_tag = RESERVED_TAG.into();
+    text.cmd_sn = script.cmd_sn.into();
+    script.send_digested(text, b"SendTargets=\0\0\0\0", false);
+    script.rejected(RejectReason::DataDigestError);
+    script.send_digested(text, b"SendTargets=\0\0\0\0", true);
+    let (header, _) = script.next();
+    assert_eq!(header.basic().opcode(), Opcode::TextResponse);
+}
+
+#[test]
+fn rfc7143_11_16_data_in_is_sent_again() {
+    let mut script = recovering("");
+    let data = pattern(2560);
+    script.command(1, READ, 2560, &[]);
+    let command = script.next_command();
+    script.good(&command, data.clone());
+    assert_eq!(script.data_in(&data), [0, 1, 2, 3, 4]);
+    let stat_sn = script.stat_sn();
+    script.snack(DATA_OR_R2T, 1, 1, 2);
+    assert_eq!(script.data_in(&data), [1, 2]);
+    script.snack(DATA_OR_R2T, 1, 3, 0);
+    assert_eq!(script.data_in(&data), [3, 4]);
+    script.snack(DATA_OR_R2T, 1, 5, 0);
+    script.rejected(RejectReason::SnackReject);
+    // Until its status is acknowledged.
+    script.acknowledge(stat_sn + 1);
+    script.snack(DATA_OR_R2T, 1, 0, 0);
+    script.rejected(RejectReason::SnackReject);
+}
+
+#[test]
+fn rfc7143_11_16_status_is_sent_again_until_it_is_acknowledged() {
+    let mut script = recovering("");
+    let mut numbers = Vec::new();
+    for tag in 1..=3 {
+        script.command(tag, READ, 0, &[]);
+        let command = script.next_command();
+        script.good(&command, vec![]);
+        numbers.push(script.stat_sn());
+    }
+    script.snack(STATUS, 0, numbers[1], 2);
+    assert_eq!([script.stat_sn(), script.stat_sn()], numbers[1..]);
+    script.acknowledge(numbers[1]);
+    script.snack(STATUS, 0, numbers[0], 0);
+    assert_eq!([script.stat_sn(), script.stat_sn()], numbers[1..]);
+    script.rejected(RejectReason::SnackReject);
+    script.snack(STATUS, 0, numbers[2], 5);
+    script.rejected(RejectReason::SnackReject);
+}
+
+#[test]
+fn rfc7143_11_7_2_the_end_of_a_burst_asks_for_an_acknowledgement() {
+    let mut script = recovering("");
+    let data = pattern(2048);
+    script.command(1, READ, 2048, &[]);
+    let command = script.next_command();
+    script.good(&command, data.clone());
+    script.collect();
+    let asking: Vec<_> = script
+        .pdus
+        .iter()
+        .filter(|(header, _)| header.basic().opcode() == Opcode::DataIn)
+        .map(|(header, _)| *DataIn::view(header))
+        .filter(|part| part.flags & DataIn::ACKNOWLEDGE != 0)
+        .collect();
+    assert_eq!(asking.iter().map(|part| part.data_sn.get()).collect::<Vec<_>>(), [1]);
+    script.pdus.clear();
+    script.snack(DATA_ACK, asking[0].target_transfer_tag.get(), 2, 0);
+    script.nothing_more();
+    script.snack(DATA_OR_R2T, 1, 0, 1);
+    script.rejected(RejectReason::SnackReject);
+    script.snack(DATA_ACK, 0x1234, 1, 0);
+    script.rejected(RejectReason::InvalidDataAck);
+}
+
+#[test]
+fn rfc7143_11_16_an_r2t_is_sent_again() {
+    let mut script = recovering("InitialR2T=Yes\0ImmediateData=No\0MaxOutstandingR2T=2\0");
+    script.world.data_out_length = 2048;
+    script.digested_write(1, 2048, &[], true);
+    let (first, second) = (script.r2t(), script.r2t());
+    script.snack(DATA_OR_R2T, 1, 0, 0);
+    let again = [script.r2t(), script.r2t()];
+    let tags = |r2t: &R2t| (r2t.target_transfer_tag.get(), r2t.r2t_sn.get());
+    assert_eq!(again.each_ref().map(tags), [first, second].each_ref().map(tags));
+    script.snack(DATA_OR_R2T, 1, 2, 1);
+    script.rejected(RejectReason::SnackReject);
+}
+
+#[test]
+fn an_initiator_that_acknowledges_nothing_is_asked_and_then_given_up() {
+    let mut script = recovering("");
+    let mut pinged = false;
+    let ended = (1..=2 * KEPT_LIMIT as u32).find(|&tag| {
+        let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
+        command.flags = READ;
+        command.initiator_task_tag = tag.into();
+        command.cmd_sn = script.cmd_sn.into();
+        script.cmd_sn += 1;
+        if script.send(command, &[]).is_err() {
+            return true;
+        }
+        let command = script.next_command();
+        script.good(&command, vec![]);
+        script.collect();
+        pinged |= script.pdus.drain(..).any(|(header, _)| header.basic().opcode() == Opcode::NopIn);
+        false
+    });
+    assert!(pinged && ended.is_some());
+}
+
+#[test]
+fn rfc7143_11_16_level_0_takes_no_snack() {
+    let mut script = Script::established("");
+    script.snack(STATUS, 0, 0, 0);
+    script.rejected(RejectReason::SnackReject);
+}
