@@ -198,6 +198,16 @@ impl Framer {
         }
     }
 
+    /// The stream has ended: the memory of the segment that was being received.
+    pub fn abandon(&mut self) -> Option<Buffer> {
+        match std::mem::replace(&mut self.state, State::Header) {
+            State::Data { memory, .. } | State::Trailer { memory, .. } => {
+                memory.map(|memory| memory.buffer)
+            }
+            State::Header | State::Placing => None,
+        }
+    }
+
     /// `count` bytes were received into [`Self::landing`].
     pub fn landed(&mut self, count: usize) {
         match &mut self.state {

@@ -77,6 +77,13 @@ impl Output {
         self.data_digest = data;
     }
 
+    /// Forgets what waits to be sent.
+    pub fn clear(&mut self) {
+        self.arena.clear();
+        self.runs.clear();
+        self.queued = 0;
+    }
+
     /// Bytes that wait to be sent.
     pub fn len(&self) -> usize {
         self.queued

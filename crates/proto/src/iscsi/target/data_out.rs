@@ -127,6 +127,9 @@ pub(super) fn solicit(task: &mut Task, link: &mut Link, next_tag: &mut u32) {
         task.collection.lost.clear();
         return;
     }
+    if link.is_parked {
+        return;
+    }
     let burst_limit = link.parameters.max_burst_length as usize;
     while !task.collection.unsolicited
         && task.collection.r2ts.len() < link.parameters.max_outstanding_r2t as usize

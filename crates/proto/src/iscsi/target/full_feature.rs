@@ -541,6 +541,45 @@ impl FullFeature {
         Some(task)
     }
 
+    /// Forgets what only this connection had: it is lost.
+    pub(super) fn forget_connection(&mut self) {
+        self.held.clear();
+        self.deferred.clear();
+        self.text = Text::default();
+        self.ping_tag = RESERVED_TAG;
+    }
+
+    /// The task whose data was being received.
+    pub(super) fn take_incoming_task(&mut self) -> Option<TaskId> {
+        match std::mem::replace(&mut self.incoming, Incoming::Dropped) {
+            Incoming::Command(id) | Incoming::Data(id) => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Another connection gets a task.
+    pub(super) fn give_away(&mut self, id: TaskId) -> Option<Task> {
+        let mut task = self.tasks.remove(id)?;
+        if std::mem::take(&mut task.has_room) {
+            self.room_taken -= task.room();
+        }
+        self.waiting.retain(|&waiting| waiting != id);
+        self.held_back.retain(|&waiting| waiting != id);
+        Some(task)
+    }
+
+    /// The connection ends, and with it what it has of the session.
+    pub(super) fn leave(&mut self, link: &mut Link) {
+        let ids: Vec<TaskId> = self.tasks.iter().map(|task| task.id).collect();
+        for id in ids {
+            self.end_task(link, id);
+            // It may not have reached the layer above though it was on its way.
+            link.session.with(|state| state.deliver(id));
+        }
+        let member = link.session.member();
+        link.session.with(|state| state.forget(member));
+    }
+
     pub(super) fn withhold(&mut self, id: TaskId) -> Option<[u8; 8]> {
         let task = self.tasks.by_tag(id.initiator_task_tag).filter(|task| task.id == id)?;
         match task.progress {
@@ -610,7 +649,7 @@ impl FullFeature {
         false
     }
 
-    fn wait_or_pass(
+    pub(super) fn wait_or_pass(
         &mut self,
         link: &mut Link,
         (barrier, passed): (Barrier, bool),
@@ -730,6 +769,12 @@ impl FullFeature {
             }
             LogoutReason::CloseConnection => {
                 push_logout_response(link, tag, LogoutResponse::CidNotFound);
+                false
+            }
+            LogoutReason::RemoveForRecovery
+                if link.parameters.error_recovery_level == 2 && !is_own =>
+            {
+                events.push_back(beyond(Some(cid), true));
                 false
             }
             LogoutReason::RemoveForRecovery => {

@@ -16,6 +16,8 @@ pub(super) struct Link {
     pub(super) session: Hold,
     stat_sn: SerialNumber,
     pub(super) kept: Kept,
+    /// The connection is lost: what is sent goes nowhere, and no data is asked for.
+    pub(super) is_parked: bool,
 }
 
 /// StatSN, ExpCmdSN and MaxCmdSN of one PDU.
@@ -33,6 +35,7 @@ impl Link {
             session: Hold::new(first_cmd_sn, window),
             stat_sn,
             kept: Kept::default(),
+            is_parked: false,
         }
     }
 

@@ -12,6 +12,7 @@ use sarsen_wire::iscsi::{
     TaskManagementResponse, TaskManagementResponsePdu,
 };
 
+use super::allegiance::Adoption;
 use super::full_feature::FullFeature;
 use super::link::Link;
 use super::tasks::{Ending, Progress, Task, TaskId, is_same_unit};
@@ -114,6 +115,15 @@ impl FullFeature {
         let is_shared = link.session.is_shared();
         let hand_over = Afterwards::HandOver(Management { initiator_task_tag: tag, function, lun });
         let (all, afterwards) = match function {
+            // One of a connection that was lost may be aborted here (RFC 7143 §11.5.1).
+            Function::AbortTask
+                if link.parameters.error_recovery_level == 2
+                    && !self.tasks.contains(request.referenced_task_tag.get()) =>
+            {
+                self.handed_over += 1;
+                events.push_back(Event::Adopt(Adoption { request: *header }));
+                return None;
+            }
             Function::AbortTask => return self.abort_task(link, request, events),
             Function::AbortTaskSet if is_shared => (false, hand_over),
             Function::AbortTaskSet => (false, Afterwards::Answer { initiator_task_tag: tag }),
@@ -122,8 +132,17 @@ impl FullFeature {
             Function::ClearAca => {
                 return Some((Barrier { awaited: Vec::new(), afterwards: hand_over }, true));
             }
-            Function::TaskReassign => {
+            Function::TaskReassign if link.parameters.error_recovery_level < 2 => {
                 push_response(link, tag, TaskManagementResponse::ReassignNotSupported);
+                return None;
+            }
+            Function::TaskReassign if self.tasks.contains(request.referenced_task_tag.get()) => {
+                push_response(link, tag, TaskManagementResponse::TaskStillAllegiant);
+                return None;
+            }
+            Function::TaskReassign => {
+                self.handed_over += 1;
+                events.push_back(Event::Adopt(Adoption { request: *header }));
                 return None;
             }
             _ => {
@@ -161,7 +180,7 @@ impl FullFeature {
     }
 
     /// RFC 7143 §11.5.1, §11.6.1. Never refused: initiators give a target up for that.
-    fn abort_task(
+    pub(super) fn abort_task(
         &mut self,
         link: &mut Link,
         request: &TaskManagementRequest,
@@ -181,6 +200,15 @@ impl FullFeature {
             let afterwards = Afterwards::Answer { initiator_task_tag: tag };
             return Some((Barrier { awaited: aborted.awaited, afterwards }, passed));
         }
+        self.answer_abort_of_unknown(link, request);
+        None
+    }
+
+    pub(super) fn answer_abort_of_unknown(
+        &mut self,
+        link: &mut Link,
+        request: &TaskManagementRequest,
+    ) {
         // A command that has not arrived, but whose CmdSN is still expected, counts as aborted.
         let ref_cmd_sn = SerialNumber(request.ref_cmd_sn.get());
         let cmd_sn = SerialNumber(request.cmd_sn.get());
@@ -193,8 +221,7 @@ impl FullFeature {
         } else {
             TaskManagementResponse::TaskDoesNotExist
         };
-        push_response(link, tag, response);
-        None
+        push_response(link, request.initiator_task_tag.get(), response);
     }
 
     /// Ends tasks, those for which `ending` says how.

@@ -11,6 +11,7 @@
 //! does so again; `allegiance` moves tasks between connections; `management` ends tasks;
 //! `text` answers text requests; `window` counts commands.
 
+mod allegiance;
 mod authentication;
 mod data_in;
 mod data_out;
@@ -38,6 +39,7 @@ use sarsen_wire::iscsi::{
     TaskManagementResponse,
 };
 
+pub use self::allegiance::{Adoption, Claim, Released};
 use self::full_feature::FullFeature;
 use self::link::Link;
 use self::login::{Login, LoginStep};
@@ -223,6 +225,8 @@ pub enum Event {
     TasksEnded(u64),
     /// [`Connection::resume`] is to be called on another connection of the session.
     Wake(MemberId),
+    /// See [`Adoption`].
+    Adopt(Adoption),
     /// The session is to end, or another connection of it; the tasks of this one have ended if it is
     /// the session. Then call [`Connection::log_out`].
     Logout(Logout),
@@ -478,7 +482,8 @@ impl Connection {
         self.framer.set_digests(header_digest, data_digest);
         self.framer.set_max_data_segment_length(parameters.local_max_recv_data_segment_length);
         self.link.output.set_digests(header_digest, data_digest);
-        let shared = (parameters.max_connections > 1).then(|| {
+        let outlives = parameters.max_connections > 1 || parameters.error_recovery_level == 2;
+        let shared = outlives.then(|| {
             let session = self.link.session.share(parameters);
             (session, self.link.session.member())
         });
@@ -502,6 +507,45 @@ impl Connection {
     pub fn begun(&mut self, task: TaskId) {
         if let Phase::FullFeature(full_feature) = &mut self.phase {
             full_feature.begun(&mut self.link, task);
+        }
+    }
+
+    /// The connection is lost. At level 2 its tasks are kept for other connections of the session to
+    /// take over ([`Self::release`]), and what the machine sends goes nowhere. Says whether it is
+    /// so.
+    pub fn park(&mut self, environment: &mut dyn Environment) -> bool {
+        if self.link.parameters.error_recovery_level < 2 || self.resume(environment).is_err() {
+            return false;
+        }
+        let Phase::FullFeature(full_feature) = &mut self.phase else { return false };
+        full_feature.park(&mut self.link, self.framer.abandon());
+        self.link.output.clear();
+        true
+    }
+
+    /// Another connection of the session asks for a task.
+    pub fn release(&mut self, initiator_task_tag: u32) -> Claim {
+        match &mut self.phase {
+            Phase::FullFeature(full_feature) => {
+                full_feature.release(&mut self.link, initiator_task_tag)
+            }
+            _ => Claim::Unknown,
+        }
+    }
+
+    /// Answers [`Event::Adopt`] with what the other connections said.
+    pub fn adopt(&mut self, adoption: Adoption, claim: Claim) {
+        if let Phase::FullFeature(full_feature) = &mut self.phase
+            && full_feature.adopt(&mut self.link, adoption, claim, &mut self.events)
+        {
+            self.phase = Phase::Closing(CloseReason::InGoodOrder);
+        }
+    }
+
+    /// The connection ends: its tasks make way for those of others. Poll events once more.
+    pub fn leave(&mut self) {
+        if let Phase::FullFeature(full_feature) = &mut self.phase {
+            full_feature.leave(&mut self.link);
         }
     }
 
@@ -587,6 +631,7 @@ impl Connection {
 
     /// Closes without a word: another connection logged this one out.
     pub fn close(&mut self) {
+        self.leave();
         self.phase = Phase::Closing(CloseReason::InGoodOrder);
     }
 
@@ -596,6 +641,7 @@ impl Connection {
             let time2wait = self.link.parameters.default_time2wait as u16;
             self.link.asynchronous_message(AsyncEvent::SessionDrop, [0, time2wait, 0]);
         }
+        self.leave();
         self.phase = Phase::Closing(CloseReason::InGoodOrder);
     }
 

@@ -46,6 +46,10 @@ impl Answer {
         self.header.basic().initiator_task_tag.get()
     }
 
+    fn is_to_command(&self, initiator_task_tag: u32) -> bool {
+        self.tag() == initiator_task_tag && self.header.basic().opcode() == Opcode::ScsiResponse
+    }
+
     fn bytes(&self) -> usize {
         self.segment.len() + self.data.as_ref().map_or(0, |data| data.payload.owned_length())
     }
@@ -100,12 +104,15 @@ impl Kept {
         }
     }
 
+    /// Whether an answer to this SCSI command is kept.
+    pub(super) fn has(&self, initiator_task_tag: u32) -> bool {
+        self.answers.iter().any(|answer| answer.is_to_command(initiator_task_tag))
+    }
+
     /// Takes the answer to a SCSI command.
     pub(super) fn take(&mut self, initiator_task_tag: u32) -> Option<Answer> {
-        let index = self.answers.iter().position(|answer| {
-            answer.tag() == initiator_task_tag
-                && answer.header.basic().opcode() == Opcode::ScsiResponse
-        })?;
+        let index =
+            self.answers.iter().position(|answer| answer.is_to_command(initiator_task_tag))?;
         let answer = self.answers.remove(index)?;
         self.bytes -= answer.bytes();
         Some(answer)

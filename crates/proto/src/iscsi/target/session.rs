@@ -165,6 +165,20 @@ impl State {
         waits
     }
 
+    /// A connection is gone: what it brought above a gap counts as not received, and it waits for
+    /// nothing any more.
+    pub(super) fn forget(&mut self, member: MemberId) {
+        self.received.retain(|(_, of)| *of != member);
+        self.awaiting.retain(|(_, of)| *of != member);
+    }
+
+    /// A task has another connection now.
+    pub(super) fn hand_over(&mut self, id: TaskId, member: MemberId) {
+        for one in self.undelivered.iter_mut().filter(|one| one.sequence == id.sequence) {
+            one.member = member;
+        }
+    }
+
     /// A command becomes a task.
     pub(super) fn begin(
         &mut self,

@@ -219,6 +219,10 @@ impl Tasks {
         self.by_tag.values()
     }
 
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Task> {
+        self.by_tag.values_mut()
+    }
+
     pub(super) fn immediate_count(&self) -> usize {
         self.by_tag.values().filter(|task| task.immediate).count()
     }

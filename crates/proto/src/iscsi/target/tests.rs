@@ -17,6 +17,7 @@ use sarsen_wire::iscsi::ahs;
 use super::*;
 use crate::iscsi::Framer;
 
+mod allegiance;
 mod authentication;
 mod limits;
 mod management;

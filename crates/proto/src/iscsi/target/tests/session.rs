@@ -6,7 +6,7 @@ const ORDERED: u8 = 2;
 const TSIH: u16 = 7;
 
 /// A session with two connections.
-fn pair(keys: &str) -> (Script, Script) {
+pub(super) fn pair(keys: &str) -> (Script, Script) {
     let mut first = Script::new();
     first.login(0x87, &format!("{}MaxConnections=4\0{keys}", names()));
     assert!(matches!(first.connection.poll_event(), Some(Event::Establish(_))));
@@ -36,17 +36,17 @@ fn joined(session: Arc<Session>, cid: u16, cmd_sn: u32) -> Script {
 }
 
 /// A command with this CmdSN.
-fn command(script: &mut Script, cmd_sn: u32, flags: u8, expected: u32) {
+pub(super) fn command(script: &mut Script, cmd_sn: u32, flags: u8, expected: u32) {
     script.cmd_sn = cmd_sn;
     script.command(cmd_sn, flags, expected, &[]);
 }
 
-fn resume(script: &mut Script) {
+pub(super) fn resume(script: &mut Script) {
     script.connection.resume(&mut script.world).expect("the session goes on");
 }
 
 /// Another connection is to be woken.
-fn wakes(script: &mut Script) {
+pub(super) fn wakes(script: &mut Script) {
     let event = script.connection.poll_event();
     assert!(matches!(event, Some(Event::Wake(_))), "{event:?}");
 }
@@ -162,7 +162,7 @@ fn rfc7143_11_5_1_abort_task_set_reaches_the_other_connections() {
     assert_eq!(management.function, TaskManagementFunction::AbortTaskSet);
 }
 
-fn log_out(script: &mut Script, reason: LogoutReason, cid: u16) {
+pub(super) fn log_out(script: &mut Script, reason: LogoutReason, cid: u16) {
     let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
     request.opcode_byte |= IMMEDIATE;
     request.flags = FINAL | reason.0;

@@ -1,0 +1,239 @@
+//! Tasks that outlive their connection (RFC 7143 §7.2, level 2): a connection that is lost is parked
+//! with its tasks, and gives them to the connection that asks for them by TASK REASSIGN.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use sarsen_block::Data;
+use sarsen_wire::iscsi::{
+    RawHeader, ScsiResponse, TaskManagementFunction, TaskManagementRequest, TaskManagementResponse,
+};
+
+use super::Event;
+use super::data_in::Cut;
+use super::full_feature::FullFeature;
+use super::link::Link;
+use super::management::push_response;
+use super::recovery::{Answer, SentData};
+use super::tasks::{Collection, Progress, Task, TaskId};
+
+/// A connection wants a task of one that was lost. Ask all others of the session
+/// ([`super::Connection::release`]), then call [`super::Connection::adopt`].
+#[derive(Clone, Copy, Debug)]
+pub struct Adoption {
+    pub(super) request: RawHeader,
+}
+
+impl Adoption {
+    fn request(&self) -> &TaskManagementRequest {
+        TaskManagementRequest::view(&self.request)
+    }
+
+    /// The initiator's tag of the task.
+    pub fn referenced_task_tag(&self) -> u32 {
+        self.request().referenced_task_tag.get()
+    }
+}
+
+/// What a connection says of a task that another one wants.
+#[derive(Debug)]
+pub enum Claim {
+    /// It has no such task.
+    Unknown,
+    /// It has, and it lives.
+    Allegiant,
+    /// It had.
+    Released(Released),
+}
+
+/// A task on its way from one connection to another.
+pub struct Released(What);
+
+enum What {
+    Task(Box<Task>),
+    /// It was answered, but perhaps not heard.
+    Answered {
+        header: Box<ScsiResponse>,
+        segment: Vec<u8>,
+        data: Option<(Data, Box<SentMeta>)>,
+    },
+}
+
+struct SentMeta {
+    lun: [u8; 8],
+    cut: Cut,
+}
+
+impl fmt::Debug for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            What::Task(task) => f.debug_tuple("Released").field(&task.id).finish(),
+            What::Answered { .. } => f.write_str("Released(answered)"),
+        }
+    }
+}
+
+impl Released {
+    /// The task, if the layer above is carrying it out: its end is due to the new connection.
+    pub fn running(&self) -> Option<TaskId> {
+        match &self.0 {
+            What::Task(task) if task.progress != Progress::Collecting => Some(task.id),
+            _ => None,
+        }
+    }
+}
+
+impl Collection {
+    /// The connection that brought the data is gone: what has not come is asked for anew.
+    fn begin_again(&mut self) {
+        if self.unsolicited {
+            self.unsolicited = false;
+            self.solicited = self.position.min(self.wanted);
+        }
+        for (index, r2t) in std::mem::take(&mut self.r2ts).into_iter().enumerate() {
+            let begin = if index == 0 { self.position.max(r2t.start) } else { r2t.start };
+            if r2t.is_recovery && begin < r2t.end {
+                self.lost.push(begin..r2t.end);
+            } else if !r2t.is_recovery {
+                self.solicited = self.solicited.min(begin);
+            }
+        }
+        self.position = self.solicited;
+        self.data_sn = 0;
+    }
+}
+
+impl FullFeature {
+    /// The connection is lost; its tasks wait for another one. `landed` is the memory of a data
+    /// segment that was being received.
+    pub(super) fn park(&mut self, link: &mut Link, landed: Option<sarsen_block::Buffer>) {
+        link.is_parked = true;
+        let member = link.session.member();
+        // What came above a gap was not acknowledged: the initiator sends it again.
+        self.forget_connection();
+        link.session.with(|state| state.forget(member));
+        if let (Some(id), Some(buffer)) = (self.take_incoming_task(), landed)
+            && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
+            && task.id == id
+            && buffer.len() == task.collection.wanted
+        {
+            task.collection.buffer = Some(buffer);
+        }
+        for task in self.tasks.iter_mut().filter(|task| task.progress == Progress::Collecting) {
+            task.collection.begin_again();
+        }
+    }
+
+    pub(super) fn release(&mut self, link: &mut Link, tag: u32) -> Claim {
+        if !link.is_parked {
+            let known = self.tasks.contains(tag) || link.kept.has(tag);
+            return if known { Claim::Allegiant } else { Claim::Unknown };
+        }
+        if let Some(id) =
+            self.tasks.by_tag(tag).filter(|task| !task.is_aborted()).map(|task| task.id)
+        {
+            return match self.give_away(id) {
+                Some(task) => Claim::Released(Released(What::Task(Box::new(task)))),
+                None => Claim::Unknown,
+            };
+        }
+        let Some(Answer { header, segment, data }) = link.kept.take(tag) else {
+            return Claim::Unknown;
+        };
+        let data = data.map(|SentData { lun, payload, cut, .. }| {
+            (payload.into_data(), Box::new(SentMeta { lun, cut }))
+        });
+        let header = Box::new(*ScsiResponse::view(&header));
+        Claim::Released(Released(What::Answered { header, segment, data }))
+    }
+
+    /// Says whether to close the connection.
+    pub(super) fn adopt(
+        &mut self,
+        link: &mut Link,
+        adoption: Adoption,
+        claim: Claim,
+        events: &mut VecDeque<Event>,
+    ) -> bool {
+        self.handed_over = self.handed_over.saturating_sub(1);
+        let request = adoption.request();
+        let tag = request.initiator_task_tag.get();
+        let aborts = request.function() == TaskManagementFunction::AbortTask;
+        let released = match claim {
+            Claim::Released(released) => released,
+            Claim::Allegiant if !aborts => {
+                push_response(link, tag, TaskManagementResponse::TaskStillAllegiant);
+                return false;
+            }
+            Claim::Allegiant | Claim::Unknown if aborts => {
+                self.answer_abort_of_unknown(link, request);
+                return false;
+            }
+            Claim::Allegiant | Claim::Unknown => {
+                push_response(link, tag, TaskManagementResponse::TaskDoesNotExist);
+                return false;
+            }
+        };
+        if !aborts {
+            push_response(link, tag, TaskManagementResponse::FunctionComplete);
+        }
+        let next = request.exp_data_sn.get();
+        match released.0 {
+            What::Task(task) => {
+                let id = task.id;
+                let member = link.session.member();
+                link.session.with(|state| state.hand_over(id, member));
+                let collects = task.progress == Progress::Collecting;
+                self.tasks.insert(*task);
+                if aborts {
+                    let waiting = self.abort_task(link, request, events);
+                    return waiting.is_some_and(|waiting| self.wait_or_pass(link, waiting, events));
+                }
+                if collects && let Some(task) = self.tasks.by_tag(id.initiator_task_tag) {
+                    task.collection.r2t_sn = next;
+                    self.advance_task(link, id, events);
+                }
+            }
+            What::Answered { header, segment, data } => {
+                answer_again(link, *header, &segment, data, next);
+                if aborts {
+                    push_response(link, tag, TaskManagementResponse::FunctionComplete);
+                }
+            }
+        }
+        false
+    }
+}
+
+/// Sends what the lost connection sent, from a DataSN on.
+fn answer_again(
+    link: &mut Link,
+    mut header: ScsiResponse,
+    segment: &[u8],
+    data: Option<(Data, Box<SentMeta>)>,
+    next: u32,
+) {
+    let tag = header.initiator_task_tag.get();
+    let sent = data.map(|(data, meta)| {
+        let old = meta.cut;
+        let start = old.parts().find(|part| part.data_sn == next).map_or(old.end(), |p| p.offset);
+        // The new connection may take segments of another length.
+        let cut = Cut::new(link, start, old.end(), next.min(old.count()));
+        let r2t_count = header.exp_data_sn.get().wrapping_sub(old.count());
+        header.exp_data_sn = cut.count().wrapping_add(r2t_count).into();
+        let acknowledge_tag = link.acknowledge_tag();
+        let payload = link.output.payload(data);
+        SentData { lun: meta.lun, payload, cut, acknowledge_tag, acknowledged: 0 }
+    });
+    if let Some(sent) = &sent {
+        link.push_again(tag, sent, 0, 0);
+    }
+    let stamp = link.stamp();
+    header.stat_sn = stamp.stat_sn.into();
+    header.exp_cmd_sn = stamp.exp_cmd_sn.into();
+    header.max_cmd_sn = stamp.max_cmd_sn.into();
+    link.answer(header, segment);
+    if let Some(sent) = sent {
+        link.keep_data(sent);
+    }
+}

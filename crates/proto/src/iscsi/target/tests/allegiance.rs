@@ -1,0 +1,198 @@
+//! Tasks that outlive their connection.
+
+use super::session::{command, log_out, pair, resume, wakes};
+use super::*;
+
+const LEVEL: &str = "ErrorRecoveryLevel=2\0";
+
+fn reassign(script: &mut Script, tag: u32, exp_data_sn: u32) -> Adoption {
+    let mut request = script.management_request(TaskManagementFunction::TaskReassign, tag, 0);
+    request.exp_data_sn = exp_data_sn.into();
+    script.send(request, &[]).expect("the session goes on");
+    let event = script.connection.poll_event();
+    let Some(Event::Adopt(adoption)) = event else { panic!("{event:?}") };
+    assert_eq!(adoption.referenced_task_tag(), tag);
+    adoption
+}
+
+/// The task goes from the first connection, which is lost, to the second.
+fn hand_over(first: &mut Script, second: &mut Script, tag: u32, exp_data_sn: u32) {
+    let adoption = reassign(second, tag, exp_data_sn);
+    let claim = first.connection.release(tag);
+    assert!(matches!(claim, Claim::Released(_)), "{claim:?}");
+    second.connection.adopt(adoption, claim);
+    assert_eq!(managed(second), TaskManagementResponse::FunctionComplete);
+}
+
+fn managed(script: &mut Script) -> TaskManagementResponse {
+    let (header, _) = script.next();
+    assert_eq!(header.basic().opcode(), Opcode::TaskManagementResponse);
+    TaskManagementResponsePdu::view(&header).response()
+}
+
+fn park(script: &mut Script) {
+    assert!(script.connection.park(&mut script.world));
+}
+
+#[test]
+fn rfc7143_7_2_2_a_write_goes_on_where_it_was() {
+    let (mut first, mut second) =
+        pair(&format!("{LEVEL}InitialR2T=Yes\0ImmediateData=No\0MaxBurstLength=1024\0"));
+    first.world.data_out_length = 2048;
+    command(&mut first, 1, WRITE, 2048);
+    let (header, _) = first.next();
+    let transfer_tag = R2t::view(&header).target_transfer_tag.get();
+    first.data_out(1, transfer_tag, 0, 0, false, &[1; 512]);
+    // A data segment that breaks off.
+    let mut cut = DataOut::from(RawHeader::with_opcode(Opcode::DataOut));
+    cut.initiator_task_tag = 1.into();
+    cut.target_transfer_tag = transfer_tag.into();
+    cut.data_sn = 1.into();
+    cut.buffer_offset = 512.into();
+    let mut basic = BasicHeader::from(RawHeader::from(cut));
+    basic.data_segment_length = U24::new(512);
+    let bytes = [&RawHeader::from(basic).0[..], &[9; 100]].concat();
+    let handled = first.connection.handle_input(&bytes, first.now, &mut first.world);
+    handled.expect("so far");
+    park(&mut first);
+    hand_over(&mut first, &mut second, 1, 1);
+    for (number, offset) in [(1, 512), (2, 1536)] {
+        let (header, _) = second.next();
+        assert_eq!(header.basic().opcode(), Opcode::R2t);
+        let r2t = R2t::view(&header);
+        assert_eq!((r2t.r2t_sn.get(), r2t.buffer_offset.get()), (number, offset));
+        let length = r2t.desired_data_transfer_length.get() as usize;
+        second.data_out(1, r2t.target_transfer_tag.get(), 0, offset, true, &vec![2; length]);
+    }
+    let done = second.next_command();
+    let expected = [[1; 512].as_slice(), &[2; 1536]].concat();
+    assert_eq!(done.data_out.as_deref(), Some(&expected[..]));
+    second.good(&done, vec![]);
+    let (header, _) = second.next();
+    assert_eq!(
+        ScsiResponse::view(&header).max_cmd_sn.get(),
+        1 + Settings::default().command_window
+    );
+}
+
+#[test]
+fn rfc7143_7_2_2_what_is_carried_out_is_answered_on_the_new_connection() {
+    let (mut first, mut second) = pair(LEVEL);
+    command(&mut first, 1, READ, 512);
+    let running = first.next_command();
+    first.connection.begun(running.task);
+    park(&mut first);
+    let adoption = reassign(&mut second, 1, 0);
+    let Claim::Released(released) = first.connection.release(1) else { panic!("it has it") };
+    assert_eq!(released.running(), Some(running.task));
+    second.connection.adopt(adoption, Claim::Released(released));
+    managed(&mut second);
+    second.nothing_more();
+    second.good(&running, vec![5; 512]);
+    let (header, data) = second.next();
+    assert_eq!((header.basic().opcode(), data), (Opcode::DataIn, vec![5; 512]));
+    second.next();
+    assert!(matches!(first.connection.release(1), Claim::Unknown), "it is not there twice");
+}
+
+#[test]
+fn rfc7143_7_2_2_data_and_status_that_were_not_heard_come_again() {
+    let (mut first, mut second) =
+        pair(&format!("{LEVEL}MaxRecvDataSegmentLength=1024\0MaxBurstLength=2048\0"));
+    let data: Vec<u8> = (0..4096).map(|index| (index / 5) as u8).collect();
+    command(&mut first, 1, READ, 4096);
+    let running = first.next_command();
+    first.good(&running, data.clone());
+    park(&mut first);
+    // Two PDUs of 1,024 bytes were heard; the new connection takes longer ones.
+    hand_over(&mut first, &mut second, 1, 2);
+    let (header, part) = second.next();
+    let again = DataIn::view(&header);
+    assert_eq!((again.data_sn.get(), again.buffer_offset.get()), (2, 2048));
+    assert_eq!(part, data[2048..]);
+    let (header, _) = second.next();
+    let response = ScsiResponse::view(&header);
+    assert_eq!((response.initiator_task_tag.get(), response.exp_data_sn.get()), (1, 3));
+    assert!(matches!(first.connection.release(1), Claim::Unknown));
+}
+
+#[test]
+fn rfc7143_11_6_1_only_tasks_of_lost_connections_are_given_away() {
+    let (mut first, mut second) = pair(LEVEL);
+    command(&mut first, 1, READ, 512);
+    first.next_command();
+    for (tag, response) in [
+        (1, TaskManagementResponse::TaskStillAllegiant),
+        (9, TaskManagementResponse::TaskDoesNotExist),
+    ] {
+        let adoption = reassign(&mut second, tag, 0);
+        let claim = first.connection.release(tag);
+        second.connection.adopt(adoption, claim);
+        assert_eq!(managed(&mut second), response);
+    }
+}
+
+#[test]
+fn rfc7143_11_6_1_levels_below_2_give_nothing_away() {
+    let (mut first, mut second) = pair("ErrorRecoveryLevel=1\0");
+    second.manage(TaskManagementFunction::TaskReassign, 1, 0);
+    assert_eq!(managed(&mut second), TaskManagementResponse::ReassignNotSupported);
+    assert!(!first.connection.park(&mut first.world));
+    log_out(&mut second, LogoutReason::RemoveForRecovery, 0);
+    let (header, _) = second.next();
+    let response = LogoutResponsePdu::view(&header).response();
+    assert_eq!(response, LogoutResponse::RecoveryNotSupported);
+}
+
+#[test]
+fn rfc7143_11_5_1_a_task_of_a_lost_connection_is_aborted_on_another() {
+    let (mut first, mut second) = pair(LEVEL);
+    command(&mut first, 1, READ, 512);
+    let running = first.next_command();
+    first.connection.begun(running.task);
+    park(&mut first);
+    second.manage(TaskManagementFunction::AbortTask, 1, 1);
+    let event = second.connection.poll_event();
+    let Some(Event::Adopt(adoption)) = event else { panic!("{event:?}") };
+    second.connection.adopt(adoption, first.connection.release(1));
+    second.asked_to_end(1);
+    second.good(&running, vec![1; 512]);
+    assert_eq!(managed(&mut second), TaskManagementResponse::FunctionComplete);
+    second.nothing_more();
+}
+
+#[test]
+fn rfc7143_7_2_1_a_command_that_was_not_acknowledged_is_sent_again() {
+    let (mut first, mut second) = pair(LEVEL);
+    // Above a gap, on the connection that is lost.
+    command(&mut first, 2, READ, 0);
+    first.nothing_more();
+    park(&mut first);
+    command(&mut second, 2, READ, 0);
+    second.nothing_more();
+    command(&mut second, 1, READ, 0);
+    assert_eq!(second.next_command().task.initiator_task_tag, 1);
+    assert_eq!(second.next_command().task.initiator_task_tag, 2);
+    resume(&mut first);
+    first.nothing_more();
+}
+
+#[test]
+fn a_lost_connection_that_ends_holds_nobody_up() {
+    let (mut first, mut second) = pair(&format!("{LEVEL}InitialR2T=Yes\0ImmediateData=No\0"));
+    first.world.data_out_length = 512;
+    command(&mut first, 1, WRITE, 512);
+    first.next();
+    command(&mut second, 2, READ | 2, 0);
+    second.nothing_more();
+    park(&mut first);
+    second.nothing_more();
+    first.connection.leave();
+    wakes(&mut first);
+    resume(&mut second);
+    let ordered = second.next_command();
+    second.good(&ordered, vec![]);
+    let (header, _) = second.next();
+    let window = Settings::default().command_window;
+    assert_eq!(ScsiResponse::view(&header).max_cmd_sn.get(), 2 + window, "no place is lost");
+}
