@@ -1,7 +1,10 @@
 //! One connection from accept to close: one task, which receives until the socket is empty,
 //! carries out what came, and answers with one send.
 
+mod parked;
+
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::ops::ControlFlow;
@@ -27,7 +30,7 @@ use tracing::{debug, info};
 use super::Front;
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
-use super::sessions::{AbortOrder, Message, Seat};
+use super::sessions::{AbortOrder, Mailbox, Message, Seat};
 use crate::tls::ClientCertificate;
 
 /// Bytes that one thread receives into; an idle connection holds none.
@@ -90,19 +93,24 @@ pub(super) async fn serve(
         tokens: Vec::new(),
         next_token: 0,
         terminated: Vec::new(),
+        parking: Vec::new(),
+        forwards: HashMap::new(),
     };
     let reason = driver.run(&front, &mut letters).await;
-    if !matches!(reason, End::Closed(CloseReason::InGoodOrder))
-        && let Some(seat) = &driver.seat
-    {
-        // RFC 7143 §7.1.4: at these levels a session does not outlive any of its connections.
-        seat.terminate_others();
-    }
+    let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder));
     match reason {
         End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
         End::Closed(CloseReason::LoginRefused(refusal)) => driver.view.tell_refusal(&refusal),
         End::Closed(reason) => info!(%peer, %reason, "connection closed"),
         End::Socket(error) => debug!(%peer, %error, "connection lost"),
+        End::Replaced => debug!(%peer, "connection replaced"),
+    }
+    if is_lost
+        && !driver.stay_parked(&front, &mut letters).await
+        && let Some(seat) = &driver.seat
+    {
+        // RFC 7143 §7.1.4: at these levels a session does not outlive any of its connections.
+        seat.terminate_others();
     }
     driver.finish().await;
 }
@@ -111,6 +119,8 @@ pub(super) async fn serve(
 enum End {
     Closed(CloseReason),
     Socket(io::Error),
+    /// Another connection of the session takes its tasks over.
+    Replaced,
 }
 
 impl From<CloseReason> for End {
@@ -144,6 +154,10 @@ struct Driver<'a> {
     next_token: u64,
     /// Dropped when the session's last task has ended.
     terminated: Vec<oneshot::Sender<()>>,
+    /// Dropped when nothing goes out any more and the tasks may be taken over.
+    parking: Vec<oneshot::Sender<()>>,
+    /// Commands under way here whose answers are due to other connections of the session.
+    forwards: HashMap<u64, Mailbox>,
 }
 
 impl<'a> Driver<'a> {
@@ -170,6 +184,7 @@ impl<'a> Driver<'a> {
                 // First, and seldom: other sessions wait for the answer, however busy this one is.
                 Some(letter) = letters.recv() => {
                     if let Err(reason) = self.open(letter) { return reason.into() }
+                    if !self.parking.is_empty() { return End::Replaced }
                     if self.machine.closing().is_some() {
                         timer.set(time::sleep_until(time::now() + LINGER));
                     }
@@ -287,6 +302,7 @@ impl<'a> Driver<'a> {
                         seat.wake(member);
                     }
                 }
+                Event::Adopt(adoption) => self.claim(adoption),
                 Event::Logout(logout) => self.log_out(logout),
             }
         }
@@ -315,6 +331,12 @@ impl<'a> Driver<'a> {
     }
 
     fn complete(&mut self, task: TaskId, mut completion: scsi::Completion) {
+        if !self.forwards.is_empty()
+            && let Some(mailbox) = self.forwards.remove(&task.number())
+        {
+            let _ = mailbox.send(Message::Completed { task, completion: Box::new(completion) });
+            return;
+        }
         if let Some(abort) = completion.abort.take()
             && let Some(lun) = self.machine.withhold(task)
         {
@@ -470,7 +492,11 @@ impl<'a> Driver<'a> {
 
     /// The session ends, or another connection of it: answered when their tasks have ended.
     fn log_out(&mut self, logout: Logout) {
-        let Some(waiting) = self.seat.as_ref().and_then(|seat| seat.log_out(logout.cid)) else {
+        let waiting = self.seat.as_ref().and_then(|seat| match logout.cid {
+            Some(cid) if logout.for_recovery => seat.park_other(cid),
+            cid => seat.log_out(cid),
+        });
+        let Some(waiting) = waiting else {
             return self.machine.log_out(logout, LogoutResponse::CidNotFound);
         };
         let own = self.mailbox.clone();
@@ -573,6 +599,10 @@ impl<'a> Driver<'a> {
             }
             Message::LoggedOut { logout, response } => self.machine.log_out(logout, response),
             Message::Wake => self.machine.resume(&mut self.view)?,
+            Message::Park { parked } => self.parking.push(parked),
+            Message::Claim { tag, by, answer } => self.release(tag, by, answer),
+            Message::Adopted { adoption, claim } => self.machine.adopt(adoption, claim),
+            Message::Completed { task, completion } => self.complete(task, *completion),
         }
         Ok(())
     }
@@ -598,10 +628,19 @@ impl<'a> Driver<'a> {
     async fn finish(mut self) {
         // What only waits its turn, perhaps for ever, is not begun any more.
         if let Some(nexus) = &mut self.view.nexus {
-            let own: Vec<u64> = self.pending.iter().map(|one| one.task.number()).collect();
+            let names = self.pending.iter().map(|one| one.task.number());
+            let own: Vec<u64> = names.filter(|name| !self.forwards.contains_key(name)).collect();
             nexus.abort(&own);
         }
-        while self.pending.next().await.is_some() {}
+        self.machine.leave();
+        while let Some(event) = self.machine.poll_event() {
+            if let (Event::Wake(member), Some(seat)) = (event, &self.seat) {
+                seat.wake(member);
+            }
+        }
+        while let Some((task, completion)) = self.pending.next().await {
+            self.complete(task, completion);
+        }
         self.view.nexus = None;
         self.line = None;
         self.seat = None;

@@ -7,8 +7,10 @@ use std::time::SystemTime;
 
 use sarsen_io::time;
 use sarsen_proto::iscsi::keys::SessionType;
-use sarsen_proto::iscsi::target::{Admission, Logout, MemberId, RefusalReason, Session, TaskId};
-use sarsen_scsi::{NexusHandle, TaskAbort};
+use sarsen_proto::iscsi::target::{
+    Admission, Adoption, Claim, Logout, MemberId, RefusalReason, Session, TaskId,
+};
+use sarsen_scsi::{Completion, NexusHandle, TaskAbort};
 use sarsen_wire::iscsi::{Isid, LogoutResponse, TaskManagementResponse};
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -30,6 +32,14 @@ pub(crate) enum Message {
     LoggedOut { logout: Logout, response: LogoutResponse },
     /// Another connection of the session made way for what waits here.
     Wake,
+    /// The connection counts as lost; the sender is dropped when its tasks can be taken over.
+    Park { parked: oneshot::Sender<()> },
+    /// Another connection of the session wants a task.
+    Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<Claim> },
+    /// What became of a claim of this connection.
+    Adopted { adoption: Adoption, claim: Claim },
+    /// A command has ended that began on a connection that was lost.
+    Completed { task: TaskId, completion: Box<Completion> },
 }
 
 /// The way to a connection.
@@ -100,6 +110,8 @@ struct Member {
     /// What the machines know it by.
     id: MemberId,
     mailbox: Mailbox,
+    /// The connection is lost; what it had waits for others.
+    is_parked: bool,
 }
 
 impl Members {
@@ -116,10 +128,10 @@ impl Members {
 }
 
 /// Sends what is to be answered, or let go, when something has ended.
-fn ask(
+fn ask<T>(
     mailbox: &Mailbox,
-    message: impl FnOnce(oneshot::Sender<()>) -> Message,
-) -> oneshot::Receiver<()> {
+    message: impl FnOnce(oneshot::Sender<T>) -> Message,
+) -> oneshot::Receiver<T> {
     let (ended, waiting) = oneshot::channel();
     // A connection that is gone has no tasks.
     let _ = mailbox.send(message(ended));
@@ -205,6 +217,30 @@ impl Seat<'_> {
         let waiting: Vec<_> =
             meant.map(|member| ask(&member.mailbox, |ended| Message::LogOut { ended })).collect();
         (cid.is_none() || !waiting.is_empty()).then_some(waiting)
+    }
+
+    /// The connection is lost, but not what it had.
+    pub(crate) fn park(&self) {
+        for member in self.members.all().iter_mut().filter(|member| member.seat == self.id) {
+            member.is_parked = true;
+        }
+    }
+
+    /// Another connection is lost, though it may not know. `None` if there is not that one.
+    pub(crate) fn park_other(&self, cid: u16) -> Option<Vec<oneshot::Receiver<()>>> {
+        let members = self.members.all();
+        let meant = members.iter().filter(|member| member.seat != self.id && member.cid == cid);
+        let park = |parked| Message::Park { parked };
+        let waiting: Vec<_> = meant.map(|member| ask(&member.mailbox, park)).collect();
+        (!waiting.is_empty()).then_some(waiting)
+    }
+
+    /// Asks the other connections of the session for a task.
+    pub(crate) fn claim(&self, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<Claim>> {
+        let members = self.members.all();
+        let others = members.iter().filter(|member| member.seat != self.id);
+        let claim = |answer| Message::Claim { tag, by: by.clone(), answer };
+        others.map(|member| ask(&member.mailbox, claim)).collect()
     }
 
     /// The connection is lost, and the session with it.
@@ -298,9 +334,13 @@ impl Sessions {
                 let session = session.ok_or(RefusalReason::CannotIncludeInSession)?;
                 let members = entry.members.clone();
                 let all = members.all();
-                match all.iter().find(|member| member.cid == admission.cid) {
+                let live = || all.iter().filter(|member| !member.is_parked);
+                let limit = session.parameters().max_connections as usize;
+                let outlived = session.parameters().error_recovery_level == 2;
+                match live().find(|member| member.cid == admission.cid) {
+                    Some(twin) if outlived => ask(&twin.mailbox, |parked| Message::Park { parked }),
                     Some(twin) => ask(&twin.mailbox, |ended| Message::LogOut { ended }),
-                    None if all.len() >= session.parameters().max_connections as usize => {
+                    None if live().count() >= limit => {
                         return Err(RefusalReason::TooManyConnections);
                     }
                     None => {
@@ -393,7 +433,8 @@ impl Sessions {
 impl State {
     fn sit(&mut self, members: &Members, cid: u16, mailbox: &Mailbox) -> u64 {
         self.last_seat += 1;
-        let member = Member { seat: self.last_seat, cid, id: 0, mailbox: mailbox.clone() };
+        let member =
+            Member { seat: self.last_seat, cid, id: 0, mailbox: mailbox.clone(), is_parked: false };
         members.all().push(member);
         self.last_seat
     }

@@ -17,7 +17,8 @@ use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
 use sarsen_wire::iscsi::pdu::IMMEDIATE;
 use sarsen_wire::iscsi::{
-    BasicHeader, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, ScsiCommand,
+    BasicHeader, LoginRequest, LoginResponse, LoginStatus, LogoutReason, LogoutRequest,
+    LogoutResponse, LogoutResponsePdu, Opcode, RawHeader, ScsiCommand, ScsiResponse,
     TaskManagementFunction, TaskManagementRequest, TaskManagementResponse,
     TaskManagementResponsePdu, U24, padding,
 };
@@ -109,6 +110,10 @@ impl Portal {
 
     /// A connection of a session that may have several.
     fn connect(&self, isid: u8, tsih: u16, cid: u16) -> (Peer, LoginStatus) {
+        self.connect_at_level(0, isid, tsih, cid)
+    }
+
+    fn connect_at_level(&self, level: u8, isid: u8, tsih: u16, cid: u16) -> (Peer, LoginStatus) {
         let stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         let mut peer = Peer { stream, cmd_sn: 1, tsih };
@@ -121,7 +126,10 @@ impl Portal {
         request.initiator_task_tag = 1.into();
         request.cmd_sn = 1.into();
         request.reserved = 0.into();
-        let keys = format!("InitiatorName=iqn.x\0TargetName={TARGET}\0MaxConnections=4\0");
+        let keys = format!(
+            "InitiatorName=iqn.x\0TargetName={TARGET}\0MaxConnections=4\0\
+             ErrorRecoveryLevel={level}\0"
+        );
         peer.send(request, keys.as_bytes());
         let header = peer.receive();
         let response = LoginResponse::view(&header);
@@ -180,13 +188,38 @@ impl Peer {
     }
 
     fn reset_unit(&mut self) {
+        self.manage(TaskManagementFunction::LogicalUnitReset, 0);
+    }
+
+    fn manage(&mut self, function: TaskManagementFunction, referenced: u32) {
         let mut request =
             TaskManagementRequest::from(RawHeader::with_opcode(Opcode::TaskManagementRequest));
         request.opcode_byte |= IMMEDIATE;
-        request.flags |= TaskManagementFunction::LogicalUnitReset.0;
+        request.flags |= function.0;
         request.initiator_task_tag = 9.into();
+        request.referenced_task_tag = referenced.into();
         request.cmd_sn = self.cmd_sn.into();
         self.send(request, &[]);
+    }
+
+    /// Begins a write that takes its time; gives its tag.
+    fn write(&mut self, portal: &Portal) -> u32 {
+        // The unit attention of a new session.
+        self.command(&[0; 16], 0, &[]);
+        self.receive();
+        let mut write = [0; 16];
+        (write[0], write[8]) = (0x2a, 1);
+        self.command(&write, ScsiCommand::WRITE, &[7; 512]);
+        portal.write_begun.recv().expect("the store took it");
+        self.cmd_sn - 1
+    }
+
+    /// Takes a task over: what the target says of it.
+    fn reassign(&mut self, tag: u32) -> TaskManagementResponse {
+        self.manage(TaskManagementFunction::TaskReassign, tag);
+        let header = self.receive();
+        assert_eq!(header.basic().opcode(), Opcode::TaskManagementResponse);
+        TaskManagementResponsePdu::view(&header).response()
     }
 
     /// The header of the next answer.
@@ -228,13 +261,7 @@ fn rfc7143_4_2_3_3_a_reset_waits_for_the_writes_of_the_sessions_other_connection
     let (mut first, _) = portal.login(1);
     let (mut second, status) = portal.connect(1, first.tsih, 1);
     assert_eq!(status, LoginStatus::Success);
-    // The unit attention of a new session.
-    first.command(&[0; 16], 0, &[]);
-    first.receive();
-    let mut write = [0; 16];
-    (write[0], write[8]) = (0x2a, 1);
-    first.command(&write, ScsiCommand::WRITE, &[7; 512]);
-    portal.write_begun.recv().expect("the store took it");
+    first.write(&portal);
     second.cmd_sn = first.cmd_sn;
     second.reset_unit();
     assert_eq!(second.receive().basic().opcode(), Opcode::TaskManagementResponse);
@@ -266,6 +293,55 @@ fn rfc7143_6_3_4_a_connection_takes_the_place_of_another_with_its_cid() {
     second.stream.read_to_end(&mut rest).expect("it is closed");
     again.command(&[0; 16], 0, &[]);
     assert_eq!(again.receive().basic().opcode(), Opcode::ScsiResponse);
+}
+
+#[test]
+fn rfc7143_7_2_a_task_outlives_its_connection_at_level_2() {
+    let portal = Portal::open();
+    let (mut first, _) = portal.connect_at_level(2, 1, 0, 0);
+    let (mut second, _) = portal.connect_at_level(2, 1, first.tsih, 1);
+    let tag = first.write(&portal);
+    second.cmd_sn = first.cmd_sn;
+    assert_eq!(second.reassign(tag), TaskManagementResponse::TaskStillAllegiant);
+    // Told, since the target may not have seen the cut yet.
+    drop(first);
+    let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
+    request.opcode_byte |= IMMEDIATE;
+    request.flags |= LogoutReason::RemoveForRecovery.0;
+    request.cid = 0.into();
+    request.cmd_sn = second.cmd_sn.into();
+    second.send(request, &[]);
+    let header = second.receive();
+    assert_eq!(LogoutResponsePdu::view(&header).response(), LogoutResponse::Closed);
+    assert_eq!(second.reassign(tag), TaskManagementResponse::FunctionComplete);
+    let header = second.receive();
+    assert_eq!(header.basic().opcode(), Opcode::ScsiResponse);
+    assert_eq!(ScsiResponse::view(&header).initiator_task_tag.get(), tag);
+    assert!(portal.write_has_ended());
+    assert_eq!(second.reassign(tag), TaskManagementResponse::TaskStillAllegiant, "unacknowledged");
+}
+
+#[test]
+fn rfc7143_7_2_a_session_outlives_its_only_connection_at_level_2() {
+    let portal = Portal::open();
+    let (mut first, _) = portal.connect_at_level(2, 1, 0, 0);
+    let tag = first.write(&portal);
+    let (tsih, cmd_sn) = (first.tsih, first.cmd_sn);
+    // The same CID: the connection is reinstated, whether or not it is known to be lost.
+    let (mut again, status) = portal.connect_at_level(2, 1, tsih, 0);
+    assert_eq!(status, LoginStatus::Success);
+    again.cmd_sn = cmd_sn;
+    assert_eq!(again.reassign(tag), TaskManagementResponse::FunctionComplete);
+    let header = again.receive();
+    assert_eq!(ScsiResponse::view(&header).initiator_task_tag.get(), tag);
+    let mut rest = Vec::new();
+    first.stream.read_to_end(&mut rest).expect("the old connection is closed");
+    // A session that is begun anew takes nothing over.
+    drop(again);
+    let (mut anew, status) = portal.connect_at_level(2, 1, 0, 0);
+    assert_eq!(status, LoginStatus::Success);
+    assert_eq!(anew.reassign(tag), TaskManagementResponse::TaskDoesNotExist);
+    assert!(portal.write_begun.try_recv().is_err(), "written once");
 }
 
 #[test]

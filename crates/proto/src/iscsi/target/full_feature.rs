@@ -22,7 +22,7 @@ use super::{
     data_in, data_out,
 };
 use crate::iscsi::keys::SessionType;
-use crate::iscsi::{Landing, Segment};
+use crate::iscsi::{Landing, Parameters, Segment};
 
 /// Requests above a gap in CmdSN hold at most this much immediate data together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
@@ -642,7 +642,7 @@ impl FullFeature {
                 events.push_back(Event::Logout(logout));
             }
             Afterwards::Logout { initiator_task_tag, .. } => {
-                push_logout_response(link, initiator_task_tag, LogoutResponse::Closed);
+                push_logout_response(link, initiator_task_tag, LogoutResponse::Closed, false);
                 return true;
             }
         }
@@ -768,7 +768,7 @@ impl FullFeature {
                 false
             }
             LogoutReason::CloseConnection => {
-                push_logout_response(link, tag, LogoutResponse::CidNotFound);
+                push_logout_response(link, tag, LogoutResponse::CidNotFound, false);
                 false
             }
             LogoutReason::RemoveForRecovery
@@ -778,7 +778,7 @@ impl FullFeature {
                 false
             }
             LogoutReason::RemoveForRecovery => {
-                push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported);
+                push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported, false);
                 false
             }
             _ => {
@@ -789,7 +789,12 @@ impl FullFeature {
     }
 }
 
-pub(super) fn push_logout_response(link: &mut Link, tag: u32, response: LogoutResponse) {
+pub(super) fn push_logout_response(
+    link: &mut Link,
+    tag: u32,
+    response: LogoutResponse,
+    for_recovery: bool,
+) {
     let stamp = link.stamp();
     let mut pdu = LogoutResponsePdu::from(RawHeader::with_opcode(Opcode::LogoutResponse));
     pdu.response = response.0;
@@ -798,7 +803,10 @@ pub(super) fn push_logout_response(link: &mut Link, tag: u32, response: LogoutRe
     pdu.stat_sn = stamp.stat_sn.into();
     pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
     pdu.max_cmd_sn = stamp.max_cmd_sn.into();
-    pdu.time2wait = (link.parameters.default_time2wait as u16).into();
-    pdu.time2retain = (link.parameters.default_time2retain as u16).into();
+    // Tasks that wait to be taken over do so at once; after any other logout there are none.
+    let Parameters { default_time2wait, default_time2retain, .. } = link.parameters;
+    let times = if for_recovery { (0, default_time2retain) } else { (default_time2wait, 0) };
+    pdu.time2wait = (times.0 as u16).into();
+    pdu.time2retain = (times.1 as u16).into();
     link.answer(pdu, &[]);
 }

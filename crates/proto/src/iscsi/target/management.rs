@@ -113,12 +113,13 @@ impl FullFeature {
             return None;
         }
         let is_shared = link.session.is_shared();
+        let referenced = request.referenced_task_tag.get();
         let hand_over = Afterwards::HandOver(Management { initiator_task_tag: tag, function, lun });
         let (all, afterwards) = match function {
             // One of a connection that was lost may be aborted here (RFC 7143 §11.5.1).
             Function::AbortTask
                 if link.parameters.error_recovery_level == 2
-                    && !self.tasks.contains(request.referenced_task_tag.get()) =>
+                    && !self.tasks.contains(referenced) =>
             {
                 self.handed_over += 1;
                 events.push_back(Event::Adopt(Adoption { request: *header }));
@@ -136,7 +137,9 @@ impl FullFeature {
                 push_response(link, tag, TaskManagementResponse::ReassignNotSupported);
                 return None;
             }
-            Function::TaskReassign if self.tasks.contains(request.referenced_task_tag.get()) => {
+            Function::TaskReassign
+                if self.tasks.contains(referenced) || link.kept.has(referenced) =>
+            {
                 push_response(link, tag, TaskManagementResponse::TaskStillAllegiant);
                 return None;
             }

@@ -552,8 +552,10 @@ impl Connection {
     /// Answers [`Event::Logout`]. That of the session closes this connection, too.
     pub fn log_out(&mut self, logout: Logout, response: LogoutResponse) {
         if let Phase::FullFeature(_) = &self.phase {
-            full_feature::push_logout_response(&mut self.link, logout.initiator_task_tag, response);
-            if logout.cid.is_none() {
+            let Logout { initiator_task_tag, cid, for_recovery } = logout;
+            let link = &mut self.link;
+            full_feature::push_logout_response(link, initiator_task_tag, response, for_recovery);
+            if cid.is_none() {
                 self.phase = Phase::Closing(CloseReason::InGoodOrder);
             }
         }

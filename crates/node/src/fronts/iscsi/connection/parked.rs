@@ -1,0 +1,90 @@
+//! Tasks that change connections (RFC 7143 §7.2, level 2): a driver whose connection is lost stays with
+//! its tasks until others have taken them over, or the time for that is up.
+
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use sarsen_io::time;
+use sarsen_proto::iscsi::target::{Adoption, Claim};
+use tokio::sync::{mpsc, oneshot};
+use tracing::info;
+
+use super::Driver;
+use crate::fronts::iscsi::Front;
+use crate::fronts::iscsi::sessions::{Mailbox, Message};
+
+impl<'a> Driver<'a> {
+    /// Keeps the tasks of a lost connection for others. Says whether the session has that.
+    pub(super) async fn stay_parked(
+        &mut self,
+        front: &'a Arc<Front>,
+        letters: &mut mpsc::UnboundedReceiver<Message>,
+    ) -> bool {
+        let Some(seat) = &self.seat else { return false };
+        if !self.machine.park(&mut self.view) {
+            return false;
+        }
+        seat.park();
+        let _ = self.stream.shutdown(Shutdown::Both);
+        let parameters = self.machine.parameters();
+        let seconds = parameters.default_time2wait + parameters.default_time2retain;
+        let tsih = seat.tsih;
+        info!(tsih, peer = %self.stream.peer_addr(), seconds, "connection lost: its tasks wait");
+        let deadline = time::now() + Duration::from_secs(seconds.into());
+        loop {
+            // Whoever asked for it may go on.
+            self.parking.clear();
+            self.carry_out(front).await;
+            self.machine.output().clear();
+            if self.machine.closing().is_some() {
+                return true;
+            }
+            tokio::select! {
+                biased;
+                Some(letter) = letters.recv() => {
+                    if self.open(letter).is_err() {
+                        return true;
+                    }
+                }
+                Some((task, completion)) = self.pending.next(), if !self.pending.is_empty() => {
+                    self.complete(task, completion);
+                }
+                Some((task, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
+                    self.complete(task, completion);
+                }
+                () = time::sleep_until(deadline) => return true,
+            }
+        }
+    }
+
+    /// Another connection of the session asks for a task.
+    pub(super) fn release(&mut self, tag: u32, by: Mailbox, answer: oneshot::Sender<Claim>) {
+        let claim = self.machine.release(tag);
+        if let Claim::Released(released) = &claim
+            && let Some(running) = released.running()
+        {
+            self.forwards.insert(running.number(), by);
+        }
+        // One that does not hear it is gone, and what it asked for with it.
+        let _ = answer.send(claim);
+    }
+
+    /// This connection asks the others for a task.
+    pub(super) fn claim(&self, adoption: Adoption) {
+        let Some(seat) = &self.seat else { return };
+        let waiting = seat.claim(adoption.referenced_task_tag(), &self.mailbox);
+        let own = self.mailbox.clone();
+        tokio::task::spawn_local(async move {
+            let mut claim = Claim::Unknown;
+            for waiting in waiting {
+                match waiting.await {
+                    Ok(Claim::Unknown) | Err(_) => {}
+                    Ok(other) => claim = other,
+                }
+            }
+            let _ = own.send(Message::Adopted { adoption, claim });
+        });
+    }
+}
