@@ -561,7 +561,7 @@ impl FullFeature {
     pub(super) fn give_away(&mut self, id: TaskId) -> Option<Task> {
         let mut task = self.tasks.remove(id)?;
         if std::mem::take(&mut task.has_room) {
-            self.room_taken -= task.room();
+            self.room.give_back(task.room());
         }
         self.waiting.retain(|&waiting| waiting != id);
         self.held_back.retain(|&waiting| waiting != id);
