@@ -1,5 +1,5 @@
-//! CHAP against others' targets: who has the right secret is let in, who has another one is not,
-//! and a target that cannot prove itself is left.
+//! CHAP, ours and others': who has the right secret is let in, who has another one is not, and a
+//! target that cannot prove itself is left.
 
 use std::process::{Command, Output, Stdio};
 
@@ -8,8 +8,10 @@ use sarsen_lab::contestant::istgt::{self, Account};
 use sarsen_lab::contestant::{Backing, Image, Running, tgt};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
-use sarsen_proof::program;
+use sarsen_proof::conformance::{self, Verdict};
+use sarsen_proof::qemu::{self, HeaderDigest};
 use sarsen_proof::serving::Url;
+use sarsen_proof::{Accounts, Backing as Store, Serving, Volume, program};
 
 const MIB: u64 = 1 << 20;
 const FAILED: i32 = 1;
@@ -55,8 +57,7 @@ fn ends(code: i32, arguments: &[&str], variables: Variables<'_>) -> Result<Strin
 }
 
 fn with_user(url: &Url) -> String {
-    let (user, secret) = ACCOUNT.user;
-    url.to_string().replacen("iscsi://", &format!("iscsi://{user}%{secret}@"), 1)
+    url.with_user(ACCOUNT.user).to_string()
 }
 
 /// What holds at every target, one way.
@@ -149,6 +150,11 @@ fn istgt_lets_in_whom_it_knows_and_proves_itself_in_discovery_too() -> Result<()
     let url = url_of(&istgt, &network)?;
     prove_one_way(&url)?;
     prove_mutual(&url)?;
+    prove_discovery(&url)
+}
+
+/// What holds at every target that asks who looks for it, and proves itself to him.
+fn prove_discovery(url: &Url) -> Result<()> {
     let discover = ["discover", &url.portal];
     for variables in [RIGHT, MUTUAL] {
         let said = ends(0, &discover, variables)?;
@@ -162,4 +168,132 @@ fn istgt_lets_in_whom_it_knows_and_proves_itself_in_discovery_too() -> Result<()
     other.push((TARGET_SECRET, "of another box entirely"));
     ends(FAILED, &discover, &other)?;
     Ok(())
+}
+
+/// Accounts, and the program that demands them of everybody, for targets and for discovery.
+fn serve(volumes: &[Volume], tables: &str) -> Result<(Accounts, Serving)> {
+    let accounts = Accounts::new(&[ACCOUNT.user, ACCOUNT.target])?;
+    let configuration = accounts.configuration(tables)?;
+    let serving = Serving::start_with(volumes, &["--config", &configuration])?;
+    Ok((accounts, serving))
+}
+
+fn ram(name: &str) -> Volume {
+    Volume::new(name, Store::Ram, 8 * MIB)
+}
+
+#[test]
+fn sarsen_lets_in_whom_it_knows_and_proves_itself_in_discovery_too() -> Result<()> {
+    let tables = "[discovery]\nchap = [\"host\"]\nown-account = \"box\"\n\
+                  [[target]]\nname = \"iqn.2026-11.proof:disk\"\nluns = [\"disk\"]\n\
+                  chap = [\"host\"]\nown-account = \"box\"\n";
+    let (_accounts, serving) = serve(&[ram("disk")], tables)?;
+    let url = serving.url("disk");
+    prove_one_way(url)?;
+    prove_mutual(url)?;
+    prove_discovery(url)?;
+    let log = serving.log();
+    for secret in [ACCOUNT.user.1, ACCOUNT.target.1] {
+        ensure!(!log.contains(secret), "the log shows a secret:\n{log}");
+    }
+    ensure!(log.contains("wrong secret") && log.contains("unknown account"), "{log}");
+    serving.stop()
+}
+
+#[test]
+fn sarsen_and_its_initiator_agree_on_each_algorithm_both_ways() -> Result<()> {
+    let algorithms = ["sha3-256", "sha-256", "sha1", "md5"];
+    let target = |algorithm: &str| {
+        format!(
+            "[[target]]\nname = \"iqn.2026-11.proof:{algorithm}\"\nluns = [\"{algorithm}\"]\n\
+             chap = [\"host\"]\nown-account = \"box\"\nalgorithms = [\"{algorithm}\"]\n"
+        )
+    };
+    let volumes = algorithms.map(ram);
+    let (_accounts, serving) = serve(&volumes, &algorithms.map(target).concat())?;
+    for algorithm in algorithms {
+        let url = serving.url(algorithm).to_string();
+        ends(0, &["disk", "info", &url], RIGHT)?;
+        ends(0, &["disk", "info", &url], MUTUAL)?;
+        let wrong = [(USER, ACCOUNT.user.0), (SECRET, "not the host's secret")];
+        ends(FAILED, &["disk", "info", &url], &wrong)?;
+    }
+    serving.stop()
+}
+
+/// A target without credentials of its own does not answer who asks for them.
+#[test]
+fn sarsen_does_not_pretend_to_prove_itself() -> Result<()> {
+    let tables = "[[target]]\nname = \"iqn.2026-11.proof:disk\"\nluns = [\"disk\"]\n\
+                  chap = [\"host\"]\n";
+    let (_accounts, serving) = serve(&[ram("disk"), ram("open")], tables)?;
+    prove_one_way(serving.url("disk"))?;
+    ends(FAILED, &["disk", "info", &serving.url("disk").to_string()], MUTUAL)?;
+    // Whoever comes with a user where nobody is asked is told so.
+    let open = serving.url("open").to_string();
+    ends(0, &["disk", "info", &open], &[])?;
+    let said = ends(FAILED, &["disk", "info", &open], RIGHT)?;
+    ensure!(said.contains("or none"), "{said}");
+    serving.stop()
+}
+
+#[test]
+fn qemu_logs_in_with_a_secret_object_or_a_url_and_not_with_another_secret() -> Result<()> {
+    const USER: (&str, &str) = ("qemu", "QemusOwnSecret42");
+    let accounts = Accounts::new(&[USER, ("other", "SomebodyElses99")])?;
+    let configuration = accounts.configuration(
+        "[[target]]\nname = \"iqn.2026-11.proof:disk\"\nluns = [\"disk\"]\nchap = [\"qemu\"]\n\
+         [[target]]\nname = \"iqn.2026-11.proof:strong\"\nluns = [\"strong\"]\nchap = [\"qemu\"]\n\
+         algorithms = [\"sha3-256\", \"sha-256\"]\n",
+    )?;
+    let volumes = [ram("disk"), ram("strong")];
+    let serving = Serving::start_with(&volumes, &["--config", &configuration])?;
+    let url = serving.url("disk");
+    let patterns = ["write -P 0x5a 0 1M", "read -P 0x5a 0 1M"];
+    let secret = accounts.secret_file(USER.0);
+    qemu::patterns_by(USER.0, &secret, url, &patterns).with_context(|| serving.log())?;
+    let folder = tempfile::tempdir()?;
+    qemu::copy_from(&url.with_user(USER), &folder.path().join("copy"))?;
+    let copied = std::fs::read(folder.path().join("copy"))?;
+    ensure!(copied[..MIB as usize].iter().all(|byte| *byte == 0x5a), "another pattern");
+
+    let others = accounts.secret_file("other");
+    // libiscsi has MD5 alone.
+    let refused = [
+        qemu::patterns_by(USER.0, &others, url, &patterns),
+        qemu::patterns_by("other", &others, url, &patterns),
+        qemu::patterns(url, HeaderDigest::Off, &patterns),
+        qemu::patterns_by(USER.0, &secret, serving.url("strong"), &patterns),
+    ];
+    for said in refused {
+        let error = format!("{:#}", said.err().context("a stranger is let in")?);
+        ensure!(error.contains("Failed to log in"), "{error}");
+    }
+    serving.stop()
+}
+
+/// libiscsi's families about iSCSI itself, by somebody who has to prove who he is.
+#[test]
+fn libiscsi_finds_no_fault_behind_chap() -> Result<()> {
+    const USER: (&str, &str) = ("libiscsi", "LibiscsisSecret7");
+    let accounts = Accounts::new(&[USER])?;
+    let account = format!("{}={}", USER.0, accounts.secret_file(USER.0).display());
+    let volume = Volume::new("disk", Store::Ram, 256 * MIB);
+    let serving = Serving::start_with(&[volume], &["--account", &account, "--chap", USER.0])?;
+    let mut families = conformance::catalogue()?;
+    families.retain(|(family, _)| family.starts_with("iSCSI"));
+    ensure!(!families.is_empty(), "there are no such families");
+    let urls = [serving.url("disk").with_user(USER)];
+    let report = conformance::run(&urls, &families, |_| {})?;
+    println!("{report}\n{}", report.faults());
+    let faults = report.families.iter().flat_map(|family| family.faults()).count();
+    // Later suites have tests of accounts with other names than this one's.
+    let mut skipped = report.ended(Verdict::Skipped);
+    let expected = faults == 0 && skipped.all(|(family, _)| family == "iSCSICHAP");
+    ensure!(expected && report.total(Verdict::Passed) > 0, "{}", serving.log());
+    // The suite does not see the disk as somebody else.
+    let stranger = [serving.url("disk").with_user((USER.0, "SomebodyElses99"))];
+    let report = conformance::run(&stranger, &families[..1].to_vec(), |_| {})?;
+    ensure!(report.total(Verdict::Passed) == 0, "{report}");
+    serving.stop()
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use sarsen_lab::record::{Labels, Outcome};
 use sarsen_lab::study::lunden::{self, OPERATION, SETUP};
 use sarsen_proof::guest::{self, HOST};
-use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_proof::{Accounts, Backing, Serving, Volume};
 
 const BYTE_COUNT: u64 = 256 << 20;
 
@@ -198,5 +198,46 @@ fn pages_logs_buffers_self_tests_and_saved_modes_are_what_sg3_utils_expects() ->
         let found = played.result(name)?;
         assert!(found.contains(part), "{name}: {found:?}\n{}", played.console);
     }
+    serving.stop()
+}
+
+/// open-iscsi and the program prove each other who they are, by an algorithm that is not MD5, and
+/// speak with both digests.
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn open_iscsi_and_the_target_prove_who_they_are_with_both_digests() -> Result<()> {
+    const IQN: &str = "iqn.2026-11.proof:guarded";
+    const HOST_ACCOUNT: (&str, &str) = ("host", "what the host knows");
+    const OWN_ACCOUNT: (&str, &str) = ("box", "what the box knows");
+    let accounts = Accounts::new(&[HOST_ACCOUNT, OWN_ACCOUNT])?;
+    let configuration = accounts.configuration(&format!(
+        "[[target]]\nname = \"{IQN}\"\nluns = [\"disk\"]\nchap = [\"host\"]\nown-account = \"box\"\n\
+         algorithms = [\"sha3-256\", \"sha-256\"]\n"
+    ))?;
+    let volume = Volume::new("disk", Backing::Ram, 64 << 20);
+    let serving = Serving::start_with(&[volume], &["--config", &configuration])?;
+    let portal = format!("{HOST}:{}", serving.url("disk").port()?);
+    let environment = [
+        ("PORTAL", portal.as_str()),
+        ("IQN", IQN),
+        ("USER", HOST_ACCOUNT.0),
+        ("SECRET", HOST_ACCOUNT.1),
+        ("TARGET_USER", OWN_ACCOUNT.0),
+        ("TARGET_SECRET", OWN_ACCOUNT.1),
+    ];
+    let played = guest::run("chap", &environment).with_context(|| serving.log())?;
+    println!("{}", played.console);
+    for digest in ["header_digest", "data_digest"] {
+        assert_eq!(played.result(digest)?, "1");
+    }
+    assert_eq!(played.result("username")?, HOST_ACCOUNT.0);
+    assert_eq!(played.result("username_in")?, OWN_ACCOUNT.0);
+    assert_eq!(played.result("read")?, played.result("written")?);
+    // 24: open-iscsi's word for a login that failed to authenticate.
+    assert_eq!(played.result("wrong_secret")?, "refused with 24");
+    assert_eq!(played.result("nobody")?, "refused with 24");
+    assert!(played.result("wrong_target")?.starts_with("refused"), "{}", played.console);
+    assert_eq!(played.result("right_again")?, "in");
+    assert_eq!(played.result("complaints")?, "0", "{}", played.console);
     serving.stop()
 }

@@ -11,6 +11,7 @@
     reason = "drives other processes in real time; nothing of the program runs in here"
 )]
 
+pub mod accounts;
 pub mod conformance;
 pub mod guest;
 pub mod laboratory;
@@ -19,5 +20,6 @@ pub mod qemu;
 pub mod scoreboard;
 pub mod serving;
 
+pub use accounts::Accounts;
 pub use sarsen_lab::process;
 pub use serving::{Backing, Serving, Volume};

@@ -116,12 +116,26 @@ pub fn patterns(url: &Url, digest: HeaderDigest, commands: &[&str]) -> Result<St
         HeaderDigest::Crc32c => "crc32c",
         HeaderDigest::Off => "none",
     };
-    let mut command = Command::new("qemu-io");
-    command.arg("--image-opts").arg(format!(
-        "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.target={},\
-         file.lun={},file.header-digest={digest}",
+    check_patterns(&[], &format!("{},file.header-digest={digest}", image(url)), commands)
+}
+
+/// The same by somebody whose secret is in a file.
+pub fn patterns_by(user: &str, secret_file: &Path, url: &Url, commands: &[&str]) -> Result<String> {
+    let secret = format!("secret,id=chap,file={}", secret_file.display());
+    let image = format!("{},file.user={user},file.password-secret=chap", image(url));
+    check_patterns(&["--object", &secret], &image, commands)
+}
+
+fn image(url: &Url) -> String {
+    format!(
+        "driver=raw,file.driver=iscsi,file.transport=tcp,file.portal={},file.target={},file.lun={}",
         url.portal, url.iqn, url.lun
-    ));
+    )
+}
+
+fn check_patterns(objects: &[&str], image: &str, commands: &[&str]) -> Result<String> {
+    let mut command = Command::new("qemu-io");
+    command.args(objects).arg("--image-opts").arg(image);
     for line in commands {
         command.args(["-c", line]);
     }

@@ -116,7 +116,7 @@ impl Volume {
     }
 }
 
-/// `iscsi://PORTAL/IQN/LUN`.
+/// `iscsi://PORTAL/IQN/LUN`, or `iscsi://USER%SECRET@PORTAL/IQN/LUN`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
     /// Address and port.
@@ -125,11 +125,17 @@ pub struct Url {
     pub iqn: String,
     /// Logical unit number.
     pub lun: u32,
+    /// Who logs in, and his secret.
+    pub user: Option<(String, String)>,
 }
 
 impl Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "iscsi://{}/{}/{}", self.portal, self.iqn, self.lun)
+        f.write_str("iscsi://")?;
+        if let Some((user, secret)) = &self.user {
+            write!(f, "{user}%{secret}@")?;
+        }
+        write!(f, "{}/{}/{}", self.portal, self.iqn, self.lun)
     }
 }
 
@@ -143,6 +149,7 @@ impl FromStr for Url {
                 portal: (*portal).into(),
                 iqn: (*iqn).into(),
                 lun: lun.parse().with_context(|| format!("the LUN of {text}"))?,
+                user: None,
             }),
             _ => bail!("{text} is not iscsi://PORTAL/IQN/LUN"),
         }
@@ -155,11 +162,16 @@ impl Url {
         let port = self.portal.rsplit_once(':').map_or("3260", |(_, port)| port);
         port.parse().with_context(|| format!("the port of {self}"))
     }
+
+    /// The same, for a user.
+    pub fn with_user(&self, (user, secret): (&str, &str)) -> Self {
+        Self { user: Some((user.into(), secret.into())), ..self.clone() }
+    }
 }
 
 impl From<sarsen_initiator::Url> for Url {
     fn from(url: sarsen_initiator::Url) -> Self {
-        Self { portal: url.portal.to_string(), iqn: url.target, lun: url.lun.into() }
+        Self { portal: url.portal.to_string(), iqn: url.target, lun: url.lun.into(), user: None }
     }
 }
 
@@ -322,5 +334,7 @@ mod tests {
         let other: sarsen_initiator::Url = url.to_string().parse().unwrap();
         assert_eq!(Url::from(other), url);
         assert!("iscsi://x".parse::<Url>().is_err());
+        let user = url.with_user(("host", "a secret")).to_string();
+        assert_eq!(user, "iscsi://host%a secret@127.0.0.1:3261/iqn.x:a/1");
     }
 }
