@@ -489,6 +489,33 @@ fn rfc7143_4_3_discovery_sessions_prove_who_they_are_too() {
     assert_eq!(refusal(&mut script), RefusalReason::ProofMissing);
 }
 
+#[test]
+fn rfc7143_6_3_1_who_joins_a_session_proves_who_it_is_too() {
+    const TSIH: u16 = 7;
+    let mut first = demanding(&Algorithm::ALL);
+    let asked = challenged(&mut first, "7");
+    first.login(TO_OPERATIONAL, &proof(&asked, ACCOUNT));
+    answer(&mut first);
+    first.login(0x87, "MaxConnections=4\0");
+    assert!(matches!(first.connection.poll_event(), Some(Event::Establish(_))));
+    let (session, _) = first.connection.establish(TSIH).expect("others may join");
+    let joining = || {
+        let mut script = demanding(&Algorithm::ALL);
+        script.world.session = Some(session.clone());
+        (script.tsih, script.cid, script.cmd_sn) = (TSIH, 1, first.cmd_sn);
+        script
+    };
+    let mut stranger = joining();
+    stranger.login(0x87, &identity());
+    assert_eq!(refusal(&mut stranger), RefusalReason::ProofMissing);
+    let mut second = joining();
+    let asked = challenged(&mut second, "7");
+    second.login(TO_FULL_FEATURE, &proof(&asked, OTHER));
+    // Whether it is the one who began the session is the layer above's to say.
+    let admission = established(&mut second);
+    assert_eq!((admission.tsih, admission.account.as_deref()), (TSIH, Some(OTHER.0)));
+}
+
 /// A move of an initiator that would like to get in.
 #[derive(Clone, Debug)]
 enum Move {
