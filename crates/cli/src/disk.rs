@@ -203,7 +203,7 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 }
 
 fn is_url(text: &str) -> bool {
-    text.starts_with("iscsi://")
+    text.starts_with("iscsi://") || text.starts_with("iscsis://")
 }
 
 fn is_dash(path: &Path) -> bool {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use sarsen_initiator::transfer::TransferError;
 use sarsen_initiator::{
     AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
+    TlsError,
 };
 use sarsen_lab::archive::ArchiveError;
 use sarsen_lab::load::LoadError;
@@ -177,6 +178,12 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
             (UNREACHABLE, Some("see what the target and the network say, and run it again"))
         }
         SessionError::Identity(_) => (USAGE, None),
+        SessionError::Tls { source, .. } => match **source {
+            TlsError::Lost(_) | TlsError::Protocol(_) => {
+                (UNREACHABLE, Some("is it the port that TLS is spoken at?"))
+            }
+            _ => (FAILED, None),
+        },
         SessionError::Connection(ConnectionError::Login(login)) => match login {
             LoginError::NotFound { .. } => {
                 (NOT_FOUND, Some("`sarsen discover` lists the targets of a portal"))

@@ -12,6 +12,7 @@ use sarsen_wire::scsi::sense::{
 };
 use zerocopy::FromBytes;
 
+use crate::tls::TlsError;
 use crate::url::{Portal, UrlError};
 
 /// A sense key (SPC-4 4.5.6).
@@ -137,6 +138,15 @@ pub enum SessionError {
         #[source]
         source: Arc<io::Error>,
     },
+    /// No TLS with the portal.
+    #[error("no TLS with {portal}: {source}")]
+    Tls {
+        /// The portal.
+        portal: Portal,
+        /// What is wrong.
+        #[source]
+        source: Arc<TlsError>,
+    },
     /// No answer in time to a login, a discovery or a logout.
     #[error("no answer from {portal} within {after:?}")]
     TimedOut {
@@ -237,9 +247,10 @@ impl SessionError {
     }
 
     /// Whether another login may succeed a little later.
-    pub(crate) const fn is_transient(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::TimedOut { .. } | Self::Lost(_) | Self::LoggedOut => true,
+            Self::Tls { source, .. } => matches!(**source, TlsError::Lost(_)),
             // A target that starts may listen before it has its units.
             Self::Connection(ConnectionError::Login(login)) => {
                 matches!(login, LoginError::Unavailable { .. } | LoginError::NotFound { .. })

@@ -18,6 +18,7 @@ use crate::error::SessionError;
 use crate::identity::Identity;
 use crate::session::SessionOptions;
 use crate::shared::{Live, Shared};
+use crate::tls::{self, TlsError};
 use crate::url::Portal;
 
 /// A target may send elsewhere this often in a row.
@@ -88,9 +89,11 @@ pub(crate) async fn establish(
                 }
                 // RFC 7143 §13.8: a portal group tag may follow the address.
                 let place = address.split(',').next().unwrap_or_default();
-                portal = place
+                let elsewhere: Portal = place
                     .parse()
                     .map_err(|_| SessionError::RedirectedNowhere { address: address.clone() })?;
+                // Who was to be met by TLS is not left for somebody in the clear.
+                portal = Portal { tls: portal.tls, ..elsewhere };
             }
             // Some targets, tgt among them, take 7 for SHA1, as was usual before the number was
             // given to SHA-256: with one of them no secret is right, so it is not offered again.
@@ -109,7 +112,7 @@ async fn attempt(portal: &Portal, login: LoginOptions) -> Result<Established, Se
     let begun = time::now();
     let mut link = Link::new(dial(portal).await?, LEADING);
     let connected = time::now();
-    let (machine, secure) = link.log_in(login).await?;
+    let (machine, secure) = link.log_in(login).await.map_err(|error| refusal(portal, error))?;
     let times = LoginTimes {
         connect: connected - begun,
         security: secure - connected,
@@ -130,9 +133,29 @@ pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
     let mut last = io::ErrorKind::AddrNotAvailable.into();
     for address in addresses {
         match Stream::connect(address).await {
-            Ok(stream) => return Ok(stream),
+            Ok(stream) => return encrypt(portal, stream).await,
             Err(error) => last = error,
         }
     }
     Err(failed(last))
+}
+
+/// Shakes hands where that is asked for.
+async fn encrypt(portal: &Portal, stream: Stream) -> Result<Stream, SessionError> {
+    let Some(tls) = &portal.tls else { return Ok(stream) };
+    tls.shake_hands(portal, stream).await.map_err(|source| no_tls(portal, source))
+}
+
+fn no_tls(portal: &Portal, source: TlsError) -> SessionError {
+    SessionError::Tls { portal: portal.clone(), source: Arc::new(source) }
+}
+
+/// What the end of a connection in its login means.
+fn refusal(portal: &Portal, error: SessionError) -> SessionError {
+    match (&error, &portal.tls) {
+        (SessionError::Lost(source), Some(options)) if tls::is_refusal(source) => {
+            no_tls(portal, options.failure(portal, source))
+        }
+        _ => error,
+    }
 }

@@ -21,6 +21,7 @@ mod reconnect;
 mod session;
 mod shared;
 pub mod signature;
+pub mod tls;
 pub mod transfer;
 mod url;
 
@@ -36,4 +37,5 @@ pub use sarsen_proto::iscsi::initiator::{
 };
 pub use sarsen_wire::iscsi::{LoginStatus, TaskManagementResponse};
 pub use session::{Command, Session, SessionOptions, TransferRequest};
+pub use tls::{TlsError, TlsOptions};
 pub use url::{DiscoveryUrl, Portal, Url, UrlError};

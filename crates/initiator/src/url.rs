@@ -1,5 +1,6 @@
 //! `iscsi://[user[%secret]@]host[:port]/target name/lun[?target_user=U&target_password=P]`, as
-//! libiscsi has it. A secret that holds a `/`, `?` or `&` goes into the environment ([`Chap`]).
+//! libiscsi has it, and `iscsis://` for TLS, with `ca=FILE` and, where the portal asks for them,
+//! `certificate=FILE&key=FILE` after the `?`, and `server-name=NAME`. A secret that holds a `/`, `?` or `&` goes into the environment ([`Chap`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,6 +8,7 @@ use std::str::FromStr;
 use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
 
 use crate::identity::Chap;
+use crate::tls::{TlsOptions, TlsQuery};
 
 /// The highest number that a LUN of flat space addressing can have (SAM-5 4.7.7.2).
 const MAX_LUN: u16 = 0x3fff;
@@ -15,7 +17,7 @@ const MAX_LUN: u16 = 0x3fff;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
     /// Not `iscsi://`.
-    #[error("{0:?} does not begin with iscsi://")]
+    #[error("{0:?} does not begin with iscsi:// or iscsis://")]
     Scheme(String),
     /// There is no host, or something that cannot be one.
     #[error("{0:?} names no host")]
@@ -36,7 +38,10 @@ pub enum UrlError {
     #[error("{0:?}: after the host comes /target name/lun")]
     Path(String),
     /// Something after the `?` that is not known.
-    #[error("{0:?} is nothing that a URL may say after the ?: target_user and target_password are")]
+    #[error(
+        "{0:?} is nothing that a URL may say after the ?: target_user and target_password are, and, \
+         with iscsis://, ca, certificate, key and server-name"
+    )]
     Query(String),
     /// Something after the `?` that gives nothing a value.
     #[error(
@@ -44,6 +49,20 @@ pub enum UrlError {
          LIBISCSI_CHAP_TARGET_PASSWORD"
     )]
     QueryValue,
+    /// Nothing, or something that no path or name has.
+    #[error("after {0}= comes the path of a file, or the name of a host")]
+    TlsValue(String),
+    /// Who is to vouch for the portal?
+    #[error(
+        "iscsis:// wants ?ca=FILE, a PEM file with the certificate of who vouches for the portal"
+    )]
+    TlsCa,
+    /// A certificate without its key, or the other way round.
+    #[error("certificate=FILE and key=FILE go together: give both")]
+    TlsHalf,
+    /// Files for TLS, but no TLS.
+    #[error("ca, certificate, key and server-name are for TLS: write iscsis://")]
+    TlsUnwanted,
     /// A name that cannot be one.
     #[error("{0:?} is not the name of a user: 1 to 255 bytes, without control characters")]
     User(String),
@@ -74,6 +93,8 @@ pub struct Portal {
     pub host: String,
     /// TCP port.
     pub port: u16,
+    /// It is spoken to by TLS.
+    pub tls: Option<TlsOptions>,
 }
 
 impl fmt::Display for Portal {
@@ -122,7 +143,7 @@ impl FromStr for Portal {
                 .filter(|&port| port != 0)
                 .ok_or_else(|| UrlError::Port(port.to_owned()))?,
         };
-        Ok(Self { host: host.to_owned(), port })
+        Ok(Self { host: host.to_owned(), port, tls: None })
     }
 }
 
@@ -152,11 +173,15 @@ impl Url {
 impl fmt::Display for Url {
     /// Without secrets, and without the target's user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("iscsi://")?;
+        f.write_str(if self.portal.tls.is_some() { TLS_SCHEME } else { SCHEME })?;
         if let Some(user) = &self.chap.user {
             write!(f, "{user}@")?;
         }
-        write!(f, "{}/{}/{}", self.portal, self.target, self.lun)
+        write!(f, "{}/{}/{}", self.portal, self.target, self.lun)?;
+        match &self.portal.tls {
+            Some(tls) => write!(f, "?{}", tls.query()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -164,11 +189,11 @@ impl FromStr for Url {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        let rest = text.strip_prefix(SCHEME).ok_or_else(|| UrlError::Scheme(shown(text)))?;
+        let (rest, by_tls) = split_scheme(text).ok_or_else(|| UrlError::Scheme(shown(text)))?;
         let (authority, path) = rest.split_once('/').ok_or_else(|| UrlError::Path(shown(rest)))?;
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let (portal, mut chap) = split_authority(authority);
-        chap.parse_query(query)?;
+        let tls = parse_query(query, &mut chap, by_tls)?;
         let (target, lun) = path.split_once('/').ok_or_else(|| UrlError::Path(shown(rest)))?;
         let well_named = ["iqn.", "eui.", "naa."].iter().any(|kind| target.starts_with(kind));
         // A zero byte would end the name in the login's text and begin another key.
@@ -181,12 +206,14 @@ impl FromStr for Url {
             .ok()
             .filter(|&lun| lun <= MAX_LUN)
             .ok_or_else(|| UrlError::Lun(shown(lun)))?;
-        Ok(Self { portal: portal.parse()?, target: target.to_owned(), lun, chap })
+        let portal = Portal { tls, ..portal.parse()? };
+        Ok(Self { portal, target: target.to_owned(), lun, chap })
     }
 }
 
 /// Where to ask for targets:
-/// `[iscsi://][user[%secret]@]host[:port][/][?target_user=U&target_password=P]`.
+/// `[iscsi://][user[%secret]@]host[:port][/][?target_user=U&target_password=P]`, or with `iscsis://`
+/// and the files of TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryUrl {
     /// Whom to ask.
@@ -199,7 +226,7 @@ impl FromStr for DiscoveryUrl {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        let rest = text.strip_prefix(SCHEME).unwrap_or(text);
+        let (rest, by_tls) = split_scheme(text).unwrap_or((text, false));
         // What stands before an @ may hold a ? of its own.
         let place = rest.rfind('@').unwrap_or(0);
         let (authority, query) = match rest[place..].find('?') {
@@ -207,12 +234,31 @@ impl FromStr for DiscoveryUrl {
             None => (rest, ""),
         };
         let (portal, mut chap) = split_authority(authority.strip_suffix('/').unwrap_or(authority));
-        chap.parse_query(query)?;
-        Ok(Self { portal: portal.parse()?, chap })
+        let tls = parse_query(query, &mut chap, by_tls)?;
+        Ok(Self { portal: Portal { tls, ..portal.parse()? }, chap })
     }
 }
 
 const SCHEME: &str = "iscsi://";
+const TLS_SCHEME: &str = "iscsis://";
+
+/// What follows the scheme, and whether that is the one of TLS.
+fn split_scheme(text: &str) -> Option<(&str, bool)> {
+    let plain = text.strip_prefix(SCHEME).map(|rest| (rest, false));
+    plain.or_else(|| Some((text.strip_prefix(TLS_SCHEME)?, true)))
+}
+
+/// What stands after the `?`.
+fn parse_query(query: &str, chap: &mut Chap, by_tls: bool) -> Result<Option<TlsOptions>, UrlError> {
+    let mut tls = TlsQuery::default();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some((key, value)) if tls.take(key, value)? => {}
+            _ => chap.parse_query(pair)?,
+        }
+    }
+    tls.options(by_tls)
+}
 
 fn split_authority(authority: &str) -> (&str, Chap) {
     match authority.rsplit_once('@') {
@@ -234,7 +280,7 @@ mod tests {
     #[test]
     fn a_url_with_everything() {
         let url: Url = "iscsi://me%se@cret@[fe80::1]:3261/iqn.2026-01.x:disk/300".parse().unwrap();
-        assert_eq!(url.portal, Portal { host: "fe80::1".into(), port: 3261 });
+        assert_eq!(url.portal, Portal { host: "fe80::1".into(), port: 3261, tls: None });
         assert_eq!((url.target.as_str(), url.lun), ("iqn.2026-01.x:disk", 300));
         assert_eq!(url.chap, Chap::parse("me%se@cret"));
         assert_eq!(url.lun.to_be_bytes(), [1, 44]);
@@ -287,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_portal_may_want_to_know_who_asks() {
-        let portal = Portal { host: "box".into(), port: 3261 };
+        let portal = Portal { host: "box".into(), port: 3261, tls: None };
         for text in ["box:3261", "iscsi://box:3261", "iscsi://box:3261/", "iscsi://box:3261/?"] {
             let url: DiscoveryUrl = text.parse().unwrap();
             assert_eq!((&url.portal, url.chap), (&portal, Chap::default()), "{text}");
@@ -299,6 +345,33 @@ mod tests {
         assert_eq!((identity.user.secret.0.as_str(), identity.user.name.as_str()), ("w?t", "me"));
         assert_eq!(identity.target.unwrap().name, "box");
         assert!("me%hidden@/".parse::<DiscoveryUrl>().is_err());
+    }
+
+    #[test]
+    fn tls_is_asked_for_by_the_scheme() {
+        let text = "iscsis://me%x@box:3261/iqn.x/0?ca=/etc/ca.pem&target_user=it&target_password=its\
+            &certificate=c.pem&key=c.key&server-name=san.example";
+        let url: Url = text.parse().unwrap();
+        let tls = url.portal.tls.clone().unwrap();
+        assert_eq!(tls.ca.to_str(), Some("/etc/ca.pem"));
+        assert_eq!(tls.identity, Some(("c.pem".into(), "c.key".into())));
+        assert_eq!(url.chap.target_user.as_deref(), Some("it"));
+        let shown = "iscsis://me@box:3261/iqn.x/0?ca=/etc/ca.pem&certificate=c.pem&key=c.key\
+            &server-name=san.example";
+        assert_eq!(url.to_string(), shown);
+        assert_eq!(shown.parse::<Url>().unwrap().portal, url.portal);
+        let asked: DiscoveryUrl = "iscsis://box:3261/?ca=/etc/ca.pem".parse().unwrap();
+        assert_eq!((asked.portal.port, asked.portal.tls.unwrap().identity), (3261, None));
+        for (text, error) in [
+            ("iscsis://box/iqn.x/0", UrlError::TlsCa),
+            ("iscsis://box/iqn.x/0?ca=", UrlError::TlsValue("ca".into())),
+            ("iscsis://box/iqn.x/0?ca=\x1b[2J", UrlError::TlsValue("ca".into())),
+            ("iscsis://box/iqn.x/0?ca=a&key=k", UrlError::TlsHalf),
+            ("iscsi://box/iqn.x/0?ca=a", UrlError::TlsUnwanted),
+            ("iscsi://box/iqn.x/0?server-name=a", UrlError::TlsUnwanted),
+        ] {
+            assert_eq!(text.parse::<Url>().unwrap_err(), error, "{text}");
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod plan;
 mod process;
 mod replay;
 mod result;
+mod socket;
 mod stores;
 mod tally;
 mod work;
@@ -30,10 +31,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use sarsen_initiator::UrlError;
 use sarsen_initiator::nbd::NbdError;
 use sarsen_initiator::signature::Occupied;
 use sarsen_initiator::transfer::TransferError;
+use sarsen_initiator::{TlsError, UrlError};
 use sarsen_node::stores::StoreError;
 use sarsen_proto::iscsi::initiator::ConnectionError;
 
@@ -193,6 +194,9 @@ pub enum LoadError {
     /// The URL's user, or the target's, cannot be one.
     #[error(transparent)]
     Identity(#[from] UrlError),
+    /// No TLS with the target.
+    #[error("no TLS: {0}")]
+    Tls(#[from] TlsError),
     /// The target closed a connection, or asked for it to be closed.
     #[error("the target ended a connection")]
     Closed,

@@ -123,7 +123,7 @@ impl Running {
             ContestantError::Failed(format!("{} has no volume {volume:?}", self.name))
         })?;
         let portal = |port| match &link.address {
-            Ok(address) => Ok(Portal { host: address.to_string(), port }),
+            Ok(address) => Ok(Portal { host: address.to_string(), port, tls: None }),
             Err(reason) => {
                 Err(ContestantError::Unable(format!("no link {}: {reason}", link.profile.name)))
             }

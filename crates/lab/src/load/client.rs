@@ -1,13 +1,11 @@
 //! One session of the load.
 
 use std::collections::BTreeMap;
-use std::io::IoSlice;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg, sockopt};
-use sarsen_block::{Buffer, Piece};
+use rustix::net::SendFlags;
+use sarsen_block::Buffer;
 use sarsen_initiator::{Sense, Url};
 use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_proto::iscsi::initiator::{
@@ -23,14 +21,11 @@ use sarsen_wire::scsi::report::Capacity16;
 use zerocopy::transmute;
 
 use super::plan::{Io, ReadBack};
+use super::socket::Socket;
 use super::tally::Tally;
 use super::work::{Shared, Work, fill_pattern};
-use super::{LoadError, LoadOptions, system};
+use super::{LoadError, LoadOptions};
 
-/// Pieces of one vectored send.
-const PIECE_LIMIT: usize = 512;
-/// The congestion control that costs least over a short path.
-const CONGESTION: &str = "cubic";
 /// How long a blocking call may take, so that the clock is looked at.
 const BLOCKING_LIMIT: Duration = Duration::from_millis(100);
 /// How long one answer of the login and its commands may take.
@@ -49,7 +44,7 @@ pub(super) struct Place<'a> {
 
 /// A session with its open I/Os.
 pub(super) struct Client {
-    socket: TcpStream,
+    socket: Socket,
     connection: Connection,
     lun: [u8; 8],
     slots: Vec<Io>,
@@ -76,18 +71,13 @@ impl Client {
         scratch: &mut [u8],
     ) -> Result<Self, LoadError> {
         let Place { url, address, index } = place;
-        let io_error = |source| LoadError::System { what: "connect", source };
-        let socket = TcpStream::connect_timeout(&address, PREPARATION_LIMIT).map_err(io_error)?;
-        socket.set_nodelay(true).map_err(io_error)?;
-        socket.set_read_timeout(Some(PREPARATION_LIMIT)).map_err(io_error)?;
-        // A kernel may lack it, or reserve it for root: then it is as it is.
-        let _ = sockopt::set_tcp_congestion(&socket, CONGESTION);
+        let socket = Socket::connect(&url.portal, address, PREPARATION_LIMIT)?;
         let connection = Connection::new(login_options(options, url, index)?);
         let mut link = Preparation { socket, connection, scratch, lun: url.lun_field() };
         link.wait(|event| matches!(event, Event::LoggedIn).then_some(()))?;
         let capacity = link.prepare()?;
         let Preparation { socket, connection, lun, .. } = link;
-        socket.set_read_timeout(Some(BLOCKING_LIMIT)).map_err(io_error)?;
+        socket.set_read_timeout(BLOCKING_LIMIT)?;
         if index == 0 {
             shared.parameters = negotiated(connection.parameters());
         }
@@ -142,7 +132,7 @@ impl Client {
     }
 
     pub(super) const fn socket(&self) -> &TcpStream {
-        &self.socket
+        self.socket.tcp()
     }
 
     pub(super) const fn is_blocked(&self) -> bool {
@@ -173,19 +163,30 @@ impl Client {
         wait: bool,
         tally: &mut Tally,
     ) -> Result<Instant, LoadError> {
-        let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        let result = recv(&self.socket, &mut *scratch, flags);
+        let mut now = self.receive_once(scratch, wait, tally)?;
+        while self.socket.keeps_more() && !self.logged_out {
+            now = self.receive_once(scratch, false, tally)?;
+        }
+        Ok(now)
+    }
+
+    fn receive_once(
+        &mut self,
+        scratch: &mut [u8],
+        wait: bool,
+        tally: &mut Tally,
+    ) -> Result<Instant, LoadError> {
+        let result = self.socket.receive(scratch, wait);
         let now = sarsen_io::time::now();
         tally.tick(now);
-        match result {
-            Ok((0, _)) if self.logout_sent => {
+        match result? {
+            Some(0) if self.logout_sent => {
                 self.logged_out = true;
                 return Ok(now);
             }
-            Ok((0, _)) => return Err(LoadError::Closed),
-            Ok((count, _)) => self.connection.handle_input(&scratch[..count])?,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(now),
-            Err(error) => return Err(system("receive")(error)),
+            Some(0) => return Err(LoadError::Closed),
+            Some(count) => self.connection.handle_input(&scratch[..count])?,
+            None => return Ok(now),
         }
         while let Some(event) = self.connection.poll_event() {
             match event {
@@ -287,41 +288,9 @@ impl Client {
     }
 
     fn send(&mut self) -> Result<(), LoadError> {
-        self.blocked = !send_output(&self.socket, &mut self.connection, SendFlags::DONTWAIT)?;
+        self.blocked = !self.socket.send(&mut self.connection, SendFlags::DONTWAIT)?;
         Ok(())
     }
-}
-
-/// Sends what is ready. False if the socket took less.
-fn send_output(
-    socket: &TcpStream,
-    connection: &mut Connection,
-    flags: SendFlags,
-) -> Result<bool, LoadError> {
-    let output = connection.output();
-    while !output.is_empty() {
-        let mut pieces = Vec::new();
-        output.pieces(&mut pieces, PIECE_LIMIT);
-        let slices: Vec<IoSlice<'_>> = pieces
-            .iter()
-            .filter_map(|piece| match piece {
-                Piece::Bytes(bytes) => Some(IoSlice::new(bytes)),
-                // Nothing that is written here is a store's memory.
-                Piece::Shared { .. } => None,
-            })
-            .collect();
-        let mut control = SendAncillaryBuffer::default();
-        let flags = flags | SendFlags::NOSIGNAL;
-        let result = sendmsg(socket, &slices, &mut control, flags);
-        drop((slices, pieces));
-        match result {
-            Ok(count) => output.sent(count),
-            Err(Errno::AGAIN) => return Ok(false),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(system("send")(error)),
-        }
-    }
-    Ok(true)
 }
 
 fn login_options(options: &LoadOptions, url: &Url, index: u32) -> Result<LoginOptions, LoadError> {
@@ -378,7 +347,7 @@ fn negotiated(parameters: &Parameters) -> BTreeMap<String, String> {
 
 /// A session before the load, one exchange at a time.
 struct Preparation<'a> {
-    socket: TcpStream,
+    socket: Socket,
     connection: Connection,
     scratch: &'a mut [u8],
     lun: [u8; 8],
@@ -388,13 +357,11 @@ impl Preparation<'_> {
     /// Sends and receives until `wanted` takes an event.
     fn wait<T>(&mut self, mut wanted: impl FnMut(Event) -> Option<T>) -> Result<T, LoadError> {
         loop {
-            send_output(&self.socket, &mut self.connection, SendFlags::empty())?;
-            match recv(&self.socket, &mut *self.scratch, RecvFlags::empty()) {
-                Ok((0, _)) => return Err(LoadError::Closed),
-                Ok((count, _)) => self.connection.handle_input(&self.scratch[..count])?,
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Err(LoadError::Stalled(PREPARATION_LIMIT)),
-                Err(error) => return Err(system("receive")(error)),
+            self.socket.send(&mut self.connection, SendFlags::empty())?;
+            match self.socket.receive(self.scratch, true)? {
+                Some(0) => return Err(LoadError::Closed),
+                Some(count) => self.connection.handle_input(&self.scratch[..count])?,
+                None => return Err(LoadError::Stalled(PREPARATION_LIMIT)),
             }
             while let Some(event) = self.connection.poll_event() {
                 if let Some(found) = wanted(event) {

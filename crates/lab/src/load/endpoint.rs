@@ -101,7 +101,7 @@ impl FromStr for Endpoint {
     /// `iscsi://…`, `nbd://…`, `nbd+unix://…`, or a path.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         match text.split_once("://") {
-            Some(("iscsi", _)) => Ok(Self::Iscsi(text.parse()?)),
+            Some(("iscsi" | "iscsis", _)) => Ok(Self::Iscsi(text.parse()?)),
             Some(("nbd" | "nbd+unix", _)) => Ok(Self::Nbd(text.parse()?)),
             // What stands before an @ may be a secret, so it is not repeated.
             Some((scheme, _)) if !scheme.contains('/') => {

@@ -1,0 +1,234 @@
+//! TLS to a portal: what a URL says of it, and the handshake.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustls::crypto::ring;
+use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore, version};
+use sarsen_io::net::Stream;
+use sarsen_io::tls::pem::{self, PemError};
+use sarsen_io::tls::{Machine, cause};
+
+use crate::url::{Portal, UrlError};
+
+/// How to speak to a portal that is reached by TLS. The files are PEM and are read at every login,
+/// so that they can be renewed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TlsOptions {
+    /// Who vouches for the portal.
+    pub ca: PathBuf,
+    /// Our own certificate, with the chain that leads to it, and its key; where portals want none,
+    /// none.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// The name that the portal's certificate has to hold for; the host's unless given.
+    pub server_name: Option<String>,
+}
+
+/// Why there is no TLS with a portal.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be used.
+    #[error(transparent)]
+    Pem(#[from] PemError),
+    /// What is in the file is no certificate.
+    #[error("{0}: what it holds is not a certificate: make it anew")]
+    NotACertificate(PathBuf),
+    /// Our own certificate and key.
+    #[error("{certificate} and {key} cannot be used: {source}")]
+    Identity {
+        /// The certificate's file.
+        certificate: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+        /// What is wrong with them.
+        #[source]
+        source: rustls::Error,
+    },
+    /// Neither the name of a host nor an address.
+    #[error("{0:?} is no name that a certificate can hold for: give another server-name")]
+    Name(String),
+    /// The portal's certificate does not hold.
+    #[error("{0}")]
+    Portal(String),
+    /// The portal does not take us.
+    #[error("{0}")]
+    Refused(String),
+    /// What came is not TLS 1.3.
+    #[error("{0}: is TLS spoken at this port?")]
+    Protocol(rustls::Error),
+    /// The connection ended.
+    #[error("the connection ended in the handshake: {0}")]
+    Lost(String),
+}
+
+/// What a URL says after its `?` of TLS.
+#[derive(Debug, Default)]
+pub(crate) struct TlsQuery {
+    ca: Option<String>,
+    certificate: Option<String>,
+    key: Option<String>,
+    server_name: Option<String>,
+}
+
+impl TlsQuery {
+    /// Takes `key=value` if it is about TLS; says whether it is.
+    pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, UrlError> {
+        let place = match key {
+            "ca" => &mut self.ca,
+            "certificate" => &mut self.certificate,
+            "key" => &mut self.key,
+            "server-name" => &mut self.server_name,
+            _ => return Ok(false),
+        };
+        if value.is_empty() || value.contains(char::is_control) {
+            return Err(UrlError::TlsValue(key.to_owned()));
+        }
+        *place = Some(value.to_owned());
+        Ok(true)
+    }
+
+    /// What there is to be for a URL that wants TLS, or does not.
+    pub(crate) fn options(self, is_wanted: bool) -> Result<Option<TlsOptions>, UrlError> {
+        let Self { ca, certificate, key, server_name } = self;
+        if !is_wanted {
+            let given = [&ca, &certificate, &key, &server_name];
+            let is_given = given.into_iter().any(Option::is_some);
+            return if is_given { Err(UrlError::TlsUnwanted) } else { Ok(None) };
+        }
+        let identity = match (certificate, key) {
+            (Some(certificate), Some(key)) => Some((certificate.into(), key.into())),
+            (None, None) => None,
+            _ => return Err(UrlError::TlsHalf),
+        };
+        let ca = ca.ok_or(UrlError::TlsCa)?.into();
+        Ok(Some(TlsOptions { ca, identity, server_name }))
+    }
+}
+
+impl TlsOptions {
+    /// As it stands after the `?`.
+    pub(crate) fn query(&self) -> String {
+        let mut query = format!("ca={}", self.ca.display());
+        if let Some((certificate, key)) = &self.identity {
+            query += &format!("&certificate={}&key={}", certificate.display(), key.display());
+        }
+        if let Some(name) = &self.server_name {
+            query += &format!("&server-name={name}");
+        }
+        query
+    }
+
+    /// Shakes hands on a connection to `portal`.
+    pub(crate) async fn shake_hands(
+        &self,
+        portal: &Portal,
+        stream: Stream,
+    ) -> Result<Stream, TlsError> {
+        let (config, name) = (self.config()?, self.name(portal)?);
+        stream.connect_tls(config, name).await.map_err(|error| self.failure(portal, &error))
+    }
+
+    /// Our end of a connection to `portal`, for who has a socket of his own.
+    pub fn machine(&self, portal: &Portal) -> Result<Machine, TlsError> {
+        let machine = Machine::client(self.config()?, self.name(portal)?);
+        machine.map_err(|error| self.failure(portal, &error))
+    }
+
+    fn server_name<'a>(&'a self, portal: &'a Portal) -> &'a str {
+        self.server_name.as_deref().unwrap_or(&portal.host)
+    }
+
+    fn name(&self, portal: &Portal) -> Result<ServerName<'static>, TlsError> {
+        let name = self.server_name(portal);
+        ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name(name.to_owned()))
+    }
+
+    fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
+        let mut roots = RootCertStore::empty();
+        for certificate in pem::certificates(&self.ca)? {
+            roots.add(certificate).map_err(|_| TlsError::NotACertificate(self.ca.clone()))?;
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(TlsError::Protocol)?
+            .with_root_certificates(roots);
+        let mut config = match &self.identity {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let chain = pem::certificates(certificate)?;
+                let wrong = |source| {
+                    let (certificate, key) = (certificate.clone(), key.clone());
+                    TlsError::Identity { certificate, key, source }
+                };
+                builder.with_client_auth_cert(chain, pem::private_key(key)?).map_err(wrong)?
+            }
+        };
+        config.resumption = rustls::client::Resumption::disabled();
+        Ok(Arc::new(config))
+    }
+
+    /// What an error of the stream means.
+    pub fn failure(&self, portal: &Portal, error: &io::Error) -> TlsError {
+        let ca = self.ca.display();
+        let certificate = match cause(error) {
+            None => return TlsError::Lost(error.to_string()),
+            Some(rustls::Error::AlertReceived(alert)) => return refused(*alert),
+            Some(rustls::Error::InvalidCertificate(certificate)) => certificate,
+            Some(other) => return TlsError::Protocol(other.clone()),
+        };
+        TlsError::Portal(match certificate {
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                "the portal's certificate has expired: it has to be renewed there".to_owned()
+            }
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                "the portal's certificate does not hold yet: is this machine's clock right?"
+                    .to_owned()
+            }
+            // Two authorities of one name differ by their keys alone.
+            CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                format!(
+                    "the portal's certificate is not vouched for by {ca}: is that the right ca?"
+                )
+            }
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                let name = self.server_name(portal);
+                format!(
+                    "the portal's certificate is not for {name}: if it is the right portal, give a name \
+                     that it is for as server-name ({certificate})"
+                )
+            }
+            other => format!("the portal's certificate: {other}"),
+        })
+    }
+}
+
+/// What the portal says when it breaks off, perhaps only after the login has begun.
+fn refused(alert: AlertDescription) -> TlsError {
+    TlsError::Refused(match alert {
+        AlertDescription::CertificateRequired => {
+            "the portal wants a certificate: give certificate=FILE&key=FILE".to_owned()
+        }
+        AlertDescription::CertificateExpired => {
+            "the portal refuses our certificate, which has expired: renew it".to_owned()
+        }
+        AlertDescription::UnknownCA | AlertDescription::DecryptError => {
+            "the portal does not know who vouches for our certificate".to_owned()
+        }
+        AlertDescription::BadCertificate
+        | AlertDescription::UnsupportedCertificate
+        | AlertDescription::CertificateRevoked
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::AccessDenied => {
+            format!("the portal refuses our certificate ({alert:?})")
+        }
+        other => format!("the portal breaks TLS off ({other:?})"),
+    })
+}
+
+/// Whether an error of a stream is the portal's refusal: TLS 1.3 lets a client go on before its
+/// certificate has been looked at, so that the answer comes in the middle of the login.
+pub(crate) fn is_refusal(error: &io::Error) -> bool {
+    matches!(cause(error), Some(rustls::Error::AlertReceived(_)))
+}
