@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
 
@@ -94,7 +95,7 @@ pub struct Portal {
     /// TCP port.
     pub port: u16,
     /// It is spoken to by TLS.
-    pub tls: Option<TlsOptions>,
+    pub tls: Option<Arc<TlsOptions>>,
 }
 
 impl fmt::Display for Portal {
@@ -249,7 +250,11 @@ fn split_scheme(text: &str) -> Option<(&str, bool)> {
 }
 
 /// What stands after the `?`.
-fn parse_query(query: &str, chap: &mut Chap, by_tls: bool) -> Result<Option<TlsOptions>, UrlError> {
+fn parse_query(
+    query: &str,
+    chap: &mut Chap,
+    by_tls: bool,
+) -> Result<Option<Arc<TlsOptions>>, UrlError> {
     let mut tls = TlsQuery::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         match pair.split_once('=') {
@@ -257,7 +262,7 @@ fn parse_query(query: &str, chap: &mut Chap, by_tls: bool) -> Result<Option<TlsO
             _ => chap.parse_query(pair)?,
         }
     }
-    tls.options(by_tls)
+    Ok(tls.options(by_tls)?.map(Arc::new))
 }
 
 fn split_authority(authority: &str) -> (&str, Chap) {
@@ -361,7 +366,7 @@ mod tests {
         assert_eq!(url.to_string(), shown);
         assert_eq!(shown.parse::<Url>().unwrap().portal, url.portal);
         let asked: DiscoveryUrl = "iscsis://box:3261/?ca=/etc/ca.pem".parse().unwrap();
-        assert_eq!((asked.portal.port, asked.portal.tls.unwrap().identity), (3261, None));
+        assert_eq!((asked.portal.port, asked.portal.tls.unwrap().identity.clone()), (3261, None));
         for (text, error) in [
             ("iscsis://box/iqn.x/0", UrlError::TlsCa),
             ("iscsis://box/iqn.x/0?ca=", UrlError::TlsValue("ca".into())),

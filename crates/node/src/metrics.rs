@@ -47,6 +47,11 @@ impl Metrics {
         self.refused.get_or_create(&Refused { reason: reason.name() }).inc();
     }
 
+    /// A handshake was broken off before the login, for want of a client certificate that holds.
+    pub(crate) fn refused_certificate(&self) {
+        self.refused.get_or_create(&Refused { reason: "certificate" }).inc();
+    }
+
     /// So many sessions were ended, for access was revoked.
     pub(crate) fn revoked(&self, sessions: usize) {
         self.revoked.inc_by(sessions as u64);
@@ -73,6 +78,7 @@ mod tests {
         metrics.refused(RefusalReason::WrongSecret);
         metrics.refused(RefusalReason::WrongSecret);
         metrics.refused(RefusalReason::AddressNotAllowed);
+        metrics.refused_certificate();
         metrics.revoked(3);
         let text = metrics.render(7);
         for line in [
@@ -80,6 +86,7 @@ mod tests {
             "sarsen_logins_total 1",
             "sarsen_logins_refused_total{reason=\"wrong_secret\"} 2",
             "sarsen_logins_refused_total{reason=\"address_not_allowed\"} 1",
+            "sarsen_logins_refused_total{reason=\"certificate\"} 1",
             "# TYPE sarsen_sessions gauge",
             "sarsen_sessions 7",
             "sarsen_access_revoked_total 3",

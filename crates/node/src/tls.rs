@@ -248,3 +248,11 @@ pub(crate) fn reason(error: &io::Error) -> String {
         None => error.to_string(),
     }
 }
+
+/// Whether a handshake failed for want of a certificate that holds.
+pub(crate) fn is_about_the_clients_certificate(error: &io::Error) -> bool {
+    matches!(
+        sarsen_io::tls::cause(error),
+        Some(rustls::Error::NoCertificatesPresented | rustls::Error::InvalidCertificate(_))
+    )
+}

@@ -24,6 +24,7 @@ pub(crate) use self::storm::{Storm, Telling};
 use crate::fronts::iscsi::Message;
 use crate::metrics::Metrics;
 use crate::targets::Targets;
+use crate::tls::ClientCertificate;
 
 /// Revocations that are remembered; the oldest is forgotten first.
 const REVOKED: usize = 1024;
@@ -45,12 +46,21 @@ struct State {
     revoked: VecDeque<(String, Option<String>)>,
 }
 
+/// Where a connection comes from, and what it has shown before its login.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) peer: SocketAddr,
+    /// What was verified.
+    pub(crate) certificate: Option<ClientCertificate>,
+}
+
 /// A connection that was let in.
 struct Guest {
     initiator: String,
     isid: Isid,
     target: Option<String>,
     account: Option<String>,
+    certificate: Option<ClientCertificate>,
     peer: SocketAddr,
     view: LunView,
     /// The session's, once there is one.
@@ -87,6 +97,7 @@ impl Guest {
             initiator: &self.initiator,
             address: self.peer.ip(),
             account: self.account.as_deref(),
+            certificate: self.certificate.as_ref(),
         }
     }
 
@@ -161,9 +172,9 @@ impl Access {
         &self,
         admission: &Admission,
         account: Option<&str>,
-        peer: SocketAddr,
+        origin: &Origin,
     ) -> Result<(), RefusalReason> {
-        self.state().let_in(admission, account, peer).map(drop)
+        self.state().let_in(admission, account, origin).map(drop)
     }
 
     /// Lets a connection in whose login is done, if the policy of this moment does: it may not be the
@@ -171,11 +182,11 @@ impl Access {
     pub(crate) fn enter(
         self: &Arc<Self>,
         admission: &Admission,
-        peer: SocketAddr,
+        origin: &Origin,
         mailbox: &mpsc::UnboundedSender<Message>,
     ) -> Result<(Pass, LunView), RefusalReason> {
         let mut state = self.state();
-        let view = state.let_in(admission, admission.account.as_deref(), peer)?;
+        let view = state.let_in(admission, admission.account.as_deref(), origin)?;
         let session =
             (&*admission.initiator_name, admission.isid, admission.target_name.as_deref());
         // The connections of a session are ways to the same units.
@@ -190,7 +201,8 @@ impl Access {
             isid: admission.isid,
             target: admission.target_name.clone(),
             account: admission.account.clone(),
-            peer,
+            certificate: origin.certificate.clone(),
+            peer: origin.peer,
             view: view.clone(),
             nexus: None,
             mailbox: mailbox.clone(),
@@ -264,21 +276,28 @@ impl State {
         &self,
         admission: &Admission,
         account: Option<&str>,
-        peer: SocketAddr,
+        origin: &Origin,
     ) -> Result<LunView, RefusalReason> {
         let target = admission.target_name.as_deref();
         let initiator = admission.initiator_name.as_str();
-        let applicant = Applicant { initiator, address: peer.ip(), account };
+        let certificate = origin.certificate.as_ref();
+        let applicant = Applicant { initiator, address: origin.peer.ip(), account, certificate };
         let view = self.policy.let_in(target, &applicant);
         let view = view.map_err(|reason| self.of_the_past(admission, reason))?;
         // A login takes the place of the session that has its names, or joins it (RFC 7143 §6.3.5): not
         // if somebody else has proved to be that session's initiator.
         let session = (initiator, admission.isid, target);
-        let is_others =
-            |guest: &Guest| guest.session() == session && guest.account.as_deref() != account;
-        match target.is_some() && self.guests.values().any(is_others) {
-            true => Err(RefusalReason::AccountNotAllowed),
-            false => Ok(view),
+        let mut others = self.guests.values().filter(|guest| guest.session() == session);
+        let is_other = |guest: &Guest| match guest.account.as_deref() == account {
+            false => Some(RefusalReason::AccountNotAllowed),
+            true if !ClientCertificate::is_same(guest.certificate.as_ref(), certificate) => {
+                Some(RefusalReason::CertificateNotAllowed)
+            }
+            true => None,
+        };
+        match others.find_map(is_other).filter(|_| target.is_some()) {
+            Some(reason) => Err(reason),
+            None => Ok(view),
         }
     }
 
@@ -351,13 +370,15 @@ mod tests {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, _letters) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
-        let (pass, _) = access.enter(&admission(Some("host"), 0), peer, &mailbox).expect("let in");
+        let origin = Origin { peer, certificate: None };
+        let (pass, _) =
+            access.enter(&admission(Some("host"), 0), &origin, &mailbox).expect("let in");
         let other = admission(Some("thief"), 0);
-        let refused = access.authorize(&other, Some("thief"), peer);
+        let refused = access.authorize(&other, Some("thief"), &origin);
         assert_eq!(refused, Err(RefusalReason::AccountNotAllowed));
-        assert_eq!(access.authorize(&other, Some("host"), peer), Ok(()));
+        assert_eq!(access.authorize(&other, Some("host"), &origin), Ok(()));
         drop(pass);
-        assert_eq!(access.authorize(&other, Some("thief"), peer), Ok(()));
+        assert_eq!(access.authorize(&other, Some("thief"), &origin), Ok(()));
     }
 
     #[test]
@@ -365,8 +386,9 @@ mod tests {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, mut letters) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
+        let origin = Origin { peer, certificate: None };
         let admission = admission(None, 0);
-        let (_pass, _) = access.enter(&admission, peer, &mailbox).expect("let in");
+        let (_pass, _) = access.enter(&admission, &origin, &mailbox).expect("let in");
         let targets = Targets::default();
         assert_eq!(access.replace(Policy::of_everybody(["iqn.2026-11.x:t"]), &targets), 0);
         assert!(letters.try_recv().is_err(), "it was ended without a reason");

@@ -9,8 +9,10 @@ use sarsen_proto::iscsi::target::{Demand, RefusalReason};
 use sarsen_scsi::LunView;
 
 use crate::config::{
-    AccessConfig, Config, ConfigError, NamePattern, Network, Placed, RuleConfig, TargetConfig,
+    AccessConfig, CertificatePattern, Config, ConfigError, NamePattern, Network, Placed,
+    RuleConfig, TargetConfig,
 };
+use crate::tls::ClientCertificate;
 
 /// Who wants in, and what he has proved.
 #[derive(Clone, Debug)]
@@ -21,6 +23,8 @@ pub(crate) struct Applicant<'a> {
     pub(crate) address: IpAddr,
     /// The account whose secret it knows.
     pub(crate) account: Option<&'a str>,
+    /// The certificate whose key it has, which was verified.
+    pub(crate) certificate: Option<&'a ClientCertificate>,
 }
 
 /// See the module.
@@ -45,6 +49,7 @@ struct Rule {
     initiator: Option<NamePattern>,
     address: Option<Network>,
     account: Option<String>,
+    certificate: Option<CertificatePattern>,
     view: LunView,
 }
 
@@ -189,6 +194,7 @@ impl Rule {
             initiator: rule.initiator.clone(),
             address: rule.address,
             account: rule.account.as_ref().map(|account| account.value.clone()),
+            certificate: rule.certificate.as_ref().map(|pattern| pattern.value.clone()),
             view: target.map(|target| rule.view(target)).transpose()?.unwrap_or_default(),
         })
     }
@@ -210,6 +216,12 @@ impl Rule {
         self.knows(applicant.initiator, applicant.address)?;
         if self.account.is_some() && self.account.as_deref() != applicant.account {
             return Err(RefusalReason::AccountNotAllowed);
+        }
+        if let Some(pattern) = &self.certificate {
+            let fits = |shown: &ClientCertificate| pattern.fits(&shown.names, &shown.fingerprint);
+            if !applicant.certificate.is_some_and(fits) {
+                return Err(RefusalReason::CertificateNotAllowed);
+            }
         }
         Ok(())
     }
@@ -261,7 +273,7 @@ mod tests {
         account: Option<&str>,
     ) -> Result<LunView, RefusalReason> {
         let address = address.parse().expect(address);
-        policy.let_in(Some(TARGET), &Applicant { initiator, address, account })
+        policy.let_in(Some(TARGET), &Applicant { initiator, address, account, certificate: None })
     }
 
     fn numbers<const N: usize>(numbers: [(u16, u16); N]) -> LunView {

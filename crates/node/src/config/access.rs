@@ -16,6 +16,7 @@
 //! initiator = "iqn.1993-08.org.debian:*"
 //! address = "10.0.0.0/8"
 //! account = "host"
+//! certificate = "host.example"        # or sha256:HASH; at portals that ask for certificates
 //! luns = { 0 = "b" }                  # or [1]: only this one, under its own number
 //!
 //! [[target.allow]]
@@ -31,6 +32,7 @@ use sarsen_scsi::{Lun, LunView};
 use toml::Spanned;
 use toml::de::DeValue;
 
+use super::certificate::{self, CertificatePattern, parse_certificate};
 use super::file::{Source, choose, parse_truth, unknown_key};
 use super::network::{Network, parse_network};
 use super::{Config, ConfigError, StoreConfig, TargetConfig, is_iqn_tail, nearest};
@@ -38,7 +40,7 @@ use super::{Config, ConfigError, StoreConfig, TargetConfig, is_iqn_tail, nearest
 /// Keys of a target that this file takes.
 pub(super) const TARGET_KEYS: [&str; 4] = ["chap", "own-account", "algorithms", "allow"];
 const DISCOVERY_KEYS: [&str; 3] = ["chap", "own-account", "algorithms"];
-const RULE_KEYS: &[&str] = &["initiator", "address", "account", "luns", "read-only"];
+const RULE_KEYS: &[&str] = &["initiator", "address", "account", "certificate", "luns", "read-only"];
 const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("sha3-256", Algorithm::Sha3),
     ("sha-256", Algorithm::Sha256),
@@ -79,6 +81,8 @@ pub struct RuleConfig {
     pub address: Option<Network>,
     /// What it has proved to be.
     pub account: Option<Placed<String>>,
+    /// Which client certificate it has shown.
+    pub certificate: Option<Placed<CertificatePattern>>,
     /// What it is shown; all unless given.
     pub luns: Option<Placed<LunsConfig>>,
     /// It may not write.
@@ -244,7 +248,10 @@ impl AccessConfig {
 
 impl RuleConfig {
     fn is_unconditional(&self) -> bool {
-        self.initiator.is_none() && self.address.is_none() && self.account.is_none()
+        self.initiator.is_none()
+            && self.address.is_none()
+            && self.account.is_none()
+            && self.certificate.is_none()
     }
 
     fn check(
@@ -260,6 +267,9 @@ impl RuleConfig {
                     format!("account = {name:?}: the target's chap does not list it: add it");
                 return Err(ConfigError::new(place, message));
             }
+        }
+        if let Some(pattern) = &self.certificate {
+            certificate::check(pattern, config)?;
         }
         let Some(target) = target else { return Ok(()) };
         let view = self.view(target)?;
@@ -425,6 +435,10 @@ fn parse_rule(
                 let value = source.scalar(value, name)?;
                 rule.account = Some(Placed { value, place });
             }
+            "certificate" => {
+                let value = parse_certificate(&source.scalar(value, name)?).map_err(wrong)?;
+                rule.certificate = Some(Placed { value, place });
+            }
             "luns" => {
                 let value = parse_luns(source, value)?;
                 rule.luns = Some(Placed { value, place });
@@ -574,6 +588,11 @@ mod tests {
             ),
             ("[[target.allow]]\nluns = [3]", "s.toml:23: luns: the target has no LUN 3, but 3:"),
             ("[[target.allow]]\nluns = [0, 0]", "luns shows LUN 0 twice"),
+            ("[[target.allow]]\ncertificate = \"\"", "s.toml:23: certificate = \"\": write a name"),
+            (
+                "[[target.allow]]\ncertificate = \"host\"",
+                "s.toml:23: certificate: no portal asks clients for one: give one tls with client-ca",
+            ),
             ("[[target.allow]]\nluns = [\"a\"]", "luns: \"a\" is no LUN: write numbers"),
             ("[[target.allow]]\nluns = { 0 = \"c\" }", "luns: the target has no volume c"),
             ("[[target.allow]]\nluns = { 0 = \"a\", 1 = \"a\" }", "luns shows a twice"),

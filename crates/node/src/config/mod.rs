@@ -3,6 +3,7 @@
 
 mod access;
 mod account;
+mod certificate;
 mod fault;
 mod file;
 mod network;
@@ -26,6 +27,7 @@ use crate::stores::CacheMode;
 
 pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
 pub use self::account::{AccountConfig, SecretSource, parse_account};
+pub use self::certificate::CertificatePattern;
 pub use self::fault::FaultConfig;
 pub use self::file::{parse_cache, parse_engine, parse_file};
 pub use self::network::{Network, parse_network};

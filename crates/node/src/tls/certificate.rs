@@ -33,6 +33,20 @@ impl ClientCertificate {
         let names = Certificate::from_der(certificate).map(|parsed| names(&parsed));
         Self { names: names.unwrap_or_default(), fingerprint: Sha256::digest(certificate).into() }
     }
+
+    /// Whether two connections are the same client's. A certificate that was renewed has its names
+    /// still.
+    pub(crate) fn is_same(one: Option<&Self>, other: Option<&Self>) -> bool {
+        one.map(Self::identity) == other.map(Self::identity)
+    }
+
+    /// By what clients of one iSCSI name are told apart.
+    pub(crate) fn identity(&self) -> String {
+        match self.names.is_empty() {
+            true => format!("certificate {self}"),
+            false => format!("certificate {:?}", self.names),
+        }
+    }
 }
 
 /// For the log: the first name, or the fingerprint.

@@ -31,6 +31,7 @@ use super::Front;
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
 use super::sessions::{AbortOrder, Mailbox, Message, Seat};
+use crate::access::Origin;
 use crate::tls::ClientCertificate;
 
 /// Bytes that one thread receives into; an idle connection holds none.
@@ -78,7 +79,7 @@ pub(super) async fn serve(
     // Until all has ended, whoever writes to the session waits for an answer.
     let (mailbox, mut letters) = mpsc::unbounded_channel();
     let machine = Connection::new(front.settings.clone(), time::now());
-    let view = View::new(front.clone(), (peer, local), client, portal_group);
+    let view = View::new(front.clone(), Origin { peer, certificate: client }, local, portal_group);
     let mut driver = Driver {
         front: front.clone(),
         stream,
@@ -474,7 +475,7 @@ impl<'a> Driver<'a> {
             initiator = admission.initiator_name,
             target = admission.target_name.as_deref().unwrap_or("discovery"),
             peer = %self.stream.peer_addr(),
-            certificate = self.view.client.as_ref().map(tracing::field::display),
+            certificate = self.view.origin.certificate.as_ref().map(tracing::field::display),
             "{}", if joins { "connection added to its session" } else { "session established" }
         );
         self.line = Some(front.roster.enter(Attendance {

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{Front, Message};
-use crate::access::{Pass, Telling};
+use crate::access::{Access, Origin, Pass, Telling};
 use crate::config::Portal;
 use crate::targets::Target;
 use crate::tls::ClientCertificate;
@@ -22,14 +22,12 @@ use crate::tls::ClientCertificate;
 /// One connection's view of the server.
 pub(super) struct View {
     pub(super) front: Arc<Front>,
-    /// Where it comes from.
-    peer: SocketAddr,
+    /// Where it comes from, and what it has shown there.
+    pub(super) origin: Origin,
     /// Where the initiator reached us.
     pub(super) local: SocketAddr,
     /// The portal's group there: the target port of the nexus.
     pub(super) portal_group: u16,
-    /// Who came, by its TLS certificate.
-    pub(super) client: Option<ClientCertificate>,
     /// The way to the units, once a normal session stands.
     pub(super) nexus: Option<NexusHandle>,
     /// Once it is let in.
@@ -48,12 +46,12 @@ struct Claimed {
 impl View {
     pub(super) fn new(
         front: Arc<Front>,
-        (peer, local): (SocketAddr, SocketAddr),
-        client: Option<ClientCertificate>,
+        origin: Origin,
+        local: SocketAddr,
         portal_group: u16,
     ) -> Self {
         let claimed = Claimed::default();
-        Self { front, peer, local, portal_group, client, nexus: None, pass: None, claimed }
+        Self { front, origin, local, portal_group, nexus: None, pass: None, claimed }
     }
 
     /// Lets in a connection whose login is done. It has the I_T nexus of the session that it `joins`, or
@@ -64,7 +62,7 @@ impl View {
         mailbox: &mpsc::UnboundedSender<Message>,
         joins: Option<NexusHandle>,
     ) -> Result<(), RefusalReason> {
-        let (pass, view) = self.front.access.enter(admission, self.peer, mailbox)?;
+        let (pass, view) = self.front.access.enter(admission, &self.origin, mailbox)?;
         if let Some(name) = &admission.target_name {
             self.nexus = Some(self.nexus(name, admission, (&pass, view), joins)?);
         }
@@ -83,7 +81,10 @@ impl View {
         let initiator = InitiatorPort {
             // RFC 7143 §4.4.2: the initiator port's name is made of name and ISID.
             name: format!("{},i,{}", admission.initiator_name, admission.isid),
-            proven: admission.account.clone(),
+            proven: admission
+                .account
+                .clone()
+                .or_else(|| self.origin.certificate.as_ref().map(ClientCertificate::identity)),
         };
         let open = || device.open_nexus_showing(initiator, self.portal_group, view.clone());
         let nexus = joins.or_else(open).ok_or(RefusalReason::NoSuchTarget)?;
@@ -95,32 +96,37 @@ impl View {
 
     /// Counts a refused login, and tells it in one line unless this source has filled enough of them.
     pub(super) fn tell_refusal(&self, refusal: &Refusal) {
-        let access = &self.front.access;
-        access.metrics.refused(refusal.reason);
-        match access.storm.note(self.peer.ip(), time::now()) {
-            Telling::Write => {
-                let Claimed { initiator, target, account } = &self.claimed;
-                let status = refusal.reason.status();
-                // What a stranger has written is quoted.
-                warn!(
-                    peer = %self.peer,
-                    initiator,
-                    target,
-                    account,
-                    status = format_args!("{:04x}", status.0),
-                    "login refused: {refusal}"
-                );
-            }
-            Telling::CloseAt(deadline, source) => {
-                let access = access.clone();
-                tokio::task::spawn_local(async move {
-                    time::sleep_until(deadline).await;
-                    let left_out = access.storm.close(source);
-                    warn!(%source, left_out, "more logins were refused");
-                });
-            }
-            Telling::LeaveOut => {}
+        self.front.access.metrics.refused(refusal.reason);
+        tell(&self.front.access, self.origin.peer, || {
+            let Claimed { initiator, target, account } = &self.claimed;
+            let status = refusal.reason.status();
+            // What a stranger has written is quoted.
+            warn!(
+                peer = %self.origin.peer,
+                initiator,
+                target,
+                account,
+                certificate = self.origin.certificate.as_ref().map(tracing::field::display),
+                status = format_args!("{:04x}", status.0),
+                "login refused: {refusal}"
+            );
+        });
+    }
+}
+
+/// Writes of a refusal, unless its source has filled enough lines.
+pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce()) {
+    match access.storm.note(peer.ip(), time::now()) {
+        Telling::Write => write(),
+        Telling::CloseAt(deadline, source) => {
+            let access = access.clone();
+            tokio::task::spawn_local(async move {
+                time::sleep_until(deadline).await;
+                let left_out = access.storm.close(source);
+                warn!(%source, left_out, "more logins were refused");
+            });
         }
+        Telling::LeaveOut => {}
     }
 }
 
@@ -146,7 +152,7 @@ impl Environment for View {
     fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
         self.claimed.initiator = Some(admission.initiator_name.clone());
         self.claimed.target = admission.target_name.clone();
-        let demand = self.front.access.look(admission, self.peer)?;
+        let demand = self.front.access.look(admission, self.origin.peer)?;
         let alias = match &admission.target_name {
             Some(name) => {
                 let target = self.front.targets.find(name);
@@ -175,7 +181,7 @@ impl Environment for View {
     }
 
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal> {
-        Ok(self.front.access.authorize(admission, account, self.peer)?)
+        Ok(self.front.access.authorize(admission, account, &self.origin)?)
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {
@@ -203,7 +209,7 @@ impl Environment for View {
         };
         let record = |target: Target| {
             let name = target.device.name().to_owned();
-            if !self.front.access.shows(&name, &admission.initiator_name, self.peer) {
+            if !self.front.access.shows(&name, &admission.initiator_name, self.origin.peer) {
                 return None;
             }
             let reached = portals.iter().filter(|portal| target.is_reached_through(portal.group));

@@ -2,9 +2,10 @@
 
 use sarsen_io::net::Stream;
 use sarsen_io::time;
-use tracing::{debug, info};
+use tracing::{debug, warn};
 
 use super::Front;
+use super::environment::tell;
 use crate::tls::{self, ClientCertificate, Tls};
 
 /// Shakes hands, on the connection's own core and within the time of a login; gives who came, if it
@@ -21,7 +22,11 @@ pub(super) async fn shake_hands(
         result = stream.accept_tls(loaded.server.clone()) => match result {
             Ok(stream) => stream,
             Err(error) => {
-                info!(%peer, "TLS handshake failed: {}", tls::reason(&error));
+                if tls::is_about_the_clients_certificate(&error) {
+                    front.access.metrics.refused_certificate();
+                }
+                let reason = tls::reason(&error);
+                tell(&front.access, peer, || warn!(%peer, "TLS handshake failed: {reason}"));
                 return None;
             }
         },
@@ -33,7 +38,9 @@ pub(super) async fn shake_hands(
     let client = match loaded.client(&stream.peer_certificates()) {
         Ok(client) => client,
         Err(error) => {
-            info!(%peer, "let in as a client without a certificate: its own does not hold: {error}");
+            tell(&front.access, peer, || {
+                warn!(%peer, "a client counts as one without a certificate: its own: {error}");
+            });
             None
         }
     };

@@ -1,0 +1,121 @@
+//! Which client certificates a rule is about.
+
+use std::fmt;
+
+use super::{Config, ConfigError, Placed};
+
+/// What stands before the hash of a certificate.
+const HASH: &str = "sha256:";
+
+/// A client's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CertificatePattern {
+    /// Any that holds for this name: a common name of its subject, or a host's name or URI among
+    /// its subjectAltNames.
+    Name(String),
+    /// The one that has this SHA-256.
+    Fingerprint([u8; 32]),
+}
+
+impl CertificatePattern {
+    /// Whether a certificate with these names and this hash is meant.
+    pub fn fits(&self, names: &[String], fingerprint: &[u8; 32]) -> bool {
+        match self {
+            Self::Name(name) => names.contains(name),
+            Self::Fingerprint(wanted) => wanted == fingerprint,
+        }
+    }
+}
+
+/// As it is written.
+impl fmt::Display for CertificatePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Fingerprint(fingerprint) => {
+                f.write_str(HASH)?;
+                fingerprint.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+    }
+}
+
+/// A name, or `sha256:` and 64 hexadecimal digits, with or without colons between.
+pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String> {
+    let Some(digits) = text.strip_prefix(HASH) else {
+        let valid = !text.is_empty() && !text.contains(|c: char| c.is_control() || c == '*');
+        return match valid {
+            true => Ok(CertificatePattern::Name(text.into())),
+            false => Err(format!(
+                "certificate = {text:?}: write a name that the certificate is for, as it stands \
+                 there, or {HASH} and its hash"
+            )),
+        };
+    };
+    let digits: String = digits.chars().filter(|&c| c != ':').collect();
+    let mut fingerprint = [0; 32];
+    let pairs = digits.as_bytes().chunks_exact(2);
+    let well_formed = digits.len() == 64 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    for (byte, pair) in fingerprint.iter_mut().zip(pairs) {
+        let pair = std::str::from_utf8(pair).unwrap_or_default();
+        *byte = u8::from_str_radix(pair, 16).unwrap_or_default();
+    }
+    match well_formed {
+        true => Ok(CertificatePattern::Fingerprint(fingerprint)),
+        false => Err(format!(
+            "certificate = {text:?}: the hash has 64 hexadecimal digits, as `openssl x509 \
+             -fingerprint -sha256` shows them"
+        )),
+    }
+}
+
+/// A rule about certificates wants somebody who asks for them.
+pub(super) fn check(
+    certificate: &Placed<CertificatePattern>,
+    config: &Config,
+) -> Result<(), ConfigError> {
+    let asks =
+        |portal: &super::Portal| portal.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+    match config.listen.iter().any(asks) {
+        true => Ok(()),
+        false => Err(ConfigError::new(
+            &certificate.place,
+            "certificate: no portal asks clients for one: give one tls with client-ca",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_meant_by_a_name_or_by_its_hash() {
+        let names = ["host".to_owned(), "host.example".to_owned()];
+        let hash = [0xab; 32];
+        for (text, fits) in [
+            ("host", true),
+            ("host.example", true),
+            ("Host", false),
+            ("example", false),
+            (&format!("sha256:{}", "ab".repeat(32)), true),
+            (&format!("sha256:{}", ["AB"; 32].join(":")), true),
+            (&format!("sha256:{}", "ac".repeat(32)), false),
+        ] {
+            let pattern = parse_certificate(text).expect(text);
+            assert_eq!(pattern.fits(&names, &hash), fits, "{text}");
+            assert_eq!(parse_certificate(&pattern.to_string()), Ok(pattern), "{text}");
+        }
+        for (text, told) in [
+            ("", "write a name"),
+            ("*.example", "write a name"),
+            ("a\nb", "write a name"),
+            ("sha256:", "64 hexadecimal digits"),
+            ("sha256:zz", "64 hexadecimal digits"),
+            (&format!("sha256:{}", "é".repeat(32)), "64 hexadecimal digits"),
+        ] {
+            let message = parse_certificate(text).expect_err(text);
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}
