@@ -4,4 +4,5 @@
 //! simulation can stand in its place.
 
 pub mod iscsi;
+pub mod isns;
 pub mod nbd;

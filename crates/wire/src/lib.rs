@@ -1,4 +1,4 @@
-//! Byte layouts of iSCSI, SCSI and NBD: declared, sized at compile time, without `std`.
+//! Byte layouts of iSCSI, iSNS, SCSI and NBD: declared, sized at compile time, without `std`.
 
 #![no_std]
 
@@ -6,5 +6,6 @@
 mod open_enum;
 
 pub mod iscsi;
+pub mod isns;
 pub mod nbd;
 pub mod scsi;

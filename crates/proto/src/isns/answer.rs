@@ -1,0 +1,83 @@
+//! The server's own requests: whether we live (RFC 4171 §5.6.5.13), and that
+//! something has changed (§5.6.5.8).
+
+use sarsen_wire::isns::{FROM_CLIENT, Function, Status, Tag};
+
+use super::message::{Inbox, Message, MessageError, Payload, attributes, text};
+
+/// What a server's request told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// It asked whether we live, and has been told.
+    Inquiry,
+    /// Something has changed, or nodes of these names did.
+    Change(Vec<String>),
+}
+
+/// Answers what comes over a connection that a server made.
+#[derive(Default)]
+pub struct Answerer {
+    inbox: Inbox,
+}
+
+impl Answerer {
+    /// Takes bytes from the stream; gives the answers, and what they were to.
+    pub fn handle_input(&mut self, bytes: &[u8]) -> Result<(Vec<u8>, Vec<Notice>), MessageError> {
+        self.inbox.push(bytes);
+        let (mut answers, mut notices) = (Vec::new(), Vec::new());
+        while let Some(message) = self.inbox.next()? {
+            if let Some(Answer { bytes, notice }) = answer(&message)? {
+                answers.extend(bytes);
+                notices.extend(notice);
+            }
+        }
+        Ok((answers, notices))
+    }
+}
+
+/// What is sent, and what the request told.
+pub(super) struct Answer {
+    pub(super) bytes: Vec<u8>,
+    pub(super) notice: Option<Notice>,
+}
+
+/// The answer to a server's request; `None` for a response.
+pub(super) fn answer(message: &Message) -> Result<Option<Answer>, MessageError> {
+    let Message { function, transaction, payload } = message;
+    if function.is_response() {
+        return Ok(None);
+    }
+    let mut told = Payload::default();
+    let notice = match *function {
+        Function::StatusInquiry => {
+            told.append(&Status::Success.0.to_be_bytes());
+            // It is given back what it sent.
+            told.append(payload);
+            Some(Notice::Inquiry)
+        }
+        Function::StateChange => {
+            let mut names = attributes(payload)
+                .filter_map(|attribute| match attribute {
+                    Ok((Tag::NodeName, name)) => text(name).map(|name| Ok(name.to_owned())),
+                    Ok(_) => None,
+                    Err(error) => Some(Err(error)),
+                })
+                .collect::<Result<Vec<_>, _>>()?;
+            told.append(&Status::Success.0.to_be_bytes());
+            // The first name is the one that is told: ours.
+            if !names.is_empty() {
+                told.text(Tag::NodeName, &names.remove(0));
+            }
+            Some(Notice::Change(names))
+        }
+        _ => {
+            told.append(&Status::NotSupported.0.to_be_bytes());
+            None
+        }
+    };
+    if told.length() > sarsen_wire::isns::MAX_PAYLOAD_LENGTH {
+        return Err(MessageError::TooLong);
+    }
+    let bytes = told.message(function.response(), FROM_CLIENT, *transaction);
+    Ok(Some(Answer { bytes, notice }))
+}
