@@ -6,10 +6,18 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, a benchmark whose figures are read, and libFuzzer's
-/// compiler.
-const ALWAYS: &[&str] =
-    &["bonnie++", "g++", "libiscsi-bin", "nbdkit", "qemu-block-extra", "qemu-utils"];
+/// Wanted by every run: the real clients, a name server, a benchmark whose figures are read, and
+/// libFuzzer's compiler.
+const ALWAYS: &[&str] = &[
+    "bonnie++",
+    "g++",
+    "libiscsi-bin",
+    "nbdkit",
+    "open-isns-server",
+    "open-isns-utils",
+    "qemu-block-extra",
+    "qemu-utils",
+];
 /// Wanted by the full run besides: the browser that opens reports, the guest's machine
 /// and the loader of the CD that it boots from.
 const FULL: &[&str] =

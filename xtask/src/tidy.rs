@@ -81,6 +81,11 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
+/// Whether this is within a crate's sources, where a module may have any name.
+fn is_source(folder: &Path) -> bool {
+    folder.components().any(|part| part.as_os_str() == "src")
+}
+
 /// Every file of the project, relative to `root`, in order.
 fn files(root: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
@@ -92,7 +97,7 @@ fn files(root: &Path) -> Result<Vec<String>> {
             let path = folder.join(&name);
             if !entry.file_type()?.is_dir() {
                 found.push(path.to_string_lossy().into_owned());
-            } else if !SKIPPED_FOLDERS.contains(&name.as_str()) {
+            } else if is_source(&folder) || !SKIPPED_FOLDERS.contains(&name.as_str()) {
                 folders.push(path);
             }
         }

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
-use sarsen_node::config::{self, Config, Placed, Portal, TlsConfig, VolumeConfig, render_size};
+use sarsen_node::config::{
+    self, Config, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig, render_size,
+};
 use sarsen_node::{ConfigError, Server, StartError};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -51,6 +53,9 @@ pub(crate) struct Arguments {
     /// can use it. Under systemd, unless given, control.sock in the RuntimeDirectory; else none.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// A name server (iSNS) at which the targets are registered, where initiators find them.
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = config::parse_isns)]
+    isns: Option<IsnsConfig>,
     /// Seconds that initiators get to log out when the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     logout_grace: u64,
@@ -128,6 +133,7 @@ impl Arguments {
         config.io_engine = self.io_engine.unwrap_or(config.io_engine);
         let control = self.control.clone().or(config.control);
         config.control = control.or_else(socket_of_the_service);
+        config.isns = self.isns.clone().or(config.isns);
         config.finish()
     }
 }

@@ -7,6 +7,7 @@ pub mod control;
 mod drain;
 mod fronts;
 mod host;
+mod isns;
 mod keeper;
 mod metrics;
 pub mod server;

@@ -27,6 +27,7 @@ use crate::config::{Config, ConfigError, Portal, StoreConfig, TargetConfig, Volu
 use crate::control::Control;
 use crate::fronts::iscsi::{self, Front, Message, Roster, Sessions};
 use crate::host::Beneath;
+use crate::isns::{self, Isns};
 use crate::keeper;
 use crate::stores::{self, StoreError};
 use crate::targets::{Target, Targets};
@@ -131,6 +132,7 @@ pub struct Export {
 pub struct Server {
     /// First, so that it ends before what it speaks of.
     control: Option<Control>,
+    isns: Option<Isns>,
     cores: Arc<Cores>,
     front: Arc<Front>,
     /// What it runs by.
@@ -160,6 +162,11 @@ impl Server {
             certificates.push(portal.tls.as_ref().map(open).transpose()?.map(Arc::new));
             let listen = |source| StartError::Listen { address, source };
             listeners.push(Listener::bind(address).map_err(listen)?);
+        }
+        let mut notices = Vec::new();
+        for address in isns::notice_addresses(config.isns.as_ref(), &config.listen) {
+            let listen = |source| StartError::Listen { address, source };
+            notices.push(Listener::bind(address).map_err(listen)?);
         }
         let control = config.control.as_deref().map(|path| {
             LocalListener::bind(path)
@@ -230,9 +237,11 @@ impl Server {
         let (alive, accepting) = mpsc::channel(1);
         let control = control.map(|listener| Control::start(listener, front.clone()));
         let control = control.transpose().map_err(StartError::Cores)?;
+        let isns = config.isns.clone().map(|isns| Isns::start(isns, notices, front.clone()));
+        let isns = isns.transpose().map_err(StartError::Cores)?;
         iscsi::start(&front, listeners, &cores, &told, &alive);
         let config = Mutex::new(config);
-        Ok(Self { control, cores, front, config, stores, exports, closing, accepting })
+        Ok(Self { control, isns, cores, front, config, stores, exports, closing, accepting })
     }
 
     /// What clients can reach, in the order of the configuration.
@@ -294,6 +303,9 @@ impl Server {
     /// worked; what did not is in the log.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
         drop(self.control.take());
+        if let Some(isns) = &self.isns {
+            isns.leave();
+        }
         self.closing.send_replace(true);
         // Each portal drops its sender when it has stopped.
         while self.accepting.recv().await.is_some() {}
@@ -321,6 +333,8 @@ impl Server {
             let _ = waiting.await;
         }
         let flushed = self.flush().await;
+        // It has had all that time to say that it leaves.
+        drop(self.isns.take());
         let cores = self.cores;
         match Arc::into_inner(cores) {
             Some(cores) => cores.shutdown(),

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use sarsen_scsi::TargetDevice;
+use tokio::sync::watch;
 
 use crate::config::Redirect;
 
@@ -34,12 +35,20 @@ impl Target {
 #[derive(Default)]
 pub(crate) struct Targets {
     by_name: RwLock<BTreeMap<String, Target>>,
+    /// Told when a target comes, goes or changes.
+    changes: watch::Sender<()>,
 }
 
 impl Targets {
     pub(crate) fn add(&self, target: Target) {
         let name = target.device.name().to_owned();
         self.by_name.write().unwrap_or_else(PoisonError::into_inner).insert(name, target);
+        self.changes.send_replace(());
+    }
+
+    /// Tells when a target has come, gone or changed.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<Target> {

@@ -8,6 +8,10 @@
 //! # Where `sarsen session` and `sarsen target` reach the server.
 //! # control = "/run/sarsen/control.sock"
 //!
+//! # The name server where initiators look for targets; entity is this server's name there, and at
+//! # notice-port of each portal's address it may ask whether this server lives.
+//! # isns = { server = "isns.example", entity = "san1.example", notice-port = 3206 }
+//!
 //! [[volume]]
 //! name = "data"
 //! store = "file"
@@ -56,6 +60,7 @@ use toml::de::{DeTable, DeValue};
 use super::access::{self, AccessConfig, parse_discovery};
 use super::account::account_from_settings;
 use super::fault::parse_fault;
+use super::isns::parse_isns_table;
 use super::portal::{parse_group, parse_portal, parse_portal_table};
 use super::redirect::parse_redirect;
 use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
@@ -71,6 +76,7 @@ const TOP_KEYS: &[&str] = &[
     "control",
     "account",
     "discovery",
+    "isns",
 ];
 const VOLUME_KEYS: &[&str] = &[
     "name",
@@ -154,6 +160,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 config.cores = Some(cores);
             }
             "control" => config.control = Some(source.scalar(value, name)?.into()),
+            "isns" => config.isns = Some(parse_isns_table(&source, value)?),
             "io-engine" => {
                 let text = source.scalar(value, name)?;
                 config.io_engine =
@@ -690,6 +697,11 @@ mod tests {
                 "[[target]]\nredirect = { adress = \"a\" }",
                 "sarsen.toml:2: unknown key adress; did you mean address?",
             ),
+            ("[isns]", "sarsen.toml:1: isns is to be a table: write [isns] and server"),
+            ("[isns]\nserver = \"a b\"", "sarsen.toml:2: \"a b\" is not an address"),
+            ("[isns]\nserver = \"a\"\nentity = \"b\"", "sarsen.toml:3: entity = \"b\": write 3"),
+            ("[isns]\nnotice-port = 65536", "sarsen.toml:2: notice-port = 65536: write a port"),
+            ("[isns]\nsever = \"a\"", "sarsen.toml:2: unknown key sever; did you mean server?"),
             ("[[target]]\nlun = []", "sarsen.toml:2: unknown key lun; did you mean luns?"),
         ] {
             let message = parse(text).expect_err(told);

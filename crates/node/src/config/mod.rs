@@ -6,6 +6,7 @@ mod account;
 mod certificate;
 mod fault;
 mod file;
+mod isns;
 mod network;
 mod portal;
 mod redirect;
@@ -30,6 +31,7 @@ pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub use self::certificate::CertificatePattern;
 pub use self::fault::FaultConfig;
 pub use self::file::{parse_cache, parse_engine, parse_file};
+pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
 pub use self::redirect::{Redirect, parse_redirect_address};
@@ -64,6 +66,8 @@ pub struct Config {
     pub discovery: AccessConfig,
     /// Accounts that may log in everywhere, beside those that each target and discovery list.
     pub chap: Vec<Placed<String>>,
+    /// The name server at which targets are registered.
+    pub isns: Option<IsnsConfig>,
 }
 
 /// A volume.
@@ -187,6 +191,7 @@ impl Default for Config {
             accounts: Vec::new(),
             discovery: AccessConfig::default(),
             chap: Vec::new(),
+            isns: None,
         }
     }
 }

@@ -30,6 +30,11 @@ pub fn parse_redirect_address(text: &str) -> Result<String, String> {
         // RFC 7143 §13.8: of a redirection, the portal group tag is left out.
         return Err(format!("{text:?}: a redirection names no portal group: write {address:?}"));
     }
+    parse_host_and_port(text, DEFAULT_PORT)
+}
+
+/// The same with another port for those that name none.
+pub(super) fn parse_host_and_port(text: &str, default_port: u16) -> Result<String, String> {
     let wrong = || {
         format!(
             "{text:?} is not an address: write 192.0.2.7:3260, [2001:db8::7]:3260 or san.example:3260"
@@ -52,7 +57,7 @@ pub fn parse_redirect_address(text: &str) -> Result<String, String> {
     };
     let port = match port.strip_prefix(':') {
         Some(port) => port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?,
-        None if port.is_empty() => DEFAULT_PORT,
+        None if port.is_empty() => default_port,
         None => return Err(wrong()),
     };
     Ok(format!("{host}:{port}"))

@@ -44,7 +44,7 @@ impl World {
     /// Connected; nothing has been answered.
     fn new(entity: Entity) -> Self {
         let mut client = Client::new(entity);
-        let now = sarsen_now();
+        let now = some_instant();
         client.handle_connected(now);
         Self { client, now, inbox: Inbox::default() }
     }
@@ -84,8 +84,8 @@ impl World {
     }
 }
 
-#[allow(clippy::disallowed_methods)] // any origin of the test's own clock
-fn sarsen_now() -> Instant {
+#[allow(clippy::disallowed_methods)] // any instant will do to begin with
+fn some_instant() -> Instant {
     Instant::now()
 }
 

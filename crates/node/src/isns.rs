@@ -1,0 +1,404 @@
+//! The name server's client: registers the targets where initiators ask for them (iSNS, RFC 4171),
+//! on a thread of its own. Whatever becomes of the name server, it neither delays nor ends serving.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use sarsen_block::Piece;
+use sarsen_io::net::{Listener, Stream};
+use sarsen_io::{random, threads, time};
+use sarsen_proto::isns::{Answerer, Client, ClientError, Entity, Event, Node, Notice, Portal};
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, info, warn};
+
+use crate::config::{self, IsnsConfig};
+use crate::fronts::iscsi::Front;
+
+/// A name server that does not take a connection by then is tried again.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// Between attempts: the first pause, which doubles, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// A registration that has stood for so long makes the next pause the first one again.
+const STANDING: Duration = Duration::from_secs(60);
+/// The server's end waits no longer than this for the name server to take the targets away.
+const DEPARTURE_LIMIT: Duration = Duration::from_secs(2);
+/// Asked of the name server: silence after which it forgets us.
+const REGISTRATION_PERIOD_SECONDS: u32 = 600;
+/// Calls of name servers that are heard at a time, at each address.
+const MAX_CALLS: usize = 8;
+/// A call that is silent for so long is ended.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// Notices that wait for the client.
+const MAX_NOTICES: usize = 16;
+const SCRATCH_LENGTH: usize = 16 * 1024;
+
+/// The client; dropping it takes the targets away from the name server, in a few seconds or not.
+pub(crate) struct Isns {
+    leaving: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Isns {
+    /// Registers, and stays registered. `notices` listen at [`notice_addresses`].
+    pub(crate) fn start(
+        config: IsnsConfig,
+        notices: Vec<Listener>,
+        front: Arc<Front>,
+    ) -> io::Result<Self> {
+        let (leaving, left) = watch::channel(false);
+        let thread = threads::spawn_runtime("isns", move || run(config, notices, front, left))?;
+        Ok(Self { leaving, thread: Some(thread) })
+    }
+
+    /// Begins to take the targets away.
+    pub(crate) fn leave(&self) {
+        self.leaving.send_replace(true);
+    }
+}
+
+impl Drop for Isns {
+    fn drop(&mut self) {
+        self.leave();
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Where the name server may call: one port for each address that portals have.
+pub(crate) fn notice_addresses(
+    config: Option<&IsnsConfig>,
+    portals: &[config::Portal],
+) -> Vec<SocketAddr> {
+    let Some(port) = config.and_then(|config| config.notice_port) else { return Vec::new() };
+    let hosts: BTreeSet<IpAddr> = portals.iter().map(|portal| portal.address.ip()).collect();
+    // One on all addresses has those of its family, too.
+    let is_own = |host: &&IpAddr| {
+        host.is_unspecified()
+            || !hosts.iter().any(|all| all.is_unspecified() && all.is_ipv4() == host.is_ipv4())
+    };
+    hosts.iter().filter(is_own).map(|&host| SocketAddr::new(host, port)).collect()
+}
+
+async fn run(
+    config: IsnsConfig,
+    notices: Vec<Listener>,
+    front: Arc<Front>,
+    mut left: watch::Receiver<bool>,
+) {
+    let (teller, mut told) = mpsc::channel(MAX_NOTICES);
+    let addresses = notices.iter().filter_map(|notice| notice.local_addr().ok()).collect();
+    let mut registrar = Registrar {
+        identifier: config.entity.clone().unwrap_or_else(|| default_identifier(&front)),
+        server: config.server,
+        notices: addresses,
+        front,
+        last_trouble: String::new(),
+    };
+    let hear = join_all(notices.iter().map(|listener| hear(listener, &teller)));
+    let hear = async {
+        hear.await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = registrar.stay_registered(&mut told, &mut left) => {}
+        () = hear => {}
+    }
+}
+
+/// Two servers of one host listen on different ports.
+fn default_identifier(front: &Front) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let port = front.portals.first().map_or(0, |portal| portal.address.port());
+    format!("{}:{port}", if host.is_empty() { "sarsen" } else { host })
+}
+
+/// Why a connection to the name server has ended.
+enum End {
+    Left,
+    Lost(String),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+impl From<ClientError> for End {
+    fn from(error: ClientError) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+struct Registrar {
+    identifier: String,
+    server: String,
+    /// Where the name server may call.
+    notices: Vec<SocketAddr>,
+    front: Arc<Front>,
+    /// What was warned of last: it is not repeated.
+    last_trouble: String,
+}
+
+impl Registrar {
+    async fn stay_registered(
+        &mut self,
+        told: &mut mpsc::Receiver<Notice>,
+        left: &mut watch::Receiver<bool>,
+    ) {
+        let (first, longest) = PAUSES;
+        let mut pause = first;
+        loop {
+            let connected = tokio::select! {
+                connected = connect(&self.server) => connected,
+                _ = left.wait_for(|left| *left) => return,
+            };
+            let began = time::now();
+            let end = match connected {
+                Ok(stream) => self.register(stream, told, left).await,
+                Err(error) => error.into(),
+            };
+            let End::Lost(trouble) = end else { return };
+            if trouble != self.last_trouble {
+                warn!(server = self.server, trouble, "the name server is tried again and again");
+                self.last_trouble = trouble;
+            } else {
+                debug!(server = self.server, trouble, "the name server is tried again");
+            }
+            if began.elapsed() >= STANDING {
+                pause = first;
+            }
+            // Servers that lost the same name server do not all come back at once.
+            let jitter = random::number() % (pause.as_millis() as u64 / 2 + 1);
+            let until = time::now() + pause + Duration::from_millis(jitter);
+            pause = (pause * 2).min(longest);
+            tokio::select! {
+                () = time::sleep_until(until) => {}
+                _ = left.wait_for(|left| *left) => return,
+            }
+        }
+    }
+
+    /// Registers over a connection, and keeps it so until the connection ends.
+    async fn register(
+        &mut self,
+        stream: Stream,
+        told: &mut mpsc::Receiver<Notice>,
+        left: &mut watch::Receiver<bool>,
+    ) -> End {
+        let local = match stream.local_addr() {
+            Ok(local) => local.ip(),
+            Err(error) => return error.into(),
+        };
+        let mut changes = self.front.targets.changes();
+        changes.mark_unchanged();
+        let mut client = Client::new(self.entity(local));
+        client.handle_connected(time::now());
+        let mut scratch = vec![0; SCRATCH_LENGTH];
+        let mut departure_limit: Option<Instant> = None;
+        loop {
+            if let Err(error) = exchange(&stream, &mut client, &mut scratch) {
+                return error;
+            }
+            while let Some(event) = client.poll_event() {
+                match event {
+                    Event::Departed => return End::Left,
+                    event => self.tell(&event),
+                }
+            }
+            let sending = !client.output().is_empty();
+            let wake = [client.poll_timeout(), departure_limit].into_iter().flatten().min();
+            let wake = wake.unwrap_or_else(|| time::now() + CALL_LIMIT);
+            let leaving = departure_limit.is_some();
+            let lost = tokio::select! {
+                ready = stream.readable() => ready.err(),
+                ready = stream.writable(), if sending => ready.err(),
+                Some(notice) = told.recv() => {
+                    client.handle_notice(&notice, time::now());
+                    None
+                }
+                Ok(()) = changes.changed() => {
+                    client.update(self.entity(local), time::now());
+                    None
+                }
+                _ = left.wait_for(|left| *left), if !leaving => {
+                    let now = time::now();
+                    client.depart(now);
+                    departure_limit = Some(now + DEPARTURE_LIMIT);
+                    None
+                }
+                () = time::sleep_until(wake) => None,
+            };
+            if let Some(error) = lost {
+                return error.into();
+            }
+            let now = time::now();
+            if departure_limit.is_some_and(|limit| limit <= now) {
+                info!(server = self.server, "the name server does not take the targets away");
+                return End::Left;
+            }
+            if let Err(error) = client.handle_timeout(now) {
+                return error.into();
+            }
+        }
+    }
+
+    fn tell(&mut self, event: &Event) {
+        let server = self.server.as_str();
+        match event {
+            Event::Registered => {
+                self.last_trouble.clear();
+                info!(server, entity = self.identifier, "registered with the name server");
+            }
+            Event::WithoutInquiries => {
+                info!(
+                    server,
+                    "the name server does not ask who lives: it is told from time to time"
+                );
+            }
+            Event::WithoutChanges(status) => {
+                info!(server, ?status, "the name server does not tell of changes");
+            }
+            Event::Restored => {
+                info!(
+                    server,
+                    "the name server has forgotten the targets: they are registered again"
+                );
+            }
+            Event::Departed => {}
+        }
+    }
+
+    /// What there is to register. A portal on all addresses is told by the one by which the name
+    /// server is reached, `local`.
+    fn entity(&self, local: IpAddr) -> Entity {
+        let portal = |portal: &config::Portal| {
+            let host = match portal.address.ip() {
+                host if !host.is_unspecified() => host,
+                host if host.is_ipv4() == local.is_ipv4() => local,
+                _ => return None,
+            };
+            let is_heard = |notice: &&SocketAddr| {
+                notice.ip() == host
+                    || notice.ip().is_unspecified() && notice.is_ipv4() == host.is_ipv4()
+            };
+            Some(Portal {
+                address: SocketAddr::new(host, portal.address.port()),
+                group: portal.group,
+                notice_port: self.notices.iter().find(is_heard).map(SocketAddr::port),
+            })
+        };
+        let node = |target: crate::targets::Target| Node {
+            name: target.device.name().to_owned(),
+            alias: target.alias,
+            groups: target.groups,
+        };
+        Entity {
+            identifier: self.identifier.clone(),
+            portals: self.front.portals.iter().filter_map(portal).collect(),
+            nodes: self.front.targets.all().into_iter().map(node).collect(),
+            registration_period: REGISTRATION_PERIOD_SECONDS,
+        }
+    }
+}
+
+async fn connect(server: &str) -> io::Result<Stream> {
+    let connect = async {
+        let mut last = io::ErrorKind::AddrNotAvailable.into();
+        for address in tokio::net::lookup_host(server).await? {
+            match Stream::connect(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    };
+    tokio::select! {
+        connected = connect => connected,
+        () = time::sleep_until(time::now() + CONNECT_LIMIT) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Receives and sends what is there to be.
+fn exchange(stream: &Stream, client: &mut Client, scratch: &mut [u8]) -> Result<(), End> {
+    loop {
+        match stream.try_receive(&mut [], scratch) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(count) => client.handle_input(&scratch[..count], time::now())?,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    while !client.output().is_empty() {
+        match stream.try_send(&[Piece::Bytes(client.output())]) {
+            Ok(count) => client.sent(count),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Answers the name server's calls.
+async fn hear(listener: &Listener, teller: &mpsc::Sender<Notice>) {
+    let mut calls = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept(), if calls.len() < MAX_CALLS => match accepted {
+                Ok((socket, peer)) => calls.push(async move {
+                    if let Err(error) = answer_call(socket, teller).await {
+                        debug!(%peer, %error, "a name server's call ended");
+                    }
+                }),
+                Err(error) => return warn!(%error, "name servers cannot call any more"),
+            },
+            Some(()) = calls.next(), if !calls.is_empty() => {}
+        }
+    }
+}
+
+async fn answer_call(socket: TcpStream, teller: &mpsc::Sender<Notice>) -> io::Result<()> {
+    let stream = Stream::from_std(socket)?;
+    let mut answerer = Answerer::default();
+    let mut scratch = vec![0; SCRATCH_LENGTH];
+    let mut output = Vec::new();
+    loop {
+        let limit = time::sleep_until(time::now() + CALL_LIMIT);
+        tokio::select! {
+            ready = stream.readable(), if output.is_empty() => ready?,
+            ready = stream.writable(), if !output.is_empty() => ready?,
+            () = limit => return Err(io::ErrorKind::TimedOut.into()),
+        }
+        if output.is_empty() {
+            match stream.try_receive(&mut [], &mut scratch) {
+                Ok(0) => return Ok(()),
+                Ok(count) => {
+                    let heard = answerer.handle_input(&scratch[..count]);
+                    let (answers, notices) = heard.map_err(io::Error::other)?;
+                    output = answers;
+                    // One more among so many says nothing new.
+                    notices.into_iter().for_each(|notice| drop(teller.try_send(notice)));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !output.is_empty() {
+            match stream.try_send(&[Piece::Bytes(&output)]) {
+                Ok(count) => drop(output.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
