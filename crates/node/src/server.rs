@@ -146,6 +146,15 @@ pub struct Server {
 impl Server {
     /// Starts what `config` names, or nothing.
     pub fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_layered(config, |_, store| store)
+    }
+
+    /// The same with a layer of the caller's over the store of each volume, which is named: what it
+    /// sees is what clients ask of the volume.
+    pub fn start_layered(
+        config: Config,
+        layer: impl Fn(&str, Arc<dyn Store>) -> Arc<dyn Store>,
+    ) -> Result<Self, StartError> {
         if !digest::self_check() {
             return Err(StartError::Digest);
         }
@@ -177,7 +186,7 @@ impl Server {
         for volume in &config.volumes {
             let store = stores::open(volume)
                 .map_err(|source| StartError::Store { volume: volume.name.clone(), source })?;
-            stores.insert(volume.name.as_str(), store);
+            stores.insert(volume.name.as_str(), layer(&volume.name, store));
         }
         let taken = |(portal, listener): (&Portal, &Listener)| {
             Ok(Portal { address: listener.local_addr()?, ..portal.clone() })
