@@ -262,8 +262,13 @@ impl FullFeature {
     ) -> Result<bool, CloseReason> {
         let incoming = std::mem::replace(&mut self.incoming, Incoming::Dropped);
         if link.keeps() {
-            // All requests carry ExpStatSN in the same place.
-            link.acknowledge(NopOut::view(header).exp_stat_sn.get());
+            // RFC 7143 §11.14.4: that of a connection's removal is of the connection that goes.
+            let is_of_another = header.basic().opcode() == Opcode::LogoutRequest
+                && LogoutRequest::view(header).reason() == LogoutReason::RemoveForRecovery;
+            if !is_of_another {
+                // All requests carry ExpStatSN in the same place.
+                link.acknowledge(NopOut::view(header).exp_stat_sn.get());
+            }
             if link.kept.len() > KEPT_LIMIT {
                 return Err(CloseReason::protocol("answers are not acknowledged", "§4.2.2.2"));
             }

@@ -145,6 +145,29 @@ fn rfc7143_11_6_1_levels_below_2_give_nothing_away() {
 }
 
 #[test]
+fn rfc7143_11_14_4_a_removal_acknowledges_nothing_of_the_connection_it_comes_over() {
+    let (mut first, mut second) = pair(LEVEL);
+    command(&mut second, 1, READ, 512);
+    let running = second.next_command();
+    second.good(&running, vec![5; 512]);
+    second.next();
+    let (header, _) = second.next();
+    let stat_sn = ScsiResponse::view(&header).stat_sn.get();
+    park(&mut first);
+    let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
+    request.opcode_byte |= IMMEDIATE;
+    request.flags = FINAL | LogoutReason::RemoveForRecovery.0;
+    request.initiator_task_tag = 5.into();
+    request.cid = 0.into();
+    request.cmd_sn = second.cmd_sn.into();
+    request.exp_stat_sn = stat_sn.wrapping_add(1).into();
+    second.send(request, &[]).expect("the session goes on");
+    park(&mut second);
+    let claim = second.connection.release(1);
+    assert!(matches!(claim, Claim::Released(_)), "{claim:?}");
+}
+
+#[test]
 fn rfc7143_11_5_1_a_task_of_a_lost_connection_is_aborted_on_another() {
     let (mut first, mut second) = pair(LEVEL);
     command(&mut first, 1, READ, 512);
