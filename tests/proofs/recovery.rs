@@ -195,7 +195,7 @@ impl Part {
         Ok(())
     }
 
-    /// Reads and writes until the last cut and a little longer. Gives how many writes there were.
+    /// Reads and writes until the last cut and a little longer.
     async fn work(&mut self, session: &Session, cuts: &Cuts<'_>, mut dice: Dice) -> Result<()> {
         let mut afterwards = AFTERWARDS;
         while afterwards > 0 {

@@ -366,6 +366,8 @@ impl Link {
                 (RejectReason::DataDigestError, Opcode::DataOut | Opcode::ScsiCommand) => {
                     return Ok(());
                 }
+                // What it would have freed is free already.
+                (RejectReason::InvalidDataAck, Opcode::SnackRequest) => return Ok(()),
                 (_, Opcode::SnackRequest) => return Err(ConnectionError::NotRepeated),
                 _ => {}
             }
