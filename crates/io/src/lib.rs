@@ -17,6 +17,8 @@ pub mod random;
 pub mod record;
 mod ring;
 pub mod sg;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod tap;
 pub mod threads;
 pub mod time;

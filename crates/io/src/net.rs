@@ -119,14 +119,20 @@ impl Listener {
     }
 }
 
+/// The connections that the program has.
+#[cfg(not(feature = "simulation"))]
+pub type Stream = SocketStream;
+#[cfg(feature = "simulation")]
+pub use crate::simulation::Stream;
+
 /// A TCP connection on the core that made it, plain or encrypted.
-pub struct Stream {
+pub struct SocketStream {
     socket: tokio::net::TcpStream,
     peer: SocketAddr,
     encrypted: Option<Box<Encrypted>>,
 }
 
-impl Stream {
+impl SocketStream {
     /// Takes a connection over to the calling core.
     pub fn from_std(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
@@ -204,7 +210,7 @@ impl Stream {
 
     /// Receives into `landing` first, then `scratch`: how many bytes came. Zero is the peer's
     /// end of the stream (or no room was offered); WouldBlock means to wait for
-    /// [`Stream::readable`]. An encrypted stream that was cut before its end is UnexpectedEof.
+    /// [`SocketStream::readable`]. An encrypted stream that was cut before its end is UnexpectedEof.
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
         match &self.encrypted {
             None => receive(&self.socket, landing, scratch),
@@ -213,8 +219,8 @@ impl Stream {
     }
 
     /// Sends from the front of `pieces`, at most [`PIECES_MAX`] of them, in one call: how many
-    /// bytes went. WouldBlock means to wait for [`Stream::writable`]. What an encrypted stream
-    /// took and could not send goes on while somebody waits on it, and in [`Stream::close`].
+    /// bytes went. WouldBlock means to wait for [`SocketStream::writable`]. What an encrypted stream
+    /// took and could not send goes on while somebody waits on it, and in [`SocketStream::close`].
     ///
     /// A store's memory that is a [`Region`] goes by address; other shared memory is copied.
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
@@ -244,7 +250,7 @@ impl Stream {
 }
 
 /// Who drops an encrypted stream ends it: its peer would take it for one that was cut.
-impl Drop for Stream {
+impl Drop for SocketStream {
     fn drop(&mut self) {
         if let Some(tls) = &self.encrypted {
             tls.say_end(&self.socket);
@@ -272,7 +278,7 @@ impl Watched for tokio::net::TcpStream {
     }
 }
 
-/// See [`Stream::try_receive`].
+/// See [`SocketStream::try_receive`].
 pub(crate) fn receive(
     socket: &impl Watched,
     landing: &mut [u8],
@@ -291,7 +297,7 @@ pub(crate) fn receive(
     })
 }
 
-/// See [`Stream::try_send`].
+/// See [`SocketStream::try_send`].
 pub(crate) fn send(socket: &impl Watched, pieces: &[Piece<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
     // The copies live until the call has ended.

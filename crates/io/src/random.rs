@@ -6,6 +6,10 @@
 /// If the kernel has no random source, which a Linux that runs this program always has.
 #[allow(unsafe_code)]
 pub fn fill(into: &mut [u8]) {
+    #[cfg(feature = "simulation")]
+    if crate::simulation::fill(into) {
+        return;
+    }
     let mut filled = 0;
     while filled < into.len() {
         let rest = &mut into[filled..];

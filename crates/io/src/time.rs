@@ -3,9 +3,17 @@
 use std::time::{Duration, Instant, SystemTime};
 
 /// The monotonic time.
+#[cfg(not(feature = "simulation"))]
 #[allow(clippy::disallowed_methods)] // this is the module that owns the clock
 pub fn now() -> Instant {
     Instant::now()
+}
+
+/// The monotonic time of the runtime, which a simulation stops and turns on as it likes.
+#[cfg(feature = "simulation")]
+#[allow(clippy::disallowed_methods)] // this is the module that owns the clock
+pub fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 /// The wall clock, for logs and timestamps that people read; it may jump.

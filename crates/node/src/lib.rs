@@ -17,5 +17,7 @@ mod tls;
 
 pub use access::Reloaded;
 pub use config::{Config, ConfigError};
+#[cfg(feature = "simulation")]
+pub use fronts::iscsi::SimulatedPortal;
 pub use server::{Export, Server, SetAccessError, StartError};
 pub use tls::TlsError;

@@ -21,7 +21,7 @@ pub(crate) struct Target {
 
 impl Target {
     /// One that is here, and reached through every portal.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn of_device(device: Arc<TargetDevice>) -> Self {
         Self { device, alias: None, groups: None, redirect: None }
     }

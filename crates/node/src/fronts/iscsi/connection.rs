@@ -444,6 +444,7 @@ impl<'a> Driver<'a> {
         };
         // A store that does not answer the session that is reinstated must not hold this one, too.
         let seat = tokio::select! {
+            biased;
             seat = seat => seat,
             () = time::sleep_until(self.machine.poll_timeout()) => Err(RefusalReason::OutOfResources),
         };

@@ -5,6 +5,8 @@ mod environment;
 mod handshake;
 mod roster;
 mod sessions;
+#[cfg(feature = "simulation")]
+mod simulation;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +22,8 @@ use tracing::{debug, error};
 use self::handshake::shake_hands;
 pub(crate) use self::roster::{Attendance, Roster};
 pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
+#[cfg(feature = "simulation")]
+pub use self::simulation::Portal as SimulatedPortal;
 use crate::access::Access;
 use crate::config::Portal;
 use crate::drain::Drains;
@@ -44,6 +48,28 @@ pub(crate) struct Front {
 }
 
 impl Front {
+    /// One target behind one portal of group 1, for everybody.
+    #[cfg(any(test, feature = "simulation"))]
+    fn of_target(
+        device: Arc<sarsen_scsi::TargetDevice>,
+        address: std::net::SocketAddr,
+        settings: Settings,
+    ) -> Arc<Self> {
+        let everybody = crate::access::Policy::of_everybody([device.name()]);
+        let targets = Targets::default();
+        targets.add(crate::targets::Target::of_device(device));
+        Arc::new(Self {
+            settings: Arc::new(settings),
+            targets: Arc::new(targets),
+            sessions: Sessions::default(),
+            roster: Roster::default(),
+            drains: Arc::default(),
+            access: Arc::new(Access::new(everybody)),
+            portals: vec![Portal { address, group: 1, tls: None }],
+            certificates: vec![None],
+        })
+    }
+
     /// Why no session with this target is to begin now, if there is a reason.
     fn turns_away(&self, target: &str) -> Option<Refusal> {
         let configured = self.targets.find(target).and_then(|target| target.redirect);

@@ -1,7 +1,7 @@
 //! All sessions of the server: who they are with, and the mailboxes of their connections. Whatever
 //! concerns another connection goes through its mailbox, for its state belongs to its core.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -162,7 +162,8 @@ pub(crate) struct Sessions {
 
 #[derive(Default)]
 struct State {
-    by_tsih: HashMap<u16, Entry>,
+    /// In order, so that a simulation runs the same again.
+    by_tsih: BTreeMap<u16, Entry>,
     last_tsih: u16,
     last_seat: u64,
     /// The server ends.

@@ -25,7 +25,6 @@ use sarsen_wire::iscsi::{
 
 use super::*;
 use crate::host::Beneath;
-use crate::targets::Target;
 
 const TARGET: &str = "iqn.2026-11.test:slow";
 /// Long against what a wrong answer takes.
@@ -84,20 +83,9 @@ impl Portal {
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let device = TargetDevice::new(&array, TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
-        let targets = Targets::default();
-        targets.add(Target::of_device(device));
         let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = listener.local_addr().expect("bound");
-        let front = Arc::new(Front {
-            settings: Arc::new(Settings::default()),
-            targets: Arc::new(targets),
-            sessions: Sessions::default(),
-            roster: Roster::default(),
-            drains: Arc::default(),
-            access: Arc::new(Access::new(crate::access::Policy::of_everybody([TARGET]))),
-            portals: vec![crate::config::Portal { address, group: 1, tls: None }],
-            certificates: vec![None],
-        });
+        let front = Front::of_target(device, address, Settings::default());
         let (closing, told) = watch::channel(false);
         let (alive, _) = tokio::sync::mpsc::channel(1);
         start(&front, vec![listener], &cores, &told, &alive);

@@ -1,0 +1,210 @@
+//! What a simulation puts in the place of the world: byte streams that it makes, randomness from a
+//! seed, and the time of a runtime whose clock stands still ([`crate::time::now`]). How streams
+//! behave is the simulation's business; here is only where they are plugged in.
+//!
+//! A thread that uses none of it has the real world, as without this module.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
+use sarsen_block::{LocalFuture, Piece};
+
+use crate::net::SocketStream;
+
+/// One end of a connection that a simulation makes. The functions are those of [`SocketStream`].
+pub trait End {
+    /// The other end's address.
+    fn peer_addr(&self) -> SocketAddr;
+    /// This end's address.
+    fn local_addr(&self) -> SocketAddr;
+    /// Waits until there may be something to receive.
+    fn readable(&self) -> LocalFuture<io::Result<()>>;
+    /// Waits until there may be room to send.
+    fn writable(&self) -> LocalFuture<io::Result<()>>;
+    /// Receives what has come.
+    fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize>;
+    /// Sends what there is room for.
+    fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize>;
+    /// Ends one direction, or both.
+    fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+}
+
+/// A connection of the program: real or simulated.
+pub struct Stream(Kind);
+
+enum Kind {
+    Socket(SocketStream),
+    Simulated(Box<dyn End>),
+}
+
+impl From<SocketStream> for Stream {
+    fn from(socket: SocketStream) -> Self {
+        Self(Kind::Socket(socket))
+    }
+}
+
+impl Stream {
+    /// A simulated one.
+    pub fn simulated(end: impl End + 'static) -> Self {
+        Self(Kind::Simulated(Box::new(end)))
+    }
+
+    /// See [`SocketStream::from_std`].
+    pub fn from_std(socket: TcpStream) -> io::Result<Self> {
+        SocketStream::from_std(socket).map(Self::from)
+    }
+
+    /// See [`SocketStream::connect`].
+    pub async fn connect(address: SocketAddr) -> io::Result<Self> {
+        SocketStream::connect(address).await.map(Self::from)
+    }
+
+    /// See [`SocketStream::accept_tls`]. Simulated streams are not encrypted.
+    pub async fn accept_tls(self, config: Arc<ServerConfig>) -> io::Result<Self> {
+        self.into_socket()?.accept_tls(config).await.map(Self::from)
+    }
+
+    /// See [`SocketStream::connect_tls`]. Simulated streams are not encrypted.
+    pub async fn connect_tls(
+        self,
+        config: Arc<ClientConfig>,
+        name: ServerName<'static>,
+    ) -> io::Result<Self> {
+        self.into_socket()?.connect_tls(config, name).await.map(Self::from)
+    }
+
+    fn into_socket(self) -> io::Result<SocketStream> {
+        match self.0 {
+            Kind::Socket(socket) => Ok(socket),
+            Kind::Simulated(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// See [`SocketStream::is_encrypted`].
+    pub fn is_encrypted(&self) -> bool {
+        matches!(&self.0, Kind::Socket(socket) if socket.is_encrypted())
+    }
+
+    /// See [`SocketStream::peer_certificates`].
+    pub fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
+        match &self.0 {
+            Kind::Socket(socket) => socket.peer_certificates(),
+            Kind::Simulated(_) => Vec::new(),
+        }
+    }
+
+    /// See [`SocketStream::peer_addr`].
+    pub fn peer_addr(&self) -> SocketAddr {
+        match &self.0 {
+            Kind::Socket(socket) => socket.peer_addr(),
+            Kind::Simulated(end) => end.peer_addr(),
+        }
+    }
+
+    /// See [`SocketStream::local_addr`].
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            Kind::Socket(socket) => socket.local_addr(),
+            Kind::Simulated(end) => Ok(end.local_addr()),
+        }
+    }
+
+    /// See [`SocketStream::readable`].
+    pub async fn readable(&self) -> io::Result<()> {
+        match &self.0 {
+            Kind::Socket(socket) => socket.readable().await,
+            Kind::Simulated(end) => end.readable().await,
+        }
+    }
+
+    /// See [`SocketStream::writable`].
+    pub async fn writable(&self) -> io::Result<()> {
+        match &self.0 {
+            Kind::Socket(socket) => socket.writable().await,
+            Kind::Simulated(end) => end.writable().await,
+        }
+    }
+
+    /// See [`SocketStream::try_receive`].
+    pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
+        match &self.0 {
+            Kind::Socket(socket) => socket.try_receive(landing, scratch),
+            Kind::Simulated(end) => end.try_receive(landing, scratch),
+        }
+    }
+
+    /// See [`SocketStream::try_send`].
+    pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
+        match &self.0 {
+            Kind::Socket(socket) => socket.try_send(pieces),
+            Kind::Simulated(end) => end.try_send(pieces),
+        }
+    }
+
+    /// See [`SocketStream::shutdown`].
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match &self.0 {
+            Kind::Socket(socket) => socket.shutdown(how),
+            Kind::Simulated(end) => end.shutdown(how),
+        }
+    }
+
+    /// See [`SocketStream::close`].
+    pub async fn close(&self) {
+        if let Kind::Socket(socket) = &self.0 {
+            socket.close().await;
+        }
+    }
+}
+
+thread_local! {
+    /// The state of splitmix64, where the thread's randomness has a seed.
+    static SEEDED: RefCell<Option<u64>> = const { RefCell::new(None) };
+}
+
+/// From here on the thread's [`crate::random`] follows from `seed`, and nobody is safe from who
+/// knows that.
+pub fn seed_randomness(seed: u64) {
+    SEEDED.set(Some(seed));
+}
+
+/// Fills `into` if the thread's randomness has a seed.
+pub(crate) fn fill(into: &mut [u8]) -> bool {
+    SEEDED.with_borrow_mut(|seeded| {
+        let Some(state) = seeded else { return false };
+        for chunk in into.chunks_mut(8) {
+            *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut mixed = *state;
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            let bytes = (mixed ^ (mixed >> 31)).to_ne_bytes();
+            chunk.copy_from_slice(&bytes[..chunk.len()]);
+        }
+        true
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random;
+
+    #[test]
+    fn a_seed_repeats_what_is_random_on_its_thread() {
+        let draw = |seed| {
+            seed_randomness(seed);
+            let mut bytes = [0; 13];
+            random::fill(&mut bytes);
+            (bytes, random::number())
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+        let elsewhere = crate::threads::spawn("elsewhere", random::number).expect("a thread");
+        let elsewhere = elsewhere.join().expect("no panic");
+        assert_ne!(elsewhere, draw(7).1, "another thread has the kernel's");
+    }
+}

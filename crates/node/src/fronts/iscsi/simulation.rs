@@ -1,0 +1,41 @@
+//! A portal whose connections a simulation makes.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use sarsen_io::net::Stream;
+use sarsen_proto::iscsi::target::Settings;
+use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
+
+use super::{Front, connection};
+
+/// One target behind one portal, without cores, sockets or a configuration: what connections run
+/// on is the caller's thread and the caller's time.
+pub struct Portal {
+    front: Arc<Front>,
+}
+
+impl Portal {
+    /// Offers these units.
+    pub fn new(
+        settings: Settings,
+        address: SocketAddr,
+        host: Arc<dyn Host>,
+        name: &str,
+        units: BTreeMap<Lun, Arc<LogicalUnit>>,
+    ) -> Self {
+        let device = TargetDevice::new(&Array::new(host), name.into(), units);
+        Self { front: Front::of_target(device, address, settings) }
+    }
+
+    /// Serves a connection to its end, and to the end of what was begun with it.
+    pub fn serve(&self, stream: Stream) -> impl Future<Output = ()> + 'static {
+        connection::serve(stream, None, 1, self.front.clone())
+    }
+
+    /// How many sessions there are.
+    pub fn session_count(&self) -> usize {
+        self.front.sessions.count()
+    }
+}
