@@ -20,7 +20,7 @@ use crate::thresholds::Thresholds;
 use crate::timestamp::Timestamp;
 use crate::work::LongCommands;
 use crate::{Completion, Identity, Keeper, PassThrough, ProtectionType, Sense, UnitAttention};
-use async_lock::RwLock;
+use async_lock::{Mutex as AsyncMutex, RwLock};
 use sarsen_block::layers::ForgetKey;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
 use std::io;
@@ -149,6 +149,8 @@ pub struct LogicalUnit {
     legacy: Legacy,
     /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
     write_gate: Arc<RwLock<()>>,
+    /// Held by who waits to share the gate.
+    gate_turn: AsyncMutex<()>,
     reservations: Reservations,
     /// Locked behind the reservations, where both are.
     attached: Mutex<Vec<Attached>>,
@@ -203,6 +205,7 @@ impl LogicalUnit {
             medium_phase,
             legacy: Legacy::default(),
             write_gate: Arc::new(RwLock::new(())),
+            gate_turn: AsyncMutex::new(()),
             reservations,
             attached: Mutex::new(Vec::new()),
             buffers: Buffers::default(),
@@ -525,6 +528,10 @@ impl LogicalUnit {
     /// The gate that every write passes.
     pub(crate) fn write_gate(&self) -> &Arc<RwLock<()>> {
         &self.write_gate
+    }
+
+    pub(crate) fn gate_turn(&self) -> &AsyncMutex<()> {
+        &self.gate_turn
     }
 }
 

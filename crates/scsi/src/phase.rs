@@ -173,7 +173,16 @@ impl MediumPhase {
 impl LogicalUnit {
     /// Waits until a write may happen beside others.
     pub(crate) async fn write_beside_others(&self) -> Result<RwLockReadGuardArc<()>, Sense> {
-        let guard = self.write_gate().read_arc().await;
+        let gate = self.write_gate();
+        let guard = match gate.try_read_arc() {
+            Some(guard) => guard,
+            None => {
+                // One at a time: several that wait while one who writes alone follows another would
+                // wake each other without end.
+                let _turn = self.gate_turn().lock().await;
+                gate.read_arc().await
+            }
+        };
         self.medium_phase().check(Flags::NEEDS_MEDIUM)?;
         Ok(guard)
     }
