@@ -51,7 +51,7 @@ pub struct Session {
 impl Session {
     /// Begins the login of the leading connection: its first request waits in its output.
     pub fn new(options: LoginOptions) -> Self {
-        let core = Core::new(Tasks::distinct());
+        let core = Core::new(Tasks::default());
         let link = Link::new(options.clone(), None, Parameters::default(), &core);
         // Each login has an authentication of its own.
         let options = LoginOptions { authentication: None, ..options };

@@ -141,43 +141,29 @@ struct Place {
     task: Option<Task>,
 }
 
-/// Open tasks; the low bits of a tag are a place in the table.
+/// Open tasks; the low bits of a tag are a place in the table. Tags come back late: what is still under
+/// way for a task that is over, an answer or the abort of it, names no other one.
+#[derive(Default)]
 pub(super) struct Tasks {
     places: Vec<Place>,
     free: Vec<u32>,
-    /// Bits of a tag that are the place.
-    mask: u32,
 }
 
-impl Default for Tasks {
-    fn default() -> Self {
-        Self { places: Vec::new(), free: Vec::new(), mask: u32::MAX }
-    }
-}
-
-/// Places of a table whose tags are not used again soon.
-const DISTINCT_LIMIT: u32 = 1 << 15;
+/// Places of the table.
+const PLACES_LIMIT: u32 = 1 << 15;
+/// Bits of a tag that are the place: more than places need, so that no tag is the reserved one.
+const PLACE_MASK: u32 = 2 * PLACES_LIMIT - 1;
 
 impl Tasks {
-    /// A table whose tags come back late: what is still under way for a task that is over names
-    /// no other one.
-    pub(super) fn distinct() -> Self {
-        Self { mask: 2 * DISTINCT_LIMIT - 1, ..Self::default() }
-    }
-
     /// How many more there is room for.
     pub(super) fn room(&self) -> u32 {
-        match self.mask {
-            u32::MAX => u32::MAX,
-            _ => DISTINCT_LIMIT.saturating_sub(self.open_count() as u32),
-        }
+        PLACES_LIMIT.saturating_sub(self.open_count() as u32)
     }
 
     pub(super) fn insert(&mut self, task: Task) -> u32 {
-        let step = self.mask.wrapping_add(1);
         if let Some(place) = self.free.pop() {
             let place = &mut self.places[place as usize];
-            place.tag = place.tag.wrapping_add(step);
+            place.tag = place.tag.wrapping_add(PLACE_MASK + 1);
             place.task = Some(task);
             return place.tag;
         }
@@ -187,7 +173,7 @@ impl Tasks {
     }
 
     fn place(&mut self, tag: u32) -> Option<&mut Place> {
-        self.places.get_mut((tag & self.mask) as usize).filter(|place| place.tag == tag)
+        self.places.get_mut((tag & PLACE_MASK) as usize).filter(|place| place.tag == tag)
     }
 
     /// The task of a tag from the network.
@@ -208,7 +194,7 @@ impl Tasks {
     pub(super) fn remove(&mut self, tag: u32) -> Option<Task> {
         let task = self.place(tag)?.task.take();
         if task.is_some() {
-            self.free.push(tag & self.mask);
+            self.free.push(tag & PLACE_MASK);
         }
         task
     }
@@ -268,7 +254,7 @@ impl Tasks {
             if meant {
                 aborted.push(*token);
                 place.task = None;
-                self.free.push(place.tag & self.mask);
+                self.free.push(place.tag & PLACE_MASK);
             }
         }
         aborted

@@ -521,6 +521,26 @@ fn rfc7143_11_5_an_aborted_command_has_no_completion() {
 }
 
 #[test]
+fn rfc7143_11_6_1_an_abort_that_came_too_late_ends_no_other_command() {
+    let mut connection = ready();
+    let tag = send_read(&mut connection, 512, ReadLanding::Buffer);
+    drain(&mut connection);
+    assert!(connection.task_management(TaskManagement::AbortTask(Token(5)), Token(10)));
+    let abort = sent(&mut connection)[0].0.basic().initiator_task_tag.get();
+    let answer = encode(from_target(Opcode::ScsiResponse, tag), &[]);
+    connection.handle_input(&answer).unwrap();
+    assert!(matches!(connection.poll_event(), Some(Event::Completed(_))));
+    connection.command(read(512, ReadLanding::Buffer), Token(6)).ok().unwrap();
+    let mut answer = RawHeader::from(from_target(Opcode::TaskManagementResponse, abort));
+    answer.0[2] = TaskManagementResponse::TaskDoesNotExist.0;
+    connection.handle_input(&encode(answer, &[])).unwrap();
+    let Some(Event::TaskManagementDone { token, .. }) = connection.poll_event() else {
+        panic!("the command that was sent meanwhile was aborted")
+    };
+    assert_eq!((token, connection.open_requests()), (Token(10), 1));
+}
+
+#[test]
 fn rejects_and_messages_are_told_and_a_logout_ends_the_phase() {
     let mut connection = ready();
     send_read(&mut connection, 512, ReadLanding::Buffer);
