@@ -191,11 +191,10 @@ impl FullFeature {
     ) -> Option<(Barrier, bool)> {
         let tag = request.initiator_task_tag.get();
         let referenced = request.referenced_task_tag.get();
-        let found = self
-            .tasks
-            .by_tag(referenced)
-            .is_some_and(|task| is_same_unit(task.lun, request.lun) && !task.is_aborted());
-        if found {
+        // One that something else ended already is awaited, too: whoever hears that it does not exist may
+        // write its blocks anew.
+        let task = self.tasks.by_tag(referenced);
+        if task.is_some_and(|task| is_same_unit(task.lun, request.lun)) {
             let aborted = self.abort(link, events, |task| {
                 (task.id.initiator_task_tag == referenced).then_some(Ending::Silent)
             });

@@ -51,6 +51,21 @@ fn other_sessions_are_told_when_the_last_task_has_ended() {
 }
 
 #[test]
+fn rfc7143_11_6_1_an_abort_waits_for_a_task_that_another_session_ended() {
+    let mut script = Script::established("");
+    script.command(1, READ, 0, &[]);
+    let command = script.next_command();
+    assert_eq!(end_all(&mut script, 1, Ending::Silent), 1);
+    script.asked_to_end(1);
+    script.manage(TaskManagementFunction::AbortTask, 1, 1);
+    script.nothing_more();
+    script.good(&command, vec![]);
+    ended(&mut script, 1);
+    assert_eq!(script.management_response(), TaskManagementResponse::FunctionComplete);
+    script.nothing_more();
+}
+
+#[test]
 fn rfc7143_4_2_3_3_whoever_loses_a_task_to_another_is_told_task_aborted() {
     let mut script = Script::established(SOLICITED);
     script.world.data_out_length = 512;
