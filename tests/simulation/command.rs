@@ -1,0 +1,282 @@
+//! The commands that initiators send, and what their ends mean for what the disk holds.
+
+use crate::dice::Dice;
+use sarsen_block::Buffer;
+use sarsen_initiator::{Sense, SenseKey};
+use sarsen_proto::iscsi::initiator::{
+    CommandRequest, Completion, Connection, ReadLanding, TaskAttribute, Transfer,
+};
+use sarsen_scsi::{Lun, Status};
+use sarsen_wire::scsi::cdb::{Block10, Block16, CompareAndWrite, FLAGS_FUA, FLAGS_UNMAP, Unmap};
+use sarsen_wire::scsi::opcode;
+use sarsen_wire::scsi::report::{UnmapDescriptor, UnmapHeader};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
+
+use crate::model::{Outcome, Violation};
+use crate::stamp;
+
+/// What a command is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    TestUnitReady,
+    Read,
+    Write,
+    /// WRITE SAME, of one block to many.
+    WriteSame,
+    /// WRITE SAME of zeroes with UNMAP, or UNMAP itself.
+    Zero {
+        by_write_same: bool,
+    },
+    /// COMPARE AND WRITE of one block that is hoped to be this.
+    Swap {
+        expected: u64,
+    },
+    Flush,
+}
+
+/// A command before it is sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Command {
+    pub(crate) kind: Kind,
+    pub(crate) disk: usize,
+    pub(crate) lba: u64,
+    pub(crate) block_count: u64,
+    pub(crate) is_durable: bool,
+    pub(crate) attribute: TaskAttribute,
+    /// Of what it writes.
+    pub(crate) stamp: u64,
+}
+
+impl Command {
+    /// What it may do to which blocks.
+    pub(crate) fn writes(&self) -> Vec<(u64, u64)> {
+        let stamp = match self.kind {
+            Kind::TestUnitReady | Kind::Read | Kind::Flush => return Vec::new(),
+            Kind::Zero { .. } => stamp::ZERO,
+            Kind::Write | Kind::WriteSame | Kind::Swap { .. } => self.stamp,
+        };
+        (self.lba..self.lba + self.block_count).map(|lba| (lba, stamp)).collect()
+    }
+
+    /// The request for a connection.
+    pub(crate) fn request(&self, machine: &Connection) -> CommandRequest {
+        let (cdb, data) = self.bytes();
+        let transfer = match (self.kind, data) {
+            (Kind::Read, _) => Transfer::Read {
+                length: (self.block_count as usize * stamp::BLOCK) as u32,
+                landing: ReadLanding::Buffer,
+            },
+            (_, None) => Transfer::None,
+            (_, Some(data)) => {
+                let length = data.len() as u32;
+                let payload = machine.payload(Buffer::copy_of(&data));
+                Transfer::Write { payload, length }
+            }
+        };
+        let lun = Lun(self.disk as u16).to_wire();
+        CommandRequest { lun, cdb, attribute: self.attribute, transfer }
+    }
+
+    fn bytes(&self) -> ([u8; 16], Option<Vec<u8>>) {
+        let Self { lba, block_count, stamp, .. } = *self;
+        let fua = if self.is_durable { FLAGS_FUA } else { 0 };
+        match self.kind {
+            Kind::TestUnitReady => ([0; 16], None),
+            Kind::Read => (block_10(opcode::READ_10, fua, lba, block_count), None),
+            Kind::Flush => (block_10(opcode::SYNCHRONIZE_CACHE_10, 0, lba, block_count), None),
+            Kind::Write => {
+                let blocks = (lba..lba + block_count).flat_map(|lba| stamp::block(lba, stamp));
+                let cdb = match stamp % 2 {
+                    0 => block_10(opcode::WRITE_10, fua, lba, block_count),
+                    _ => block_16(opcode::WRITE_16, fua, lba, block_count),
+                };
+                (cdb, Some(blocks.collect()))
+            }
+            Kind::WriteSame => {
+                let cdb = block_16(opcode::WRITE_SAME_16, 0, lba, block_count);
+                (cdb, Some(stamp::block(lba, stamp)))
+            }
+            Kind::Zero { by_write_same: true } => {
+                let cdb = block_16(opcode::WRITE_SAME_16, FLAGS_UNMAP, lba, block_count);
+                (cdb, Some(vec![0; stamp::BLOCK]))
+            }
+            Kind::Zero { by_write_same: false } => unmap(lba, block_count),
+            Kind::Swap { expected } => {
+                let mut cdb = CompareAndWrite::new_zeroed();
+                cdb.operation_code = opcode::COMPARE_AND_WRITE;
+                cdb.flags = fua;
+                cdb.lba = lba.into();
+                cdb.block_count = 1;
+                (
+                    padded(&cdb),
+                    Some([stamp::block(lba, expected), stamp::block(lba, stamp)].concat()),
+                )
+            }
+        }
+    }
+
+    /// What its end says.
+    pub(crate) fn outcome(&self, completion: &Completion) -> Result<Outcome, Violation> {
+        if completion.response != 0 {
+            let response = completion.response;
+            return Err(Violation(format!("{self:?} ended with the iSCSI response {response}")));
+        }
+        let status = Status::from_byte(completion.status);
+        match status {
+            Some(Status::Good) => return Ok(Outcome::Done { durable: self.is_durable }),
+            Some(Status::Busy | Status::TaskSetFull | Status::ReservationConflict) => {
+                return Ok(Outcome::Nothing);
+            }
+            Some(Status::TaskAborted) => return Ok(Outcome::Unknown),
+            _ => {}
+        }
+        let sense = Sense::parse(&completion.sense);
+        let key = sense.map(|sense| sense.key).filter(|_| status == Some(Status::CheckCondition));
+        match key {
+            Some(SenseKey::UnitAttention) => Ok(Outcome::Nothing),
+            Some(SenseKey::Miscompare) if matches!(self.kind, Kind::Swap { .. }) => {
+                Ok(Outcome::Nothing)
+            }
+            Some(SenseKey::MediumError | SenseKey::HardwareError | SenseKey::AbortedCommand) => {
+                Ok(Outcome::Unknown)
+            }
+            _ => Err(Violation(format!("{self:?} ended with {status:?}, {sense:?}"))),
+        }
+    }
+}
+
+/// Whether a COMPARE AND WRITE found something else.
+pub(crate) fn is_miscompare(completion: &Completion) -> bool {
+    let sense = Sense::parse(&completion.sense);
+    sense.is_some_and(|sense| sense.key == SenseKey::Miscompare)
+}
+
+fn block_10(operation_code: u8, flags: u8, lba: u64, block_count: u64) -> [u8; 16] {
+    let mut cdb = Block10::new_zeroed();
+    cdb.operation_code = operation_code;
+    cdb.flags = flags;
+    cdb.lba = (lba as u32).into();
+    cdb.block_count = (block_count as u16).into();
+    padded(&cdb)
+}
+
+fn block_16(operation_code: u8, flags: u8, lba: u64, block_count: u64) -> [u8; 16] {
+    let mut cdb = Block16::new_zeroed();
+    cdb.operation_code = operation_code;
+    cdb.flags = flags;
+    cdb.lba = lba.into();
+    cdb.block_count = (block_count as u32).into();
+    padded(&cdb)
+}
+
+fn unmap(lba: u64, block_count: u64) -> ([u8; 16], Option<Vec<u8>>) {
+    let mut header = UnmapHeader::new_zeroed();
+    let mut descriptor = UnmapDescriptor::new_zeroed();
+    descriptor.lba = lba.into();
+    descriptor.block_count = (block_count as u32).into();
+    header.block_descriptor_data_length = (size_of::<UnmapDescriptor>() as u16).into();
+    header.data_length = (size_of::<UnmapDescriptor>() as u16 + 6).into();
+    let list = [header.as_bytes(), descriptor.as_bytes()].concat();
+    let mut cdb = Unmap::new_zeroed();
+    cdb.operation_code = opcode::UNMAP;
+    cdb.parameter_list_length = (list.len() as u16).into();
+    (padded(&cdb), Some(list))
+}
+
+fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let cdb = cdb.as_bytes();
+    bytes[..cdb.len()].copy_from_slice(cdb);
+    bytes
+}
+
+/// Which commands an initiator likes, in parts of a hundred.
+#[derive(Clone, Debug)]
+pub(crate) struct Taste {
+    pub(crate) reads: u64,
+    pub(crate) swaps: u64,
+    pub(crate) zeroes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) durable_percent: u32,
+    pub(crate) special_percent: u32,
+    pub(crate) block_count_max: u64,
+    /// It keeps to so many blocks at the front, where others are.
+    pub(crate) span: u64,
+}
+
+impl Taste {
+    pub(crate) const fn draw(dice: &mut Dice) -> Self {
+        Self {
+            reads: 20 + dice.below(40),
+            swaps: dice.below(20),
+            zeroes: dice.below(10),
+            flushes: dice.below(10),
+            durable_percent: dice.below(60) as u32,
+            special_percent: if dice.chance(50) { 0 } else { dice.below(50) as u32 },
+            block_count_max: if dice.chance(70) { 1 + dice.below(8) } else { 400 },
+            span: if dice.chance(50) { 4 } else { u64::MAX },
+        }
+    }
+
+    /// A command for a disk of so many blocks; `held` tells what a block may hold.
+    pub(crate) fn command(
+        &self,
+        dice: &mut Dice,
+        disk: usize,
+        block_count: u64,
+        stamp: u64,
+        held: impl Fn(u64) -> Vec<u64>,
+    ) -> Command {
+        let lba = dice.below(block_count.min(self.span));
+        let count = 1 + dice.below(self.block_count_max.min(block_count - lba));
+        let is_durable = dice.chance(self.durable_percent);
+        let attribute = match dice.chance(self.special_percent) {
+            true if dice.chance(60) => TaskAttribute::Ordered,
+            true => TaskAttribute::HeadOfQueue,
+            false if dice.chance(20) => TaskAttribute::Untagged,
+            false => TaskAttribute::Simple,
+        };
+        let any = Command {
+            kind: Kind::Read,
+            disk,
+            lba,
+            block_count: count,
+            is_durable,
+            attribute,
+            stamp,
+        };
+        let mut roll = dice.below(100);
+        let mut is = |parts: u64| {
+            let is_it = roll < parts;
+            roll = roll.saturating_sub(parts);
+            is_it
+        };
+        if is(self.reads) {
+            return Command { is_durable: false, ..any };
+        }
+        if is(self.swaps) {
+            let stamps = held(lba);
+            let expected = stamps.get(dice.below(stamps.len() as u64) as usize).copied();
+            let kind = Kind::Swap { expected: expected.unwrap_or(stamp::ZERO) };
+            return Command { kind, block_count: 1, ..any };
+        }
+        if is(self.zeroes) {
+            let kind = Kind::Zero { by_write_same: dice.chance(50) };
+            return Command { kind, is_durable: false, ..any };
+        }
+        if is(self.flushes) {
+            let (lba, block_count) = if dice.chance(70) { (0, 0) } else { (lba, count) };
+            return Command { kind: Kind::Flush, lba, block_count, is_durable: false, ..any };
+        }
+        if is(2) {
+            return Command { kind: Kind::TestUnitReady, is_durable: false, ..any };
+        }
+        match dice.chance(10) {
+            true => {
+                let stamp = stamp::SAME | stamp;
+                Command { kind: Kind::WriteSame, is_durable: false, stamp, ..any }
+            }
+            false => Command { kind: Kind::Write, ..any },
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! Disks that take their time, fail, and forget at a crash what nobody made durable.
+//!
+//! A [`Disk`] outlives the servers that have it open; each of them has it through an [`Opened`],
+//! which does nothing any more once its server has crashed.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::dice::Dice;
+use sarsen_block::{
+    Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
+    Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
+};
+use sarsen_io::time;
+
+use crate::stamp;
+
+/// What a seed's disk is like.
+#[derive(Clone, Debug)]
+pub(crate) struct Nature {
+    pub(crate) block_count: u64,
+    /// It acknowledges what is not durable yet.
+    pub(crate) is_volatile: bool,
+    /// A request takes up to so long, and then up to so long until it is answered.
+    pub(crate) delay_max_ms: u64,
+    /// Of a thousand requests, so many take a thousand times as long.
+    pub(crate) hiccups_per_mille: u64,
+    /// Of a thousand requests, so many fail.
+    pub(crate) errors_per_mille: u64,
+    /// Of a thousand flushes, so many fail, and the disk stops until the server starts again.
+    pub(crate) stops_per_mille: u64,
+}
+
+impl Nature {
+    /// What a seed has in store.
+    pub(crate) const fn draw(dice: &mut Dice) -> Self {
+        Self {
+            block_count: if dice.chance(80) { 24 + dice.below(40) } else { 512 },
+            is_volatile: dice.chance(70),
+            delay_max_ms: if dice.chance(30) { 0 } else { 1 + dice.below(30) },
+            hiccups_per_mille: if dice.chance(70) { 0 } else { dice.below(10) },
+            errors_per_mille: if dice.chance(60) { 0 } else { dice.below(20) },
+            stops_per_mille: if dice.chance(80) { 0 } else { dice.below(50) },
+        }
+    }
+}
+
+/// What a disk does wrong, so that it can be seen that it is found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lie {
+    /// One write is acknowledged and not done.
+    LosesWrite,
+    /// Flushes are acknowledged and make nothing durable.
+    IgnoresFlush,
+    /// FUA is ignored.
+    IgnoresDurability,
+    /// Reads give what was there before, now and then.
+    ReadsStale,
+    /// A write is done again after others.
+    WritesAgain,
+}
+
+type Content = Arc<[u8]>;
+
+/// A block: what is durable, and what came since, oldest first.
+struct Block {
+    durable: Content,
+    cached: Vec<(u64, Content)>,
+}
+
+impl Block {
+    fn newest(&self) -> &Content {
+        self.cached.last().map_or(&self.durable, |(_, content)| content)
+    }
+}
+
+struct State {
+    /// Which of its servers has it.
+    life: u64,
+    blocks: Vec<Block>,
+    /// Counts changes, so that a flush knows which came before it.
+    changes: u64,
+    under_way: usize,
+    has_stopped: bool,
+    may_fail: bool,
+    dice: Dice,
+    lie: Option<Lie>,
+    /// Of every write that came: block and stamp.
+    written: BTreeSet<(u64, u64)>,
+    /// What came twice.
+    written_twice: Option<(u64, u64)>,
+}
+
+/// See the module.
+pub(crate) struct Disk {
+    nature: Nature,
+    state: Mutex<State>,
+}
+
+impl Disk {
+    pub(crate) fn new(nature: Nature, dice: &mut Dice, lie: Option<Lie>) -> Arc<Self> {
+        let zero: Content = vec![0; stamp::BLOCK].into();
+        let blocks = (0..nature.block_count)
+            .map(|_| Block { durable: zero.clone(), cached: Vec::new() })
+            .collect();
+        let state = State {
+            life: 0,
+            blocks,
+            changes: 0,
+            under_way: 0,
+            has_stopped: false,
+            may_fail: true,
+            dice: Dice::new(dice.bits()),
+            lie,
+            written: BTreeSet::new(),
+            written_twice: None,
+        };
+        Arc::new(Self { nature, state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For the server that starts now.
+    pub(crate) fn open(self: &Arc<Self>) -> Arc<Opened> {
+        Arc::new(Opened { disk: self.clone(), life: self.state().life })
+    }
+
+    /// The power fails: of each block some version survives that is not older than the durable one.
+    pub(crate) fn crash(&self) {
+        let mut state = self.state();
+        let State { blocks, dice, .. } = &mut *state;
+        let mood = dice.below(4);
+        for block in blocks {
+            let versions = block.cached.len() as u64;
+            let kept = match mood {
+                0 => 0,
+                1 => versions,
+                _ => dice.below(versions + 1),
+            };
+            if let Some((_, content)) = block.cached.drain(..).take(kept as usize).next_back() {
+                block.durable = content;
+            }
+        }
+        state.life += 1;
+        state.under_way = 0;
+        state.has_stopped = false;
+    }
+
+    /// From here on it works as it should.
+    pub(crate) fn heal(&self) {
+        let mut state = self.state();
+        state.may_fail = false;
+        state.has_stopped = false;
+    }
+
+    /// Requests that were not answered.
+    pub(crate) fn under_way(&self) -> usize {
+        self.state().under_way
+    }
+
+    /// Whether a flush failed.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.state().has_stopped
+    }
+
+    /// The block and the stamp that were written twice, if any were.
+    pub(crate) fn written_twice(&self) -> Option<(u64, u64)> {
+        self.state().written_twice
+    }
+}
+
+impl State {
+    fn change(&mut self, lba: u64, content: Content, is_durable: bool) {
+        self.changes += 1;
+        let change = self.changes;
+        let Some(block) = self.blocks.get_mut(lba as usize) else { return };
+        if is_durable {
+            block.cached.clear();
+            block.durable = content;
+        } else {
+            block.cached.push((change, content));
+        }
+    }
+
+    /// Makes durable what changed up to `change`.
+    fn settle(&mut self, change: u64) {
+        for block in &mut self.blocks {
+            let count = block.cached.iter().take_while(|(of, _)| *of <= change).count();
+            if let Some((_, content)) = block.cached.drain(..count).next_back() {
+                block.durable = content;
+            }
+        }
+    }
+
+    fn read(&mut self, extent: Extent) -> Buffer {
+        let stale = self.lie == Some(Lie::ReadsStale) && self.dice.chance(10);
+        let mut buffer = Buffer::zeroed(extent.block_count as usize * stamp::BLOCK);
+        let blocks = &self.blocks[extent.lba.0 as usize..extent.end() as usize];
+        for (block, into) in blocks.iter().zip(buffer.chunks_exact_mut(stamp::BLOCK)) {
+            into.copy_from_slice(if stale { &block.durable } else { block.newest() });
+        }
+        buffer
+    }
+}
+
+/// A disk as one server has it.
+pub(crate) struct Opened {
+    disk: Arc<Disk>,
+    life: u64,
+}
+
+/// What becomes of a request, drawn when it comes.
+struct Course {
+    before: Duration,
+    after: Duration,
+    fails: bool,
+    /// Into how many parts a change falls.
+    parts: u64,
+    /// Changes that had come when it was submitted.
+    changes: u64,
+}
+
+impl Opened {
+    /// The disk, as long as this server has it.
+    fn state(&self) -> Option<MutexGuard<'_, State>> {
+        Some(self.disk.state()).filter(|state| state.life == self.life)
+    }
+
+    fn course(&self, request: &Request) -> Option<Course> {
+        let nature = &self.disk.nature;
+        let mut state = self.state()?;
+        let changes = state.changes;
+        let may_fail = state.may_fail;
+        let dice = &mut state.dice;
+        let hiccup = if dice.below(1_000) < nature.hiccups_per_mille { 1_000 } else { 1 };
+        let mut delay = || Duration::from_millis(dice.below(nature.delay_max_ms + 1) * hiccup);
+        let (before, after) = (delay(), delay());
+        let fails = match request {
+            Request::Flush => dice.below(1_000) < nature.stops_per_mille,
+            _ => dice.below(1_000) < nature.errors_per_mille,
+        };
+        let parts = if nature.delay_max_ms == 0 { 1 } else { 1 + dice.below(3) };
+        Some(Course { before, after, fails: fails && may_fail, parts, changes })
+    }
+
+    fn read(&self, extent: Extent, fails: bool) -> Result<Reply, BlockError> {
+        let mut state = self.state().ok_or(BlockError::Stopped)?;
+        match fails {
+            true => Err(medium(extent.lba, Direction::Read)),
+            false => Ok(Reply::Data(Data::Buffer(state.read(extent)))),
+        }
+    }
+
+    fn flush(&self, course: &Course) -> Result<Reply, BlockError> {
+        let mut state = self.state().ok_or(BlockError::Stopped)?;
+        if course.fails {
+            state.has_stopped = true;
+            return Err(medium(Lba(0), Direction::Write));
+        }
+        if state.lie != Some(Lie::IgnoresFlush) {
+            state.settle(course.changes);
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Changes blocks part by part, which others may see half done; one that fails stops anywhere.
+    async fn change(
+        self: Arc<Self>,
+        extent: Extent,
+        contents: Vec<Content>,
+        durability: Durability,
+        course: Course,
+    ) -> Result<Reply, BlockError> {
+        let length = (extent.block_count / course.parts).max(1) as usize;
+        let mut lba = extent.lba.0;
+        let mut again = None;
+        for part in contents.chunks(length) {
+            if lba > extent.lba.0 {
+                time::sleep_until(time::now() + course.before).await;
+            }
+            let mut state = self.state().ok_or(BlockError::Stopped)?;
+            if state.has_stopped {
+                return Err(BlockError::Stopped);
+            }
+            if course.fails && state.dice.chance(60) {
+                return Err(medium(Lba(lba), Direction::Write));
+            }
+            let lied = state.lie.filter(|_| state.dice.chance(10));
+            let is_durable = !self.disk.nature.is_volatile
+                || (durability == Durability::Durable && state.lie != Some(Lie::IgnoresDurability));
+            for content in part {
+                match lied {
+                    Some(Lie::LosesWrite) => {}
+                    Some(Lie::WritesAgain) => {
+                        again = Some((lba, content.clone()));
+                        state.change(lba, content.clone(), is_durable);
+                    }
+                    _ => state.change(lba, content.clone(), is_durable),
+                }
+                lba += 1;
+            }
+        }
+        if let Some((lba, content)) = again {
+            let opened = self.clone();
+            tokio::task::spawn_local(async move {
+                time::sleep_until(time::now() + Duration::from_millis(200)).await;
+                if let Some(mut state) = opened.state() {
+                    state.change(lba, content, false);
+                }
+            });
+        }
+        match course.fails {
+            true => Err(medium(extent.lba, Direction::Write)),
+            false => Ok(Reply::Done),
+        }
+    }
+
+    /// Notes what a write brings: nothing may come twice.
+    fn note(&self, extent: Extent, contents: &[Content]) {
+        let Some(mut state) = self.state() else { return };
+        for (lba, content) in (extent.lba.0..).zip(contents) {
+            if let Some(stamp) = stamp::of(lba, content).filter(|&stamp| stamp != stamp::ZERO)
+                && !state.written.insert((lba, stamp))
+            {
+                state.written_twice = Some((lba, stamp));
+            }
+        }
+    }
+
+    async fn carry_out(
+        self: Arc<Self>,
+        request: Request,
+        course: Course,
+    ) -> Result<Reply, BlockError> {
+        if !course.before.is_zero() {
+            time::sleep_until(time::now() + course.before).await;
+        }
+        let after = course.after;
+        let zeroes =
+            |extent: Extent| vec![vec![0; stamp::BLOCK].into(); extent.block_count as usize];
+        let reply = match request {
+            Request::Read(extent) => self.read(extent, course.fails),
+            Request::Flush => self.flush(&course),
+            Request::Write { extent, data, durability } => {
+                let contents: Vec<Content> =
+                    data.chunks_exact(stamp::BLOCK).map(Into::into).collect();
+                self.note(extent, &contents);
+                self.clone().change(extent, contents, durability, course).await
+            }
+            Request::Unmap(extent) => {
+                let durability = Durability::Volatile;
+                self.clone().change(extent, zeroes(extent), durability, course).await
+            }
+            Request::WriteZeroes { extent, durability } => {
+                self.clone().change(extent, zeroes(extent), durability, course).await
+            }
+            Request::Allocation(extent) => Ok(Reply::Allocation(AllocationRun {
+                block_count: extent.block_count,
+                allocation: Allocation::Mapped,
+            })),
+            Request::ReadProtected(_)
+            | Request::WriteProtected { .. }
+            | Request::Space
+            | Request::Resize { .. } => Err(BlockError::Unsupported),
+        };
+        if !after.is_zero() {
+            time::sleep_until(time::now() + after).await;
+        }
+        reply
+    }
+}
+
+fn medium(lba: Lba, direction: Direction) -> BlockError {
+    BlockError::Medium { lba, direction, source: io::Error::other("a fault of the simulation's") }
+}
+
+impl Store for Opened {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: BlockSize::B512, block_count: self.disk.nature.block_count }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        Characteristics {
+            volatile_cache: self.disk.nature.is_volatile,
+            read_only: false,
+            unmap: Some(Unmap { granularity_blocks: 1, anchors: false, tells_space: false }),
+            physical_block_exponent: 0,
+            protection: false,
+            is_lasting: true,
+        }
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let block_count = self.disk.nature.block_count;
+        if let Request::Read(extent)
+        | Request::Write { extent, .. }
+        | Request::Unmap(extent)
+        | Request::WriteZeroes { extent, .. }
+        | Request::Allocation(extent) = &request
+            && !extent.fits(block_count)
+        {
+            return Io::Ready(Err(BlockError::OutOfRange { extent: *extent, block_count }));
+        }
+        let Some(course) = self.course(&request) else {
+            return Io::Ready(Err(BlockError::Stopped));
+        };
+        let opened = Arc::new(Self { disk: self.disk.clone(), life: self.life });
+        // A request that was submitted goes on, whether its answer is waited for or not.
+        self.disk.state().under_way += 1;
+        let task = tokio::task::spawn_local(async move {
+            let reply = opened.clone().carry_out(request, course).await;
+            if let Some(mut state) = opened.state() {
+                state.under_way -= 1;
+            }
+            reply
+        });
+        Io::pending(async move { task.await.unwrap_or(Err(BlockError::Stopped)) })
+    }
+}

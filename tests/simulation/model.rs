@@ -1,0 +1,380 @@
+//! What each block may hold, by what was asked and what was acknowledged.
+//!
+//! A change of a block takes effect at one moment between its request and its latest moment: the
+//! answer, or, of one whose outcome is unknown, the moment from which on it cannot happen any more.
+//! It is certain once it was acknowledged or seen. A value cannot be read any more once something
+//! that is certain lies wholly behind its write and wholly before the read. A read that has
+//! succeeded is something certain itself, since the block held the value then. At a crash, what was
+//! not made durable is uncertain again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::stamp;
+
+/// A point in the order of events.
+pub(crate) type Moment = u64;
+
+/// How a command stands to others of its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Which session.
+    pub(crate) session: u64,
+    /// Which command of it, in the order in which they were sent.
+    pub(crate) number: u64,
+    /// After all that were sent before it, and before all that were sent later but to the head.
+    pub(crate) is_ordered: bool,
+    /// Before all that have not begun.
+    pub(crate) is_head: bool,
+}
+
+/// Something that happened to a block, or may have.
+#[derive(Clone, Debug)]
+struct Change {
+    /// The command.
+    operation: u64,
+    stamp: u64,
+    /// It was found there, rather than put there.
+    is_sighting: bool,
+    place: Place,
+    invoked: Moment,
+    /// `None` while it may happen yet.
+    latest: Option<Moment>,
+    is_certain: bool,
+    /// It survives crashes.
+    is_durable: bool,
+    was_seen: bool,
+}
+
+impl Change {
+    fn is_open_at(&self, moment: Moment) -> bool {
+        self.latest.is_none_or(|latest| latest >= moment)
+    }
+}
+
+/// A command that has not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    pub(crate) disk: usize,
+    pub(crate) place: Place,
+    pub(crate) invoked: Moment,
+    /// Blocks, and what it writes there.
+    pub(crate) writes: Vec<(u64, u64)>,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Its changes were made, and are durable if it asked for that.
+    Done { durable: bool },
+    /// It had no effect.
+    Nothing,
+    /// Nobody knows; it cannot happen any more.
+    Unknown,
+}
+
+/// What must not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Violation(pub(crate) String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+struct Disk {
+    is_volatile: bool,
+    blocks: Vec<Vec<Change>>,
+    last_crash: Moment,
+    /// Block and stamp of what was compared and replaced, and when.
+    swapped: BTreeMap<(u64, u64), Moment>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Model {
+    now: Moment,
+    last_operation: u64,
+    disks: Vec<Disk>,
+    operations: BTreeMap<u64, Operation>,
+}
+
+impl Model {
+    /// A disk full of zeroes. Disks are known by their numbers from 0 on.
+    pub(crate) fn add_disk(&mut self, block_count: u64, is_volatile: bool) {
+        let place = Place { session: 0, number: 0, is_ordered: false, is_head: false };
+        let blank = Change {
+            operation: 0,
+            stamp: stamp::ZERO,
+            is_sighting: false,
+            place,
+            invoked: 0,
+            latest: Some(0),
+            is_certain: true,
+            is_durable: true,
+            was_seen: false,
+        };
+        let blocks = vec![vec![blank]; block_count as usize];
+        self.disks.push(Disk { is_volatile, blocks, last_crash: 0, swapped: BTreeMap::new() });
+    }
+
+    /// Time goes on.
+    pub(crate) fn tick(&mut self) -> Moment {
+        self.now += 1;
+        self.now
+    }
+
+    /// A command is about to be sent.
+    pub(crate) fn begin(&mut self, disk: usize, place: Place, writes: Vec<(u64, u64)>) -> u64 {
+        let invoked = self.tick();
+        self.last_operation += 1;
+        let operation = self.last_operation;
+        for &(lba, stamp) in &writes {
+            self.disks[disk].blocks[lba as usize].push(Change {
+                operation,
+                stamp,
+                is_sighting: false,
+                place,
+                invoked,
+                latest: None,
+                is_certain: false,
+                is_durable: false,
+                was_seen: false,
+            });
+        }
+        self.operations.insert(operation, Operation { disk, place, invoked, writes });
+        operation
+    }
+
+    /// A command has ended.
+    pub(crate) fn end(&mut self, operation: u64, outcome: Outcome) -> Result<(), Violation> {
+        let now = self.tick();
+        let Some(ended) = self.operations.remove(&operation) else {
+            return Err(Violation(format!("command {operation} ended twice")));
+        };
+        let disk = &mut self.disks[ended.disk];
+        for (lba, stamp) in ended.writes {
+            let changes = &mut disk.blocks[lba as usize];
+            let found =
+                changes.iter().position(|one| one.operation == operation && !one.is_sighting);
+            let Some(index) = found else { continue };
+            let change = &mut changes[index];
+            change.latest = Some(change.latest.map_or(now, |latest| latest.min(now)));
+            match outcome {
+                // The answer may have been on its way when the power failed.
+                Outcome::Done { durable } => {
+                    change.is_durable |= durable || !disk.is_volatile;
+                    change.is_certain |= change.is_durable || ended.invoked > disk.last_crash;
+                }
+                Outcome::Nothing if change.was_seen => {
+                    return Err(Violation(format!(
+                        "block {lba} of disk {}: {stamp} was refused, and was seen",
+                        ended.disk
+                    )));
+                }
+                Outcome::Nothing => drop(changes.remove(index)),
+                Outcome::Unknown => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A flush of so many blocks from `lba`, 0 for all that follow, succeeded.
+    pub(crate) fn flushed(&mut self, operation: u64, lba: u64, block_count: u64) {
+        let Some(&Operation { disk, invoked, .. }) = self.operations.get(&operation) else {
+            return;
+        };
+        let disk = &mut self.disks[disk];
+        if invoked < disk.last_crash {
+            return;
+        }
+        let count = if block_count == 0 { usize::MAX } else { block_count as usize };
+        for change in disk.blocks.iter_mut().skip(lba as usize).take(count).flatten() {
+            if change.is_certain && !change.is_open_at(invoked) {
+                change.is_durable = true;
+            }
+        }
+    }
+
+    /// The server and its disks lost their power, and with it what was under way.
+    pub(crate) fn crash(&mut self) {
+        let now = self.tick();
+        for disk in &mut self.disks {
+            disk.last_crash = now;
+            for changes in &mut disk.blocks {
+                changes.retain(|change| !change.is_sighting || change.is_durable);
+                for change in changes {
+                    change.latest = Some(change.latest.unwrap_or(now));
+                    change.is_certain &= change.is_durable;
+                }
+            }
+        }
+    }
+
+    /// `content` was found at `lba` by a command that was sent at `invoked`.
+    pub(crate) fn found(
+        &mut self,
+        operation: u64,
+        lba: u64,
+        content: &[u8],
+    ) -> Result<(), Violation> {
+        let now = self.tick();
+        let Some(Operation { disk: number, place, invoked, .. }) =
+            self.operations.get(&operation).cloned()
+        else {
+            return Err(Violation(format!("command {operation} ended twice")));
+        };
+        let disk = &mut self.disks[number];
+        let changes = &mut disk.blocks[lba as usize];
+        let here = format!("block {lba} of disk {number}");
+        let Some(stamp) = stamp::of(lba, content) else {
+            return Err(Violation(format!(
+                "{here} holds what was never written as a whole: {:02x?}…",
+                &content[..32]
+            )));
+        };
+        let possible = possible(changes, invoked, place);
+        let mut candidates = possible.iter().filter(|&&index| changes[index].stamp == stamp);
+        let (Some(&first), next) = (candidates.next(), candidates.next()) else {
+            let known: Vec<_> = changes.iter().map(ToString::to_string).collect();
+            return Err(Violation(format!(
+                "{here} was read between {invoked} and {now} as {stamp}, which it cannot hold:\n  {}",
+                known.join("\n  ")
+            )));
+        };
+        if invoked < disk.last_crash {
+            // What was found may be lost again.
+            return Ok(());
+        }
+        let is_durable = match next {
+            // Which of several it was is not known.
+            Some(_) => false,
+            None => {
+                let change = &mut changes[first];
+                let survived = !change.is_open_at(disk.last_crash + 1);
+                change.latest = Some(change.latest.map_or(now, |latest| latest.min(now)));
+                change.is_certain = true;
+                change.is_durable |= survived || !disk.is_volatile;
+                change.was_seen = true;
+                change.is_durable
+            }
+        };
+        changes.push(Change {
+            operation,
+            stamp,
+            is_sighting: true,
+            place,
+            invoked,
+            latest: Some(now),
+            is_certain: true,
+            is_durable,
+            was_seen: true,
+        });
+        Ok(())
+    }
+
+    /// A compare at `lba` found `stamp` and put something else there: no other may find it again.
+    pub(crate) fn swapped(
+        &mut self,
+        operation: u64,
+        lba: u64,
+        stamp: u64,
+    ) -> Result<(), Violation> {
+        let Some(known) = self.operations.get(&operation) else {
+            return Err(Violation(format!("command {operation} ended twice")));
+        };
+        let (number, invoked) = (known.disk, known.invoked);
+        let disk = &mut self.disks[number];
+        if stamp == stamp::ZERO || invoked < disk.last_crash {
+            return Ok(());
+        }
+        match disk.swapped.insert((lba, stamp), invoked) {
+            Some(before) if before > disk.last_crash => Err(Violation(format!(
+                "block {lba} of disk {number}: two found {stamp} there and replaced it"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a block may hold, as far as a command that is sent now knows.
+    pub(crate) fn stamps(&self, disk: usize, lba: u64) -> Vec<u64> {
+        let changes = &self.disks[disk].blocks[lba as usize];
+        let nowhere = Place { session: 0, number: 0, is_ordered: false, is_head: false };
+        let mut stamps: Vec<u64> = possible(changes, self.now + 1, nowhere)
+            .into_iter()
+            .map(|index| changes[index].stamp)
+            .collect();
+        stamps.dedup();
+        stamps
+    }
+
+    /// A compare at `lba` found something else than `stamp`, sent as `operation`.
+    pub(crate) fn missed(&mut self, operation: u64, lba: u64, stamp: u64) -> Result<(), Violation> {
+        let now = self.tick();
+        let Some(known) = self.operations.get(&operation) else {
+            return Err(Violation(format!("command {operation} ended twice")));
+        };
+        let changes = &self.disks[known.disk].blocks[lba as usize];
+        let own = |index: &usize| changes[*index].operation != operation;
+        let possible = possible(changes, known.invoked, known.place);
+        match possible.iter().filter(|index| own(index)).all(|&index| changes[index].stamp == stamp)
+        {
+            true => Err(Violation(format!(
+                "block {lba} of disk {} was not found to be {stamp} between {} and {now}, and must be",
+                known.disk, known.invoked
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Commands that have not ended.
+    pub(crate) fn open_count(&self) -> usize {
+        self.operations.len()
+    }
+}
+
+/// Whether the effect of the first lies before all of the second.
+fn precedes(first: &Change, second_invoked: Moment, second: Place) -> bool {
+    if first.latest.is_some_and(|latest| latest < second_invoked) {
+        return true;
+    }
+    // SAM-5 8.6: what is ORDERED is carried out between what was sent before it and after it.
+    let one = first.place;
+    one.session == second.session
+        && one.session != 0
+        && one.number < second.number
+        && ((second.is_ordered) || (one.is_ordered && !second.is_head))
+}
+
+/// The writes whose value a read that is sent at `invoked` may find.
+fn possible(changes: &[Change], invoked: Moment, place: Place) -> Vec<usize> {
+    let certain: Vec<&Change> = changes
+        .iter()
+        .filter(|change| change.is_certain && precedes(change, invoked, place))
+        .collect();
+    let is_overwritten = |change: &Change| {
+        certain.iter().any(|later| {
+            !(later.operation == change.operation && later.is_sighting == change.is_sighting)
+                && later.stamp != change.stamp
+                && precedes(change, later.invoked, later.place)
+        })
+    };
+    (0..changes.len())
+        .filter(|&index| !changes[index].is_sighting && !is_overwritten(&changes[index]))
+        .collect()
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, stamp, invoked, place, .. } = self;
+        let what = if self.is_sighting { "seen" } else { "written" };
+        write!(f, "{stamp} {what} by command {operation} (session {}) {invoked}..", place.session)?;
+        match self.latest {
+            Some(latest) => write!(f, "{latest}")?,
+            None => write!(f, "?")?,
+        }
+        write!(f, "{}", if self.is_certain { ", certain" } else { "" })?;
+        write!(f, "{}", if self.is_durable { ", durable" } else { "" })
+    }
+}

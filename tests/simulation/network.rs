@@ -1,0 +1,392 @@
+//! Connections: bytes that take their time, arrive in odd pieces, change on the way, stall, vanish or
+//! end in the middle. Within a connection nothing is lost or reordered, as TCP has it; between
+//! connections everything is.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::dice::Dice;
+use sarsen_block::{LocalFuture, Piece};
+use sarsen_io::simulation::End;
+use sarsen_io::time;
+use tokio::sync::Notify;
+
+/// A stalled segment is sent again after so long, at most.
+const STALL_MAX_MS: u64 = 8_000;
+
+/// How a seed's connections behave.
+#[derive(Clone, Debug)]
+pub(crate) struct Weather {
+    /// A segment takes up to so long.
+    pub(crate) latency_max_ms: u64,
+    /// Of a thousand segments, so many are stuck for a while.
+    pub(crate) stalls_per_mille: u64,
+    /// Of a thousand segments, so many arrive with a bit flipped, where the ends said that they would
+    /// notice.
+    pub(crate) flips_per_mille: u64,
+    /// Of a hundred connections, so many are cut.
+    pub(crate) cut_percent: u32,
+    /// Of a hundred connections, so many fall silent.
+    pub(crate) silence_percent: u32,
+    /// A connection that comes to harm does so before so many bytes went one way.
+    pub(crate) harm_within: u64,
+    /// What the sender may have under way.
+    pub(crate) room: usize,
+    /// What one call receives, at most.
+    pub(crate) piece_max: u64,
+}
+
+impl Weather {
+    /// What nothing happens in.
+    pub(crate) const fn fair() -> Self {
+        Self {
+            latency_max_ms: 1,
+            stalls_per_mille: 0,
+            flips_per_mille: 0,
+            cut_percent: 0,
+            silence_percent: 0,
+            harm_within: 0,
+            room: 1 << 20,
+            piece_max: 1 << 20,
+        }
+    }
+
+    /// What a seed has in store.
+    pub(crate) const fn forecast(dice: &mut Dice) -> Self {
+        const ROOMS: [usize; 4] = [100, 3_000, 20_000, 1 << 20];
+        const PIECES: [u64; 4] = [7, 100, 5_000, 1 << 20];
+        Self {
+            latency_max_ms: if dice.chance(30) { 0 } else { 1 + dice.below(40) },
+            stalls_per_mille: if dice.chance(60) { 0 } else { dice.below(30) },
+            flips_per_mille: dice.below(15),
+            cut_percent: if dice.chance(30) { 0 } else { dice.below(90) as u32 },
+            silence_percent: if dice.chance(60) { 0 } else { dice.below(40) as u32 },
+            harm_within: 1_000 + dice.below(100_000),
+            room: ROOMS[dice.below(4) as usize],
+            piece_max: PIECES[dice.below(4) as usize],
+        }
+    }
+}
+
+/// What ends a connection before its time.
+#[derive(Clone, Copy, Debug)]
+enum Harm {
+    Cut,
+    Silence,
+}
+
+/// One direction.
+#[derive(Default)]
+struct Pipe {
+    segments: VecDeque<(Instant, Vec<u8>)>,
+    /// Sent and not received.
+    under_way: usize,
+    /// Sent in all.
+    total: u64,
+    last_arrival: Option<Instant>,
+    /// The sender has ended it.
+    is_ended: bool,
+    /// The receiver is gone.
+    is_deaf: bool,
+    told: Rc<Notify>,
+    has_room: Rc<Notify>,
+}
+
+struct Wire {
+    dice: Dice,
+    weather: Weather,
+    addresses: [SocketAddr; 2],
+    /// From the side of the same index.
+    pipes: [Pipe; 2],
+    /// In which direction, after how many bytes.
+    harm: Option<(Harm, usize, u64)>,
+    is_cut: bool,
+    is_silent: bool,
+    flips: bool,
+}
+
+impl Wire {
+    /// Takes bytes from `side`, as many as there is room for.
+    fn send(&mut self, side: usize, pieces: &[Piece<'_>]) -> io::Result<usize> {
+        if self.is_cut {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        if self.pipes[side].is_deaf && !self.is_silent {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let mut room = self.weather.room.saturating_sub(self.pipes[side].under_way);
+        if room == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        if self.dice.chance(10) {
+            room = 1 + self.dice.below(room as u64) as usize;
+        }
+        let mut bytes = Vec::new();
+        for piece in pieces {
+            let left = room - bytes.len();
+            match piece {
+                Piece::Bytes(piece) => bytes.extend_from_slice(&piece[..piece.len().min(left)]),
+                Piece::Shared { memory, offset, length } => {
+                    let start = bytes.len();
+                    bytes.resize(start + left.min(*length), 0);
+                    memory.copy_out(*offset, &mut bytes[start..]);
+                }
+            }
+        }
+        let count = bytes.len();
+        self.pipes[side].total += count as u64;
+        self.pipes[side].under_way += count;
+        self.come_to_harm(side, &mut bytes);
+        if !self.is_silent && !bytes.is_empty() {
+            self.dispatch(side, bytes);
+        }
+        Ok(count)
+    }
+
+    /// Cuts the connection, or lets it fall silent, if it is time.
+    fn come_to_harm(&mut self, side: usize, bytes: &mut Vec<u8>) {
+        let Some((harm, direction, after)) = self.harm else { return };
+        let total = self.pipes[side].total;
+        if direction != side || total < after {
+            return;
+        }
+        self.harm = None;
+        let kept = bytes.len() - ((total - after) as usize).min(bytes.len());
+        bytes.truncate(kept);
+        match harm {
+            Harm::Silence => self.is_silent = true,
+            Harm::Cut => {
+                if !bytes.is_empty() {
+                    self.dispatch(side, std::mem::take(bytes));
+                }
+                self.cut();
+            }
+        }
+    }
+
+    /// Ends both directions; of what is under way some may arrive yet.
+    fn cut(&mut self) {
+        self.is_cut = true;
+        for pipe in &mut self.pipes {
+            let kept = self.dice.below(pipe.segments.len() as u64 + 1);
+            pipe.segments.truncate(kept as usize);
+            pipe.told.notify_one();
+            pipe.has_room.notify_one();
+        }
+    }
+
+    fn dispatch(&mut self, side: usize, mut bytes: Vec<u8>) {
+        if self.flips && self.dice.below(1_000) < self.weather.flips_per_mille {
+            let (byte, bit) = (self.dice.below(bytes.len() as u64), self.dice.below(8));
+            bytes[byte as usize] ^= 1 << bit;
+        }
+        let mut delay = self.dice.below(self.weather.latency_max_ms + 1);
+        if self.dice.below(1_000) < self.weather.stalls_per_mille {
+            delay += self.dice.below(STALL_MAX_MS);
+        }
+        let pipe = &mut self.pipes[side];
+        let arrival = time::now() + Duration::from_millis(delay);
+        let arrival = pipe.last_arrival.map_or(arrival, |last| last.max(arrival));
+        pipe.last_arrival = Some(arrival);
+        pipe.segments.push_back((arrival, bytes));
+        pipe.told.notify_one();
+    }
+
+    /// Gives `side` what has arrived.
+    fn receive(
+        &mut self,
+        side: usize,
+        landing: &mut [u8],
+        scratch: &mut [u8],
+    ) -> io::Result<usize> {
+        let now = time::now();
+        let limit = match self.dice.chance(50) {
+            true => self.weather.piece_max,
+            false => 1 + self.dice.below(self.weather.piece_max),
+        };
+        let room = (landing.len() + scratch.len()).min(limit as usize);
+        let (is_cut, is_silent) = (self.is_cut, self.is_silent);
+        let pipe = &mut self.pipes[1 - side];
+        let mut count = 0;
+        while count < room
+            && let Some((arrival, bytes)) = pipe.segments.front_mut()
+            && *arrival <= now
+        {
+            let taken = bytes.len().min(room - count);
+            for byte in bytes.drain(..taken) {
+                match landing.get_mut(count) {
+                    Some(place) => *place = byte,
+                    None => scratch[count - landing.len()] = byte,
+                }
+                count += 1;
+            }
+            if bytes.is_empty() {
+                pipe.segments.pop_front();
+            }
+        }
+        if count > 0 {
+            pipe.under_way -= count;
+            pipe.has_room.notify_one();
+            return Ok(count);
+        }
+        match (pipe.segments.is_empty(), is_cut, pipe.is_ended && !is_silent) {
+            (true, true, _) => Err(io::ErrorKind::ConnectionReset.into()),
+            (true, false, true) => Ok(0),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    /// When there is something for `side`: now, then, or nobody knows.
+    fn arrival(&self, side: usize) -> Option<Instant> {
+        let pipe = &self.pipes[1 - side];
+        match pipe.segments.front() {
+            Some((arrival, _)) => Some(*arrival),
+            None if self.is_cut || (pipe.is_ended && !self.is_silent) => Some(time::now()),
+            None => None,
+        }
+    }
+}
+
+/// One end of a connection. Who drops it ends it.
+pub(crate) struct Side {
+    wire: Rc<RefCell<Wire>>,
+    index: usize,
+}
+
+/// A connection: the end of who made it, and the end of who accepted it.
+pub(crate) fn connection(
+    dice: &mut Dice,
+    weather: &Weather,
+    addresses: [SocketAddr; 2],
+) -> (Side, Side) {
+    let harm = match (dice.chance(weather.cut_percent), dice.chance(weather.silence_percent)) {
+        (true, _) => Some(Harm::Cut),
+        (false, true) => Some(Harm::Silence),
+        (false, false) => None,
+    };
+    let harm = harm.map(|harm| (harm, dice.below(2) as usize, dice.below(weather.harm_within)));
+    let wire = Wire {
+        dice: Dice::new(dice.bits()),
+        weather: weather.clone(),
+        addresses,
+        pipes: Default::default(),
+        harm,
+        is_cut: false,
+        is_silent: false,
+        flips: false,
+    };
+    let wire = Rc::new(RefCell::new(wire));
+    (Side { wire: wire.clone(), index: 0 }, Side { wire, index: 1 })
+}
+
+impl Side {
+    /// From here on both ends notice what changes on the way, so it may.
+    pub(crate) fn allow_flips(&self) {
+        self.wire.borrow_mut().flips = true;
+    }
+
+    /// A handle by which the world does to the connection what it likes.
+    pub(crate) fn fate(&self) -> Fate {
+        Fate(Rc::downgrade(&self.wire))
+    }
+}
+
+/// What the world holds of a connection.
+pub(crate) struct Fate(std::rc::Weak<RefCell<Wire>>);
+
+impl Fate {
+    /// The machine at one end is gone: both ends hear of it, or none does.
+    pub(crate) fn strike(&self, heard: bool) {
+        let Some(wire) = self.0.upgrade() else { return };
+        let mut wire = wire.borrow_mut();
+        match heard {
+            true => wire.cut(),
+            false => {
+                wire.is_silent = true;
+                wire.pipes.iter_mut().for_each(|pipe| pipe.segments.clear());
+            }
+        }
+    }
+}
+
+impl End for Side {
+    fn peer_addr(&self) -> SocketAddr {
+        self.wire.borrow().addresses[1 - self.index]
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.wire.borrow().addresses[self.index]
+    }
+
+    fn readable(&self) -> LocalFuture<io::Result<()>> {
+        let (wire, side) = (self.wire.clone(), self.index);
+        Box::pin(async move {
+            loop {
+                let (arrival, told) = {
+                    let wire = wire.borrow();
+                    (wire.arrival(side), wire.pipes[1 - side].told.clone())
+                };
+                match arrival {
+                    Some(arrival) if arrival <= time::now() => return Ok(()),
+                    Some(arrival) => tokio::select! {
+                        biased;
+                        () = told.notified() => {}
+                        () = time::sleep_until(arrival) => {}
+                    },
+                    None => told.notified().await,
+                }
+            }
+        })
+    }
+
+    fn writable(&self) -> LocalFuture<io::Result<()>> {
+        let (wire, side) = (self.wire.clone(), self.index);
+        Box::pin(async move {
+            loop {
+                let has_room = {
+                    let wire = wire.borrow();
+                    let pipe = &wire.pipes[side];
+                    let is_deaf = pipe.is_deaf && !wire.is_silent;
+                    if wire.is_cut || is_deaf || pipe.under_way < wire.weather.room {
+                        return Ok(());
+                    }
+                    pipe.has_room.clone()
+                };
+                has_room.notified().await;
+            }
+        })
+    }
+
+    fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
+        self.wire.borrow_mut().receive(self.index, landing, scratch)
+    }
+
+    fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
+        self.wire.borrow_mut().send(self.index, pieces)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let mut wire = self.wire.borrow_mut();
+        if how != Shutdown::Read {
+            let pipe = &mut wire.pipes[self.index];
+            pipe.is_ended = true;
+            pipe.told.notify_one();
+        }
+        if how != Shutdown::Write {
+            let pipe = &mut wire.pipes[1 - self.index];
+            pipe.is_deaf = true;
+            pipe.has_room.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        let _ = self.shutdown(Shutdown::Both);
+    }
+}

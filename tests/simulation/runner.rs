@@ -1,0 +1,223 @@
+//! Runs seeds, each on a thread of its own: nothing of one reaches the next.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ops::RangeInclusive;
+use std::panic::{self, AssertUnwindSafe};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, Once, PoisonError, mpsc};
+use std::time::Duration;
+
+use crate::dice::Dice;
+use sarsen_io::{simulation, threads, time};
+use tokio::task::{JoinHandle, LocalSet};
+
+use crate::initiator::Initiator;
+use crate::world::{Mutation, World};
+
+/// A seed that takes longer, in the world's time, hangs.
+const LIMIT: Duration = Duration::from_secs(6 * 3_600);
+/// The same in real time, where the world's stands still.
+const REAL_LIMIT: Duration = Duration::from_secs(60);
+/// What is left behind by who vanished is gone after this.
+const SETTLE_LIMIT: Duration = Duration::from_secs(600);
+/// Failures after which no more are looked for.
+const FAILURES_MAX: usize = 3;
+
+thread_local! {
+    /// What panicked on this thread; tasks keep it to themselves otherwise.
+    static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// What a seed did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Report {
+    /// Of everything that happened.
+    fingerprint: u64,
+    commands: u64,
+    answers: u64,
+    elapsed: Duration,
+}
+
+/// Runs seeds on two threads at a time. Panics if any fails.
+pub(crate) fn all(seeds: RangeInclusive<u64>) {
+    let next = AtomicU64::new(*seeds.start());
+    let failures = Mutex::new(Vec::new());
+    let totals = Mutex::new((0, 0, Duration::ZERO));
+    let work = || loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        let enough = failures.lock().unwrap_or_else(PoisonError::into_inner).len() >= FAILURES_MAX;
+        if enough || !seeds.contains(&seed) {
+            return;
+        }
+        match run(seed, None) {
+            Ok(report) => {
+                let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
+                totals.0 += report.commands;
+                totals.1 += report.answers;
+                totals.2 += report.elapsed;
+            }
+            Err(failure) => {
+                failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+            }
+        }
+    };
+    threads::beside("simulation", work, work).expect("a thread");
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    assert!(failures.is_empty(), "\n{}", failures.join("\n\n"));
+    let (commands, answers, elapsed) = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
+    println!(
+        "{commands} commands, {answers} answers in {} s of the world's time",
+        elapsed.as_secs()
+    );
+}
+
+/// Runs a seed; an error says what went wrong and how to see it again.
+pub(crate) fn run(seed: u64, mutation: Option<Mutation>) -> Result<Report, String> {
+    prepare();
+    let (done, outcome) = mpsc::channel();
+    let thread = threads::spawn("seed", move || {
+        PANICS.set(Some(Vec::new()));
+        let report = panic::catch_unwind(AssertUnwindSafe(|| simulate(seed, mutation)));
+        let panics = PANICS.take().unwrap_or_default();
+        let result = match (report, panics.first()) {
+            (Ok(report), None) => Ok(report),
+            (Ok(_), Some(first)) => Err(first.clone()),
+            (Err(panic), first) => Err(first.cloned().unwrap_or_else(|| words(&*panic))),
+        };
+        // Who waited may have given up.
+        let _ = done.send(result);
+    });
+    thread.map_err(|error| error.to_string())?;
+    let outcome = outcome.recv_timeout(REAL_LIMIT);
+    let outcome = outcome.unwrap_or_else(|_| Err("it does not come to an end".into()));
+    outcome.map_err(|what| {
+        format!(
+            "seed {seed}: {what}\nSee it again: SARSEN_SEED={seed} RUST_LOG=debug cargo test -p \
+             sarsen-simulation a_seed -- --nocapture"
+        )
+    })
+}
+
+fn words(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic").to_owned()
+}
+
+/// Logs where that is asked for, and keeps panics of seeds to their report.
+fn prepare() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if std::env::var_os("RUST_LOG").is_some() {
+            let filter = tracing_subscriber::EnvFilter::from_default_env();
+            tracing_subscriber::fmt().with_env_filter(filter).without_time().init();
+        }
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let is_ours = PANICS.with_borrow_mut(|panics| {
+                let Some(panics) = panics else { return false };
+                let place = info.location().map(ToString::to_string).unwrap_or_default();
+                panics.push(format!("{} ({place})", words(info.payload())));
+                true
+            });
+            if !is_ours {
+                before(info);
+            }
+        }));
+    });
+}
+
+fn simulate(seed: u64, mutation: Option<Mutation>) -> Report {
+    simulation::seed_randomness(seed);
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
+    LocalSet::new().block_on(&runtime, scenario(seed, mutation))
+}
+
+async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
+    let world = Rc::new(World::new(seed, mutation));
+    world.server.start();
+    let power = tokio::task::spawn_local(power(world.clone(), Dice::new(seed ^ 0x706f_7765)));
+    let mut initiators: Vec<JoinHandle<Vec<u64>>> = Vec::new();
+    for number in 0..world.plan.initiators {
+        let dice = Dice::new(seed.wrapping_mul(31).wrapping_add(number + 1));
+        let initiator = Initiator::new(world.clone(), number as u8, dice);
+        initiators.push(tokio::task::spawn_local(initiator.run()));
+    }
+    let mut unknown = Vec::new();
+    for initiator in initiators {
+        let limit = time::now() + LIMIT.saturating_sub(world.age());
+        unknown.extend(tokio::select! {
+            biased;
+            ended = initiator => ended.expect("it would have said why"),
+            () = time::sleep_until(limit) => panic!("an initiator hangs"),
+        });
+    }
+    power.abort();
+    let _ = power.await;
+    world.server.disks().iter().for_each(|disk| disk.heal());
+    if !world.server.is_running() {
+        world.server.start();
+    }
+    settle(&world).await;
+    for operation in unknown {
+        let ended = world.model.borrow_mut().end(operation, crate::model::Outcome::Unknown);
+        world.hold(ended);
+    }
+    let verifier = Initiator::new(world.clone(), u8::MAX, Dice::new(seed));
+    verifier.verify().await;
+    settle(&world).await;
+    let open = world.model.borrow().open_count();
+    assert_eq!(open, 0, "commands that never ended");
+    for disk in world.server.disks() {
+        assert_eq!(disk.written_twice(), None, "block and stamp of a write that was done twice");
+    }
+    let held = world.server.end().await;
+    assert_eq!(held, 0, "units that something still holds");
+    let (commands, answers) = world.counts();
+    Report { fingerprint: world.fingerprint(), commands, answers, elapsed: world.age() }
+}
+
+/// Waits until nothing is left of those who went.
+async fn settle(world: &World) {
+    let deadline = time::now() + SETTLE_LIMIT;
+    loop {
+        let sessions = world.server.session_count();
+        let connections = world.server.connection_count();
+        let requests: usize = world.server.disks().iter().map(|disk| disk.under_way()).sum();
+        if (sessions, connections, requests) == (0, 0, 0) {
+            return;
+        }
+        assert!(
+            time::now() < deadline,
+            "{sessions} sessions, {connections} connections and {requests} requests are left"
+        );
+        time::sleep_until(time::now() + Duration::from_millis(500)).await;
+    }
+}
+
+/// Lets the power fail when the plan says so, or soon after a disk has stopped.
+async fn power(world: Rc<World>, mut dice: Dice) {
+    loop {
+        tokio::select! {
+            biased;
+            () = world.power.notified() => {
+                let moment = Duration::from_millis(dice.below(100));
+                time::sleep_until(time::now() + moment).await;
+            }
+            () = time::sleep_until(time::now() + Duration::from_millis(700)) => {
+                if !world.server.disks().iter().any(|disk| disk.has_stopped()) {
+                    continue;
+                }
+            }
+        }
+        world.note("power", format_args!("fails"));
+        world.server.crash();
+        world.model.borrow_mut().crash();
+        let dark = Duration::from_millis(dice.below(3_000));
+        time::sleep_until(time::now() + dark).await;
+        world.note("power", format_args!("is back"));
+        world.server.start();
+    }
+}

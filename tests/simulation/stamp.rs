@@ -1,0 +1,38 @@
+//! What is written: blocks that say which write they come from and where they belong.
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = 512;
+/// The stamp of a block that was never written, or was given back.
+pub(crate) const ZERO: u64 = 0;
+/// In the stamps of writes that put one content into many blocks.
+pub(crate) const SAME: u64 = 1 << 63;
+/// In the place of a block's number there.
+const ANYWHERE: u64 = u64::MAX;
+
+/// What a write with this stamp puts at `lba`.
+pub(crate) fn block(lba: u64, stamp: u64) -> Vec<u8> {
+    let place = match stamp {
+        ZERO => 0,
+        stamp if stamp & SAME != 0 => ANYWHERE,
+        _ => lba,
+    };
+    let word = [stamp.to_be_bytes(), place.to_be_bytes()].concat();
+    word.repeat(BLOCK / word.len())
+}
+
+/// The stamp of what is found at `lba`; `None` if it is torn, changed or another's.
+pub(crate) fn of(lba: u64, content: &[u8]) -> Option<u64> {
+    let stamp = u64::from_be_bytes(*content.first_chunk()?);
+    (block(lba, stamp) == content).then_some(stamp)
+}
+
+#[test]
+fn a_block_is_known_again_where_it_belongs_and_whole() {
+    assert_eq!(of(3, &block(3, 7)), Some(7));
+    assert_eq!(of(4, &block(3, SAME | 7)), Some(SAME | 7));
+    assert_eq!(of(4, &block(3, 7)), None, "another's");
+    assert_eq!(of(3, &[0; BLOCK]), Some(ZERO));
+    let mut torn = block(3, 7);
+    torn[300] ^= 1;
+    assert_eq!(of(3, &torn), None);
+}

@@ -1,0 +1,165 @@
+//! What all parties of one seed share: the server, the model, and a record of what happened.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use crate::dice::Dice;
+use sarsen_io::time;
+use tokio::sync::Notify;
+use tracing::debug;
+
+use crate::command::Taste;
+use crate::disk::{Disk, Lie, Nature};
+use crate::model::{Model, Violation};
+use crate::network::Weather;
+use crate::server::Server;
+
+/// What a run proves to be found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    Disk(Lie),
+    /// Bits flip although nobody looks at digests.
+    FlipsUnnoticed,
+}
+
+/// What a seed has in store.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) natures: Vec<Nature>,
+    pub(crate) weather: Weather,
+    pub(crate) initiators: u64,
+    pub(crate) commands_each: u64,
+    /// After how many commands the power fails.
+    pub(crate) crashes: Vec<u64>,
+    /// Of a hundred steps, so many are task management functions.
+    pub(crate) management_percent: u32,
+}
+
+impl Plan {
+    pub(crate) fn draw(dice: &mut Dice) -> Self {
+        let natures = (0..=dice.below(2)).map(|_| Nature::draw(dice)).collect();
+        let weather = if dice.chance(20) { Weather::fair() } else { Weather::forecast(dice) };
+        let (initiators, commands_each) = (1 + dice.below(4), 10 + dice.below(90));
+        let crashes = if dice.chance(50) { 0 } else { 1 + dice.below(3) };
+        let all = initiators * commands_each;
+        let crashes = (0..crashes).map(|_| 1 + dice.below(all)).collect();
+        let management_percent = if dice.chance(50) { 0 } else { dice.below(15) as u32 };
+        Self { natures, weather, initiators, commands_each, crashes, management_percent }
+    }
+}
+
+/// See the module.
+pub(crate) struct World {
+    pub(crate) plan: Plan,
+    pub(crate) mutation: Option<Mutation>,
+    pub(crate) server: Server,
+    pub(crate) model: RefCell<Model>,
+    begun: Instant,
+    last_stamp: Cell<u64>,
+    last_session: Cell<u64>,
+    issued: Cell<u64>,
+    /// Told when the power is to fail.
+    pub(crate) power: Notify,
+    record: RefCell<DefaultHasher>,
+    ended: Cell<u64>,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, mutation: Option<Mutation>) -> Self {
+        let mut dice = Dice::new(seed);
+        let mut plan = Plan::draw(&mut dice);
+        if mutation == Some(Mutation::FlipsUnnoticed) {
+            plan.weather.flips_per_mille = 20;
+        }
+        debug!(seed, ?plan, "the plan");
+        let lie = match mutation {
+            Some(Mutation::Disk(lie)) => Some(lie),
+            Some(Mutation::FlipsUnnoticed) | None => None,
+        };
+        let mut model = Model::default();
+        let disks = plan.natures.iter().map(|nature| {
+            model.add_disk(nature.block_count, nature.is_volatile);
+            Disk::new(nature.clone(), &mut dice, lie)
+        });
+        let disks = disks.collect();
+        let server = Server::new(disks, &mut dice);
+        Self {
+            plan,
+            mutation,
+            server,
+            model: RefCell::new(model),
+            begun: time::now(),
+            last_stamp: Cell::new(0),
+            last_session: Cell::new(0),
+            issued: Cell::new(0),
+            power: Notify::new(),
+            record: RefCell::default(),
+            ended: Cell::new(0),
+        }
+    }
+
+    /// Something happened, which another run of the seed has to repeat.
+    pub(crate) fn note(&self, who: &str, what: fmt::Arguments<'_>) {
+        let at = (time::now() - self.begun).as_millis();
+        let what = what.to_string();
+        debug!("{at} ms, {who}: {what}");
+        (at, who, what).hash(&mut *self.record.borrow_mut());
+    }
+
+    /// What tells this run from every other that went differently.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.record.borrow().finish()
+    }
+
+    /// How long it has gone on.
+    pub(crate) fn age(&self) -> Duration {
+        time::now() - self.begun
+    }
+
+    pub(crate) fn next_stamp(&self) -> u64 {
+        self.last_stamp.set(self.last_stamp.get() + 1);
+        self.last_stamp.get()
+    }
+
+    pub(crate) fn next_session(&self) -> u64 {
+        self.last_session.set(self.last_session.get() + 1);
+        self.last_session.get()
+    }
+
+    /// A command was sent.
+    pub(crate) fn issued(&self) {
+        self.issued.set(self.issued.get() + 1);
+        if self.plan.crashes.contains(&self.issued.get()) {
+            self.power.notify_one();
+        }
+    }
+
+    /// A command was answered.
+    pub(crate) fn ended(&self) {
+        self.ended.set(self.ended.get() + 1);
+    }
+
+    /// Commands that were sent, and that were answered.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        (self.issued.get(), self.ended.get())
+    }
+
+    /// Ends the run if something is not as it must be.
+    pub(crate) fn hold<T>(&self, result: Result<T, Violation>) -> T {
+        match result {
+            Ok(value) => value,
+            Err(Violation(what)) => panic!("{what}"),
+        }
+    }
+
+    /// A command for one of the disks.
+    pub(crate) fn command(&self, taste: &Taste, dice: &mut Dice) -> crate::command::Command {
+        let disk = dice.below(self.plan.natures.len() as u64) as usize;
+        let block_count = self.plan.natures[disk].block_count;
+        let stamp = self.next_stamp();
+        let held = |lba| self.model.borrow().stamps(disk, lba);
+        taste.command(dice, disk, block_count, stamp, held)
+    }
+}
