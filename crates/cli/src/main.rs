@@ -6,6 +6,7 @@ mod discover;
 mod disk;
 mod exit;
 mod lab;
+mod metrics;
 mod serve;
 mod session;
 mod target;
@@ -30,6 +31,8 @@ enum Verb {
     /// Look after the sessions of a running server.
     #[command(subcommand)]
     Session(session::Verb),
+    /// Print what a running server counts, as OpenMetrics text.
+    Metrics(metrics::Arguments),
     /// Look after the targets of a running server.
     #[command(subcommand)]
     Target(target::Verb),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
     start_logging(if serves { "info" } else { "warn" });
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
+        Verb::Metrics(arguments) => metrics::run(&arguments),
         Verb::Session(verb) => session::run(verb),
         Verb::Target(verb) => target::run(verb),
         Verb::Demo(arguments) => demo::run(arguments),

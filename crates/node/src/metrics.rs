@@ -7,6 +7,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sarsen_proto::iscsi::target::RefusalReason;
 
+/// What the text is (OpenMetrics 1.0.0).
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// See the module. Counted where a login ends, never on the way of a command.
 pub(crate) struct Metrics {
     registry: Registry,

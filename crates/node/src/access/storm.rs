@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// So many lines for one source within [`WINDOW`], and one that tells how many were left out.
-pub(crate) const LINES: u32 = 5;
+pub(crate) const LINES: u32 = 10;
 /// From the first line of a source on.
 pub(crate) const WINDOW: Duration = Duration::from_secs(10);
 /// Sources that are told apart; further ones are taken for one.

@@ -23,6 +23,7 @@ use super::schema::{
 use crate::config::{Redirect, parse_redirect_address};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
 use crate::fronts::iscsi::{Attendance, Front, Mailbox};
+use crate::metrics;
 use crate::targets::Target;
 
 /// The longest body of a request, in bytes.
@@ -48,6 +49,7 @@ pub(super) fn json(body: &impl Serialize) -> Response {
 
 pub(super) fn router(front: Arc<Front>) -> Router {
     let v1 = Router::new()
+        .route("/metrics", get(metrics))
         .route("/sessions", get(sessions))
         .route("/sessions/{tsih}/drain", post(drain_session))
         .route("/targets", get(targets))
@@ -67,6 +69,10 @@ async fn no_such_path(uri: Uri) -> ApiError {
 
 async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("{} does not take {method}", uri.path()))
+}
+
+async fn metrics(State(front): State<Arc<Front>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], front.metrics())
 }
 
 async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionList> {

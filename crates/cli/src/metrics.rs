@@ -1,0 +1,20 @@
+//! `sarsen metrics`.
+
+use crate::control::Manner;
+use crate::disk::{on_a_core, print_line};
+
+/// Flags of `sarsen metrics`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    manner: Manner,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let client = arguments.manner.client();
+    let text = on_a_core(async { Ok(client.get_text("/metrics").await?) })?;
+    if arguments.manner.json {
+        return print_line(&serde_json::to_string(&text)?);
+    }
+    print_line(text.trim_end())
+}
