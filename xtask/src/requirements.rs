@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, a name server, a benchmark whose figures are read, and
+/// Wanted by every run: the real clients, a name server, a tunnel, a benchmark whose figures are read, and
 /// libFuzzer's compiler.
 const ALWAYS: &[&str] = &[
     "bonnie++",
@@ -17,6 +17,7 @@ const ALWAYS: &[&str] = &[
     "open-isns-utils",
     "qemu-block-extra",
     "qemu-utils",
+    "stunnel4",
 ];
 /// Wanted by the full run besides: the browser that opens reports, the guest's machine
 /// and the loader of the CD that it boots from.
