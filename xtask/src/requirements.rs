@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, a name server, a tunnel, a benchmark whose figures are read, and
-/// libFuzzer's compiler.
+/// Wanted by every run: the real clients, a name server, a tunnel, a benchmark whose figures are
+/// read, and libFuzzer's compiler.
 const ALWAYS: &[&str] = &[
     "bonnie++",
     "g++",
