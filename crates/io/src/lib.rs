@@ -7,6 +7,7 @@
 //! this crate contains unsafe code or reads a clock, so a simulation can stand in for all of it.
 
 pub mod cores;
+pub mod descriptors;
 pub mod file;
 pub mod local;
 pub mod memory;

@@ -26,6 +26,8 @@ pub const PIECES_MAX: usize = 1024;
 const BACKLOG: i32 = 1024;
 /// How long accepting pauses when the process or the system is out of descriptors or memory.
 const STARVED_PAUSE: Duration = Duration::from_millis(50);
+/// Probes that a silent connection leaves unanswered before it is given up.
+const PROBES: u32 = 3;
 /// Measured against the other algorithms that kernels default to: bbr costs half as much again on
 /// large reads over a short path.
 const CONGESTION: &[u8] = b"cubic";
@@ -58,6 +60,22 @@ impl Listener {
             watched: OnceLock::new(),
             starved: AtomicBool::new(false),
         })
+    }
+
+    /// Connections that are accepted from here on are probed after `keepalive` of silence (three times,
+    /// a third of `user_timeout` apart), and given up when the peer acknowledges nothing for
+    /// `user_timeout`.
+    pub fn give_up_after(&self, keepalive: Duration, user_timeout: Duration) -> io::Result<()> {
+        let socket = socket2::SockRef::from(&self.socket);
+        // The kernel counts whole seconds; accepted sockets inherit all of it (tcp(7)).
+        let second = Duration::from_secs(1);
+        let interval = (user_timeout / PROBES).max(second);
+        let keepalive = socket2::TcpKeepalive::new()
+            .with_time(keepalive.max(second))
+            .with_interval(interval)
+            .with_retries(PROBES);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(user_timeout))
     }
 
     /// Where it listens, with the port that was taken.
@@ -541,5 +559,23 @@ mod tests {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let error = Listener::bind(listener.local_addr().unwrap()).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+    #[test]
+    fn accepted_connections_inherit_when_to_give_up() {
+        let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let seconds = Duration::from_secs;
+        listener.give_up_after(seconds(70), seconds(45)).unwrap();
+        block_on(FileEngine::Pool, async {
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (accepted, _) = listener.accept().await.unwrap();
+            let accepted = socket2::SockRef::from(&accepted);
+            assert!(accepted.keepalive().unwrap());
+            assert_eq!(accepted.tcp_keepalive_time().unwrap(), seconds(70));
+            assert_eq!(accepted.tcp_keepalive_interval().unwrap(), seconds(15));
+            assert_eq!(accepted.tcp_keepalive_retries().unwrap(), PROBES);
+            assert_eq!(accepted.tcp_user_timeout().unwrap(), Some(seconds(45)));
+            drop(client);
+        })
+        .unwrap();
     }
 }

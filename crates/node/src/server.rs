@@ -14,7 +14,6 @@ use sarsen_io::local::LocalListener;
 use sarsen_io::net::Listener;
 use sarsen_io::time;
 use sarsen_proto::iscsi::digest;
-use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{
     AccessError, AccessState, Array, DeviceType, Identity, LogicalUnit, Lun, Parts, TargetDevice,
     TargetPort,
@@ -23,7 +22,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::access::{self, Access, Policy, Reloaded};
-use crate::config::{Config, ConfigError, Portal, StoreConfig, TargetConfig, VolumeConfig};
+use crate::config::{Config, ConfigError, Limits, Portal, StoreConfig, TargetConfig, VolumeConfig};
 use crate::control::Control;
 use crate::fronts::iscsi::{self, Front, Message, Roster, Sessions};
 use crate::host::Beneath;
@@ -159,6 +158,7 @@ impl Server {
             return Err(StartError::Digest);
         }
         let policy = Policy::compile(&config)?;
+        check_descriptors(&config.limits);
         let cores = Cores::start(config.cores, config.io_engine).map_err(StartError::Cores)?;
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(Beneath::new(&cores)));
@@ -170,7 +170,10 @@ impl Server {
             let open = |tls| Tls::open(tls).map_err(|source| StartError::Tls { address, source });
             certificates.push(portal.tls.as_ref().map(open).transpose()?.map(Arc::new));
             let listen = |source| StartError::Listen { address, source };
-            listeners.push(Listener::bind(address).map_err(listen)?);
+            let listener = Listener::bind(address).map_err(listen)?;
+            let Limits { keepalive, user_timeout, .. } = config.limits;
+            listener.give_up_after(keepalive, user_timeout).map_err(listen)?;
+            listeners.push(listener);
         }
         let mut notices = Vec::new();
         for address in isns::notice_addresses(config.isns.as_ref(), &config.listen) {
@@ -233,9 +236,10 @@ impl Server {
 
         let stores = stores.into_iter().map(|(name, store)| (name.to_owned(), store)).collect();
         let front = Arc::new(Front {
-            settings: Arc::new(Settings::default()),
+            settings: Arc::new(config.limits.settings()),
             targets: Arc::new(targets),
-            sessions: Sessions::default(),
+            sessions: Sessions::new(&config.limits),
+            sources: iscsi::Sources::new(&config.limits),
             roster: Roster::default(),
             drains: Arc::default(),
             access: Arc::new(Access::new(policy)),
@@ -370,6 +374,20 @@ impl Server {
             let _ = sender.send(all);
         });
         answer.await.unwrap_or(false)
+    }
+}
+
+/// Takes as many descriptors as the system gives, and says if that is too few.
+fn check_descriptors(limits: &Limits) {
+    match sarsen_io::descriptors::raise_limit() {
+        Ok(given) if given < limits.connections as u64 => warn!(
+            given,
+            connections = limits.connections,
+            "fewer files may be open than limits.connections: raise the limit (ulimit -n, \
+             LimitNOFILE of systemd)"
+        ),
+        Ok(_) => {}
+        Err(error) => warn!(%error, "the limit of open files could not be raised"),
     }
 }
 

@@ -45,6 +45,8 @@
 //! # name = "host"
 //! # secret-file = "/etc/sarsen/host.secret"  # or secret-env = "HOST_SECRET"
 //! ```
+//!
+//! What initiators may take is in the table `[limits]`: see [`super::Limits`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -61,6 +63,7 @@ use super::access::{self, AccessConfig, parse_discovery};
 use super::account::account_from_settings;
 use super::fault::parse_fault;
 use super::isns::parse_isns_table;
+use super::limits::{Limits, parse_time};
 use super::portal::{parse_group, parse_portal, parse_portal_table};
 use super::redirect::parse_redirect;
 use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
@@ -77,6 +80,7 @@ const TOP_KEYS: &[&str] = &[
     "account",
     "discovery",
     "isns",
+    "limits",
 ];
 const VOLUME_KEYS: &[&str] = &[
     "name",
@@ -182,6 +186,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                     config.targets.push(parse_target(&source, table)?);
                 }
             }
+            "limits" => config.limits = Limits::from_settings(source.table(value, name)?)?,
             _ => return Err(unknown_key(&place, name, TOP_KEYS)),
         }
     }
@@ -401,12 +406,9 @@ pub(super) fn volume_from_settings(
 
 /// `20ms`, or `2s`.
 fn parse_delay(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(0));
-    match (number.parse(), unit) {
-        (Ok(number), "ms") => Ok(Duration::from_millis(number)),
-        (Ok(number), "s") => Ok(Duration::from_secs(number)),
-        _ => Err(format!("delay = {text:?}: write milliseconds or seconds, such as 20ms or 2s")),
-    }
+    parse_time(text).map(Duration::from_millis).ok_or_else(|| {
+        format!("delay = {text:?}: write milliseconds or seconds, such as 20ms or 2s")
+    })
 }
 
 /// What cannot be kept encrypted.
@@ -573,23 +575,35 @@ impl Source<'_> {
                 let wanted = format!("a list of tables: write [[{key}]]");
                 return Err(self.wrong_type(item, key, &wanted));
             };
-            let mut settings = Vec::new();
-            for (key, value) in table {
-                let name = key.get_ref().to_string();
-                if REPEATED_KEYS.contains(&name.as_str()) {
-                    let values = self.strings(value, &name)?.into_iter();
-                    settings.extend(values.map(|(value, place)| {
-                        let key = name.clone();
-                        Setting { key, value, place }
-                    }));
-                    continue;
-                }
-                let place = self.place(key.span().start);
-                settings.push(Setting { value: self.scalar(value, &name)?, key: name, place });
-            }
-            Ok((settings, place))
+            Ok((self.settings(table)?, place))
         };
         self.array(value, key)?.map(table_settings).collect()
+    }
+
+    /// One table, as settings.
+    fn table(&self, value: &Spanned<DeValue<'_>>, key: &str) -> Result<Vec<Setting>, ConfigError> {
+        match value.get_ref().as_table() {
+            Some(table) => self.settings(table),
+            None => Err(self.wrong_type(value, key, &format!("a table: write [{key}]"))),
+        }
+    }
+
+    fn settings(&self, table: &DeTable<'_>) -> Result<Vec<Setting>, ConfigError> {
+        let mut settings = Vec::new();
+        for (key, value) in table {
+            let name = key.get_ref().to_string();
+            if REPEATED_KEYS.contains(&name.as_str()) {
+                let values = self.strings(value, &name)?.into_iter();
+                settings.extend(values.map(|(value, place)| {
+                    let key = name.clone();
+                    Setting { key, value, place }
+                }));
+                continue;
+            }
+            let place = self.place(key.span().start);
+            settings.push(Setting { value: self.scalar(value, &name)?, key: name, place });
+        }
+        Ok(settings)
     }
 }
 

@@ -7,6 +7,7 @@ mod certificate;
 mod fault;
 mod file;
 mod isns;
+mod limits;
 mod network;
 mod portal;
 mod redirect;
@@ -30,8 +31,10 @@ pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig
 pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub use self::certificate::CertificatePattern;
 pub use self::fault::FaultConfig;
+use self::file::Setting;
 pub use self::file::{parse_cache, parse_engine, parse_file};
 pub use self::isns::{IsnsConfig, parse_isns};
+pub use self::limits::Limits;
 pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
 pub use self::redirect::{Redirect, parse_redirect_address};
@@ -68,6 +71,8 @@ pub struct Config {
     pub chap: Vec<Placed<String>>,
     /// The name server at which targets are registered.
     pub isns: Option<IsnsConfig>,
+    /// What initiators may take.
+    pub limits: Limits,
 }
 
 /// A volume.
@@ -192,6 +197,7 @@ impl Default for Config {
             discovery: AccessConfig::default(),
             chap: Vec::new(),
             isns: None,
+            limits: Limits::default(),
         }
     }
 }

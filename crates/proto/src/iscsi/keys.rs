@@ -15,7 +15,7 @@ pub enum DigestKind {
 }
 
 /// Whether a session moves data or only finds targets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SessionType {
     /// SCSI commands.
     #[default]

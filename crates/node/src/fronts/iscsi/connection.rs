@@ -31,6 +31,7 @@ use super::Front;
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
 use super::sessions::{AbortOrder, Mailbox, Message, Seat};
+use super::sources::Visitor;
 use crate::access::Origin;
 use crate::tls::ClientCertificate;
 
@@ -38,9 +39,6 @@ use crate::tls::ClientCertificate;
 const SCRATCH_LENGTH: usize = 64 * 1024;
 /// A turn receives at most this much before it answers.
 const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
-/// Above this much unsent output, no further command is carried out: a slow reader waits for
-/// himself.
-const OUTPUT_LIMIT: usize = 1 << 20;
 /// A peer that is told of its session's end may take so long to receive it. Others wait for that
 /// end: the server's shutdown, the session that takes this one's place.
 const LINGER: Duration = Duration::from_secs(1);
@@ -73,6 +71,7 @@ pub(super) async fn serve(
     client: Option<ClientCertificate>,
     portal_group: u16,
     front: Arc<Front>,
+    visitor: Visitor,
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
@@ -83,8 +82,10 @@ pub(super) async fn serve(
     let mut driver = Driver {
         front: front.clone(),
         stream,
+        output_limit: front.settings.output_limit,
         machine,
         view,
+        visitor,
         pending: FuturesUnordered::new(),
         withheld: FuturesUnordered::new(),
         mailbox,
@@ -140,7 +141,11 @@ struct Driver<'a> {
     front: Arc<Front>,
     stream: Stream,
     machine: Connection,
+    /// Above this much unsent output, no further command is carried out: a slow reader waits for
+    /// himself.
+    output_limit: usize,
     view: View,
+    visitor: Visitor,
     /// Commands that a store has not answered.
     pending: Pending,
     /// Commands that have ended, and are answered when what they end has ended. Nobody waits for
@@ -221,7 +226,7 @@ impl<'a> Driver<'a> {
     /// Requests are taken only while what they lead to has room.
     fn is_receiving(&mut self) -> bool {
         self.machine.event_count() == 0
-            && self.machine.output().len() < OUTPUT_LIMIT
+            && self.machine.output().len() < self.output_limit
             && self.machine.closing().is_none()
     }
 
@@ -255,7 +260,7 @@ impl<'a> Driver<'a> {
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let mut received = 0;
-            while received < TURN_RECEIVE_LIMIT && self.machine.output().len() < OUTPUT_LIMIT {
+            while received < TURN_RECEIVE_LIMIT && self.machine.output().len() < self.output_limit {
                 let landing = self.machine.landing().unwrap_or_default();
                 let landing_length = landing.len();
                 let offered = landing_length + scratch.len();
@@ -279,7 +284,7 @@ impl<'a> Driver<'a> {
     }
 
     async fn carry_out(&mut self, front: &'a Arc<Front>) {
-        while self.machine.output().len() < OUTPUT_LIMIT
+        while self.machine.output().len() < self.output_limit
             && let Some(event) = self.machine.poll_event()
         {
             match event {
@@ -423,7 +428,7 @@ impl<'a> Driver<'a> {
     /// Takes the commands that have ended by now.
     fn complete_ready(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
-        while self.machine.output().len() < OUTPUT_LIMIT
+        while self.machine.output().len() < self.output_limit
             && let Poll::Ready(Some((task, completion))) =
                 self.pending.poll_next_unpin(&mut context)
         {
@@ -436,10 +441,7 @@ impl<'a> Driver<'a> {
         let seat = async {
             match joins {
                 true => front.sessions.join(&admission, &self.mailbox).await,
-                false => {
-                    let seat = front.sessions.seat(&admission, &self.mailbox).await;
-                    seat.ok_or(RefusalReason::OutOfResources)
-                }
+                false => front.sessions.seat(&admission, &self.mailbox).await,
             }
         };
         // A store that does not answer the session that is reinstated must not hold this one, too.
@@ -470,6 +472,7 @@ impl<'a> Driver<'a> {
         if let Some((session, id)) = self.machine.establish(seat.tsih) {
             seat.share(session, id);
         }
+        self.visitor.logged_in();
         info!(
             tsih = seat.tsih,
             cid = admission.cid,

@@ -1,4 +1,5 @@
-//! iSCSI: portals accept, [`connection`] drives one machine each, [`sessions`] knows them all.
+//! iSCSI: portals accept, [`connection`] drives one machine each, [`sessions`] knows them all;
+//! [`sources`] counts where they come from.
 
 mod connection;
 mod environment;
@@ -7,6 +8,7 @@ mod roster;
 mod sessions;
 #[cfg(feature = "simulation")]
 mod simulation;
+mod sources;
 #[cfg(test)]
 mod tests;
 
@@ -15,29 +17,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sarsen_io::cores::Cores;
 use sarsen_io::net::{Listener, Stream};
+use sarsen_io::time;
 use sarsen_proto::iscsi::target::{Refusal, Settings};
 use tokio::sync::{mpsc, watch};
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use self::handshake::shake_hands;
 pub(crate) use self::roster::{Attendance, Roster};
 pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
 #[cfg(feature = "simulation")]
 pub use self::simulation::Portal as SimulatedPortal;
+pub(crate) use self::sources::Sources;
+use self::sources::TurnedAway;
 use crate::access::Access;
 use crate::config::Portal;
 use crate::drain::Drains;
 use crate::targets::Targets;
 use crate::tls::Tls;
 
-/// Open connections beyond this are closed as they come, so that a storm cannot eat the process.
-const MAX_CONNECTIONS: usize = 20_000;
-
 /// What all connections share.
 pub(crate) struct Front {
     pub(crate) settings: Arc<Settings>,
     pub(crate) targets: Arc<Targets>,
     pub(crate) sessions: Sessions,
+    pub(crate) sources: Arc<Sources>,
     pub(crate) roster: Roster,
     pub(crate) drains: Arc<Drains>,
     pub(crate) access: Arc<Access>,
@@ -54,6 +57,7 @@ impl Front {
         device: Arc<sarsen_scsi::TargetDevice>,
         address: std::net::SocketAddr,
         settings: Settings,
+        limits: &crate::config::Limits,
     ) -> Arc<Self> {
         let everybody = crate::access::Policy::of_everybody([device.name()]);
         let targets = Targets::default();
@@ -61,7 +65,8 @@ impl Front {
         Arc::new(Self {
             settings: Arc::new(settings),
             targets: Arc::new(targets),
-            sessions: Sessions::default(),
+            sessions: Sessions::new(limits),
+            sources: Sources::new(limits),
             roster: Roster::default(),
             drains: Arc::default(),
             access: Arc::new(Access::new(everybody)),
@@ -88,15 +93,12 @@ struct Load {
 }
 
 impl Load {
-    /// The core with the fewest connections, which gets one more; `None` when there are too many.
-    fn take(&self) -> Option<usize> {
+    /// The core with the fewest connections, which gets one more.
+    fn take(&self) -> usize {
         let counts = self.connections.iter().map(|count| count.load(Ordering::Relaxed));
-        if counts.clone().sum::<usize>() >= MAX_CONNECTIONS {
-            return None;
-        }
-        let (core, _) = counts.enumerate().min_by_key(|(_, count)| *count)?;
+        let core = counts.enumerate().min_by_key(|(_, count)| *count).map_or(0, |(core, _)| core);
         self.connections[core].fetch_add(1, Ordering::Relaxed);
-        Some(core)
+        core
     }
 
     fn give_back(&self, core: usize) {
@@ -145,18 +147,27 @@ async fn accept(
             }
         };
         let Some(cores) = cores.upgrade() else { return };
-        let Some(core) = load.take() else {
-            debug!(%peer, "too many connections: closed");
-            continue;
+        let visitor = match front.sources.admit(peer.ip(), time::now()) {
+            Ok(visitor) => visitor,
+            Err(TurnedAway { full, tell }) => {
+                if let Some(count) = tell {
+                    warn!(%peer, count, "connections closed as they came: {full}");
+                }
+                // Whoever is turned away by the thousand leaves the core to others in between.
+                drop(socket);
+                tokio::task::yield_now().await;
+                continue;
+            }
         };
+        let core = load.take();
         let (front, load, certificates) = (front.clone(), load.clone(), certificates.clone());
         // For life: a connection stays on its core.
         cores.spawn_on(core, move || async move {
             match (Stream::from_std(socket), certificates) {
-                (Ok(stream), None) => connection::serve(stream, None, group, front).await,
+                (Ok(stream), None) => connection::serve(stream, None, group, front, visitor).await,
                 (Ok(stream), Some(tls)) => {
                     if let Some((stream, client)) = shake_hands(stream, &tls, &front).await {
-                        connection::serve(stream, client, group, front).await;
+                        connection::serve(stream, client, group, front, visitor).await;
                     }
                 }
                 (Err(error), _) => debug!(%peer, %error, "a connection ended as it began"),

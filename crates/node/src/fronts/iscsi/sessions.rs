@@ -1,7 +1,7 @@
 //! All sessions of the server: who they are with, and the mailboxes of their connections. Whatever
 //! concerns another connection goes through its mailbox, for its state belongs to its core.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -13,6 +13,8 @@ use sarsen_proto::iscsi::target::{
 use sarsen_scsi::{Completion, NexusHandle, TaskAbort};
 use sarsen_wire::iscsi::{Isid, LogoutResponse, TaskManagementResponse};
 use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::config::Limits;
 
 /// What may be asked of a session's connection.
 #[derive(Debug)]
@@ -68,10 +70,10 @@ impl AbortOrder {
 }
 
 /// RFC 7143 §4.4.3: what makes a session the same one again: initiator port and target.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     initiator_name: String,
-    isid: Isid,
+    isid: [u8; 6],
     target_name: Option<String>,
     /// Who only looks for targets does not end a session that uses one of them.
     session_type: SessionType,
@@ -81,7 +83,7 @@ impl Key {
     fn of(admission: &Admission) -> Self {
         Self {
             initiator_name: admission.initiator_name.clone(),
-            isid: admission.isid,
+            isid: admission.isid.0,
             target_name: admission.target_name.clone(),
             session_type: admission.session_type,
         }
@@ -153,8 +155,10 @@ pub(crate) struct Seated {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Sessions {
+    /// The most there may be, in all and of one target.
+    limit: usize,
+    limit_per_target: usize,
     state: Mutex<State>,
     /// Told when the last session has gone.
     emptied: Notify,
@@ -164,6 +168,9 @@ pub(crate) struct Sessions {
 struct State {
     /// In order, so that a simulation runs the same again.
     by_tsih: BTreeMap<u16, Entry>,
+    by_key: HashMap<Key, u16>,
+    /// How many each target has.
+    by_target: HashMap<String, usize>,
     last_tsih: u16,
     last_seat: u64,
     /// The server ends.
@@ -258,7 +265,7 @@ impl Drop for Seat<'_> {
         if members.is_empty() {
             // The nexus ends with it, before another session can take its place.
             drop(members);
-            state.by_tsih.remove(&self.tsih);
+            state.remove(self.tsih);
         }
         if state.by_tsih.is_empty() {
             self.sessions.emptied.notify_waiters();
@@ -267,24 +274,54 @@ impl Drop for Seat<'_> {
 }
 
 impl Sessions {
+    pub(crate) fn new(limits: &Limits) -> Self {
+        Self {
+            limit: limits.sessions,
+            limit_per_target: limits.sessions_per_target,
+            state: Mutex::default(),
+            emptied: Notify::new(),
+        }
+    }
+
+    /// A TSIH for one session more, if there may be one.
+    fn make_room(&self, state: &mut State, key: &Key) -> Result<u16, RefusalReason> {
+        if state.by_tsih.len() >= self.limit {
+            return Err(RefusalReason::OutOfResources);
+        }
+        let tsih = state.free_tsih().ok_or(RefusalReason::OutOfResources)?;
+        if let Some(target) = &key.target_name {
+            let count = state.by_target.entry(target.clone()).or_default();
+            if *count >= self.limit_per_target {
+                return Err(RefusalReason::OutOfResources);
+            }
+            *count += 1;
+        }
+        Ok(tsih)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Seats a new session. One that it reinstates (RFC 7143 §6.3.5) is ended first, with all
-    /// its tasks. `None` when all of the TSIHs are taken or the server ends.
-    pub(crate) async fn seat(&self, admission: &Admission, mailbox: &Mailbox) -> Option<Seat<'_>> {
+    /// its tasks.
+    pub(crate) async fn seat(
+        &self,
+        admission: &Admission,
+        mailbox: &Mailbox,
+    ) -> Result<Seat<'_>, RefusalReason> {
         let key = Key::of(admission);
         loop {
             let ending = {
                 let mut state = self.state();
-                let twin = state.by_tsih.values().find(|entry| entry.key == key);
+                let twin = state.by_key.get(&key).and_then(|tsih| state.by_tsih.get(tsih));
                 match twin {
                     // A mailbox outlives its connection's seat.
                     Some(Entry { members, .. }) => members.terminate(None),
-                    None if state.closed => return None,
+                    None if state.closed => return Err(RefusalReason::NotInService),
                     None => {
-                        let tsih = state.free_tsih()?;
+                        let tsih = self.make_room(&mut state, &key)?;
+                        state.by_key.insert(key.clone(), tsih);
                         let members = Arc::default();
                         let id = state.sit(&members, admission.cid, mailbox);
                         let entry = Entry {
@@ -296,7 +333,7 @@ impl Sessions {
                             members: members.clone(),
                         };
                         state.by_tsih.insert(tsih, entry);
-                        return Some(Seat { sessions: self, tsih, id, members });
+                        return Ok(Seat { sessions: self, tsih, id, members });
                     }
                 }
             };
@@ -374,7 +411,7 @@ impl Sessions {
         let of = |(&tsih, entry): (&u16, &Entry)| Seated {
             tsih,
             initiator_name: entry.key.initiator_name.clone(),
-            isid: entry.key.isid,
+            isid: Isid(entry.key.isid),
             target_name: entry.key.target_name.clone(),
             session_type: entry.key.session_type,
             account: entry.account.clone(),
@@ -432,6 +469,19 @@ impl Sessions {
 }
 
 impl State {
+    fn remove(&mut self, tsih: u16) {
+        let Some(entry) = self.by_tsih.remove(&tsih) else { return };
+        self.by_key.remove(&entry.key);
+        if let Some(target) = &entry.key.target_name
+            && let Some(count) = self.by_target.get_mut(target)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.by_target.remove(target);
+            }
+        }
+    }
+
     fn sit(&mut self, members: &Members, cid: u16, mailbox: &Mailbox) -> u64 {
         self.last_seat += 1;
         let member =

@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sarsen_io::net::Stream;
+use sarsen_io::time;
 use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 
 use super::{Front, connection};
+use crate::config::Limits;
 
 /// One target behind one portal, without cores, sockets or a configuration: what connections run
 /// on is the caller's thread and the caller's time.
@@ -26,12 +28,17 @@ impl Portal {
         units: BTreeMap<Lun, Arc<LogicalUnit>>,
     ) -> Self {
         let device = TargetDevice::new(&Array::new(host), name.into(), units);
-        Self { front: Front::of_target(device, address, settings) }
+        Self { front: Front::of_target(device, address, settings, &Limits::default()) }
     }
 
     /// Serves a connection to its end, and to the end of what was begun with it.
     pub fn serve(&self, stream: Stream) -> impl Future<Output = ()> + 'static {
-        connection::serve(stream, None, 1, self.front.clone())
+        let front = self.front.clone();
+        async move {
+            if let Ok(visitor) = front.sources.admit(stream.peer_addr().ip(), time::now()) {
+                connection::serve(stream, None, 1, front, visitor).await;
+            }
+        }
     }
 
     /// How many sessions there are.

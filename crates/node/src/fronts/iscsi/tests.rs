@@ -13,7 +13,6 @@ use sarsen_block::{
 };
 use sarsen_io::cores::FileEngine;
 use sarsen_io::time;
-use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
 use sarsen_wire::iscsi::pdu::IMMEDIATE;
 use sarsen_wire::iscsi::{
@@ -24,7 +23,10 @@ use sarsen_wire::iscsi::{
 };
 
 use super::*;
+use crate::config::Limits;
 use crate::host::Beneath;
+
+mod limits;
 
 const TARGET: &str = "iqn.2026-11.test:slow";
 /// Long against what a wrong answer takes.
@@ -74,6 +76,10 @@ struct Portal {
 
 impl Portal {
     fn open() -> Self {
+        Self::open_with(Limits::default())
+    }
+
+    fn open_with(limits: Limits) -> Self {
         let (begun, write_begun) = mpsc::channel();
         let write_ended = Arc::new(AtomicBool::new(false));
         let memory = Arc::new(MemoryStore::new(BlockSize::B512, 64));
@@ -85,7 +91,7 @@ impl Portal {
         let device = TargetDevice::new(&array, TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
         let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = listener.local_addr().expect("bound");
-        let front = Front::of_target(device, address, Settings::default());
+        let front = Front::of_target(device, address, limits.settings(), &limits);
         let (closing, told) = watch::channel(false);
         let (alive, _) = tokio::sync::mpsc::channel(1);
         start(&front, vec![listener], &cores, &told, &alive);
@@ -208,6 +214,18 @@ impl Peer {
         let header = self.receive();
         assert_eq!(header.basic().opcode(), Opcode::TaskManagementResponse);
         TaskManagementResponsePdu::view(&header).response()
+    }
+
+    fn log_out(&mut self) {
+        let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
+        request.opcode_byte |= IMMEDIATE;
+        request.initiator_task_tag = 9.into();
+        request.cmd_sn = self.cmd_sn.into();
+        self.send(request, &[]);
+        assert_eq!(self.receive().basic().opcode(), Opcode::LogoutResponse);
+        // The seat is given up before the connection is closed.
+        let mut rest = Vec::new();
+        self.stream.read_to_end(&mut rest).expect("it is closed");
     }
 
     /// The header of the next answer.
@@ -337,5 +355,5 @@ fn a_server_that_ends_seats_no_further_session() {
     let portal = Portal::open();
     portal.front.sessions.close();
     let (_peer, status) = portal.login(1);
-    assert_eq!(status, LoginStatus::OutOfResources);
+    assert_eq!(status, LoginStatus::ServiceUnavailable);
 }

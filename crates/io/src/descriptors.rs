@@ -1,0 +1,26 @@
+//! How many files and sockets this process may have open.
+
+use std::io;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Raises the limit as far as the system lets this process, and gives what it is then.
+pub fn raise_limit() -> io::Result<u64> {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+    }
+    Ok(maximum.unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_raised_to_what_is_allowed() {
+        let given = raise_limit().unwrap();
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        assert_eq!((current.unwrap_or(u64::MAX), maximum), (given, current));
+    }
+}

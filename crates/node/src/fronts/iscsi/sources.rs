@@ -1,0 +1,234 @@
+//! Who may connect: connections are counted in all, for each source, and for each source while
+//! their login is under way, so that one that floods the server takes its own share alone.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::config::Limits;
+
+/// The log is told of connections that were turned away at most so often.
+const TOLD_EVERY: Duration = Duration::from_secs(10);
+
+/// Where connections come from: an IPv4 address, or the 64 bits of an IPv6 address that a network
+/// gives out as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Source {
+    V4([u8; 4]),
+    V6([u8; 8]),
+}
+
+impl From<IpAddr> for Source {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Self::V4(address.octets()),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, e, f, g, h, ..] = address.octets();
+                Self::V6([a, b, c, d, e, f, g, h])
+            }
+        }
+    }
+}
+
+/// Which limit a connection would have passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Full {
+    /// See [`Limits::connections`].
+    #[error("there are as many connections as limits.connections allows")]
+    Connections,
+    /// See [`Limits::connections_per_source`].
+    #[error("its source has as many connections as limits.connections-per-source allows")]
+    Source,
+    /// See [`Limits::logins_per_source`].
+    #[error("its source has as many logins under way as limits.logins-per-source allows")]
+    Logins,
+}
+
+/// A connection that is not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TurnedAway {
+    pub(super) full: Full,
+    /// How many there were since the log was told; `None` if it is not to be told now.
+    pub(super) tell: Option<u64>,
+}
+
+/// See the module.
+pub(crate) struct Sources {
+    connections: usize,
+    connections_per_source: usize,
+    logins_per_source: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    connections: usize,
+    by_source: HashMap<Source, Counts>,
+    turned_away: u64,
+    untold: u64,
+    told: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Counts {
+    connections: usize,
+    logins: usize,
+}
+
+impl Sources {
+    pub(crate) fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            connections: limits.connections,
+            connections_per_source: limits.connections_per_source,
+            logins_per_source: limits.logins_per_source,
+            state: Mutex::default(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Open connections.
+    #[cfg(test)]
+    pub(crate) fn connections(&self) -> usize {
+        self.state().connections
+    }
+
+    /// Connections that were closed as they came, since the server began.
+    #[cfg(test)]
+    pub(crate) fn turned_away(&self) -> u64 {
+        self.state().turned_away
+    }
+
+    /// Takes a connection that was just accepted.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        address: IpAddr,
+        now: Instant,
+    ) -> Result<Visitor, TurnedAway> {
+        let source = Source::from(address);
+        let mut state = self.state();
+        let counts = state.by_source.get(&source);
+        let (own, logins) = counts.map_or((0, 0), |counts| (counts.connections, counts.logins));
+        let full = if state.connections >= self.connections {
+            Full::Connections
+        } else if own >= self.connections_per_source {
+            Full::Source
+        } else if logins >= self.logins_per_source {
+            Full::Logins
+        } else {
+            state.connections += 1;
+            let counts = state.by_source.entry(source).or_default();
+            counts.connections += 1;
+            counts.logins += 1;
+            return Ok(Visitor { sources: self.clone(), source, logging_in: true });
+        };
+        state.turned_away += 1;
+        state.untold += 1;
+        let due = state.told.is_none_or(|told| now >= told + TOLD_EVERY);
+        let tell = due.then(|| {
+            state.told = Some(now);
+            std::mem::take(&mut state.untold)
+        });
+        Err(TurnedAway { full, tell })
+    }
+}
+
+/// A connection that is counted until this is dropped.
+pub(super) struct Visitor {
+    sources: Arc<Sources>,
+    source: Source,
+    logging_in: bool,
+}
+
+impl Visitor {
+    /// Its login is done.
+    pub(super) fn logged_in(&mut self) {
+        if std::mem::take(&mut self.logging_in)
+            && let Some(counts) = self.sources.state().by_source.get_mut(&self.source)
+        {
+            counts.logins -= 1;
+        }
+    }
+}
+
+impl Drop for Visitor {
+    fn drop(&mut self) {
+        self.logged_in();
+        let mut state = self.sources.state();
+        state.connections -= 1;
+        if let Some(counts) = state.by_source.get_mut(&self.source) {
+            counts.connections -= 1;
+            if counts.connections == 0 {
+                state.by_source.remove(&self.source);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_io::time;
+
+    use super::*;
+
+    fn sources() -> Arc<Sources> {
+        Sources::new(&Limits {
+            connections: 4,
+            connections_per_source: 3,
+            logins_per_source: 2,
+            ..Limits::default()
+        })
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn refusal(sources: &Arc<Sources>, from: &str) -> Option<Full> {
+        sources.admit(address(from), time::now()).err().map(|away| away.full)
+    }
+
+    #[test]
+    fn one_source_has_its_share_and_no_more() {
+        let sources = sources();
+        let now = time::now();
+        let mut one = ["10.0.0.1"; 2].map(|text| sources.admit(address(text), now).ok().unwrap());
+        assert_eq!(refusal(&sources, "10.0.0.1"), Some(Full::Logins));
+        // The same address as an IPv6 socket tells it.
+        assert_eq!(refusal(&sources, "::ffff:10.0.0.1"), Some(Full::Logins));
+        one.iter_mut().for_each(Visitor::logged_in);
+        let third = sources.admit(address("10.0.0.1"), now).ok().unwrap();
+        assert_eq!(refusal(&sources, "10.0.0.1"), Some(Full::Source));
+        let other = sources.admit(address("10.0.0.2"), now).ok().unwrap();
+        assert_eq!(refusal(&sources, "10.0.0.3"), Some(Full::Connections));
+        drop((one, third));
+        assert_eq!((sources.connections(), sources.turned_away()), (1, 4));
+        assert!(sources.admit(address("10.0.0.3"), now).is_ok(), "who left makes room");
+        drop(other);
+        assert!(sources.state().by_source.is_empty(), "nobody is remembered for ever");
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_source() {
+        let sources = sources();
+        let held = ["2001:db8::1", "2001:db8::2"]
+            .map(|text| sources.admit(address(text), time::now()).ok().unwrap());
+        assert_eq!(refusal(&sources, "2001:db8::ffff:3"), Some(Full::Logins));
+        assert_eq!(refusal(&sources, "2001:db8:0:1::1"), None);
+        drop(held);
+    }
+
+    #[test]
+    fn the_log_is_not_flooded() {
+        let sources = Sources::new(&Limits { connections: 0, ..Limits::default() });
+        let now = time::now();
+        let tell = |after: u64| {
+            let at = now + Duration::from_secs(after);
+            sources.admit(address("::1"), at).err().and_then(|away| away.tell)
+        };
+        assert_eq!([0, 1, 9, 10, 11, 20].map(tell), [Some(1), None, None, Some(3), None, Some(2)]);
+    }
+}

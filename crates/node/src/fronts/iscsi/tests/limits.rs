@@ -1,0 +1,102 @@
+//! What initiators may take of a portal, and what they are told beyond that.
+
+use super::*;
+
+impl Portal {
+    /// A connection that says nothing.
+    fn silent(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        stream
+    }
+}
+
+/// The server closed it without a word.
+fn is_closed(mut stream: &TcpStream) -> bool {
+    match stream.read(&mut [0; 1]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
+#[test]
+fn rfc7143_11_13_5_a_session_beyond_the_limit_is_refused_for_lack_of_resources() {
+    for limits in [
+        Limits { sessions: 2, ..Limits::default() },
+        Limits { sessions_per_target: 2, ..Limits::default() },
+    ] {
+        let portal = Portal::open_with(limits);
+        let (mut first, _) = portal.login(1);
+        let (_second, status) = portal.login(2);
+        assert_eq!(status, LoginStatus::Success);
+        let (_third, status) = portal.login(3);
+        assert_eq!(status, LoginStatus::OutOfResources);
+        let (_again, status) = portal.login(2);
+        assert_eq!(status, LoginStatus::Success, "who reinstates a session takes its place");
+        first.log_out();
+        let (_third, status) = portal.login(3);
+        assert_eq!(status, LoginStatus::Success, "who has logged out makes room");
+    }
+}
+
+#[test]
+fn rfc7143_11_13_5_a_connection_beyond_max_connections_is_refused() {
+    let portal = Portal::open_with(Limits { connections_per_session: 2, ..Limits::default() });
+    let (first, _) = portal.login(1);
+    let (_second, status) = portal.connect(1, first.tsih, 1);
+    assert_eq!(status, LoginStatus::Success);
+    let (_third, status) = portal.connect(1, first.tsih, 2);
+    assert_eq!(status, LoginStatus::TooManyConnections);
+}
+
+#[test]
+fn connections_beyond_the_limits_are_closed_as_they_come() {
+    for limits in [
+        Limits { connections: 2, ..Limits::default() },
+        Limits { connections_per_source: 2, ..Limits::default() },
+    ] {
+        let portal = Portal::open_with(limits);
+        let ((first, _), (mut second, _)) = (portal.login(1), portal.login(2));
+        assert!(is_closed(&portal.silent()));
+        assert_eq!(portal.front.sources.turned_away(), 1);
+        second.command(&[0; 16], 0, &[]);
+        assert_eq!(second.receive().basic().opcode(), Opcode::ScsiResponse, "others are served");
+        drop(first);
+        while portal.front.sources.connections() > 1 {
+            std::thread::yield_now();
+        }
+        let (_third, status) = portal.login(3);
+        assert_eq!(status, LoginStatus::Success);
+    }
+}
+
+#[test]
+fn a_storm_of_connections_leaves_those_with_a_session_alone() {
+    let portal = Portal::open_with(Limits { logins_per_source: 2, ..Limits::default() });
+    let (mut peer, _) = portal.login(1);
+    let storm: Vec<TcpStream> = (0..100).map(|_| portal.silent()).collect();
+    peer.command(&[0; 16], 0, &[]);
+    assert_eq!(peer.receive().basic().opcode(), Opcode::ScsiResponse);
+    assert!(storm[2..].iter().all(is_closed), "there are two logins under way");
+    assert_eq!(portal.front.sources.turned_away(), 98);
+}
+
+#[test]
+fn a_login_that_takes_too_long_is_closed() {
+    let login_timeout = Duration::from_millis(100);
+    let portal = Portal::open_with(Limits { login_timeout, ..Limits::default() });
+    assert!(is_closed(&portal.silent()));
+    assert_eq!(portal.front.sources.turned_away(), 0, "it was not turned away as it came");
+}
+
+#[test]
+fn rfc7143_11_19_an_initiator_that_leaves_a_ping_unanswered_is_given_up() {
+    let portal = Portal::open_with(Limits {
+        ping_interval: Duration::from_millis(50),
+        ping_timeout: Duration::from_millis(50),
+        ..Limits::default()
+    });
+    let (mut peer, _) = portal.login(1);
+    assert_eq!(peer.receive().basic().opcode(), Opcode::NopIn);
+    assert!(is_closed(&peer.stream));
+}
