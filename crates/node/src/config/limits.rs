@@ -284,7 +284,7 @@ mod tests {
         for (text, told) in [
             ("[limits]\nconections = 3", "sarsen.toml:2: unknown key conections; did you mean"),
             ("[limits]\n\nsessions = 65536", "sarsen.toml:3: sessions = \"65536\": write a number"),
-            ("[limits]\nmemory = \"1KiB\"", "write a size from 1 MiB to 1024 GiB"),
+            ("[limits]\nmemory = \"1KiB\"", "write a size from 1 MiB to 1 TiB"),
             ("[limits]\nkeepalive = \"3h\"", "write a time from 1000ms to 3600s, such as 15s"),
             ("limits = 3", "sarsen.toml:1: limits is to be a table: write [limits]"),
         ] {

@@ -19,6 +19,7 @@ use crate::iscsi::Framer;
 
 mod allegiance;
 mod authentication;
+mod clauses;
 mod limits;
 mod management;
 mod recovery;
