@@ -156,6 +156,36 @@ impl Wire {
         self.stream.write_all(bytes)
     }
 
+    /// Sends as much of `bytes` as the target takes without a pause of `patience`; how much that was.
+    pub(crate) fn send_once(&mut self, bytes: &[u8], patience: Duration) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(patience))?;
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match self.stream.write(&bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Sends `bytes` again and again until the target listens no more; how much that was.
+    pub(crate) fn send_until_stuck(
+        &mut self,
+        bytes: &[u8],
+        patience: Duration,
+    ) -> io::Result<usize> {
+        let mut sent = 0;
+        loop {
+            let count = self.send_once(bytes, patience)?;
+            sent += count;
+            if count < bytes.len() {
+                return Ok(sent);
+            }
+        }
+    }
+
     /// Says that nothing more will be sent.
     pub(crate) fn end_sending(&mut self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Write)

@@ -19,7 +19,7 @@ use sarsen_node::stores::CacheMode;
 use sarsen_proof::{process, program};
 use serde_json::{Value, json};
 
-use crate::generator;
+use crate::{generator, sessions};
 
 const VOLUME: &str = "bench";
 const BYTE_COUNT: u64 = 1 << 30;
@@ -45,6 +45,9 @@ pub(crate) struct Options {
     /// The load generator itself beside libiscsi's iscsi-perf, on a volume without a medium.
     #[arg(long, conflicts_with_all = ["point", "json"])]
     generator: bool,
+    /// Our own program alone, with 10,000 idle sessions and then 1,000 logins at once.
+    #[arg(long, conflicts_with_all = ["point", "json", "generator"])]
+    sessions: bool,
     /// Writes every run here.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -102,6 +105,9 @@ struct Target {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let (rounds, seconds) =
         if options.quick { (1, 1.0) } else { (options.rounds.max(1), options.seconds) };
+    if options.sessions {
+        return sessions::run();
+    }
     if options.generator {
         return generator::run(rounds, seconds.ceil() as u32);
     }

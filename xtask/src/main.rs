@@ -10,6 +10,7 @@ mod conformance;
 mod fuzz;
 mod generator;
 mod requirements;
+mod sessions;
 mod shell;
 mod tidy;
 

@@ -5,8 +5,10 @@ mod dependencies;
 mod layers;
 mod links;
 mod names;
+mod requirements;
 mod source;
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +43,7 @@ pub(crate) fn run() -> Result<()> {
     let paths = files(&root)?;
     let mut findings = Vec::new();
     let mut warnings = Vec::new();
+    let mut functions = HashSet::new();
 
     let mut metadata = shell::cargo();
     metadata.args(["metadata", "--format-version", "1", "--no-deps"]);
@@ -52,6 +55,7 @@ pub(crate) fn run() -> Result<()> {
         match kind {
             Some("rs") => {
                 let text = read()?;
+                functions.extend(requirements::functions(&text));
                 findings.extend(source::check(path, &text));
                 warnings.extend(source::length(path, &text));
             }
@@ -67,6 +71,12 @@ pub(crate) fn run() -> Result<()> {
             }
             _ => {}
         }
+    }
+
+    for &path in requirements::PAGES {
+        let text = fs::read_to_string(root.join(path)).with_context(|| path.to_owned())?;
+        let exists = |file: &str| root.join(file).exists();
+        findings.extend(requirements::check(path, &text, exists, &functions));
     }
 
     for warning in &warnings {
