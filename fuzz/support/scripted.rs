@@ -8,8 +8,8 @@ use std::time::Instant;
 use sarsen_block::Piece;
 use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 use sarsen_proto::iscsi::target::{
-    Admission, Cdb, CloseReason, Connection, Demand, Environment, Refusal, RefusalReason, Settings,
-    TargetRecord, Welcome,
+    Admission, Cdb, CloseReason, Connection, Demand, Environment, Refusal, RefusalReason, Session,
+    Settings, TargetRecord, Welcome,
 };
 use sarsen_proto::iscsi::{Frame, Framer, Landing};
 use sarsen_wire::iscsi::{BasicHeader, RawHeader, U24};
@@ -27,10 +27,12 @@ const OWN: (&str, &str) = ("box", "what the box knows");
 pub(crate) const RANDOM: u8 = 7;
 
 /// Surroundings that never change.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct World {
     /// Whether who logs in has to prove that it is [`ACCOUNT`].
     pub(crate) demanding: bool,
+    /// The session that there is to join.
+    pub(crate) session: Option<Arc<Session>>,
 }
 
 /// How many bytes a command takes, by its CDB.
@@ -48,7 +50,7 @@ impl Environment for World {
                     true => Demand::Chap(Algorithm::ALL.to_vec()),
                     false => Demand::Nothing,
                 },
-                session: None,
+                session: self.session.clone(),
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
@@ -115,6 +117,11 @@ impl Scripted {
 
     pub(crate) fn input(&mut self, bytes: &[u8]) -> Result<(), CloseReason> {
         self.connection.handle_input(bytes, self.now, &mut self.world)
+    }
+
+    /// Another connection of the session said [`sarsen_proto::iscsi::target::Event::Wake`].
+    pub(crate) fn resume(&mut self) -> Result<(), CloseReason> {
+        self.connection.resume(&mut self.world)
     }
 
     /// What the target has to say, cut into PDUs.

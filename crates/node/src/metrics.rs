@@ -17,6 +17,26 @@ pub(crate) struct Metrics {
     refused: Family<Refused, Counter>,
     sessions: Gauge,
     revoked: Counter,
+    turned_away: Family<TurnedAway, Counter>,
+    connections: Gauge,
+    memory: Gauge,
+    memory_refused: Gauge,
+}
+
+/// What there is at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moment {
+    pub(crate) sessions: usize,
+    pub(crate) connections: usize,
+    /// Bytes that commands have of the memory that all share.
+    pub(crate) memory: usize,
+    /// How often one had to wait for them.
+    pub(crate) memory_refused: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TurnedAway {
+    limit: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -35,7 +55,27 @@ impl Default for Metrics {
         registry.register("sessions", "Sessions that stand", sessions.clone());
         let help = "Sessions that were ended since access was revoked";
         registry.register("access_revoked", help, revoked.clone());
-        Self { registry, logins, refused, sessions, revoked }
+        let turned_away = Family::default();
+        let help = "Connections that were closed as they came, by the limit that they passed";
+        registry.register("connections_turned_away", help, turned_away.clone());
+        let (connections, memory) = (Gauge::default(), Gauge::default());
+        registry.register("connections", "Open connections", connections.clone());
+        let help = "Memory that commands have of what all share (limits.memory)";
+        registry.register("command_memory_bytes", help, memory.clone());
+        let memory_refused = Gauge::default();
+        let help = "How often a command waited because others had all of limits.memory";
+        registry.register("command_memory_waits", help, memory_refused.clone());
+        Self {
+            registry,
+            logins,
+            refused,
+            sessions,
+            revoked,
+            turned_away,
+            connections,
+            memory,
+            memory_refused,
+        }
     }
 }
 
@@ -60,9 +100,21 @@ impl Metrics {
         self.revoked.inc_by(sessions as u64);
     }
 
-    /// All of it, with the number of sessions at this moment.
-    pub(crate) fn render(&self, sessions: usize) -> String {
-        self.sessions.set(i64::try_from(sessions).unwrap_or(i64::MAX));
+    /// A connection was closed as it came.
+    pub(crate) fn turned_away(&self, limit: &'static str) {
+        self.turned_away.get_or_create(&TurnedAway { limit }).inc();
+    }
+
+    /// All of it, with what there is at this moment.
+    pub(crate) fn render(&self, moment: Moment) -> String {
+        for (gauge, value) in [
+            (&self.sessions, moment.sessions),
+            (&self.connections, moment.connections),
+            (&self.memory, moment.memory),
+            (&self.memory_refused, moment.memory_refused),
+        ] {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
         let mut text = String::new();
         // A String takes everything.
         let _ = text::encode(&mut text, &self.registry);
@@ -83,7 +135,9 @@ mod tests {
         metrics.refused(RefusalReason::AddressNotAllowed);
         metrics.refused_certificate();
         metrics.revoked(3);
-        let text = metrics.render(7);
+        metrics.turned_away("connections");
+        let moment = Moment { sessions: 7, connections: 8, memory: 4096, memory_refused: 2 };
+        let text = metrics.render(moment);
         for line in [
             "# TYPE sarsen_logins counter",
             "sarsen_logins_total 1",
@@ -93,6 +147,10 @@ mod tests {
             "# TYPE sarsen_sessions gauge",
             "sarsen_sessions 7",
             "sarsen_access_revoked_total 3",
+            "sarsen_connections_turned_away_total{limit=\"connections\"} 1",
+            "sarsen_connections 8",
+            "sarsen_command_memory_bytes 4096",
+            "sarsen_command_memory_waits 2",
             "# EOF",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");

@@ -32,6 +32,7 @@ use self::sources::TurnedAway;
 use crate::access::Access;
 use crate::config::Portal;
 use crate::drain::Drains;
+use crate::metrics::Moment;
 use crate::targets::Targets;
 use crate::tls::Tls;
 
@@ -83,7 +84,12 @@ impl Front {
 
     /// What is counted, as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
-        self.access.metrics.render(self.sessions.count())
+        self.access.metrics.render(Moment {
+            sessions: self.sessions.count(),
+            connections: self.sources.connections(),
+            memory: self.settings.budget.lent(),
+            memory_refused: self.settings.budget.refused(),
+        })
     }
 }
 
@@ -150,6 +156,7 @@ async fn accept(
         let visitor = match front.sources.admit(peer.ip(), time::now()) {
             Ok(visitor) => visitor,
             Err(TurnedAway { full, tell }) => {
+                front.access.metrics.turned_away(full.limit());
                 if let Some(count) = tell {
                     warn!(%peer, count, "connections closed as they came: {full}");
                 }

@@ -45,6 +45,17 @@ pub(super) enum Full {
     Logins,
 }
 
+impl Full {
+    /// As the configuration names it.
+    pub(super) const fn limit(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Source => "connections-per-source",
+            Self::Logins => "logins-per-source",
+        }
+    }
+}
+
 /// A connection that is not taken.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TurnedAway {
@@ -91,7 +102,6 @@ impl Sources {
     }
 
     /// Open connections.
-    #[cfg(test)]
     pub(crate) fn connections(&self) -> usize {
         self.state().connections
     }

@@ -192,3 +192,32 @@ fn rfc7143_11_14_a_logout_may_be_about_another_connection_or_all() {
     first.connection.log_out(logout, LogoutResponse::Closed);
     assert!(first.connection.closing().is_some());
 }
+
+#[test]
+fn rfc7143_11_14_a_connection_that_is_logged_out_takes_nothing_with_it() {
+    let (mut first, mut second) = pair("InitialR2T=Yes\0ImmediateData=No\0");
+    second.world.data_out_length = 512;
+    let limit = Settings::default().command_window;
+    // One whose data never comes, one that runs, and one that is on its way to the layer above.
+    command(&mut second, 1, WRITE | ORDERED, 512);
+    second.next();
+    command(&mut second, 2, READ | 3, 0);
+    let running = second.next_command();
+    second.connection.begun(running.task);
+    command(&mut second, 3, READ | 3, 0);
+    command(&mut first, 4, READ, 0);
+    first.nothing_more();
+    second.connection.close();
+    assert!(matches!(second.connection.poll_event(), Some(Event::Wake(_))));
+    assert!(second.connection.poll_event().is_none(), "what has not begun is forgotten");
+    second.good(&running, vec![]);
+    resume(&mut first);
+    let waited = first.next_command();
+    assert_eq!(waited.task.initiator_task_tag, 4);
+    first.good(&waited, vec![]);
+    // The window is as wide as before.
+    for cmd_sn in 5..5 + limit {
+        command(&mut first, cmd_sn, READ, 0);
+        assert_eq!(first.next_command().task.initiator_task_tag, cmd_sn);
+    }
+}
