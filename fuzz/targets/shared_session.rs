@@ -224,7 +224,8 @@ impl Pair {
                 }
                 Event::Logout(logout) => self.log_out(index, logout),
                 Event::TasksEnded(_) => {}
-                other => panic!("{other:?}"),
+                // There is no recovery at this level.
+                other @ (Event::Adopt(_) | Event::Establish(_)) => panic!("{other:?}"),
             }
         }
     }

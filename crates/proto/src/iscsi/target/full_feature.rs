@@ -12,7 +12,6 @@ use sarsen_wire::iscsi::{
 
 use super::link::Link;
 use super::management::{Afterwards, Barrier, push_response};
-use super::recovery::KEPT_LIMIT;
 use super::room::Room;
 use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks};
 use super::text::Text;
@@ -29,7 +28,7 @@ const HELD_BYTES_LIMIT: usize = 4 << 20;
 
 /// One connection of a session.
 pub(super) struct FullFeature {
-    settings: Arc<Settings>,
+    pub(super) settings: Arc<Settings>,
     admission: Admission,
     pub(super) tasks: Tasks,
     /// Memory of the tasks that have room.
@@ -269,7 +268,7 @@ impl FullFeature {
                 // All requests carry ExpStatSN in the same place.
                 link.acknowledge(NopOut::view(header).exp_stat_sn.get());
             }
-            if link.kept.len() > KEPT_LIMIT {
+            if link.kept.is_too_large(self.settings.room_limit) {
                 return Err(CloseReason::protocol("answers are not acknowledged", "§4.2.2.2"));
             }
         }

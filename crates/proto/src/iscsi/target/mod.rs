@@ -634,6 +634,8 @@ impl Connection {
     /// Closes without a word: another connection logged this one out.
     pub fn close(&mut self) {
         self.leave();
+        // What has not begun does not begin any more.
+        self.events.retain(|event| !matches!(event, Event::Command(_)));
         self.phase = Phase::Closing(CloseReason::InGoodOrder);
     }
 

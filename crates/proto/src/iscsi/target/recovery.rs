@@ -60,6 +60,8 @@ impl Answer {
 pub(super) struct Kept {
     answers: VecDeque<Answer>,
     bytes: usize,
+    /// Of them, what is no command's data: echoes of pings, text.
+    echoed: usize,
     last_tag: u32,
 }
 
@@ -67,6 +69,7 @@ impl Kept {
     pub(super) fn push(&mut self, header: RawHeader, segment: &[u8]) {
         let answer = Answer { header, segment: segment.to_vec(), data: None };
         self.bytes += answer.bytes();
+        self.echoed += answer.segment.len();
         self.answers.push_back(answer);
     }
 
@@ -87,10 +90,6 @@ impl Kept {
         self.bytes
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.answers.len()
-    }
-
     pub(super) fn is_large(&self) -> bool {
         self.answers.len() > KEPT_BEFORE_PING
     }
@@ -101,7 +100,14 @@ impl Kept {
             self.answers.pop_front_if(|answer| answer.stat_sn().is_before(exp_stat_sn))
         {
             self.bytes -= answer.bytes();
+            self.echoed -= answer.segment.len();
         }
+    }
+
+    /// Whether the initiator is to be given up: it acknowledges nothing. The data of commands is limited
+    /// before they are carried out, the rest here.
+    pub(super) fn is_too_large(&self, room_limit: usize) -> bool {
+        self.answers.len() > KEPT_LIMIT || self.echoed > room_limit
     }
 
     /// Whether an answer to this SCSI command is kept.
@@ -151,7 +157,10 @@ impl FullFeature {
     pub(super) fn handle_snack(&mut self, link: &mut Link, header: &RawHeader) {
         let snack = SnackRequest::view(header);
         let (first, count) = (snack.beg_run.get(), snack.run_length.get());
+        // A short request for megabytes: nobody is given them again who does not take them.
+        let limit = self.settings.output_limit + self.settings.room_limit;
         let done = link.keeps()
+            && link.output.len() <= limit
             && match snack.flags & 0x0f {
                 DATA_OR_R2T => self.send_data_again(link, snack, first, count),
                 STATUS => send_answers_again(link, SerialNumber(first), count),

@@ -1,5 +1,7 @@
 //! What a peer may ask of our memory, and what it is told beyond that.
 
+use sarsen_wire::iscsi::SnackRequest;
+
 use super::*;
 
 const ROOM_LIMIT: usize = 32 << 20;
@@ -138,4 +140,45 @@ fn rfc7143_4_2_2_1_the_window_is_as_large_as_was_set() {
             assert_eq!(Reject::view(&header).reason(), RejectReason::ImmediateCommandReject);
         }
     }
+}
+
+#[test]
+fn rfc7143_4_2_2_2_who_acknowledges_no_echo_is_given_up_before_they_take_the_memory() {
+    let keys = "ErrorRecoveryLevel=1\0MaxRecvDataSegmentLength=262144\0";
+    let mut script = Script::established(keys);
+    let echo = vec![0x55; 256 << 10];
+    let ended = (0..1000).find(|_| {
+        let mut nop = NopOut::from(RawHeader::with_opcode(Opcode::NopOut));
+        nop.opcode_byte |= IMMEDIATE;
+        nop.initiator_task_tag = 9.into();
+        nop.cmd_sn = script.cmd_sn.into();
+        let taken = script.send(nop, &echo);
+        script.collect();
+        script.pdus.clear();
+        taken.is_err()
+    });
+    assert_eq!(ended, Some(ROOM_LIMIT / echo.len() + 1));
+}
+
+#[test]
+fn rfc7143_11_16_nothing_is_sent_again_to_who_does_not_take_it() {
+    let mut script = Script::established("ErrorRecoveryLevel=1\0");
+    script.command(1, READ, 8 << 20, &[]);
+    let read = script.next_command();
+    script.good(&read, vec![7; 8 << 20]);
+    script.collect();
+    script.pdus.clear();
+    for _ in 0..100 {
+        let mut snack = SnackRequest::from(RawHeader::with_opcode(Opcode::SnackRequest));
+        snack.flags = FINAL;
+        snack.lun = LUN;
+        snack.initiator_task_tag = 1.into();
+        snack.tag = RESERVED_TAG.into();
+        script.send(snack, &[]).expect("the session goes on");
+    }
+    let waiting = script.connection.output().len();
+    assert!(waiting < ROOM_LIMIT + (12 << 20), "{waiting} bytes wait to be sent");
+    script.collect();
+    let (last, _) = script.pdus.pop_back().expect("an answer");
+    assert_eq!(Reject::view(&last).reason(), RejectReason::SnackReject);
 }
