@@ -44,17 +44,20 @@ pub(crate) fn run() -> Result<()> {
         megabytes(before),
         with.saturating_sub(before) / IDLE as u64
     );
+    let busy = processor_time(&serving)?;
     let (whole, mut latencies) = storm(url).with_context(|| serving.log())?;
+    let busy = processor_time(&serving)? - busy;
     latencies.sort_unstable();
     let at = |per_mille: usize| latencies[(latencies.len() * per_mille).div_ceil(1000) - 1];
     let milliseconds: Vec<f64> = latencies.iter().map(|one| one.as_secs_f64() * 1e3).collect();
     println!(
         "{STORM} simultaneous logins beside them: all served after {:.0} ms; \
-         p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms",
+         p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms; {:.0} ms of the server's processor time",
         whole.as_secs_f64() * 1e3,
         median(&milliseconds),
         at(990).as_secs_f64() * 1e3,
-        at(1000).as_secs_f64() * 1e3
+        at(1000).as_secs_f64() * 1e3,
+        busy * 1e3
     );
     drop(idle);
     serving.stop()
@@ -78,6 +81,18 @@ fn resident_bytes(serving: &Serving) -> Result<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
     let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
     Ok(kib << 10)
+}
+
+/// Seconds that the server has computed.
+fn processor_time(serving: &Serving) -> Result<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", serving.pid()))?;
+    // proc_pid_stat(5): after the name come state, and utime and stime as fields 14 and 15.
+    let (_, rest) = stat.rsplit_once(')').context("a name in parentheses")?;
+    let fields: Vec<&str> = rest.split_whitespace().collect();
+    let ticks = |field: usize| -> Result<u64> {
+        Ok(fields.get(field - 3).context("a short line")?.parse()?)
+    };
+    Ok((ticks(14)? + ticks(15)?) as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// So many sessions, which then do nothing.

@@ -398,7 +398,7 @@ mod tests {
         assert_eq!(again, Err(RefusalReason::AccessRevoked));
         let stranger = Admission { initiator_name: "iqn.2026-11.x:z".into(), ..admission };
         assert_eq!(access.look(&stranger, peer), Err(RefusalReason::NoSuchTarget));
-        let text = access.metrics.render(0);
+        let text = access.metrics.render(crate::metrics::Moment::default());
         assert!(text.contains("sarsen_access_revoked_total 1\n"), "{text}");
         assert!(text.contains("sarsen_logins_total 1\n"), "{text}");
     }
