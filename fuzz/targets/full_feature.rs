@@ -321,7 +321,9 @@ impl Session {
                     assert!(tasks.iter().all(|task| self.running.contains(task)));
                 }
                 Event::TasksEnded(_) => {}
-                Event::Wake(_) | Event::Logout(_) | Event::Adopt(_) => panic!("there is one connection"),
+                Event::Wake(_) | Event::Logout(_) | Event::Adopt(_) => {
+                    panic!("there is one connection")
+                }
                 Event::Establish(_) => panic!("established twice"),
             }
         }

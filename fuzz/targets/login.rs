@@ -68,8 +68,8 @@ fn prove_who_it_is(requests: &[Request]) -> bool {
     pairs.contains(&("CHAP_N", ACCOUNT.0)) && pairs.iter().any(responds)
 }
 
-fn log_in(requests: &[Request], world: World, cut: usize) -> Outcome {
-    let mut target = Scripted::within(world);
+fn log_in(requests: &[Request], world: &World, cut: usize) -> Outcome {
+    let mut target = Scripted::within(world.clone());
     let mut outcome = Outcome::default();
     for (index, request) in requests.iter().enumerate() {
         for piece in request.bytes.chunks(cut) {
@@ -114,8 +114,9 @@ fuzz_target!(|input: &[u8]| {
     let Some((&cut, input)) = input.split_first() else { return };
     let requests = requests(input);
     // A bit of what is the first CmdSN otherwise.
-    let world = World { demanding: input.get(1).is_some_and(|odd| odd & 0x80 != 0) };
-    let outcome = log_in(&requests, world, usize::MAX);
+    let demanding = input.get(1).is_some_and(|odd| odd & 0x80 != 0);
+    let world = World { demanding, ..World::default() };
+    let outcome = log_in(&requests, &world, usize::MAX);
     for (header, data) in &outcome.answers {
         assert_eq!(header.basic().opcode(), Opcode::LoginResponse);
         let answer = LoginResponse::view(header);
@@ -125,5 +126,5 @@ fuzz_target!(|input: &[u8]| {
             assert!(outcome.closed, "refused, and the connection goes on");
         }
     }
-    assert_eq!(outcome, log_in(&requests, world, usize::from(cut) + 1));
+    assert_eq!(outcome, log_in(&requests, &world, usize::from(cut) + 1));
 });
