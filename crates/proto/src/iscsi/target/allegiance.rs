@@ -110,8 +110,8 @@ impl FullFeature {
         link.is_parked = true;
         let member = link.session.member();
         // What came above a gap was not acknowledged: the initiator sends it again.
-        self.forget_connection();
-        link.session.with(|state| state.forget(member));
+        let exp_cmd_sn = link.session.with(|state| state.forget(member));
+        self.forget_connection(exp_cmd_sn);
         if let (Some(id), Some(buffer)) = (self.take_incoming_task(), landed)
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
             && task.id == id

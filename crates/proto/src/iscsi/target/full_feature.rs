@@ -546,8 +546,8 @@ impl FullFeature {
     }
 
     /// Forgets what only this connection had: it is lost.
-    pub(super) fn forget_connection(&mut self) {
-        self.held.clear();
+    pub(super) fn forget_connection(&mut self, exp_cmd_sn: SerialNumber) {
+        self.held.retain(|held| held.cmd_sn.is_before(exp_cmd_sn));
         self.deferred.clear();
         self.text = Text::default();
         self.ping_tag = RESERVED_TAG;

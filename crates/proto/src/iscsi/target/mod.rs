@@ -514,13 +514,15 @@ impl Connection {
     /// take over ([`Self::release`]), and what the machine sends goes nowhere. Says whether it is
     /// so.
     pub fn park(&mut self, environment: &mut dyn Environment) -> bool {
-        if self.link.parameters.error_recovery_level < 2 || self.resume(environment).is_err() {
+        if self.link.parameters.error_recovery_level < 2 {
             return false;
         }
         let Phase::FullFeature(full_feature) = &mut self.phase else { return false };
         full_feature.park(&mut self.link, self.framer.abandon());
+        // What was acknowledged is begun, though its turn came only now.
+        let lives_on = self.resume(environment).is_ok();
         self.link.output.clear();
-        true
+        lives_on
     }
 
     /// Another connection of the session asks for a task.

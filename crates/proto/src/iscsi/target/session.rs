@@ -166,10 +166,11 @@ impl State {
     }
 
     /// A connection is gone: what it brought above a gap counts as not received, and it waits for
-    /// nothing any more.
-    pub(super) fn forget(&mut self, member: MemberId) {
+    /// nothing any more. Gives ExpCmdSN: what came before that has been acknowledged.
+    pub(super) fn forget(&mut self, member: MemberId) -> SerialNumber {
         self.received.retain(|(_, of)| *of != member);
         self.awaiting.retain(|(_, of)| *of != member);
+        self.window.exp_cmd_sn()
     }
 
     /// A task has another connection now.

@@ -61,6 +61,11 @@ impl<'a> Driver<'a> {
 
     /// Another connection of the session asks for a task.
     pub(super) fn release(&mut self, tag: u32, by: Mailbox, answer: oneshot::Sender<Claim>) {
+        if self.adopting.contains(&tag) {
+            // It is on its way here.
+            self.early_claims.push((tag, by, answer));
+            return;
+        }
         let claim = self.machine.release(tag);
         if let Claim::Released(released) = &claim
             && let Some(running) = released.running()
@@ -72,8 +77,9 @@ impl<'a> Driver<'a> {
     }
 
     /// This connection asks the others for a task.
-    pub(super) fn claim(&self, adoption: Adoption) {
+    pub(super) fn claim(&mut self, adoption: Adoption) {
         let Some(seat) = &self.seat else { return };
+        self.adopting.push(adoption.referenced_task_tag());
         let waiting = seat.claim(adoption.referenced_task_tag(), &self.mailbox);
         let own = self.mailbox.clone();
         tokio::task::spawn_local(async move {
@@ -86,5 +92,17 @@ impl<'a> Driver<'a> {
             }
             let _ = own.send(Message::Adopted { adoption, claim });
         });
+    }
+
+    /// What became of a claim of this connection.
+    pub(super) fn adopt(&mut self, adoption: Adoption, claim: Claim) {
+        let adopted = adoption.referenced_task_tag();
+        self.machine.adopt(adoption, claim);
+        if let Some(index) = self.adopting.iter().position(|tag| *tag == adopted) {
+            self.adopting.swap_remove(index);
+        }
+        for (tag, by, answer) in std::mem::take(&mut self.early_claims) {
+            self.release(tag, by, answer);
+        }
     }
 }

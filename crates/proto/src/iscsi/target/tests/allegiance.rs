@@ -201,6 +201,19 @@ fn rfc7143_7_2_1_a_command_that_was_not_acknowledged_is_sent_again() {
 }
 
 #[test]
+fn rfc7143_7_2_2_a_command_that_was_acknowledged_is_not_forgotten() {
+    let (mut first, mut second) = pair(LEVEL);
+    command(&mut first, 2, READ, 0);
+    first.nothing_more();
+    // The gap is closed, and the connection lost before it hears of that.
+    command(&mut second, 1, READ, 0);
+    assert_eq!(second.next_command().task.initiator_task_tag, 1);
+    park(&mut first);
+    assert_eq!(first.next_command().task.initiator_task_tag, 2);
+    assert!(matches!(first.connection.release(2), Claim::Released(_)));
+}
+
+#[test]
 fn a_lost_connection_that_ends_holds_nobody_up() {
     let (mut first, mut second) = pair(&format!("{LEVEL}InitialR2T=Yes\0ImmediateData=No\0"));
     first.world.data_out_length = 512;
