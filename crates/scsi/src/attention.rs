@@ -1,8 +1,8 @@
 //! Unit attention conditions: a short queue for each I_T_L nexus (SAM-5 5.14, SPC-4 5.11).
 
-use crate::{AdditionalSense, Sense, SenseKey};
+use crate::{AdditionalSense, Lun, Sense, SenseKey};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What happened, in order of precedence: a condition comes before those after it in this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -122,11 +122,17 @@ impl UnitAttention {
 
 /// The conditions that one I_T nexus has yet to be told of one logical unit. Each kind waits at
 /// most once, so the number of kinds bounds the queue.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Attentions {
     waiting: AtomicBool,
     queue: Mutex<Vec<UnitAttention>>,
+    /// Who is told at once of what is not to wait for a command, and the number of the unit there.
+    listener: Mutex<Option<(Lun, Listener)>>,
 }
+
+/// Hears of a unit, by its number, what an initiator should know though it sends no command. It must
+/// not wait.
+pub type Listener = Arc<dyn Fn(Lun, UnitAttention) + Send + Sync>;
 
 impl Attentions {
     /// Whether any condition waits: one relaxed load on the way of each command. A condition that
@@ -139,7 +145,18 @@ impl Attentions {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn listen(&self, lun: Lun, listener: &Listener) {
+        let mut place = self.listener.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = Some((lun, listener.clone()));
+    }
+
     pub(crate) fn raise(&self, attention: UnitAttention) {
+        if attention == UnitAttention::CapacityDataHasChanged
+            && let Some((lun, listener)) =
+                &*self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            listener(*lun, attention);
+        }
         let mut queue = self.queue();
         if let Err(position) = queue.binary_search(&attention) {
             queue.insert(position, attention);

@@ -42,7 +42,7 @@ mod timestamp;
 mod work;
 
 pub use array::{Array, Host, Work};
-pub use attention::UnitAttention;
+pub use attention::{Listener, UnitAttention};
 pub use cdb::{Cdb, Command, TaskAttribute};
 pub use completion::{Abort, Completion, Status, TaskAbort};
 pub use execution::{Execution, UnderWay};

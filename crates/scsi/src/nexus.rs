@@ -1,7 +1,7 @@
 //! An I_T nexus, and the handle through which a connection gives it commands: the way of each
 //! command from its CDB to its handler.
 
-use crate::attention::Attentions;
+use crate::attention::{Attentions, Listener};
 use crate::command_table::{Flags, Row};
 use crate::commands::without_unit;
 use crate::execution::{Execution, begin_asking, begin_plain};
@@ -18,7 +18,7 @@ use crate::{
 use sarsen_block::Io;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The initiator's end of a nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -81,6 +81,7 @@ pub(crate) struct Nexus {
     attachments: Mutex<Arc<Attachments>>,
     /// Changes with `attachments`.
     view: Mutex<LunView>,
+    listener: OnceLock<Listener>,
 }
 
 /// Nexuses are told apart by a number, since two targets may offer one unit.
@@ -104,6 +105,7 @@ impl Nexus {
             generation: AtomicU64::new(0),
             attachments: Mutex::default(),
             view: Mutex::new(view),
+            listener: OnceLock::new(),
         }
     }
 
@@ -128,7 +130,24 @@ impl Nexus {
         let is_changed = std::mem::replace(&mut *self.view(), view.clone()) != view;
         if is_changed {
             self.set_luns(luns);
-            self.raise(UnitAttention::ReportedLunsDataHasChanged);
+            self.luns_changed();
+        }
+    }
+
+    /// The initiator has another list of units than before.
+    pub(crate) fn luns_changed(&self) {
+        let attention = UnitAttention::ReportedLunsDataHasChanged;
+        self.raise(attention);
+        if let Some(listener) = self.listener.get() {
+            // SPC-4 7.8: it is about the target, which LUN 0 stands for.
+            listener(Lun(0), attention);
+        }
+    }
+
+    fn listen(&self, listener: Listener) {
+        let listener = self.listener.get_or_init(|| listener);
+        for (&lun, Attachment { attentions, .. }) in self.attachments().iter() {
+            attentions.listen(lun, listener);
         }
     }
 
@@ -163,6 +182,11 @@ impl Nexus {
                 .map(|(&lun, unit)| (lun, kept(unit).unwrap_or_else(|| attach(unit))))
                 .collect(),
         );
+        if let Some(listener) = self.listener.get() {
+            for (&lun, Attachment { attentions, .. }) in attachments.iter() {
+                attentions.listen(lun, listener);
+            }
+        }
         for Attachment { unit, .. } in old.values() {
             if !luns.values().any(|other| Arc::ptr_eq(unit, other)) {
                 unit.detach(self.id);
@@ -232,6 +256,12 @@ impl NexusHandle {
     /// What tells this nexus from all others of this program's life.
     pub fn id(&self) -> u64 {
         self.nexus.id
+    }
+
+    /// Has somebody told what the initiator should hear of though it sends no command: other units,
+    /// another capacity. The first one alone.
+    pub fn listen(&self, listener: Listener) {
+        self.nexus.listen(listener);
     }
 
     /// The initiator's end.

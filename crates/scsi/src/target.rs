@@ -2,7 +2,7 @@
 
 use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
 use crate::target_port_groups::TargetPortGroups;
-use crate::{Array, LogicalUnit, Lun, TargetPort, UnitAttention, atomic};
+use crate::{Array, LogicalUnit, Lun, TargetPort, atomic};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -110,7 +110,7 @@ impl TargetDevice {
         state.nexuses.retain(|nexus| nexus.strong_count() > 0);
         for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
             nexus.set_luns(&luns);
-            nexus.raise(UnitAttention::ReportedLunsDataHasChanged);
+            nexus.luns_changed();
         }
     }
 

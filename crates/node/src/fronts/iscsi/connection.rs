@@ -599,6 +599,9 @@ impl<'a> Driver<'a> {
             Message::Respond { initiator_task_tag, response } => {
                 self.machine.respond(initiator_task_tag, response);
             }
+            Message::ScsiEvent { lun, attention } => {
+                self.machine.report_scsi_event(lun.to_wire(), &attention.sense().to_bytes());
+            }
             Message::RequestLogout { seconds } => self.machine.request_logout(seconds),
             Message::Terminate { ended } => {
                 self.terminated.push(ended);

@@ -10,7 +10,7 @@ use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
     Admission, Adoption, Claim, Logout, MemberId, RefusalReason, Session, TaskId,
 };
-use sarsen_scsi::{Completion, NexusHandle, TaskAbort};
+use sarsen_scsi::{Completion, Lun, NexusHandle, TaskAbort, UnitAttention};
 use sarsen_wire::iscsi::{Isid, LogoutResponse, TaskManagementResponse};
 use tokio::sync::{Notify, mpsc, oneshot};
 
@@ -23,6 +23,8 @@ pub(crate) enum Message {
     Abort { order: Arc<AbortOrder>, ended: oneshot::Sender<()> },
     /// Answer a task management request of this session.
     Respond { initiator_task_tag: u32, response: TaskManagementResponse },
+    /// Tell the initiator what happened to a unit.
+    ScsiEvent { lun: Lun, attention: UnitAttention },
     /// Ask the initiator to log out within so many seconds.
     RequestLogout { seconds: u16 },
     /// End the session; the sender is dropped when its tasks have ended.
@@ -121,6 +123,13 @@ impl Members {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// One connection tells the initiator.
+    fn tell(&self, lun: Lun, attention: UnitAttention) {
+        if let Some(member) = self.all().iter().find(|member| !member.is_parked) {
+            let _ = member.mailbox.send(Message::ScsiEvent { lun, attention });
+        }
+    }
+
     /// Ends the session on all connections but one. Each receiver ends when the tasks have.
     fn terminate(&self, but: Option<u64>) -> Vec<oneshot::Receiver<()>> {
         let all = self.all();
@@ -192,6 +201,8 @@ impl Seat<'_> {
         if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
             entry.nexus = Some(nexus.clone());
         }
+        let members = self.members.clone();
+        nexus.listen(Arc::new(move |lun, attention| members.tell(lun, attention)));
     }
 
     /// The nexus of the session.

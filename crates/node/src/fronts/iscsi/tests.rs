@@ -16,8 +16,8 @@ use sarsen_io::time;
 use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
 use sarsen_wire::iscsi::pdu::IMMEDIATE;
 use sarsen_wire::iscsi::{
-    BasicHeader, LoginRequest, LoginResponse, LoginStatus, LogoutReason, LogoutRequest,
-    LogoutResponse, LogoutResponsePdu, Opcode, RawHeader, ScsiCommand, ScsiResponse,
+    AsyncEvent, AsyncMessage, BasicHeader, LoginRequest, LoginResponse, LoginStatus, LogoutReason,
+    LogoutRequest, LogoutResponse, LogoutResponsePdu, Opcode, RawHeader, ScsiCommand, ScsiResponse,
     TaskManagementFunction, TaskManagementRequest, TaskManagementResponse,
     TaskManagementResponsePdu, U24, padding,
 };
@@ -228,14 +228,30 @@ impl Peer {
         self.stream.read_to_end(&mut rest).expect("it is closed");
     }
 
+    /// The unit and the additional sense code of the event that is told next.
+    fn scsi_event(&mut self) -> (Lun, [u8; 2]) {
+        let (header, segment) = self.receive_all();
+        assert_eq!(header.basic().opcode(), Opcode::AsyncMessage);
+        let message = AsyncMessage::view(&header);
+        assert_eq!(message.event(), AsyncEvent::ScsiEvent);
+        // The sense data's length comes first; it is of the fixed format.
+        let sense = &segment[2..];
+        assert_eq!(sense[2], 0x06, "UNIT ATTENTION");
+        (Lun::from_wire(&message.lun).expect("a number"), [sense[12], sense[13]])
+    }
+
     /// The header of the next answer.
     fn receive(&mut self) -> RawHeader {
+        self.receive_all().0
+    }
+
+    fn receive_all(&mut self) -> (RawHeader, Vec<u8>) {
         let mut header = RawHeader::ZERO;
         self.stream.read_exact(&mut header.0).expect("an answer");
         let length = header.basic().data_segment_length.value() as usize;
         let mut segment = vec![0; length + padding(length)];
         self.stream.read_exact(&mut segment).expect("its data");
-        header
+        (header, segment)
     }
 }
 
@@ -348,6 +364,20 @@ fn rfc7143_7_2_a_session_outlives_its_only_connection_at_level_2() {
     assert_eq!(status, LoginStatus::Success);
     assert_eq!(anew.reassign(tag), TaskManagementResponse::TaskDoesNotExist);
     assert!(portal.write_begun.try_recv().is_err(), "written once");
+}
+
+#[test]
+fn rfc7143_11_9_1_an_initiator_is_told_of_other_units_and_sizes_without_asking() {
+    let portal = Portal::open();
+    let (mut peer, _) = portal.login(1);
+    let target = portal.front.targets.find(TARGET).expect("the target");
+    let unit = target.device.luns()[&Lun(0)].clone();
+    unit.capacity_changed();
+    assert_eq!(peer.scsi_event(), (Lun(0), [0x2a, 0x09]));
+    target.device.set_luns(BTreeMap::from([(Lun(3), unit.clone())]));
+    assert_eq!(peer.scsi_event(), (Lun(0), [0x3f, 0x0e]));
+    unit.capacity_changed();
+    assert_eq!(peer.scsi_event(), (Lun(3), [0x2a, 0x09]));
 }
 
 #[test]

@@ -106,8 +106,25 @@ impl Link {
         self.answer(reject, &rejected.0);
     }
 
+    /// RFC 7143 §11.9.1, event 0: what happened is in the sense data.
+    pub(super) fn scsi_event(&mut self, lun: [u8; 8], sense: &[u8]) {
+        let length = (sense.len() as u16).to_be_bytes();
+        let segment = [&length, sense].concat();
+        self.push_asynchronous(AsyncEvent::ScsiEvent, lun, [0; 3], &segment);
+    }
+
     /// RFC 7143 §11.9, for events without sense data.
     pub(super) fn asynchronous_message(&mut self, event: AsyncEvent, parameters: [u16; 3]) {
+        self.push_asynchronous(event, [0; 8], parameters, &[]);
+    }
+
+    fn push_asynchronous(
+        &mut self,
+        event: AsyncEvent,
+        lun: [u8; 8],
+        parameters: [u16; 3],
+        segment: &[u8],
+    ) {
         let stamp = self.stamp();
         let mut message = AsyncMessage::from(RawHeader::with_opcode(Opcode::AsyncMessage));
         message.initiator_task_tag = RESERVED_TAG.into();
@@ -116,10 +133,11 @@ impl Link {
         message.exp_cmd_sn = stamp.exp_cmd_sn.into();
         message.max_cmd_sn = stamp.max_cmd_sn.into();
         message.event = event.0;
+        message.lun = lun;
         let [parameter1, parameter2, parameter3] = parameters;
         message.parameter1 = parameter1.into();
         message.parameter2 = parameter2.into();
         message.parameter3 = parameter3.into();
-        self.answer(message, &[]);
+        self.answer(message, segment);
     }
 }

@@ -626,6 +626,13 @@ impl Connection {
         }
     }
 
+    /// Tells the initiator what happened to a unit, without its asking (RFC 7143 §11.9.1, event 0).
+    pub fn report_scsi_event(&mut self, lun: [u8; 8], sense: &[u8]) {
+        if self.is_established() {
+            self.link.scsi_event(lun, sense);
+        }
+    }
+
     /// Asks the initiator to log out within so many seconds (RFC 7143 §11.9.1, event 1).
     pub fn request_logout(&mut self, seconds: u16) {
         if self.is_established() {
