@@ -548,6 +548,8 @@ impl Connection {
     pub fn leave(&mut self) {
         if let Phase::FullFeature(full_feature) = &mut self.phase {
             full_feature.leave(&mut self.link);
+            // What has not begun does not begin any more; what has, is the layer above's to end.
+            self.events.retain(|event| !matches!(event, Event::Command(_) | Event::Aborted(_)));
         }
     }
 
@@ -643,8 +645,6 @@ impl Connection {
     /// Closes without a word: another connection logged this one out.
     pub fn close(&mut self) {
         self.leave();
-        // What has not begun does not begin any more.
-        self.events.retain(|event| !matches!(event, Event::Command(_)));
         self.phase = Phase::Closing(CloseReason::InGoodOrder);
     }
 
