@@ -77,6 +77,15 @@ struct Held {
     data: Vec<u8>,
 }
 
+impl Held {
+    /// Logical unit and attribute of a command.
+    fn command(&self) -> Option<([u8; 8], u8)> {
+        let command = ScsiCommand::view(&self.header);
+        let attribute = command.flags & ScsiCommand::ATTRIBUTE;
+        (self.header.basic().opcode() == Opcode::ScsiCommand).then_some((command.lun, attribute))
+    }
+}
+
 impl FullFeature {
     pub(super) fn new(admission: Admission, settings: Arc<Settings>) -> Self {
         Self {
@@ -225,9 +234,10 @@ impl FullFeature {
             None
         };
         let attribute = command.flags & ScsiCommand::ATTRIBUTE;
+        let cmd_sn = (!immediate).then(|| SerialNumber(command.cmd_sn.get()));
         let member = link.session.member();
         let id =
-            link.session.with(|state| state.begin(tag, immediate, command.lun, attribute, member));
+            link.session.with(|state| state.begin(tag, cmd_sn, command.lun, attribute, member));
         self.tasks.insert(Task {
             id,
             lun: command.lun,
@@ -292,7 +302,8 @@ impl FullFeature {
                     data: segment.bytes().to_vec(),
                 };
                 let member = link.session.member();
-                match link.session.with(|state| state.arrive(request.cmd_sn, member)) {
+                let command = request.command();
+                match link.session.with(|state| state.arrive(request.cmd_sn, command, member)) {
                     Standing::Next => {
                         if self.handle_held(link, request, events, environment)? {
                             return Ok(true);
@@ -364,7 +375,7 @@ impl FullFeature {
     fn handle_held(
         &mut self,
         link: &mut Link,
-        Held { header, additional_headers, data, .. }: Held,
+        Held { cmd_sn, header, additional_headers, data }: Held,
         events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
     ) -> Result<bool, CloseReason> {
@@ -377,6 +388,8 @@ impl FullFeature {
             let buffer = sarsen_block::Buffer::copy_of(&data);
             let range = 0..data.len();
             self.finish_command(link, id, Segment::Placed { buffer, range }, true, events);
+        } else {
+            link.session.with(|state| state.give_up_place(cmd_sn));
         }
         Ok(false)
     }
@@ -579,6 +592,9 @@ impl FullFeature {
             self.end_task(link, id);
             // It may not have reached the layer above though it was on its way.
             link.session.with(|state| state.deliver(id));
+        }
+        for held in std::mem::take(&mut self.held) {
+            link.session.with(|state| state.give_up_place(held.cmd_sn));
         }
         let member = link.session.member();
         link.session.with(|state| state.forget(member));

@@ -52,14 +52,26 @@ struct Undelivered {
     waits: bool,
 }
 
+/// A request above a gap.
+#[derive(Clone, Copy, Debug)]
+struct Received {
+    cmd_sn: SerialNumber,
+    member: MemberId,
+    /// Logical unit and attribute, if it is a command.
+    command: Option<([u8; 8], u8)>,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) window: CommandWindow,
     last_sequence: u64,
     last_member: MemberId,
-    /// CmdSNs above a gap whose requests have come.
-    received: Vec<(SerialNumber, MemberId)>,
+    /// Requests above a gap that have come.
+    received: Vec<Received>,
+    /// Commands that were above a gap, and have their place in the order, before their connection
+    /// begins them: their CmdSNs and sequences.
+    reserved: Vec<(SerialNumber, u64)>,
     /// CmdSNs above a gap that count as received: an ABORT TASK named them.
     skipped: Vec<SerialNumber>,
     /// In the order of their CmdSN.
@@ -79,6 +91,7 @@ impl State {
             last_sequence: 0,
             last_member: 0,
             received: Vec::new(),
+            reserved: Vec::new(),
             skipped: Vec::new(),
             undelivered: VecDeque::new(),
             ordered_count: 0,
@@ -97,7 +110,7 @@ impl State {
         match self.window.standing(cmd_sn) {
             Standing::AboveGap
                 if self.skipped.contains(&cmd_sn)
-                    || self.received.iter().any(|(received, _)| *received == cmd_sn) =>
+                    || self.received.iter().any(|received| received.cmd_sn == cmd_sn) =>
             {
                 Standing::Outside
             }
@@ -106,11 +119,16 @@ impl State {
     }
 
     /// A request has come whole. Above a gap, it is that connection's to keep.
-    pub(super) fn arrive(&mut self, cmd_sn: SerialNumber, member: MemberId) -> Standing {
+    pub(super) fn arrive(
+        &mut self,
+        cmd_sn: SerialNumber,
+        command: Option<([u8; 8], u8)>,
+        member: MemberId,
+    ) -> Standing {
         let standing = self.standing(cmd_sn);
         match standing {
             Standing::Next => self.advance(),
-            Standing::AboveGap => self.received.push((cmd_sn, member)),
+            Standing::AboveGap => self.received.push(Received { cmd_sn, member, command }),
             Standing::Outside => {}
         }
         standing
@@ -129,8 +147,13 @@ impl State {
             let next = self.window.exp_cmd_sn();
             if let Some(index) = self.skipped.iter().position(|&skipped| skipped == next) {
                 self.skipped.swap_remove(index);
-            } else if let Some(index) = self.received.iter().position(|(sn, _)| *sn == next) {
-                let (_, member) = self.received.swap_remove(index);
+            } else if let Some(index) = self.received.iter().position(|one| one.cmd_sn == next) {
+                let Received { cmd_sn, member, command } = self.received.swap_remove(index);
+                if let Some((lun, attribute)) = command {
+                    // Those after it may come before its connection is awake.
+                    let sequence = self.enqueue(lun, attribute, member);
+                    self.reserved.push((cmd_sn, sequence));
+                }
                 self.wakes.push(member);
             } else {
                 break;
@@ -150,6 +173,7 @@ impl State {
 
     /// An ABORT TASK named a command that has not come: its number counts as received.
     pub(super) fn skip(&mut self, cmd_sn: SerialNumber) {
+        self.received.retain(|received| received.cmd_sn != cmd_sn);
         if self.standing(cmd_sn) != Standing::Outside {
             self.skipped.push(cmd_sn);
             self.close_gap();
@@ -168,7 +192,7 @@ impl State {
     /// A connection is gone: what it brought above a gap counts as not received, and it waits for
     /// nothing any more. Gives ExpCmdSN: what came before that has been acknowledged.
     pub(super) fn forget(&mut self, member: MemberId) -> SerialNumber {
-        self.received.retain(|(_, of)| *of != member);
+        self.received.retain(|received| received.member != member);
         self.awaiting.retain(|(_, of)| *of != member);
         self.window.exp_cmd_sn()
     }
@@ -180,23 +204,42 @@ impl State {
         }
     }
 
-    /// A command becomes a task.
-    pub(super) fn begin(
-        &mut self,
-        initiator_task_tag: u32,
-        immediate: bool,
-        lun: [u8; 8],
-        attribute: u8,
-        member: MemberId,
-    ) -> TaskId {
-        if !immediate {
-            self.window.begin();
-        }
+    fn enqueue(&mut self, lun: [u8; 8], attribute: u8, member: MemberId) -> u64 {
         self.last_sequence += 1;
         let sequence = self.last_sequence;
         self.ordered_count += usize::from(attribute == ORDERED);
         self.undelivered.push_back(Undelivered { sequence, lun, attribute, member, waits: false });
+        sequence
+    }
+
+    fn take_reserved(&mut self, cmd_sn: SerialNumber) -> Option<u64> {
+        let index = self.reserved.iter().position(|(reserved, _)| *reserved == cmd_sn)?;
+        Some(self.reserved.swap_remove(index).1)
+    }
+
+    /// A command becomes a task; one without a CmdSN of its own is immediate.
+    pub(super) fn begin(
+        &mut self,
+        initiator_task_tag: u32,
+        cmd_sn: Option<SerialNumber>,
+        lun: [u8; 8],
+        attribute: u8,
+        member: MemberId,
+    ) -> TaskId {
+        if cmd_sn.is_some() {
+            self.window.begin();
+        }
+        let reserved = cmd_sn.and_then(|cmd_sn| self.take_reserved(cmd_sn));
+        let sequence = reserved.unwrap_or_else(|| self.enqueue(lun, attribute, member));
         TaskId { initiator_task_tag, sequence }
+    }
+
+    /// A command that was above a gap has been looked at: if it did not become a task, its place in
+    /// the order is free.
+    pub(super) fn give_up_place(&mut self, cmd_sn: SerialNumber) {
+        if let Some(sequence) = self.take_reserved(cmd_sn) {
+            self.deliver(TaskId { initiator_task_tag: 0, sequence });
+        }
     }
 
     /// Whether a command has to wait for others. That layer orders tasks from the moment it has

@@ -137,6 +137,24 @@ fn sam5_8_6_an_ordered_command_waits_for_the_data_of_another_connection() {
 }
 
 #[test]
+fn sam5_8_6_an_ordered_command_waits_for_one_whose_connection_is_not_awake_yet() {
+    let (mut first, mut second) = pair("");
+    command(&mut second, 2, READ, 0);
+    command(&mut first, 1, READ, 0);
+    let begun = first.next_command();
+    first.connection.begun(begun.task);
+    command(&mut first, 3, READ | ORDERED, 0);
+    wakes(&mut first);
+    first.nothing_more();
+    resume(&mut second);
+    let begun = second.next_command();
+    second.connection.begun(begun.task);
+    wakes(&mut second);
+    resume(&mut first);
+    assert_eq!(first.next_command().task.initiator_task_tag, 3);
+}
+
+#[test]
 fn rfc7143_4_2_3_3_a_function_waits_for_the_commands_before_it() {
     let (mut first, mut second) = pair("");
     command(&mut first, 1, READ, 0);
