@@ -132,8 +132,12 @@ impl FullFeature {
         let cmd_sn = SerialNumber(NopOut::view(header).cmd_sn.get());
         self.incoming = match basic.opcode() {
             Opcode::DataOut => return Ok(self.place_data_out(DataOut::view(header))),
-            Opcode::ScsiCommand if immediate || link.take_turn(cmd_sn) => {
-                self.begin_command(link, header, additional_headers, environment)
+            Opcode::ScsiCommand if immediate || link.take_turn(ScsiCommand::view(header)) => {
+                let begun = self.begin_command(link, header, additional_headers, environment);
+                if !immediate && matches!(begun, Incoming::Rejected) {
+                    link.session.with(|state| state.give_up_place(cmd_sn));
+                }
+                begun
             }
             Opcode::SnackRequest => Incoming::Request,
             _ if immediate => Incoming::Request,

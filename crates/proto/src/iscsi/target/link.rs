@@ -2,7 +2,8 @@
 //! what was negotiated.
 
 use sarsen_wire::iscsi::{
-    AsyncEvent, AsyncMessage, Opcode, RESERVED_TAG, RawHeader, Reject, RejectReason, SerialNumber,
+    AsyncEvent, AsyncMessage, Opcode, RESERVED_TAG, RawHeader, Reject, RejectReason, ScsiCommand,
+    SerialNumber,
 };
 
 use super::recovery::{Kept, SentData};
@@ -69,11 +70,14 @@ impl Link {
     }
 
     /// Whether a command's turn has come; if so, it is taken.
-    pub(super) fn take_turn(&mut self, cmd_sn: SerialNumber) -> bool {
+    pub(super) fn take_turn(&mut self, command: &ScsiCommand) -> bool {
+        let cmd_sn = SerialNumber(command.cmd_sn.get());
+        let attribute = command.flags & ScsiCommand::ATTRIBUTE;
+        let member = self.session.member();
         self.session.with(|state| {
             let is_next = state.standing(cmd_sn) == Standing::Next;
             if is_next {
-                state.advance();
+                state.advance(cmd_sn, Some((command.lun, attribute)), member);
             }
             is_next
         })

@@ -127,7 +127,7 @@ impl State {
     ) -> Standing {
         let standing = self.standing(cmd_sn);
         match standing {
-            Standing::Next => self.advance(),
+            Standing::Next => self.advance(cmd_sn, command, member),
             Standing::AboveGap => self.received.push(Received { cmd_sn, member, command }),
             Standing::Outside => {}
         }
@@ -135,11 +135,22 @@ impl State {
     }
 
     /// The expected request has come, and with it those above that were waiting for it.
-    pub(super) fn advance(&mut self) {
+    pub(super) fn advance(
+        &mut self,
+        cmd_sn: SerialNumber,
+        command: Option<([u8; 8], u8)>,
+        member: MemberId,
+    ) {
         self.window.advance();
-        if !(self.skipped.is_empty() && self.received.is_empty() && self.awaiting.is_empty()) {
-            self.close_gap();
+        if self.skipped.is_empty() && self.received.is_empty() && self.awaiting.is_empty() {
+            return;
         }
+        if let Some((lun, attribute)) = command {
+            // Its place is before those of the ones above.
+            let sequence = self.enqueue(lun, attribute, member);
+            self.reserved.push((cmd_sn, sequence));
+        }
+        self.close_gap();
     }
 
     fn close_gap(&mut self) {
