@@ -28,6 +28,8 @@ struct Member {
     target: Scripted,
     id: MemberId,
     running: Vec<TaskId>,
+    /// All that ever ran: who looks late may be told to end what has ended.
+    begun: Vec<TaskId>,
     managing: Vec<u32>,
     stat_sn: Option<u32>,
 }
@@ -87,6 +89,7 @@ impl Pair {
             target,
             id,
             running: Vec::new(),
+            begun: Vec::new(),
             managing: Vec::new(),
             stat_sn: None,
         };
@@ -208,6 +211,7 @@ impl Pair {
                     let member = &mut self.members[index];
                     member.target.connection.begun(command.task);
                     member.running.push(command.task);
+                    member.begun.push(command.task);
                 }
                 Event::Wake(id) => {
                     let woken = self.members.iter().position(|member| member.id == id);
@@ -219,8 +223,8 @@ impl Pair {
                     self.members[index].managing.push(management.initiator_task_tag);
                 }
                 Event::Aborted(tasks) => {
-                    let running = &self.members[index].running;
-                    assert!(tasks.iter().all(|task| running.contains(task)));
+                    let begun = &self.members[index].begun;
+                    assert!(tasks.iter().all(|task| begun.contains(task)), "it never began");
                 }
                 Event::Logout(logout) => self.log_out(index, logout),
                 Event::TasksEnded(_) => {}

@@ -318,6 +318,10 @@ impl FullFeature {
                 }
             }
             Incoming::Request if digest_valid => {
+                // It may be about commands whose turn another connection has brought meanwhile.
+                if self.release_held(link, events, environment)? {
+                    return Ok(true);
+                }
                 if self.handle_request(link, header, segment.bytes(), events, environment)? {
                     return Ok(true);
                 }

@@ -194,7 +194,8 @@ impl State {
     /// Whether requests before this one are still to come; the connection is woken when they have.
     pub(super) fn awaits(&mut self, cmd_sn: SerialNumber, member: MemberId) -> bool {
         let waits = self.window.exp_cmd_sn().is_before(cmd_sn);
-        if waits {
+        // Asked again whenever something has moved: it waits once.
+        if waits && !self.awaiting.contains(&(cmd_sn, member)) {
             self.awaiting.push((cmd_sn, member));
         }
         waits
@@ -362,6 +363,11 @@ impl Hold {
                 result
             }),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn awaiting_count(&mut self) -> usize {
+        self.with(|state| state.awaiting.len())
     }
 
     pub(super) fn next_wake(&mut self) -> Option<MemberId> {

@@ -172,6 +172,34 @@ fn rfc7143_4_2_3_3_a_function_waits_for_the_commands_before_it() {
 }
 
 #[test]
+fn a_function_that_waits_does_so_once_whatever_comes_meanwhile() {
+    let (_first, mut second) = pair("");
+    second.cmd_sn = 3;
+    second.manage_unit(TaskManagementFunction::LogicalUnitReset, LUN);
+    for _ in 0..50 {
+        resume(&mut second);
+    }
+    assert_eq!(second.connection.link.session.awaiting_count(), 1);
+}
+
+#[test]
+fn rfc7143_11_5_1_an_abort_reaches_a_command_whose_turn_came_unnoticed() {
+    let (mut first, mut second) = pair("");
+    command(&mut second, 2, READ, 0);
+    // The gap is closed, and the abort comes before the connection is woken.
+    command(&mut first, 1, READ, 0);
+    second.cmd_sn = 3;
+    second.manage(TaskManagementFunction::AbortTask, 2, 2);
+    let begun = second.next_command();
+    assert_eq!(begun.task.initiator_task_tag, 2);
+    second.asked_to_end(2);
+    second.good(&begun, vec![]);
+    let (header, _) = second.next();
+    let response = TaskManagementResponsePdu::view(&header).response();
+    assert_eq!(response, TaskManagementResponse::FunctionComplete);
+}
+
+#[test]
 fn rfc7143_11_5_1_abort_task_set_reaches_the_other_connections() {
     let (_first, mut second) = pair("");
     second.manage_unit(TaskManagementFunction::AbortTaskSet, LUN);
