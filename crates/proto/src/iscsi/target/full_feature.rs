@@ -464,6 +464,11 @@ impl FullFeature {
             }
             return;
         }
+        debug_assert_eq!(task.progress, Progress::Collecting);
+        // Its data may have come before anybody told that it need not wait: it goes on once.
+        if !self.held_back.is_empty() {
+            self.held_back.retain(|&held_back| held_back != id);
+        }
         if task.awaits_room() {
             self.waiting.push_back(id);
             return self.start_waiting(link, events);

@@ -136,6 +136,24 @@ fn sam5_8_6_an_ordered_command_waits_for_the_data_of_another_connection() {
     assert_eq!(second.next_command().task.initiator_task_tag, 2);
 }
 
+/// Its unsolicited data comes when it need not wait any more, before it was told so.
+#[test]
+fn sam5_8_6_a_write_that_waited_is_carried_out_once() {
+    let (mut first, mut second) = pair("InitialR2T=No\0");
+    second.world.data_out_length = 512;
+    command(&mut first, 1, READ, 0);
+    let read = first.next_command();
+    command(&mut second, 2, WRITE_MORE | ORDERED, 512);
+    second.nothing_more();
+    first.connection.begun(read.task);
+    wakes(&mut first);
+    second.data_out(2, RESERVED_TAG, 0, 0, true, &[1; 512]);
+    let write = second.next_command();
+    assert_eq!((write.task.initiator_task_tag, write.data_out.is_some()), (2, true));
+    resume(&mut second);
+    second.nothing_more();
+}
+
 #[test]
 fn sam5_8_6_an_ordered_command_waits_for_one_whose_connection_is_not_awake_yet() {
     let (mut first, mut second) = pair("");
