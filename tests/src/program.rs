@@ -37,20 +37,25 @@ fn find() -> Result<PathBuf> {
 
 /// Builds the release binary and gives its path.
 pub fn build() -> Result<PathBuf> {
+    build_package("sarsen")
+}
+
+/// The same of a package whose only program has its name.
+pub fn build_package(name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command
-        .args(["build", "--quiet", "--release", "--package", "sarsen", "--bin", "sarsen"])
+        .args(["build", "--quiet", "--release", "--package", name, "--bin", name])
         .args(["--message-format", "json-render-diagnostics"]);
     let said = process::output(&mut command, BUILD_LIMIT)?;
-    executable(&said).context("cargo built no executable named sarsen")
+    executable(&said, name).with_context(|| format!("cargo built no executable named {name}"))
 }
 
-fn executable(messages: &str) -> Option<PathBuf> {
+fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "sarsen")
+        .filter(|message| message["target"]["name"] == name)
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
@@ -68,7 +73,7 @@ mod tests {
             "\n",
             r#"{"reason":"build-finished","success":true}"#,
         );
-        assert_eq!(executable(messages), Some(PathBuf::from("/t/sarsen")));
-        assert_eq!(executable("{}"), None);
+        assert_eq!(executable(messages, "sarsen"), Some(PathBuf::from("/t/sarsen")));
+        assert_eq!(executable("{}", "sarsen"), None);
     }
 }

@@ -8,9 +8,7 @@ mod bench;
 mod ci;
 mod conformance;
 mod fuzz;
-mod generator;
 mod requirements;
-mod sessions;
 mod shell;
 mod tidy;
 
@@ -37,7 +35,7 @@ enum Chore {
     Scoreboard,
     /// Coverage-guided fuzzing of every target in `fuzz/`.
     Fuzz(fuzz::Options),
-    /// The program beside tgt and istgt, with one client, interleaved.
+    /// The program beside tgt, istgt and the limit, with one client, interleaved.
     Bench(bench::Options),
 }
 

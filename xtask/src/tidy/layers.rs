@@ -22,7 +22,7 @@ const FLOORS: &[&str] = &[
 const STRANGERS: &[(&str, &str)] = &[("sarsen-proto", "sarsen-scsi")];
 
 /// Beside the house: they drive it from the outside, and nothing in it imports them.
-const BESIDE: &[&str] = &["sarsen-proof", "sarsen-simulation", "xtask"];
+const BESIDE: &[&str] = &["sarsen-limit", "sarsen-proof", "sarsen-simulation", "xtask"];
 
 /// A package of the workspace and what it imports, for whatever purpose.
 pub(super) struct Package {

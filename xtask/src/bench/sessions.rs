@@ -16,7 +16,7 @@ use sarsen_wire::iscsi::{
     BasicHeader, Isid, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, U24, padding,
 };
 
-use crate::bench::median;
+use super::results::median;
 
 const VOLUME: &str = "bench";
 const IDLE: usize = 10_000;
@@ -28,7 +28,7 @@ const OPENERS: usize = 8;
 const STACK: usize = 64 << 10;
 const LIMIT: Duration = Duration::from_secs(60);
 
-pub(crate) fn run() -> Result<()> {
+pub(super) fn run() -> Result<()> {
     let files = raise_limit((IDLE + STORM) as u64 + SPARE_FILES)?;
     println!(
         "open files: {files} for this client, and as many for the server, which raises its own"
@@ -93,6 +93,14 @@ fn processor_time(serving: &Serving) -> Result<f64> {
         Ok(fields.get(field - 3).context("a short line")?.parse()?)
     };
     Ok((ticks(14)? + ticks(15)?) as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Sessions that do nothing beside one that is measured; they end when the streams are dropped.
+pub(super) fn open_idle(url: &sarsen_initiator::Url, count: usize) -> Result<Vec<TcpStream>> {
+    if count > 0 {
+        raise_limit(count as u64 + SPARE_FILES)?;
+    }
+    open(&url.clone().into(), count)
 }
 
 /// So many sessions, which then do nothing.

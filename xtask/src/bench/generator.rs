@@ -23,7 +23,7 @@ struct Figures {
     cpu_us_per_io: f64,
 }
 
-pub(crate) fn run(rounds: usize, seconds: u32) -> Result<()> {
+pub(super) fn run(rounds: usize, seconds: u32) -> Result<()> {
     let client = program::path()?;
     let serving = Serving::start_with(&[Volume::new("null", Backing::Null, BYTE_COUNT)], &[])?;
     let url = serving.url("null").to_string();
@@ -61,7 +61,7 @@ pub(crate) fn run(rounds: usize, seconds: u32) -> Result<()> {
 
 fn medians(runs: &[Figures]) -> (f64, f64) {
     let median = |figure: fn(&Figures) -> f64| {
-        crate::bench::median(&runs.iter().map(figure).collect::<Vec<_>>())
+        super::results::median(&runs.iter().map(figure).collect::<Vec<_>>())
     };
     (median(|run| run.iops), median(|run| run.cpu_us_per_io))
 }

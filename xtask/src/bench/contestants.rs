@@ -1,0 +1,281 @@
+//! Who is measured in a group, and how each is reached.
+
+use std::env::temp_dir;
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::slice;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use sarsen_initiator::Url;
+use sarsen_lab::contestant::{Contestant, Medium, Running, VolumeSpec, sarsen};
+use sarsen_lab::load::Endpoint;
+use sarsen_lab::network::{LinkProfile, Network};
+use sarsen_lab::process::{Daemon, ProcessError};
+use sarsen_node::stores::CacheMode;
+use sarsen_proof::{process, program};
+use tempfile::TempDir;
+
+use super::points::Group;
+use super::{Options, files};
+
+pub(super) const SARSEN: &str = "sarsen";
+/// Ours where it never spins.
+pub(super) const SLEEPING: &str = "sarsen, sleeping";
+pub(super) const TGT: &str = "tgt";
+pub(super) const ISTGT: &str = "istgt";
+pub(super) const LIMIT: &str = "limit";
+pub(super) const LIMIT_SPINNING: &str = "limit, spinning";
+pub(super) const FIO: &str = "fio, io_uring";
+pub(super) const LUNS_ONE: &str = "sarsen, 1 unit";
+pub(super) const LUNS_MANY: &str = "sarsen, 1,000 units";
+pub(super) const IDLE_ONE: &str = "sarsen, 1 idle";
+pub(super) const IDLE_MANY: &str = "sarsen, 1,000 idle";
+
+const VOLUME: &str = "bench";
+const BYTE_COUNT: u64 = 1 << 30;
+/// The units of a group of many.
+const MANY: usize = 1000;
+const UNIT_MIB: usize = 16;
+/// What the limit calls itself does not matter.
+const LIMIT_TARGET: &str = "iqn.2026-11.invalid.example:limit";
+const HELP_LIMIT: Duration = Duration::from_secs(20);
+/// From the start of the limit to its readiness: it writes over its memory first.
+const LIMIT_READY: Duration = Duration::from_secs(30);
+
+/// A contestant at all points of a group.
+pub(super) struct Entrant {
+    pub(super) name: String,
+    pub(super) way: Way,
+    /// Sessions that log in before each measurement and do nothing.
+    pub(super) idle: usize,
+    /// Stopped while others are measured: it never sleeps.
+    pub(super) restless: Option<Pid>,
+    /// Not of this project: it may fail.
+    pub(super) is_peer: bool,
+    /// To be written over first, so that nobody reads holes.
+    pub(super) is_empty: bool,
+}
+
+/// How a contestant is measured.
+pub(super) enum Way {
+    /// By the load generator; the processes are those whose CPU time counts.
+    Load { url: Url, pids: Vec<u32> },
+    /// By fio's io_uring engine, past the page cache.
+    Fio { path: PathBuf },
+}
+
+impl Entrant {
+    pub(super) fn new(name: impl Into<String>, way: Way) -> Self {
+        let name = name.into();
+        Self { name, way, idle: 0, restless: None, is_peer: false, is_empty: false }
+    }
+
+    /// A volume of a program that runs.
+    pub(super) fn of(name: impl Into<String>, running: &Running, volume: &str) -> Result<Self> {
+        let network = loopback();
+        let link = network.links().first().context("loopback")?;
+        let Endpoint::Iscsi(url) = running.endpoint(volume, link)? else {
+            bail!("{} does not speak iSCSI", running.name());
+        };
+        Ok(Self::new(name, Way::Load { url, pids: running.pids() }))
+    }
+
+    /// Lets it run until what is returned is dropped.
+    pub(super) fn wake(&self) -> Result<Awake> {
+        if let Some(pid) = self.restless {
+            kill_process(pid, Signal::CONT)?;
+        }
+        Ok(Awake(self.restless))
+    }
+}
+
+/// See [`Entrant::wake`].
+pub(super) struct Awake(Option<Pid>);
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        if let Some(pid) = self.0 {
+            // It may have ended, which shows elsewhere.
+            let _ = kill_process(pid, Signal::STOP);
+        }
+    }
+}
+
+/// The contestants of a group, which run until this is dropped.
+#[derive(Default)]
+pub(super) struct Field {
+    pub(super) entrants: Vec<Entrant>,
+    pub(super) running: Vec<Running>,
+    limits: Vec<Limit>,
+    pub(super) folders: Vec<TempDir>,
+}
+
+struct Limit {
+    // Before the folder: it ends before its files go.
+    _daemon: Daemon,
+    _folder: TempDir,
+}
+
+fn loopback() -> Network {
+    Network::build(&[LinkProfile::loopback()])
+}
+
+/// Starts `sarsen serve` on loopback.
+pub(super) fn serve(program: &Path, arguments: &[String]) -> Result<Running> {
+    Ok(sarsen::serve(program, &[], Ipv4Addr::LOCALHOST.into(), arguments)?)
+}
+
+/// The flags with which the program never spins. One from before it could has none, and never does.
+fn sleeping(program: &Path) -> Result<Vec<String>> {
+    let help = process::output(Command::new(program).args(["serve", "--help"]), HELP_LIMIT)?;
+    let can_spin = help.contains("--spin ");
+    Ok(if can_spin { vec!["--spin".into(), "never".into()] } else { Vec::new() })
+}
+
+/// Starts the contestants of a group.
+pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<Field> {
+    match group {
+        Group::Specs | Group::Small => {
+            let mut field = beside_peers(program, options)?;
+            if options.takes(SLEEPING) {
+                field.add_sleeping(program)?;
+            }
+            let limit = program::build_package("sarsen-limit")?;
+            for (name, spins) in [(LIMIT, false), (LIMIT_SPINNING, true)] {
+                if options.takes(name) {
+                    field.add_limit(&limit, name, spins)?;
+                }
+            }
+            Ok(field)
+        }
+        Group::Digests => beside_peers(program, options),
+        Group::Files => files::start(program, options),
+        Group::Luns => units(program),
+        Group::Idle => crowd(program),
+        Group::StartUp => Ok(Field::default()),
+    }
+}
+
+/// Our own program, and the others that are installed.
+fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
+    let volume = VolumeSpec {
+        name: VOLUME.into(),
+        medium: Medium::Ram,
+        bytes: BYTE_COUNT,
+        cache: CacheMode::WriteBack,
+    };
+    let mut field = Field::default();
+    for (contestant, name, peer) in [
+        (Contestant::Sarsen, SARSEN, None),
+        (Contestant::Tgt, TGT, Some("tgtd")),
+        (Contestant::Istgt, ISTGT, Some("istgt")),
+    ] {
+        if !options.takes(name) {
+            continue;
+        }
+        if let Some(peer) = peer
+            && process::find(Path::new(peer)).is_none()
+        {
+            eprintln!("{peer} is not installed, and left out");
+            continue;
+        }
+        let volumes = slice::from_ref(&volume);
+        let running = contestant.start_beside(program, &loopback(), volumes, &temp_dir())?;
+        let entrant = Entrant::of(name, &running, VOLUME)?;
+        field.entrants.push(Entrant { is_peer: peer.is_some(), is_empty: true, ..entrant });
+        field.running.push(running);
+    }
+    Ok(field)
+}
+
+impl Field {
+    fn add_sleeping(&mut self, program: &Path) -> Result<()> {
+        let mut arguments = sleeping(program)?;
+        arguments.extend(["--volume".into(), format!("{VOLUME}=ram:{BYTE_COUNT}")]);
+        let running = serve(program, &arguments)?;
+        let entrant = Entrant::of(SLEEPING, &running, VOLUME)?;
+        self.entrants.push(Entrant { is_empty: true, ..entrant });
+        self.running.push(running);
+        Ok(())
+    }
+
+    fn add_limit(&mut self, program: &Path, name: &str, spins: bool) -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("address");
+        let out = File::create(&path)?;
+        let daemon = Daemon::start(&[], program, |command| {
+            command.args(spins.then_some("--spin")).args(["--bytes", &BYTE_COUNT.to_string()]);
+            command.stdout(out);
+        })?;
+        let mut said = String::new();
+        daemon.wait_until(LIMIT_READY, || {
+            said = fs::read_to_string(&path).unwrap_or_default();
+            Ok::<_, ProcessError>(said.ends_with('\n'))
+        })?;
+        let url: Url = format!("iscsi://{}/{LIMIT_TARGET}/0", said.trim()).parse()?;
+        let pid = Pid::from_raw(daemon.pid().cast_signed()).context("a process id")?;
+        let way = Way::Load { url, pids: vec![daemon.pid()] };
+        let restless = spins.then_some(pid);
+        let entrant = Entrant { restless, ..Entrant::new(name, way) };
+        drop(Awake(restless));
+        self.entrants.push(entrant);
+        self.limits.push(Limit { _daemon: daemon, _folder: folder });
+        Ok(())
+    }
+}
+
+/// One target with one unit, and one with many.
+fn units(program: &Path) -> Result<Field> {
+    let mut field = Field::default();
+    for (name, count) in [(LUNS_ONE, 1), (LUNS_MANY, MANY)] {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("units.toml");
+        fs::write(&path, configuration(count, UNIT_MIB))?;
+        let mut arguments = sleeping(program)?;
+        arguments.extend(["--config".into(), path.display().to_string()]);
+        let running = serve(program, &arguments)?;
+        // One in the middle of them.
+        let entrant = Entrant::of(name, &running, &unit(count / 2))?;
+        field.entrants.push(Entrant { is_empty: true, ..entrant });
+        field.running.push(running);
+        field.folders.push(folder);
+    }
+    Ok(field)
+}
+
+fn unit(number: usize) -> String {
+    format!("unit{number}")
+}
+
+/// A configuration of one target with so many units in memory.
+pub(super) fn configuration(count: usize, mebibytes: usize) -> String {
+    let volume = |number| {
+        let name = unit(number);
+        format!("[[volume]]\nname = \"{name}\"\nstore = \"ram\"\nsize = \"{mebibytes}MiB\"\n\n")
+    };
+    let mut text: String = (0..count).map(volume).collect();
+    let luns: Vec<_> = (0..count).map(|number| format!("\"{}\"", unit(number))).collect();
+    text += "[[target]]\nname = \"iqn.2026-11.invalid.example:many\"\n";
+    text += &format!("luns = [{}]\n", luns.join(", "));
+    text
+}
+
+/// The same target with few and with many sessions that do nothing.
+fn crowd(program: &Path) -> Result<Field> {
+    let mut arguments = sleeping(program)?;
+    arguments.extend(["--volume".into(), format!("{VOLUME}=ram:{BYTE_COUNT}")]);
+    let running = serve(program, &arguments)?;
+    let mut field = Field::default();
+    for (name, idle) in [(IDLE_ONE, 1), (IDLE_MANY, MANY)] {
+        let entrant = Entrant::of(name, &running, VOLUME)?;
+        // One volume: filled once.
+        let is_empty = idle == 1;
+        field.entrants.push(Entrant { idle, is_empty, ..entrant });
+    }
+    field.running.push(running);
+    Ok(field)
+}

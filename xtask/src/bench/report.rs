@@ -1,0 +1,119 @@
+//! The results as Markdown: a table for each group, then what was to be shown.
+
+use std::fmt::Write as _;
+
+use super::points::Group;
+use super::results::{CPU, Cell, IOPS, Results, median, ratio, spread_percent};
+use super::verdicts::Verdict;
+
+const HEAD: &str = "\
+| point | target | IOPS | MB/s | p50 µs | p99 µs | p99.9 µs | CPU µs/IO | client µs/IO | RSS MiB | IOPS × | CPU × |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+";
+
+/// For each point a row a contestant, and how many times as many IOPS, and how many times the CPU
+/// time, the first one has.
+pub(super) fn tables(results: &Results) -> String {
+    let mut text = String::new();
+    let mut group: Option<Group> = None;
+    let mut first: Option<&Cell> = None;
+    // Cells came round by round; the first round has them all in order.
+    for cell in &results.cells {
+        if group != Some(cell.group) {
+            group = Some(cell.group);
+            let _ = write!(text, "\n### {}\n\n{HEAD}", cell.group.title());
+        }
+        if first.is_none_or(|first| first.group != cell.group || first.point != cell.point) {
+            first = Some(cell);
+        }
+        let ours = first.filter(|first| !std::ptr::eq(*first, cell));
+        text += &row(cell, ours);
+    }
+    if !results.start_up.is_empty() {
+        let seconds = median(&results.start_up);
+        let spread = spread_percent(&results.start_up);
+        let title = Group::StartUp.title();
+        let _ = write!(
+            text,
+            "\n### {title}\n\nReady after {seconds:.3} s ±{spread:.0} % with 10,000 units.\n"
+        );
+    }
+    text
+}
+
+fn row(cell: &Cell, ours: Option<&Cell>) -> String {
+    let iops = cell.values(IOPS);
+    let Cell { point, contestant, .. } = cell;
+    if iops.is_empty() {
+        return format!("| {point} | {contestant} | failed | | | | | | | | | |\n");
+    }
+    let of = |figure| median(&cell.values(figure));
+    let number = |value: f64, digits: usize| match value.is_nan() {
+        true => String::new(),
+        false => format!("{value:.digits$}"),
+    };
+    let columns = [
+        format!("{:.0} ±{:.0} %", median(&iops), spread_percent(&iops)),
+        number(of(|run| Some(run.mb_per_s)), 0),
+        number(of(|run| Some(run.p50_us)), 0),
+        number(of(|run| Some(run.p99_us)), 0),
+        number(of(|run| Some(run.p999_us)), 0),
+        number(of(CPU), 2),
+        number(of(|run| run.client_cpu_us_per_io), 2),
+        number(of(|run| run.target_rss_kib) / 1024.0, 0),
+        number(ours.and_then(|ours| ratio(ours, cell, IOPS)).unwrap_or(f64::NAN), 2),
+        number(ours.and_then(|ours| ratio(ours, cell, CPU)).unwrap_or(f64::NAN), 2),
+    ];
+    format!("| {point} | {contestant} | {} |\n", columns.join(" | "))
+}
+
+/// What was to be shown, what was measured, and whether that is enough.
+pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
+    let mut text = String::from(
+        "\n### What is to be shown\n\n| what | wanted | measured | met |\n| --- | --- | --- | --- |\n",
+    );
+    for verdict in verdicts {
+        let measured = match (&verdict.measured, &verdict.place) {
+            (None, _) => "not measured".to_owned(),
+            (Some(measured), None) => format!("{measured:.2}"),
+            (Some(measured), Some(place)) => format!("{measured:.2} ({place})"),
+        };
+        let met = match verdict.is_met() {
+            None => "",
+            Some(true) => "yes",
+            Some(false) => "**no**",
+        };
+        let _ = writeln!(text, "| {} | {} | {measured} | {met} |", verdict.what, verdict.bound);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::Figures;
+    use super::*;
+
+    #[test]
+    fn ratios_are_ours_to_theirs() {
+        let mut results = Results::default();
+        let run = |iops, cpu| {
+            Some(Figures {
+                iops,
+                mb_per_s: 1.0,
+                target_cpu_us_per_io: Some(cpu),
+                target_rss_kib: Some(2048.0),
+                ..Figures::default()
+            })
+        };
+        for (ours, theirs) in [(300.0, 60.0), (100.0, 25.0), (200.0, 50.0)] {
+            results.note(Group::Small, "P", "sarsen", run(ours, 2.0));
+            results.note(Group::Small, "P", "tgt", run(theirs, 20.0));
+        }
+        results.note(Group::Small, "P", "istgt", None);
+        let text = tables(&results);
+        let rows: Vec<_> = text.lines().filter(|line| line.starts_with("| P")).collect();
+        assert_eq!(rows[0], "| P | sarsen | 200 ±50 % | 1 | 0 | 0 | 0 | 2.00 |  | 2 |  |  |");
+        assert_eq!(rows[1], "| P | tgt | 50 ±35 % | 1 | 0 | 0 | 0 | 20.00 |  | 2 | 4.00 | 0.10 |");
+        assert_eq!(rows[2], "| P | istgt | failed | | | | | | | | | |");
+    }
+}

@@ -1,0 +1,311 @@
+//! What the program is to show against others, against the limit and against itself, and how far
+//! it does.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use super::contestants::{
+    FIO, IDLE_MANY, IDLE_ONE, ISTGT, LIMIT, LIMIT_SPINNING, LUNS_MANY, LUNS_ONE, SARSEN, SLEEPING,
+    TGT,
+};
+use super::files;
+use super::points::{
+    self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, READS, WITH_DIGESTS, WRITES, small_name,
+};
+use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
+
+/// The border that a figure has to be on the right side of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Bound {
+    fn holds(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(border) => value >= border,
+            Self::AtMost(border) => value <= border,
+        }
+    }
+
+    /// Of two, the one that is closer to failing, or fails by more.
+    fn is_worse(self, value: f64, other: f64) -> bool {
+        match self {
+            Self::AtLeast(_) => value < other,
+            Self::AtMost(_) => value > other,
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(border) => write!(f, "≥ {border}"),
+            Self::AtMost(border) => write!(f, "≤ {border}"),
+        }
+    }
+}
+
+impl Serialize for Bound {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// One line of what is to be shown.
+#[derive(Debug, Serialize)]
+pub(super) struct Verdict {
+    pub(super) what: String,
+    pub(super) bound: Bound,
+    /// The worst of all places; nothing if none was measured.
+    pub(super) measured: Option<f64>,
+    /// Where it is the worst.
+    pub(super) place: Option<String>,
+}
+
+impl Verdict {
+    pub(super) fn is_met(&self) -> Option<bool> {
+        self.measured.map(|measured| self.bound.holds(measured))
+    }
+}
+
+/// A point and a contestant.
+type Place<'a> = (String, &'a str);
+
+/// A demand on the ratio of one figure in two cells, for each of several pairs of them.
+struct Demand<'a> {
+    what: String,
+    group: Group,
+    figure: Figure,
+    bound: Bound,
+    pairs: Vec<(Place<'a>, Place<'a>)>,
+}
+
+impl Demand<'_> {
+    fn verdict(self, results: &Results) -> Verdict {
+        let Self { what, group, figure, bound, pairs } = self;
+        let mut worst: Option<(f64, String)> = None;
+        for ((point, over), (other_point, under)) in pairs {
+            let value = results
+                .cell(group, &point, over)
+                .zip(results.cell(group, &other_point, under))
+                .and_then(|(over, under)| ratio(over, under, figure));
+            let Some(value) = value else { continue };
+            if worst.as_ref().is_none_or(|(worst, _)| bound.is_worse(value, *worst)) {
+                let is_ours = over == SARSEN || over == SLEEPING;
+                worst = Some((value, if is_ours { point } else { format!("{point}, {over}") }));
+            }
+        }
+        let (measured, place) = worst.unzip();
+        Verdict { what, bound, measured, place }
+    }
+}
+
+/// Everything that is to be shown, in the order of the issue that asks for it.
+pub(super) fn all(results: &Results) -> Vec<Verdict> {
+    let mut demands = against_peers(TGT, [10.0, 4.0, 2.5, 1.0]);
+    demands.extend(against_peers(ISTGT, [6.0, 2.5, 2.0, 1.5]));
+    demands.extend(against_the_limit());
+    demands.extend(of_files());
+    demands.extend(against_itself());
+    let mut verdicts: Vec<_> = demands.into_iter().map(|demand| demand.verdict(results)).collect();
+    let start_up = &results.start_up;
+    verdicts.push(Verdict {
+        what: "seconds of start-up with 10,000 units".into(),
+        bound: Bound::AtMost(1.0),
+        measured: (!start_up.is_empty()).then(|| median(start_up)),
+        place: None,
+    });
+    verdicts
+}
+
+/// Both at the same points.
+fn same_points<'a>(
+    points: impl IntoIterator<Item = String>,
+    over: &'a str,
+    under: &'a str,
+) -> Vec<(Place<'a>, Place<'a>)> {
+    points.into_iter().map(|point| ((point.clone(), over), (point, under))).collect()
+}
+
+fn against_peers<'a>(peer: &'a str, factors: [f64; 4]) -> Vec<Demand<'a>> {
+    let [small, medium, large, largest] = factors;
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let mut smallest = Vec::new();
+    for block_bytes in [512, 4096] {
+        for reads in [true, false] {
+            smallest.extend([1, 4].map(|sessions| small_name(block_bytes, reads, 32, sessions)));
+        }
+    }
+    let demand = |what: &str, group, points: Vec<String>, factor| Demand {
+        what: format!("IOPS × {peer}: {what}"),
+        group,
+        figure: IOPS,
+        bound: Bound::AtLeast(factor),
+        pairs: same_points(points, SARSEN, peer),
+    };
+    vec![
+        demand("512 B and 4 KiB, depth 32, 1 and 4 sessions", Group::Small, smallest, small),
+        demand(
+            "Exchange 2003 and 2007, SQL 16K",
+            Group::Specs,
+            names(&["Exchange 2003", "Exchange 2007", "SQL 16K"]),
+            medium,
+        ),
+        demand(
+            "SQL 64K, Web Server, Workstation",
+            Group::Specs,
+            names(&["SQL 64K", "Web Server", "Workstation"]),
+            large,
+        ),
+        demand("512 KiB", Group::Specs, names(&[LARGE_READS, LARGE_WRITES]), largest),
+    ]
+}
+
+fn against_the_limit<'a>() -> Vec<Demand<'a>> {
+    let mut demands = Vec::new();
+    for group in [Group::Specs, Group::Small] {
+        let by_depth = |wanted: &dyn Fn(u32) -> bool| -> Vec<String> {
+            let all = points::of(group).into_iter();
+            all.filter(|point| wanted(point.depth)).map(|point| point.name).collect()
+        };
+        let title = group.title();
+        let mut demand = |what: &str, figure, bound, points, over, under| {
+            let what = format!("{what}: {title}");
+            let pairs = same_points(points, over, under);
+            demands.push(Demand { what, group, figure, bound, pairs });
+        };
+        let every = by_depth(&|_| true);
+        let low = by_depth(&|depth| depth <= 12);
+        let deep = by_depth(&|depth| depth == 32);
+        let least = Bound::AtLeast;
+        demand("sleeping: IOPS × the limit", IOPS, least(0.85), every.clone(), SLEEPING, LIMIT);
+        demand(
+            "sleeping: CPU for each I/O × the limit's",
+            CPU,
+            Bound::AtMost(1.35),
+            every,
+            SLEEPING,
+            LIMIT,
+        );
+        demand(
+            "depth 1 to 12: IOPS × the spinning limit",
+            IOPS,
+            least(0.8),
+            low,
+            SARSEN,
+            LIMIT_SPINNING,
+        );
+        demand(
+            "sleeping: p99 at depth 32 × the limit's",
+            P99,
+            Bound::AtMost(1.5),
+            deep,
+            SLEEPING,
+            LIMIT,
+        );
+    }
+    demands
+}
+
+fn of_files<'a>() -> Vec<Demand<'a>> {
+    let cached = [files::TMPFS_WRITE_BACK, files::DISK_WRITE_BACK];
+    let both = [READS, WRITES];
+    let pair = |point: &str, over, under| ((point.to_owned(), over), (point.to_owned(), under));
+    let of_cached = both.iter().flat_map(|point| cached.map(|file| pair(point, file, files::RAM)));
+    let direct = both.iter().map(|point| pair(point, files::DISK_NONE, FIO));
+    let demand = |what: &str, border, pairs| Demand {
+        what: what.into(),
+        group: Group::Files,
+        figure: IOPS,
+        bound: Bound::AtLeast(border),
+        pairs,
+    };
+    vec![
+        demand("files on tmpfs and in the page cache: IOPS × RAM's", 0.7, of_cached.collect()),
+        demand("past the page cache, depth 32: IOPS × fio's io_uring", 0.85, direct.collect()),
+    ]
+}
+
+fn against_itself<'a>() -> Vec<Demand<'a>> {
+    let digests = [READS, WRITES].map(|point| {
+        let with = format!("{point}{WITH_DIGESTS}");
+        ((with, SARSEN), (point.to_owned(), SARSEN))
+    });
+    let mut crowds = Vec::new();
+    for reads in [true, false] {
+        let crowd = |depth, sessions| small_name(4096, reads, depth, sessions);
+        let pair = |depth| ((crowd(depth, 64), SLEEPING), (crowd(depth, 4), SLEEPING));
+        crowds.extend(DEPTHS.map(pair));
+    }
+    let mut demands = vec![
+        Demand {
+            what: "digests: IOPS at 4 KiB × without".into(),
+            group: Group::Digests,
+            figure: IOPS,
+            bound: Bound::AtLeast(0.7),
+            pairs: digests.into(),
+        },
+        Demand {
+            what: "sleeping, 64 sessions: CPU for each I/O × that of 4".into(),
+            group: Group::Small,
+            figure: CPU,
+            bound: Bound::AtMost(1.15),
+            pairs: crowds,
+        },
+    ];
+    for (what, group, over, under) in [
+        ("1,000 units", Group::Luns, LUNS_MANY, LUNS_ONE),
+        ("1,000 idle sessions", Group::Idle, IDLE_MANY, IDLE_ONE),
+    ] {
+        for (name, figure, bound) in
+            [("IOPS", IOPS, Bound::AtLeast(0.95)), ("CPU for each I/O", CPU, Bound::AtMost(1.05))]
+        {
+            let what = format!("{what}: {name} × that of one");
+            let pairs = vec![((READS.to_owned(), over), (READS.to_owned(), under))];
+            demands.push(Demand { what, group, figure, bound, pairs });
+        }
+    }
+    demands
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::results::Figures;
+    use super::*;
+
+    #[test]
+    fn the_worst_place_decides() {
+        let mut results = Results::default();
+        for (point, ours) in [("SQL 64K", 300.0), ("Web Server", 240.0), ("Workstation", 260.0)] {
+            for (contestant, iops) in [(SARSEN, ours), (TGT, 100.0)] {
+                let run = Figures { iops, ..Figures::default() };
+                results.note(Group::Specs, point, contestant, Some(run));
+            }
+        }
+        results.start_up = vec![0.5];
+        let verdicts = all(&results);
+        let measured: Vec<_> = verdicts.iter().filter(|line| line.measured.is_some()).collect();
+        let [large, start_up] = measured[..] else { panic!("{measured:?}") };
+        assert_eq!((large.measured, large.place.as_deref()), (Some(2.4), Some("Web Server")));
+        assert_eq!((large.bound, large.is_met()), (Bound::AtLeast(2.5), Some(false)));
+        assert_eq!(start_up.is_met(), Some(true));
+        assert_eq!(verdicts[0].is_met(), None, "nothing of it was measured");
+    }
+
+    #[test]
+    fn every_place_is_one_that_is_measured() {
+        let demands = [against_peers(TGT, [1.0; 4]), against_the_limit(), of_files()];
+        for demand in demands.into_iter().flatten().chain(against_itself()) {
+            let points = points::of(demand.group);
+            assert!(!demand.pairs.is_empty(), "{}", demand.what);
+            for ((over, _), (under, _)) in demand.pairs {
+                for name in [over, under] {
+                    assert!(points.iter().any(|point| point.name == name), "{name}");
+                }
+            }
+        }
+    }
+}
