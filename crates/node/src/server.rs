@@ -12,19 +12,18 @@ use sarsen_block::{BlockError, Store};
 use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::local::LocalListener;
 use sarsen_io::net::Listener;
-use sarsen_io::time;
 use sarsen_proto::iscsi::digest;
 use sarsen_scsi::{
     AccessError, AccessState, Array, DeviceType, Identity, LogicalUnit, Lun, Parts, TargetDevice,
     TargetPort,
 };
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 use crate::access::{self, Access, Policy, Reloaded};
 use crate::config::{Config, ConfigError, Limits, Portal, StoreConfig, TargetConfig, VolumeConfig};
 use crate::control::Control;
-use crate::fronts::iscsi::{self, Front, Message, Roster, Sessions};
+use crate::fronts::iscsi::{self, Front, Roster, Sessions};
 use crate::host::Beneath;
 use crate::isns::{self, Isns};
 use crate::keeper;
@@ -322,29 +321,7 @@ impl Server {
         self.closing.send_replace(true);
         // Each portal drops its sender when it has stopped.
         while self.accepting.recv().await.is_some() {}
-        self.front.sessions.close();
-        let deadline = time::now() + grace;
-        for (_, mailbox) in self.front.sessions.mailboxes(None) {
-            let seconds = u16::try_from(grace.as_secs()).unwrap_or(u16::MAX);
-            let _ = mailbox.send(Message::RequestLogout { seconds });
-        }
-        tokio::select! {
-            () = self.front.sessions.emptied() => {}
-            () = time::sleep_until(deadline) => {
-                info!(sessions = self.front.sessions.count(), "ending sessions that did not log out");
-            }
-        }
-        let mut ending = Vec::new();
-        for (_, mailbox) in self.front.sessions.mailboxes(None) {
-            let (ended, waiting) = oneshot::channel();
-            if mailbox.send(Message::Terminate { ended }).is_ok() {
-                ending.push(waiting);
-            }
-        }
-        for waiting in ending {
-            // Dropped when the session's last command has ended.
-            let _ = waiting.await;
-        }
+        self.front.end_sessions(grace).await;
         let flushed = self.flush().await;
         // It has had all that time to say that it leaves.
         drop(self.isns.take());

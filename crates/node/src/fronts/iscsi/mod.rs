@@ -14,13 +14,14 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use sarsen_io::cores::Cores;
 use sarsen_io::net::{Listener, Stream};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{Refusal, Settings};
-use tokio::sync::{mpsc, watch};
-use tracing::{debug, error, warn};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{debug, error, info, warn};
 
 use self::handshake::shake_hands;
 pub(crate) use self::roster::{Attendance, Roster};
@@ -80,6 +81,34 @@ impl Front {
     fn turns_away(&self, target: &str) -> Option<Refusal> {
         let configured = self.targets.find(target).and_then(|target| target.redirect);
         self.drains.refusal(target, configured.as_ref())
+    }
+
+    /// Lets no session begin, asks those that are there to log out, and ends those that have not
+    /// after `grace`. When this answers, the commands of all of them have ended.
+    pub(crate) async fn end_sessions(&self, grace: Duration) {
+        self.sessions.close();
+        let deadline = time::now() + grace;
+        for (_, mailbox) in self.sessions.mailboxes(None) {
+            let seconds = u16::try_from(grace.as_secs()).unwrap_or(u16::MAX);
+            let _ = mailbox.send(Message::RequestLogout { seconds });
+        }
+        tokio::select! {
+            () = self.sessions.emptied() => {}
+            () = time::sleep_until(deadline) => {
+                info!(sessions = self.sessions.count(), "ending sessions that did not log out");
+            }
+        }
+        let mut ending = Vec::new();
+        for (_, mailbox) in self.sessions.mailboxes(None) {
+            let (ended, waiting) = oneshot::channel();
+            if mailbox.send(Message::Terminate { ended }).is_ok() {
+                ending.push(waiting);
+            }
+        }
+        for waiting in ending {
+            // Dropped when the session's last command has ended.
+            let _ = waiting.await;
+        }
     }
 
     /// What is counted, as OpenMetrics text.

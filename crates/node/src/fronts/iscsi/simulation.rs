@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sarsen_io::net::Stream;
 use sarsen_io::time;
@@ -39,6 +40,12 @@ impl Portal {
                 connection::serve(stream, None, 1, front, visitor).await;
             }
         }
+    }
+
+    /// Ends all sessions as the server does before it ends: they are asked to log out and have
+    /// `grace` for it. No other begins. When this answers, all commands have ended.
+    pub async fn end_sessions(&self, grace: Duration) {
+        self.front.end_sessions(grace).await;
     }
 
     /// How many sessions there are.
