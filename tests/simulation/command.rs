@@ -4,7 +4,7 @@ use crate::dice::Dice;
 use sarsen_block::Buffer;
 use sarsen_initiator::{Sense, SenseKey};
 use sarsen_proto::iscsi::initiator::{
-    CommandRequest, Completion, Connection, ReadLanding, TaskAttribute, Transfer,
+    CommandRequest, Completion, ReadLanding, Session as Machine, TaskAttribute, Transfer,
 };
 use sarsen_scsi::{Lun, Status};
 use sarsen_wire::scsi::cdb::{Block10, Block16, CompareAndWrite, FLAGS_FUA, FLAGS_UNMAP, Unmap};
@@ -12,7 +12,9 @@ use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::{UnmapDescriptor, UnmapHeader};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
+use crate::fencing::Action;
 use crate::model::{Outcome, Violation};
+use crate::reservation::Custom;
 use crate::stamp;
 
 /// What a command is for.
@@ -32,6 +34,10 @@ pub(crate) enum Kind {
         expected: u64,
     },
     Flush,
+    Reservation {
+        action: Action,
+        custom: Custom,
+    },
 }
 
 /// A command before it is sent.
@@ -51,15 +57,25 @@ impl Command {
     /// What it may do to which blocks.
     pub(crate) fn writes(&self) -> Vec<(u64, u64)> {
         let stamp = match self.kind {
-            Kind::TestUnitReady | Kind::Read | Kind::Flush => return Vec::new(),
+            Kind::TestUnitReady | Kind::Read | Kind::Flush | Kind::Reservation { .. } => {
+                return Vec::new();
+            }
             Kind::Zero { .. } => stamp::ZERO,
             Kind::Write | Kind::WriteSame | Kind::Swap { .. } => self.stamp,
         };
         (self.lba..self.lba + self.block_count).map(|lba| (lba, stamp)).collect()
     }
 
-    /// The request for a connection.
-    pub(crate) fn request(&self, machine: &Connection) -> CommandRequest {
+    /// What it does about reservations.
+    pub(crate) const fn action(&self) -> Option<Action> {
+        match self.kind {
+            Kind::Reservation { action, .. } => Some(action),
+            _ => None,
+        }
+    }
+
+    /// The request for a session.
+    pub(crate) fn request(&self, machine: &Machine) -> CommandRequest {
         let (cdb, data) = self.bytes();
         let transfer = match (self.kind, data) {
             (Kind::Read, _) => Transfer::Read {
@@ -101,6 +117,10 @@ impl Command {
                 (cdb, Some(vec![0; stamp::BLOCK]))
             }
             Kind::Zero { by_write_same: false } => unmap(lba, block_count),
+            Kind::Reservation { action, custom } => {
+                let (cdb, list) = custom.bytes(action);
+                (cdb, Some(list))
+            }
             Kind::Swap { expected } => {
                 let mut cdb = CompareAndWrite::new_zeroed();
                 cdb.operation_code = opcode::COMPARE_AND_WRITE;
@@ -124,9 +144,8 @@ impl Command {
         let status = Status::from_byte(completion.status);
         match status {
             Some(Status::Good) => return Ok(Outcome::Done { durable: self.is_durable }),
-            Some(Status::Busy | Status::TaskSetFull | Status::ReservationConflict) => {
-                return Ok(Outcome::Nothing);
-            }
+            Some(Status::ReservationConflict) => return Ok(Outcome::Conflict),
+            Some(Status::Busy | Status::TaskSetFull) => return Ok(Outcome::Nothing),
             Some(Status::TaskAborted) => return Ok(Outcome::Unknown),
             _ => {}
         }
@@ -183,7 +202,7 @@ fn unmap(lba: u64, block_count: u64) -> ([u8; 16], Option<Vec<u8>>) {
     (padded(&cdb), Some(list))
 }
 
-fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
+pub(crate) fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
     let mut bytes = [0; 16];
     let cdb = cdb.as_bytes();
     bytes[..cdb.len()].copy_from_slice(cdb);

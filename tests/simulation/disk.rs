@@ -3,7 +3,7 @@
 //! A [`Disk`] outlives the servers that have it open; each of them has it through an [`Opened`],
 //! which does nothing any more once its server has crashed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use sarsen_block::{
     Durability, Extent, Geometry, Io, Lba, Reply, Request, Store, Unmap,
 };
 use sarsen_io::time;
+use sarsen_scsi::{Keeper, Record};
 
 use crate::stamp;
 
@@ -60,6 +61,8 @@ pub(crate) enum Lie {
     ReadsStale,
     /// A write is done again after others.
     WritesAgain,
+    /// What was kept beside the data is lost at a crash.
+    ForgetsRecords,
 }
 
 type Content = Arc<[u8]>;
@@ -91,6 +94,8 @@ struct State {
     written: BTreeSet<(u64, u64)>,
     /// What came twice.
     written_twice: Option<(u64, u64)>,
+    /// What is kept beside the data, under the records' names.
+    records: BTreeMap<&'static str, Vec<u8>>,
 }
 
 /// See the module.
@@ -116,6 +121,7 @@ impl Disk {
             lie,
             written: BTreeSet::new(),
             written_twice: None,
+            records: BTreeMap::new(),
         };
         Arc::new(Self { nature, state: Mutex::new(state) })
     }
@@ -144,6 +150,9 @@ impl Disk {
             if let Some((_, content)) = block.cached.drain(..).take(kept as usize).next_back() {
                 block.durable = content;
             }
+        }
+        if state.lie == Some(Lie::ForgetsRecords) {
+            state.records.clear();
         }
         state.life += 1;
         state.under_way = 0;
@@ -245,6 +254,16 @@ impl Opened {
         };
         let parts = if nature.delay_max_ms == 0 { 1 } else { 1 + dice.below(3) };
         Some(Course { before, after, fails: fails && may_fail, parts, changes })
+    }
+
+    /// Replaces what is kept, as long as this server has the disk.
+    fn replace(&self, record: Record, content: Vec<u8>) -> Option<()> {
+        let mut state = self.state()?;
+        match content.is_empty() {
+            true => state.records.remove(record.name()),
+            false => state.records.insert(record.name(), content),
+        };
+        Some(())
     }
 
     fn read(&self, extent: Extent, fails: bool) -> Result<Reply, BlockError> {
@@ -371,6 +390,27 @@ impl Opened {
             time::sleep_until(time::now() + after).await;
         }
         reply
+    }
+}
+
+impl Keeper for Opened {
+    fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.state().and_then(|state| state.records.get(record.name()).cloned()))
+    }
+
+    fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>> {
+        let course = self.course(&Request::Flush);
+        let opened = Self { disk: self.disk.clone(), life: self.life };
+        let lost = || io::Error::other("the power has failed");
+        // Like a request, it goes on whether its answer is waited for or not.
+        let task = tokio::task::spawn_local(async move {
+            let course = course.ok_or_else(lost)?;
+            time::sleep_until(time::now() + course.before).await;
+            opened.replace(record, content).ok_or_else(lost)?;
+            time::sleep_until(time::now() + course.after).await;
+            opened.state().map(drop).ok_or_else(lost)
+        });
+        Io::pending(async move { task.await.unwrap_or_else(|_| Err(io::Error::other("lost"))) })
     }
 }
 

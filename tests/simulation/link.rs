@@ -1,11 +1,15 @@
-//! An initiator's connection: its machine over a simulated stream.
+//! The connections of an initiator's session: its machine over simulated streams.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::Instant;
 
+use futures_util::future::select_all;
 use sarsen_io::simulation::End as _;
 use sarsen_io::time;
-use sarsen_proto::iscsi::initiator::{Connection, ConnectionError, Event, LoginOptions};
+use sarsen_proto::iscsi::initiator::{
+    Cid, ConnectionError, Event, LEADING, LoginOptions, Session as Machine,
+};
 
 use crate::network::Side;
 
@@ -21,91 +25,174 @@ pub(crate) enum Lost {
     Silence,
 }
 
+/// The end of a connection.
+#[derive(Debug)]
+pub(crate) struct Loss {
+    pub(crate) connection: Cid,
+    pub(crate) why: Lost,
+    /// Since when the target may know.
+    pub(crate) since: Instant,
+    /// The network did it, rather than one of the ends.
+    pub(crate) was_harmed: bool,
+    /// The session is not over with it.
+    pub(crate) goes_on: bool,
+}
+
+/// What there is to tell.
+#[derive(Debug)]
+pub(crate) enum News {
+    Event(Event),
+    Loss(Loss),
+}
+
+struct Line {
+    connection: Cid,
+    side: Side,
+    last_heard: Instant,
+}
+
 /// See the module.
 pub(crate) struct Link {
-    side: Side,
-    pub(crate) machine: Connection,
-    lost: Option<Lost>,
+    pub(crate) machine: Machine,
+    lines: Vec<Line>,
+    /// Those that have ended, which the machine is to be told of.
+    broken: VecDeque<(Line, Lost)>,
     scratch: Vec<u8>,
 }
 
 impl Link {
     /// Begins to log in.
     pub(crate) fn new(side: Side, options: LoginOptions) -> Self {
-        Self { side, machine: Connection::new(options), lost: None, scratch: vec![0; 8192] }
+        let mut link = Self {
+            machine: Machine::new(options),
+            lines: Vec::new(),
+            broken: VecDeque::new(),
+            scratch: vec![0; 8192],
+        };
+        link.add(LEADING, side);
+        link
     }
 
-    /// See [`Side::allow_flips`].
-    pub(crate) fn allow_flips(&self) {
-        self.side.allow_flips();
+    /// A connection that the machine has begun to log in.
+    pub(crate) fn add(&mut self, connection: Cid, side: Side) {
+        self.lines.push(Line { connection, side, last_heard: time::now() });
+    }
+
+    /// Whether there is no connection.
+    pub(crate) const fn is_bare(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Whether the network has ended a connection, which may not be known yet.
+    pub(crate) fn is_harmed(&self) -> bool {
+        let broken = self.broken.iter().map(|(line, _)| line);
+        self.lines.iter().chain(broken).any(|line| line.side.was_harmed())
+    }
+
+    /// Ends a connection, which [`News::Loss`] tells of then.
+    pub(crate) fn give_up(&mut self, connection: Cid) {
+        if let Some(at) = self.lines.iter().position(|line| line.connection == connection) {
+            let line = self.lines.remove(at);
+            self.broken.push_back((line, Lost::Silence));
+        }
+    }
+
+    /// The connection that has been silent longest.
+    pub(crate) fn quietest(&self) -> Option<Cid> {
+        self.lines.iter().min_by_key(|line| line.last_heard).map(|line| line.connection)
     }
 
     /// Sends and receives until something happens, which is returned, or until `deadline`.
-    pub(crate) async fn turn(&mut self, deadline: Instant) -> Result<Option<Event>, Lost> {
+    pub(crate) async fn turn(&mut self, deadline: Instant) -> Option<News> {
         loop {
             if let Some(event) = self.machine.poll_event() {
-                return Ok(Some(event));
+                return Some(News::Event(event));
             }
-            if let Some(lost) = self.lost.take() {
-                return Err(lost);
+            // What came before it counts.
+            if let Some((line, why)) = self.broken.pop_front() {
+                return Some(News::Loss(self.lose(&line, why)));
             }
-            if let Err(lost) = self.transfer() {
-                // What came before it counts.
-                self.lost = Some(lost);
+            self.transfer();
+            if let Some(event) = self.machine.poll_event() {
+                return Some(News::Event(event));
+            }
+            if !self.broken.is_empty() {
                 continue;
             }
-            if let Some(event) = self.machine.poll_event() {
-                return Ok(Some(event));
-            }
-            let is_sending = !self.machine.output().is_empty();
-            let ready = tokio::select! {
-                biased;
-                ready = self.side.readable() => ready,
-                ready = self.side.writable(), if is_sending => ready,
-                () = time::sleep_until(deadline) => return Ok(None),
-            };
-            if let Err(error) = ready {
-                self.lost = Some(Lost::Stream(error.kind()));
-            }
-        }
-    }
-
-    fn transfer(&mut self) -> Result<(), Lost> {
-        let stream = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock => None,
-            kind => Some(Lost::Stream(kind)),
-        };
-        while !self.machine.output().is_empty() {
-            let output = self.machine.output();
-            let mut pieces = Vec::new();
-            output.pieces(&mut pieces, 64);
-            match self.side.try_send(&pieces).map_err(stream) {
-                Ok(count) => output.sent(count),
-                Err(None) => break,
-                // What came before it counts.
-                Err(Some(lost)) => {
-                    self.receive()?;
-                    return Err(lost);
+            let mut ready = Vec::new();
+            for line in &self.lines {
+                ready.push(line.side.readable());
+                if self.machine.output(line.connection).is_some_and(|output| !output.is_empty()) {
+                    ready.push(line.side.writable());
                 }
             }
+            if ready.is_empty() {
+                time::sleep_until(deadline).await;
+                return None;
+            }
+            tokio::select! {
+                biased;
+                _ = select_all(ready) => {}
+                () = time::sleep_until(deadline) => return None,
+            }
         }
-        self.receive()
     }
 
-    fn receive(&mut self) -> Result<(), Lost> {
+    fn lose(&mut self, line: &Line, why: Lost) -> Loss {
+        let connection = line.connection;
+        let goes_on = self.machine.lose(connection);
+        let (since, was_harmed) = (line.side.over_since(), line.side.was_harmed());
+        Loss { connection, why, since, was_harmed, goes_on }
+    }
+
+    /// Everything is received before anything is sent: what came over one connection may have to be
+    /// answered over another.
+    fn transfer(&mut self) {
+        for at in (0..self.lines.len()).rev() {
+            if let Err(why) = self.receive(at) {
+                self.broken.push_back((self.lines.remove(at), why));
+            }
+        }
+        for at in (0..self.lines.len()).rev() {
+            if let Err(why) = self.send(at) {
+                // What had come before counts.
+                let why = self.receive(at).err().unwrap_or(why);
+                self.broken.push_back((self.lines.remove(at), why));
+            }
+        }
+    }
+
+    fn send(&mut self, at: usize) -> Result<(), Lost> {
+        let Line { connection, side, .. } = &self.lines[at];
+        let Some(output) = self.machine.output(*connection) else { return Ok(()) };
+        while !output.is_empty() {
+            let mut pieces = Vec::new();
+            output.pieces(&mut pieces, 64);
+            match side.try_send(&pieces) {
+                Ok(count) => output.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(Lost::Stream(error.kind())),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, at: usize) -> Result<(), Lost> {
+        let Line { connection, side, last_heard } = &mut self.lines[at];
         loop {
-            let landing = self.machine.landing().unwrap_or_default();
+            let landing = self.machine.landing(*connection).unwrap_or_default();
             let landing_length = landing.len();
-            let count = match self.side.try_receive(landing, &mut self.scratch) {
+            let count = match side.try_receive(landing, &mut self.scratch) {
                 Ok(0) => return Err(Lost::Stream(io::ErrorKind::UnexpectedEof)),
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(Lost::Stream(error.kind())),
             };
+            *last_heard = time::now();
             let landed = count.min(landing_length);
-            self.machine.landed(landed);
+            self.machine.landed(*connection, landed);
             let rest = &self.scratch[..count - landed];
-            self.machine.handle_input(rest).map_err(Lost::Machine)?;
+            self.machine.handle_input(*connection, rest).map_err(Lost::Machine)?;
         }
     }
 }

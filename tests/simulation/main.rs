@@ -6,8 +6,9 @@
 //! SARSEN_SEED=17 RUST_LOG=debug cargo test -p sarsen-simulation a_seed -- --nocapture
 //! ```
 //!
-//! `world` is what a seed has in store; `network`, `disk` and `server` go wrong; `initiator` asks,
-//! over a `link`, for `command`s; `model` knows what the answers may be; `runner` runs seeds.
+//! `world` is what a seed has in store; `network` (with `payloads`), `disk` and `server` go wrong;
+//! `initiator` has a `session` of several `connections` over a `link`, and asks for `command`s;
+//! `model` knows what the answers may be, with `fencing` about `reservation`s; `runner` runs seeds, `tally` counts what they met.
 
 #![allow(
     clippy::disallowed_methods,
@@ -15,15 +16,21 @@
 )]
 
 mod command;
+mod connections;
 mod dice;
 mod disk;
+mod fencing;
 mod initiator;
 mod link;
 mod model;
 mod network;
+mod payloads;
+mod reservation;
 mod runner;
 mod server;
+mod session;
 mod stamp;
+mod tally;
 mod world;
 
 use disk::Lie;
@@ -35,7 +42,7 @@ const SEEDS: u64 = 300;
 /// Those of the full one.
 const MANY_SEEDS: u64 = 10_000;
 /// Within so many seeds a mutation is found out.
-const MUTATION_SEEDS: u64 = 60;
+const MUTATION_SEEDS: u64 = 120;
 
 #[test]
 fn what_was_acknowledged_stays_and_every_command_ends_once() {
@@ -93,6 +100,16 @@ fn a_flush_that_does_nothing_is_found_out() {
 #[test]
 fn a_durable_write_that_is_not_is_found_out() {
     is_found_out(Mutation::Disk(Lie::IgnoresDurability));
+}
+
+#[test]
+fn a_reservation_that_is_forgotten_is_found_out() {
+    is_found_out(Mutation::Disk(Lie::ForgetsRecords));
+}
+
+#[test]
+fn an_end_without_a_flush_is_found_out() {
+    is_found_out(Mutation::EndsWithoutFlush);
 }
 
 #[test]

@@ -5,11 +5,13 @@
 //! It is certain once it was acknowledged or seen. A value cannot be read any more once something
 //! that is certain lies wholly behind its write and wholly before the read. A read that has
 //! succeeded is something certain itself, since the block held the value then. At a crash, what was
-//! not made durable is uncertain again.
+//! not made durable is uncertain again. Who may change anything at all is in `fencing`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::fencing::{Action, Fencing, Nexus};
+use crate::reservation::Custom;
 use crate::stamp;
 
 /// A point in the order of events.
@@ -18,6 +20,7 @@ pub(crate) type Moment = u64;
 /// How a command stands to others of its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
+    pub(crate) nexus: Nexus,
     /// Which session.
     pub(crate) session: u64,
     /// Which command of it, in the order in which they were sent.
@@ -27,6 +30,9 @@ pub(crate) struct Place {
     /// Before all that have not begun.
     pub(crate) is_head: bool,
 }
+
+/// That of nobody's command.
+const NOWHERE: Place = Place { nexus: 0, session: 0, number: 0, is_ordered: false, is_head: false };
 
 /// Something that happened to a block, or may have.
 #[derive(Clone, Debug)]
@@ -60,6 +66,7 @@ pub(crate) struct Operation {
     pub(crate) invoked: Moment,
     /// Blocks, and what it writes there.
     pub(crate) writes: Vec<(u64, u64)>,
+    pub(crate) action: Option<Action>,
 }
 
 /// How a command ended.
@@ -69,6 +76,8 @@ pub(crate) enum Outcome {
     Done { durable: bool },
     /// It had no effect.
     Nothing,
+    /// A reservation kept it from having any.
+    Conflict,
     /// Nobody knows; it cannot happen any more.
     Unknown,
 }
@@ -87,23 +96,30 @@ struct Disk {
     is_volatile: bool,
     blocks: Vec<Vec<Change>>,
     last_crash: Moment,
+    fencing: Fencing,
     /// Block and stamp of what was compared and replaced, and when.
     swapped: BTreeMap<(u64, u64), Moment>,
 }
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Model {
     now: Moment,
     last_operation: u64,
     disks: Vec<Disk>,
     operations: BTreeMap<u64, Operation>,
+    /// How reservations are used.
+    custom: Custom,
 }
 
 impl Model {
+    pub(crate) const fn new(custom: Custom) -> Self {
+        let operations = BTreeMap::new();
+        Self { now: 0, last_operation: 0, disks: Vec::new(), operations, custom }
+    }
+
     /// A disk full of zeroes. Disks are known by their numbers from 0 on.
     pub(crate) fn add_disk(&mut self, block_count: u64, is_volatile: bool) {
-        let place = Place { session: 0, number: 0, is_ordered: false, is_head: false };
+        let place = NOWHERE;
         let blank = Change {
             operation: 0,
             stamp: stamp::ZERO,
@@ -116,7 +132,8 @@ impl Model {
             was_seen: false,
         };
         let blocks = vec![vec![blank]; block_count as usize];
-        self.disks.push(Disk { is_volatile, blocks, last_crash: 0, swapped: BTreeMap::new() });
+        let (fencing, swapped) = (Fencing::default(), BTreeMap::new());
+        self.disks.push(Disk { is_volatile, blocks, last_crash: 0, fencing, swapped });
     }
 
     /// Time goes on.
@@ -126,10 +143,22 @@ impl Model {
     }
 
     /// A command is about to be sent.
-    pub(crate) fn begin(&mut self, disk: usize, place: Place, writes: Vec<(u64, u64)>) -> u64 {
+    pub(crate) fn begin(
+        &mut self,
+        disk: usize,
+        place: Place,
+        writes: Vec<(u64, u64)>,
+        action: Option<Action>,
+    ) -> u64 {
         let invoked = self.tick();
         self.last_operation += 1;
         let operation = self.last_operation;
+        if let Some(action) = action {
+            self.disks[disk].fencing.begin(operation, place.nexus, action, invoked);
+            if action.admits() {
+                self.readmit(disk);
+            }
+        }
         for &(lba, stamp) in &writes {
             self.disks[disk].blocks[lba as usize].push(Change {
                 operation,
@@ -143,7 +172,7 @@ impl Model {
                 was_seen: false,
             });
         }
-        self.operations.insert(operation, Operation { disk, place, invoked, writes });
+        self.operations.insert(operation, Operation { disk, place, invoked, writes, action });
         operation
     }
 
@@ -153,7 +182,20 @@ impl Model {
         let Some(ended) = self.operations.remove(&operation) else {
             return Err(Violation(format!("command {operation} ended twice")));
         };
+        self.check_reservation(&ended, outcome, now)?;
         let disk = &mut self.disks[ended.disk];
+        if let Some(action) = ended.action {
+            let is_done = match outcome {
+                Outcome::Done { .. } => Some(true),
+                Outcome::Nothing | Outcome::Conflict => Some(false),
+                Outcome::Unknown => None,
+            };
+            disk.fencing.end(operation, is_done, now);
+            if let (Action::Preempt { victim, aborts: true, .. }, Some(true)) = (action, is_done) {
+                self.aborted(ended.disk, victim);
+            }
+            return Ok(());
+        }
         for (lba, stamp) in ended.writes {
             let changes = &mut disk.blocks[lba as usize];
             let found =
@@ -167,17 +209,74 @@ impl Model {
                     change.is_durable |= durable || !disk.is_volatile;
                     change.is_certain |= change.is_durable || ended.invoked > disk.last_crash;
                 }
-                Outcome::Nothing if change.was_seen => {
+                Outcome::Nothing | Outcome::Conflict if change.was_seen => {
                     return Err(Violation(format!(
                         "block {lba} of disk {}: {stamp} was refused, and was seen",
                         ended.disk
                     )));
                 }
-                Outcome::Nothing => drop(changes.remove(index)),
+                Outcome::Nothing | Outcome::Conflict => drop(changes.remove(index)),
                 Outcome::Unknown => {}
             }
         }
         Ok(())
+    }
+
+    /// Holds the end of a command against who may do what.
+    fn check_reservation(
+        &self,
+        ended: &Operation,
+        outcome: Outcome,
+        now: Moment,
+    ) -> Result<(), Violation> {
+        let Operation { disk, place: Place { nexus, .. }, invoked, .. } = *ended;
+        let fencing = &self.disks[disk].fencing;
+        let registrants = self.custom.admits_registrants();
+        match outcome {
+            Outcome::Done { .. }
+                if !ended.writes.is_empty() && fencing.is_fenced(nexus, invoked, now) =>
+            {
+                Err(Violation(format!(
+                    "disk {disk}: initiator {nexus} wrote though it was fenced off, {ended:?}"
+                )))
+            }
+            Outcome::Conflict
+                if ended.action.is_none()
+                    && !fencing.may_refuse(nexus, registrants, invoked, now) =>
+            {
+                Err(Violation(format!(
+                    "disk {disk}: initiator {nexus} met a reservation that is none of its, {ended:?}"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// PREEMPT AND ABORT was acknowledged: what its victim had under way cannot happen any more,
+    /// as long as that is fenced off.
+    fn aborted(&mut self, disk: usize, victim: u64) {
+        let now = self.tick();
+        let disk = &mut self.disks[disk];
+        let Some(nexus) = disk.fencing.owner(victim) else { return };
+        if !disk.fencing.is_fenced(nexus, now, now) {
+            return;
+        }
+        for change in disk.blocks.iter_mut().flatten() {
+            if change.place.nexus == nexus && !change.is_sighting {
+                change.latest = change.latest.or(Some(now));
+            }
+        }
+    }
+
+    /// Somebody may be let in again: what was on its way may still happen.
+    fn readmit(&mut self, disk: usize) {
+        let disk = &mut self.disks[disk];
+        for change in disk.blocks.iter_mut().flatten() {
+            let is_open = self.operations.contains_key(&change.operation) && !change.is_sighting;
+            if is_open && !change.was_seen && change.invoked > disk.last_crash {
+                change.latest = None;
+            }
+        }
     }
 
     /// A flush of so many blocks from `lba`, 0 for all that follow, succeeded.
@@ -197,11 +296,19 @@ impl Model {
         }
     }
 
+    /// The server has ended in good order: what was acknowledged is durable.
+    pub(crate) fn ended_in_order(&mut self) {
+        for change in self.disks.iter_mut().flat_map(|disk| &mut disk.blocks).flatten() {
+            change.is_durable |= change.is_certain;
+        }
+    }
+
     /// The server and its disks lost their power, and with it what was under way.
     pub(crate) fn crash(&mut self) {
         let now = self.tick();
         for disk in &mut self.disks {
             disk.last_crash = now;
+            disk.fencing.crash(self.custom.persists, now);
             for changes in &mut disk.blocks {
                 changes.retain(|change| !change.is_sighting || change.is_durable);
                 for change in changes {
@@ -243,6 +350,13 @@ impl Model {
                 known.join("\n  ")
             )));
         };
+        let seen = &changes[first];
+        let writer = seen.place.nexus;
+        if next.is_none() && disk.fencing.is_fenced(writer, seen.invoked, now) {
+            return Err(Violation(format!(
+                "{here} was read as {stamp}, which initiator {writer} wrote though it was fenced off"
+            )));
+        }
         if invoked < disk.last_crash {
             // What was found may be lost again.
             return Ok(());
@@ -300,8 +414,7 @@ impl Model {
     /// What a block may hold, as far as a command that is sent now knows.
     pub(crate) fn stamps(&self, disk: usize, lba: u64) -> Vec<u64> {
         let changes = &self.disks[disk].blocks[lba as usize];
-        let nowhere = Place { session: 0, number: 0, is_ordered: false, is_head: false };
-        let mut stamps: Vec<u64> = possible(changes, self.now + 1, nowhere)
+        let mut stamps: Vec<u64> = possible(changes, self.now + 1, NOWHERE)
             .into_iter()
             .map(|index| changes[index].stamp)
             .collect();
@@ -326,6 +439,11 @@ impl Model {
             ))),
             false => Ok(()),
         }
+    }
+
+    /// The newest key of each nexus that may be registered.
+    pub(crate) fn keys(&self, disk: usize) -> Vec<(Nexus, u64)> {
+        self.disks[disk].fencing.keys()
     }
 
     /// Commands that have not ended.

@@ -1,6 +1,6 @@
 //! Connections: bytes that take their time, arrive in odd pieces, change on the way, stall, vanish or
-//! end in the middle. Within a connection nothing is lost or reordered, as TCP has it; between
-//! connections everything is.
+//! end in the middle. Within a connection nothing is lost, reordered or doubled, as TCP has it; what
+//! goes over several connections of a session arrives in any order.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,6 +15,8 @@ use sarsen_io::simulation::End;
 use sarsen_io::time;
 use tokio::sync::Notify;
 
+use crate::payloads::Follower;
+
 /// A stalled segment is sent again after so long, at most.
 const STALL_MAX_MS: u64 = 8_000;
 
@@ -25,9 +27,11 @@ pub(crate) struct Weather {
     pub(crate) latency_max_ms: u64,
     /// Of a thousand segments, so many are stuck for a while.
     pub(crate) stalls_per_mille: u64,
-    /// Of a thousand segments, so many arrive with a bit flipped, where the ends said that they would
-    /// notice.
+    /// Of a thousand segments, so many arrive with a bit flipped, where the ends notice.
     pub(crate) flips_per_mille: u64,
+    /// Headers are spared: of a thousand data segments of PDUs, so many have a bit flipped. Level 1
+    /// mends that.
+    pub(crate) spares_headers: bool,
     /// Of a hundred connections, so many are cut.
     pub(crate) cut_percent: u32,
     /// Of a hundred connections, so many fall silent.
@@ -47,6 +51,7 @@ impl Weather {
             latency_max_ms: 1,
             stalls_per_mille: 0,
             flips_per_mille: 0,
+            spares_headers: false,
             cut_percent: 0,
             silence_percent: 0,
             harm_within: 0,
@@ -59,10 +64,12 @@ impl Weather {
     pub(crate) const fn forecast(dice: &mut Dice) -> Self {
         const ROOMS: [usize; 4] = [100, 3_000, 20_000, 1 << 20];
         const PIECES: [u64; 4] = [7, 100, 5_000, 1 << 20];
+        let spares_headers = dice.chance(50);
         Self {
             latency_max_ms: if dice.chance(30) { 0 } else { 1 + dice.below(40) },
             stalls_per_mille: if dice.chance(60) { 0 } else { dice.below(30) },
-            flips_per_mille: dice.below(15),
+            flips_per_mille: dice.below(if spares_headers { 200 } else { 15 }),
+            spares_headers,
             cut_percent: if dice.chance(30) { 0 } else { dice.below(90) as u32 },
             silence_percent: if dice.chance(60) { 0 } else { dice.below(40) as u32 },
             harm_within: 1_000 + dice.below(100_000),
@@ -106,7 +113,13 @@ struct Wire {
     harm: Option<(Harm, usize, u64)>,
     is_cut: bool,
     is_silent: bool,
-    flips: bool,
+    /// It came to harm, rather than that one side ended it.
+    was_harmed: bool,
+    /// Both ends notice what changes after the login.
+    is_guarded: bool,
+    followers: [Follower; 2],
+    /// Since when one side at least may know that it is over.
+    over_since: Option<Instant>,
 }
 
 impl Wire {
@@ -140,11 +153,32 @@ impl Wire {
         let count = bytes.len();
         self.pipes[side].total += count as u64;
         self.pipes[side].under_way += count;
+        self.change(side, &mut bytes);
         self.come_to_harm(side, &mut bytes);
         if !self.is_silent && !bytes.is_empty() {
             self.dispatch(side, bytes);
         }
         Ok(count)
+    }
+
+    /// Flips bits, where that is noticed: after the login.
+    fn change(&mut self, side: usize, bytes: &mut [u8]) {
+        let was_full_feature = self.followers[side].is_full_feature();
+        let rate = if self.is_guarded { self.weather.flips_per_mille } else { 0 };
+        let (per_payload, per_segment) = match self.weather.spares_headers {
+            true => (rate, 0),
+            false => (0, rate),
+        };
+        let dice = &mut self.dice;
+        let harm = |length| (dice.below(1_000) < per_payload).then(|| dice.below(length));
+        self.followers[side].follow(bytes, self.is_guarded, harm);
+        if self.followers[side].is_full_feature() {
+            self.followers[1 - side].enter_full_feature();
+        }
+        if was_full_feature && !bytes.is_empty() && self.dice.below(1_000) < per_segment {
+            let (byte, bit) = (self.dice.below(bytes.len() as u64), self.dice.below(8));
+            bytes[byte as usize] ^= 1 << bit;
+        }
     }
 
     /// Cuts the connection, or lets it fall silent, if it is time.
@@ -155,6 +189,7 @@ impl Wire {
             return;
         }
         self.harm = None;
+        self.was_harmed = true;
         let kept = bytes.len() - ((total - after) as usize).min(bytes.len());
         bytes.truncate(kept);
         match harm {
@@ -171,6 +206,7 @@ impl Wire {
     /// Ends both directions; of what is under way some may arrive yet.
     fn cut(&mut self) {
         self.is_cut = true;
+        self.is_over();
         for pipe in &mut self.pipes {
             let kept = self.dice.below(pipe.segments.len() as u64 + 1);
             pipe.segments.truncate(kept as usize);
@@ -179,11 +215,11 @@ impl Wire {
         }
     }
 
-    fn dispatch(&mut self, side: usize, mut bytes: Vec<u8>) {
-        if self.flips && self.dice.below(1_000) < self.weather.flips_per_mille {
-            let (byte, bit) = (self.dice.below(bytes.len() as u64), self.dice.below(8));
-            bytes[byte as usize] ^= 1 << bit;
-        }
+    fn is_over(&mut self) {
+        self.over_since.get_or_insert_with(time::now);
+    }
+
+    fn dispatch(&mut self, side: usize, bytes: Vec<u8>) {
         let mut delay = self.dice.below(self.weather.latency_max_ms + 1);
         if self.dice.below(1_000) < self.weather.stalls_per_mille {
             delay += self.dice.below(STALL_MAX_MS);
@@ -257,11 +293,13 @@ pub(crate) struct Side {
     index: usize,
 }
 
-/// A connection: the end of who made it, and the end of who accepted it.
+/// A connection: the end of who made it, and the end of who accepted it. If it `is_guarded`, both
+/// notice what changes after the login, so it may.
 pub(crate) fn connection(
     dice: &mut Dice,
     weather: &Weather,
     addresses: [SocketAddr; 2],
+    is_guarded: bool,
 ) -> (Side, Side) {
     let harm = match (dice.chance(weather.cut_percent), dice.chance(weather.silence_percent)) {
         (true, _) => Some(Harm::Cut),
@@ -277,16 +315,24 @@ pub(crate) fn connection(
         harm,
         is_cut: false,
         is_silent: false,
-        flips: false,
+        was_harmed: false,
+        is_guarded,
+        followers: Default::default(),
+        over_since: None,
     };
     let wire = Rc::new(RefCell::new(wire));
     (Side { wire: wire.clone(), index: 0 }, Side { wire, index: 1 })
 }
 
 impl Side {
-    /// From here on both ends notice what changes on the way, so it may.
-    pub(crate) fn allow_flips(&self) {
-        self.wire.borrow_mut().flips = true;
+    /// Since when the other side may know that the connection is over: now, if it does not yet.
+    pub(crate) fn over_since(&self) -> Instant {
+        self.wire.borrow().over_since.unwrap_or_else(time::now)
+    }
+
+    /// Whether it was cut, or has fallen silent, rather than that one side ended it.
+    pub(crate) fn was_harmed(&self) -> bool {
+        self.wire.borrow().was_harmed
     }
 
     /// A handle by which the world does to the connection what it likes.
@@ -303,6 +349,7 @@ impl Fate {
     pub(crate) fn strike(&self, heard: bool) {
         let Some(wire) = self.0.upgrade() else { return };
         let mut wire = wire.borrow_mut();
+        wire.was_harmed = true;
         match heard {
             true => wire.cut(),
             false => {
@@ -371,6 +418,7 @@ impl End for Side {
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let mut wire = self.wire.borrow_mut();
+        wire.is_over();
         if how != Shutdown::Read {
             let pipe = &mut wire.pipes[self.index];
             pipe.is_ended = true;

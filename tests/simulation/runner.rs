@@ -14,6 +14,7 @@ use sarsen_io::{simulation, threads, time};
 use tokio::task::{JoinHandle, LocalSet};
 
 use crate::initiator::Initiator;
+use crate::tally::Tally;
 use crate::world::{Mutation, World};
 
 /// A seed that takes longer, in the world's time, hangs.
@@ -25,26 +26,45 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(600);
 /// Failures after which no more are looked for.
 const FAILURES_MAX: usize = 3;
 
+/// What the seeds of every gate meet.
+const MET: [&str; 14] = [
+    "sessions of level 0",
+    "sessions of level 1",
+    "sessions of level 2",
+    "sessions of up to 4 connections",
+    "connections that joined",
+    "connections reinstated",
+    "connections removed for recovery",
+    "connections logged out alone",
+    "recoveries with commands open",
+    "preemptions",
+    "preemptions with aborts",
+    "writes that were fenced off",
+    "ends in good order",
+    "logouts that were asked for",
+];
+
 thread_local! {
     /// What panicked on this thread; tasks keep it to themselves otherwise.
     static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
 /// What a seed did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     /// Of everything that happened.
     fingerprint: u64,
     commands: u64,
     answers: u64,
     elapsed: Duration,
+    tally: Tally,
 }
 
 /// Runs seeds on two threads at a time. Panics if any fails.
 pub(crate) fn all(seeds: RangeInclusive<u64>) {
     let next = AtomicU64::new(*seeds.start());
     let failures = Mutex::new(Vec::new());
-    let totals = Mutex::new((0, 0, Duration::ZERO));
+    let totals = Mutex::new((0, 0, Duration::ZERO, Tally::default()));
     let work = || loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         let enough = failures.lock().unwrap_or_else(PoisonError::into_inner).len() >= FAILURES_MAX;
@@ -57,6 +77,7 @@ pub(crate) fn all(seeds: RangeInclusive<u64>) {
                 totals.0 += report.commands;
                 totals.1 += report.answers;
                 totals.2 += report.elapsed;
+                totals.3.add(&report.tally);
             }
             Err(failure) => {
                 failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
@@ -66,9 +87,12 @@ pub(crate) fn all(seeds: RangeInclusive<u64>) {
     threads::beside("simulation", work, work).expect("a thread");
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     assert!(failures.is_empty(), "\n{}", failures.join("\n\n"));
-    let (commands, answers, elapsed) = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let (commands, answers, elapsed, tally) =
+        totals.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let missed: Vec<&str> = MET.into_iter().filter(|&what| tally.of(what) == 0).collect();
+    assert!(missed.is_empty(), "never met: {missed:?}, of\n{tally}");
     println!(
-        "{commands} commands, {answers} answers in {} s of the world's time",
+        "{commands} commands, {answers} answers in {} s of the world's time\n{tally}",
         elapsed.as_secs()
     );
 }
@@ -157,6 +181,11 @@ async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
     power.abort();
     let _ = power.await;
     world.server.disks().iter().for_each(|disk| disk.heal());
+    if world.server.is_ending() {
+        // It was not to be.
+        world.server.crash();
+        world.model.borrow_mut().crash();
+    }
     if !world.server.is_running() {
         world.server.start();
     }
@@ -176,7 +205,8 @@ async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
     let held = world.server.end().await;
     assert_eq!(held, 0, "units that something still holds");
     let (commands, answers) = world.counts();
-    Report { fingerprint: world.fingerprint(), commands, answers, elapsed: world.age() }
+    let (fingerprint, elapsed) = (world.fingerprint(), world.age());
+    Report { fingerprint, commands, answers, elapsed, tally: world.tally() }
 }
 
 /// Waits until nothing is left of those who went.
@@ -197,27 +227,47 @@ async fn settle(world: &World) {
     }
 }
 
-/// Lets the power fail when the plan says so, or soon after a disk has stopped.
+/// Lets the power fail when the plan says so, or soon after a disk has stopped, and ends the server in
+/// good order when the plan says that.
 async fn power(world: Rc<World>, mut dice: Dice) {
     loop {
-        tokio::select! {
+        let in_order = tokio::select! {
             biased;
-            () = world.power.notified() => {
-                let moment = Duration::from_millis(dice.below(100));
-                time::sleep_until(time::now() + moment).await;
-            }
+            () = world.power.notified() => false,
+            () = world.end.notified() => true,
             () = time::sleep_until(time::now() + Duration::from_millis(700)) => {
                 if !world.server.disks().iter().any(|disk| disk.has_stopped()) {
                     continue;
                 }
+                false
+            }
+        };
+        let moment = Duration::from_millis(dice.below(100));
+        time::sleep_until(time::now() + moment).await;
+        match in_order {
+            true => end_in_order(&world, &mut dice).await,
+            false => {
+                world.note("power", format_args!("fails"));
+                world.count(format_args!("crashes"));
+                world.server.crash();
             }
         }
-        world.note("power", format_args!("fails"));
-        world.server.crash();
         world.model.borrow_mut().crash();
         let dark = Duration::from_millis(dice.below(3_000));
         time::sleep_until(time::now() + dark).await;
         world.note("power", format_args!("is back"));
         world.server.start();
+    }
+}
+
+async fn end_in_order(world: &World, dice: &mut Dice) {
+    let grace = if dice.chance(20) { 0 } else { dice.below(40_000) };
+    world.note("server", format_args!("is to end within {grace} ms"));
+    let flushes = world.mutation != Some(Mutation::EndsWithoutFlush);
+    let is_flushed = world.server.end_in_order(Duration::from_millis(grace), flushes).await;
+    world.note("server", format_args!("has ended, flushed: {is_flushed}"));
+    world.count(format_args!("ends in good order"));
+    if is_flushed {
+        world.model.borrow_mut().ended_in_order();
     }
 }

@@ -1,4 +1,5 @@
-//! The server, over disks that outlive it: it runs until the power fails, and then starts again.
+//! The server, over disks that outlive it: it runs until the power fails, or until it is ended in good
+//! order, and then starts again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,9 +7,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
+use sarsen_block::{Request, Store as _};
 use sarsen_io::net::Stream;
 use sarsen_io::{random, time};
 use sarsen_node::SimulatedPortal;
@@ -17,7 +19,7 @@ use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, LocalSet};
 
-use crate::disk::Disk;
+use crate::disk::{Disk, Opened};
 use crate::network::{self, Fate, Side, Weather};
 
 /// The iSCSI name of the only target.
@@ -45,7 +47,8 @@ impl Host for Beneath {
 
 /// The server from a start to a crash.
 struct Life {
-    portal: SimulatedPortal,
+    portal: Rc<SimulatedPortal>,
+    stores: Vec<Arc<Opened>>,
     tasks: Rc<LocalSet>,
     fates: RefCell<Vec<Fate>>,
     connections: RefCell<Vec<JoinHandle<()>>>,
@@ -67,21 +70,28 @@ pub(crate) struct Server {
     begun: std::time::Instant,
     address: SocketAddr,
     disks: Vec<Arc<Disk>>,
+    settings: Settings,
     life: RefCell<Option<Life>>,
     dice: RefCell<Dice>,
     next_port: Cell<u16>,
+    lives: Cell<u64>,
+    /// It ends in good order: until when sessions may log out.
+    ending: Cell<Option<Instant>>,
 }
 
 impl Server {
     /// One that has not been started.
-    pub(crate) fn new(disks: Vec<Arc<Disk>>, dice: &mut Dice) -> Self {
+    pub(crate) fn new(disks: Vec<Arc<Disk>>, settings: Settings, dice: &mut Dice) -> Self {
         Self {
             begun: time::now(),
             address: SocketAddr::from(([192, 0, 2, 1], 3260)),
             disks,
+            settings,
             life: RefCell::new(None),
             dice: RefCell::new(Dice::new(dice.bits())),
             next_port: Cell::new(1024),
+            lives: Cell::new(0),
+            ending: Cell::new(None),
         }
     }
 
@@ -92,6 +102,9 @@ impl Server {
 
     /// Starts over what is left on the disks.
     pub(crate) fn start(&self) {
+        self.lives.set(self.lives.get() + 1);
+        self.ending.set(None);
+        let stores: Vec<_> = self.disks.iter().map(Disk::open).collect();
         let (works, mut to_do) = mpsc::unbounded_channel::<Work>();
         let tasks = Rc::new(LocalSet::new());
         tasks.spawn_local(async move {
@@ -99,21 +112,25 @@ impl Server {
                 tokio::task::spawn_local(work());
             }
         });
-        let unit = |(number, disk): (usize, &Arc<Disk>)| {
+        let unit = |(number, opened): (usize, &Arc<Opened>)| {
             let identity = Identity::new("simulated", &number.to_string());
-            let unit = LogicalUnit::of_parts(Parts::disk(identity, disk.open()));
+            let keeper = Some(opened.clone() as _);
+            let parts = Parts { keeper, ..Parts::disk(identity, opened.clone()) };
+            let unit = LogicalUnit::of_parts(parts);
             (Lun(number as u16), unit.expect("nothing was kept that could be wrong"))
         };
-        let units: BTreeMap<_, _> = self.disks.iter().enumerate().map(unit).collect();
+        let units: BTreeMap<_, _> = stores.iter().enumerate().map(unit).collect();
         let known = units.values().map(Arc::downgrade).collect();
         let host = Arc::new(Beneath { begun: self.begun, works });
-        let settings = Settings::default();
+        let settings = self.settings.clone();
         let portal = SimulatedPortal::new(settings, self.address, host, TARGET, units);
+        let portal = Rc::new(portal);
         let over = Rc::new(Notify::new());
         let (running, until) = (tasks.clone(), over.clone());
         tokio::task::spawn_local(async move { running.run_until(until.notified()).await });
         let life = Life {
             portal,
+            stores,
             tasks,
             fates: RefCell::default(),
             connections: RefCell::default(),
@@ -135,16 +152,56 @@ impl Server {
         self.disks.iter().for_each(|disk| disk.crash());
     }
 
-    /// A connection to it.
-    pub(crate) async fn connect(&self, dice: &mut Dice, weather: &Weather) -> io::Result<Side> {
+    /// Which of its lives it is in, or was in last.
+    pub(crate) fn life(&self) -> u64 {
+        self.lives.get()
+    }
+
+    /// Ends in good order: its sessions are asked to log out and have `grace` for it, and all that was
+    /// acknowledged is made durable, if it `flushes`. Then the power fails. Says whether that worked.
+    pub(crate) async fn end_in_order(&self, grace: Duration, flushes: bool) -> bool {
+        let (portal, stores) = match self.life.borrow().as_ref() {
+            Some(life) => (life.portal.clone(), life.stores.clone()),
+            None => return false,
+        };
+        self.ending.set(Some(time::now() + grace));
+        portal.end_sessions(grace).await;
+        let mut all = true;
+        for store in stores.iter().filter(|_| flushes) {
+            all &= store.submit(Request::Flush).wait().await.is_ok();
+        }
+        // Its streams are closed, and what was sent over them arrives.
+        *self.life.borrow_mut() = None;
+        self.disks.iter().for_each(|disk| disk.crash());
+        all
+    }
+
+    /// Whether it is on its way to an end in good order.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.get().is_some()
+    }
+
+    /// Whether it may end connections: all sessions have had their time.
+    pub(crate) fn is_over(&self) -> bool {
+        self.ending.get().is_some_and(|until| until <= time::now())
+    }
+
+    /// A connection to it, both ends of which notice what changes on the way if it `is_guarded`.
+    pub(crate) async fn connect(
+        &self,
+        dice: &mut Dice,
+        weather: &Weather,
+        is_guarded: bool,
+    ) -> io::Result<Side> {
         let latency = Duration::from_millis(dice.below(weather.latency_max_ms + 1));
         time::sleep_until(time::now() + latency).await;
         let life = self.life.borrow();
-        let life = life.as_ref().ok_or(io::ErrorKind::ConnectionRefused)?;
+        let life = life.as_ref().filter(|_| !self.is_ending());
+        let life = life.ok_or(io::ErrorKind::ConnectionRefused)?;
         let port = self.next_port.get();
         self.next_port.set(port.checked_add(1).unwrap_or(1024));
         let own = SocketAddr::from(([192, 0, 2, 2], port));
-        let (side, accepted) = network::connection(dice, weather, [own, self.address]);
+        let (side, accepted) = network::connection(dice, weather, [own, self.address], is_guarded);
         life.fates.borrow_mut().push(side.fate());
         let serving = life.portal.serve(Stream::simulated(accepted));
         life.connections.borrow_mut().push(life.tasks.spawn_local(serving));
@@ -171,8 +228,8 @@ impl Server {
     /// Ends it when nothing is under way, and says how many of its units somebody still holds.
     pub(crate) async fn end(&self) -> usize {
         let Some(life) = self.life.borrow_mut().take() else { return 0 };
-        let Life { portal, tasks, units, over, .. } = life;
-        drop(portal);
+        let Life { portal, stores, tasks, units, over, .. } = life;
+        drop((portal, stores));
         // Tasks that are left run on, so that one of them that holds a unit is seen.
         for _ in 0..8 {
             tokio::task::yield_now().await;

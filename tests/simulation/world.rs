@@ -7,14 +7,20 @@ use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
 use sarsen_io::time;
+use sarsen_proto::iscsi::initiator::TaskAttribute;
+use sarsen_proto::iscsi::target::Settings;
 use tokio::sync::Notify;
 use tracing::debug;
 
-use crate::command::Taste;
+use crate::command::{Command, Kind, Taste};
 use crate::disk::{Disk, Lie, Nature};
-use crate::model::{Model, Violation};
+use crate::fencing::{Action, Nexus};
+use crate::model::{Model, Outcome, Violation};
 use crate::network::Weather;
+use crate::reservation::{self, Custom};
 use crate::server::Server;
+use crate::stamp;
+use crate::tally::Tally;
 
 /// What a run proves to be found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +28,8 @@ pub(crate) enum Mutation {
     Disk(Lie),
     /// Bits flip although nobody looks at digests.
     FlipsUnnoticed,
+    /// A server that ends in good order flushes nothing.
+    EndsWithoutFlush,
 }
 
 /// What a seed has in store.
@@ -33,8 +41,14 @@ pub(crate) struct Plan {
     pub(crate) commands_each: u64,
     /// After how many commands the power fails.
     pub(crate) crashes: Vec<u64>,
+    /// After how many commands the server is ended in good order.
+    pub(crate) ends: Vec<u64>,
     /// Of a hundred steps, so many are task management functions.
     pub(crate) management_percent: u32,
+    pub(crate) reservations: Custom,
+    /// DefaultTime2Wait and DefaultTime2Retain of the server, in seconds.
+    pub(crate) time2wait: u32,
+    pub(crate) time2retain: u32,
 }
 
 impl Plan {
@@ -45,8 +59,34 @@ impl Plan {
         let crashes = if dice.chance(50) { 0 } else { 1 + dice.below(3) };
         let all = initiators * commands_each;
         let crashes = (0..crashes).map(|_| 1 + dice.below(all)).collect();
+        let ends = if dice.chance(60) { 0 } else { 1 + dice.below(2) };
+        let ends = (0..ends).map(|_| 1 + dice.below(all)).collect();
         let management_percent = if dice.chance(50) { 0 } else { dice.below(15) as u32 };
-        Self { natures, weather, initiators, commands_each, crashes, management_percent }
+        let (time2wait, time2retain) = (dice.below(3) as u32, 1 + dice.below(20) as u32);
+        Self {
+            natures,
+            weather,
+            initiators,
+            commands_each,
+            crashes,
+            ends,
+            management_percent,
+            reservations: Custom::draw(dice),
+            time2wait,
+            time2retain,
+        }
+    }
+
+    /// Whether commands are ended by others.
+    pub(crate) const fn ends_tasks(&self) -> bool {
+        self.management_percent > 0 || self.reservations.percent > 0
+    }
+
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        settings.offer.default_time2wait = self.time2wait;
+        settings.offer.default_time2retain = self.time2retain;
+        settings
     }
 }
 
@@ -62,8 +102,11 @@ pub(crate) struct World {
     issued: Cell<u64>,
     /// Told when the power is to fail.
     pub(crate) power: Notify,
+    /// Told when the server is to end.
+    pub(crate) end: Notify,
     record: RefCell<DefaultHasher>,
     ended: Cell<u64>,
+    tally: RefCell<Tally>,
 }
 
 impl World {
@@ -76,15 +119,15 @@ impl World {
         debug!(seed, ?plan, "the plan");
         let lie = match mutation {
             Some(Mutation::Disk(lie)) => Some(lie),
-            Some(Mutation::FlipsUnnoticed) | None => None,
+            Some(Mutation::FlipsUnnoticed | Mutation::EndsWithoutFlush) | None => None,
         };
-        let mut model = Model::default();
+        let mut model = Model::new(plan.reservations);
         let disks = plan.natures.iter().map(|nature| {
             model.add_disk(nature.block_count, nature.is_volatile);
             Disk::new(nature.clone(), &mut dice, lie)
         });
         let disks = disks.collect();
-        let server = Server::new(disks, &mut dice);
+        let server = Server::new(disks, plan.settings(), &mut dice);
         Self {
             plan,
             mutation,
@@ -95,8 +138,10 @@ impl World {
             last_session: Cell::new(0),
             issued: Cell::new(0),
             power: Notify::new(),
+            end: Notify::new(),
             record: RefCell::default(),
             ended: Cell::new(0),
+            tally: RefCell::default(),
         }
     }
 
@@ -106,6 +151,16 @@ impl World {
         let what = what.to_string();
         debug!("{at} ms, {who}: {what}");
         (at, who, what).hash(&mut *self.record.borrow_mut());
+    }
+
+    /// Something happened that seeds are for.
+    pub(crate) fn count(&self, what: fmt::Arguments<'_>) {
+        self.tally.borrow_mut().count(&what.to_string());
+    }
+
+    /// How often what seeds are for has happened.
+    pub(crate) fn tally(&self) -> Tally {
+        self.tally.borrow().clone()
     }
 
     /// What tells this run from every other that went differently.
@@ -134,6 +189,9 @@ impl World {
         if self.plan.crashes.contains(&self.issued.get()) {
             self.power.notify_one();
         }
+        if self.plan.ends.contains(&self.issued.get()) {
+            self.end.notify_one();
+        }
     }
 
     /// A command was answered.
@@ -155,11 +213,44 @@ impl World {
     }
 
     /// A command for one of the disks.
-    pub(crate) fn command(&self, taste: &Taste, dice: &mut Dice) -> crate::command::Command {
+    pub(crate) fn command(&self, taste: &Taste, nexus: Nexus, dice: &mut Dice) -> Command {
         let disk = dice.below(self.plan.natures.len() as u64) as usize;
         let block_count = self.plan.natures[disk].block_count;
         let stamp = self.next_stamp();
+        if dice.chance(self.plan.reservations.percent) {
+            let keys = self.model.borrow().keys(disk);
+            let action = reservation::draw(dice, nexus, &keys, stamp);
+            return self.reservation(disk, action);
+        }
         let held = |lba| self.model.borrow().stamps(disk, lba);
         taste.command(dice, disk, block_count, stamp, held)
+    }
+    /// A command about a disk's reservations.
+    pub(crate) const fn reservation(&self, disk: usize, action: Action) -> Command {
+        Command {
+            kind: Kind::Reservation { action, custom: self.plan.reservations },
+            disk,
+            lba: 0,
+            block_count: 0,
+            is_durable: false,
+            attribute: TaskAttribute::Simple,
+            stamp: stamp::ZERO,
+        }
+    }
+
+    /// A command has ended.
+    pub(crate) fn count_end(&self, command: &Command, outcome: Outcome) {
+        let what = match (command.action(), outcome) {
+            (None, Outcome::Conflict) if !command.writes().is_empty() => {
+                "writes that were fenced off"
+            }
+            (Some(Action::Reserve { .. }), Outcome::Done { .. }) => "reservations",
+            (Some(Action::Preempt { aborts: false, .. }), Outcome::Done { .. }) => "preemptions",
+            (Some(Action::Preempt { aborts: true, .. }), Outcome::Done { .. }) => {
+                "preemptions with aborts"
+            }
+            _ => return,
+        };
+        self.count(format_args!("{what}"));
     }
 }

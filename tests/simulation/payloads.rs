@@ -1,0 +1,121 @@
+//! Follows the PDUs of one direction of a connection, to know where their data segments are: bits
+//! that flip there cost a PDU its data, and nobody the stream.
+
+use sarsen_wire::iscsi::{
+    BASIC_HEADER_LENGTH, DIGEST_LENGTH, LoginResponse, LoginStatus, Opcode, RawHeader,
+};
+
+/// Of a login response: the stage is over, and the full feature phase is next (RFC 7143 §11.13.2,
+/// §11.13.3).
+const TRANSIT: u8 = 0x80;
+const NEXT_STAGE: u8 = 0x03;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Follower {
+    part: Part,
+    /// The PDU that is sent now ends the login.
+    ends_login: bool,
+    is_full_feature: bool,
+}
+
+enum Part {
+    Header(Vec<u8>),
+    /// So many bytes until the data segment, which is so long with its padding and its digest.
+    BeforeData(u64, u64),
+    /// So many bytes of it are left; one of them is to be changed.
+    Data(u64, Option<u64>),
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self::Header(Vec::new())
+    }
+}
+
+impl Follower {
+    /// Whether the login is over.
+    pub(crate) const fn is_full_feature(&self) -> bool {
+        self.is_full_feature
+    }
+
+    /// The other direction tells that the login is over.
+    pub(crate) const fn enter_full_feature(&mut self) {
+        self.is_full_feature = true;
+    }
+
+    /// Takes what is sent next, and flips a bit where `harm` says so, which is asked for each data
+    /// segment after the login, and told its length. Both digests are there if it `has_digests`.
+    pub(crate) fn follow(
+        &mut self,
+        bytes: &mut [u8],
+        has_digests: bool,
+        mut harm: impl FnMut(u64) -> Option<u64>,
+    ) {
+        for byte in bytes {
+            self.part = match std::mem::take(&mut self.part) {
+                Part::Header(mut header) => {
+                    header.push(*byte);
+                    match header.first_chunk() {
+                        Some(header) => self.begin(&RawHeader(*header), has_digests),
+                        None => Part::Header(header),
+                    }
+                }
+                Part::BeforeData(left, data) => Part::BeforeData(left - 1, data),
+                Part::Data(left, victim) => {
+                    if victim == Some(left) {
+                        *byte ^= 1 << (left % 8);
+                    }
+                    Part::Data(left - 1, victim)
+                }
+            };
+            if let Part::BeforeData(0, length) = self.part {
+                let victim = if self.is_full_feature && length > 0 { harm(length) } else { None };
+                self.part = Part::Data(length, victim.map(|victim| victim + 1));
+            }
+            if let Part::Data(0, _) = self.part {
+                self.part = Part::default();
+                self.is_full_feature |= self.ends_login;
+            }
+        }
+    }
+
+    fn begin(&mut self, header: &RawHeader, has_digests: bool) -> Part {
+        let digest = if self.is_full_feature && has_digests { DIGEST_LENGTH } else { 0 };
+        let basic = header.basic();
+        let additional = usize::from(basic.total_ahs_length) * 4;
+        let data = match basic.data_segment_length.value() as usize {
+            0 => 0,
+            length => length.next_multiple_of(4) + digest,
+        };
+        let login = LoginResponse::view(header);
+        self.ends_login = basic.opcode() == Opcode::LoginResponse
+            && login.flags & TRANSIT != 0
+            && login.flags & NEXT_STAGE == NEXT_STAGE
+            && login.status() == LoginStatus::Success;
+        Part::BeforeData((additional + digest) as u64, data as u64)
+    }
+}
+
+const _: () = assert!(BASIC_HEADER_LENGTH == size_of::<RawHeader>());
+
+#[test]
+fn only_data_segments_after_the_login_are_changed() {
+    let mut follower = Follower::default();
+    let pdu = |opcode: Opcode, flags: u8, length: u8| {
+        let mut pdu = vec![0; BASIC_HEADER_LENGTH + usize::from(length)];
+        (pdu[0], pdu[1], pdu[7]) = (opcode.0, flags, length);
+        pdu
+    };
+    let mut login = pdu(Opcode::LoginResponse, TRANSIT | NEXT_STAGE, 8);
+    let sent = login.clone();
+    follower.follow(&mut login, true, |_| Some(0));
+    assert_eq!((login, follower.is_full_feature()), (sent, true));
+    let mut data = pdu(Opcode::DataIn, 0, 4);
+    data.extend([0; 2 * DIGEST_LENGTH]);
+    for piece in data.chunks_mut(7) {
+        follower.follow(piece, true, |length| Some(length - 1));
+    }
+    let changed: Vec<usize> = (0..data.len()).filter(|&at| at > 7 && data[at] != 0).collect();
+    assert_eq!(changed, [BASIC_HEADER_LENGTH + DIGEST_LENGTH]);
+}
