@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
+use sarsen_io::spin::Spin;
 use sarsen_node::config::{
     self, Config, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig, render_size,
 };
@@ -49,6 +50,10 @@ pub(crate) struct Arguments {
     /// How files are read and written: auto, uring or pool.
     #[arg(long, value_name = "ENGINE", value_parser = config::parse_engine)]
     io_engine: Option<FileEngine>,
+    /// Whether a busy core looks for more requests for a moment before it sleeps: auto, while they
+    /// come so quickly that it pays, or never.
+    #[arg(long, value_name = "WHEN", value_parser = config::parse_spin)]
+    spin: Option<Spin>,
     /// A Unix socket at which `sarsen session` and `sarsen target` reach this server; only its owner
     /// can use it. Under systemd, unless given, control.sock in the RuntimeDirectory; else none.
     #[arg(long, value_name = "PATH")]
@@ -131,6 +136,7 @@ impl Arguments {
         config.listen.extend(self.listen.iter().cloned().chain(self.tls.portals()));
         config.cores = self.cores.or(config.cores);
         config.io_engine = self.io_engine.unwrap_or(config.io_engine);
+        config.spin = self.spin.unwrap_or(config.spin);
         let control = self.control.clone().or(config.control);
         config.control = control.or_else(socket_of_the_service);
         config.isns = self.isns.clone().or(config.isns);

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use crate::pool::Pool;
 use crate::ring::{self, Ring};
+use crate::spin::{self, Spin};
 
 /// How file operations reach the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,7 @@ struct Core {
 
 impl Cores {
     /// Starts `count` threads, or as many as the machine gives this process.
-    pub fn start(count: Option<NonZeroUsize>, engine: FileEngine) -> io::Result<Self> {
+    pub fn start(count: Option<NonZeroUsize>, engine: FileEngine, spin: Spin) -> io::Result<Self> {
         let count = match count {
             Some(count) => count,
             None => std::thread::available_parallelism()?,
@@ -52,7 +53,7 @@ impl Cores {
         // An early return drops the cores that did start, which ends them.
         let mut cores = Self { engine, cores: Vec::with_capacity(count.get()) };
         for index in 0..count.get() {
-            cores.cores.push(Core::start(index, engine, pool.clone())?);
+            cores.cores.push(Core::start(index, engine, spin, pool.clone())?);
         }
         Ok(cores)
     }
@@ -95,10 +96,14 @@ impl Drop for Cores {
 }
 
 impl Core {
-    fn start(index: usize, engine: FileEngine, pool: Arc<Pool>) -> io::Result<Self> {
+    fn start(index: usize, engine: FileEngine, spin: Spin, pool: Arc<Pool>) -> io::Result<Self> {
         let (jobs, mut received) = mpsc::unbounded_channel::<Job>();
         let (started, start) = channel::channel();
         let serve = async move {
+            match spin {
+                Spin::Auto => drop(tokio::task::spawn_local(spin::drive())),
+                Spin::Never => {}
+            }
             while let Some(job) = received.recv().await {
                 tokio::task::spawn_local(job());
             }
@@ -227,7 +232,7 @@ mod tests {
 
     #[test]
     fn futures_run_on_the_core_that_was_named() {
-        let cores = Cores::start(NonZeroUsize::new(3), FileEngine::Auto).unwrap();
+        let cores = Cores::start(NonZeroUsize::new(3), FileEngine::Auto, Spin::Auto).unwrap();
         assert_eq!(cores.len(), 3);
         assert_ne!(cores.file_engine(), FileEngine::Auto);
         for index in 0..3 {
@@ -250,7 +255,7 @@ mod tests {
                 let _ = self.0.send(());
             }
         }
-        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool).unwrap();
+        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never).unwrap();
         let (sender, dropped) = channel::channel();
         let (running, runs) = channel::channel();
         cores.spawn_on(0, move || async move {
@@ -299,10 +304,11 @@ mod tests {
     fn where_io_uring_is_forbidden_auto_takes_the_pool_and_uring_says_why_not() {
         let restricted = std::thread::Builder::new().spawn(|| {
             forbid_io_uring();
-            let cores = Cores::start(NonZeroUsize::new(2), FileEngine::Auto).unwrap();
+            let cores = Cores::start(NonZeroUsize::new(2), FileEngine::Auto, Spin::Never).unwrap();
             assert_eq!(cores.file_engine(), FileEngine::Pool);
             cores.shutdown();
-            let error = Cores::start(NonZeroUsize::new(1), FileEngine::Uring).err().unwrap();
+            let error =
+                Cores::start(NonZeroUsize::new(1), FileEngine::Uring, Spin::Never).err().unwrap();
             assert!(error.to_string().contains("seccomp"), "{error}");
         });
         restricted.unwrap().join().unwrap();

@@ -20,6 +20,7 @@ mod ring;
 pub mod sg;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+pub mod spin;
 pub mod tap;
 pub mod threads;
 pub mod time;

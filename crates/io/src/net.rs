@@ -17,6 +17,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::memory::Region;
+use crate::spin;
 use crate::tls::Machine;
 use crate::tls::stream::Encrypted;
 
@@ -353,7 +354,11 @@ fn attempt(
         }
         other => other,
     });
-    partial.map_or(result, Ok)
+    let result = partial.map_or(result, Ok);
+    if interest.is_readable() && result.as_ref().is_ok_and(|moved| *moved > 0) {
+        spin::touched();
+    }
+    result
 }
 
 fn as_region(memory: &dyn sarsen_block::SharedMemory) -> Option<&Region> {

@@ -158,7 +158,8 @@ impl Server {
         }
         let policy = Policy::compile(&config)?;
         check_descriptors(&config.limits);
-        let cores = Cores::start(config.cores, config.io_engine).map_err(StartError::Cores)?;
+        let cores =
+            Cores::start(config.cores, config.io_engine, config.spin).map_err(StartError::Cores)?;
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         // Ports before files: a port in use leaves no new file behind. Nobody is accepted yet.

@@ -55,6 +55,7 @@ use std::time::Duration;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
+use sarsen_io::spin::Spin;
 use sarsen_scsi::{AccessState, ProtectionType};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -74,6 +75,7 @@ const TOP_KEYS: &[&str] = &[
     "portal",
     "cores",
     "io-engine",
+    "spin",
     "volume",
     "target",
     "control",
@@ -123,6 +125,7 @@ const PROTECTION_TYPES: [(&str, ProtectionType); 3] =
     [("1", ProtectionType::Type1), ("2", ProtectionType::Type2), ("3", ProtectionType::Type3)];
 const ENGINES: [(&str, FileEngine); 3] =
     [("auto", FileEngine::Auto), ("uring", FileEngine::Uring), ("pool", FileEngine::Pool)];
+const SPINS: [(&str, Spin); 2] = [("auto", Spin::Auto), ("never", Spin::Never)];
 
 /// A key with its value as text and where it stands, whichever way it was written.
 pub(super) struct Setting {
@@ -170,6 +173,11 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 config.io_engine =
                     parse_engine(&text).map_err(|message| ConfigError::new(&place, message))?;
             }
+            "spin" => {
+                let text = source.scalar(value, name)?;
+                config.spin =
+                    parse_spin(&text).map_err(|message| ConfigError::new(&place, message))?;
+            }
             "volume" => {
                 for (settings, place) in source.tables(value, name)? {
                     config.volumes.push(volume_from_settings(settings, &place)?);
@@ -196,6 +204,11 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
 /// `auto`, `uring` or `pool`.
 pub fn parse_engine(text: &str) -> Result<FileEngine, String> {
     choose("io-engine", text, &ENGINES)
+}
+
+/// `auto` or `never`.
+pub fn parse_spin(text: &str) -> Result<Spin, String> {
+    choose("spin", text, &SPINS)
 }
 
 /// `writeback`, `writethrough`, `none`, `directsync` or `unsafe`.
@@ -620,7 +633,7 @@ mod tests {
     #[test]
     fn a_whole_file() {
         let config = parse(
-            "listen = [\"127.0.0.1:3260\", \"::1,2\"]\nio-engine = \"pool\"\ncores = 2\n\
+            "listen = [\"127.0.0.1:3260\", \"::1,2\"]\nio-engine = \"pool\"\nspin = \"never\"\ncores = 2\n\
              [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GiB\"\n\
              [[volume]]\nname = \"b\"\nstore = \"file\"\npath = \"/srv/b\"\ncache = \"none\"\nread-only = true\n\
              [[target]]\nname = \"iqn.2026-11.example:t\"\nalias = \"both\"\nluns = [\"b\", \"a\"]\n\
@@ -642,6 +655,11 @@ mod tests {
         assert_eq!(config.targets.len(), 1);
         assert_eq!(config.targets[0].luns, ["b", "a"]);
         assert!(config.volumes[1].read_only);
+        assert_eq!(config.spin, Spin::Never);
+        assert_eq!(
+            parse("spin = \"allways\"").expect_err("no such word"),
+            "sarsen.toml:1: spin = \"allways\": it is one of auto, never"
+        );
     }
 
     #[test]

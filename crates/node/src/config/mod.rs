@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
+use sarsen_io::spin::Spin;
 use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS, ProtectionType};
 
 use crate::stores::CacheMode;
@@ -32,7 +33,7 @@ pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub use self::certificate::CertificatePattern;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
-pub use self::file::{parse_cache, parse_engine, parse_file};
+pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};
 pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::limits::Limits;
 pub use self::network::{Network, parse_network};
@@ -57,6 +58,8 @@ pub struct Config {
     pub cores: Option<NonZeroUsize>,
     /// How files are read and written.
     pub io_engine: FileEngine,
+    /// Whether busy cores look for more for a moment before they sleep.
+    pub spin: Spin,
     /// Volumes, by unique names.
     pub volumes: Vec<VolumeConfig>,
     /// Targets; those of volumes that no target lists are added by [`Config::finish`].
@@ -190,6 +193,7 @@ impl Default for Config {
             listen: Vec::new(),
             cores: None,
             io_engine: FileEngine::Auto,
+            spin: Spin::Auto,
             volumes: Vec::new(),
             targets: Vec::new(),
             control: None,

@@ -12,6 +12,7 @@ use sarsen_block::{
     BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
 };
 use sarsen_io::cores::FileEngine;
+use sarsen_io::spin::Spin;
 use sarsen_io::time;
 use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
 use sarsen_wire::iscsi::pdu::IMMEDIATE;
@@ -85,7 +86,8 @@ impl Portal {
         let memory = Arc::new(MemoryStore::new(BlockSize::B512, 64));
         let store = Arc::new(SlowStore { memory, begun, ended: write_ended.clone() });
         let unit = LogicalUnit::new(Identity::new("slow", "test"), store);
-        let cores = Cores::start(NonZeroUsize::new(1), FileEngine::Pool).expect("a core");
+        let cores =
+            Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never).expect("a core");
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let device = TargetDevice::new(&array, TARGET.into(), BTreeMap::from([(Lun(0), unit)]));

@@ -1,0 +1,228 @@
+//! A busy core looks for more work for a moment before it sleeps.
+//!
+//! Where requests come one after the other, most of a round trip is the wake-up of the thread that
+//! answers. So each core has a task that keeps its event loop turning, without sleeping, while
+//! what came last came quickly: [`touched`] says that something came. A core to which nothing comes
+//! sleeps, and so does one whose processor somebody else wants.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::time;
+
+/// Whether cores spin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Spin {
+    /// While requests follow each other so quickly that it pays.
+    #[default]
+    Auto,
+    /// They sleep whenever there is nothing to do.
+    Never,
+}
+
+/// What comes within so long of what came before is worth waiting for. Wake-ups cost tens of
+/// microseconds; networks between machines take about as long.
+const WINDOW: Duration = Duration::from_micros(100);
+/// So many arrivals in a row, each within the window, before a core spins.
+const QUICK_ENOUGH: u32 = 4;
+/// More than these are not remembered.
+const QUICK_MOST: u32 = 16;
+/// A core that was interrupted while it spun sleeps for so long whenever it can; twice as long if that
+/// happens again soon, up to [`CALM_MOST`].
+const CALM_FIRST: Duration = Duration::from_millis(10);
+const CALM_MOST: Duration = Duration::from_secs(1);
+
+thread_local! {
+    static CORE: Core = const { Core { touched: Cell::new(false), asleep: Cell::new(None) } };
+}
+
+struct Core {
+    touched: Cell<bool>,
+    /// The spinning task, while it waits for the first arrival.
+    asleep: Cell<Option<Waker>>,
+}
+
+/// Something came to the calling thread.
+pub(crate) fn touched() {
+    CORE.with(|core| {
+        core.touched.set(true);
+        if let Some(task) = core.asleep.take() {
+            task.wake();
+        }
+    });
+}
+
+/// Keeps the calling core awake while that pays; never ends.
+pub(crate) async fn drive() {
+    let mut policy = Policy::new(time::now());
+    loop {
+        arrival().await;
+        policy.arrived(time::now());
+        if policy.spins() {
+            spin(&mut policy).await;
+        }
+    }
+}
+
+async fn spin(policy: &mut Policy) {
+    let interruptions = interruption_count();
+    let mut looked = time::now();
+    while policy.spins() {
+        tokio::task::yield_now().await;
+        let now = time::now();
+        let took_long = now - looked > WINDOW;
+        looked = now;
+        if CORE.with(|core| core.touched.take()) {
+            policy.arrived(now);
+        } else {
+            policy.nothing_came(now);
+        }
+        // Asked seldom: it is a system call. A turn may have been long with work, too.
+        if took_long && interruption_count() != interruptions {
+            return policy.interrupted(now);
+        }
+    }
+}
+
+/// Ends when something has come.
+async fn arrival() {
+    poll_fn(|context| {
+        CORE.with(|core| {
+            if core.touched.take() {
+                return Poll::Ready(());
+            }
+            core.asleep.set(Some(context.waker().clone()));
+            Poll::Pending
+        })
+    })
+    .await;
+}
+
+/// How often the kernel gave the processor to another thread though this one wanted to go on.
+#[allow(unsafe_code)]
+fn interruption_count() -> i64 {
+    // SAFETY: all zeroes is a valid rusage, which the call fills.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        usage.ru_nivcsw
+    }
+}
+
+/// When it pays.
+struct Policy {
+    last_arrival: Instant,
+    /// Quick arrivals lately; from [`QUICK_ENOUGH`] on it spins.
+    quick: u32,
+    /// It has waited long enough since the last arrival.
+    tired: bool,
+    /// Until then it sleeps whenever it can.
+    calm_until: Instant,
+    /// How long that was for.
+    calm: Duration,
+}
+
+impl Policy {
+    fn new(now: Instant) -> Self {
+        Self { last_arrival: now, quick: 0, tired: true, calm_until: now, calm: Duration::ZERO }
+    }
+
+    fn arrived(&mut self, now: Instant) {
+        self.quick = match now - self.last_arrival <= WINDOW && now >= self.calm_until {
+            true => (self.quick + 1).min(QUICK_MOST),
+            false => 0,
+        };
+        self.last_arrival = now;
+        self.tired = false;
+    }
+
+    fn nothing_came(&mut self, now: Instant) {
+        self.tired = now - self.last_arrival > WINDOW;
+        if self.tired {
+            // One pause is forgiven while arrivals were quick for long.
+            self.quick /= 2;
+        }
+    }
+
+    /// Somebody else needs the processor: a thread that never sleeps only keeps him waiting, and
+    /// waits itself for its next turn.
+    fn interrupted(&mut self, now: Instant) {
+        self.calm = match now < self.calm_until + 2 * self.calm {
+            true => (2 * self.calm).min(CALM_MOST),
+            false => CALM_FIRST,
+        };
+        self.calm_until = now + self.calm;
+        self.quick = 0;
+    }
+
+    fn spins(&self) -> bool {
+        !self.tired && self.quick >= QUICK_ENOUGH
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUICK: Duration = Duration::from_micros(20);
+    const SLOW: Duration = Duration::from_millis(1);
+
+    /// So many arrivals, one every `apart`; the time of the last.
+    fn arrivals(policy: &mut Policy, mut now: Instant, count: u32, apart: Duration) -> Instant {
+        for _ in 0..count {
+            now += apart;
+            policy.arrived(now);
+        }
+        now
+    }
+
+    #[test]
+    fn a_core_spins_once_arrivals_are_quick_and_sleeps_when_they_stop() {
+        let mut policy = Policy::new(time::now());
+        assert!(!policy.spins());
+        let now = arrivals(&mut policy, time::now(), 100, SLOW);
+        assert!(!policy.spins(), "waiting for the next would only burn time");
+        let now = arrivals(&mut policy, now, QUICK_ENOUGH, QUICK);
+        assert!(policy.spins());
+        policy.nothing_came(now + WINDOW);
+        assert!(policy.spins(), "it may still come in time");
+        policy.nothing_came(now + WINDOW + QUICK);
+        assert!(!policy.spins());
+    }
+
+    #[test]
+    fn a_pause_is_forgiven_to_a_busy_core_and_the_habit_of_pauses_is_not() {
+        let mut policy = Policy::new(time::now());
+        let now = arrivals(&mut policy, time::now(), 2 * QUICK_MOST, QUICK);
+        policy.nothing_came(now + 2 * WINDOW);
+        let now = arrivals(&mut policy, now, 1, QUICK);
+        assert!(policy.spins());
+        let now = arrivals(&mut policy, now, 1, SLOW);
+        assert!(!policy.spins());
+        arrivals(&mut policy, now, 1, QUICK);
+        assert!(!policy.spins());
+    }
+
+    #[test]
+    fn a_core_whose_processor_others_want_sleeps_longer_each_time() {
+        let mut policy = Policy::new(time::now());
+        let mut now = arrivals(&mut policy, time::now(), QUICK_MOST, QUICK);
+        let mut calm = CALM_FIRST;
+        for _ in 0..10 {
+            assert!(policy.spins());
+            policy.interrupted(now);
+            assert!(!policy.spins());
+            let quick = (calm.as_micros() / QUICK.as_micros()) as u32;
+            now = arrivals(&mut policy, now, quick - 1, QUICK);
+            assert!(!policy.spins(), "{calm:?}");
+            now = arrivals(&mut policy, now, QUICK_ENOUGH + 1, QUICK);
+            calm = (2 * calm).min(CALM_MOST);
+        }
+        now = arrivals(&mut policy, now + 4 * CALM_MOST, QUICK_MOST, QUICK);
+        policy.interrupted(now);
+        arrivals(&mut policy, now + CALM_FIRST, QUICK_ENOUGH + 1, QUICK);
+        assert!(policy.spins(), "long ago is forgotten");
+    }
+}
