@@ -189,7 +189,7 @@ impl Server {
         for volume in &config.volumes {
             let store = stores::open(volume)
                 .map_err(|source| StartError::Store { volume: volume.name.clone(), source })?;
-            stores.insert(volume.name.as_str(), layer(&volume.name, store));
+            stores.insert(volume.name.as_str(), (volume, layer(&volume.name, store)));
         }
         let taken = |(portal, listener): (&Portal, &Listener)| {
             Ok(Portal { address: listener.local_addr()?, ..portal.clone() })
@@ -203,10 +203,9 @@ impl Server {
         for target in &config.targets {
             let mut luns = BTreeMap::new();
             for (number, name) in target.luns.iter().enumerate() {
-                let Some(volume) = config.volumes.iter().find(|volume| &volume.name == name) else {
+                let Some((volume, store)) = stores.get(name.as_str()) else {
                     unreachable!("a finished configuration lists volumes that exist")
                 };
-                let store = &stores[name.as_str()];
                 let lun = Lun(number as u16);
                 let identity = identity(volume, target, &machine);
                 let unit = logical_unit(volume, identity, store.clone())
@@ -234,7 +233,8 @@ impl Server {
             });
         }
 
-        let stores = stores.into_iter().map(|(name, store)| (name.to_owned(), store)).collect();
+        let stores =
+            stores.into_iter().map(|(name, (_, store))| (name.to_owned(), store)).collect();
         let front = Arc::new(Front {
             settings: Arc::new(config.limits.settings()),
             targets: Arc::new(targets),

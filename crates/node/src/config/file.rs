@@ -50,7 +50,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{self, Path};
 use std::time::Duration;
 
 use sarsen_block::BlockSize;
@@ -137,7 +137,7 @@ pub(super) struct Setting {
 /// Parses the text of a configuration file; `path` is for messages. The result still wants
 /// [`Config::finish`].
 pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
-    let source = Source { path: path.display().to_string(), text };
+    let source = Source::new(path, text);
     let table = DeTable::parse(text).map_err(|error| {
         let offset = error.span().map_or(0, |span| span.start);
         ConfigError::new(source.place(offset), error.message().to_owned())
@@ -517,15 +517,21 @@ fn parse_access(
 }
 
 pub(super) struct Source<'a> {
-    path: String,
-    text: &'a str,
+    path: path::Display<'a>,
+    /// Where lines end. Every value of ten thousand volumes is asked for its line.
+    line_ends: Vec<usize>,
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    fn new(path: &'a Path, text: &str) -> Self {
+        let line_ends = text.match_indices('\n').map(|(offset, _)| offset).collect();
+        Self { path: path.display(), line_ends }
+    }
+
     /// `file:line` of a byte.
     pub(super) fn place(&self, offset: usize) -> String {
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        format!("{}:{}", self.path, before.matches('\n').count() + 1)
+        let ended = self.line_ends.partition_point(|&end| end < offset);
+        format!("{}:{}", self.path, ended + 1)
     }
 
     pub(super) fn wrong_type(
