@@ -8,6 +8,7 @@ mod bench;
 mod ci;
 mod conformance;
 mod fuzz;
+mod instructions;
 mod requirements;
 mod shell;
 mod tidy;
@@ -37,6 +38,8 @@ enum Chore {
     Fuzz(fuzz::Options),
     /// The program beside tgt, istgt and the limit, with one client, interleaved.
     Bench(bench::Options),
+    /// How many instructions an I/O takes, held against what was accepted (valgrind is wanted).
+    Instructions(instructions::Options),
 }
 
 fn main() -> Result<()> {
@@ -49,5 +52,6 @@ fn main() -> Result<()> {
         Chore::Scoreboard => conformance::scoreboard(),
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Bench(options) => bench::run(&options),
+        Chore::Instructions(options) => instructions::run(&options),
     }
 }

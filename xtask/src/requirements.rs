@@ -19,10 +19,10 @@ const ALWAYS: &[&str] = &[
     "qemu-utils",
     "stunnel4",
 ];
-/// Wanted by the full run besides: the browser that opens reports, the guest's machine
-/// and the loader of the CD that it boots from.
+/// Wanted by the full run besides: the browser that opens reports, the guest's machine, the loader of
+/// the CD that it boots from, and what counts instructions.
 const FULL: &[&str] =
-    &["chromium", "genisoimage", "isolinux", "qemu-system-x86", "syslinux-common"];
+    &["chromium", "genisoimage", "isolinux", "qemu-system-x86", "syslinux-common", "valgrind"];
 
 /// Installs what is missing, or says what that is. Tests that need it fail by themselves.
 pub(crate) fn install(full: bool) -> Result<()> {

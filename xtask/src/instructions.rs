@@ -1,0 +1,195 @@
+//! `cargo xtask instructions`: how many instructions an I/O takes through the whole engine, counted
+//! by valgrind and held against `xtask/instructions.toml`. It is the same on a busy machine, so the
+//! gate can fail for it, as it never may for a time.
+//!
+//! What is counted is `tests/simulation/instructions.rs`: all from the bytes that a socket gives to
+//! the pieces that it takes, with a disk in memory. Two lengths are counted; by their difference the
+//! start and the login fall out.
+
+use std::collections::BTreeMap;
+use std::env::consts::ARCH;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use sarsen_proof::process;
+use serde_json::Value;
+
+use crate::shell;
+
+/// What was accepted, by architecture and I/O.
+const FILE: &str = "xtask/instructions.toml";
+/// Each as the harness calls it, and in the file.
+const KINDS: [(&str, &str); 2] = [("read", "read-4k"), ("write", "write-4k")];
+/// I/Os of the two runs.
+const COUNTS: [u64; 2] = [4096, 12_288];
+/// What is more than accepted by more than this part of it fails; what is less is worth a new figure.
+const TOLERANCE: f64 = 0.05;
+/// A cold build of the harness on two cores.
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+const RUN_LIMIT: Duration = Duration::from_secs(300);
+/// Copies by vectors, whose instructions are the same on most processors: one that repeats itself for
+/// each byte would count as so many.
+const COPIES: (&str, &str) = (
+    "GLIBC_TUNABLES",
+    "glibc.cpu.x86_rep_movsb_threshold=1073741824:glibc.cpu.x86_rep_stosb_threshold=1073741824",
+);
+/// What is before the figures in the file.
+const HEAD: &str = "\
+# Instructions for each I/O through the whole engine, as `cargo xtask instructions` counts them; a rise
+# of more than 5 % fails the full gate. `cargo xtask instructions --accept` writes new figures: say in
+# the commit why they rose.
+";
+
+type Accepted = BTreeMap<String, BTreeMap<String, u64>>;
+
+#[derive(Args, Default)]
+pub(crate) struct Options {
+    /// Writes what is counted now into the file.
+    #[arg(long)]
+    accept: bool,
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let Some(counted) = count()? else {
+        println!("not counted: `sudo apt-get install valgrind` brings the tool");
+        return Ok(());
+    };
+    let text = std::fs::read_to_string(FILE).context(FILE)?;
+    let mut accepted: Accepted = toml::from_str(&text).context(FILE)?;
+    if options.accept {
+        accepted.insert(ARCH.to_owned(), counted);
+        return std::fs::write(FILE, render(&accepted)).context(FILE);
+    }
+    let none = BTreeMap::new();
+    let findings = compare(accepted.get(ARCH).unwrap_or(&none), &counted);
+    for finding in &findings {
+        println!("{}", finding.line);
+    }
+    ensure!(
+        findings.iter().all(|finding| finding.is_fine),
+        "an I/O takes more instructions than was accepted: make it lighter, or let \
+         `cargo xtask instructions --accept` write the new figures, and say why"
+    );
+    Ok(())
+}
+
+/// Instructions of each kind of I/O; nothing without the tool.
+fn count() -> Result<Option<BTreeMap<String, u64>>> {
+    if process::find(Path::new("valgrind")).is_none() {
+        return Ok(None);
+    }
+    let program = build()?;
+    let mut counted = BTreeMap::new();
+    for (kind, name) in KINDS {
+        let [few, many] = COUNTS.map(|count| instructions(&program, kind, count));
+        let (few, many) = (few?, many?);
+        ensure!(many > few, "{kind}: {many} instructions of {COUNTS:?} are not above {few}");
+        let [low, high] = COUNTS;
+        counted.insert(name.to_owned(), (many - few) / (high - low));
+    }
+    Ok(Some(counted))
+}
+
+fn build() -> Result<PathBuf> {
+    let mut command = shell::cargo();
+    command.args(["bench", "--quiet", "--no-run", "--package", "sarsen-simulation"]);
+    command.args(["--bench", "instructions", "--message-format", "json-render-diagnostics"]);
+    let said = process::output(&mut command, BUILD_LIMIT)?;
+    let messages = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let executable = messages
+        .filter(|message| message["target"]["name"] == "instructions")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from));
+    executable.context("cargo built no executable named instructions")
+}
+
+/// All that a run of the harness takes.
+fn instructions(program: &Path, kind: &str, count: u64) -> Result<u64> {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]);
+    command.arg(program).arg(kind).arg(count.to_string()).env(COPIES.0, COPIES.1);
+    let finished = process::finish(&mut command, RUN_LIMIT)?;
+    let said = finished.success()?;
+    references(&said).with_context(|| format!("valgrind said {said}"))
+}
+
+/// The line `==1== I refs: 1,234`.
+fn references(said: &str) -> Option<u64> {
+    let line = said.lines().find_map(|line| {
+        let (name, number) = line.split_once("refs:")?;
+        name.trim_end().ends_with(" I").then_some(number)
+    })?;
+    line.trim().replace(',', "").parse().ok()
+}
+
+struct Finding {
+    line: String,
+    is_fine: bool,
+}
+
+fn compare(accepted: &BTreeMap<String, u64>, counted: &BTreeMap<String, u64>) -> Vec<Finding> {
+    let finding = |(name, &now): (&String, &u64)| {
+        let Some(&before) = accepted.get(name) else {
+            let line = format!("{name}: {now} instructions; none were accepted on {ARCH}");
+            return Finding { line, is_fine: true };
+        };
+        let change = (now as f64 - before as f64) / before as f64;
+        let is_fine = change <= TOLERANCE;
+        let percent = change * 100.0;
+        let mut line = format!("{name}: {now} instructions, {before} accepted ({percent:+.1} %)");
+        if change < -TOLERANCE {
+            line += ": `cargo xtask instructions --accept` keeps it so";
+        }
+        Finding { line, is_fine }
+    };
+    counted.iter().map(finding).collect()
+}
+
+fn render(accepted: &Accepted) -> String {
+    let mut text = HEAD.to_owned();
+    for (architecture, figures) in accepted {
+        let _ = write!(text, "\n[{architecture}]\n");
+        for (name, count) in figures {
+            let _ = writeln!(text, "{name} = {count}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(read: u64, write: u64) -> BTreeMap<String, u64> {
+        BTreeMap::from([("read-4k".into(), read), ("write-4k".into(), write)])
+    }
+
+    #[test]
+    fn the_count_is_found_among_what_valgrind_says() {
+        let old = "==7== \n==7== I   refs:      24,318,902\n";
+        let new = "==7== I refs:        123,456\n==7== D refs: 5\n";
+        assert_eq!((references(old), references(new)), (Some(24_318_902), Some(123_456)));
+        assert_eq!(references("==7== D refs: 5"), None);
+    }
+
+    #[test]
+    fn a_rise_of_more_than_five_per_cent_fails() {
+        let fine = |accepted, counted| -> Vec<bool> {
+            compare(&accepted, &counted).iter().map(|finding| finding.is_fine).collect()
+        };
+        assert_eq!(fine(figures(1000, 2000), figures(1050, 1500)), [true, true]);
+        assert_eq!(fine(figures(1000, 2000), figures(1051, 2000)), [false, true]);
+        assert_eq!(fine(BTreeMap::new(), figures(1, 1)), [true, true]);
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let accepted = Accepted::from([(ARCH.to_owned(), figures(3, 4))]);
+        let text = render(&accepted);
+        assert!(text.starts_with("# Instructions"), "{text}");
+        assert_eq!(toml::from_str::<Accepted>(&text).unwrap(), accepted);
+    }
+}
