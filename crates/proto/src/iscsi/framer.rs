@@ -116,6 +116,8 @@ struct Memory {
     buffer: Buffer,
     start: usize,
     filled: usize,
+    /// It is the owner's in the end, rather than there for the digest alone.
+    is_wanted: bool,
 }
 
 /// See the module.
@@ -202,7 +204,7 @@ impl Framer {
     pub fn abandon(&mut self) -> Option<Buffer> {
         match std::mem::replace(&mut self.state, State::Header) {
             State::Data { memory, .. } | State::Trailer { memory, .. } => {
-                memory.map(|memory| memory.buffer)
+                memory.filter(|memory| memory.is_wanted).map(|memory| memory.buffer)
             }
             State::Header | State::Placing => None,
         }
@@ -224,7 +226,7 @@ impl Framer {
     pub fn take_memory(&mut self) -> Option<Buffer> {
         match &mut self.state {
             State::Data { memory, .. } | State::Trailer { memory, .. } => {
-                memory.take().map(|memory| memory.buffer)
+                memory.take().filter(|memory| memory.is_wanted).map(|memory| memory.buffer)
             }
             State::Header | State::Placing => None,
         }
@@ -327,15 +329,17 @@ impl Framer {
         let memory = match landing {
             Landing::Collect if length == 0 => None,
             Landing::Collect => {
-                Some(Memory { buffer: Buffer::for_overwrite(length), start: 0, filled: 0 })
+                let buffer = Buffer::for_overwrite(length);
+                Some(Memory { buffer, start: 0, filled: 0, is_wanted: true })
             }
             Landing::Into { buffer, offset } => {
                 assert!(offset + length <= buffer.len(), "the segment does not fit its landing");
-                Some(Memory { buffer, start: offset, filled: offset })
+                Some(Memory { buffer, start: offset, filled: offset, is_wanted: true })
             }
             // The digest is checked over memory, so there must be some.
             Landing::Discard if self.data_digest && length > 0 => {
-                Some(Memory { buffer: Buffer::for_overwrite(length), start: 0, filled: 0 })
+                let buffer = Buffer::for_overwrite(length);
+                Some(Memory { buffer, start: 0, filled: 0, is_wanted: false })
             }
             Landing::Discard => None,
         };
@@ -344,7 +348,7 @@ impl Framer {
 
     fn finish(&mut self, memory: Option<Memory>) -> Frame {
         self.state = State::Header;
-        let Some(Memory { buffer, start, filled }) = memory else {
+        let Some(Memory { buffer, start, filled, is_wanted }) = memory else {
             return Frame::Segment { segment: Segment::Nothing, digest_valid: true };
         };
         let range = start..filled;
@@ -357,7 +361,11 @@ impl Framer {
             };
             computed == received
         };
-        Frame::Segment { segment: Segment::Placed { buffer, range }, digest_valid }
+        let segment = match is_wanted {
+            true => Segment::Placed { buffer, range },
+            false => Segment::Nothing,
+        };
+        Frame::Segment { segment, digest_valid }
     }
 }
 
@@ -453,6 +461,24 @@ mod tests {
                     Frame::Segment { .. } => {}
                 }
             }
+        }
+    }
+
+    #[test]
+    fn what_is_thrown_away_is_given_to_nobody_though_its_digest_is_looked_at() {
+        let mut stream = encode(b"data", &[], false, true);
+        for is_valid in [true, false] {
+            let mut framer = Framer::default();
+            framer.set_digests(false, true);
+            let mut input = &stream[..];
+            assert!(matches!(framer.advance(&mut input), Ok(Frame::Header)));
+            framer.place(Landing::Discard);
+            let frame = framer.advance(&mut input).expect("well-formed");
+            let Frame::Segment { segment: Segment::Nothing, digest_valid } = frame else {
+                panic!("{frame:?}")
+            };
+            assert_eq!(digest_valid, is_valid);
+            stream[BASIC_HEADER_LENGTH] ^= 1;
         }
     }
 

@@ -66,6 +66,20 @@ fn rfc7143_7_8_damaged_data_in_is_asked_for_again() {
     assert_eq!(NopOut::view(&ping.0).exp_stat_sn.get(), 103);
 }
 
+/// One that comes twice is thrown away, and its data digest is looked at.
+#[test]
+fn rfc7143_7_5_data_in_that_comes_twice_leaves_the_rest_in_its_place() {
+    let mut target = target();
+    let tag = target.read(3 * PIECE, 1);
+    target.sent(LEADING);
+    for (data_sn, flags) in [(0, 0), (0, 0), (1, 0), (1, 0), (2, FINAL | DataIn::STATUS)] {
+        let header = target.data_in(LEADING, tag, data_sn, flags);
+        target.send(LEADING, header, &piece(data_sn));
+    }
+    let done = target.completion();
+    assert_eq!(&done.data.unwrap()[..], &sample(3 * PIECE)[..]);
+}
+
 #[test]
 fn rfc7143_11_16_a_damaged_status_with_data_comes_again_with_it() {
     let mut target = target();
