@@ -245,7 +245,8 @@ impl Opened {
         let changes = state.changes;
         let may_fail = state.may_fail;
         let dice = &mut state.dice;
-        let hiccup = if dice.below(1_000) < nature.hiccups_per_mille { 1_000 } else { 1 };
+        let is_stuck = dice.below(1_000) < nature.hiccups_per_mille;
+        let hiccup = if is_stuck && may_fail { 1_000 } else { 1 };
         let mut delay = || Duration::from_millis(dice.below(nature.delay_max_ms + 1) * hiccup);
         let (before, after) = (delay(), delay());
         let fails = match request {

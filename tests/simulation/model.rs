@@ -230,7 +230,11 @@ impl Model {
         now: Moment,
     ) -> Result<(), Violation> {
         let Operation { disk, place: Place { nexus, .. }, invoked, .. } = *ended;
-        let fencing = &self.disks[disk].fencing;
+        let Disk { fencing, last_crash, .. } = &self.disks[disk];
+        if invoked < *last_crash {
+            // What it met may be forgotten.
+            return Ok(());
+        }
         let registrants = self.custom.admits_registrants();
         match outcome {
             Outcome::Done { .. }
