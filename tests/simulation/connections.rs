@@ -11,7 +11,6 @@ use sarsen_wire::iscsi::LoginStatus;
 use crate::initiator::{Initiator, LOGIN_LIMIT};
 use crate::link::{Loss, Lost};
 use crate::session::Session;
-use crate::world::World;
 
 /// What the end of a recovery leads to is seen by then.
 const AFTERMATH: Duration = Duration::from_secs(60);
@@ -42,12 +41,10 @@ pub(crate) struct Connections {
     leaving: Vec<Cid>,
     /// A connection may have ended that the machine does not know of.
     has_lost_any: bool,
-    /// The server's life in which the session began.
-    life: u64,
 }
 
 impl Connections {
-    pub(crate) fn new(world: &World, parameters: &Parameters) -> Self {
+    pub(crate) fn new(parameters: &Parameters) -> Self {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         Self {
             wanted: parameters.max_connections as usize,
@@ -58,7 +55,6 @@ impl Connections {
             recoveries: Vec::new(),
             leaving: Vec::new(),
             has_lost_any: false,
-            life: world.server.life(),
         }
     }
 
@@ -255,7 +251,7 @@ impl Initiator {
         // What takes tasks, or connections, away beside the network.
         let has_excuse = connections.is_late()
             || session.has_lost_abort
-            || self.world.server.life() != connections.life
+            || self.world.server.life() != session.link.life
             || self.world.server.is_over()
             || self.world.plan.ends_tasks();
         let is_tolerable = match &loss.why {

@@ -124,7 +124,7 @@ impl Initiator {
         let is_guarded = required || self.world.mutation == Some(Mutation::FlipsUnnoticed);
         let side = self.world.server.connect(&mut self.dice, &self.weather, is_guarded).await;
         let side = side.map_err(|error| Lost::Stream(error.kind()))?;
-        let mut link = Link::new(side, options);
+        let mut link = Link::new(side, options, self.world.server.life());
         let deadline = time::now() + LOGIN_LIMIT;
         loop {
             match link.turn(deadline).await {

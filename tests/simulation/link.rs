@@ -58,16 +58,19 @@ pub(crate) struct Link {
     /// Those that have ended, which the machine is to be told of.
     broken: VecDeque<(Line, Lost)>,
     scratch: Vec<u8>,
+    /// The server's life in which the first connection was made.
+    pub(crate) life: u64,
 }
 
 impl Link {
     /// Begins to log in.
-    pub(crate) fn new(side: Side, options: LoginOptions) -> Self {
+    pub(crate) fn new(side: Side, options: LoginOptions, life: u64) -> Self {
         let mut link = Self {
             machine: Machine::new(options),
             lines: Vec::new(),
             broken: VecDeque::new(),
             scratch: vec![0; 8192],
+            life,
         };
         link.add(LEADING, side);
         link

@@ -19,8 +19,8 @@ use crate::world::{Mutation, World};
 
 /// A seed that takes longer, in the world's time, hangs.
 const LIMIT: Duration = Duration::from_secs(6 * 3_600);
-/// The same in real time, where the world's stands still.
-const REAL_LIMIT: Duration = Duration::from_secs(60);
+/// The same in real time, where the world's stands still: long, since a machine may be busy.
+const REAL_LIMIT: Duration = Duration::from_secs(300);
 /// What is left behind by who vanished is gone after this.
 const SETTLE_LIMIT: Duration = Duration::from_secs(600);
 /// Failures after which no more are looked for.

@@ -70,7 +70,7 @@ impl Session {
         Self {
             number: world.next_session(),
             level,
-            connections: Connections::new(world, parameters),
+            connections: Connections::new(parameters),
             link,
             open: BTreeMap::new(),
             management: BTreeMap::new(),
