@@ -245,17 +245,22 @@ impl Framer {
                 }
                 State::Placing => panic!("the owner did not place the data segment"),
                 State::Data { memory, remaining } => {
-                    let taken = take(input, *remaining);
-                    if let Some(memory) = memory {
-                        memory.buffer[memory.filled..memory.filled + taken.len()]
-                            .copy_from_slice(taken);
-                        memory.filled += taken.len();
-                    }
-                    *remaining -= taken.len();
                     if *remaining > 0 {
-                        return Ok(Frame::Starved);
+                        let taken = take(input, *remaining);
+                        if let Some(memory) = memory {
+                            memory.buffer[memory.filled..memory.filled + taken.len()]
+                                .copy_from_slice(taken);
+                            memory.filled += taken.len();
+                        }
+                        *remaining -= taken.len();
+                        if *remaining > 0 {
+                            return Ok(Frame::Starved);
+                        }
                     }
                     let memory = memory.take();
+                    if self.trailer_length() == 0 {
+                        return Ok(self.finish(memory));
+                    }
                     self.state = State::Trailer { memory, filled: 0 };
                 }
                 State::Trailer { .. } => {
@@ -346,6 +351,7 @@ impl Framer {
         self.state = State::Data { memory, remaining: length };
     }
 
+    #[inline]
     fn finish(&mut self, memory: Option<Memory>) -> Frame {
         self.state = State::Header;
         let Some(Memory { buffer, start, filled, is_wanted }) = memory else {

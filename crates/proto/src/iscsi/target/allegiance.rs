@@ -192,6 +192,7 @@ impl FullFeature {
                 if collects && let Some(task) = self.tasks.by_tag(id.initiator_task_tag) {
                     task.collection.r2t_sn = next;
                     self.advance_task(link, id, events);
+                    self.start_waiting(link, events);
                 }
             }
             What::Answered { header, segment, data } => {

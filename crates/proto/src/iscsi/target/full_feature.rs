@@ -143,7 +143,8 @@ impl FullFeature {
             _ if immediate => Incoming::Request,
             _ => self.expect_request(link, cmd_sn)?,
         };
-        if let Incoming::Command(id) = self.incoming
+        if length > 0
+            && let Incoming::Command(id) = self.incoming
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
         {
             return Ok(data_out::landing(task, length));
@@ -223,7 +224,11 @@ impl FullFeature {
         let expected = command.expected_data_transfer_length.get();
         let writes = command.flags & ScsiCommand::WRITE != 0;
         let promised = if writes { expected as usize } else { 0 };
-        let data_out_length = environment.data_out_length(command.lun, &cdb, promised);
+        // Who reads alone sends nothing, and is told nothing of it.
+        let data_out_length = match command.flags & (ScsiCommand::READ | ScsiCommand::WRITE) {
+            ScsiCommand::READ => 0,
+            _ => environment.data_out_length(command.lun, &cdb, promised),
+        };
         let wanted = data_out_length.min(promised);
         let is_final = command.flags & FINAL != 0;
         let length = command.data_segment_length.value();
@@ -337,7 +342,18 @@ impl FullFeature {
     }
 
     /// Goes on with what waited for others of the session. Says whether to close the connection.
+    #[inline]
     pub(super) fn resume(
+        &mut self,
+        link: &mut Link,
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
+        let idle = self.held.is_empty() && self.deferred.is_empty() && !self.has_waiting();
+        if idle { Ok(false) } else { self.resume_waiting(link, events, environment) }
+    }
+
+    fn resume_waiting(
         &mut self,
         link: &mut Link,
         events: &mut VecDeque<Event>,
@@ -469,9 +485,12 @@ impl FullFeature {
         if !self.held_back.is_empty() {
             self.held_back.retain(|&held_back| held_back != id);
         }
-        if task.awaits_room() {
+        // Each gets room in its turn.
+        if task.awaits_room()
+            && !(self.waiting.is_empty() && self.room.admit(task, link.kept.bytes()))
+        {
             self.waiting.push_back(id);
-            return self.start_waiting(link, events);
+            return;
         }
         data_out::solicit(task, link, &mut self.next_transfer_tag);
         if !task.collection.is_complete() {
@@ -506,9 +525,17 @@ impl FullFeature {
         }));
     }
 
-    /// Lets tasks go on that waited for others, or for room.
+    /// Whether tasks wait for others, or for room.
+    fn has_waiting(&self) -> bool {
+        !self.held_back.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Lets them go on.
+    #[inline]
     pub(super) fn start_waiting(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
-        while self.release_held_back(link, events) || self.give_room(link, events) {}
+        while self.has_waiting()
+            && (self.release_held_back(link, events) || self.give_room(link, events))
+        {}
     }
 
     /// Lets those go on that need not wait for others any more. Says whether there were any.
@@ -529,6 +556,7 @@ impl FullFeature {
     }
 
     /// The layer above has a command.
+    #[inline]
     pub(super) fn begun(&mut self, link: &mut Link, id: TaskId) {
         if link.session.is_shared() {
             link.session.with(|state| state.deliver(id));
@@ -540,12 +568,9 @@ impl FullFeature {
         let mut any = false;
         while let Some(&id) = self.waiting.front()
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
-            // What waits to be acknowledged is memory, too.
-            && link.kept.bytes() <= self.settings.room_limit
-            && self.room.take(task.room())
+            && self.room.admit(task, link.kept.bytes())
         {
             self.waiting.pop_front();
-            task.has_room = true;
             self.advance_task(link, id, events);
             any = true;
         }
@@ -553,6 +578,7 @@ impl FullFeature {
     }
 
     /// The caller sees to the tasks that wait for its room, or for itself.
+    #[inline]
     pub(super) fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let task = self.tasks.remove(id)?;
         link.session.with(|state| {

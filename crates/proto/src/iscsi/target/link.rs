@@ -91,6 +91,7 @@ impl Link {
     }
 
     /// Numbers for a PDU that carries no status: StatSN is the next one.
+    #[inline]
     pub(super) fn peek(&mut self) -> Stamp {
         let (exp_cmd_sn, max_cmd_sn) =
             self.session.with(|state| (state.window.exp_cmd_sn().0, state.window.max_cmd_sn().0));

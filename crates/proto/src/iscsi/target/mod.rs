@@ -35,8 +35,7 @@ use std::time::{Duration, Instant};
 
 use sarsen_block::{Buffer, Data};
 use sarsen_wire::iscsi::{
-    AsyncEvent, Isid, LogoutResponse, RawHeader, SerialNumber, TaskManagementFunction,
-    TaskManagementResponse,
+    AsyncEvent, Isid, LogoutResponse, SerialNumber, TaskManagementFunction, TaskManagementResponse,
 };
 
 pub use self::allegiance::{Adoption, Claim, Released};
@@ -356,26 +355,20 @@ impl Connection {
             match self.framer.advance(&mut input)? {
                 Frame::Starved => return Ok(()),
                 Frame::Header => {
-                    let header = *self.framer.header();
-                    let landing = self.place(&header, environment)?;
+                    let landing = self.place(environment)?;
                     self.framer.place(landing);
                 }
                 Frame::Segment { segment, digest_valid } => {
-                    let header = *self.framer.header();
-                    self.handle_pdu(&header, segment, digest_valid, environment)?;
+                    self.handle_pdu(segment, digest_valid, environment)?;
                 }
             }
         }
     }
 
-    fn place(
-        &mut self,
-        header: &RawHeader,
-        environment: &mut dyn Environment,
-    ) -> Result<Landing, CloseReason> {
+    fn place(&mut self, environment: &mut dyn Environment) -> Result<Landing, CloseReason> {
         match &mut self.phase {
             Phase::FullFeature(full_feature) => {
-                let ahs = self.framer.additional_headers();
+                let (header, ahs) = (self.framer.header(), self.framer.additional_headers());
                 full_feature.place(&mut self.link, header, ahs, environment)
             }
             Phase::Login(_) | Phase::Establishing(_) | Phase::Closing(_) => Ok(Landing::Collect),
@@ -384,11 +377,11 @@ impl Connection {
 
     fn handle_pdu(
         &mut self,
-        header: &RawHeader,
         segment: Segment,
         digest_valid: bool,
         environment: &mut dyn Environment,
     ) -> Result<(), CloseReason> {
+        let header = self.framer.header();
         match &mut self.phase {
             Phase::Login(login) => {
                 let step = login.handle_pdu(
@@ -504,6 +497,7 @@ impl Connection {
     }
 
     /// The layer above has begun a command: those that are not to overtake it may come.
+    #[inline]
     pub fn begun(&mut self, task: TaskId) {
         if let Phase::FullFeature(full_feature) = &mut self.phase {
             full_feature.begun(&mut self.link, task);

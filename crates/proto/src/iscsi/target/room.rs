@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::tasks::Task;
+
 /// What each connection may take beside the budget.
 const FREE: usize = 64 * 1024;
 /// A loan is a multiple of this, where there is so much left.
@@ -85,7 +87,7 @@ impl Room {
 
     /// Takes so many bytes if they are there. Who has nothing always gets them: a command that is
     /// larger than any limit goes on alone.
-    pub(super) fn take(&mut self, bytes: usize) -> bool {
+    fn take(&mut self, bytes: usize) -> bool {
         let sum = self.taken.saturating_add(bytes);
         let alone = self.taken == 0;
         if sum > self.limit && !alone {
@@ -98,6 +100,13 @@ impl Room {
         }
         self.taken = sum;
         true
+    }
+
+    /// Gives a task what it needs, if that is there beside what is `kept` until the initiator
+    /// acknowledges it.
+    pub(super) fn admit(&mut self, task: &mut Task, kept: usize) -> bool {
+        task.has_room = kept <= self.limit && self.take(task.room());
+        task.has_room
     }
 
     pub(super) fn give_back(&mut self, bytes: usize) {

@@ -278,21 +278,19 @@ impl State {
 
     /// A command reached the layer above, or ended before that.
     pub(super) fn deliver(&mut self, id: TaskId) {
+        let is_it = |one: &mut Undelivered| one.sequence == id.sequence;
         // Nearly always the newest or the oldest.
-        let index = match self.undelivered.back() {
-            Some(one) if one.sequence == id.sequence => self.undelivered.len() - 1,
-            _ => match self.undelivered.iter().position(|one| one.sequence == id.sequence) {
-                Some(index) => index,
-                None => return,
-            },
-        };
-        let ended = self.undelivered.remove(index);
-        let was_ordered = ended.is_some_and(|one| one.attribute == ORDERED);
+        let ends = &mut self.undelivered;
+        let ended = ends.pop_back_if(is_it).or_else(|| ends.pop_front_if(is_it)).or_else(|| {
+            let index = ends.iter().position(|one| one.sequence == id.sequence)?;
+            ends.remove(index)
+        });
+        let Some(Undelivered { attribute, .. }) = ended else { return };
         if self.ordered_count > 0 {
             let waiting = self.undelivered.iter().filter(|one| one.waits).map(|one| one.member);
             self.wakes.extend(waiting);
         }
-        self.ordered_count -= usize::from(was_ordered);
+        self.ordered_count -= usize::from(attribute == ORDERED);
     }
 }
 
@@ -345,6 +343,7 @@ impl Hold {
         }
     }
 
+    #[inline]
     pub(super) fn with<R>(&mut self, f: impl FnOnce(&mut State) -> R) -> R {
         match self {
             Self::Sole(state) => {

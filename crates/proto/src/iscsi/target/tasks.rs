@@ -1,7 +1,7 @@
 //! The commands of a session from their header to their status.
 
-use std::collections::HashMap;
 use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
 
@@ -203,15 +203,17 @@ impl Tasks {
         self.by_tag.get_mut(&tag)
     }
 
+    #[inline]
     pub(super) fn insert(&mut self, task: Task) {
-        self.by_tag.insert(task.id.initiator_task_tag, task);
+        self.by_tag.entry(task.id.initiator_task_tag).insert_entry(task);
     }
 
     /// Removes the task if it still stands under its tag.
+    #[inline]
     pub(super) fn remove(&mut self, id: TaskId) -> Option<Task> {
-        match self.by_tag.get(&id.initiator_task_tag) {
-            Some(task) if task.id == id => self.by_tag.remove(&id.initiator_task_tag),
-            _ => None,
+        match self.by_tag.entry(id.initiator_task_tag) {
+            Entry::Occupied(entry) if entry.get().id == id => Some(entry.remove()),
+            Entry::Occupied(_) | Entry::Vacant(_) => None,
         }
     }
 

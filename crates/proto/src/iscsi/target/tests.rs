@@ -7,7 +7,7 @@ use sarsen_block::Piece;
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, IMMEDIATE};
 use sarsen_wire::iscsi::{
     BasicHeader, DataIn, DataOut, LoginRequest, LoginResponse, LoginStatus, LogoutReason,
-    LogoutRequest, LogoutResponsePdu, NopIn, NopOut, Opcode, R2t, RESERVED_TAG, Reject,
+    LogoutRequest, LogoutResponsePdu, NopIn, NopOut, Opcode, R2t, RESERVED_TAG, RawHeader, Reject,
     RejectReason, ScsiCommand, ScsiResponse, TaskManagementRequest, TaskManagementResponsePdu,
     TextRequest, TextResponse, U24,
 };
