@@ -2,6 +2,8 @@
 //! reference, so that one vectored send takes everything that is ready.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
+use std::rc::Rc;
 
 use sarsen_block::{Data, Piece};
 use sarsen_wire::iscsi::{BasicHeader, DIGEST_LENGTH, RawHeader, U24, padding};
@@ -29,7 +31,25 @@ pub struct Output {
 
 enum Run {
     Arena { start: usize, length: usize },
-    Payload { data: std::rc::Rc<Data>, offset: usize, length: usize },
+    Payload { data: Hold, offset: usize, length: usize },
+}
+
+/// Data of which a PDU sends a range.
+enum Hold {
+    Alone(Data),
+    /// Others may send ranges of it, too.
+    Shared(Rc<Data>),
+}
+
+impl Deref for Hold {
+    type Target = Data;
+
+    fn deref(&self) -> &Data {
+        match self {
+            Self::Alone(data) => data,
+            Self::Shared(data) => data,
+        }
+    }
 }
 
 impl Run {
@@ -49,7 +69,7 @@ impl Run {
 
 /// A payload of which PDUs send ranges.
 #[derive(Clone)]
-pub struct Payload(std::rc::Rc<Data>);
+pub struct Payload(Rc<Data>);
 
 impl Payload {
     /// Bytes of memory that it alone holds: a store's own memory counts for nothing.
@@ -62,7 +82,7 @@ impl Payload {
 
     /// The data, copied if PDUs that send it still wait.
     pub(crate) fn into_data(self) -> Data {
-        std::rc::Rc::try_unwrap(self.0).unwrap_or_else(|shared| {
+        Rc::try_unwrap(self.0).unwrap_or_else(|shared| {
             let mut copy = sarsen_block::Buffer::for_overwrite(shared.len());
             shared.copy_out(0, &mut copy);
             Data::Buffer(copy)
@@ -96,20 +116,35 @@ impl Output {
 
     /// Appends a PDU with a short data segment. The header's length field is set here.
     pub fn push(&mut self, header: impl Into<RawHeader>, segment: &[u8]) {
-        self.push_header(header.into(), segment.len());
-        let start = self.arena.len();
+        let start = self.push_header(header.into(), segment.len());
+        let segment_start = self.arena.len();
         self.arena.extend_from_slice(segment);
-        self.finish_arena(start, segment.len());
+        self.finish_arena(start, segment_start);
     }
 
-    /// Prepares `data` to be sent by [`Self::push_payload`]. With a data digest, memory that
-    /// others may write is copied first: the digest must match what is sent.
+    /// Prepares `data` to be sent by [`Self::push_payload`].
     pub fn payload(&self, data: Data) -> Payload {
-        let data = match data {
+        Payload(Rc::new(self.settle(data)))
+    }
+
+    /// With a data digest, memory that others may write is copied: the digest must match what is
+    /// sent.
+    fn settle(&self, data: Data) -> Data {
+        match data {
             Data::Shared { .. } if self.data_digest => Data::Buffer(data.into_buffer()),
             data => data,
-        };
-        Payload(std::rc::Rc::new(data))
+        }
+    }
+
+    /// Appends a PDU whose data segment is all of `data`.
+    pub fn push_data(&mut self, header: impl Into<RawHeader>, data: Data) {
+        match data.len() {
+            length if length <= COPY_LIMIT => self.push_copy(header.into(), &data, 0, length),
+            length => {
+                let data = Hold::Alone(self.settle(data));
+                self.push_hold(header.into(), data, 0, length);
+            }
+        }
     }
 
     /// Appends a PDU whose data segment is `length` bytes of `payload` from `offset`.
@@ -120,41 +155,61 @@ impl Output {
         offset: usize,
         length: usize,
     ) {
-        self.push_header(header.into(), length);
         if length <= COPY_LIMIT {
-            let start = self.arena.len();
-            self.arena.resize(start + length, 0);
-            payload.0.copy_out(offset, &mut self.arena[start..]);
-            self.finish_arena(start, length);
-            return;
+            self.push_copy(header.into(), &payload.0, offset, length);
+        } else {
+            self.push_hold(header.into(), Hold::Shared(payload.0.clone()), offset, length);
         }
-        let digest = self.data_digest.then(|| payload_digest(&payload.0, offset, length));
-        self.runs.push_back(Run::Payload { data: payload.0.clone(), offset, length });
-        self.queued += length;
-        let start = self.arena.len();
-        self.arena.resize(start + padding(length), 0);
-        self.arena.extend_from_slice(digest.as_ref().map_or(&[], |digest| digest));
-        self.note_arena(start);
     }
 
-    fn push_header(&mut self, mut header: RawHeader, segment_length: usize) {
+    fn push_copy(&mut self, header: RawHeader, data: &Data, offset: usize, length: usize) {
+        let start = self.push_header(header, length);
+        let segment_start = self.arena.len();
+        self.arena.resize(segment_start + length, 0);
+        data.copy_out(offset, &mut self.arena[segment_start..]);
+        self.finish_arena(start, segment_start);
+    }
+
+    fn push_hold(&mut self, header: RawHeader, data: Hold, offset: usize, length: usize) {
+        let start = self.push_header(header, length);
+        self.note_arena(start);
+        let digest = self.data_digest.then(|| payload_digest(&data, offset, length));
+        self.runs.push_back(Run::Payload { data, offset, length });
+        self.queued += length;
+        let pad = padding(length);
+        if pad > 0 || digest.is_some() {
+            let start = self.arena.len();
+            self.arena.resize(start + pad, 0);
+            self.arena.extend_from_slice(digest.as_ref().map_or(&[], |digest| digest));
+            self.note_arena(start);
+        }
+    }
+
+    /// Writes a header into the arena. Gives where it begins.
+    #[inline]
+    fn push_header(&mut self, header: RawHeader, segment_length: usize) -> usize {
         let mut basic = BasicHeader::from(header);
         basic.data_segment_length = U24::new(segment_length as u32);
-        header = basic.into();
+        let header = RawHeader::from(basic);
         let start = self.arena.len();
         self.arena.extend_from_slice(&header.0);
         if self.header_digest {
             self.arena.extend_from_slice(&digest::crc32c(&header.0));
         }
-        self.note_arena(start);
+        start
     }
 
-    /// Pads and digests the `length` bytes of data that stand in the arena from `start`.
-    fn finish_arena(&mut self, start: usize, length: usize) {
-        self.arena.resize(start + length + padding(length), 0);
-        if self.data_digest && length > 0 {
-            let digest: [u8; DIGEST_LENGTH] = digest::crc32c(&self.arena[start..]);
-            self.arena.extend_from_slice(&digest);
+    /// Pads and digests the data that stands in the arena from `segment_start`. Its PDU, from
+    /// `start`, joins the queue.
+    #[inline]
+    fn finish_arena(&mut self, start: usize, segment_start: usize) {
+        let length = self.arena.len() - segment_start;
+        if length > 0 {
+            self.arena.resize(segment_start + length + padding(length), 0);
+            if self.data_digest {
+                let digest: [u8; DIGEST_LENGTH] = digest::crc32c(&self.arena[segment_start..]);
+                self.arena.extend_from_slice(&digest);
+            }
         }
         self.note_arena(start);
     }
@@ -162,9 +217,6 @@ impl Output {
     /// The arena's bytes from `start` to its end join the queue.
     fn note_arena(&mut self, start: usize) {
         let added = self.arena.len() - start;
-        if added == 0 {
-            return;
-        }
         self.queued += added;
         if let Some(Run::Arena { start: first, length }) = self.runs.back_mut()
             && *first + *length == start

@@ -1,5 +1,6 @@
 //! The end of a command: Data-In, residuals, status (RFC 7143 §11.4, §11.7).
 
+use sarsen_block::Data;
 use sarsen_wire::iscsi::pdu::FINAL;
 use sarsen_wire::iscsi::{DataIn, Opcode, RawHeader, ScsiCommand, ScsiResponse};
 
@@ -27,60 +28,47 @@ fn residual(moved: usize, expected: usize) -> (u8, u32) {
 
 /// Tells the initiator that another one ended a task (RFC 7143 §4.2.3.3).
 pub(super) fn push_task_aborted(task: &Task, link: &mut Link) {
-    let data_in = sarsen_block::Data::empty();
+    let data_in = Data::empty();
     push(task, Completion { status: TASK_ABORTED, data_in, sense: &[] }, link);
 }
 
 /// Sends the data and the status of a task that has ended.
-pub(super) fn push(task: &Task, mut completion: Completion<'_>, link: &mut Link) {
+pub(super) fn push(task: &Task, completion: Completion<'_>, link: &mut Link) {
+    let Completion { status, mut data_in, sense } = completion;
     let expected = task.expected_data_transfer_length as usize;
     let reads = task.flags & ScsiCommand::READ != 0;
     let writes = task.flags & ScsiCommand::WRITE != 0;
     let (flags, residual_count) = if reads {
-        residual(completion.data_in.len(), expected)
+        residual(data_in.len(), expected)
     } else if writes {
         residual(task.data_out_length, expected)
     } else {
-        residual(completion.data_in.len().max(task.data_out_length), 0)
+        residual(data_in.len().max(task.data_out_length), 0)
     };
-    let limit = if reads { expected } else { 0 };
-    completion.data_in.truncate(limit);
+    data_in.truncate(if reads { expected } else { 0 });
 
-    let length = completion.data_in.len();
-    let payload = link.output.payload(completion.data_in);
-    let cut = Cut::new(link, 0, length, 0);
-    let tag = task.id.initiator_task_tag;
-    // What may be asked for again has a PDU of its own.
-    let collapse = completion.status == GOOD && length > 0 && !link.keeps();
-    let acknowledge_tag = if link.keeps() && length > 0 { link.acknowledge_tag() } else { 0 };
-    for part in cut.parts() {
-        let mut header = part.header(tag);
-        let stamp = if collapse && part.is_last {
-            header.flags |= DataIn::STATUS | flags;
-            header.status = completion.status;
-            header.residual_count = residual_count.into();
-            let stamp = link.stamp();
-            header.stat_sn = stamp.stat_sn.into();
-            stamp
-        } else {
-            link.peek()
-        };
-        if link.keeps() {
-            part.ask_to_acknowledge(&mut header, task.lun, acknowledge_tag);
+    let cut = Cut::new(link, 0, data_in.len(), 0);
+    let mut sent = None;
+    if !data_in.is_empty() {
+        // What may be asked for again has a PDU of its own.
+        let ending = (status == GOOD && !link.keeps()).then_some((flags, residual_count));
+        match cut.whole().filter(|_| ending.is_some()) {
+            Some(whole) => {
+                let header = data_header(whole, task, ending, link);
+                link.output.push_data(header, data_in);
+            }
+            None => sent = Some(push_parts(task, data_in, cut, ending, link)),
         }
-        header.exp_cmd_sn = stamp.exp_cmd_sn.into();
-        header.max_cmd_sn = stamp.max_cmd_sn.into();
-        link.output.push_payload(header, &payload, part.offset, part.count);
-    }
-    if collapse {
-        return;
+        if ending.is_some() {
+            return;
+        }
     }
     let stamp = link.stamp();
     let mut response = ScsiResponse::from(RawHeader::with_opcode(Opcode::ScsiResponse));
     response.flags = FINAL | flags;
     response.response = ScsiResponse::COMPLETED;
-    response.status = completion.status;
-    response.initiator_task_tag = tag.into();
+    response.status = status;
+    response.initiator_task_tag = task.id.initiator_task_tag.into();
     response.snack_tag = 0.into();
     response.stat_sn = stamp.stat_sn.into();
     response.exp_cmd_sn = stamp.exp_cmd_sn.into();
@@ -88,16 +76,57 @@ pub(super) fn push(task: &Task, mut completion: Completion<'_>, link: &mut Link)
     response.exp_data_sn = (cut.count() + task.collection.r2t_sn).into();
     response.residual_count = residual_count.into();
     // RFC 7143 §11.4.7: a length of two bytes comes first.
-    let sense_length = (completion.sense.len() as u16).to_be_bytes();
-    let segment = match completion.sense {
+    let sense_length = (sense.len() as u16).to_be_bytes();
+    let segment = match sense {
         [] => Vec::new(),
         sense => [&sense_length, sense].concat(),
     };
     link.answer(response, &segment);
-    if link.keeps() {
-        let data = SentData { lun: task.lun, payload, cut, acknowledge_tag, acknowledged: 0 };
-        link.keep_data(data);
+    if link.keeps()
+        && let Some(sent) = sent
+    {
+        link.keep_data(sent);
     }
+}
+
+/// Sends data whose PDUs are several, or may be asked for again.
+fn push_parts(
+    task: &Task,
+    data_in: Data,
+    cut: Cut,
+    ending: Option<(u8, u32)>,
+    link: &mut Link,
+) -> SentData {
+    let payload = link.output.payload(data_in);
+    let acknowledge_tag = if link.keeps() { link.acknowledge_tag() } else { 0 };
+    for part in cut.parts() {
+        let mut header = data_header(part, task, ending, link);
+        if link.keeps() {
+            part.ask_to_acknowledge(&mut header, task.lun, acknowledge_tag);
+        }
+        link.output.push_payload(header, &payload, part.offset, part.count);
+    }
+    SentData { lun: task.lun, payload, cut, acknowledge_tag, acknowledged: 0 }
+}
+
+/// The header of one PDU. The last one carries the status where that is GOOD and no answer follows:
+/// `ending` are the flag and the count of its residual.
+fn data_header(part: Part, task: &Task, ending: Option<(u8, u32)>, link: &mut Link) -> DataIn {
+    let mut header = part.header(task.id.initiator_task_tag);
+    let stamp = match ending.filter(|_| part.is_last) {
+        Some((flags, residual_count)) => {
+            header.flags |= DataIn::STATUS | flags;
+            header.status = GOOD;
+            header.residual_count = residual_count.into();
+            let stamp = link.stamp();
+            header.stat_sn = stamp.stat_sn.into();
+            stamp
+        }
+        None => link.peek(),
+    };
+    header.exp_cmd_sn = stamp.exp_cmd_sn.into();
+    header.max_cmd_sn = stamp.max_cmd_sn.into();
+    header
 }
 
 /// How data is cut into PDUs.
@@ -150,6 +179,11 @@ impl Cut {
         })
     }
 
+    /// The only PDU, where one takes it all.
+    fn whole(self) -> Option<Part> {
+        self.parts().next().filter(|part| part.is_last)
+    }
+
     /// How many PDUs there are, with those before the first.
     pub(super) fn count(self) -> u32 {
         self.parts().last().map_or(self.first_data_sn, |part| part.data_sn + 1)
@@ -187,7 +221,6 @@ pub(super) fn push_fault(task: &Task, fault: Fault, link: &mut Link) {
     let [code, qualifier] = fault.additional_sense();
     // Fixed format (SPC-4 §4.5.3), ABORTED COMMAND.
     let sense = [0x70, 0, 0x0b, 0, 0, 0, 0, 10, 0, 0, 0, 0, code, qualifier, 0, 0, 0, 0];
-    let completion =
-        Completion { status: CHECK_CONDITION, data_in: sarsen_block::Data::empty(), sense: &sense };
+    let completion = Completion { status: CHECK_CONDITION, data_in: Data::empty(), sense: &sense };
     push(task, completion, link);
 }
