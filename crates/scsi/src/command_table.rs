@@ -144,17 +144,14 @@ impl Row {
         let mut rows = rows
             .iter()
             .take_while(|row| row.operation_code == operation_code)
-            .filter(|row| row.devices.include(device_type))
-            .peekable();
-        match rows.peek() {
-            None => Err(Sense::invalid_operation_code()),
-            Some(row) if row.service_action.is_none() => Ok(row),
-            Some(_) => {
-                let action = Some(cdb.service_action());
-                let row = rows.find(|row| row.service_action == action);
-                row.ok_or(Self::no_such_action(operation_code))
-            }
+            .filter(|row| row.devices.include(device_type));
+        let Some(first) = rows.next() else { return Err(Sense::invalid_operation_code()) };
+        if first.service_action.is_none() {
+            return Ok(first);
         }
+        let action = Some(cdb.service_action());
+        let row = std::iter::once(first).chain(rows).find(|row| row.service_action == action);
+        row.ok_or(Self::no_such_action(operation_code))
     }
 
     const fn no_such_action(operation_code: u8) -> Sense {

@@ -56,6 +56,7 @@ fn has_naca(cdb: &Cdb) -> bool {
 }
 
 /// A command that is in the tally.
+#[inline]
 pub(crate) fn begin_plain(
     command: Command,
     attachment: &Attachment,
@@ -147,6 +148,7 @@ fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
     }
 }
 
+#[inline]
 fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> Io<Completion> {
     let unit = &attachment.unit;
     if let Some(device) = unit.pass_through() {

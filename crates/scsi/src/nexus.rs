@@ -419,12 +419,18 @@ impl NexusHandle {
 
     /// Takes up a changed list of units and lets go of those that are gone. Every command does
     /// it; an idle connection does it so that a removed unit's store can close.
+    #[inline]
     pub fn refresh(&mut self) {
         let generation = self.nexus.generation.load(Ordering::Acquire);
         if generation != self.generation {
-            self.attachments = self.nexus.attachments().clone();
-            self.generation = generation;
+            self.take_up(generation);
         }
+    }
+
+    #[cold]
+    fn take_up(&mut self, generation: u64) {
+        self.attachments = self.nexus.attachments().clone();
+        self.generation = generation;
     }
 }
 

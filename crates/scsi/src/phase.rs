@@ -143,8 +143,16 @@ impl MediumPhase {
     }
 
     /// Why a command with these flags is refused now, if it is (SBC-3 4.11.3, 5.3.1).
+    #[inline]
     pub(crate) fn check(&self, flags: Flags) -> Result<(), Sense> {
-        let passes = match self.current() {
+        match self.current() {
+            Phase::Usual => Ok(()),
+            phase => self.check_in(phase, flags),
+        }
+    }
+
+    fn check_in(&self, phase: Phase, flags: Flags) -> Result<(), Sense> {
+        let passes = match phase {
             Phase::Usual => true,
             Phase::Formatting | Phase::Sanitizing => {
                 flags.contains(Flags::ALLOWED_DURING_OPERATION)

@@ -225,11 +225,11 @@ impl Tally {
     }
 
     /// A task of the tally has ended.
+    #[inline]
     pub(crate) fn leave(&self) {
         self.tasks.fetch_sub(1, Ordering::SeqCst);
         if self.set.closed.load(Ordering::SeqCst) {
-            let mut state = self.set.state();
-            self.set.settle(&mut state);
+            self.set.settle(&mut self.set.state());
         }
     }
 
@@ -299,11 +299,15 @@ impl Tally {
 
     /// What the end of a task does to others: QERR, auto contingent allegiance, and what a command
     /// itself ends. To be called before the task leaves, so that nothing begins in between.
+    #[inline]
     pub(crate) fn end(&self, place: Option<&Place>, naca: bool, completion: &mut Completion) {
-        let failed = completion.status == Status::CheckCondition;
-        if !failed && completion.abort.is_none() {
-            return;
+        if completion.status == Status::CheckCondition || completion.abort.is_some() {
+            self.end_others(place, naca, completion);
         }
+    }
+
+    fn end_others(&self, place: Option<&Place>, naca: bool, completion: &mut Completion) {
+        let failed = completion.status == Status::CheckCondition;
         let set = &self.set;
         let is_aca = place.is_some_and(|place| place.is_aca);
         let on_error = set.policy().on_error;

@@ -104,17 +104,19 @@ impl Thresholds {
     }
 
     /// Whether enough was written since the last look; if so, the caller looks.
-    fn take_due(&self, exponent: u8) -> bool {
-        let due = SETS_BETWEEN_LOOKS << exponent;
-        self.armed.load(Ordering::Relaxed)
-            && self.written.load(Ordering::Relaxed) >= due
+    fn take_due(&self, unit: &LogicalUnit) -> bool {
+        if !self.armed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let due = SETS_BETWEEN_LOOKS << exponent(unit.geometry());
+        self.written.load(Ordering::Relaxed) >= due
             && self.written.swap(0, Ordering::Relaxed) >= due
     }
 }
 
 /// Looks at the room of a unit, beside the command, if enough was written since the last time.
 pub(crate) fn look_when_due(unit: &Arc<LogicalUnit>, nexus: &Nexus) {
-    if !unit.thresholds().take_due(exponent(unit.geometry())) {
+    if !unit.thresholds().take_due(unit) {
         return;
     }
     let (unit, writer) = (unit.clone(), nexus.id);

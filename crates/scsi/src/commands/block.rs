@@ -141,7 +141,7 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         }));
     }
     match read_blocks(&transfer, unit) {
-        answer @ Io::Ready(_) => Ok(unit.finish(answer, Completion::data)),
+        Io::Ready(read) => Ok(Io::Ready(Completion::data(read?))),
         Io::Pending(reading) => {
             let reader = Arc::clone(unit);
             Ok(unit.pending(async move {
@@ -167,6 +167,7 @@ async fn read_guarded(transfer: &BlockCdb, unit: &LogicalUnit) -> Result<Data, S
     })
 }
 
+#[inline]
 fn read_blocks(transfer: &BlockCdb, unit: &LogicalUnit) -> Io<Result<Data, BlockError>> {
     match Tagged::of(transfer, unit) {
         Some(tagged) => tagged.read(transfer.extent),
