@@ -148,7 +148,6 @@ fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
     }
 }
 
-#[inline]
 fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> Io<Completion> {
     let unit = &attachment.unit;
     if let Some(device) = unit.pass_through() {

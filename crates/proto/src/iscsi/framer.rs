@@ -351,7 +351,6 @@ impl Framer {
         self.state = State::Data { memory, remaining: length };
     }
 
-    #[inline]
     fn finish(&mut self, memory: Option<Memory>) -> Frame {
         self.state = State::Header;
         let Some(Memory { buffer, start, filled, is_wanted }) = memory else {

@@ -167,7 +167,6 @@ async fn read_guarded(transfer: &BlockCdb, unit: &LogicalUnit) -> Result<Data, S
     })
 }
 
-#[inline]
 fn read_blocks(transfer: &BlockCdb, unit: &LogicalUnit) -> Io<Result<Data, BlockError>> {
     match Tagged::of(transfer, unit) {
         Some(tagged) => tagged.read(transfer.extent),
