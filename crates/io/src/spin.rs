@@ -2,8 +2,8 @@
 //!
 //! Where requests come one after the other, most of a round trip is the wake-up of the thread that
 //! answers. So each core has a task that keeps its event loop turning, without sleeping, while
-//! what came last came quickly: [`touched`] says that something came. A core to which nothing comes
-//! sleeps, and so does one whose processor somebody else wants.
+//! what came last came quickly. A core to which nothing comes sleeps, and so does one whose
+//! processor somebody else wants.
 
 use std::cell::Cell;
 use std::future::poll_fn;
