@@ -104,8 +104,7 @@ fn make(mode: u8, mut input: &[u8]) -> (Vec<Seen>, Vec<u8>) {
         if mode & DATA_DIGEST != 0 && length > 0 {
             stream.extend(digest::crc32c(&stream[start..]));
         }
-        let kept = mode & DISCARD == 0 || mode & DATA_DIGEST != 0;
-        let data = if kept { data.to_vec() } else { Vec::new() };
+        let data = if mode & DISCARD == 0 { data.to_vec() } else { Vec::new() };
         expected.push(Seen::Pdu { header, additional, data, digest_valid: true });
     }
     (expected, stream)

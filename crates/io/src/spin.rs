@@ -74,14 +74,15 @@ async fn spin(policy: &mut Policy) {
         let now = time::now();
         let took_long = now - looked > WINDOW;
         looked = now;
-        if CORE.with(|core| core.touched.take()) {
-            policy.arrived(now);
-        } else {
-            policy.nothing_came(now);
-        }
-        // Asked seldom: it is a system call. A turn may have been long with work, too.
-        if took_long && interruption_count() != interruptions {
+        let came = CORE.with(|core| core.touched.take());
+        // A turn may be long with work; without any, the processor was somewhere else. The kernel
+        // is asked seldom: it is a system call.
+        if took_long && (!came || interruption_count() != interruptions) {
             return policy.interrupted(now);
+        }
+        match came {
+            true => policy.arrived(now),
+            false => policy.nothing_came(now),
         }
     }
 }
