@@ -217,9 +217,11 @@ fn answer_again(
     let tag = header.initiator_task_tag.get();
     let sent = data.map(|(data, meta)| {
         let old = meta.cut;
+        // ABORT TASK names no number, and a wrong one must not make the answer one without data.
+        let next = next.clamp(old.first_data_sn(), old.count());
         let start = old.parts().find(|part| part.data_sn == next).map_or(old.end(), |p| p.offset);
         // The new connection may take segments of another length.
-        let cut = Cut::new(link, start, old.end(), next.min(old.count()));
+        let cut = Cut::new(link, start, old.end(), next);
         let r2t_count = header.exp_data_sn.get().wrapping_sub(old.count());
         header.exp_data_sn = cut.count().wrapping_add(r2t_count).into();
         let acknowledge_tag = link.acknowledge_tag();

@@ -184,6 +184,11 @@ impl Cut {
         self.parts().next().filter(|part| part.is_last)
     }
 
+    /// The number of the first PDU.
+    pub(super) const fn first_data_sn(self) -> u32 {
+        self.first_data_sn
+    }
+
     /// How many PDUs there are, with those before the first.
     pub(super) fn count(self) -> u32 {
         self.parts().last().map_or(self.first_data_sn, |part| part.data_sn + 1)

@@ -1,6 +1,6 @@
 //! Tasks that outlive their connection.
 
-use super::session::{command, log_out, pair, resume, wakes};
+use super::session::{command, joined, log_out, pair, resume, wakes};
 use super::*;
 
 const LEVEL: &str = "ErrorRecoveryLevel=2\0";
@@ -114,6 +114,31 @@ fn rfc7143_7_2_2_data_and_status_that_were_not_heard_come_again() {
     let response = ScsiResponse::view(&header);
     assert_eq!((response.initiator_task_tag.get(), response.exp_data_sn.get()), (1, 3));
     assert!(matches!(first.connection.release(1), Claim::Unknown));
+}
+
+/// An abort of what was answered leaves it as it was: with its data.
+#[test]
+fn rfc7143_11_5_1_an_abort_takes_no_data_from_an_answer() {
+    let (mut first, mut second) = pair(&format!("{LEVEL}MaxRecvDataSegmentLength=1024\0"));
+    let session = second.world.session.clone().expect("it joined");
+    command(&mut first, 1, READ, 4096);
+    let running = first.next_command();
+    first.good(&running, vec![7; 4096]);
+    park(&mut first);
+    hand_over(&mut first, &mut second, 1, 2);
+    park(&mut second);
+    let mut third = joined(session, 2, 2);
+    third.manage(TaskManagementFunction::AbortTask, 1, 1);
+    let event = third.connection.poll_event();
+    let Some(Event::Adopt(adoption)) = event else { panic!("{event:?}") };
+    third.connection.adopt(adoption, second.connection.release(1));
+    let (header, part) = third.next();
+    let again = DataIn::view(&header);
+    assert_eq!((again.data_sn.get(), again.buffer_offset.get()), (2, 2048));
+    assert_eq!(part, vec![7; 2048]);
+    let (header, _) = third.next();
+    assert_eq!(ScsiResponse::view(&header).exp_data_sn.get(), 3);
+    assert_eq!(managed(&mut third), TaskManagementResponse::FunctionComplete);
 }
 
 #[test]

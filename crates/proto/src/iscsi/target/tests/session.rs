@@ -21,7 +21,7 @@ fn names() -> String {
     format!("InitiatorName=iqn.2026-11.test:host\0TargetName={TARGET}\0")
 }
 
-fn joined(session: Arc<Session>, cid: u16, cmd_sn: u32) -> Script {
+pub(super) fn joined(session: Arc<Session>, cid: u16, cmd_sn: u32) -> Script {
     let mut script = Script::new();
     script.world.session = Some(session);
     (script.tsih, script.cid, script.cmd_sn) = (TSIH, cid, cmd_sn);
