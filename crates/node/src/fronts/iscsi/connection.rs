@@ -615,7 +615,11 @@ impl<'a> Driver<'a> {
             Message::Wake => self.machine.resume(&mut self.view)?,
             Message::Park { parked } => self.parking.push(parked),
             Message::Claim { tag, by, answer } => self.release(tag, by, answer),
-            Message::Adopted { adoption, claim } => self.adopt(adoption, claim),
+            Message::Adopted { adoption, claim } => {
+                // What it is about may have come in its turn while the others were asked.
+                self.machine.resume(&mut self.view)?;
+                self.adopt(adoption, claim);
+            }
             Message::Completed { task, completion } => self.complete(task, *completion),
         }
         Ok(())

@@ -166,8 +166,9 @@ impl FullFeature {
                 return false;
             }
             Claim::Allegiant | Claim::Unknown if aborts => {
-                self.answer_abort_of_unknown(link, request);
-                return false;
+                // It may have been above a gap, and its turn has come here meanwhile.
+                let waiting = self.abort_task(link, request, events);
+                return waiting.is_some_and(|waiting| self.wait_or_pass(link, waiting, events));
             }
             Claim::Allegiant | Claim::Unknown => {
                 push_response(link, tag, TaskManagementResponse::TaskDoesNotExist);

@@ -209,6 +209,25 @@ fn rfc7143_11_5_1_a_task_of_a_lost_connection_is_aborted_on_another() {
     second.nothing_more();
 }
 
+/// While the others are asked for it, the gap below it closes.
+#[test]
+fn rfc7143_11_5_1_an_abort_reaches_a_command_whose_turn_came_meanwhile() {
+    let (mut first, mut second) = pair(LEVEL);
+    command(&mut second, 2, READ, 0);
+    second.nothing_more();
+    second.manage(TaskManagementFunction::AbortTask, 2, 2);
+    let event = second.connection.poll_event();
+    let Some(Event::Adopt(adoption)) = event else { panic!("{event:?}") };
+    command(&mut first, 1, READ, 0);
+    resume(&mut second);
+    let running = second.next_command();
+    second.connection.adopt(adoption, first.connection.release(2));
+    second.asked_to_end(2);
+    second.good(&running, vec![]);
+    assert_eq!(managed(&mut second), TaskManagementResponse::FunctionComplete);
+    second.nothing_more();
+}
+
 #[test]
 fn rfc7143_7_2_1_a_command_that_was_not_acknowledged_is_sent_again() {
     let (mut first, mut second) = pair(LEVEL);
