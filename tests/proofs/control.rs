@@ -244,9 +244,10 @@ fn rfc7143_13_8_initiators_follow_a_redirection() -> Result<()> {
 
 /// So many sessions or more have been here.
 fn arrived(server: &Controlled, count: usize) -> Result<()> {
-    let log = server.serving.log();
-    ensure!(log.matches("session established").count() >= count, "{count} did not arrive: {log}");
-    Ok(())
+    server
+        .serving
+        .log_tells(|log| log.matches("session established").count() >= count)
+        .with_context(|| format!("{count} did not arrive"))
 }
 
 fn own_initiator_arrives(server: &Controlled, elsewhere: &Controlled) -> Result<()> {

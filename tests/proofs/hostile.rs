@@ -120,8 +120,6 @@ fn a_storm_from_one_place_is_cut_and_told_once() -> Result<()> {
     let again = (0..1000)
         .find_map(|_| Wire::login(url, "iqn.2026-11.proof:later", [0x80, 0, 0, 0, 1, 1]).ok());
     again.context("nobody is let in any more")?.settle()?;
-    let log = serving.log();
-    let told = log.matches("limits.logins-per-source").count();
-    ensure!(told == 1, "told {told} times: {log}");
+    serving.log_tells(|log| log.matches("limits.logins-per-source").count() == 1)?;
     serving.stop()
 }

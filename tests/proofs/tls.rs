@@ -267,9 +267,8 @@ fn where_certificates_are_demanded_only_one_that_holds_opens_the_portal() -> Res
     fixture.is_refused(&fixture.url("ours", None), "the portal wants a certificate")?;
     fixture.is_refused(&fixture.url("ours", Some("late")), "which has expired")?;
     fixture.is_refused(&fixture.url("ours", Some("san")), "who vouches for our certificate")?;
-    let log = fixture.serving.log();
     for told in ["the client showed no certificate", "certificate expired", "UnknownIssuer"] {
-        ensure!(log.contains(told), "no {told:?} in {log}");
+        fixture.serving.log_tells(|log| log.contains(told)).context(told)?;
     }
     fixture.serving.stop()
 }
@@ -283,8 +282,8 @@ fn rfc7143_11_13_5_a_certificate_that_no_rule_names_ends_the_login_with_0202() -
         fixture.is_refused(&fixture.url("ours", client), "access rules")?;
     }
     fixture.is_refused(&fixture.plain.to_string(), "access rules")?;
-    let log = fixture.serving.log();
-    ensure!(log.matches(&format!("status={REFUSED}")).count() == 4, "{log}");
+    let refused = format!("status={REFUSED}");
+    fixture.serving.log_tells(|log| log.matches(&refused).count() == 4)?;
     // Nobody that a rule could be about.
     fixture.is_refused(&fixture.url("ours", Some("san")), "who vouches for our certificate")?;
     fixture.serving.stop()

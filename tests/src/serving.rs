@@ -11,6 +11,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use sarsen_io::time::now;
 use sarsen_lab::contestant::{self, Image, Running, sarsen, tgt};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
@@ -28,6 +29,9 @@ const LIST_LIMIT: Duration = Duration::from_secs(20);
 
 /// From SIGTERM to the end.
 const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// From an answer to what the log tells of it.
+const LOG_LIMIT: Duration = Duration::from_secs(20);
 
 const MIB: u64 = 1 << 20;
 
@@ -268,6 +272,19 @@ impl Serving {
     /// What the server wrote to its standard error.
     pub fn log(&self) -> String {
         format!("the server's log:\n{}", self.running.log())
+    }
+
+    /// Waits until the log is so: a client has its answer before the server has told of it.
+    pub fn log_tells(&self, is_so: impl Fn(&str) -> bool) -> Result<()> {
+        let deadline = now() + LOG_LIMIT;
+        loop {
+            let log = self.log();
+            if is_so(&log) {
+                return Ok(());
+            }
+            ensure!(now() < deadline, "not told within {LOG_LIMIT:?}; {log}");
+            std::thread::yield_now();
+        }
     }
 
     /// Ends the server in order; an error unless it goes with exit status 0.
