@@ -19,8 +19,8 @@ use sarsen_io::net::{PIECES_MAX, Stream};
 use sarsen_io::time;
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
-    Admission, Claim, CloseReason, Command, Completion, Connection, Ending, Event, Logout,
-    Management, RefusalReason, TaskId,
+    Admission, CloseReason, Command, Completion, Connection, Ending, Event, Logout, Management,
+    RefusalReason, TaskId,
 };
 use sarsen_scsi::{self as scsi, Execution, Lun, TaskAbort};
 use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementResponse};
@@ -97,8 +97,6 @@ pub(super) async fn serve(
         terminated: Vec::new(),
         parking: Vec::new(),
         forwards: HashMap::new(),
-        adopting: Vec::new(),
-        early_claims: Vec::new(),
     };
     let reason = driver.run(&front, &mut letters).await;
     let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder));
@@ -166,10 +164,6 @@ struct Driver<'a> {
     parking: Vec<oneshot::Sender<()>>,
     /// Commands under way here whose answers are due to other connections of the session.
     forwards: HashMap<u64, Mailbox>,
-    /// Tasks that this connection asks others for, by their tags.
-    adopting: Vec<u32>,
-    /// What others ask of those meanwhile.
-    early_claims: Vec<(u32, Mailbox, oneshot::Sender<Claim>)>,
 }
 
 impl<'a> Driver<'a> {
@@ -615,10 +609,11 @@ impl<'a> Driver<'a> {
             Message::Wake => self.machine.resume(&mut self.view)?,
             Message::Park { parked } => self.parking.push(parked),
             Message::Claim { tag, by, answer } => self.release(tag, by, answer),
-            Message::Adopted { adoption, claim } => {
+            Message::Adopted { adoption, claim, turn } => {
                 // What it is about may have come in its turn while the others were asked.
                 self.machine.resume(&mut self.view)?;
-                self.adopt(adoption, claim);
+                self.machine.adopt(adoption, claim);
+                drop(turn);
             }
             Message::Completed { task, completion } => self.complete(task, *completion),
         }

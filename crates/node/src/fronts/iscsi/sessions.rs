@@ -12,7 +12,7 @@ use sarsen_proto::iscsi::target::{
 };
 use sarsen_scsi::{Completion, Lun, NexusHandle, TaskAbort, UnitAttention};
 use sarsen_wire::iscsi::{Isid, LogoutResponse, TaskManagementResponse};
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, OwnedMutexGuard, mpsc, oneshot};
 
 use crate::config::Limits;
 
@@ -40,8 +40,8 @@ pub(crate) enum Message {
     Park { parked: oneshot::Sender<()> },
     /// Another connection of the session wants a task.
     Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<Claim> },
-    /// What became of a claim of this connection.
-    Adopted { adoption: Adoption, claim: Claim },
+    /// What became of a claim of this connection; others may claim when its turn is dropped.
+    Adopted { adoption: Adoption, claim: Claim, turn: OwnedMutexGuard<()> },
     /// A command has ended that began on a connection that was lost.
     Completed { task: TaskId, completion: Box<Completion> },
 }
@@ -106,7 +106,12 @@ struct Entry {
 
 /// The connections of a session.
 #[derive(Default)]
-struct Members(Mutex<Vec<Member>>);
+struct Members {
+    all: Mutex<Vec<Member>>,
+    /// One claims tasks at a time, until it has them: of two that claim the same one, the later finds it
+    /// with the earlier.
+    claims: Arc<tokio::sync::Mutex<()>>,
+}
 
 struct Member {
     seat: u64,
@@ -120,7 +125,15 @@ struct Member {
 
 impl Members {
     fn all(&self) -> MutexGuard<'_, Vec<Member>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks all connections but one for a task.
+    fn claim(&self, but: u64, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<Claim>> {
+        let all = self.all();
+        let others = all.iter().filter(|member| member.seat != but);
+        let claim = |answer| Message::Claim { tag, by: by.clone(), answer };
+        others.map(|member| ask(&member.mailbox, claim)).collect()
     }
 
     /// One connection tells the initiator.
@@ -254,12 +267,24 @@ impl Seat<'_> {
         (!waiting.is_empty()).then_some(waiting)
     }
 
-    /// Asks the other connections of the session for a task.
-    pub(crate) fn claim(&self, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<Claim>> {
-        let members = self.members.all();
-        let others = members.iter().filter(|member| member.seat != self.id);
-        let claim = |answer| Message::Claim { tag, by: by.clone(), answer };
-        others.map(|member| ask(&member.mailbox, claim)).collect()
+    /// Asks the other connections of the session for a task, when nobody else of it does.
+    pub(crate) fn claim(
+        &self,
+        tag: u32,
+        by: Mailbox,
+    ) -> impl Future<Output = (Claim, OwnedMutexGuard<()>)> + use<> {
+        let (members, own) = (self.members.clone(), self.id);
+        async move {
+            let turn = members.claims.clone().lock_owned().await;
+            let mut found = Claim::Unknown;
+            for answer in members.claim(own, tag, &by) {
+                match answer.await {
+                    Ok(Claim::Unknown) | Err(_) => {}
+                    Ok(claim) => found = claim,
+                }
+            }
+            (found, turn)
+        }
     }
 
     /// The connection is lost, and the session with it.
@@ -509,5 +534,50 @@ impl State {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// Or two that want the same task would tell each other that they have it not, or wait for each
+    /// other.
+    #[tokio::test]
+    async fn one_connection_claims_at_a_time_until_it_has_what_it_claimed() {
+        let sessions = Sessions::new(&Limits::default());
+        let members: Arc<Members> = Arc::default();
+        let (holder, mut letters) = mpsc::unbounded_channel();
+        let (others, unanswered) = mpsc::unbounded_channel();
+        let seats: Vec<Seat<'_>> = [&holder, &others, &others]
+            .into_iter()
+            .map(|mailbox| {
+                let id = sessions.state().sit(&members, 0, mailbox);
+                Seat { sessions: &sessions, tsih: 1, id, members: members.clone() }
+            })
+            .collect();
+        let mut earlier = pin!(seats[1].claim(7, others.clone()));
+        let mut later = pin!(seats[2].claim(7, others.clone()));
+        assert!(
+            earlier.as_mut().now_or_never().is_none() && later.as_mut().now_or_never().is_none()
+        );
+        let Ok(Message::Claim { tag: 7, answer, .. }) = letters.try_recv() else {
+            panic!("the holder is asked by the earlier");
+        };
+        assert!(letters.try_recv().is_err(), "and not by the later meanwhile");
+        answer.send(Claim::Allegiant).expect("it waits");
+        // The third connection has not answered.
+        assert!(earlier.as_mut().now_or_never().is_none());
+        drop(unanswered);
+        let (claim, turn) = earlier.await;
+        assert!(matches!(claim, Claim::Allegiant));
+        assert!(later.as_mut().now_or_never().is_none() && letters.try_recv().is_err());
+        drop(turn);
+        assert!(later.as_mut().now_or_never().is_none());
+        assert!(matches!(letters.try_recv(), Ok(Message::Claim { tag: 7, .. })));
     }
 }

@@ -213,6 +213,10 @@ impl Peer {
     /// Takes a task over: what the target says of it.
     fn reassign(&mut self, tag: u32) -> TaskManagementResponse {
         self.manage(TaskManagementFunction::TaskReassign, tag);
+        self.management_response()
+    }
+
+    fn management_response(&mut self) -> TaskManagementResponse {
         let header = self.receive();
         assert_eq!(header.basic().opcode(), Opcode::TaskManagementResponse);
         TaskManagementResponsePdu::view(&header).response()
@@ -343,6 +347,32 @@ fn rfc7143_7_2_a_task_outlives_its_connection_at_level_2() {
     assert_eq!(ScsiResponse::view(&header).initiator_task_tag.get(), tag);
     assert!(portal.write_has_ended());
     assert_eq!(second.reassign(tag), TaskManagementResponse::TaskStillAllegiant, "unacknowledged");
+}
+
+#[test]
+fn rfc7143_7_2_a_task_that_two_connections_take_over_at_once_is_with_one_of_them() {
+    let portal = Portal::open();
+    let (mut first, _) = portal.connect_at_level(2, 1, 0, 0);
+    let (mut second, _) = portal.connect_at_level(2, 1, first.tsih, 1);
+    let tag = first.write(&portal);
+    // The same CID: the connection is reinstated, and what it had waits.
+    let (mut third, status) = portal.connect_at_level(2, 1, first.tsih, 0);
+    assert_eq!(status, LoginStatus::Success);
+    (second.cmd_sn, third.cmd_sn) = (first.cmd_sn, first.cmd_sn);
+    second.manage(TaskManagementFunction::TaskReassign, tag);
+    third.manage(TaskManagementFunction::TaskReassign, tag);
+    // Each has the answer to its request and, if it has the task, the task's.
+    let answers = [second.management_response(), third.management_response()];
+    let (winner, others) = match answers {
+        [TaskManagementResponse::FunctionComplete, other] => (&mut second, other),
+        [other, winner] => {
+            assert_eq!(winner, TaskManagementResponse::FunctionComplete);
+            (&mut third, other)
+        }
+    };
+    assert_eq!(others, TaskManagementResponse::TaskStillAllegiant);
+    let header = winner.receive();
+    assert_eq!(ScsiResponse::view(&header).initiator_task_tag.get(), tag);
 }
 
 #[test]

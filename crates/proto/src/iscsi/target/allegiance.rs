@@ -171,7 +171,14 @@ impl FullFeature {
                 return waiting.is_some_and(|waiting| self.wait_or_pass(link, waiting, events));
             }
             Claim::Allegiant | Claim::Unknown => {
-                push_response(link, tag, TaskManagementResponse::TaskDoesNotExist);
+                // It may have come here meanwhile by an earlier request.
+                let referenced = request.referenced_task_tag.get();
+                let response = if self.tasks.contains(referenced) || link.kept.has(referenced) {
+                    TaskManagementResponse::TaskStillAllegiant
+                } else {
+                    TaskManagementResponse::TaskDoesNotExist
+                };
+                push_response(link, tag, response);
                 return false;
             }
         };

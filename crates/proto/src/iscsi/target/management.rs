@@ -206,11 +206,7 @@ impl FullFeature {
         None
     }
 
-    pub(super) fn answer_abort_of_unknown(
-        &mut self,
-        link: &mut Link,
-        request: &TaskManagementRequest,
-    ) {
+    fn answer_abort_of_unknown(&mut self, link: &mut Link, request: &TaskManagementRequest) {
         // A command that has not arrived, but whose CmdSN is still expected, counts as aborted.
         let ref_cmd_sn = SerialNumber(request.ref_cmd_sn.get());
         let cmd_sn = SerialNumber(request.cmd_sn.get());

@@ -61,11 +61,6 @@ impl<'a> Driver<'a> {
 
     /// Another connection of the session asks for a task.
     pub(super) fn release(&mut self, tag: u32, by: Mailbox, answer: oneshot::Sender<Claim>) {
-        if self.adopting.contains(&tag) {
-            // It is on its way here.
-            self.early_claims.push((tag, by, answer));
-            return;
-        }
         let claim = self.machine.release(tag);
         if let Claim::Released(released) = &claim
             && let Some(running) = released.running()
@@ -79,30 +74,11 @@ impl<'a> Driver<'a> {
     /// This connection asks the others for a task.
     pub(super) fn claim(&mut self, adoption: Adoption) {
         let Some(seat) = &self.seat else { return };
-        self.adopting.push(adoption.referenced_task_tag());
-        let waiting = seat.claim(adoption.referenced_task_tag(), &self.mailbox);
         let own = self.mailbox.clone();
+        let claim = seat.claim(adoption.referenced_task_tag(), own.clone());
         tokio::task::spawn_local(async move {
-            let mut claim = Claim::Unknown;
-            for waiting in waiting {
-                match waiting.await {
-                    Ok(Claim::Unknown) | Err(_) => {}
-                    Ok(other) => claim = other,
-                }
-            }
-            let _ = own.send(Message::Adopted { adoption, claim });
+            let (claim, turn) = claim.await;
+            let _ = own.send(Message::Adopted { adoption, claim, turn });
         });
-    }
-
-    /// What became of a claim of this connection.
-    pub(super) fn adopt(&mut self, adoption: Adoption, claim: Claim) {
-        let adopted = adoption.referenced_task_tag();
-        self.machine.adopt(adoption, claim);
-        if let Some(index) = self.adopting.iter().position(|tag| *tag == adopted) {
-            self.adopting.swap_remove(index);
-        }
-        for (tag, by, answer) in std::mem::take(&mut self.early_claims) {
-            self.release(tag, by, answer);
-        }
     }
 }
