@@ -35,11 +35,15 @@ const CALM_FIRST: Duration = Duration::from_millis(10);
 const CALM_MOST: Duration = Duration::from_secs(1);
 
 thread_local! {
-    static CORE: Core = const { Core { touched: Cell::new(false), asleep: Cell::new(None) } };
+    static CORE: Core = const {
+        Core { touched: Cell::new(false), waited: Cell::new(false), asleep: Cell::new(None) }
+    };
 }
 
 struct Core {
     touched: Cell<bool>,
+    /// It spun, and nothing came.
+    waited: Cell<bool>,
     /// The spinning task, while it waits for the first arrival.
     asleep: Cell<Option<Waker>>,
 }
@@ -52,6 +56,11 @@ pub(crate) fn touched() {
             task.wake();
         }
     });
+}
+
+/// Whether the calling core spun for nothing until now. Says so once: who asks goes to work.
+pub fn take_wait() -> bool {
+    CORE.with(|core| core.waited.take())
 }
 
 /// Keeps the calling core awake while that pays; never ends.
@@ -74,7 +83,11 @@ async fn spin(policy: &mut Policy) {
         let now = time::now();
         let took_long = now - looked > WINDOW;
         looked = now;
-        let came = CORE.with(|core| core.touched.take());
+        let came = CORE.with(|core| {
+            let came = core.touched.take();
+            core.waited.set(!came);
+            came
+        });
         // A turn may be long with work; without any, the processor was somewhere else. The kernel
         // is asked seldom: it is a system call.
         if took_long && (!came || interruption_count() != interruptions) {

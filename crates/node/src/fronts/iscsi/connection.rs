@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use sarsen_io::net::{PIECES_MAX, Stream};
-use sarsen_io::time;
+use sarsen_io::{spin, time};
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
     Admission, CloseReason, Command, Completion, Connection, Ending, Event, Logout, Management,
@@ -234,8 +234,13 @@ impl<'a> Driver<'a> {
     /// socket takes. What is left shows as readiness, so letters and completions get in between.
     async fn turn(&mut self, front: &'a Arc<Front>) -> Result<ControlFlow<CloseReason>, End> {
         let drained = self.receive()?;
+        if self.machine.event_count() > 1 && spin::take_wait() {
+            // Whoever sent this waits, too: he wakes up while the rest is carried out.
+            self.carry_out(front, 1).await;
+            self.send()?;
+        }
         loop {
-            self.carry_out(front).await;
+            self.carry_out(front, usize::MAX).await;
             let blocked = self.send()?;
             if self.machine.output().is_empty()
                 && let Some(reason) = self.machine.closing()
@@ -283,10 +288,13 @@ impl<'a> Driver<'a> {
         })
     }
 
-    async fn carry_out(&mut self, front: &'a Arc<Front>) {
-        while self.machine.output().len() < self.output_limit
+    /// At most so many events.
+    async fn carry_out(&mut self, front: &'a Arc<Front>, mut most: usize) {
+        while most > 0
+            && self.machine.output().len() < self.output_limit
             && let Some(event) = self.machine.poll_event()
         {
+            most -= 1;
             match event {
                 Event::Command(command) => self.execute(command),
                 Event::Aborted(tasks) => {

@@ -36,7 +36,7 @@ impl<'a> Driver<'a> {
         loop {
             // Whoever asked for it may go on.
             self.parking.clear();
-            self.carry_out(front).await;
+            self.carry_out(front, usize::MAX).await;
             self.machine.output().clear();
             if self.machine.closing().is_some() {
                 return true;
