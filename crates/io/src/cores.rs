@@ -203,8 +203,10 @@ impl Drop for Left {
 
 impl Environment {
     fn enter(engine: FileEngine, pool: Arc<Pool>) -> io::Result<Self> {
-        let runtime =
-            Builder::new_current_thread().enable_all().build_local(LocalOptions::default())?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .on_thread_park(spin::sleeps)
+            .build_local(LocalOptions::default())?;
         let ring = match engine {
             FileEngine::Uring => Some(Rc::new(Ring::new()?)),
             FileEngine::Pool => None,

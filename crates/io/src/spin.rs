@@ -12,6 +12,15 @@ use std::time::{Duration, Instant};
 
 use crate::time;
 
+/// How a core waited for what came to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// It spun.
+    Awake,
+    /// It slept.
+    Asleep,
+}
+
 /// Whether cores spin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Spin {
@@ -36,14 +45,14 @@ const CALM_MOST: Duration = Duration::from_secs(1);
 
 thread_local! {
     static CORE: Core = const {
-        Core { touched: Cell::new(false), waited: Cell::new(false), asleep: Cell::new(None) }
+        Core { touched: Cell::new(false), waited: Cell::new(None), asleep: Cell::new(None) }
     };
 }
 
 struct Core {
     touched: Cell<bool>,
-    /// It spun, and nothing came.
-    waited: Cell<bool>,
+    /// There was nothing to do until now.
+    waited: Cell<Option<Wait>>,
     /// The spinning task, while it waits for the first arrival.
     asleep: Cell<Option<Waker>>,
 }
@@ -58,8 +67,14 @@ pub(crate) fn touched() {
     });
 }
 
-/// Whether the calling core spun for nothing until now. Says so once: who asks goes to work.
-pub fn take_wait() -> bool {
+/// The calling core falls asleep.
+pub(crate) fn sleeps() {
+    CORE.with(|core| core.waited.set(Some(Wait::Asleep)));
+}
+
+/// How the calling core waited, if it had nothing to do until now. Says so once: who asks goes to
+/// work.
+pub fn take_wait() -> Option<Wait> {
     CORE.with(|core| core.waited.take())
 }
 
@@ -85,7 +100,7 @@ async fn spin(policy: &mut Policy) {
         looked = now;
         let came = CORE.with(|core| {
             let came = core.touched.take();
-            core.waited.set(!came);
+            core.waited.set((!came).then_some(Wait::Awake));
             came
         });
         // A turn may be long with work; without any, the processor was somewhere else. The kernel
