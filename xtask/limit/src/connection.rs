@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use sarsen_wire::iscsi::pdu::{FINAL, next_stage};
 use sarsen_wire::iscsi::{
-    BASIC_HEADER_LENGTH, BasicHeader, DEFAULT_DATA_SEGMENT_LENGTH, DataIn, LoginRequest,
+    BASIC_HEADER_LENGTH, BasicHeader, DEFAULT_DATA_SEGMENT_LENGTH, DataIn, DataOut, LoginRequest,
     LoginResponse, LogoutResponsePdu, NopIn, Opcode, R2t, RESERVED_TAG, RawHeader, ScsiCommand,
     ScsiResponse, Stage, U24, padding,
 };
@@ -35,6 +35,8 @@ struct Piece {
 /// A write of which data is still to come.
 struct Write {
     task: u32,
+    /// Where it is in the unit.
+    begin: usize,
     whole: u32,
     missing: u32,
 }
@@ -47,6 +49,10 @@ pub(crate) struct Connection {
     header_length: usize,
     /// Bytes of its data and padding that are still to come.
     rest: usize,
+    /// What is written is kept in the unit's memory.
+    keeps: bool,
+    /// Where the next byte of data is kept, if it is.
+    place: Option<usize>,
     /// The keys of a login.
     keys: Vec<u8>,
     is_new: bool,
@@ -63,12 +69,14 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(socket: TcpStream) -> Self {
+    pub(crate) fn new(socket: TcpStream, keeps: bool) -> Self {
         Self {
             socket,
             header: RawHeader::ZERO,
             header_length: 0,
             rest: 0,
+            keeps,
+            place: None,
             keys: Vec::new(),
             is_new: true,
             stat_sn: 0,
@@ -92,18 +100,18 @@ impl Connection {
     }
 
     /// One receive, all answers to what came, one send. An error is the connection's end.
-    pub(crate) fn turn(&mut self, scratch: &mut [u8], memory: &[u8]) -> io::Result<()> {
+    pub(crate) fn turn(&mut self, scratch: &mut [u8], memory: &mut [u8]) -> io::Result<()> {
         match self.socket.read(scratch) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => self.take(&scratch[..count], memory.len())?,
+            Ok(count) => self.take(&scratch[..count], memory)?,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
         self.send(memory)
     }
 
-    /// Takes what was received. Data is not kept: nobody asks for it.
-    fn take(&mut self, mut bytes: &[u8], unit_length: usize) -> io::Result<()> {
+    /// Takes what was received.
+    fn take(&mut self, mut bytes: &[u8], memory: &mut [u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             if self.rest == 0 {
                 let missing = BASIC_HEADER_LENGTH - self.header_length;
@@ -117,17 +125,38 @@ impl Connection {
                 self.header_length = 0;
                 let length = self.header.basic().data_segment_length.value() as usize;
                 self.rest = length + padding(length);
+                self.place = if self.keeps { self.place(memory.len()) } else { None };
             }
             let (data, behind) = bytes.split_at(self.rest.min(bytes.len()));
             (self.rest, bytes) = (self.rest - data.len(), behind);
             if self.header.basic().opcode() == Opcode::LoginRequest {
                 self.keys.extend_from_slice(data);
             }
+            if let Some(place) = &mut self.place
+                && let Some(kept) = memory.get_mut(*place..*place + data.len())
+            {
+                kept.copy_from_slice(data);
+                *place += data.len();
+            }
             if self.rest == 0 {
-                self.answer(unit_length)?;
+                self.answer(memory.len())?;
             }
         }
         Ok(())
+    }
+
+    /// Where the data goes of the request whose header has come.
+    fn place(&self, unit_length: usize) -> Option<usize> {
+        match self.header.basic().opcode() {
+            Opcode::ScsiCommand => begin(ScsiCommand::view(&self.header), unit_length),
+            Opcode::DataOut => {
+                let data = DataOut::view(&self.header);
+                let task = data.initiator_task_tag.get();
+                let write = self.writes.iter().find(|write| write.task == task)?;
+                Some(write.begin + data.buffer_offset.get() as usize)
+            }
+            _ => None,
+        }
     }
 
     fn answer(&mut self, unit_length: usize) -> io::Result<()> {
@@ -162,26 +191,16 @@ impl Connection {
 
     fn command(&mut self, command: &ScsiCommand, unit_length: usize) -> io::Result<()> {
         self.exp_cmd_sn = command.cmd_sn.get().wrapping_add(1);
-        let cdb = command.cdb;
         let length = command.expected_data_transfer_length.get();
-        let from = |lba: u64| {
-            let begin = usize::try_from(lba).ok()?.checked_mul(BLOCK as usize)?;
-            let end = begin.checked_add(length as usize)?;
-            (end <= unit_length).then_some(begin)
-        };
-        match cdb[0] {
+        match command.cdb[0] {
             opcode::READ_16 | opcode::READ_10 => {
-                let lba = match (cdb[0], Block10::ref_from_prefix(&cdb)) {
-                    (opcode::READ_10, Ok((block, _))) => block.lba.get().into(),
-                    _ => {
-                        let block: Block16 = transmute!(cdb);
-                        block.lba.get()
-                    }
-                };
-                let begin = from(lba).ok_or(ErrorKind::InvalidInput)?;
+                let begin = begin(command, unit_length).ok_or(ErrorKind::InvalidInput)?;
                 self.data_in(begin, length as usize);
             }
-            opcode::WRITE_16 | opcode::WRITE_10 => self.write(command, length),
+            opcode::WRITE_16 | opcode::WRITE_10 => {
+                let begin = begin(command, unit_length).ok_or(ErrorKind::InvalidInput)?;
+                self.write(command, begin, length);
+            }
             opcode::SERVICE_ACTION_IN_16 => {
                 let mut capacity = Capacity16::new_zeroed();
                 capacity.last_lba = (unit_length as u64 / u64::from(BLOCK) - 1).into();
@@ -194,13 +213,13 @@ impl Connection {
         Ok(())
     }
 
-    fn write(&mut self, command: &ScsiCommand, whole: u32) {
+    fn write(&mut self, command: &ScsiCommand, begin: usize, whole: u32) {
         let task = command.initiator_task_tag.get();
         let missing = whole.saturating_sub(command.data_segment_length.value());
         if missing == 0 {
             return self.good(task);
         }
-        self.writes.push(Write { task, whole, missing });
+        self.writes.push(Write { task, begin, whole, missing });
         if command.flags & FINAL != 0 {
             self.ask_for_the_rest(whole - missing, missing);
         }
@@ -345,6 +364,21 @@ impl Connection {
     }
 }
 
+/// The first byte of the blocks that a READ or WRITE names, if they are all in the unit.
+fn begin(command: &ScsiCommand, unit_length: usize) -> Option<usize> {
+    let cdb = command.cdb;
+    let lba = match (cdb[0], Block10::ref_from_prefix(&cdb)) {
+        (opcode::READ_10 | opcode::WRITE_10, Ok((block, _))) => block.lba.get().into(),
+        _ => {
+            let block: Block16 = transmute!(cdb);
+            block.lba.get()
+        }
+    };
+    let begin = usize::try_from(lba).ok()?.checked_mul(BLOCK as usize)?;
+    let end = begin.checked_add(command.expected_data_transfer_length.get() as usize)?;
+    (end <= unit_length).then_some(begin)
+}
+
 /// What is behind the first `sent` bytes, as far as one call takes it.
 fn slices<'a>(
     pieces: &[Piece],
@@ -382,7 +416,7 @@ mod tests {
     fn pair() -> (TcpStream, Connection) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (client, Connection::new(listener.accept().unwrap().0))
+        (client, Connection::new(listener.accept().unwrap().0, true))
     }
 
     fn command(operation_code: u8, task: u32, blocks: u32, data: &[u8]) -> Vec<u8> {
@@ -403,27 +437,27 @@ mod tests {
         [&RawHeader::from(command).0, data].concat()
     }
 
-    /// One turn over what the client sends; what it is answered.
-    fn exchange(requests: &[u8], length: usize) -> Vec<u8> {
+    /// One turn over what the client sends; what it is answered, and what the unit is then.
+    fn exchange(requests: &[u8], length: usize) -> (Vec<u8>, Vec<u8>) {
         let (mut client, mut connection) = pair();
         client.write_all(requests).unwrap();
-        let memory: Vec<u8> = (0..UNIT).map(|at| (at / BLOCK as usize) as u8).collect();
+        let mut memory: Vec<u8> = (0..UNIT).map(|at| (at / BLOCK as usize) as u8).collect();
         let mut scratch = vec![0; 100];
         let mut answers = vec![0; length];
         // The scratch is smaller than what came: the turns cut it anywhere.
         for _ in 0..requests.len().div_ceil(scratch.len()) {
-            connection.turn(&mut scratch, &memory).unwrap();
+            connection.turn(&mut scratch, &mut memory).unwrap();
         }
         client.read_exact(&mut answers).unwrap();
         assert!(!connection.is_blocked());
-        answers
+        (answers, memory)
     }
 
     #[test]
     fn each_read_is_answered_with_a_header_and_its_blocks() {
         let requests: Vec<u8> =
             [3, 5].iter().flat_map(|&task| command(opcode::READ_16, task, 1, &[])).collect();
-        let answers = exchange(&requests, 2 * (48 + 512));
+        let (answers, _) = exchange(&requests, 2 * (48 + 512));
         for (answer, task) in answers.chunks(48 + 512).zip([3, 5]) {
             let header = RawHeader(*answer.first_chunk().unwrap());
             let data_in = DataIn::view(&header);
@@ -440,8 +474,10 @@ mod tests {
         let mut data = BasicHeader::from(RawHeader::with_opcode(Opcode::DataOut));
         data.initiator_task_tag = 2.into();
         data.data_segment_length = U24::new(512);
-        let rest = [&RawHeader::from(data).0[..], &[7; 512]].concat();
-        let answers = exchange(&[whole, part, rest].concat(), 3 * 48);
+        let mut data = DataOut::from(RawHeader::from(data));
+        data.buffer_offset = 512.into();
+        let rest = [&RawHeader::from(data).0[..], &[8; 512]].concat();
+        let (answers, memory) = exchange(&[whole, part, rest].concat(), 3 * 48);
         let opcodes: Vec<u8> = answers.chunks(48).map(|header| header[0]).collect();
         let [response, r2t] = [Opcode::ScsiResponse.0, Opcode::R2t.0];
         assert_eq!(opcodes, [response, r2t, response]);
@@ -450,6 +486,10 @@ mod tests {
             (asked.buffer_offset.get(), asked.desired_data_transfer_length.get()),
             (512, 512)
         );
+        for (block, kept) in [7, 7, 8, 4].into_iter().enumerate() {
+            let at = (block + 1) * BLOCK as usize;
+            assert!(memory[at..at + BLOCK as usize].iter().all(|&byte| byte == kept), "{block}");
+        }
     }
 
     #[test]
@@ -458,11 +498,11 @@ mod tests {
         {
             let (mut client, mut connection) = pair();
             client.write_all(&request).unwrap();
-            assert!(connection.turn(&mut [0; 512], &[0; UNIT]).is_err());
+            assert!(connection.turn(&mut [0; 512], &mut [0; UNIT]).is_err());
         }
         let text = RawHeader::with_opcode(Opcode(Opcode::TextRequest.0 | IMMEDIATE));
         let (mut client, mut connection) = pair();
         client.write_all(&text.0).unwrap();
-        assert!(connection.turn(&mut [0; 512], &[0; UNIT]).is_err());
+        assert!(connection.turn(&mut [0; 512], &mut [0; UNIT]).is_err());
     }
 }

@@ -39,6 +39,9 @@ struct Arguments {
     /// Ask again at once whether something has come, instead of sleeping until it has.
     #[arg(long)]
     spin: bool,
+    /// Keep what is written, as a target has to: a copy more.
+    #[arg(long)]
+    keep: bool,
     /// Bytes of the unit.
     #[arg(long, default_value_t = 1 << 30)]
     bytes: usize,
@@ -55,7 +58,7 @@ fn main() -> Result<()> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let memory = vec![PATTERN; arguments.bytes];
-    let mut responder = Responder::new(listener, memory)?;
+    let mut responder = Responder::new(listener, memory, arguments.keep)?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{address}")?;
     out.flush()?;
@@ -69,14 +72,15 @@ struct Responder {
     connections: Vec<Option<Connection>>,
     memory: Vec<u8>,
     scratch: Vec<u8>,
+    keeps: bool,
 }
 
 impl Responder {
-    fn new(listener: TcpListener, memory: Vec<u8>) -> Result<Self> {
+    fn new(listener: TcpListener, memory: Vec<u8>, keeps: bool) -> Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         let scratch = vec![0; SCRATCH_LENGTH];
-        Ok(Self { epoll, listener, connections: Vec::new(), memory, scratch })
+        Ok(Self { epoll, listener, connections: Vec::new(), memory, scratch, keeps })
     }
 
     fn run(&mut self, spin: bool) -> Result<()> {
@@ -106,7 +110,7 @@ impl Responder {
         let free = self.connections.iter().position(Option::is_none);
         let index = free.unwrap_or(self.connections.len());
         epoll::add(&self.epoll, &socket, EventData::new_u64(index as u64), EventFlags::IN)?;
-        let connection = Some(Connection::new(socket));
+        let connection = Some(Connection::new(socket, self.keeps));
         match free {
             Some(index) => self.connections[index] = connection,
             None => self.connections.push(connection),
@@ -117,7 +121,7 @@ impl Responder {
     fn serve(&mut self, index: usize) -> Result<()> {
         let Some(connection) = &mut self.connections[index] else { return Ok(()) };
         let was_blocked = connection.is_blocked();
-        let turn = connection.turn(&mut self.scratch, &self.memory);
+        let turn = connection.turn(&mut self.scratch, &mut self.memory);
         if turn.is_err() {
             // Its socket leaves the epoll as it closes.
             self.connections[index] = None;

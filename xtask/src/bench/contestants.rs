@@ -29,6 +29,8 @@ pub(super) const TGT: &str = "tgt";
 pub(super) const ISTGT: &str = "istgt";
 pub(super) const LIMIT: &str = "limit";
 pub(super) const LIMIT_SPINNING: &str = "limit, spinning";
+/// The limit where what is written is kept.
+pub(super) const LIMIT_KEEPING: &str = "limit, keeping";
 pub(super) const FIO: &str = "fio, io_uring";
 pub(super) const LUNS_ONE: &str = "sarsen, 1 unit";
 pub(super) const LUNS_MANY: &str = "sarsen, 1,000 units";
@@ -145,9 +147,11 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
                 field.add_sleeping(program)?;
             }
             let limit = program::build_package("sarsen-limit")?;
-            for (name, spins) in [(LIMIT, false), (LIMIT_SPINNING, true)] {
+            for (name, flag) in
+                [(LIMIT, None), (LIMIT_SPINNING, Some("--spin")), (LIMIT_KEEPING, Some("--keep"))]
+            {
                 if options.takes(name) {
-                    field.add_limit(&limit, name, spins)?;
+                    field.add_limit(&limit, name, flag)?;
                 }
             }
             Ok(field)
@@ -203,12 +207,12 @@ impl Field {
         Ok(())
     }
 
-    fn add_limit(&mut self, program: &Path, name: &str, spins: bool) -> Result<()> {
+    fn add_limit(&mut self, program: &Path, name: &str, flag: Option<&str>) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("address");
         let out = File::create(&path)?;
         let daemon = Daemon::start(&[], program, |command| {
-            command.args(spins.then_some("--spin")).args(["--bytes", &BYTE_COUNT.to_string()]);
+            command.args(flag).args(["--bytes", &BYTE_COUNT.to_string()]);
             command.stdout(out);
         })?;
         let mut said = String::new();
@@ -219,7 +223,7 @@ impl Field {
         let url: Url = format!("iscsi://{}/{LIMIT_TARGET}/0", said.trim()).parse()?;
         let pid = Pid::from_raw(daemon.pid().cast_signed()).context("a process id")?;
         let way = Way::Load { url, pids: vec![daemon.pid()] };
-        let restless = spins.then_some(pid);
+        let restless = (name == LIMIT_SPINNING).then_some(pid);
         let entrant = Entrant { restless, ..Entrant::new(name, way) };
         drop(Awake(restless));
         self.entrants.push(entrant);
