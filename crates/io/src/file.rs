@@ -29,6 +29,9 @@ use crate::ring::{Completion, Kind, Operation};
 /// How often a lock that somebody else holds is asked for again: nothing announces its end.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
+/// What statfs(2) calls tmpfs.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 /// Zeroes are written in pieces of so many bytes where the file system cannot make them.
 const ZEROES_AT_ONCE: u64 = 1 << 20;
 
@@ -58,11 +61,19 @@ pub(crate) struct Opened {
     try_cached: AtomicBool,
     /// The file system takes RWF_DSYNC.
     durable_writes: AtomicBool,
+    /// It is memory: reads and writes are copies, which nothing waits for.
+    in_memory: bool,
 }
 
 impl Opened {
     pub(crate) fn new(fd: OwnedFd, buffered: bool) -> Self {
-        Self { fd, try_cached: AtomicBool::new(buffered), durable_writes: AtomicBool::new(true) }
+        let file_system = rustix::fs::fstatfs(&fd).map(|told| told.f_type);
+        Self {
+            fd,
+            try_cached: AtomicBool::new(buffered),
+            durable_writes: AtomicBool::new(true),
+            in_memory: file_system.is_ok_and(|number| number == TMPFS_MAGIC),
+        }
     }
 }
 
@@ -251,6 +262,14 @@ impl File {
         if length == 0 {
             return Io::Ready(Ok(buffer));
         }
+        if self.opened.in_memory {
+            let mut operation = self.operation(Kind::Read { buffer, done, offset });
+            let read = operation.perform_whole();
+            let Kind::Read { buffer, .. } = operation.kind else {
+                unreachable!("a read came back as something else");
+            };
+            return Io::Ready(read.map(|()| buffer));
+        }
         if self.opened.try_cached.load(Ordering::Relaxed) {
             let mut into = [IoSliceMut::new(&mut buffer)];
             match rustix::io::preadv2(&self.opened.fd, &mut into, offset, ReadWriteFlags::NOWAIT) {
@@ -296,8 +315,12 @@ impl File {
         if buffer.is_empty() {
             return if durable { self.sync_data() } else { Io::Ready(Ok(())) };
         }
-        let at_once = durable && self.opened.durable_writes.load(Ordering::Relaxed);
+        let in_memory = self.opened.in_memory;
+        let at_once = durable && !in_memory && self.opened.durable_writes.load(Ordering::Relaxed);
         let write = Kind::Write { buffer, done: 0, offset, durable: at_once };
+        if in_memory {
+            return Io::Ready(self.operation(write).perform_whole());
+        }
         let started = Started::new(self.operation(write));
         let file = self.clone();
         Io::pending(async move {
@@ -510,6 +533,28 @@ impl Operation {
         self
     }
 
+    /// Moves all of the buffer on the calling thread.
+    fn perform_whole(&mut self) -> io::Result<()> {
+        loop {
+            let moved = match self.perform() {
+                Ok(moved) => moved as usize,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            let (buffer, done, nothing_moved) = match &mut self.kind {
+                Kind::Read { buffer, done, .. } => (buffer, done, io::ErrorKind::UnexpectedEof),
+                Kind::Write { buffer, done, .. } => (buffer, done, io::ErrorKind::WriteZero),
+                Kind::SyncData | Kind::Allocate { .. } | Kind::Nothing => return Ok(()),
+            };
+            *done += moved;
+            match (*done >= buffer.len(), moved) {
+                (true, _) => return Ok(()),
+                (false, 0) => return Err(nothing_moved.into()),
+                (false, _) => {}
+            }
+        }
+    }
+
     /// Does it on the calling thread.
     fn perform(&mut self) -> io::Result<u32> {
         let fd = &self.file.fd;
@@ -584,6 +629,23 @@ mod tests {
                 .unwrap();
             }
         }
+    }
+
+    #[test]
+    fn a_file_in_memory_answers_at_once() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = file(&folder, false);
+        for (at, durable) in [(0, false), (1, true)] {
+            let written = file.write_at(at as u64 * 4096, block(at), durable);
+            assert!(matches!(written, Io::Ready(Ok(()))));
+        }
+        let Io::Ready(Ok(read)) = file.read_at(2048, 4096) else {
+            panic!("it has to be waited for")
+        };
+        assert_eq!(read[..2048], block(0)[2048..]);
+        assert_eq!(read[2048..], block(1)[..2048]);
+        let Io::Ready(Err(error)) = file.read_at(6144, 4096) else { panic!("beyond the end") };
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 
     #[test]

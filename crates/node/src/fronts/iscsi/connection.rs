@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -43,6 +43,9 @@ const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
 /// A core that slept until so many commands came sends the first answer ahead of the others: a send
 /// costs as much as six commands or so. One that spun does it always, since it has the time.
 const WORTH_ANOTHER_SEND: usize = 16;
+/// Long against the two microseconds of a send, and so many commands between two looks at the clock.
+const MOMENT: Duration = Duration::from_micros(15);
+const LOT: usize = 4;
 /// A peer that is told of its session's end may take so long to receive it. Others wait for that
 /// end: the server's shutdown, the session that takes this one's place.
 const LINGER: Duration = Duration::from_secs(1);
@@ -119,6 +122,33 @@ pub(super) async fn serve(
         seat.terminate_others();
     }
     driver.finish().await;
+}
+
+/// How much is carried out before what is ready is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// What came first.
+    One,
+    /// What takes long against a send.
+    Moment,
+    /// All that came.
+    All,
+}
+
+impl Share {
+    /// Whether so many events, of those that began then, are enough.
+    fn is_done(self, count: usize, began: Option<Instant>) -> bool {
+        match self {
+            Self::One => count == 1,
+            // The clock costs a little, too.
+            Self::Moment => {
+                count > 0
+                    && count.is_multiple_of(LOT)
+                    && began.is_some_and(|began| time::now() - began >= MOMENT)
+            }
+            Self::All => false,
+        }
+    }
 }
 
 /// Why a connection ended.
@@ -243,13 +273,10 @@ impl<'a> Driver<'a> {
             Some(Wait::Asleep) => WORTH_ANOTHER_SEND,
             None => usize::MAX,
         };
-        if self.machine.event_count() >= worth {
-            // Whoever sent this waits, too: he wakes up while the rest is carried out.
-            self.carry_out(front, 1).await;
-            self.send()?;
-        }
+        // Whoever sent this waits, too: he works on the first answers while the rest is carried out.
+        let mut share = if self.machine.event_count() >= worth { Share::One } else { Share::All };
         loop {
-            self.carry_out(front, usize::MAX).await;
+            self.carry_out(front, share).await;
             let blocked = self.send()?;
             if self.machine.output().is_empty()
                 && let Some(reason) = self.machine.closing()
@@ -257,12 +284,15 @@ impl<'a> Driver<'a> {
                 return Ok(ControlFlow::Break(reason.clone()));
             }
             let waiting = self.machine.event_count() > 0 && !blocked;
-            if waiting || !drained {
+            if (waiting && share == Share::All) || !drained {
                 // A busy connection lets the others on its core have their turn.
                 tokio::task::yield_now().await;
             }
             if !waiting {
                 return Ok(ControlFlow::Continue(()));
+            }
+            if share == Share::One {
+                share = Share::Moment;
             }
         }
     }
@@ -297,13 +327,14 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// At most so many events.
-    async fn carry_out(&mut self, front: &'a Arc<Front>, mut most: usize) {
-        while most > 0
+    async fn carry_out(&mut self, front: &'a Arc<Front>, share: Share) {
+        let began = (share == Share::Moment).then(time::now);
+        let mut count = 0;
+        while !share.is_done(count, began)
             && self.machine.output().len() < self.output_limit
             && let Some(event) = self.machine.poll_event()
         {
-            most -= 1;
+            count += 1;
             match event {
                 Event::Command(command) => self.execute(command),
                 Event::Aborted(tasks) => {

@@ -11,7 +11,7 @@ use sarsen_proto::iscsi::target::{Adoption, Claim};
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use super::Driver;
+use super::{Driver, Share};
 use crate::fronts::iscsi::Front;
 use crate::fronts::iscsi::sessions::{Mailbox, Message};
 
@@ -36,7 +36,7 @@ impl<'a> Driver<'a> {
         loop {
             // Whoever asked for it may go on.
             self.parking.clear();
-            self.carry_out(front, usize::MAX).await;
+            self.carry_out(front, Share::All).await;
             self.machine.output().clear();
             if self.machine.closing().is_some() {
                 return true;
