@@ -11,7 +11,8 @@ use sarsen_proto::iscsi::target::{Adoption, Claim};
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use super::{Driver, Share};
+use super::Driver;
+use super::turn::Share;
 use crate::fronts::iscsi::Front;
 use crate::fronts::iscsi::sessions::{Mailbox, Message};
 

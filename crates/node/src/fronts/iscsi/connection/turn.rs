@@ -1,0 +1,182 @@
+//! A turn of a connection: what has come is received, carried out and answered.
+
+use std::cell::RefCell;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sarsen_io::net::PIECES_MAX;
+use sarsen_io::spin::{self, Wait};
+use sarsen_io::time;
+use sarsen_proto::iscsi::target::{CloseReason, Event};
+
+use super::{Driver, End};
+use crate::fronts::iscsi::Front;
+
+/// Bytes that one thread receives into; an idle connection holds none.
+const SCRATCH_LENGTH: usize = 64 * 1024;
+/// A turn receives at most this much before it answers.
+const TURN_RECEIVE_LIMIT: usize = 256 * 1024;
+/// A core that slept until so many commands came sends the first answer ahead of the others: a send
+/// costs as much as six commands or so. One that spun does it always, since it has the time.
+const WORTH_ANOTHER_SEND: usize = 16;
+/// Long against the two microseconds of a send, and so many commands between two looks at the clock.
+const MOMENT: Duration = Duration::from_micros(15);
+const LOT: usize = 4;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_LENGTH].into());
+}
+
+/// How much is carried out before what is ready is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Share {
+    /// What came first.
+    One,
+    /// What takes long against a send.
+    Moment,
+    /// All that came.
+    All,
+}
+
+impl Share {
+    /// Whether so many events, of those that began then, are enough.
+    fn is_done(self, count: usize, began: Option<Instant>) -> bool {
+        match self {
+            Self::One => count == 1,
+            // The clock costs a little, too.
+            Self::Moment => {
+                count > 0
+                    && count.is_multiple_of(LOT)
+                    && began.is_some_and(|began| time::now() - began >= MOMENT)
+            }
+            Self::All => false,
+        }
+    }
+}
+
+impl<'a> Driver<'a> {
+    /// Requests are taken only while what they lead to has room.
+    pub(super) fn is_receiving(&mut self) -> bool {
+        self.machine.event_count() == 0
+            && self.machine.output().len() < self.output_limit
+            && self.machine.closing().is_none()
+    }
+
+    /// Receives a share, carries out all that came and sends what is ready, or as much as the
+    /// socket takes. What is left shows as readiness, so letters and completions get in between.
+    pub(super) async fn turn(
+        &mut self,
+        front: &'a Arc<Front>,
+    ) -> Result<ControlFlow<CloseReason>, End> {
+        let drained = self.receive()?;
+        let worth = match spin::take_wait() {
+            Some(Wait::Awake) => 2,
+            Some(Wait::Asleep) => WORTH_ANOTHER_SEND,
+            None => usize::MAX,
+        };
+        // Whoever sent this waits, too: he works on the first answers while the rest is carried out.
+        let mut share = if self.machine.event_count() >= worth { Share::One } else { Share::All };
+        loop {
+            self.carry_out(front, share).await;
+            let blocked = self.send()?;
+            if self.machine.output().is_empty()
+                && let Some(reason) = self.machine.closing()
+            {
+                return Ok(ControlFlow::Break(reason.clone()));
+            }
+            let waiting = self.machine.event_count() > 0 && !blocked;
+            if (waiting && share == Share::All) || !drained {
+                // A busy connection lets the others on its core have their turn.
+                tokio::task::yield_now().await;
+            }
+            if !waiting {
+                return Ok(ControlFlow::Continue(()));
+            }
+            if share == Share::One {
+                share = Share::Moment;
+            }
+        }
+    }
+
+    /// Receives until the socket is empty or a turn's share is reached. Says whether it is empty.
+    fn receive(&mut self) -> Result<bool, End> {
+        if !self.is_receiving() {
+            return Ok(true);
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut received = 0;
+            while received < TURN_RECEIVE_LIMIT && self.machine.output().len() < self.output_limit {
+                let landing = self.machine.landing().unwrap_or_default();
+                let landing_length = landing.len();
+                let offered = landing_length + scratch.len();
+                let count = match self.stream.try_receive(landing, scratch) {
+                    Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                    Ok(count) => count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                    Err(error) => return Err(error.into()),
+                };
+                received += count;
+                let landed = count.min(landing_length);
+                self.machine.landed(landed);
+                let rest = &scratch[..count - landed];
+                self.machine.handle_input(rest, time::now(), &mut self.view)?;
+                if count < offered {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    pub(super) async fn carry_out(&mut self, front: &'a Arc<Front>, share: Share) {
+        let began = (share == Share::Moment).then(time::now);
+        let mut count = 0;
+        while !share.is_done(count, began)
+            && self.machine.output().len() < self.output_limit
+            && let Some(event) = self.machine.poll_event()
+        {
+            count += 1;
+            match event {
+                Event::Command(command) => self.execute(command),
+                Event::Aborted(tasks) => {
+                    let names: Vec<u64> = tasks.iter().map(|task| task.number()).collect();
+                    if let Some(nexus) = &mut self.view.nexus {
+                        nexus.abort(&names);
+                    }
+                }
+                Event::Management(management) => self.manage(front, management),
+                Event::Establish(admission) => self.establish(front, admission).await,
+                Event::TasksEnded(token) => {
+                    if let Some(index) = self.tokens.iter().position(|(held, _)| *held == token) {
+                        // The one who waited may be gone.
+                        let _ = self.tokens.swap_remove(index).1.send(());
+                    }
+                }
+                Event::Wake(member) => {
+                    if let Some(seat) = &self.seat {
+                        seat.wake(member);
+                    }
+                }
+                Event::Adopt(adoption) => self.claim(adoption),
+                Event::Logout(logout) => self.log_out(logout),
+            }
+        }
+    }
+
+    /// Sends what is ready. Says whether the socket takes no more.
+    pub(super) fn send(&mut self) -> Result<bool, End> {
+        while !self.machine.output().is_empty() {
+            let output = self.machine.output();
+            let mut pieces = Vec::with_capacity(16);
+            output.pieces(&mut pieces, PIECES_MAX);
+            match self.stream.try_send(&pieces) {
+                Ok(count) => output.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
+    }
+}
