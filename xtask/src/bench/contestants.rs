@@ -25,6 +25,8 @@ use super::{Options, files};
 pub(super) const SARSEN: &str = "sarsen";
 /// Ours where it never spins.
 pub(super) const SLEEPING: &str = "sarsen, sleeping";
+/// Ours with one thread, as the limit has.
+pub(super) const ONE_CORE: &str = "sarsen, sleeping, one core";
 pub(super) const TGT: &str = "tgt";
 pub(super) const ISTGT: &str = "istgt";
 pub(super) const LIMIT: &str = "limit";
@@ -143,8 +145,10 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
     match group {
         Group::Specs | Group::Small => {
             let mut field = beside_peers(program, options)?;
-            if options.takes(SLEEPING) {
-                field.add_sleeping(program)?;
+            for (name, cores) in [(SLEEPING, None), (ONE_CORE, Some("1"))] {
+                if options.takes(name) {
+                    field.add_sleeping(program, name, cores)?;
+                }
             }
             let limit = program::build_package("sarsen-limit")?;
             for (name, flag) in
@@ -197,11 +201,14 @@ fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
 }
 
 impl Field {
-    fn add_sleeping(&mut self, program: &Path) -> Result<()> {
+    fn add_sleeping(&mut self, program: &Path, name: &str, cores: Option<&str>) -> Result<()> {
         let mut arguments = sleeping(program)?;
+        if let Some(cores) = cores {
+            arguments.extend(["--cores".into(), cores.into()]);
+        }
         arguments.extend(["--volume".into(), format!("{VOLUME}=ram:{BYTE_COUNT}")]);
         let running = serve(program, &arguments)?;
-        let entrant = Entrant::of(SLEEPING, &running, VOLUME)?;
+        let entrant = Entrant::of(name, &running, VOLUME)?;
         self.entrants.push(Entrant { is_empty: true, ..entrant });
         self.running.push(running);
         Ok(())
