@@ -112,7 +112,7 @@ impl Portal {
     fn connect_at_level(&self, level: u8, isid: u8, tsih: u16, cid: u16) -> (Peer, LoginStatus) {
         let stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
-        let mut peer = Peer { stream, cmd_sn: 1, tsih };
+        let mut peer = Peer { stream, batch: None, cmd_sn: 1, tsih };
         let mut request = LoginRequest::from(RawHeader::with_opcode(Opcode::LoginRequest));
         request.opcode_byte |= IMMEDIATE;
         request.flags = 0x87;
@@ -159,6 +159,8 @@ impl Drop for Portal {
 
 struct Peer {
     stream: TcpStream,
+    /// Requests that are to go at once.
+    batch: Option<Vec<u8>>,
     cmd_sn: u32,
     tsih: u16,
 }
@@ -169,7 +171,18 @@ impl Peer {
         basic.data_segment_length = U24::new(data.len() as u32);
         let pad = &[0; 3][..padding(data.len())];
         let bytes = [&RawHeader::from(basic).0[..], data, pad].concat();
-        self.stream.write_all(&bytes).expect("it is taken");
+        match &mut self.batch {
+            Some(batch) => batch.extend(bytes),
+            None => self.stream.write_all(&bytes).expect("it is taken"),
+        }
+    }
+
+    /// Sends in one piece what `requests` does.
+    fn send_at_once(&mut self, requests: impl FnOnce(&mut Self)) {
+        self.batch = Some(Vec::new());
+        requests(self);
+        let batch = self.batch.take().unwrap_or_default();
+        self.stream.write_all(&batch).expect("it is taken");
     }
 
     fn command(&mut self, cdb: &[u8; 16], flags: u8, data: &[u8]) {
@@ -222,12 +235,18 @@ impl Peer {
         TaskManagementResponsePdu::view(&header).response()
     }
 
-    fn log_out(&mut self) {
+    fn ask_to_log_out(&mut self, reason: LogoutReason) {
         let mut request = LogoutRequest::from(RawHeader::with_opcode(Opcode::LogoutRequest));
         request.opcode_byte |= IMMEDIATE;
+        request.flags |= reason.0;
+        request.cid = 0.into();
         request.initiator_task_tag = 9.into();
         request.cmd_sn = self.cmd_sn.into();
         self.send(request, &[]);
+    }
+
+    fn log_out(&mut self) {
+        self.ask_to_log_out(LogoutReason::CloseSession);
         assert_eq!(self.receive().basic().opcode(), Opcode::LogoutResponse);
         // The seat is given up before the connection is closed.
         let mut rest = Vec::new();
@@ -294,6 +313,31 @@ fn rfc7143_4_2_3_3_a_reset_waits_for_the_writes_of_the_sessions_other_connection
     second.reset_unit();
     assert_eq!(second.receive().basic().opcode(), Opcode::TaskManagementResponse);
     assert!(portal.write_has_ended(), "a task that was reset still wrote");
+}
+
+#[test]
+fn a_reset_is_carried_out_though_a_logout_came_with_it_and_much_before() {
+    let portal = Portal::open();
+    let (mut other, _) = portal.login(1);
+    // The unit attention of a new session.
+    other.command(&[0; 16], 0, &[]);
+    other.receive();
+    let (mut peer, _) = portal.login(2);
+    peer.send_at_once(|peer| {
+        // Enough for a core that slept to answer the first ahead.
+        for _ in 0..16 {
+            peer.manage(TaskManagementFunction::ClearAca, 0);
+        }
+        peer.reset_unit();
+        peer.ask_to_log_out(LogoutReason::CloseConnection);
+    });
+    let mut rest = Vec::new();
+    peer.stream.read_to_end(&mut rest).expect("it is closed");
+    let is_told = (0..100).any(|_| {
+        other.command(&[0; 16], 0, &[]);
+        ScsiResponse::view(&other.receive()).status == 0x02
+    });
+    assert!(is_told, "a unit attention: the unit was reset");
 }
 
 #[test]

@@ -81,12 +81,14 @@ impl<'a> Driver<'a> {
         loop {
             self.carry_out(front, share).await;
             let blocked = self.send()?;
-            if self.machine.output().is_empty()
+            let waiting = self.machine.event_count() > 0 && !blocked;
+            // What came before a logout is carried out, though the answers have gone.
+            if !waiting
+                && self.machine.output().is_empty()
                 && let Some(reason) = self.machine.closing()
             {
                 return Ok(ControlFlow::Break(reason.clone()));
             }
-            let waiting = self.machine.event_count() > 0 && !blocked;
             if (waiting && share == Share::All) || !drained {
                 // A busy connection lets the others on its core have their turn.
                 tokio::task::yield_now().await;
