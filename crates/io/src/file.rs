@@ -4,7 +4,7 @@
 //! An operation starts when its function is called, not when its answer is first polled. Buffers
 //! belong to the operation while the kernel may use them, so an answer can be dropped at any
 //! time. Interrupted and short transfers are continued here. On a thread that is no core the call
-//! itself blocks and the answer is ready.
+//! itself blocks and the answer is ready; so it is for reads and writes of a file on tmpfs.
 
 mod extents;
 #[cfg(test)]
