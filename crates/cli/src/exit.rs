@@ -29,6 +29,23 @@ const DEGRADED: u8 = 5;
 /// The other side does not answer.
 const UNREACHABLE: u8 = 6;
 
+/// What each code tells a script, for people.
+pub(crate) const CODES: &[(u8, &str)] = &[
+    (0, "done"),
+    (FAILED, "failed"),
+    (USAGE, "the arguments or the configuration are wrong"),
+    (NOT_FOUND, "something that was named does not exist"),
+    (CONFLICT, "something is in use, or was changed by somebody else meanwhile"),
+    (DEGRADED, "done in part"),
+    (UNREACHABLE, "the server cannot be reached"),
+];
+
+/// The end of `sarsen --help`.
+pub(crate) fn help() -> String {
+    let lines = CODES.iter().map(|(code, meaning)| format!("\n  {code}  {meaning}"));
+    format!("Exit codes:{}", lines.collect::<String>())
+}
+
 /// Arguments that clap does not see through.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -218,5 +235,57 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
             (CONFLICT, Some("another initiator has reserved the disk"))
         }
         _ => (FAILED, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::path::PathBuf;
+
+    use sarsen_node::ConfigError;
+    use sarsen_node::control::schema::Failure;
+
+    use super::*;
+
+    fn code_of(error: impl Into<anyhow::Error>) -> u8 {
+        // Words on top hide nothing.
+        classify(&error.into().context("while it was done")).0
+    }
+
+    fn refused(code: ErrorCode) -> ClientError {
+        ClientError::Refused(Failure { code, message: "no".into(), field: None })
+    }
+
+    fn unreachable(kind: ErrorKind) -> ClientError {
+        ClientError::Unreachable { path: PathBuf::from("/x"), source: io::Error::from(kind) }
+    }
+
+    #[test]
+    fn the_codes_are_those_that_scripts_rely_on() {
+        let config = ConfigError { place: "f:1".into(), message: "x".into() };
+        assert_eq!(code_of(anyhow::anyhow!("anything")), 1);
+        assert_eq!(code_of(unreachable(ErrorKind::PermissionDenied)), 1);
+        assert_eq!(code_of(refused(ErrorCode::Internal)), 1);
+        assert_eq!(code_of(UsageError("x".into())), 2);
+        assert_eq!(code_of(StartError::from(config)), 2);
+        assert_eq!(code_of(refused(ErrorCode::Invalid)), 2);
+        assert_eq!(code_of(refused(ErrorCode::NotFound)), 3);
+        assert_eq!(code_of(refused(ErrorCode::Conflict)), 4);
+        let in_use = StartError::Listen {
+            address: ([127, 0, 0, 1], 3260).into(),
+            source: ErrorKind::AddrInUse.into(),
+        };
+        assert_eq!(code_of(in_use), 4);
+        assert_eq!(code_of(DegradedError("x".into())), 5);
+        assert_eq!(code_of(unreachable(ErrorKind::NotFound)), 6);
+        assert_eq!(code_of(unreachable(ErrorKind::ConnectionRefused)), 6);
+    }
+
+    #[test]
+    fn the_help_names_every_code_once() {
+        let help = help();
+        let codes = help.lines().skip(1).map(|line| line.trim().chars().next());
+        assert_eq!(codes.collect::<Option<String>>().as_deref(), Some("0123456"), "{help}");
     }
 }

@@ -1,11 +1,13 @@
 //! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
 
+mod completions;
 mod control;
 mod demo;
 mod discover;
 mod disk;
 mod exit;
 mod lab;
+mod man;
 mod metrics;
 mod serve;
 mod session;
@@ -13,12 +15,12 @@ mod target;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 /// A SAN in one program: serves disks over iSCSI, attaches to them, and measures them.
 #[derive(Parser)]
-#[command(name = "sarsen", version, max_term_width = 100)]
+#[command(name = "sarsen", version, max_term_width = 100, after_help = exit::help())]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
@@ -46,6 +48,11 @@ enum Verb {
     /// Measure any iSCSI target.
     #[command(subcommand)]
     Lab(lab::Verb),
+    /// Print what a shell needs to complete `sarsen`'s verbs and flags.
+    Completions(completions::Arguments),
+    /// Write a manual page for each verb.
+    #[command(hide = true)]
+    Man(man::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +69,8 @@ fn main() -> ExitCode {
         Verb::Discover(arguments) => discover::run(arguments),
         Verb::Disk(verb) => disk::run(verb),
         Verb::Lab(verb) => lab::run(verb),
+        Verb::Completions(arguments) => completions::run(&arguments, Arguments::command()),
+        Verb::Man(arguments) => man::run(&arguments, Arguments::command()),
     };
     exit::code(outcome)
 }

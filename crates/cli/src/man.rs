@@ -1,0 +1,140 @@
+//! `sarsen man`: a manual page for each verb, made of what `--help` says.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Command;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+use crate::exit;
+
+/// Flags of `sarsen man`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The folder that gets the pages; it is made if it is absent.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+pub(crate) fn run(arguments: &Arguments, command: Command) -> anyhow::Result<()> {
+    let out = &arguments.out;
+    fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
+    for (name, page) in pages(command)? {
+        write(&out.join(name), &page)?;
+    }
+    Ok(())
+}
+
+fn write(path: &Path, page: &[u8]) -> anyhow::Result<()> {
+    fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The pages by their names as files.
+fn pages(command: Command) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    // `sarsen help VERB` shows the same as the page of the verb.
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    let mut pages = Vec::new();
+    add(&command, None, &mut pages)?;
+    Ok(pages)
+}
+
+fn add(
+    command: &Command,
+    parent: Option<&str>,
+    pages: &mut Vec<(String, Vec<u8>)>,
+) -> anyhow::Result<()> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    pages.push((format!("{name}.1"), page(command, parent)?));
+    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()) {
+        add(verb, Some(name), pages)?;
+    }
+    Ok(())
+}
+
+fn page(command: &Command, parent: Option<&str>) -> anyhow::Result<Vec<u8>> {
+    let man = Man::new(command.clone())
+        .source(format!("sarsen {}", env!("CARGO_PKG_VERSION")))
+        .manual("User Commands");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    if command.get_arguments().any(|argument| !argument.is_hide_set()) {
+        man.render_options_section(&mut page)?;
+    }
+    if command.get_subcommands().any(|verb| !verb.is_hide_set()) {
+        man.render_subcommands_section(&mut page)?;
+    }
+    endings(parent).to_writer(&mut page)?;
+    Ok(page)
+}
+
+/// What every page ends with.
+fn endings(parent: Option<&str>) -> Roff {
+    let mut roff = Roff::new();
+    roff.control("SH", ["EXIT STATUS"]);
+    for (code, meaning) in exit::CODES {
+        roff.control("TP", []).text([bold(code.to_string())]).text([roman(*meaning)]);
+    }
+    if let Some(parent) = parent {
+        roff.control("SH", ["SEE ALSO"]).text([bold(parent), roman("(1)")]);
+    }
+    roff
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::process::{Command as Process, Stdio};
+
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn every_verb_has_a_page_with_the_exit_codes() {
+        let pages = pages(crate::Arguments::command()).expect("pages");
+        let names: BTreeSet<_> = pages.iter().map(|(name, _)| name.as_str()).collect();
+        for name in ["sarsen.1", "sarsen-serve.1", "sarsen-target-drain.1", "sarsen-disk-read.1"] {
+            assert!(names.contains(name), "{name} is not among {names:?}");
+        }
+        assert!(!names.iter().any(|name| name.contains("help")), "{names:?}");
+        assert!(!names.contains("sarsen-man.1"), "what is hidden has no page");
+        for (name, page) in &pages {
+            let text = String::from_utf8_lossy(page);
+            assert!(text.contains("EXIT STATUS"), "{name}");
+            assert!(text.contains("the server cannot be reached"), "{name}");
+            assert!(name == "sarsen.1" || text.contains("SEE ALSO"), "{name}");
+        }
+    }
+
+    /// What groff complains about in a page. None if it is not installed.
+    fn complaints(page: &Path) -> Option<String> {
+        let mut groff = Process::new("groff");
+        groff.args(["-ww", "-man", "-Tutf8", "-z"]).arg(page).stdin(Stdio::null());
+        let output = groff.output().ok()?;
+        Some(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    #[test]
+    fn groff_reads_every_page_without_a_warning() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("made/man1");
+        run(&Arguments { out: out.clone() }, crate::Arguments::command()).expect("pages");
+        let mut seen = 0;
+        for entry in fs::read_dir(&out).expect("the folder") {
+            let path = entry.expect("an entry").path();
+            let Some(complaints) = complaints(&path) else { return };
+            assert_eq!(complaints, "", "{}", path.display());
+            seen += 1;
+        }
+        assert!(seen > 10, "{seen} pages");
+        let bad = folder.path().join("bad.1");
+        write(&bad, b".TH A 1\n.nonsense\n").expect("written");
+        assert!(!complaints(&bad).unwrap_or_default().is_empty(), "the check can fail");
+    }
+}
