@@ -1,5 +1,7 @@
 //! Who a logical unit is: the names that initiators remember it by.
 
+use std::fmt;
+
 /// The names of a logical unit. They must not change while the volume lives: initiators, their
 /// multipath maps and their file systems know it by them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,8 +14,8 @@ pub struct Identity {
     pub revision: String,
     /// PRODUCT SERIAL NUMBER, printable ASCII.
     pub serial: String,
-    /// NAA 3 (locally assigned) identifier.
-    pub naa: u64,
+    /// NAA identifier: locally assigned (3h) unless it came with the volume from elsewhere.
+    pub naa: Naa,
     /// The volume's name in the configuration; it is not sent.
     pub volume: String,
 }
@@ -32,9 +34,49 @@ impl Identity {
             product: "VOLUME".into(),
             revision: "0001".into(),
             serial: format!("{hash:016x}"),
-            naa: NAA_LOCALLY_ASSIGNED | (hash >> 4),
+            naa: Naa::Eight((NAA_LOCALLY_ASSIGNED | (hash >> 4)).to_be_bytes()),
             volume: volume.into(),
         }
+    }
+}
+
+/// An NAA identifier (SPC-4 7.8.6.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Naa {
+    /// IEEE Extended (2h), locally assigned (3h) or IEEE Registered (5h).
+    Eight([u8; 8]),
+    /// IEEE Registered Extended (6h).
+    Sixteen([u8; 16]),
+}
+
+impl Naa {
+    /// As the designator has it.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Eight(bytes) => bytes,
+            Self::Sixteen(bytes) => bytes,
+        }
+    }
+
+    /// From its hexadecimal digits: 32 of them where the first is 6, else 16.
+    pub fn parse(text: &str) -> Option<Self> {
+        if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        match (text.len(), text.as_bytes().first()?) {
+            (32, b'6') => Some(Self::Sixteen(u128::from_str_radix(text, 16).ok()?.to_be_bytes())),
+            (16, b'2' | b'3' | b'5') => {
+                Some(Self::Eight(u64::from_str_radix(text, 16).ok()?.to_be_bytes()))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// In upper-case hexadecimal, as SCSI name strings have it.
+impl fmt::Display for Naa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02X}"))
     }
 }
 
@@ -60,7 +102,18 @@ mod tests {
     fn an_identity_never_changes() {
         let identity = Identity::new("data", "iqn.2026-01.example:sarsen");
         assert_eq!(identity.serial, "68f0c0c3b969125c");
-        assert_eq!(identity.naa >> 60, 3);
+        assert_eq!(identity.naa.as_bytes()[0] >> 4, 3);
+    }
+
+    #[test]
+    fn spc4_7_8_6_6_an_naa_identifier_is_as_long_as_its_kind_says() {
+        for text in ["3123456789ABCDEF", "5000000000000001", "6001405A0000000000000000000000FF"] {
+            assert_eq!(Naa::parse(text).expect(text).to_string(), text);
+        }
+        for text in ["", "3", "6001405a00000000", "3001405a0000000000000000000000ff", "3x23456789abcdef"]
+        {
+            assert_eq!(Naa::parse(text), None, "{text}");
+        }
     }
 
     #[test]

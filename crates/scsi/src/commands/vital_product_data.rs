@@ -236,9 +236,9 @@ fn device_identification(task: &Task<'_>) -> Vec<u8> {
 /// What names the unit whichever way leads to it: CODE SET, DESIGNATOR TYPE and DESIGNATOR of each.
 pub(crate) fn unit_designators(identity: &Identity) -> [(u8, u8, Vec<u8>); 3] {
     let vendor_id = [&padded::<8>(&identity.vendor)[..], identity.serial.as_bytes()].concat();
-    let name = name_string(&format!("naa.{:016X}", identity.naa));
+    let name = name_string(&format!("naa.{}", identity.naa));
     [
-        (BINARY, OF_LOGICAL_UNIT | NAA, identity.naa.to_be_bytes().to_vec()),
+        (BINARY, OF_LOGICAL_UNIT | NAA, identity.naa.as_bytes().to_vec()),
         (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, vendor_id),
         (UTF_8, OF_LOGICAL_UNIT | SCSI_NAME_STRING, name),
     ]

@@ -274,7 +274,8 @@ fn bytes(array: &Array, recipe: &Recipe) -> RodToken {
 /// The unit as a CSCD descriptor would name it.
 fn creator(unit: &LogicalUnit) -> IdentificationCscd {
     let mut designator = [0; 20];
-    designator[..8].copy_from_slice(&unit.identity().naa.to_be_bytes());
+    let naa = unit.identity().naa;
+    designator[..naa.as_bytes().len()].copy_from_slice(naa.as_bytes());
     let [_, block_length @ ..] = (unit.geometry().block_size.bytes() as u32).to_be_bytes();
     IdentificationCscd {
         descriptor_type: wire::CSCD_IDENTIFICATION,
@@ -283,7 +284,7 @@ fn creator(unit: &LogicalUnit) -> IdentificationCscd {
         code_set: 1,
         designator_type: 3,
         reserved: 0,
-        designator_length: 8,
+        designator_length: naa.as_bytes().len() as u8,
         designator,
         flags: 0,
         block_length,

@@ -34,7 +34,7 @@ fn block_length(unit: &LogicalUnit) -> usize {
 
 pub(super) fn cscd(unit: &LogicalUnit) -> Vec<u8> {
     let mut bytes = vec![0xe4, 0, 0, 0, 1, 3, 0, 8];
-    bytes.extend(unit.identity().naa.to_be_bytes());
+    bytes.extend(unit.identity().naa.as_bytes());
     bytes.resize(28, 0);
     bytes.extend((block_length(unit) as u32).to_be_bytes());
     bytes
@@ -137,7 +137,7 @@ fn spc4_6_4_5_6_a_unit_is_named_as_its_identification_page_names_it() {
     let naa = fixture.unit.identity().naa;
     let mut name = cscd(&fixture.unit);
     name[4..8].copy_from_slice(&[3, 8, 0, 20]);
-    name[8..28].copy_from_slice(format!("naa.{naa:016x}").as_bytes());
+    name[8..28].copy_from_slice(format!("naa.{naa}").as_bytes());
     let itself = |cscd: &[u8], to: u64| list(0, 3, &[cscd.to_vec()], &[segment(0, 0, 1, 0, to)]);
     assert_eq!(copy(&mut fixture.nexus, &itself(&name, 1)).status, Status::Good);
     assert_eq!(fixture.read(1, 1), [7; 512]);

@@ -120,7 +120,7 @@ fn sbc3_5_9_and_5_43_ranges_go_into_a_token_and_out_of_it_into_others() {
     // SPC-4 5.17.6.4: change vulnerable, 504 bytes, the creator, bytes represented, block length.
     assert_eq!(token[..8], [0x00, 0x80, 0x00, 0x01, 0, 0, 0x01, 0xf8]);
     assert_eq!(token[16..24], [0xe4, 0, 0, 0, 1, 3, 0, 8]);
-    assert_eq!(token[24..32], fixture.unit.identity().naa.to_be_bytes());
+    assert_eq!(token[24..32], *fixture.unit.identity().naa.as_bytes());
     assert_eq!(token[48..64], (7u128 * 512).to_be_bytes());
     assert_eq!(token[96..100], 512u32.to_be_bytes());
     let list = write_list(0, 1, &token, &[(20, 2), (30, 4)]);
