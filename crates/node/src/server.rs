@@ -438,16 +438,22 @@ fn machine_identity() -> String {
 
 /// A volume's identity: from its serial if it has one, else from this machine and its names.
 fn identity(volume: &VolumeConfig, target: &TargetConfig, machine: &str) -> Identity {
-    let identity = match &volume.serial {
-        Some(serial) => Identity {
-            serial: serial.clone(),
-            ..Identity::new(&volume.name, &format!("serial:{serial}"))
-        },
+    let given = volume.identity.clone();
+    let derived = match &given.serial {
+        Some(serial) => Identity::new(&volume.name, &format!("serial:{serial}")),
         None => Identity::new(&volume.name, &format!("{machine}/{}", target.name)),
     };
-    match device_type(volume) {
-        DeviceType::Disk => identity,
-        DeviceType::Cd => Identity { product: "DVD-ROM".into(), ..identity },
+    let product = match device_type(volume) {
+        DeviceType::Disk => derived.product,
+        DeviceType::Cd => "DVD-ROM".into(),
+    };
+    Identity {
+        vendor: given.vendor.unwrap_or(derived.vendor),
+        product: given.product.unwrap_or(product),
+        revision: given.revision.unwrap_or(derived.revision),
+        serial: given.serial.unwrap_or(derived.serial),
+        naa: given.naa.unwrap_or(derived.naa),
+        volume: derived.volume,
     }
 }
 

@@ -110,7 +110,8 @@ mod tests {
         for text in ["3123456789ABCDEF", "5000000000000001", "6001405A0000000000000000000000FF"] {
             assert_eq!(Naa::parse(text).expect(text).to_string(), text);
         }
-        for text in ["", "3", "6001405a00000000", "3001405a0000000000000000000000ff", "3x23456789abcdef"]
+        for text in
+            ["", "3", "6001405a00000000", "3001405a0000000000000000000000ff", "3x23456789abcdef"]
         {
             assert_eq!(Naa::parse(text), None, "{text}");
         }

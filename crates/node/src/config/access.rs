@@ -40,7 +40,8 @@ use super::{Config, ConfigError, StoreConfig, TargetConfig, is_iqn_tail, nearest
 /// Keys of a target that this file takes.
 pub(super) const TARGET_KEYS: [&str; 4] = ["chap", "own-account", "algorithms", "allow"];
 const DISCOVERY_KEYS: [&str; 3] = ["chap", "own-account", "algorithms"];
-const RULE_KEYS: &[&str] = &["initiator", "address", "account", "certificate", "luns", "read-only"];
+const RULE_KEYS: &[&str] =
+    &["host", "initiator", "address", "account", "certificate", "luns", "read-only"];
 const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("sha3-256", Algorithm::Sha3),
     ("sha-256", Algorithm::Sha256),
@@ -75,6 +76,8 @@ pub struct AccessConfig {
 /// Lets in whom all of its conditions fit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleConfig {
+    /// The host that is let in, in place of the conditions below; [`Config::finish`] puts its own there.
+    pub host: Option<Placed<String>>,
     /// The initiator's name.
     pub initiator: Option<NamePattern>,
     /// Where it comes from.
@@ -130,7 +133,7 @@ impl fmt::Display for NamePattern {
 }
 
 /// `iqn.2026-11.example:host`, or the beginning of such a name and `*`.
-fn parse_pattern(text: &str) -> Result<NamePattern, String> {
+pub(super) fn parse_pattern(text: &str) -> Result<NamePattern, String> {
     let allowed = |name: &str| {
         name.len() <= sarsen_wire::iscsi::MAX_NAME_LENGTH
             && name
@@ -423,6 +426,7 @@ fn parse_rule(
         let place = source.place(value.span().start);
         let wrong = |message| ConfigError::new(&place, message);
         match name {
+            "host" => rule.host = Some(Placed { value: source.scalar(value, name)?, place }),
             "initiator" => {
                 let pattern = parse_pattern(&source.scalar(value, name)?).map_err(wrong)?;
                 rule.initiator = Some(pattern);
@@ -450,7 +454,18 @@ fn parse_rule(
             _ => return Err(unknown_key(&source.place(key.span().start), name, RULE_KEYS)),
         }
     }
-    Ok(rule)
+    let given = [
+        ("initiator", rule.initiator.is_some()),
+        ("address", rule.address.is_some()),
+        ("account", rule.account.is_some()),
+        ("certificate", rule.certificate.is_some()),
+    ];
+    match (&rule.host, given.iter().find(|(_, is_given)| *is_given)) {
+        (Some(Placed { place, .. }), Some((key, _))) => {
+            Err(ConfigError::new(place, format!("host: the host says who it is: remove {key}")))
+        }
+        _ => Ok(rule),
+    }
 }
 
 /// `[0, 2]` or `{ 0 = "a", 5 = "b" }`.

@@ -36,6 +36,8 @@ pub enum SecretSource {
     File(PathBuf),
     /// In an environment variable of this name.
     Environment(String),
+    /// With the state that the server keeps.
+    Kept(Secret),
 }
 
 impl AccountConfig {
@@ -54,6 +56,7 @@ impl AccountConfig {
                 })?;
                 (text, name.clone())
             }
+            SecretSource::Kept(Secret(text)) => (text.clone(), "the server's state".to_owned()),
         };
         let secret = secret.strip_suffix('\n').unwrap_or(&secret);
         let secret = secret.strip_suffix('\r').unwrap_or(secret);

@@ -63,6 +63,8 @@ use toml::de::{DeTable, DeValue};
 use super::access::{self, AccessConfig, parse_discovery};
 use super::account::account_from_settings;
 use super::fault::parse_fault;
+use super::host::parse_host_table;
+use super::identity::IdentityConfig;
 use super::isns::parse_isns_table;
 use super::limits::{Limits, parse_time};
 use super::portal::{parse_group, parse_portal, parse_portal_table};
@@ -80,6 +82,7 @@ const TOP_KEYS: &[&str] = &[
     "target",
     "control",
     "account",
+    "host",
     "discovery",
     "isns",
     "limits",
@@ -94,6 +97,10 @@ const VOLUME_KEYS: &[&str] = &[
     "read-only",
     "removable",
     "serial",
+    "naa",
+    "vendor",
+    "product",
+    "revision",
     "protection",
     "encrypted",
     "state",
@@ -188,6 +195,11 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                     config.accounts.push(account_from_settings(settings, &place)?);
                 }
             }
+            "host" => {
+                for table in source.array(value, name)? {
+                    config.hosts.push(parse_host_table(&source, table)?);
+                }
+            }
             "discovery" => config.discovery = parse_discovery(&source, value)?,
             "target" => {
                 for table in source.array(value, name)? {
@@ -245,7 +257,7 @@ pub(super) fn volume_from_settings(
 ) -> Result<VolumeConfig, ConfigError> {
     let (mut name, mut store, mut path, mut size, mut cache) = (None, None, None, None, None);
     let (mut block_size, mut read_only, mut removable) = (None, None, None);
-    let mut serial = None;
+    let mut identity = IdentityConfig::default();
     let mut protection = None;
     let mut encrypted = None;
     let mut state = None;
@@ -278,16 +290,8 @@ pub(super) fn volume_from_settings(
             }
             "read-only" => read_only = Some(parse_truth(&key, &value).map_err(wrong)?),
             "removable" => removable = Some(parse_truth(&key, &value).map_err(wrong)?),
-            "serial" => {
-                // SPC-4 7.8.18: ASCII; multipath and udev want it without spaces.
-                let valid = (1..=36).contains(&value.len())
-                    && value.bytes().all(|byte| byte.is_ascii_graphic());
-                if !valid {
-                    return Err(wrong(format!(
-                        "serial = {value:?}: 1 to 36 visible ASCII characters"
-                    )));
-                }
-                serial = Some(value);
+            "serial" | "naa" | "vendor" | "product" | "revision" => {
+                identity.take(&key, value).map_err(wrong)?;
             }
             "protection" => {
                 protection = Some(choose("protection", &value, &PROTECTION_TYPES).map_err(wrong)?);
@@ -317,7 +321,11 @@ pub(super) fn volume_from_settings(
             ("encrypted", encrypted.is_some()),
             ("read-only", read_only == Some(false) || is_device && read_only.is_some()),
             ("removable", removable == Some(false) || is_device && removable.is_some()),
-            ("serial", is_device && serial.is_some()),
+            ("serial", is_device && identity.serial.is_some()),
+            ("naa", is_device && identity.naa.is_some()),
+            ("vendor", is_device && identity.vendor.is_some()),
+            ("product", is_device && identity.product.is_some()),
+            ("revision", is_device && identity.revision.is_some()),
             ("delay", is_device && delay.is_some()),
             ("fault", is_device && !faults.is_empty()),
         ];
@@ -343,7 +351,7 @@ pub(super) fn volume_from_settings(
             block_size,
             read_only,
             removable,
-            serial,
+            identity,
             protection,
             delay,
             encrypted: false,
@@ -409,7 +417,7 @@ pub(super) fn volume_from_settings(
         block_size,
         read_only,
         removable,
-        serial,
+        identity,
         protection,
         delay,
         encrypted,

@@ -6,6 +6,8 @@ mod account;
 mod certificate;
 mod fault;
 mod file;
+mod host;
+mod identity;
 mod isns;
 mod limits;
 mod network;
@@ -34,6 +36,8 @@ pub use self::certificate::CertificatePattern;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
 pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};
+pub use self::host::HostConfig;
+pub use self::identity::IdentityConfig;
 pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::limits::Limits;
 pub use self::network::{Network, parse_network};
@@ -68,6 +72,8 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// The accounts that there are, by unique names.
     pub accounts: Vec<AccountConfig>,
+    /// The hosts that rules may speak of, by unique names.
+    pub hosts: Vec<HostConfig>,
     /// Who may look for targets; it has no rules.
     pub discovery: AccessConfig,
     /// Accounts that may log in everywhere, beside those that each target and discovery list.
@@ -91,9 +97,9 @@ pub struct VolumeConfig {
     pub read_only: bool,
     /// Its medium can be ejected and loaded; that of an ISO image always can.
     pub removable: bool,
-    /// Its serial number, by which initiators know it wherever it is served; derived from this
-    /// machine and the volume's names unless given.
-    pub serial: Option<String>,
+    /// By which initiators know it wherever it is served; derived from this machine and the volume's
+    /// names where it says nothing.
+    pub identity: IdentityConfig,
     /// The type of protection information that its blocks have, if any.
     pub protection: Option<ProtectionType>,
     /// How much later each of its requests is answered, on purpose.
@@ -198,6 +204,7 @@ impl Default for Config {
             targets: Vec::new(),
             control: None,
             accounts: Vec::new(),
+            hosts: Vec::new(),
             discovery: AccessConfig::default(),
             chap: Vec::new(),
             isns: None,
@@ -292,6 +299,7 @@ impl Config {
             let luns = vec![volume.name.clone()];
             self.targets.push(TargetConfig { name, luns, ..TargetConfig::default() });
         }
+        self.expand_hosts()?;
         let everywhere = std::mem::take(&mut self.chap);
         let logins = self.targets.iter_mut().map(|target| &mut target.login);
         for login in logins.chain([&mut self.discovery]) {
@@ -376,7 +384,7 @@ mod tests {
             block_size: BlockSize::B512,
             read_only: false,
             removable: false,
-            serial: None,
+            identity: IdentityConfig::default(),
             protection: None,
             delay: None,
             encrypted: false,

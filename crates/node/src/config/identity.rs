@@ -1,0 +1,103 @@
+//! Who a volume is to initiators: what multipath maps, udev's links and VMFS hang on. A volume that comes from
+//! another server brings these along.
+//!
+//! ```toml
+//! [[volume]]
+//! name = "data"
+//! store = "file"
+//! path = "/srv/data.img"
+//! serial = "beaf11"
+//! naa = "6001405a1b2c3d4e5f60718293a4b5c6"
+//! vendor = "IET"
+//! product = "VIRTUAL-DISK"
+//! revision = "0001"
+//! ```
+
+use sarsen_scsi::Naa;
+
+/// What is said of a volume's identity; the rest is derived.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IdentityConfig {
+    /// PRODUCT SERIAL NUMBER: the identity of a volume without `naa` is derived from it.
+    pub serial: Option<String>,
+    /// NAA identifier.
+    pub naa: Option<Naa>,
+    /// T10 VENDOR IDENTIFICATION.
+    pub vendor: Option<String>,
+    /// PRODUCT IDENTIFICATION.
+    pub product: Option<String>,
+    /// PRODUCT REVISION LEVEL.
+    pub revision: Option<String>,
+}
+
+impl IdentityConfig {
+    /// Takes the value of one of its keys.
+    pub(super) fn take(&mut self, key: &str, value: String) -> Result<(), String> {
+        let (field, longest) = match key {
+            "naa" => {
+                let naa = Naa::parse(&value).ok_or_else(|| {
+                    format!(
+                        "naa = {value:?}: 16 hexadecimal digits that begin with 2, 3 or 5, or 32 that \
+                         begin with 6"
+                    )
+                })?;
+                self.naa = Some(naa);
+                return Ok(());
+            }
+            "serial" => {
+                // SPC-4 7.8.18: ASCII; multipath and udev want it without spaces.
+                let valid = (1..=36).contains(&value.len())
+                    && value.bytes().all(|byte| byte.is_ascii_graphic());
+                if !valid {
+                    return Err(format!("serial = {value:?}: 1 to 36 visible ASCII characters"));
+                }
+                self.serial = Some(value);
+                return Ok(());
+            }
+            "vendor" => (&mut self.vendor, 8),
+            "product" => (&mut self.product, 16),
+            _ => (&mut self.revision, 4),
+        };
+        // SPC-4 6.6.2: left-aligned ASCII, filled with spaces.
+        let is_printable = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+        let valid = (1..=longest).contains(&value.len())
+            && value.bytes().all(is_printable)
+            && value.trim() == value;
+        if !valid {
+            return Err(format!("{key} = {value:?}: 1 to {longest} printable ASCII characters"));
+        }
+        *field = Some(value);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spc4_6_6_2_what_fits_its_field_is_taken() {
+        let mut identity = IdentityConfig::default();
+        for (key, value) in [
+            ("serial", "beaf11"),
+            ("naa", "3000000000000001"),
+            ("vendor", "LIO-ORG"),
+            ("product", "disk 1"),
+            ("revision", "4.0"),
+        ] {
+            identity.take(key, value.to_owned()).expect(key);
+        }
+        assert_eq!(identity.product.as_deref(), Some("disk 1"));
+        for (key, value) in [
+            ("serial", "a b"),
+            ("naa", "1000000000000001"),
+            ("vendor", "nine char"),
+            ("product", ""),
+            ("revision", " 4"),
+            ("revision", "é"),
+        ] {
+            let message = identity.take(key, value.to_owned()).expect_err(value);
+            assert!(message.starts_with(&format!("{key} = {value:?}: ")), "{message}");
+        }
+    }
+}
