@@ -71,7 +71,7 @@ fn finish(config: Config) {
     for target in &config.targets {
         assert!(target_names.insert(&target.name), "two targets of one name");
         assert!(target.name.len() <= 223 && target.name.is_ascii(), "{:?}", target.name);
-        for lun in &target.luns {
+        for lun in target.luns.values() {
             assert!(names.contains(lun) && exported.insert(lun), "{lun:?}");
         }
     }

@@ -202,11 +202,11 @@ impl Server {
         let mut exports = Vec::new();
         for target in &config.targets {
             let mut luns = BTreeMap::new();
-            for (number, name) in target.luns.iter().enumerate() {
+            for (&number, name) in &target.luns {
                 let Some((volume, store)) = stores.get(name.as_str()) else {
                     unreachable!("a finished configuration lists volumes that exist")
                 };
-                let lun = Lun(number as u16);
+                let lun = Lun(number);
                 let identity = identity(volume, target, &machine);
                 let unit = logical_unit(volume, identity, store.clone())
                     .map_err(|source| StartError::Store { volume: name.clone(), source })?;
@@ -482,7 +482,7 @@ mod tests {
     fn spc4_5_15_portal_groups_are_ports_whose_access_can_be_set() {
         let target = TargetConfig {
             name: "iqn.2026-11.test:t".into(),
-            luns: vec!["a".into()],
+            luns: BTreeMap::from([(0, "a".into())]),
             access: BTreeMap::from([(9, AccessState::Standby)]),
             ..TargetConfig::default()
         };

@@ -24,7 +24,7 @@
 //! read-only = true
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
 use sarsen_proto::iscsi::chap::Algorithm;
@@ -35,21 +35,21 @@ use toml::de::DeValue;
 use super::certificate::{self, CertificatePattern, parse_certificate};
 use super::file::{Source, choose, parse_truth, unknown_key};
 use super::network::{Network, parse_network};
-use super::{Config, ConfigError, StoreConfig, TargetConfig, is_iqn_tail, nearest};
+use super::{Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, is_iqn_tail, nearest};
 
 /// Keys of a target that this file takes.
 pub(super) const TARGET_KEYS: [&str; 4] = ["chap", "own-account", "algorithms", "allow"];
 const DISCOVERY_KEYS: [&str; 3] = ["chap", "own-account", "algorithms"];
 const RULE_KEYS: &[&str] =
     &["host", "initiator", "address", "account", "certificate", "luns", "read-only"];
+/// Numbers that a message lists at most.
+const LISTED: usize = 8;
 const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("sha3-256", Algorithm::Sha3),
     ("sha-256", Algorithm::Sha256),
     ("sha1", Algorithm::Sha1),
     ("md5", Algorithm::Md5),
 ];
-/// SAM-5 4.7.7.1: flat space addressing.
-const LARGEST_LUN: u16 = 0x3fff;
 
 /// Something with the place where it was written, for what is found wrong with it later.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -200,31 +200,29 @@ impl AccessConfig {
         !self.chap.is_empty()
     }
 
-    /// The accounts that can be named here, for messages and for checks.
-    fn check(&self, config: &Config, target: Option<&TargetConfig>) -> Result<(), ConfigError> {
-        for (index, Placed { value: name, place }) in self.chap.iter().enumerate() {
-            let wrong = |message| Err(ConfigError::new(place, message));
-            find_account(config, name, "chap", place)?;
-            if self.chap[..index].iter().any(|other| other.value == *name) {
-                return wrong(format!("chap lists {name} twice: remove one"));
+    /// Whether it fits what else the configuration says.
+    fn check(&self, facts: &Facts<'_>, target: Option<&TargetConfig>) -> Result<(), ConfigError> {
+        let mut listed = HashSet::new();
+        for Placed { value: name, place } in &self.chap {
+            facts.find_account(name, "chap", place)?;
+            if !listed.insert(name) {
+                let message = format!("chap lists {name} twice: remove one");
+                return Err(ConfigError::new(place, message));
             }
         }
         if let Some(Placed { value: name, place }) = &self.own_account {
-            find_account(config, name, "own-account", place)?;
+            facts.find_account(name, "own-account", place)?;
             if !self.demands_proof() {
                 let message =
                     "own-account: who has to prove nothing cannot ask for proof: add chap";
                 return Err(ConfigError::new(place, message));
             }
-            let all = config.targets.iter().map(|target| &target.login);
-            let mut accounts = all.chain([&config.discovery]).flat_map(|access| &access.chap);
-            if let Some(other) = accounts.find(|other| other.value == *name) {
+            if let Some(other) = facts.login_accounts.get(name.as_str()) {
                 return Err(ConfigError::new(
                     place,
                     format!(
-                        "own-account = {name:?}: initiators log in with it ({}): give the target an \
-                         account of its own",
-                        other.place
+                        "own-account = {name:?}: initiators log in with it ({other}): give the target \
+                         an account of its own"
                     ),
                 ));
             }
@@ -237,7 +235,7 @@ impl AccessConfig {
         }
         let mut rules = self.rules.iter().peekable();
         while let Some(rule) = rules.next() {
-            rule.check(self, config, target)?;
+            rule.check(self, facts, target)?;
             if let (true, Some(next)) = (rule.is_unconditional(), rules.peek()) {
                 return Err(ConfigError::new(
                     &next.place,
@@ -260,11 +258,11 @@ impl RuleConfig {
     fn check(
         &self,
         access: &AccessConfig,
-        config: &Config,
+        facts: &Facts<'_>,
         target: Option<&TargetConfig>,
     ) -> Result<(), ConfigError> {
         if let Some(Placed { value: name, place }) = &self.account {
-            find_account(config, name, "account", place)?;
+            facts.find_account(name, "account", place)?;
             if !access.chap.iter().any(|listed| listed.value == *name) {
                 let message =
                     format!("account = {name:?}: the target's chap does not list it: add it");
@@ -272,23 +270,18 @@ impl RuleConfig {
             }
         }
         if let Some(pattern) = &self.certificate {
-            certificate::check(pattern, config)?;
+            certificate::check(pattern, facts.config)?;
         }
         let Some(target) = target else { return Ok(()) };
         let view = self.view(target)?;
-        let devices = || {
-            let shown = |(index, _): &(usize, &String)| {
-                let own = Lun(*index as u16);
-                view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|of| *of == own))
-            };
-            target.luns.iter().enumerate().filter(shown).filter(|(_, name)| {
-                let is_device = |volume: &&super::VolumeConfig| {
-                    volume.name == **name && matches!(volume.store, StoreConfig::Sg { .. })
-                };
-                config.volumes.iter().any(|volume| is_device(&volume))
-            })
+        let is_shown = |own: Lun| {
+            view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|of| *of == own))
         };
-        match devices().next() {
+        let mut devices = target
+            .luns
+            .iter()
+            .filter(|(own, name)| facts.devices.contains(name.as_str()) && is_shown(Lun(**own)));
+        match devices.next() {
             Some((_, name)) if self.read_only => Err(ConfigError::new(
                 &self.place,
                 format!(
@@ -307,11 +300,11 @@ impl RuleConfig {
         };
         let wrong = |message| ConfigError::new(place, message);
         let mut numbers = BTreeMap::new();
-        let mut show = |shown: u16, own: usize, name: &str| {
+        let mut show = |shown: u16, own: u16, name: &str| {
             if shown > LARGEST_LUN {
                 return Err(wrong(format!("luns: {shown} is no LUN: write 0 to {LARGEST_LUN}")));
             }
-            let own = Lun(own as u16);
+            let own = Lun(own);
             if numbers.values().any(|other| *other == own) {
                 return Err(wrong(format!("luns shows {name} twice: remove one")));
             }
@@ -319,25 +312,25 @@ impl RuleConfig {
             Ok(())
         };
         match luns {
-            LunsConfig::Numbers(list) => {
-                for &number in list {
-                    if usize::from(number) >= target.luns.len() {
+            LunsConfig::Numbers(shown) => {
+                for &number in shown {
+                    if !target.luns.contains_key(&number) {
                         return Err(wrong(format!(
-                            "luns: the target has no LUN {number}, but {}: they are numbered from 0 on",
-                            target.luns.len()
+                            "luns: the target has no LUN {number}, but {}",
+                            list(target.luns.keys())
                         )));
                     }
-                    show(number, number.into(), &format!("LUN {number}"))?;
+                    show(number, number, &format!("LUN {number}"))?;
                 }
             }
             LunsConfig::Volumes(map) => {
                 for (&shown, name) in map {
-                    let own = target.luns.iter().position(|volume| volume == name);
-                    let own = own.ok_or_else(|| {
-                        let hint = nearest(name, target.luns.iter().map(String::as_str));
+                    let own = target.luns.iter().find(|(_, volume)| *volume == name);
+                    let (own, _) = own.ok_or_else(|| {
+                        let hint = nearest(name, target.luns.values().map(String::as_str));
                         wrong(format!("luns: the target has no volume {name}{hint}"))
                     })?;
-                    show(shown, own, name)?;
+                    show(shown, *own, name)?;
                 }
             }
         }
@@ -345,33 +338,64 @@ impl RuleConfig {
     }
 }
 
-fn find_account(config: &Config, name: &str, key: &str, place: &str) -> Result<(), ConfigError> {
-    let names = || config.accounts.iter().map(|account| account.name.as_str());
-    match names().any(|other| other == name) {
-        true => Ok(()),
-        false => Err(ConfigError::new(
-            place,
-            format!(
-                "{key}: there is no account {name}{} (or add an [[account]])",
-                nearest(name, names())
-            ),
-        )),
+/// `0, 1, 2` of numbers, the first few of them.
+fn list<'a>(numbers: impl ExactSizeIterator<Item = &'a u16>) -> String {
+    if numbers.len() == 0 {
+        return "none at all".into();
+    }
+    let left_out = if numbers.len() > LISTED { ", …" } else { "" };
+    let listed: Vec<String> = numbers.take(LISTED).map(u16::to_string).collect();
+    format!("{}{left_out}", listed.join(", "))
+}
+
+/// What is asked of a configuration for each of its targets and rules.
+struct Facts<'a> {
+    config: &'a Config,
+    accounts: HashSet<&'a str>,
+    /// Those that initiators log in with, and where one is said to.
+    login_accounts: HashMap<&'a str, &'a str>,
+    /// Volumes that are real devices.
+    devices: HashSet<&'a str>,
+}
+
+impl<'a> Facts<'a> {
+    fn of(config: &'a Config) -> Result<Self, ConfigError> {
+        let mut accounts = HashSet::new();
+        for account in &config.accounts {
+            if !accounts.insert(account.name.as_str()) {
+                let message = format!("two accounts are named {}: rename one", account.name);
+                return Err(ConfigError::new(&account.place, message));
+            }
+        }
+        let mut login_accounts = HashMap::new();
+        let logins = config.targets.iter().map(|target| &target.login);
+        for Placed { value, place } in logins.chain([&config.discovery]).flat_map(|one| &one.chap) {
+            login_accounts.entry(value.as_str()).or_insert(place.as_str());
+        }
+        let is_device =
+            |volume: &&super::VolumeConfig| matches!(volume.store, StoreConfig::Sg { .. });
+        let devices = config.volumes.iter().filter(is_device).map(|volume| volume.name.as_str());
+        Ok(Self { config, accounts, login_accounts, devices: devices.collect() })
+    }
+
+    fn find_account(&self, name: &str, key: &str, place: &str) -> Result<(), ConfigError> {
+        if self.accounts.contains(name) {
+            return Ok(());
+        }
+        let hint = nearest(name, self.accounts.iter().copied());
+        let message = format!("{key}: there is no account {name}{hint} (or add an [[account]])");
+        Err(ConfigError::new(place, message))
     }
 }
 
 /// What the accounts and the rules say of each other and of the targets. Called once all targets
 /// are there.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
-    for (index, account) in config.accounts.iter().enumerate() {
-        if config.accounts[..index].iter().any(|other| other.name == account.name) {
-            let message = format!("two accounts are named {}: rename one", account.name);
-            return Err(ConfigError::new(&account.place, message));
-        }
-    }
+    let facts = Facts::of(config)?;
     for target in &config.targets {
-        target.login.check(config, Some(target))?;
+        target.login.check(&facts, Some(target))?;
     }
-    config.discovery.check(config, None)
+    config.discovery.check(&facts, None)
 }
 
 /// The table `discovery`.
@@ -601,7 +625,10 @@ mod tests {
                 "[[target.allow]]\naccount = \"host\"",
                 "s.toml:23: account = \"host\": the target's chap",
             ),
-            ("[[target.allow]]\nluns = [3]", "s.toml:23: luns: the target has no LUN 3, but 3:"),
+            (
+                "[[target.allow]]\nluns = [3]",
+                "s.toml:23: luns: the target has no LUN 3, but 0, 1, 2",
+            ),
             ("[[target.allow]]\nluns = [0, 0]", "luns shows LUN 0 twice"),
             ("[[target.allow]]\ncertificate = \"\"", "s.toml:23: certificate = \"\": write a name"),
             (

@@ -28,7 +28,7 @@
 //!
 //! [[target]]
 //! name = "iqn.2026-11.example:disks"
-//! luns = ["data"]
+//! luns = ["data"]  # LUN 0, 1, …; or by number: { 0 = "data", 5 = "more" }
 //! # How initiators reach it by portal group, and which group they are to prefer: optimized (unless
 //! # given), non-optimized, standby, unavailable or offline. Where an initiator changes it (SET TARGET
 //! # PORT GROUPS), the change holds until the program ends.
@@ -69,7 +69,9 @@ use super::isns::parse_isns_table;
 use super::limits::{Limits, parse_time};
 use super::portal::{parse_group, parse_portal, parse_portal_table};
 use super::redirect::parse_redirect;
-use super::{Config, ConfigError, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size};
+use super::{
+    Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size,
+};
 use crate::stores::CacheMode;
 
 const TOP_KEYS: &[&str] = &[
@@ -462,7 +464,7 @@ fn parse_target(
         .get_ref()
         .as_table()
         .ok_or_else(|| ConfigError::new(&place, "target is a list of tables: write [[target]]"))?;
-    let (mut name, mut alias, mut luns) = (None, None, Vec::new());
+    let (mut name, mut alias, mut luns) = (None, None, BTreeMap::new());
     let (mut access, mut preferred) = (BTreeMap::new(), None);
     let (mut groups, mut redirect) = (None, None);
     let mut login = AccessConfig::default();
@@ -470,9 +472,7 @@ fn parse_target(
         match key.get_ref().as_ref() {
             "name" => name = Some(source.scalar(value, "name")?),
             "alias" => alias = Some(source.scalar(value, "alias")?),
-            "luns" => {
-                luns = source.strings(value, "luns")?.into_iter().map(|(text, _)| text).collect();
-            }
+            "luns" => luns = parse_luns(source, value)?,
             "access" => access = parse_access(source, value)?,
             "preferred" => {
                 let place = source.place(value.span().start);
@@ -490,6 +490,33 @@ fn parse_target(
     }
     let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
     Ok(TargetConfig { name, alias, luns, access, preferred, groups, redirect, login })
+}
+
+/// `["a", "b"]`, or `{ 0 = "a", 5 = "b" }`.
+fn parse_luns(
+    source: &Source<'_>,
+    value: &Spanned<DeValue<'_>>,
+) -> Result<BTreeMap<u16, String>, ConfigError> {
+    let Some(table) = value.get_ref().as_table() else {
+        let volumes = source.strings(value, "luns")?;
+        if volumes.len() > usize::from(LARGEST_LUN) + 1 {
+            let wanted = format!("a list of {} volumes at most", LARGEST_LUN + 1);
+            return Err(source.wrong_type(value, "luns", &wanted));
+        }
+        return Ok((0..).zip(volumes.into_iter().map(|(text, _)| text)).collect());
+    };
+    let mut luns = BTreeMap::new();
+    for (key, value) in table {
+        let wrong = |message| ConfigError::new(source.place(key.span().start), message);
+        let number: &str = key.get_ref();
+        let lun = number.parse().ok().filter(|lun| *lun <= LARGEST_LUN).ok_or_else(|| {
+            wrong(format!("luns: {number:?} is no LUN: write a number from 0 to {LARGEST_LUN}"))
+        })?;
+        if luns.insert(lun, source.scalar(value, "luns")?).is_some() {
+            return Err(wrong(format!("luns tells of {lun} twice: remove one")));
+        }
+    }
+    Ok(luns)
 }
 
 /// `[1, 2]`.
@@ -667,13 +694,32 @@ mod tests {
         let redirect = config.targets[0].redirect.as_ref().expect("a redirection");
         assert_eq!((redirect.address.as_str(), redirect.permanent), ("san2.example:3260", true));
         assert_eq!(config.targets.len(), 1);
-        assert_eq!(config.targets[0].luns, ["b", "a"]);
+        assert_eq!(config.targets[0].luns, BTreeMap::from([(0, "b".into()), (1, "a".into())]));
         assert!(config.volumes[1].read_only);
         assert_eq!(config.spin, Spin::Never);
         assert_eq!(
             parse("spin = \"allways\"").expect_err("no such word"),
             "sarsen.toml:1: spin = \"allways\": it is one of auto, never"
         );
+    }
+
+    #[test]
+    fn luns_are_numbered_as_they_are_listed_or_as_they_say() {
+        let volumes = ["a", "b"]
+            .map(|name| format!("[[volume]]\nname = {name:?}\nstore = \"ram\"\nsize = \"1MiB\"\n"));
+        let target = "[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = ";
+        let parse = |luns: &str| parse(&format!("{}{target}{luns}", volumes.concat()));
+        let config = parse("{ 300 = \"a\", 5 = \"b\" }").expect("valid");
+        assert_eq!(config.targets[0].luns, BTreeMap::from([(5, "b".into()), (300, "a".into())]));
+        for (luns, told) in [
+            ("{ x = \"a\" }", "luns: \"x\" is no LUN"),
+            ("{ 16384 = \"a\" }", "\"16384\" is no LUN: write a number from 0 to 16383"),
+            ("{ 1 = \"a\", 01 = \"b\" }", "luns tells of 1 twice"),
+            ("{ 0 = \"a\", 1 = \"a\" }", "volume a is listed twice"),
+        ] {
+            let message = parse(luns).expect_err(told);
+            assert!(message.contains(told), "{message}");
+        }
     }
 
     #[test]

@@ -52,6 +52,8 @@ pub use self::tls::TlsConfig;
 pub const DEFAULT_TARGET_PREFIX: &str = "iqn.2026-11.io.sarsen:";
 /// The most volumes that one server takes.
 pub const MAX_VOLUMES: usize = 16_384;
+/// SAM-5 4.7.7.1: flat space addressing.
+const LARGEST_LUN: u16 = 0x3fff;
 
 /// The server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,8 +158,8 @@ pub struct TargetConfig {
     pub name: String,
     /// TargetAlias.
     pub alias: Option<String>,
-    /// Names of volumes: LUN 0, 1, ….
-    pub luns: Vec<String>,
+    /// Names of volumes, by logical unit number.
+    pub luns: BTreeMap<u16, String>,
     /// How the units are reached through portal groups, by tag: optimized unless given.
     pub access: BTreeMap<u16, AccessState>,
     /// The portal group that initiators are to prefer.
@@ -175,6 +177,56 @@ impl TargetConfig {
     pub fn is_reached_through(&self, group: u16) -> bool {
         self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
     }
+
+    /// Its name, and the portal groups that it names, of those that there are.
+    fn check_groups(&self, groups: &BTreeSet<u16>) -> Result<(), ConfigError> {
+        check_iscsi_name(&self.name).or_else(wrong)?;
+        let named = self.access.keys().copied().chain(self.preferred);
+        if let Some(group) = named.clone().find(|group| !self.is_reached_through(*group)) {
+            return wrong(format!(
+                "target {}: access or preferred names group {group}, and groups leaves it out",
+                self.name
+            ));
+        }
+        if self.groups.as_ref().is_some_and(BTreeSet::is_empty) {
+            return wrong(format!(
+                "target {}: groups is empty: nobody would reach it; remove the key",
+                self.name
+            ));
+        }
+        let named = named.chain(self.groups.iter().flatten().copied());
+        if let Some(group) = { named }.find(|group| !groups.contains(group)) {
+            let tags: Vec<String> = groups.iter().map(u16::to_string).collect();
+            return wrong(format!(
+                "target {}: no portal is in group {group} (groups: {}): put one there, such as \
+                 listen = [\"0.0.0.0:3260,{group}\"]",
+                self.name,
+                tags.join(", ")
+            ));
+        }
+        Ok(())
+    }
+
+    /// Its numbers are ones, and its volumes are among those that there are.
+    fn check_luns(&self, volumes: &HashSet<&str>) -> Result<(), ConfigError> {
+        for (number, volume) in &self.luns {
+            if *number > LARGEST_LUN {
+                return wrong(format!(
+                    "target {}: {number} is no LUN: write 0 to {LARGEST_LUN}",
+                    self.name
+                ));
+            }
+            if !volumes.contains(volume.as_str()) {
+                let hint = nearest(volume, volumes.iter().copied());
+                return wrong(format!("target {}: there is no volume {volume}{hint}", self.name));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wrong<T>(message: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError::new("configuration", message))
 }
 
 /// What is wrong with a configuration, where, and what to do.
@@ -215,13 +267,19 @@ impl Default for Config {
 
 impl Config {
     /// Completes and checks what was gathered: names are unique and valid, each volume is in
-    /// exactly one target, there is something to serve, and accounts and rules fit that.
+    /// exactly one target (those that none lists get one of their own), there is something to serve,
+    /// and accounts and rules fit that.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
-        let error = |message: String| ConfigError::new("configuration", message);
-        let wrong = |message: String| Err(error(message));
         if self.volumes.is_empty() {
-            return wrong("no volume: give one, such as --volume scratch=ram:1GiB".into());
+            return wrong("no volume: give one, such as --volume scratch=ram:1GiB");
         }
+        self.add_default_targets()?;
+        self.finish_managed()
+    }
+
+    /// The same where volumes and targets come and go while the server runs: there may be no volume,
+    /// and a volume may be in no target; then nobody reaches it.
+    pub fn finish_managed(mut self) -> Result<Self, ConfigError> {
         if self.volumes.len() > MAX_VOLUMES {
             return wrong(format!("{} volumes, of {MAX_VOLUMES} at most", self.volumes.len()));
         }
@@ -238,7 +296,7 @@ impl Config {
         }
         let mut names = HashSet::new();
         for volume in &self.volumes {
-            check_volume_name(&volume.name).map_err(error)?;
+            check_volume_name(&volume.name).or_else(wrong)?;
             if !names.insert(volume.name.as_str()) {
                 return wrong(format!("two volumes are named {}: rename one", volume.name));
             }
@@ -246,58 +304,16 @@ impl Config {
         let mut target_names = HashSet::new();
         let mut exported = HashSet::new();
         for target in &self.targets {
-            check_iscsi_name(&target.name).map_err(error)?;
-            if !target_names.insert(target.name.clone()) {
+            if !target_names.insert(target.name.as_str()) {
                 return wrong(format!("two targets are named {}: rename one", target.name));
             }
-            let named = target.access.keys().copied().chain(target.preferred);
-            if let Some(group) = named.clone().find(|group| !target.is_reached_through(*group)) {
+            target.check_groups(&groups)?;
+            target.check_luns(&names)?;
+            if let Some(lun) = target.luns.values().find(|lun| !exported.insert(lun.as_str())) {
                 return wrong(format!(
-                    "target {}: access or preferred names group {group}, and groups leaves it out",
-                    target.name
+                    "volume {lun} is listed twice: one target serves a volume, at one LUN"
                 ));
             }
-            if target.groups.as_ref().is_some_and(BTreeSet::is_empty) {
-                return wrong(format!(
-                    "target {}: groups is empty: nobody would reach it; remove the key",
-                    target.name
-                ));
-            }
-            let named = named.chain(target.groups.iter().flatten().copied());
-            if let Some(group) = { named }.find(|group| !groups.contains(group)) {
-                let tags: Vec<String> = groups.iter().map(u16::to_string).collect();
-                return wrong(format!(
-                    "target {}: no portal is in group {group} (groups: {}): put one there, such as \
-                     listen = [\"0.0.0.0:3260,{group}\"]",
-                    target.name,
-                    tags.join(", ")
-                ));
-            }
-            for lun in &target.luns {
-                if !names.contains(lun.as_str()) {
-                    let hint = nearest(lun, names.iter().copied());
-                    return wrong(format!(
-                        "target {}: there is no volume {lun}{hint}",
-                        target.name
-                    ));
-                }
-                if !exported.insert(lun.clone()) {
-                    return wrong(format!(
-                        "volume {lun} is listed twice: one target serves a volume, at one LUN"
-                    ));
-                }
-            }
-        }
-        for volume in &self.volumes {
-            if exported.contains(&volume.name) {
-                continue;
-            }
-            let name = format!("{DEFAULT_TARGET_PREFIX}{}", volume.name);
-            if !target_names.insert(name.clone()) {
-                return wrong(format!("target {name} exists and does not list {}", volume.name));
-            }
-            let luns = vec![volume.name.clone()];
-            self.targets.push(TargetConfig { name, luns, ..TargetConfig::default() });
         }
         self.expand_hosts()?;
         let everywhere = std::mem::take(&mut self.chap);
@@ -307,6 +323,27 @@ impl Config {
         }
         self.check_access()?;
         Ok(self)
+    }
+
+    /// Volumes that no target lists get one of their own.
+    fn add_default_targets(&mut self) -> Result<(), ConfigError> {
+        let exported: HashSet<&str> = self
+            .targets
+            .iter()
+            .flat_map(|target| target.luns.values().map(String::as_str))
+            .collect();
+        let names: HashSet<&str> = self.targets.iter().map(|target| target.name.as_str()).collect();
+        let mut added = Vec::new();
+        for volume in self.volumes.iter().filter(|volume| !exported.contains(&*volume.name)) {
+            let name = format!("{DEFAULT_TARGET_PREFIX}{}", volume.name);
+            if names.contains(name.as_str()) {
+                return wrong(format!("target {name} exists and does not list {}", volume.name));
+            }
+            let luns = BTreeMap::from([(0, volume.name.clone())]);
+            added.push(TargetConfig { name, luns, ..TargetConfig::default() });
+        }
+        self.targets.extend(added);
+        Ok(())
     }
 
     /// Accounts and rules fit each other and the targets.
@@ -397,15 +434,37 @@ mod tests {
         let config = Config { volumes: vec![ram("a"), ram("b")], ..Config::default() };
         let config = config.finish().expect("valid");
         assert_eq!(config.targets[1].name, "iqn.2026-11.io.sarsen:b");
-        assert_eq!(config.targets[1].luns, ["b"]);
+        assert_eq!(config.targets[1].luns, BTreeMap::from([(0, "b".into())]));
         assert_eq!(config.listen.len(), 1);
+    }
+
+    #[test]
+    fn what_is_managed_may_have_volumes_without_a_target_and_no_volume_at_all() {
+        let empty = Config::default().finish_managed().expect("valid");
+        assert_eq!((empty.targets.len(), empty.listen.len()), (0, 1));
+        let target = TargetConfig {
+            name: "iqn.2026-11.x:t".into(),
+            luns: BTreeMap::from([(7, "a".into())]),
+            ..TargetConfig::default()
+        };
+        let config = Config {
+            volumes: vec![ram("a"), ram("b")],
+            targets: vec![target],
+            ..Config::default()
+        };
+        let finished = config.clone().finish_managed().expect("valid");
+        assert_eq!(finished.targets, config.targets);
+        let mut beyond = config;
+        beyond.targets[0].luns.insert(0x4000, "b".into());
+        let message = beyond.finish_managed().expect_err("no LUN").to_string();
+        assert!(message.contains("16384 is no LUN: write 0 to 16383"), "{message}");
     }
 
     #[test]
     fn every_contradiction_is_told() {
         let target = |name: &str, luns: &[&str]| TargetConfig {
             name: name.into(),
-            luns: luns.iter().map(|&lun| lun.into()).collect(),
+            luns: (0..).zip(luns.iter().map(|&lun| lun.into())).collect(),
             ..TargetConfig::default()
         };
         for (volumes, targets, told) in [
