@@ -1,6 +1,6 @@
 //! What the verbs that speak to a running server share.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sarsen_node::control::{Client, PATH_VARIABLE, schema::Drained};
 
@@ -25,7 +25,12 @@ pub(crate) struct Manner {
 impl Manner {
     /// The server that is meant.
     pub(crate) fn client(&self) -> Client {
-        let named = self.control.clone();
+        self.client_or(None)
+    }
+
+    /// The same; unless the flag names it, the one at `path`.
+    pub(crate) fn client_or(&self, path: Option<&Path>) -> Client {
+        let named = self.control.clone().or_else(|| path.map(Path::to_owned));
         let path = named.or_else(|| std::env::var_os(PATH_VARIABLE).map(PathBuf::from));
         Client::new(&path.unwrap_or_else(|| DEFAULT_PATH.into()))
     }

@@ -81,6 +81,12 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// The number that [`code`] would give.
+#[cfg(test)]
+pub(crate) fn number(outcome: &anyhow::Result<()>) -> u8 {
+    outcome.as_ref().err().map_or(0, |error| classify(error).0)
+}
+
 /// The code for an error, and what to do about it where its own words do not say.
 fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<UsageError>().is_some() {

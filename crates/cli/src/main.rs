@@ -5,6 +5,7 @@ mod control;
 mod demo;
 mod discover;
 mod disk;
+mod doctor;
 mod exit;
 mod lab;
 mod man;
@@ -48,6 +49,9 @@ enum Verb {
     /// Measure any iSCSI target.
     #[command(subcommand)]
     Lab(lab::Verb),
+    /// Tell what is wrong with this machine for a storage server, and what to do about it. Exits with 1
+    /// if there are problems, with 5 if there are warnings.
+    Doctor(doctor::Arguments),
     /// Print what a shell needs to complete `sarsen`'s verbs and flags.
     Completions(completions::Arguments),
     /// Write a manual page for each verb.
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Verb::Discover(arguments) => discover::run(arguments),
         Verb::Disk(verb) => disk::run(verb),
         Verb::Lab(verb) => lab::run(verb),
+        Verb::Doctor(arguments) => doctor::run(&arguments),
         Verb::Completions(arguments) => completions::run(&arguments, Arguments::command()),
         Verb::Man(arguments) => man::run(&arguments, Arguments::command()),
     };

@@ -10,6 +10,7 @@ pub mod cores;
 pub mod descriptors;
 pub mod file;
 pub mod local;
+pub mod machine;
 pub mod memory;
 pub mod namespace;
 pub mod net;

@@ -82,6 +82,13 @@ pub enum TlsError {
     },
 }
 
+impl TlsConfig {
+    /// Reads the files and says what is wrong with them. Blocks the thread.
+    pub fn check(&self) -> Result<(), TlsError> {
+        Loaded::read(self).map(drop)
+    }
+}
+
 /// A portal's certificates, as its files have them.
 pub(crate) struct Tls {
     config: TlsConfig,

@@ -1,0 +1,188 @@
+//! The configuration that is to be served, and the server that runs.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use sarsen_io::file::{File, OpenOptions};
+use sarsen_node::config::{self, Config, StoreConfig};
+use sarsen_node::control::ClientError;
+use sarsen_node::control::schema::TargetList;
+
+use super::Finding;
+use crate::control::Manner;
+use crate::disk::on_a_core;
+
+const CHECK: &str = "configuration";
+
+/// Reads a configuration, as far as that is possible.
+pub(super) fn read(path: Option<&Path>) -> (Option<Config>, Vec<Finding>) {
+    let Some(path) = path else { return (None, Vec::new()) };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            let finding = format!("{}: {error}", path.display());
+            let remedy = "name a file that the user of the server can read";
+            return (None, vec![Finding::problem(CHECK, finding, remedy)]);
+        }
+    };
+    match config::parse_file(path, &text).and_then(Config::finish) {
+        Ok(config) => (Some(config), vec![Finding::ok(CHECK, format!("{} holds", path.display()))]),
+        Err(error) => {
+            // The message ends with what to do.
+            let remedy = "mend it; `sarsen serve` would not start";
+            (None, vec![Finding::problem(CHECK, error.to_string(), remedy)])
+        }
+    }
+}
+
+/// Whether what a configuration names is there.
+pub(super) fn findings(config: &Config) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for volume in &config.volumes {
+        let path = match &volume.store {
+            // It will be made; the folder is looked at among the disks.
+            StoreConfig::File { path, size: Some(_), .. } if !path.exists() => continue,
+            StoreConfig::File { path, .. } | StoreConfig::Iso { path } => path,
+            StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::Sg { .. } => continue,
+        };
+        let read_only = volume.read_only || matches!(volume.store, StoreConfig::Iso { .. });
+        let options = OpenOptions { read_only, ..OpenOptions::default() };
+        findings.push(store(&volume.name, path, File::open(path, options).map(drop)));
+    }
+    for account in &config.accounts {
+        if let Err(error) = account.read_secret() {
+            let finding = format!("account {}: {error}", account.name);
+            findings.push(Finding::problem(
+                "account",
+                finding,
+                "give it a secret that can be read",
+            ));
+        }
+    }
+    for portal in &config.listen {
+        let checked = portal.tls.as_ref().map(config::TlsConfig::check);
+        if let Some(Err(error)) = checked {
+            let finding = format!("portal {}: {error}", portal.address);
+            findings.push(Finding::problem("tls", finding, "mend the certificate or the key"));
+        }
+    }
+    findings
+}
+
+fn store(volume: &str, path: &Path, opened: std::io::Result<()>) -> Finding {
+    let path = path.display();
+    let error = match opened {
+        Ok(()) => return Finding::ok("store", format!("volume {volume}: {path} can be opened")),
+        Err(error) => error,
+    };
+    let remedy = match error.kind() {
+        ErrorKind::NotFound => "create it, or give the volume a size to have it made",
+        ErrorKind::PermissionDenied => "let the user that the server runs as read and write it",
+        ErrorKind::ResourceBusy => "unmount it: a disk has one user",
+        _ => "name a regular file or a block device",
+    };
+    Finding::problem("store", format!("volume {volume}: {path}: {error}"), remedy)
+}
+
+/// What is known of the server that runs here.
+pub(super) struct RunningServer {
+    pub(super) running: bool,
+    pub(super) finding: Finding,
+}
+
+/// Asks the server that the flags, or else the configuration, name.
+pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer {
+    let client = manner.client_or(config.and_then(|config| config.control.as_deref()));
+    let asked: anyhow::Result<TargetList> = on_a_core(async { Ok(client.get("/targets").await?) });
+    judge(asked.map(|list| list.targets.len()))
+}
+
+fn judge(asked: anyhow::Result<usize>) -> RunningServer {
+    const CHECK: &str = "server";
+    let error = match asked {
+        Ok(targets) => {
+            let finding = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
+            return RunningServer { running: true, finding };
+        }
+        Err(error) => error,
+    };
+    let finding = match error.downcast_ref() {
+        Some(ClientError::Unreachable { path, source }) => match source.kind() {
+            ErrorKind::PermissionDenied => Finding::warning(
+                CHECK,
+                format!("{} is closed to this user", path.display()),
+                "be the user that the server runs as, or root",
+            ),
+            ErrorKind::ConnectionRefused => Finding::warning(
+                CHECK,
+                format!("{} is there and nobody answers: the server has died", path.display()),
+                "see its log (journalctl -u sarsen), and start it",
+            ),
+            _ => Finding::ok(CHECK, format!("no server runs with {}", path.display())),
+        },
+        _ => Finding::warning(
+            CHECK,
+            format!("a server answers, and not as it should: {error:#}"),
+            "see that it and this program are of one version",
+        ),
+    };
+    RunningServer { running: false, finding }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io;
+
+    use super::super::Level;
+    use super::*;
+
+    #[test]
+    fn a_configuration_that_is_wrong_is_a_problem() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("s.toml");
+        assert_eq!(read(Some(&path)).1[0].level, Level::Problem, "absent");
+        fs::write(&path, "lisen = []\n").expect("written");
+        let (config, findings) = read(Some(&path));
+        assert!(config.is_none());
+        assert_eq!(findings[0].level, Level::Problem);
+        assert!(findings[0].finding.contains("lisen"), "{findings:?}");
+        assert!(read(None).1.is_empty());
+    }
+
+    #[test]
+    fn what_a_configuration_names_is_looked_for_and_not_made() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("s.toml");
+        let text = "[[volume]]\nname = \"a\"\nstore = \"file\"\npath = \"PLACE/a.img\"\n\
+                    [[volume]]\nname = \"b\"\nstore = \"file\"\npath = \"PLACE/b.img\"\nsize = \"1MiB\"\n\
+                    [[account]]\nname = \"h\"\nsecret-file = \"PLACE/secret\"\n";
+        let text = text.replace("PLACE", &folder.path().display().to_string());
+        fs::write(&path, text).expect("written");
+        let (config, first) = read(Some(&path));
+        let config = config.unwrap_or_else(|| panic!("{first:?}"));
+        let found = findings(&config);
+        let problems: Vec<_> = found.iter().map(|finding| (finding.check, finding.level)).collect();
+        assert_eq!(problems, [("store", Level::Problem), ("account", Level::Problem)]);
+        assert!(!folder.path().join("b.img").exists());
+        fs::write(folder.path().join("a.img"), [0; 4096]).expect("written");
+        assert_eq!(findings(&config)[0].level, Level::Ok);
+    }
+
+    #[test]
+    fn a_server_that_died_is_told_from_none() {
+        let level = |kind: ErrorKind| {
+            let source = io::Error::from(kind);
+            let error = ClientError::Unreachable { path: "/x".into(), source };
+            judge(Err(error.into())).finding.level
+        };
+        assert_eq!(level(ErrorKind::NotFound), Level::Ok);
+        assert_eq!(level(ErrorKind::ConnectionRefused), Level::Warning);
+        assert_eq!(level(ErrorKind::PermissionDenied), Level::Warning);
+        assert_eq!(
+            judge(Err(ClientError::Broken("x".into()).into())).finding.level,
+            Level::Warning
+        );
+        assert!(judge(Ok(3)).running);
+    }
+}

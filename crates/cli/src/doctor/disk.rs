@@ -1,0 +1,308 @@
+//! Where volumes are to be: room, O_DIRECT, the file system, what the device below says.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use indicatif::BinaryBytes;
+use sarsen_io::file::{File, OpenOptions};
+use sarsen_io::machine::{self, Space};
+use sarsen_node::Config;
+use sarsen_node::config::StoreConfig;
+
+use super::Finding;
+
+const CHECK: &str = "disk";
+/// Less than so much of a file system is soon nothing.
+const LITTLE_ROOM_PERCENT: u64 = 5;
+/// File systems that forget what they are given.
+const FORGETFUL: &[&str] = &["tmpfs", "ramfs", "overlay"];
+/// File systems of other machines, whose durability is theirs.
+const REMOTE: &[&str] = &["nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "fuse.sshfs"];
+
+/// A file system, as /proc/self/mountinfo has it.
+#[derive(Debug, PartialEq, Eq)]
+struct Mount {
+    device: String,
+    point: PathBuf,
+    kind: String,
+    options: Vec<String>,
+}
+
+/// What the device below says of itself; empty where it does not.
+#[derive(Default)]
+struct Queue {
+    write_cache: Option<String>,
+    discard_max_bytes: Option<u64>,
+}
+
+pub(super) fn findings(config: Option<&Config>, paths: &[PathBuf]) -> Vec<Finding> {
+    let mut places: BTreeSet<PathBuf> = paths.iter().cloned().collect();
+    for volume in config.into_iter().flat_map(|config| &config.volumes) {
+        // Of a volume that is to be made the folder counts.
+        if let StoreConfig::File { path, .. } = &volume.store {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            places.insert(match path.exists() {
+                true => path.clone(),
+                false => folder.unwrap_or(Path::new(".")).to_owned(),
+            });
+        }
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    places.iter().flat_map(|place| of_place(place, &mounts)).collect()
+}
+
+fn of_place(place: &Path, mounts: &str) -> Vec<Finding> {
+    let shown = place.display();
+    let absolute = match fs::canonicalize(place) {
+        Ok(absolute) => absolute,
+        Err(error) => {
+            let remedy = "make it, or name what is there";
+            return vec![Finding::problem(CHECK, format!("{shown}: {error}"), remedy)];
+        }
+    };
+    let mut findings = Vec::new();
+    if absolute.is_dir() || absolute.is_file() {
+        findings.push(match machine::space(&absolute) {
+            Ok(space) => room(place, space),
+            Err(error) => Finding::unknown(CHECK, &format!("{shown}: its room"), &error),
+        });
+        if let Some(mount) = mount_of(mounts, &absolute) {
+            findings.extend(file_system(place, &mount));
+            findings.extend(device(place, &Queue::of(&mount.device)));
+        }
+    }
+    findings.push(direct(place, direct_alignment(&absolute)));
+    findings
+}
+
+fn room(place: &Path, Space { free, size }: Space) -> Finding {
+    let place = place.display();
+    let finding = format!("{place}: {} of {} are free", BinaryBytes(free), BinaryBytes(size));
+    if free < size / 100 * LITTLE_ROOM_PERCENT {
+        let remedy = "make room: a thin volume whose disk is full answers writes with errors";
+        return Finding::warning(CHECK, finding, remedy);
+    }
+    Finding::ok(CHECK, finding)
+}
+
+/// The mount that has `path`: the longest that leads to it, the last of equals.
+fn mount_of(mounts: &str, path: &Path) -> Option<Mount> {
+    let all = mounts.lines().filter_map(parse_mount);
+    all.filter(|mount| path.starts_with(&mount.point))
+        .max_by_key(|mount| mount.point.components().count())
+}
+
+/// A line of /proc/self/mountinfo (proc(5)).
+fn parse_mount(line: &str) -> Option<Mount> {
+    let (front, back) = line.split_once(" - ")?;
+    let front: Vec<_> = front.split(' ').collect();
+    let back: Vec<_> = back.split(' ').collect();
+    let options = [front.get(5)?, back.get(2)?];
+    Some(Mount {
+        device: (*front.get(2)?).to_owned(),
+        point: PathBuf::from(front.get(4)?.replace("\\040", " ")),
+        kind: (*back.first()?).to_owned(),
+        options: options.iter().flat_map(|words| words.split(',')).map(str::to_owned).collect(),
+    })
+}
+
+fn file_system(place: &Path, mount: &Mount) -> Vec<Finding> {
+    let (place, kind) = (place.display(), mount.kind.as_str());
+    let has = |option: &str| mount.options.iter().any(|other| other == option);
+    let mut findings = Vec::new();
+    if has("ro") {
+        findings.push(Finding::problem(
+            CHECK,
+            format!("{place}: its file system ({kind}) is mounted read-only"),
+            format!("mount -o remount,rw {}, and see why it was (dmesg)", mount.point.display()),
+        ));
+    }
+    if has("nobarrier") || has("barrier=0") {
+        findings.push(Finding::warning(
+            CHECK,
+            format!(
+                "{place}: {kind} is mounted without barriers: a power cut loses what was flushed"
+            ),
+            "mount it with barriers, unless its write cache survives a power cut",
+        ));
+    }
+    findings.push(match kind {
+        _ if FORGETFUL.contains(&kind) => Finding::warning(
+            CHECK,
+            format!(
+                "{place} is on {kind}: volumes there are gone with the machine or the container"
+            ),
+            "put volumes on ext4 or xfs, or on a device",
+        ),
+        _ if REMOTE.contains(&kind) => Finding::warning(
+            CHECK,
+            format!("{place} is on {kind}: another machine decides what is durable"),
+            "put volumes on a disk of this machine",
+        ),
+        "btrfs" | "zfs" => Finding::warning(
+            CHECK,
+            format!("{place} is on {kind}: each overwrite is a copy, and files fall into pieces"),
+            "chattr +C on an empty folder (btrfs), a volblocksize that fits (zfs), or ext4 or xfs",
+        ),
+        _ => Finding::ok(CHECK, format!("{place} is on {kind}")),
+    });
+    findings
+}
+
+impl Queue {
+    /// Of a device, by its numbers; a partition's is that of the disk above.
+    fn of(device: &str) -> Self {
+        let read = |name: &str| {
+            ["queue", "../queue"].iter().find_map(|queue| {
+                let path = format!("/sys/dev/block/{device}/{queue}/{name}");
+                Some(fs::read_to_string(path).ok()?.trim().to_owned())
+            })
+        };
+        Self {
+            write_cache: read("write_cache"),
+            discard_max_bytes: read("discard_max_bytes").and_then(|text| text.parse().ok()),
+        }
+    }
+}
+
+fn device(place: &Path, queue: &Queue) -> Vec<Finding> {
+    let place = place.display();
+    let cache = match queue.write_cache.as_deref() {
+        Some("write back") => Some(Finding::ok(
+            CHECK,
+            format!("{place}: its device has a write cache, which is flushed when initiators ask"),
+        )),
+        Some(mode) => Some(Finding::ok(
+            CHECK,
+            format!("{place}: its device has no write cache that needs flushing ({mode})"),
+        )),
+        None => None,
+    };
+    let discard = match queue.discard_max_bytes {
+        Some(0) => Some(Finding::ok(
+            CHECK,
+            format!("{place}: its device does not discard: what is freed stays taken there"),
+        )),
+        _ => None,
+    };
+    cache.into_iter().chain(discard).collect()
+}
+
+/// What O_DIRECT asks for there, as the kernel says of a file that is there or is made for it.
+fn direct_alignment(path: &Path) -> io::Result<u32> {
+    let options = OpenOptions { read_only: true, direct: true, ..OpenOptions::default() };
+    if path.is_dir() {
+        let file = tempfile::NamedTempFile::new_in(path)?;
+        return File::open(file.path(), options)?.direct_alignment();
+    }
+    File::open(path, options)?.direct_alignment()
+}
+
+fn direct(place: &Path, alignment: io::Result<u32>) -> Finding {
+    let place = place.display();
+    match alignment {
+        Ok(alignment @ ..=4096) => Finding::ok(
+            CHECK,
+            format!("{place}: cache=none works (O_DIRECT, aligned to {alignment} bytes)"),
+        ),
+        Ok(alignment) => Finding::warning(
+            CHECK,
+            format!(
+                "{place}: O_DIRECT wants blocks of {alignment} bytes, more than any initiator's"
+            ),
+            "use cache=writeback there",
+        ),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Finding::problem(
+            CHECK,
+            format!("{place}: {error}"),
+            "let the user that the server runs as read and write there",
+        ),
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Finding::warning(
+            CHECK,
+            format!("{place}: cache=none and cache=directsync do not work there: {error}"),
+            "use cache=writeback or cache=writethrough, or another file system",
+        ),
+        Err(error) => Finding::warning(
+            CHECK,
+            format!("{place}: O_DIRECT could not be tried: {error}"),
+            "see whether the folder can be written to",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    const MOUNTS: &str = "\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard\n\
+28 27 0:25 / /srv ro,relatime - xfs /dev/sdb rw\n\
+29 27 8:17 / /srv/my\\040disks rw - ext4 /dev/sdb1 rw,nobarrier\n";
+
+    fn mount(path: &str) -> Mount {
+        mount_of(MOUNTS, Path::new(path)).expect("a mount")
+    }
+
+    #[test]
+    fn the_mount_of_a_path_is_the_nearest() {
+        assert_eq!(mount("/srvother").point, Path::new("/"));
+        assert_eq!(mount("/srv/a").kind, "xfs");
+        assert_eq!(mount("/srv/my disks/a").device, "8:17");
+    }
+
+    fn worst(findings: &[Finding]) -> Level {
+        findings.iter().map(|finding| finding.level).max().unwrap_or(Level::Ok)
+    }
+
+    #[test]
+    fn file_systems_that_lose_data_are_told() {
+        let level = |path: &str| worst(&file_system(Path::new(path), &mount(path)));
+        assert_eq!(level("/a"), Level::Ok);
+        assert_eq!(level("/srv/a"), Level::Problem, "read-only");
+        assert_eq!(level("/srv/my disks"), Level::Warning, "no barriers");
+        for kind in ["tmpfs", "nfs4", "btrfs"] {
+            let mount = Mount { kind: kind.into(), ..mount("/a") };
+            assert_eq!(worst(&file_system(Path::new("/a"), &mount)), Level::Warning, "{kind}");
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_told() {
+        let level = |free| room(Path::new("/a"), Space { free, size: 100 << 30 }).level;
+        assert_eq!(level(4 << 30), Level::Warning);
+        assert_eq!(level(6 << 30), Level::Ok);
+        let text = room(Path::new("/a"), Space { free: (6 << 30) + 12_345, size: 100 << 30 });
+        assert_eq!(text.finding, "/a: 6.00 GiB of 100.00 GiB are free");
+    }
+
+    #[test]
+    fn what_direct_access_needs_is_told() {
+        let place = Path::new("/a");
+        assert_eq!(direct(place, Ok(512)).level, Level::Ok);
+        assert_eq!(direct(place, Ok(65_536)).level, Level::Warning);
+        let of = |kind: io::ErrorKind| direct(place, Err(kind.into())).level;
+        assert_eq!(of(io::ErrorKind::InvalidInput), Level::Warning);
+        assert_eq!(of(io::ErrorKind::PermissionDenied), Level::Problem);
+    }
+
+    #[test]
+    fn a_device_tells_of_its_cache_and_of_discards() {
+        let queue = Queue { write_cache: Some("write back".into()), discard_max_bytes: Some(0) };
+        assert_eq!(device(Path::new("/a"), &queue).len(), 2);
+        assert!(device(Path::new("/a"), &Queue::default()).is_empty());
+    }
+
+    #[test]
+    fn a_real_folder_is_looked_at_and_left_as_it_was() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        let findings = of_place(folder.path(), &mounts);
+        assert!(findings.len() >= 3, "{findings:?}");
+        assert_eq!(fs::read_dir(folder.path()).expect("it").count(), 0);
+        let absent = of_place(&folder.path().join("absent"), &mounts);
+        assert_eq!(worst(&absent), Level::Problem);
+    }
+}

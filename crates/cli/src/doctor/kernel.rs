@@ -1,0 +1,295 @@
+//! Limits of the process, the kernel, its clock, and what confines us.
+
+use std::fs;
+use std::time::Duration;
+
+use sarsen_io::cores::{self, FileEngine};
+use sarsen_io::machine::{self, Clock};
+use sarsen_node::Config;
+use sarsen_node::config::Limits;
+
+use super::Finding;
+
+/// Files that are open beside connections: volumes, rings, logs.
+const OTHER_FILES: u64 = 256;
+/// Since when rings are not counted as locked memory.
+const RINGS_WITHOUT_MEMLOCK: (u32, u32) = (5, 12);
+/// The oldest kernel that is tested by anybody still (a long-term line).
+const OLDEST_KERNEL: (u32, u32) = (5, 10);
+/// What rings take of the locked memory where it is counted.
+const RINGS_MEMLOCK: u64 = 8 << 20;
+/// A clock that may be off by more makes logs of two machines hard to compare.
+const CLOCK_ERROR: Duration = Duration::from_secs(1);
+
+pub(super) fn findings(config: Option<&Config>) -> Vec<Finding> {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let connections = config.map_or(Limits::default(), |config| config.limits.clone()).connections;
+    let uring = cores::block_on(FileEngine::Uring, async {}).map_err(|error| error.to_string());
+    vec![
+        open_files(hard_limit(&limits, "Max open files"), connections as u64, volumes(config)),
+        kernel(&release),
+        locked_memory(version(&release), hard_limit(&limits, "Max locked memory")),
+        io_uring(uring.err().as_deref(), &Confinement::read()),
+        confinement(&Confinement::read()),
+        clock(&machine::clock()),
+        machine_id(fs::read_to_string("/etc/machine-id").ok().as_deref()),
+    ]
+}
+
+fn volumes(config: Option<&Config>) -> u64 {
+    config.map_or(0, |config| config.volumes.len() as u64)
+}
+
+/// The hard limit of a line of `/proc/self/limits`. None if there is no such line, `u64::MAX` if there
+/// is no limit.
+fn hard_limit(limits: &str, name: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    match line.split_whitespace().nth(1)? {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    }
+}
+
+fn open_files(limit: Option<u64>, connections: u64, volumes: u64) -> Finding {
+    const CHECK: &str = "open-files";
+    let wanted = connections + 2 * volumes + OTHER_FILES;
+    match limit {
+        None => Finding::unknown(CHECK, "the limit of open files", &"/proc/self/limits is missing"),
+        Some(limit) if limit < wanted => Finding::warning(
+            CHECK,
+            format!(
+                "{limit} files may be open; {connections} connections and the volumes take {wanted}"
+            ),
+            format!(
+                "ulimit -n {wanted}, LimitNOFILE={wanted} in the unit, or a lower limits.connections"
+            ),
+        ),
+        Some(u64::MAX) => Finding::ok(CHECK, "no limit of open files"),
+        Some(limit) => Finding::ok(CHECK, format!("{limit} files may be open")),
+    }
+}
+
+/// Major and minor version.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.trim().split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn kernel(release: &str) -> Finding {
+    const CHECK: &str = "kernel";
+    let release = release.trim();
+    match version(release) {
+        None => Finding::unknown(CHECK, "the kernel's version", &format!("it is {release:?}")),
+        Some(found) if found < OLDEST_KERNEL => Finding::warning(
+            CHECK,
+            format!("Linux {release} is older than anything this is tested on"),
+            "run Linux 6.1 or later",
+        ),
+        Some(_) => Finding::ok(CHECK, format!("Linux {release}")),
+    }
+}
+
+fn locked_memory(version: Option<(u32, u32)>, limit: Option<u64>) -> Finding {
+    const CHECK: &str = "locked-memory";
+    match (version, limit) {
+        (Some(version), _) if version >= RINGS_WITHOUT_MEMLOCK => {
+            Finding::ok(CHECK, "this kernel does not count rings as locked memory")
+        }
+        (_, Some(limit)) if limit < RINGS_MEMLOCK => Finding::warning(
+            CHECK,
+            format!("{limit} bytes may be locked: io_uring may be refused its rings"),
+            "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit",
+        ),
+        (_, Some(_)) => Finding::ok(CHECK, "enough memory may be locked for io_uring's rings"),
+        (_, None) => {
+            Finding::unknown(CHECK, "the limit of locked memory", &"/proc/self/limits is missing")
+        }
+    }
+}
+
+/// What keeps this process from something.
+struct Confinement {
+    /// A filter of system calls is in force.
+    seccomp: bool,
+    /// The profile or context of AppArmor or SELinux, with its mode.
+    label: Option<String>,
+    /// kernel.io_uring_disabled.
+    io_uring_disabled: Option<u8>,
+}
+
+impl Confinement {
+    fn read() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let label = fs::read_to_string("/proc/self/attr/current").ok();
+        let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
+        Self {
+            seccomp: has_filter(&status),
+            label: label.map(|label| label.trim_matches(['\0', '\n', ' ']).to_owned()),
+            io_uring_disabled: disabled.and_then(|text| text.trim().parse().ok()),
+        }
+    }
+}
+
+fn has_filter(status: &str) -> bool {
+    let mode = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
+    mode.is_some_and(|mode| mode.trim() == "2")
+}
+
+fn io_uring(error: Option<&str>, confinement: &Confinement) -> Finding {
+    const CHECK: &str = "io-uring";
+    let Some(error) = error else {
+        return Finding::ok(CHECK, "files are read and written by io_uring");
+    };
+    let finding = format!("files are read and written by threads, which is slower: {error}");
+    let remedy = match (confinement.io_uring_disabled, confinement.seccomp) {
+        (Some(disabled @ (1 | 2)), _) => {
+            format!("sysctl kernel.io_uring_disabled=0 (it is {disabled})")
+        }
+        (_, true) => "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp \
+                      profile (SystemCallFilter=@io-event in a unit; containers need a profile of \
+                      their own)"
+            .to_owned(),
+        _ => "run a kernel with CONFIG_IO_URING, 5.10 or later".to_owned(),
+    };
+    Finding::warning(CHECK, finding, remedy)
+}
+
+fn confinement(confinement: &Confinement) -> Finding {
+    const CHECK: &str = "confinement";
+    match confinement.label.as_deref() {
+        // `name (enforce)` is AppArmor's; SELinux has user:role:type:level and no mode.
+        Some(label) if label.ends_with("(enforce)") => Finding::warning(
+            CHECK,
+            format!("AppArmor confines this process: {label}"),
+            "see that the profile allows the volumes' paths and the portals (journalctl -k -g DENIED)",
+        ),
+        Some(label) if label.matches(':').count() >= 3 && !label.contains("unconfined") => {
+            Finding::warning(
+                CHECK,
+                format!("SELinux confines this process: {label}"),
+                "see that the policy allows the volumes' paths and the portals (ausearch -m AVC)",
+            )
+        }
+        _ => Finding::ok(CHECK, "neither AppArmor nor SELinux confines this process"),
+    }
+}
+
+fn clock(clock: &std::io::Result<Clock>) -> Finding {
+    const CHECK: &str = "clock";
+    match clock {
+        Err(error) => Finding::unknown(CHECK, "the clock", error),
+        Ok(Clock { synchronised: false, .. }) => Finding::warning(
+            CHECK,
+            "nothing keeps the clock right: logs, certificates and schedules go by it",
+            "run chrony or systemd-timesyncd (timedatectl set-ntp true)",
+        ),
+        Ok(Clock { maximum_error, .. }) if *maximum_error > CLOCK_ERROR => Finding::warning(
+            CHECK,
+            format!("the clock may be off by {:.1} s", maximum_error.as_secs_f64()),
+            "see that the time servers can be reached (chronyc sources, timedatectl)",
+        ),
+        Ok(_) => Finding::ok(CHECK, "the clock is synchronised"),
+    }
+}
+
+fn machine_id(id: Option<&str>) -> Finding {
+    const CHECK: &str = "machine-id";
+    match id.map(str::trim) {
+        Some(id) if !id.is_empty() && id != "uninitialized" => {
+            Finding::ok(CHECK, "volumes without a serial have a lasting identity")
+        }
+        _ => Finding::problem(
+            CHECK,
+            "/etc/machine-id is missing: volumes without a serial are other disks after a restart",
+            "systemd-machine-id-setup, or give each volume a serial",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    const LIMITS: &str = "\
+Limit                     Soft Limit           Hard Limit           Units     \n\
+Max open files            1024                 524288               files     \n\
+Max locked memory         65536                unlimited            bytes     \n";
+
+    #[test]
+    fn the_hard_limit_is_what_counts() {
+        assert_eq!(hard_limit(LIMITS, "Max open files"), Some(524_288));
+        assert_eq!(hard_limit(LIMITS, "Max locked memory"), Some(u64::MAX));
+        assert_eq!(hard_limit(LIMITS, "Max nothing"), None);
+    }
+
+    #[test]
+    fn connections_and_volumes_must_fit_into_the_open_files() {
+        assert_eq!(open_files(Some(20_000), 20_000, 0).level, Level::Warning);
+        assert_eq!(open_files(Some(524_288), 20_000, 10_000).level, Level::Ok);
+        assert_eq!(open_files(Some(40_000), 20_000, 10_000).level, Level::Warning);
+        assert_eq!(open_files(None, 1, 0).level, Level::Ok);
+    }
+
+    #[test]
+    fn an_old_kernel_is_told() {
+        assert_eq!(version("6.1.0-28-amd64\n"), Some((6, 1)));
+        assert_eq!(version("5.10+rpi"), Some((5, 10)));
+        assert_eq!(version("plan9"), None);
+        assert_eq!(kernel("4.19.0-5\n").level, Level::Warning);
+        assert_eq!(kernel("6.12.3\n"), Finding::ok("kernel", "Linux 6.12.3"));
+    }
+
+    #[test]
+    fn locked_memory_matters_where_rings_are_counted() {
+        assert_eq!(locked_memory(Some((5, 10)), Some(65_536)).level, Level::Warning);
+        assert_eq!(locked_memory(Some((5, 10)), Some(u64::MAX)).level, Level::Ok);
+        assert_eq!(locked_memory(Some((6, 1)), Some(65_536)).level, Level::Ok);
+    }
+
+    fn confined(label: &str) -> Confinement {
+        Confinement { seccomp: false, label: Some(label.into()), io_uring_disabled: Some(0) }
+    }
+
+    #[test]
+    fn what_forbids_io_uring_is_named() {
+        let open = confined("unconfined");
+        assert_eq!(io_uring(None, &open).level, Level::Ok);
+        let sysctl = Confinement { io_uring_disabled: Some(2), ..confined("") };
+        let remedy = io_uring(Some("EPERM"), &sysctl).remedy.unwrap_or_default();
+        assert!(remedy.contains("kernel.io_uring_disabled=0 (it is 2)"), "{remedy}");
+        let filter = Confinement { seccomp: true, ..confined("") };
+        let remedy = io_uring(Some("EPERM"), &filter).remedy.unwrap_or_default();
+        assert!(remedy.contains("seccomp"), "{remedy}");
+        assert!(has_filter("Name:\tx\nSeccomp:\t2\n") && !has_filter("Seccomp:\t0\n"));
+    }
+
+    #[test]
+    fn a_profile_in_force_is_told() {
+        assert_eq!(confinement(&confined("sarsen (enforce)")).level, Level::Warning);
+        assert_eq!(confinement(&confined("sarsen (complain)")).level, Level::Ok);
+        assert_eq!(confinement(&confined("unconfined")).level, Level::Ok);
+        let context = "system_u:system_r:container_t:s0:c1,c2";
+        assert_eq!(confinement(&confined(context)).level, Level::Warning);
+    }
+
+    #[test]
+    fn a_clock_that_nobody_keeps_is_told() {
+        let state = |synchronised, seconds| {
+            let maximum_error = Duration::from_secs(seconds);
+            clock(&Ok(Clock { synchronised, maximum_error })).level
+        };
+        assert_eq!(state(false, 0), Level::Warning);
+        assert_eq!(state(true, 0), Level::Ok);
+        assert_eq!(state(true, 16), Level::Warning);
+    }
+
+    #[test]
+    fn a_machine_without_an_identity_is_a_problem() {
+        assert_eq!(machine_id(None).level, Level::Problem);
+        assert_eq!(machine_id(Some("\n")).level, Level::Problem);
+        assert_eq!(machine_id(Some("uninitialized\n")).level, Level::Problem);
+        assert_eq!(machine_id(Some("0123456789abcdef\n")).level, Level::Ok);
+    }
+}

@@ -1,0 +1,341 @@
+//! Interfaces, the way to peers, names, buffers, and who has the ports.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::os::linux::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use sarsen_io::machine;
+use sarsen_io::net::Listener;
+use sarsen_node::Config;
+
+use super::Finding;
+
+/// The registered port of iSCSI.
+const ISCSI_PORT: u16 = 3260;
+/// The discard port: nothing is sent there, the way to the host is asked for.
+const ANY_PORT: u16 = 9;
+/// What Ethernet carries unless told otherwise.
+const USUAL_MTU: u32 = 1500;
+/// Headers of IP and ICMP in front of what ping sends.
+const PING_HEADERS: (u32, u32) = (28, 48);
+/// 10 Gbit/s for 2 ms are 2.5 MB on their way.
+const BUFFER_WANTED: u64 = 4 << 20;
+/// The state of a socket that listens, in /proc/net/tcp.
+const LISTENS: &str = "0A";
+
+pub(super) fn findings(
+    config: Option<&Config>,
+    server_runs: bool,
+    peers: &[String],
+) -> Vec<Finding> {
+    let mut findings = vec![interfaces(&read_interfaces())];
+    findings.extend(peers.iter().map(|peer| way_to(peer)));
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    findings.push(own_name(host, &resolve(host)));
+    if let Some(isns) = config.and_then(|config| config.isns.as_ref()) {
+        findings.push(name_server(&isns.server, isns.server.to_socket_addrs()));
+    }
+    for name in ["tcp_rmem", "tcp_wmem"] {
+        let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"));
+        findings.push(buffers(name, text.unwrap_or_default().trim()));
+    }
+    let standard = SocketAddr::from((Ipv4Addr::UNSPECIFIED, ISCSI_PORT));
+    let addresses = config.map_or(vec![standard], |config| {
+        config.listen.iter().map(|portal| portal.address).collect()
+    });
+    findings.extend(addresses.iter().map(|&address| {
+        let bound = Listener::bind(address).map(drop);
+        let holder = bound.as_ref().err().and_then(|_| holder(address.port()));
+        portal(address, bound, holder.as_deref(), server_runs)
+    }));
+    findings
+}
+
+/// A network interface that is not the loopback.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Interface {
+    name: String,
+    mtu: u32,
+    up: bool,
+}
+
+fn read_interfaces() -> Vec<Interface> {
+    let names = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let interface = |name: String| {
+        let read = |file: &str| fs::read_to_string(format!("/sys/class/net/{name}/{file}"));
+        let mtu = read("mtu").ok()?.trim().parse().ok()?;
+        let up = read("operstate").ok()?.trim() == "up";
+        Some(Interface { mtu, up, name })
+    };
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut found: Vec<_> = names.filter(|name| name != "lo").filter_map(interface).collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    found
+}
+
+fn interfaces(all: &[Interface]) -> Finding {
+    const CHECK: &str = "mtu";
+    let up: Vec<_> = all.iter().filter(|interface| interface.up).collect();
+    let list = up.iter().map(|Interface { name, mtu, .. }| format!("{name} has {mtu}"));
+    let list = list.collect::<Vec<_>>().join(", ");
+    let (least, most) = (
+        up.iter().map(|interface| interface.mtu).min(),
+        up.iter().map(|interface| interface.mtu).max(),
+    );
+    match (least, most) {
+        (Some(least), Some(most)) if least != most => Finding::warning(
+            CHECK,
+            format!("interfaces carry packets of different lengths: {list}"),
+            "give both ways to a disk the same MTU (multipath spreads over them), and try it with \
+             --peer HOST",
+        ),
+        (Some(mtu), _) if mtu > USUAL_MTU => Finding::ok(
+            CHECK,
+            format!("{list}: switches and peers must carry it, too; --peer HOST tries it"),
+        ),
+        (Some(_), _) => Finding::ok(CHECK, list),
+        (None, _) => Finding::ok(CHECK, "no interface but the loopback is up"),
+    }
+}
+
+/// Sends one packet as long as the way begins, not to be cut.
+fn way_to(peer: &str) -> Finding {
+    const CHECK: &str = "peer";
+    let address = match resolve(peer).map(|addresses| addresses.first().copied()) {
+        Ok(Some(address)) => address,
+        Ok(None) => return unresolved(CHECK, peer, "it has no address"),
+        Err(error) => return unresolved(CHECK, peer, &error.to_string()),
+    };
+    let mtu = match machine::path_mtu((address, ANY_PORT).into()) {
+        Ok(mtu) => mtu,
+        Err(error) => {
+            let finding = format!("there is no way to {peer} ({address}): {error}");
+            return Finding::problem(CHECK, finding, "see the routes (ip route get)");
+        }
+    };
+    let headers = if address.is_ipv4() { PING_HEADERS.0 } else { PING_HEADERS.1 };
+    let length = mtu.min(u16::MAX.into()).saturating_sub(headers);
+    let mut ping = Command::new("ping");
+    ping.args(["-n", "-q", "-c", "2", "-W", "2", "-M", "do", "-s"]).arg(length.to_string());
+    ping.arg(address.to_string()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    pinged(peer, address, mtu, ping.status().map(|status| status.success()))
+}
+
+fn pinged(peer: &str, address: IpAddr, mtu: u32, answered: io::Result<bool>) -> Finding {
+    const CHECK: &str = "peer";
+    match answered {
+        Ok(true) => Finding::ok(CHECK, format!("packets of {mtu} bytes reach {peer} ({address})")),
+        Ok(false) => Finding::warning(
+            CHECK,
+            format!("no answer from {peer} ({address}) to packets of {mtu} bytes in one piece"),
+            format!(
+                "if `ping {address}` is answered, something on the way has a smaller MTU than \
+                 {mtu}: set the same at switches and both ends"
+            ),
+        ),
+        Err(error) => Finding::warning(
+            CHECK,
+            format!("whether packets of {mtu} bytes reach {peer} was not tried: ping: {error}"),
+            "apt install iputils-ping",
+        ),
+    }
+}
+
+fn resolve(host: &str) -> io::Result<Vec<IpAddr>> {
+    let found = (host.trim_matches(['[', ']']), 0).to_socket_addrs()?;
+    Ok(found.map(|address| address.ip()).collect())
+}
+
+fn unresolved(check: &'static str, host: &str, error: &str) -> Finding {
+    let remedy = "see /etc/hosts and the DNS server, or give an address";
+    Finding::problem(check, format!("{host} cannot be resolved: {error}"), remedy)
+}
+
+fn own_name(host: &str, addresses: &io::Result<Vec<IpAddr>>) -> Finding {
+    const CHECK: &str = "host-name";
+    match addresses {
+        Ok(addresses) if addresses.iter().any(|address| !address.is_loopback()) => {
+            Finding::ok(CHECK, format!("{host} can be resolved"))
+        }
+        // As Debian's installer leaves it: fine here, and of no use to others.
+        Ok(_) => Finding::ok(
+            CHECK,
+            format!("{host} is a loopback address here: initiators need an address or a DNS name"),
+        ),
+        Err(error) => Finding::warning(
+            CHECK,
+            format!("this machine's own name, {host}, cannot be resolved: {error}"),
+            format!("add `127.0.1.1 {host}` to /etc/hosts"),
+        ),
+    }
+}
+
+fn name_server<T>(server: &str, found: io::Result<T>) -> Finding {
+    match found {
+        Ok(_) => Finding::ok("isns", format!("the name server {server} can be resolved")),
+        Err(error) => unresolved("isns", server, &error.to_string()),
+    }
+}
+
+/// `text` is the least, the first and the most that the kernel gives to a connection.
+fn buffers(name: &str, text: &str) -> Finding {
+    const CHECK: &str = "socket-buffers";
+    match text.split_whitespace().nth(2).and_then(|most| most.parse::<u64>().ok()) {
+        None => Finding::unknown(CHECK, name, &format!("it is {text:?}")),
+        Some(most) if most < BUFFER_WANTED => Finding::warning(
+            CHECK,
+            format!("net.ipv4.{name} lets a connection have {most} bytes at most"),
+            format!("sysctl -w net.ipv4.{name}=\"4096 131072 {BUFFER_WANTED}\" for 10 Gbit/s"),
+        ),
+        Some(most) => Finding::ok(CHECK, format!("net.ipv4.{name} goes up to {most} bytes")),
+    }
+}
+
+fn portal(
+    address: SocketAddr,
+    bound: io::Result<()>,
+    holder: Option<&str>,
+    server_runs: bool,
+) -> Finding {
+    const CHECK: &str = "portal";
+    let error = match bound {
+        Ok(()) => return Finding::ok(CHECK, format!("{address} is free")),
+        Err(error) => error,
+    };
+    match error.kind() {
+        ErrorKind::AddrInUse if server_runs && holder.is_none_or(|name| name == "sarsen") => {
+            Finding::ok(CHECK, format!("{address} is taken by the server that runs"))
+        }
+        ErrorKind::AddrInUse => {
+            let holder = holder.unwrap_or("somebody whom only root can see");
+            Finding::problem(
+                CHECK,
+                format!("{address} is taken by {holder}"),
+                "stop it (the kernel's own target: targetcli clearconfig), or listen elsewhere",
+            )
+        }
+        ErrorKind::AddrNotAvailable => Finding::problem(
+            CHECK,
+            format!("{address} is no address of this machine"),
+            "see `ip address`; sysctl net.ipv4.ip_nonlocal_bind=1 if it comes and goes",
+        ),
+        ErrorKind::PermissionDenied => Finding::problem(
+            CHECK,
+            format!("{address}: ports below 1024 are for root"),
+            "take 3260 or another one above",
+        ),
+        _ => Finding::problem(CHECK, format!("{address}: {error}"), "listen elsewhere"),
+    }
+}
+
+/// The name of the process that listens at `port`, as far as we may see.
+fn holder(port: u16) -> Option<String> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
+    let inode = tables.iter().flatten().find_map(|table| inode_of(table, port))?;
+    let wanted = format!("socket:[{inode}]");
+    let own = fs::metadata("/proc/self").ok()?.st_uid();
+    let processes = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.path());
+    let has_it = |process: &Path| {
+        let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        descriptors
+            .filter_map(|descriptor| fs::read_link(descriptor.path()).ok())
+            .any(|link| link.as_os_str() == wanted.as_str())
+    };
+    match processes.into_iter().find(|process| has_it(process)) {
+        Some(process) => Some(fs::read_to_string(process.join("comm")).ok()?.trim().to_owned()),
+        // Sockets of the kernel belong to no process, which only root can tell.
+        None if own == 0 => Some("the kernel (its own iSCSI target?)".to_owned()),
+        None => None,
+    }
+}
+
+/// The socket that listens at `port`, in a table as /proc/net/tcp.
+fn inode_of(table: &str, port: u16) -> Option<u64> {
+    table.lines().skip(1).find_map(|line| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let (_, local_port) = words.get(1)?.rsplit_once(':')?;
+        let listens = words.get(3) == Some(&LISTENS);
+        let matches = listens && u16::from_str_radix(local_port, 16) == Ok(port);
+        matches.then(|| words.get(9)?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    fn interface(name: &str, mtu: u32) -> Interface {
+        Interface { name: name.into(), mtu, up: true }
+    }
+
+    #[test]
+    fn interfaces_that_differ_are_told() {
+        let (a, b, c) = (interface("eth0", 1500), interface("eth1", 9000), interface("eth2", 9000));
+        assert_eq!(interfaces(&[a.clone(), b.clone()]).level, Level::Warning);
+        assert_eq!(interfaces(&[b.clone(), c]).level, Level::Ok);
+        let down = Interface { up: false, ..a };
+        assert_eq!(interfaces(&[down, b]).level, Level::Ok, "one that is down does not count");
+        assert_eq!(interfaces(&[]).level, Level::Ok);
+    }
+
+    #[test]
+    fn a_long_packet_that_is_lost_is_told() {
+        let address = IpAddr::from([192, 0, 2, 1]);
+        let level = |answered| pinged("box", address, 9000, answered).level;
+        assert_eq!(level(Ok(true)), Level::Ok);
+        assert_eq!(level(Ok(false)), Level::Warning);
+        assert_eq!(level(Err(ErrorKind::NotFound.into())), Level::Warning);
+    }
+
+    #[test]
+    fn names_that_lead_nowhere_are_told() {
+        let unknown = || io::Error::other("unknown host");
+        assert_eq!(own_name("san", &Err(unknown())).level, Level::Warning);
+        assert_eq!(own_name("san", &Ok(vec![[127, 0, 1, 1].into()])).level, Level::Ok);
+        assert_eq!(name_server::<()>("isns:3205", Err(unknown())).level, Level::Problem);
+    }
+
+    #[test]
+    fn small_buffers_are_told() {
+        assert_eq!(buffers("tcp_rmem", "4096\t131072\t6291456").level, Level::Ok);
+        assert_eq!(buffers("tcp_rmem", "4096 87380 212992").level, Level::Warning);
+        assert_eq!(buffers("tcp_rmem", "").level, Level::Ok);
+    }
+
+    #[test]
+    fn who_has_a_portal_is_told() {
+        let address = SocketAddr::from(([0, 0, 0, 0], 3260));
+        let taken = |holder: Option<&str>, runs| {
+            portal(address, Err(ErrorKind::AddrInUse.into()), holder, runs)
+        };
+        assert_eq!(taken(Some("sarsen"), true).level, Level::Ok);
+        assert_eq!(taken(Some("sarsen"), false).level, Level::Problem);
+        let tgtd = taken(Some("tgtd"), true);
+        assert_eq!((tgtd.level, &*tgtd.finding), (Level::Problem, "0.0.0.0:3260 is taken by tgtd"));
+        let elsewhere = portal(address, Err(ErrorKind::AddrNotAvailable.into()), None, false);
+        assert_eq!(elsewhere.level, Level::Problem);
+        assert_eq!(portal(address, Ok(()), None, false).level, Level::Ok);
+    }
+
+    #[test]
+    fn a_socket_is_found_by_its_port_if_it_listens() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             0: 0100007F:0CBC 00000000:0000 01 00000000:00000000 00:00000000 00000000     0        0 601 1\n\
+             1: 00000000:0CBC 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 602 1\n";
+        assert_eq!(inode_of(table, 3260), Some(602));
+        assert_eq!(inode_of(table, 3261), None);
+    }
+
+    #[test]
+    fn the_holder_of_a_port_of_ours_is_this_process() {
+        let listener = Listener::bind(([127, 0, 0, 1], 0).into()).expect("a port");
+        let port = listener.local_addr().expect("bound").port();
+        let comm = fs::read_to_string("/proc/self/comm").expect("a name");
+        assert_eq!(holder(port).as_deref(), Some(comm.trim()));
+    }
+}

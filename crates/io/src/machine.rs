@@ -1,0 +1,80 @@
+//! What a machine tells of itself: how its clock is kept, the room on a disk, the way to a peer.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+/// How the system's clock is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    /// The kernel believes it to be right: something (NTP, PTP) keeps it so.
+    pub synchronised: bool,
+    /// The most that it may be off, as that something says.
+    pub maximum_error: Duration,
+}
+
+/// Asks the kernel how its clock is kept (adjtimex(2)); changes nothing.
+pub fn clock() -> io::Result<Clock> {
+    // SAFETY: all zeroes is a valid timex: it has numbers alone, and no mode to change anything.
+    #[allow(unsafe_code)]
+    let mut told: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel reads and writes one timex, which is ours for the time of the call.
+    #[allow(unsafe_code)]
+    let state = unsafe { libc::adjtimex(&mut told) };
+    if state < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Clock {
+        synchronised: state != libc::TIME_ERROR && told.status & libc::STA_UNSYNC == 0,
+        maximum_error: Duration::from_micros(u64::try_from(told.maxerror).unwrap_or(0)),
+    })
+}
+
+/// Bytes of a file system: those that we may still take, and all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Free for us.
+    pub free: u64,
+    /// In all.
+    pub size: u64,
+}
+
+/// The space of the file system that has `path`.
+pub fn space(path: &Path) -> io::Result<Space> {
+    let told = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
+    Ok(Space { free: bytes(told.f_bavail), size: bytes(told.f_blocks) })
+}
+
+/// The longest packet that goes to `peer` in one piece, as far as the kernel knows. Sends nothing.
+pub fn path_mtu(peer: SocketAddr) -> io::Result<u32> {
+    match peer {
+        SocketAddr::V4(_) => {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            socket.connect(peer)?;
+            Ok(rustix::net::sockopt::ip_mtu(&socket)?)
+        }
+        SocketAddr::V6(_) => {
+            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+            socket.connect(peer)?;
+            Ok(rustix::net::sockopt::ipv6_mtu(&socket)?)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_answers_each_question() {
+        clock().expect("a clock");
+        let folder = tempfile::tempdir().expect("a folder");
+        let space = space(folder.path()).expect("a file system");
+        assert!(space.size > 0 && space.free <= space.size, "{space:?}");
+        assert!(super::space(&folder.path().join("absent")).is_err());
+        let mtu = path_mtu((Ipv4Addr::LOCALHOST, 3260).into()).expect("the loopback has one");
+        assert!(mtu >= 1280, "{mtu}");
+    }
+}
