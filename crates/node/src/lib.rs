@@ -4,6 +4,7 @@
 mod access;
 pub mod config;
 pub mod control;
+pub mod desired;
 mod drain;
 mod fronts;
 mod host;

@@ -66,9 +66,8 @@ impl Size {
     /// So many bytes.
     pub fn of_bytes(bytes: u64) -> Self {
         let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-        let unit = units
-            .into_iter()
-            .find(|(_, shift)| bytes != 0 && bytes.is_multiple_of(1 << shift));
+        let unit =
+            units.into_iter().find(|(_, shift)| bytes != 0 && bytes.is_multiple_of(1 << shift));
         Self(match unit {
             Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
             None => bytes.to_string(),
@@ -83,7 +82,7 @@ pub struct Volume {
     /// 1 to 64 lower-case letters, digits, dots and hyphens.
     pub name: String,
     /// `file` unless given; `ram`, `null`, `iso` or `sg`.
-    #[serde(default = "file", skip_serializing_if = "is_file")]
+    #[serde(default = "file")]
     pub store: String,
     /// Of a file, image or device. A file volume without one is kept in the server's state folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -349,14 +348,8 @@ pub struct Discovery {
 }
 
 /// The store of volumes that name none.
-const FILE: &str = "file";
-
 fn file() -> String {
-    FILE.to_owned()
-}
-
-fn is_file(store: &str) -> bool {
-    store == FILE
+    "file".to_owned()
 }
 
 fn is_false(value: &bool) -> bool {

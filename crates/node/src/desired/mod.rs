@@ -1,0 +1,5 @@
+//! What a server is to be: [`document`] is how it is written.
+
+pub mod document;
+
+pub use self::document::Document;
