@@ -51,6 +51,11 @@ pub(crate) fn help() -> String {
 #[error("{0}")]
 pub(crate) struct UsageError(pub(crate) String);
 
+/// Something that was named and is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NotFoundError(pub(crate) String);
+
 /// Part of what was to be done.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -91,6 +96,9 @@ pub(crate) fn number(outcome: &anyhow::Result<()>) -> u8 {
 fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if error.downcast_ref::<UsageError>().is_some() {
         return (USAGE, None);
+    }
+    if error.downcast_ref::<NotFoundError>().is_some() {
+        return (NOT_FOUND, None);
     }
     if error.downcast_ref::<DegradedError>().is_some() {
         return (DEGRADED, None);
@@ -276,6 +284,7 @@ mod tests {
         assert_eq!(code_of(UsageError("x".into())), 2);
         assert_eq!(code_of(StartError::from(config)), 2);
         assert_eq!(code_of(refused(ErrorCode::Invalid)), 2);
+        assert_eq!(code_of(NotFoundError("x".into())), 3);
         assert_eq!(code_of(refused(ErrorCode::NotFound)), 3);
         assert_eq!(code_of(refused(ErrorCode::Conflict)), 4);
         let in_use = StartError::Listen {

@@ -1,5 +1,7 @@
 //! `sarsen target`.
 
+mod url;
+
 use clap::Subcommand;
 use sarsen_node::config::parse_redirect_address;
 use sarsen_node::control::path_segment;
@@ -18,6 +20,8 @@ pub(crate) enum Verb {
         #[command(flatten)]
         manner: Manner,
     },
+    /// Print lines to paste where a target's disks are to be used.
+    Url(url::Arguments),
     /// Take a target out of service: new sessions are turned away or sent on, those that are there
     /// are asked to log out, and dropped if they do not in time.
     Drain {
@@ -54,6 +58,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 false => print_line(&render(&list.targets)),
             }
         }
+        Verb::Url(arguments) => url::run(&arguments),
         Verb::Drain { name, grace, redirect, permanent, manner } => {
             let client = manner.client();
             let redirect = redirect.map(|address| Redirect { address, permanent });
@@ -94,6 +99,8 @@ fn render(targets: &[Target]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sarsen_node::control::schema::Authentication;
+
     use super::*;
 
     #[test]
@@ -106,6 +113,9 @@ mod tests {
             redirect,
             portal_groups: None,
             session_count: 2,
+            portals: Vec::new(),
+            luns: Vec::new(),
+            authentication: Authentication::None,
         };
         let text = render(&[target]);
         let words: Vec<_> = text.lines().last().unwrap_or_default().split("  ").collect();

@@ -157,6 +157,11 @@ impl Access {
         self.policy().look(Some(target), initiator, peer.ip()).is_ok()
     }
 
+    /// Whether who wants to use a target has to prove who he is.
+    pub(crate) fn demands_proof(&self, target: &str) -> bool {
+        self.policy().demands_proof(target)
+    }
+
     /// See [`Policy::secret_of`].
     pub(crate) fn secret_of(&self, account: &str) -> Option<Secret> {
         self.policy().secret_of(account).cloned()

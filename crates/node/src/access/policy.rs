@@ -110,6 +110,11 @@ impl Policy {
         }
     }
 
+    /// Whether who wants to use a target has to prove who he is.
+    pub(crate) fn demands_proof(&self, target: &str) -> bool {
+        self.targets.get(target).is_some_and(|door| door.demand != Demand::Nothing)
+    }
+
     /// What whoever wants in is shown, or why he is not let in.
     pub(crate) fn let_in(
         &self,

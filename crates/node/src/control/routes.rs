@@ -17,10 +17,10 @@ use tracing::info;
 use super::VERSION;
 use super::error::ApiError;
 use super::schema::{
-    self, Connection, DrainSession, DrainTarget, Drained, Session, SessionKind, SessionList,
-    TargetList, TargetState, Undrained, unix_seconds,
+    self, Authentication, Connection, DrainSession, DrainTarget, Drained, Session, SessionKind,
+    SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained, unix_seconds,
 };
-use crate::config::{Redirect, parse_redirect_address};
+use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
 use crate::fronts::iscsi::{Attendance, Front, Mailbox};
 use crate::metrics;
@@ -129,6 +129,9 @@ async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
         let name = target.device.name();
         let (service, redirect) = front.drains.service(name);
         let own = sessions.iter().filter(|seated| seated.target_name.as_deref() == Some(name));
+        let portals = front.portals.iter();
+        let portals = portals.filter(|portal| target.is_reached_through(portal.group));
+        let portals = portals.map(target_portal).collect();
         schema::Target {
             name: name.to_owned(),
             alias: target.alias.clone(),
@@ -136,11 +139,22 @@ async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
             redirect: redirect
                 .or(target.redirect)
                 .map(|Redirect { address, permanent }| schema::Redirect { address, permanent }),
+            portals,
+            luns: target.device.luns().keys().map(|lun| TargetLun { lun: lun.0 }).collect(),
+            authentication: match front.access.demands_proof(name) {
+                true => Authentication::Chap,
+                false => Authentication::None,
+            },
             portal_groups: target.groups.map(|groups| groups.into_iter().collect()),
             session_count: own.count(),
         }
     };
     Json(TargetList { targets: front.targets.all().into_iter().map(target).collect() })
+}
+
+fn target_portal(portal: &Portal) -> TargetPortal {
+    let Portal { address, group, tls } = portal;
+    TargetPortal { address: address.to_string(), group: *group, tls: tls.is_some() }
 }
 
 fn state(service: Service) -> TargetState {

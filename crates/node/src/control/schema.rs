@@ -134,6 +134,47 @@ pub struct Target {
     pub portal_groups: Option<Vec<u16>>,
     /// Its sessions.
     pub session_count: usize,
+    /// Where it is reached.
+    #[serde(default)]
+    pub portals: Vec<TargetPortal>,
+    /// Its units, by number.
+    #[serde(default)]
+    pub luns: Vec<TargetLun>,
+    /// What an initiator has to prove.
+    #[serde(default)]
+    pub authentication: Authentication,
+}
+
+/// Where a target is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetPortal {
+    /// Address and port; an unspecified address is every one of the machine.
+    pub address: String,
+    /// Its portal group.
+    pub group: u16,
+    /// It is reached by TLS alone.
+    pub tls: bool,
+}
+
+/// A unit of a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetLun {
+    /// Its number.
+    pub lun: u16,
+}
+
+/// What an initiator has to prove.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Authentication {
+    /// Nothing.
+    #[default]
+    None,
+    /// That it knows the secret of an account.
+    Chap,
+    /// One that a later version knows.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Whether a target takes sessions.

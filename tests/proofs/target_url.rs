@@ -1,0 +1,61 @@
+//! The lines that `sarsen target url` prints are pasted as they are, and work.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::{Backing, Serving, Volume, process, program};
+
+const LIMIT: Duration = Duration::from_secs(30);
+const MIB: u64 = 1 << 20;
+const SECRET: &str = "a secret of many words";
+
+/// Someone's secret: QEMU takes a newline at its end for a part of it.
+fn keep_secret(path: &Path) -> Result<()> {
+    let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(path)?;
+    Ok(file.write_all(SECRET.as_bytes())?)
+}
+
+#[test]
+fn what_is_printed_for_qemu_and_libiscsi_logs_in_with_chap() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("control.sock");
+    let secret = folder.path().join("its secret");
+    keep_secret(&secret)?;
+    let account = format!("host={}", secret.display());
+    let (control, chap) = (socket.display().to_string(), "host");
+    let volumes = [Volume::new("data", Backing::Ram, 8 * MIB)];
+    let arguments = ["--control", &control, "--account", &account, "--chap", chap];
+    let serving = Serving::start_with(&volumes, &arguments)?;
+    let target = serving.url("data").iqn.clone();
+    let lines = |format: &str, more: &[&str]| -> Result<String> {
+        let mut url = Command::new(program::path()?);
+        url.args(["target", "url", &target, "--format", format, "--user", "host"]).args(more);
+        url.arg("--secret-file").arg(&secret).env("SARSEN_CONTROL", &socket);
+        Ok(process::output(&mut url, LIMIT)?)
+    };
+    let paste = |line: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", line]).env("LIBISCSI_CHAP_PASSWORD", SECRET);
+        process::output(&mut shell, LIMIT).with_context(|| format!("{line}\n{}", serving.log()))
+    };
+
+    let qemu = lines("qemu", &[])?;
+    ensure!(!qemu.contains(SECRET), "a secret is told: {qemu}");
+    let told = paste(qemu.lines().next().context("a line")?)?;
+    ensure!(told.contains("virtual size: 8 MiB"), "{told}");
+    let told = paste(&format!("iscsi-inq {}", lines("libiscsi", &[])?.trim()))?;
+    ensure!(told.contains("VOLUME"), "{told}");
+    let json: serde_json::Value = serde_json::from_str(&lines("ipxe", &["--json"])?)?;
+    let boot = json[0]["lines"].as_array().and_then(|lines| lines.last()?.as_str());
+    let port = serving.url("data").port()?;
+    ensure!(boot == Some(&*format!("sanboot iscsi:127.0.0.1:6:{port}:0:{target}")), "{json}");
+
+    fs::remove_file(&secret)?;
+    ensure!(paste(qemu.lines().next().context("a line")?).is_err(), "without the secret it fails");
+    serving.stop()
+}
