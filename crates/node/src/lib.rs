@@ -12,6 +12,7 @@ mod isns;
 mod keeper;
 mod metrics;
 pub mod server;
+mod statistics;
 pub mod stores;
 mod targets;
 mod tls;

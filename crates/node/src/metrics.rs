@@ -1,5 +1,7 @@
 //! What is counted, as OpenMetrics text.
 
+use std::sync::Arc;
+
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -7,12 +9,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sarsen_proto::iscsi::target::RefusalReason;
 
+use crate::statistics::{Exposition, Statistics};
+
 /// What the text is (OpenMetrics 1.0.0).
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// See the module. Counted where a login ends, never on the way of a command.
+/// See the module. Counted where a login ends, never on the way of a command: what commands do is in
+/// the statistics.
 pub(crate) struct Metrics {
     registry: Registry,
+    pub(crate) statistics: Arc<Statistics>,
     logins: Counter,
     refused: Family<Refused, Counter>,
     sessions: Gauge,
@@ -65,8 +71,11 @@ impl Default for Metrics {
         let memory_refused = Gauge::default();
         let help = "How often a command waited because others had all of limits.memory";
         registry.register("command_memory_waits", help, memory_refused.clone());
+        let statistics: Arc<Statistics> = Arc::default();
+        registry.register_collector(Box::new(Exposition(statistics.clone())));
         Self {
             registry,
+            statistics,
             logins,
             refused,
             sessions,
@@ -125,6 +134,44 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::statistics::{Failure, Operation};
+
+    #[test]
+    fn what_commands_do_is_counted_by_volume_operation_and_initiator() {
+        let metrics = Metrics::default();
+        assert!(!metrics.render(Moment::default()).contains("volume="), "nobody was there");
+        let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
+        for nanoseconds in [9_000, 70_000, 20_000_000_000] {
+            meter.begin();
+            meter.end(Operation::Read, nanoseconds, 1, 4096);
+        }
+        meter.begin();
+        meter.fail(Failure::MediumError);
+        let text = metrics.render(Moment::default());
+        let of = "volume=\"data\",operation=\"read\",initiator=\"iqn.x:a\"";
+        for line in [
+            "# TYPE sarsen_command_duration_seconds histogram".to_owned(),
+            format!("sarsen_command_duration_seconds_count{{{of}}} 3"),
+            format!("sarsen_command_duration_seconds_sum{{{of}}} 20.000079"),
+            format!("sarsen_command_duration_seconds_bucket{{le=\"0.00001\",{of}}} 1"),
+            format!("sarsen_command_duration_seconds_bucket{{le=\"0.00004\",{of}}} 1"),
+            format!("sarsen_command_duration_seconds_bucket{{le=\"0.00008\",{of}}} 2"),
+            format!("sarsen_command_duration_seconds_bucket{{le=\"10.48576\",{of}}} 2"),
+            format!("sarsen_command_duration_seconds_bucket{{le=\"+Inf\",{of}}} 3"),
+            "sarsen_volume_operations_total{volume=\"data\",operation=\"read\"} 3".to_owned(),
+            "sarsen_volume_bytes_total{volume=\"data\",operation=\"read\"} 12288".to_owned(),
+            "sarsen_volume_errors_total{volume=\"data\",kind=\"medium_error\"} 1".to_owned(),
+            "sarsen_volume_queue_depth{volume=\"data\"} 1".to_owned(),
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
+        drop(meter);
+        let text = metrics.render(Moment::default());
+        assert!(
+            !text.contains("iqn.x:a") && text.contains("volume_operations_total{volume=\"data\"")
+        );
+        assert_eq!(text.matches("# EOF").count(), 1);
+    }
 
     #[test]
     fn logins_are_counted_and_refusals_by_reason() {

@@ -417,6 +417,13 @@ impl NexusHandle {
     /// Lets go of the nexus. The last handle's end is I_T nexus loss: SPC-2 reservations end.
     pub fn close(self) {}
 
+    /// Another number than before where the units may be others, after taking up what has changed.
+    #[inline]
+    pub fn generation(&mut self) -> u64 {
+        self.refresh();
+        self.generation
+    }
+
     /// Takes up a changed list of units and lets go of those that are gone. Every command does
     /// it; an idle connection does it so that a removed unit's store can close.
     #[inline]

@@ -5,6 +5,7 @@ mod client;
 mod error;
 mod routes;
 pub mod schema;
+mod statistics;
 
 use std::io;
 use std::sync::Arc;
@@ -41,6 +42,7 @@ impl Control {
                 Ok(connections) => connections,
                 Err(error) => return error!(%error, "the control socket cannot be served"),
             };
+            let counted = front.access.metrics.statistics.clone();
             let serving = axum::serve(Connections(connections), routes::router(front));
             tokio::select! {
                 ended = serving => {
@@ -48,6 +50,7 @@ impl Control {
                         error!(%error, "the control socket is served no more");
                     }
                 }
+                () = statistics::sample(counted) => {}
                 // What is being answered is cut off: the server ends.
                 _ = told.wait_for(|closing| *closing) => {}
             }

@@ -20,6 +20,7 @@ use super::schema::{
     self, Authentication, Connection, DrainSession, DrainTarget, Drained, Session, SessionKind,
     SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained, unix_seconds,
 };
+use super::statistics;
 use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
 use crate::fronts::iscsi::{Attendance, Front, Mailbox};
@@ -34,7 +35,7 @@ const GRACE: u16 = 30;
 type Answer<T> = Result<Json<T>, ApiError>;
 
 /// An answer as JSON.
-pub(super) struct Json<T>(T);
+pub(super) struct Json<T>(pub(super) T);
 
 impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
@@ -50,6 +51,7 @@ pub(super) fn json(body: &impl Serialize) -> Response {
 pub(super) fn router(front: Arc<Front>) -> Router {
     let v1 = Router::new()
         .route("/metrics", get(metrics))
+        .route("/statistics", get(statistics::statistics))
         .route("/sessions", get(sessions))
         .route("/sessions/{tsih}/drain", post(drain_session))
         .route("/targets", get(targets))

@@ -1,5 +1,7 @@
 //! What is said on the control socket. Fields are only ever added.
 
+pub mod statistics;
+
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use sarsen_proto::iscsi::{DigestKind, Parameters};

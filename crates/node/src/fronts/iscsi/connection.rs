@@ -1,6 +1,7 @@
 //! One connection from accept to close: one task, which receives until the socket is empty,
 //! carries out what came, and answers with one send.
 
+mod observer;
 mod parked;
 mod turn;
 
@@ -27,6 +28,7 @@ use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementR
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
+use self::observer::{Begun, Observer};
 use super::Front;
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
@@ -44,15 +46,16 @@ type Pending = FuturesUnordered<UnderWay>;
 /// A command that has not been answered.
 struct UnderWay {
     task: TaskId,
+    begun: Begun,
     completion: Pin<Box<dyn Future<Output = scsi::Completion>>>,
 }
 
 impl Future for UnderWay {
-    type Output = (TaskId, scsi::Completion);
+    type Output = (TaskId, Begun, scsi::Completion);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let task = self.task;
-        self.completion.as_mut().poll(context).map(|completion| (task, completion))
+        let (task, begun) = (self.task, self.begun);
+        self.completion.as_mut().poll(context).map(|completion| (task, begun, completion))
     }
 }
 
@@ -89,6 +92,7 @@ pub(super) async fn serve(
         terminated: Vec::new(),
         parking: Vec::new(),
         forwards: HashMap::new(),
+        observer: Observer::new(front.access.metrics.statistics.clone()),
     };
     let reason = driver.run(&front, &mut letters).await;
     let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder));
@@ -156,6 +160,7 @@ struct Driver<'a> {
     parking: Vec<oneshot::Sender<()>>,
     /// Commands under way here whose answers are due to other connections of the session.
     forwards: HashMap<u64, Mailbox>,
+    observer: Observer,
 }
 
 impl<'a> Driver<'a> {
@@ -190,13 +195,13 @@ impl<'a> Driver<'a> {
                 ready = self.stream.writable(), if sending => {
                     if let Err(error) = ready { return error.into() }
                 }
-                Some((task, completion)) = self.pending.next(), if !self.pending.is_empty() => {
-                    self.complete(task, completion);
+                Some((task, begun, completion)) = self.pending.next(), if !self.pending.is_empty() => {
+                    self.end(task, begun, completion);
                     // Others may have ended with it: one send answers them all.
                     self.complete_ready();
                 }
-                Some((task, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
-                    self.complete(task, completion);
+                Some((task, begun, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
+                    self.end(task, begun, completion);
                 }
                 ready = self.stream.readable(), if receiving => {
                     if let Err(error) = ready { return error.into() }
@@ -227,28 +232,32 @@ impl<'a> Driver<'a> {
             expected_data_out_length: Some(command.expected_data_out_length.into()),
             expected_data_in_length: command.expected_data_in_length.into(),
         };
+        let data_out = request.data_out.as_ref().map_or(0, |data| data.len());
+        let begun = self.observer.begin(nexus, lun, &request.cdb, data_out);
         let execution = nexus.begin(lun, request);
         self.machine.begun(task);
         match execution {
-            Execution::Ended(completion) => self.complete(task, completion),
+            Execution::Ended(completion) => self.end(task, begun, completion),
             Execution::UnderWay(under_way) => {
-                self.pending.push(UnderWay { task, completion: Box::pin(under_way) });
+                self.pending.push(UnderWay { task, begun, completion: Box::pin(under_way) });
             }
         }
     }
 
-    fn complete(&mut self, task: TaskId, mut completion: scsi::Completion) {
+    fn end(&mut self, task: TaskId, begun: Begun, mut completion: scsi::Completion) {
         if !self.forwards.is_empty()
             && let Some(mailbox) = self.forwards.remove(&task.number())
         {
+            self.observer.end(begun, &completion);
             let _ = mailbox.send(Message::Completed { task, completion: Box::new(completion) });
             return;
         }
         if let Some(abort) = completion.abort.take()
             && let Some(lun) = self.machine.withhold(task)
         {
-            return self.complete_after(*abort, lun, task, completion);
+            return self.end_after(*abort, lun, task, begun, completion);
         }
+        self.observer.end(begun, &completion);
         let sense = match (completion.sense, completion.raw_sense) {
             (Some(sense), _) => sense.to_bytes(),
             (None, raw) => raw.unwrap_or_default().into_vec(),
@@ -262,11 +271,12 @@ impl<'a> Driver<'a> {
     }
 
     /// The tasks that a command ends do so before it is answered.
-    fn complete_after(
+    fn end_after(
         &mut self,
         abort: scsi::Abort,
         lun: [u8; 8],
         task: TaskId,
+        begun: Begun,
         completion: scsi::Completion,
     ) {
         let Some(nexus) = &mut self.view.nexus else { return };
@@ -292,7 +302,7 @@ impl<'a> Driver<'a> {
             }
             completion
         });
-        self.withheld.push(UnderWay { task, completion });
+        self.withheld.push(UnderWay { task, begun, completion });
     }
 
     /// Ends those of this session's tasks that an order names.
@@ -330,10 +340,10 @@ impl<'a> Driver<'a> {
     fn complete_ready(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
         while self.machine.output().len() < self.output_limit
-            && let Poll::Ready(Some((task, completion))) =
+            && let Poll::Ready(Some((task, begun, completion))) =
                 self.pending.poll_next_unpin(&mut context)
         {
-            self.complete(task, completion);
+            self.end(task, begun, completion);
         }
     }
 
@@ -374,6 +384,7 @@ impl<'a> Driver<'a> {
             seat.share(session, id);
         }
         self.visitor.logged_in();
+        self.observer.established(&admission.initiator_name, seat.tsih);
         info!(
             tsih = seat.tsih,
             cid = admission.cid,
@@ -485,6 +496,7 @@ impl<'a> Driver<'a> {
     }
 
     fn open(&mut self, letter: Message) -> Result<(), CloseReason> {
+        self.observer.arrived(time::now());
         match letter {
             Message::Abort { order, ended } => {
                 // What has come in its turn, though it was not begun, ends, too.
@@ -516,7 +528,9 @@ impl<'a> Driver<'a> {
                 self.machine.adopt(adoption, claim);
                 drop(turn);
             }
-            Message::Completed { task, completion } => self.complete(task, *completion),
+            Message::Completed { task, completion } => {
+                self.end(task, self.observer.elsewhere(), *completion);
+            }
         }
         Ok(())
     }
@@ -537,9 +551,10 @@ impl<'a> Driver<'a> {
                 seat.wake(member);
             }
         }
-        while let Some((task, completion)) = self.pending.next().await {
-            self.complete(task, completion);
+        while let Some((task, begun, completion)) = self.pending.next().await {
+            self.end(task, begun, completion);
         }
+        self.observer.send();
         self.view.nexus = None;
         self.line = None;
         self.seat = None;

@@ -39,6 +39,7 @@ impl<'a> Driver<'a> {
             self.parking.clear();
             self.carry_out(front, Share::All).await;
             self.machine.output().clear();
+            self.observer.send();
             if self.machine.closing().is_some() {
                 return true;
             }
@@ -49,11 +50,11 @@ impl<'a> Driver<'a> {
                         return true;
                     }
                 }
-                Some((task, completion)) = self.pending.next(), if !self.pending.is_empty() => {
-                    self.complete(task, completion);
+                Some((task, begun, completion)) = self.pending.next(), if !self.pending.is_empty() => {
+                    self.end(task, begun, completion);
                 }
-                Some((task, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
-                    self.complete(task, completion);
+                Some((task, begun, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
+                    self.end(task, begun, completion);
                 }
                 () = time::sleep_until(deadline) => return true,
             }

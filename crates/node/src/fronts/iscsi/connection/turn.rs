@@ -11,8 +11,9 @@ use sarsen_io::spin::{self, Wait};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{CloseReason, Event};
 
-use super::{Driver, End};
+use super::{Driver, End, UnderWay};
 use crate::fronts::iscsi::Front;
+use crate::statistics::Failure;
 
 /// Bytes that one thread receives into; an idle connection holds none.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -123,7 +124,9 @@ impl<'a> Driver<'a> {
                 let landed = count.min(landing_length);
                 self.machine.landed(landed);
                 let rest = &scratch[..count - landed];
-                self.machine.handle_input(rest, time::now(), &mut self.view)?;
+                let now = time::now();
+                self.observer.arrived(now);
+                self.machine.handle_input(rest, now, &mut self.view)?;
                 if count < offered {
                     return Ok(true);
                 }
@@ -143,6 +146,10 @@ impl<'a> Driver<'a> {
             match event {
                 Event::Command(command) => self.execute(command),
                 Event::Aborted(tasks) => {
+                    let aborted = |one: &&UnderWay| tasks.contains(&one.task);
+                    self.pending.iter().filter(aborted).for_each(|one| {
+                        self.observer.fail(one.begun, Failure::Aborted);
+                    });
                     let names: Vec<u64> = tasks.iter().map(|task| task.number()).collect();
                     if let Some(nexus) = &mut self.view.nexus {
                         nexus.abort(&names);
@@ -169,6 +176,7 @@ impl<'a> Driver<'a> {
 
     /// Sends what is ready. Says whether the socket takes no more.
     pub(super) fn send(&mut self) -> Result<bool, End> {
+        self.observer.send();
         while !self.machine.output().is_empty() {
             let output = self.machine.output();
             let mut pieces = Vec::with_capacity(16);

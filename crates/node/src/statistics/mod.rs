@@ -1,0 +1,240 @@
+//! What commands do to volumes: how many, how large, how long they take, how they fail. Each connection
+//! has a [`Meter`] for each volume that it uses; here they are added up, by volume and initiator, when
+//! somebody asks. An initiator's part is forgotten with its last connection, a volume's sum stays.
+
+mod exposition;
+mod histogram;
+mod meter;
+mod recent;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+pub(crate) use self::exposition::Exposition;
+pub(crate) use self::histogram::{Histogram, upper_bound};
+pub(crate) use self::meter::{Failure, Meter, Operation, Totals};
+pub(crate) use self::recent::Lately;
+use self::recent::{Moments, Recent};
+
+/// How many bounds of buckets there are; the last bucket has none.
+pub(crate) const BOUNDS: usize = histogram::BUCKETS - 1;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Statistics {
+    /// By name; those that were never used are not there.
+    volumes: Mutex<BTreeMap<String, Volume>>,
+    /// Locked behind the volumes.
+    moments: Mutex<Moments>,
+}
+
+#[derive(Default)]
+struct Volume {
+    /// Of initiators that have gone.
+    past: Totals,
+    /// The progress of meters that have gone.
+    past_progress: u64,
+    initiators: BTreeMap<String, Initiator>,
+    recent: Recent,
+}
+
+/// One that is connected.
+#[derive(Default)]
+struct Initiator {
+    /// Of its connections that have ended.
+    past: Totals,
+    meters: Vec<Arc<Meter>>,
+}
+
+impl Initiator {
+    fn totals(&self) -> Totals {
+        let mut totals = self.past.clone();
+        self.meters.iter().for_each(|meter| meter.add_to(&mut totals));
+        totals
+    }
+}
+
+impl Volume {
+    fn totals(&self) -> Totals {
+        let mut totals = self.past.clone();
+        for initiator in self.initiators.values() {
+            totals.merge(&initiator.past);
+            initiator.meters.iter().for_each(|meter| meter.add_to(&mut totals));
+        }
+        totals
+    }
+
+    /// Changes whenever a command begins or ends.
+    fn progress(&self) -> u64 {
+        self.meters().fold(self.past_progress, |sum, meter| sum.wrapping_add(meter.progress()))
+    }
+
+    fn meters(&self) -> impl Iterator<Item = &Arc<Meter>> {
+        self.initiators.values().flat_map(|initiator| &initiator.meters)
+    }
+}
+
+/// What was counted of a volume until now.
+pub(crate) struct VolumeTotals {
+    pub(crate) volume: String,
+    pub(crate) all: Totals,
+    /// Of those that are connected, by initiator.
+    pub(crate) initiators: Vec<(String, Totals)>,
+}
+
+/// A connection's meter of a volume; what it counted goes into the sums when this is dropped.
+pub(crate) struct Metered {
+    statistics: Arc<Statistics>,
+    volume: String,
+    initiator: String,
+    meter: Arc<Meter>,
+}
+
+impl std::ops::Deref for Metered {
+    type Target = Meter;
+
+    #[inline]
+    fn deref(&self) -> &Meter {
+        &self.meter
+    }
+}
+
+impl Drop for Metered {
+    fn drop(&mut self) {
+        let mut volumes = self.statistics.volumes();
+        let Some(volume) = volumes.get_mut(&self.volume) else { return };
+        let Some(initiator) = volume.initiators.get_mut(&self.initiator) else { return };
+        initiator.meters.retain(|meter| !Arc::ptr_eq(meter, &self.meter));
+        volume.past_progress = volume.past_progress.wrapping_add(self.meter.progress());
+        self.meter.add_to(&mut initiator.past);
+        // What was not answered never will be.
+        initiator.past.in_flight = 0;
+        if initiator.meters.is_empty()
+            && let Some(gone) = volume.initiators.remove(&self.initiator)
+        {
+            volume.past.merge(&gone.past);
+        }
+    }
+}
+
+impl Statistics {
+    fn volumes(&self) -> MutexGuard<'_, BTreeMap<String, Volume>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection uses a volume for the first time.
+    pub(crate) fn meter(self: &Arc<Self>, volume: &str, initiator: &str, tsih: u16) -> Metered {
+        let meter = Arc::new(Meter::new(tsih));
+        let mut volumes = self.volumes();
+        let of_volume = volumes.entry(volume.to_owned()).or_default();
+        let of_initiator = of_volume.initiators.entry(initiator.to_owned()).or_default();
+        of_initiator.meters.push(meter.clone());
+        drop(volumes);
+        let (volume, initiator) = (volume.to_owned(), initiator.to_owned());
+        Metered { statistics: self.clone(), volume, initiator, meter }
+    }
+
+    /// All volumes that were used, by name.
+    pub(crate) fn totals(&self) -> Vec<VolumeTotals> {
+        let volumes = self.volumes();
+        let of = |(name, volume): (&String, &Volume)| VolumeTotals {
+            volume: name.clone(),
+            all: volume.totals(),
+            initiators: volume
+                .initiators
+                .iter()
+                .map(|(name, initiator)| (name.clone(), initiator.totals()))
+                .collect(),
+        };
+        volumes.iter().map(of).collect()
+    }
+
+    /// What each session that stands did with each volume.
+    pub(crate) fn sessions(&self) -> BTreeMap<u16, BTreeMap<String, Totals>> {
+        let mut sessions: BTreeMap<u16, BTreeMap<String, Totals>> = BTreeMap::new();
+        for (name, volume) in self.volumes().iter() {
+            for meter in volume.meters() {
+                let of_session = sessions.entry(meter.tsih).or_default();
+                meter.add_to(of_session.entry(name.clone()).or_default());
+            }
+        }
+        sessions
+    }
+
+    fn moments(&self) -> MutexGuard<'_, Moments> {
+        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes what has come since this was called last: once a second, so that there is a last while.
+    pub(crate) fn sample(&self, now: Instant) {
+        let mut volumes = self.volumes();
+        let mut moments = self.moments();
+        moments.note(now);
+        for volume in volumes.values_mut() {
+            let mut recent = std::mem::take(&mut volume.recent);
+            recent.note(&moments, volume.progress(), || volume.totals());
+            volume.recent = recent;
+        }
+    }
+
+    /// What was asked of a volume over the last while, as far as samples go back.
+    pub(crate) fn recent(&self, volume: &str) -> Option<Lately> {
+        let volumes = self.volumes();
+        Some(volumes.get(volume)?.recent.lately(&self.moments()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_initiator_is_forgotten_with_its_last_connection_and_its_part_of_the_sum_stays() {
+        let statistics: Arc<Statistics> = Arc::default();
+        let first = statistics.meter("data", "iqn.x:a", 1);
+        let second = statistics.meter("data", "iqn.x:a", 1);
+        let other = statistics.meter("data", "iqn.x:b", 2);
+        for meter in [&first, &second, &other] {
+            meter.begin();
+            meter.end(Operation::Read, 50_000, 1, 4096);
+        }
+        other.begin();
+        other.fail(Failure::Busy);
+        let counts = || {
+            let totals = statistics.totals();
+            let reads =
+                |totals: &Totals| totals.operations().map(|(_, one)| one.latency.count()).sum();
+            let initiators: Vec<(String, u64)> =
+                totals[0].initiators.iter().map(|(name, one)| (name.clone(), reads(one))).collect();
+            let all: u64 = reads(&totals[0].all);
+            (all, totals[0].all.in_flight, initiators)
+        };
+        let pair = |name: &str, count| (name.to_owned(), count);
+        assert_eq!(counts(), (3, 1, vec![pair("iqn.x:a", 2), pair("iqn.x:b", 1)]));
+        drop(first);
+        assert_eq!(counts(), (3, 1, vec![pair("iqn.x:a", 2), pair("iqn.x:b", 1)]));
+        drop(second);
+        assert_eq!(counts(), (3, 1, vec![pair("iqn.x:b", 1)]));
+        drop(other);
+        assert_eq!(counts(), (3, 0, Vec::new()), "what was under way was not answered");
+        assert_eq!(statistics.totals()[0].all.failures().collect::<Vec<_>>(), [(Failure::Busy, 1)]);
+        assert!(statistics.sessions().is_empty());
+    }
+
+    #[test]
+    fn a_session_is_the_sum_of_its_connections() {
+        let statistics: Arc<Statistics> = Arc::default();
+        let meters = [("a", 1), ("b", 1), ("a", 1), ("a", 2)]
+            .map(|(volume, tsih)| statistics.meter(volume, "iqn.x:a", tsih));
+        meters.iter().for_each(|meter| {
+            meter.begin();
+            meter.end(Operation::Write, 1, 1, 512);
+        });
+        let sessions = statistics.sessions();
+        let written = |tsih: u16, volume: &str| {
+            sessions[&tsih][volume].operations().map(|(_, one)| one.bytes).sum::<u64>()
+        };
+        assert_eq!([written(1, "a"), written(1, "b"), written(2, "a")], [1024, 512, 512]);
+    }
+}
