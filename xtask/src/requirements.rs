@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::shell;
 
 /// Wanted by every run: the real clients, a name server, a tunnel, a benchmark whose figures are
-/// read, and libFuzzer's compiler.
+/// read, libFuzzer's compiler, and what starts services and judges their units.
 const ALWAYS: &[&str] = &[
     "bonnie++",
     "g++",
@@ -18,6 +18,7 @@ const ALWAYS: &[&str] = &[
     "qemu-block-extra",
     "qemu-utils",
     "stunnel4",
+    "systemd",
 ];
 /// Wanted by the full run besides: the browser that opens reports, the guest's machine, the loader of
 /// the CD that it boots from, and what counts instructions.

@@ -13,6 +13,7 @@ mod metrics;
 mod serve;
 mod session;
 mod target;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,9 @@ struct Arguments {
 enum Verb {
     /// Serve volumes over iSCSI until SIGTERM or SIGINT.
     Serve(serve::Arguments),
+    /// Let the server that runs become the program that is installed now. It keeps its process id and its
+    /// listening sockets; initiators are asked to log out, and come back.
+    Upgrade(control::Manner),
     /// Look after the sessions of a running server.
     #[command(subcommand)]
     Session(session::Verb),
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
     start_logging(if serves { "info" } else { "warn" });
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
+        Verb::Upgrade(manner) => upgrade::run(&manner),
         Verb::Metrics(arguments) => metrics::run(&arguments),
         Verb::Session(verb) => session::run(verb),
         Verb::Target(verb) => target::run(verb),

@@ -1,16 +1,20 @@
 //! `sarsen serve`.
 
+mod service_manager;
+
 use std::io::Write;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
+use sarsen_io::handover::{self, Kept};
 use sarsen_io::spin::Spin;
 use sarsen_node::config::{
-    self, Config, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig, render_size,
+    self, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig, render_size,
 };
 use sarsen_node::{ConfigError, Server, StartError};
 use serde::Serialize;
@@ -114,7 +118,9 @@ impl TlsArguments {
 }
 
 impl Arguments {
-    fn config(&self) -> Result<Config, ConfigError> {
+    /// What flags and file say. Where neither says where to listen, it is where the sockets `received`
+    /// from the service manager do.
+    fn config(&self, received: &[SocketAddr]) -> Result<Config, ConfigError> {
         let mut config = match &self.config {
             None => Config::default(),
             Some(path) => {
@@ -134,6 +140,10 @@ impl Arguments {
         let place = |name: &String| Placed { place: format!("--chap {name}"), value: name.clone() };
         config.chap.extend(self.chap.iter().map(place));
         config.listen.extend(self.listen.iter().cloned().chain(self.tls.portals()));
+        if config.listen.is_empty() {
+            let portal = |&address| Portal { address, group: DEFAULT_GROUP, tls: None };
+            config.listen = received.iter().map(portal).collect();
+        }
         config.cores = self.cores.or(config.cores);
         config.io_engine = self.io_engine.unwrap_or(config.io_engine);
         config.spin = self.spin.unwrap_or(config.spin);
@@ -152,37 +162,101 @@ fn socket_of_the_service() -> Option<PathBuf> {
     folder.is_dir().then(|| folder.join("control.sock"))
 }
 
+/// How a server ends.
+enum Ending {
+    /// It does not come back by itself.
+    Stopped,
+    /// The program that lies there now takes its place in the same process, and has its sockets.
+    Replaced { program: PathBuf, sockets: Vec<Kept> },
+}
+
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let config = arguments.config().map_err(StartError::from)?;
-    let volumes = config.volumes.clone();
+    // Where this program was: another may lie there when it is to be replaced.
+    let program = std::env::current_exe();
     // The main thread only waits; the cores have threads of their own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        // Before anything is told, so that no signal is lost.
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut hang_up = signal(SignalKind::hangup())?;
-        let server = Server::start(config)?;
-        announce(&server, &volumes, arguments.json).context("cannot write to stdout")?;
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let ending = runtime.block_on(serve(&arguments, program.as_deref().ok()))?;
+    drop(runtime);
+    let Ending::Replaced { program, sockets } = ending else { return Ok(()) };
+    let mut command = Command::new(&program);
+    command.args(std::env::args_os().skip(1));
+    let error = handover::become_program(command, sockets);
+    Err(error).with_context(|| format!("{} cannot take over", program.display()))
+}
+
+/// Serves until a signal ends it. `program` is where this program lies, if that is known.
+async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<Ending> {
+    // Before anything is told, so that no signal is lost.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    let mut replace = signal(SignalKind::user_defined2())?;
+    let received: Vec<_> = handover::received().into_iter().map(|(_, address)| address).collect();
+    let kept_names = service_manager::kept_names();
+    let config = arguments.config(&received).map_err(StartError::from)?;
+    let volumes = config.volumes.clone();
+    let server = Server::start(config)?;
+    announce(&server, &volumes, arguments.json).context("cannot write to stdout")?;
+    service_manager::ready(&kept_names);
+    let asked = async {
         loop {
             tokio::select! {
-                _ = terminate.recv() => break info!("SIGTERM: ending"),
-                _ = interrupt.recv() => break info!("SIGINT: ending"),
-                _ = hang_up.recv() => reload(&server, &arguments),
+                _ = terminate.recv() => {
+                    info!("SIGTERM: ending");
+                    return None;
+                }
+                _ = interrupt.recv() => {
+                    info!("SIGINT: ending");
+                    return None;
+                }
+                _ = replace.recv() => match successor(program) {
+                    Ok(program) => return Some(program),
+                    Err(error) => error!("SIGUSR2: nothing was changed: {error:#}"),
+                },
+                _ = hang_up.recv() => reload(&server, arguments, &received),
             }
         }
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-        let clean = server.shutdown(Duration::from_secs(arguments.logout_grace)).await;
-        anyhow::ensure!(clean, "not everything could be brought to disk; see the log");
-        Ok(())
-    })
+    };
+    let successor = tokio::select! {
+        successor = asked => successor,
+        () = service_manager::watch(&server) => unreachable!("it does not end"),
+    };
+    // Who connects after this waits for the next server, if there is one.
+    let sockets = handover::keep().context("the listening sockets cannot be kept")?;
+    let ending = match successor {
+        Some(program) => Ending::Replaced { program, sockets },
+        None => {
+            service_manager::stopping(&sockets);
+            Ending::Stopped
+        }
+    };
+    let clean = server.shutdown(Duration::from_secs(arguments.logout_grace)).await;
+    match (clean, &ending) {
+        (true, _) => {}
+        (false, Ending::Stopped) => {
+            anyhow::bail!("not everything could be brought to disk; see the log")
+        }
+        (false, Ending::Replaced { .. }) => error!("not everything could be brought to disk"),
+    }
+    Ok(ending)
+}
+
+/// What is to take over, if it runs at all.
+fn successor(program: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let program = program.context("it is not known where this program is")?;
+    let shown = program.display();
+    let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("{shown} does not start"))?;
+    anyhow::ensure!(output.status.success(), "{shown} --version ends with {}", output.status);
+    let version = String::from_utf8_lossy(&output.stdout);
+    info!(version = version.trim(), "SIGUSR2: the program that is installed takes over");
+    Ok(program.to_owned())
 }
 
 /// Takes over what may change while the server runs. The log tells what became of it.
-fn reload(server: &Server, arguments: &Arguments) {
+fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr]) {
     server.reload_certificates();
-    match arguments.config().and_then(|config| server.reload(&config)) {
+    match arguments.config(received).and_then(|config| server.reload(&config)) {
         Ok(reloaded) => {
             for what in &reloaded.needs_restart {
                 warn!("SIGHUP: {what} was changed: that needs a restart");

@@ -10,7 +10,7 @@ use std::sync::{Arc, mpsc as channel};
 use std::thread::JoinHandle;
 
 use tokio::runtime::{Builder, LocalOptions};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::pool::Pool;
 use crate::ring::{self, Ring};
@@ -72,6 +72,25 @@ impl Cores {
     {
         // A core ends before its `Cores` only by a panic, which has been reported.
         let _ = self.cores[index].jobs.send(Box::new(move || Box::pin(make())));
+    }
+
+    /// Ends when every core has carried out something that was asked of it now: none is stuck. False
+    /// if one is gone.
+    pub async fn pulse(&self) -> bool {
+        let beat = |index| {
+            let (sender, answer) = oneshot::channel();
+            self.spawn_on(index, move || async move {
+                let _ = sender.send(());
+            });
+            answer
+        };
+        let answers: Vec<_> = (0..self.len()).map(beat).collect();
+        for answer in answers {
+            if answer.await.is_err() {
+                return false;
+            }
+        }
+        true
     }
 
     /// Which engine is in use: never `Auto`.
@@ -230,6 +249,8 @@ impl Environment {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
 
     #[test]
@@ -246,6 +267,22 @@ mod tests {
             });
             assert_eq!(receiver.recv().unwrap(), Some(format!("core-{index}")));
         }
+        cores.shutdown();
+    }
+
+    #[test]
+    fn a_pulse_goes_through_every_core_and_stops_at_one_that_is_stuck() {
+        let cores = Cores::start(NonZeroUsize::new(2), FileEngine::Pool, Spin::Never).unwrap();
+        assert!(block_on(FileEngine::Pool, cores.pulse()).unwrap());
+        let (go_on, stuck) = channel::channel::<()>();
+        cores.spawn_on(1, move || async move {
+            let _ = stuck.recv();
+        });
+        let mut pulse = Box::pin(cores.pulse());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(pulse.as_mut().poll(&mut context).is_pending());
+        go_on.send(()).unwrap();
+        assert!(block_on(FileEngine::Pool, pulse).unwrap());
         cores.shutdown();
     }
 

@@ -9,6 +9,7 @@
 pub mod cores;
 pub mod descriptors;
 pub mod file;
+pub mod handover;
 pub mod local;
 pub mod machine;
 pub mod memory;

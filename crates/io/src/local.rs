@@ -47,6 +47,24 @@ impl LocalStream {
         Ok(Self { socket: UnixStream::connect(path).await? })
     }
 
+    /// The process that listens at the other end, if the kernel says.
+    pub fn peer_process(&self) -> Option<u32> {
+        u32::try_from(self.socket.peer_cred().ok()?.pid()?).ok()
+    }
+
+    /// Waits until the other end has closed.
+    pub async fn closed(&self) -> io::Result<()> {
+        loop {
+            self.readable().await?;
+            match self.try_receive(&mut [], &mut [0; 64]) {
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// See [`net::Stream::readable`].
     pub async fn readable(&self) -> io::Result<()> {
         self.socket.readable().await

@@ -16,6 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::handover;
 use crate::memory::Region;
 use crate::spin;
 use crate::tls::Machine;
@@ -35,7 +36,7 @@ const CONGESTION: &[u8] = b"cubic";
 
 /// Accepts connections.
 pub struct Listener {
-    socket: TcpListener,
+    socket: Arc<TcpListener>,
     /// The same socket as the accepting core watches it.
     watched: OnceLock<AsyncFd<TcpListener>>,
     /// Out of descriptors or memory, and it was said.
@@ -50,14 +51,30 @@ impl Listener {
             socket.set_only_v6(true)?;
         }
         socket.set_reuse_address(true)?;
+        socket.bind(&address.into())?;
+        Self::listen(socket)
+    }
+
+    /// Takes the socket that listens at `address` from who started this program, or binds one. Either
+    /// can be handed on ([`handover::keep`]).
+    pub fn inherit_or_bind(address: SocketAddr) -> io::Result<Self> {
+        let listener = match handover::take(address) {
+            Some(socket) => Self::listen(socket.into())?,
+            None => Self::bind(address)?,
+        };
+        handover::remember(&listener.socket);
+        Ok(listener)
+    }
+
+    fn listen(socket: Socket) -> io::Result<Self> {
         // Accepted sockets inherit both.
         socket.set_tcp_nodelay(true)?;
         let _ = socket.set_tcp_congestion(CONGESTION);
         socket.set_nonblocking(true)?;
-        socket.bind(&address.into())?;
+        // On one that listens it sets the backlog alone.
         socket.listen(BACKLOG)?;
         Ok(Self {
-            socket: socket.into(),
+            socket: Arc::new(socket.into()),
             watched: OnceLock::new(),
             starved: AtomicBool::new(false),
         })
@@ -67,7 +84,7 @@ impl Listener {
     /// a third of `user_timeout` apart), and given up when the peer acknowledges nothing for
     /// `user_timeout`.
     pub fn give_up_after(&self, keepalive: Duration, user_timeout: Duration) -> io::Result<()> {
-        let socket = socket2::SockRef::from(&self.socket);
+        let socket = socket2::SockRef::from(&*self.socket);
         // The kernel counts whole seconds; accepted sockets inherit all of it (tcp(7)).
         let second = Duration::from_secs(1);
         let interval = (user_timeout / PROBES).max(second);

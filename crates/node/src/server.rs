@@ -170,7 +170,7 @@ impl Server {
             let open = |tls| Tls::open(tls).map_err(|source| StartError::Tls { address, source });
             certificates.push(portal.tls.as_ref().map(open).transpose()?.map(Arc::new));
             let listen = |source| StartError::Listen { address, source };
-            let listener = Listener::bind(address).map_err(listen)?;
+            let listener = Listener::inherit_or_bind(address).map_err(listen)?;
             let Limits { keepalive, user_timeout, .. } = config.limits;
             listener.give_up_after(keepalive, user_timeout).map_err(listen)?;
             listeners.push(listener);
@@ -304,6 +304,11 @@ impl Server {
     /// What is counted, as OpenMetrics text.
     pub fn metrics(&self) -> String {
         self.front.metrics()
+    }
+
+    /// Ends when every core has shown that it is not stuck; false if one is gone.
+    pub async fn pulse(&self) -> bool {
+        self.cores.pulse().await
     }
 
     /// How files are read and written.

@@ -147,7 +147,7 @@ fn io_uring(error: Option<&str>, confinement: &Confinement) -> Finding {
             format!("sysctl kernel.io_uring_disabled=0 (it is {disabled})")
         }
         (_, true) => "allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp \
-                      profile (SystemCallFilter=@io-event in a unit; containers need a profile of \
+                      profile (SystemCallFilter=@aio in a unit; containers need a profile of \
                       their own)"
             .to_owned(),
         _ => "run a kernel with CONFIG_IO_URING, 5.10 or later".to_owned(),

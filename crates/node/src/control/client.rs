@@ -49,6 +49,11 @@ impl Client {
         Self { path: path.to_owned() }
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// `GET`s a path below the version.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         self.ask(Method::GET, path, Bytes::new()).await

@@ -1,0 +1,64 @@
+//! `sarsen upgrade`: the server that runs becomes the program that is installed now.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use sarsen_io::local::LocalStream;
+use sarsen_io::{handover, time};
+use sarsen_node::control::schema::TargetList;
+use serde::Serialize;
+
+use crate::control::Manner;
+use crate::disk::{on_a_core, print_line};
+
+/// A server that has to flush much may take so long.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How often the new server is looked for: nothing announces it.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The stable shape of `--json`.
+#[derive(Serialize)]
+struct Upgraded {
+    pid: u32,
+    targets: usize,
+}
+
+pub(crate) fn run(manner: &Manner) -> anyhow::Result<()> {
+    let upgraded = on_a_core(upgrade(manner))?;
+    if manner.json {
+        return print_line(&serde_json::to_string(&upgraded)?);
+    }
+    print_line(&format!(
+        "the server (process {}) has been replaced and serves {} targets",
+        upgraded.pid, upgraded.targets
+    ))
+}
+
+async fn upgrade(manner: &Manner) -> anyhow::Result<Upgraded> {
+    let client = manner.client();
+    // What does not answer at all is told as of every other verb.
+    let _: TargetList = client.get("/targets").await?;
+    let old = LocalStream::connect(client.path()).await.context("the server went away")?;
+    let process = old.peer_process().context("the kernel does not say whose the socket is")?;
+    handover::ask(process).with_context(|| format!("process {process} cannot be asked"))?;
+    let deadline = time::now() + LIMIT;
+    tokio::select! {
+        // A connection that broke has ended, too.
+        _ = old.closed() => {}
+        () = time::sleep_until(deadline) => {
+            bail!("process {process} does not end what it does: see its log");
+        }
+    }
+    loop {
+        if let Ok(TargetList { targets }) = client.get("/targets").await {
+            return Ok(Upgraded { pid: process, targets: targets.len() });
+        }
+        if !handover::is_alive(process) {
+            bail!("process {process} has ended instead of being replaced: see its log");
+        }
+        if time::now() > deadline {
+            bail!("process {process} does not serve again: see its log");
+        }
+        time::sleep_until(time::now() + LOOK_INTERVAL).await;
+    }
+}

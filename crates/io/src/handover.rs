@@ -1,0 +1,194 @@
+//! Listening sockets that outlive a program: those that the service manager, or the program before
+//! this one, hands over, and those that are handed on. Connections that come in between wait in
+//! their backlog.
+//!
+//! Sockets come as systemd passes them (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES), and once in the life
+//! of a process: that is why this module keeps them, and nobody has to carry them about.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{Pid, Signal};
+use socket2::SockRef;
+
+/// The first descriptor that is handed over (sd_listen_fds(3)).
+const FIRST: RawFd = 3;
+
+static STATE: Mutex<State> = Mutex::new(State { received: None, listening: Vec::new() });
+
+struct State {
+    /// What this process was given and nobody has taken; none until it was looked for.
+    received: Option<Vec<Received>>,
+    /// What is listened on by sockets that may be handed on.
+    listening: Vec<Weak<TcpListener>>,
+}
+
+struct Received {
+    name: String,
+    address: SocketAddr,
+    socket: TcpListener,
+}
+
+/// A socket of this process that the next one is to have.
+pub struct Kept {
+    /// Where it listens.
+    pub address: SocketAddr,
+    socket: OwnedFd,
+}
+
+impl Kept {
+    /// The socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn state() -> MutexGuard<'static, State> {
+    let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    state.received.get_or_insert_with(receive);
+    state
+}
+
+/// The names and addresses of the listening sockets that this process was given and nobody has
+/// taken yet.
+pub fn received() -> Vec<(String, SocketAddr)> {
+    let state = state();
+    let received = state.received.iter().flatten();
+    received.map(|received| (received.name.clone(), received.address)).collect()
+}
+
+/// Closes those that nobody has taken: who connected to them would wait for ever.
+pub fn close_the_rest() {
+    state().received = Some(Vec::new());
+}
+
+/// The one that listens at `address`, if this process was given it.
+pub(crate) fn take(address: SocketAddr) -> Option<TcpListener> {
+    let mut state = state();
+    let received = state.received.as_mut()?;
+    let index = received.iter().position(|received| received.address == address)?;
+    Some(received.swap_remove(index).socket)
+}
+
+/// Remembers a socket as long as it lives, to be handed on.
+pub(crate) fn remember(socket: &Arc<TcpListener>) {
+    let listening = &mut state().listening;
+    listening.retain(|socket| socket.strong_count() > 0);
+    listening.push(Arc::downgrade(socket));
+}
+
+/// What is listened on now. From here on it is open until what this gives is dropped.
+pub fn keep() -> io::Result<Vec<Kept>> {
+    let living: Vec<_> = state().listening.iter().filter_map(Weak::upgrade).collect();
+    let keep = |socket: &Arc<TcpListener>| {
+        Ok(Kept { address: socket.local_addr()?, socket: socket.try_clone()?.into() })
+    };
+    living.iter().map(keep).collect()
+}
+
+/// What the service manager or the program before us has given.
+fn receive() -> Vec<Received> {
+    let told = match sd_notify::listen_fds_with_names() {
+        Ok(told) => told.collect::<Vec<_>>(),
+        Err(error) => {
+            tracing::warn!(%error, "the sockets that were handed over cannot be used");
+            return Vec::new();
+        }
+    };
+    let take = |(descriptor, name): (RawFd, String)| {
+        // SAFETY: who started this process opened the descriptor for it and says so by its process
+        // id. It is taken here alone, and once: the caller keeps the result.
+        #[allow(unsafe_code)]
+        let socket = unsafe { TcpListener::from_raw_fd(descriptor) };
+        let listens = SockRef::from(&socket).is_listener().unwrap_or(false);
+        match socket.local_addr() {
+            Ok(address) if listens => Some(Received { name, address, socket }),
+            _ => {
+                tracing::warn!(name, "what was handed over is no listening TCP socket");
+                None
+            }
+        }
+    };
+    told.into_iter().filter_map(take).collect()
+}
+
+/// Asks a server to become the program that is installed now, with the sockets that it has (SIGUSR2).
+pub fn ask(process: u32) -> io::Result<()> {
+    Ok(rustix::process::kill_process(pid(process)?, Signal::USR2)?)
+}
+
+/// Whether a process is there.
+pub fn is_alive(process: u32) -> bool {
+    pid(process).is_ok_and(|pid| rustix::process::test_kill_process(pid).is_ok())
+}
+
+fn pid(process: u32) -> io::Result<Pid> {
+    let number = i32::try_from(process).ok().and_then(Pid::from_raw);
+    number.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// Becomes another program with these sockets, under the same process id. Returns only if that fails.
+/// Nothing of this process may still run that cares.
+pub fn become_program(mut command: Command, kept: Vec<Kept>) -> io::Error {
+    let names: Vec<_> = kept.iter().map(|_| "portal").collect();
+    match place(&kept) {
+        Err(error) => error,
+        Ok(()) => command
+            .env("LISTEN_FDS", kept.len().to_string())
+            .env("LISTEN_PID", std::process::id().to_string())
+            .env("LISTEN_FDNAMES", names.join(":"))
+            .exec(),
+    }
+}
+
+/// Copies the sockets to the descriptors where the next program looks for them. What was there is
+/// closed.
+fn place(kept: &[Kept]) -> io::Result<()> {
+    // Out of the way first: one may lie where another is to be.
+    let free = FIRST + kept.len() as RawFd;
+    let copies = kept.iter().map(|kept| fcntl_dupfd_cloexec(&kept.socket, free));
+    let copies = copies.collect::<Result<Vec<_>, _>>()?;
+    for (place, copy) in (FIRST..).zip(&copies) {
+        // SAFETY: only numbers go to the kernel. The process is about to become another program, and
+        // what loses its descriptor by this is never used again; the caller promises that.
+        #[allow(unsafe_code)]
+        let placed = unsafe { libc::dup2(copy.as_raw_fd(), place) };
+        if placed < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::net::Listener;
+
+    #[test]
+    fn what_is_listened_on_is_kept_as_long_as_it_is() {
+        let listener = Listener::inherit_or_bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let kept = keep().expect("copies");
+        let own = kept.into_iter().find(|kept| kept.address == address).expect("it is kept");
+        drop(listener);
+        std::net::TcpStream::connect(address).expect("it is open still");
+        let all = keep().expect("copies");
+        assert!(all.iter().all(|kept| kept.address != address), "it is not listened on");
+        drop(own);
+        assert!(std::net::TcpStream::connect(address).is_err(), "nobody has it");
+    }
+
+    #[test]
+    fn without_a_service_manager_there_is_nothing() {
+        assert!(received().is_empty());
+        assert!(take((Ipv4Addr::LOCALHOST, 3260).into()).is_none());
+    }
+}
