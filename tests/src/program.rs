@@ -51,7 +51,8 @@ pub fn build_package(name: &str) -> Result<PathBuf> {
     executable(&said, name).with_context(|| format!("cargo built no executable named {name}"))
 }
 
-fn executable(messages: &str, name: &str) -> Option<PathBuf> {
+/// The executable of this name among what cargo says as JSON.
+pub fn executable(messages: &str, name: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())

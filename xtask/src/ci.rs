@@ -7,13 +7,16 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use sarsen_proof::{process, program};
 
-use crate::{fuzz, instructions, requirements, shell, tidy};
+use crate::{fuzz, instructions, package, requirements, shell, tidy};
 
 /// For each target, in the short and in the full run.
 const FUZZ_SECONDS: (u64, u64) = (5, 60);
 
 /// Fetching the database of advisories and looking through it.
 const ADVISORIES_LIMIT: Duration = Duration::from_secs(120);
+
+/// Tells the proofs of the package which it is.
+const PACKAGE_VARIABLE: &str = "SARSEN_DEB";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -42,6 +45,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         program = Some(program::build()?);
         Ok(())
     })?;
+    let program = program.context("the release build's program")?;
+    let mut package = None;
+    if options.full {
+        step("package", || {
+            package = Some(shell::root().join(package::deb(&program)?));
+            Ok(())
+        })?;
+    }
     let (short, long) = FUZZ_SECONDS;
     step("fuzzing", || fuzz::all(if options.full { long } else { short }))?;
     if options.full {
@@ -56,7 +67,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     // Errors of the proofs carry the whole story already.
     test.env("RUST_LIB_BACKTRACE", "0");
-    test.env(program::VARIABLE, program.context("the release build's program")?);
+    test.env(program::VARIABLE, program);
+    if let Some(package) = package {
+        test.env(PACKAGE_VARIABLE, package);
+    }
     shell::run(&mut test).context("the gate's step `tests`")
 }
 

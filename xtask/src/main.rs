@@ -9,6 +9,7 @@ mod ci;
 mod conformance;
 mod fuzz;
 mod instructions;
+mod package;
 mod requirements;
 mod shell;
 mod tidy;
@@ -40,6 +41,8 @@ enum Chore {
     Bench(bench::Options),
     /// How many instructions an I/O takes, held against what was accepted (valgrind is wanted).
     Instructions(instructions::Options),
+    /// What people install: a Debian package, a static program, an image for containers.
+    Package(package::Options),
 }
 
 fn main() -> Result<()> {
@@ -53,5 +56,6 @@ fn main() -> Result<()> {
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Bench(options) => bench::run(&options),
         Chore::Instructions(options) => instructions::run(&options),
+        Chore::Package(options) => package::run(&options),
     }
 }

@@ -21,9 +21,17 @@ const ALWAYS: &[&str] = &[
     "systemd",
 ];
 /// Wanted by the full run besides: the browser that opens reports, the guest's machine, the loader of
-/// the CD that it boots from, and what counts instructions.
-const FULL: &[&str] =
-    &["chromium", "genisoimage", "isolinux", "qemu-system-x86", "syslinux-common", "valgrind"];
+/// the CD that it boots from, what counts instructions, and what judges a package.
+const FULL: &[&str] = &[
+    "chromium",
+    "genisoimage",
+    "isolinux",
+    "lintian",
+    "man-db",
+    "qemu-system-x86",
+    "syslinux-common",
+    "valgrind",
+];
 
 /// Installs what is missing, or says what that is. Tests that need it fail by themselves.
 pub(crate) fn install(full: bool) -> Result<()> {

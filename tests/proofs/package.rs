@@ -1,0 +1,197 @@
+//! The Debian package, as `cargo xtask package` makes it: installed, upgraded and purged by dpkg below
+//! a folder of its own, and its units judged by systemd.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::process;
+
+/// Names the package instead of making it.
+const VARIABLE: &str = "SARSEN_DEB";
+/// A cold release build on two cores is a part of making it.
+const BUILD_LIMIT: Duration = Duration::from_secs(1800);
+const LIMIT: Duration = Duration::from_secs(120);
+/// systemd's scale goes from 0 to 100, and 20 is what it calls OK.
+const EXPOSURE_LIMIT: &str = "20";
+
+fn package() -> Result<PathBuf> {
+    static MADE: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let made = MADE.get_or_init(|| make().map_err(|error| format!("{error:#}")));
+    made.clone().map_err(anyhow::Error::msg)
+}
+
+fn make() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(VARIABLE) {
+        return Ok(path.into());
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository")?;
+    let mut xtask = Command::new(cargo);
+    xtask.args(["xtask", "package"]).current_dir(root);
+    let said = process::output(&mut xtask, BUILD_LIMIT)?;
+    Ok(root.join(said.lines().last().context("the package's path")?))
+}
+
+/// A machine's files, below a folder.
+struct Machine(tempfile::TempDir);
+
+impl Machine {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        for path in ["var/lib/dpkg/info", "var/lib/dpkg/updates"] {
+            fs::create_dir_all(folder.path().join(path))?;
+        }
+        fs::write(folder.path().join("var/lib/dpkg/status"), "")?;
+        Ok(Self(folder))
+    }
+
+    fn path(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn dpkg(&self, arguments: &[&str]) -> Result<String> {
+        let mut dpkg = Command::new("dpkg");
+        dpkg.arg(format!("--root={}", self.0.path().display()));
+        // There is nothing else on this machine, and its scripts run on ours, told where it is.
+        dpkg.args(["--force-depends", "--force-script-chrootless", "--force-not-root"]);
+        Ok(process::output(dpkg.args(arguments), LIMIT)?)
+    }
+
+    fn with_package() -> Result<Self> {
+        let machine = Self::new()?;
+        machine.dpkg(&["--install", &package()?.display().to_string()])?;
+        Ok(machine)
+    }
+}
+
+/// The same package with a higher version.
+fn next_version(folder: &Path) -> Result<PathBuf> {
+    let (root, next) = (folder.join("root"), folder.join("next.deb"));
+    let mut unpack = Command::new("dpkg-deb");
+    process::output(unpack.arg("--raw-extract").arg(package()?).arg(&root), LIMIT)?;
+    let control = root.join("DEBIAN/control");
+    let text = fs::read_to_string(&control)?;
+    let version = text.lines().find(|line| line.starts_with("Version: ")).context("a version")?;
+    fs::write(&control, text.replace(version, &format!("{version}.1")))?;
+    let mut pack = Command::new("dpkg-deb");
+    pack.args(["--root-owner-group", "-Znone", "--build"]).arg(&root).arg(&next);
+    process::output(&mut pack, LIMIT)?;
+    Ok(next)
+}
+
+#[test]
+#[ignore = "makes a release build and a package"]
+fn an_upgrade_keeps_an_edited_configuration_and_a_purge_keeps_disks() -> Result<()> {
+    let machine = Machine::with_package()?;
+    let (config, secrets) = (machine.path("etc/sarsen/sarsen.toml"), "etc/sarsen/secrets");
+    let mode = fs::metadata(machine.path(secrets))?.permissions().mode();
+    ensure!(mode & 0o777 == 0o700, "secrets are in a folder of mode {mode:o}");
+    let enabled = "etc/systemd/system/multi-user.target.wants/sarsen.service";
+    ensure!(machine.path(enabled).is_symlink(), "the service is enabled");
+    let socket = "etc/systemd/system/sockets.target.wants/sarsen.socket";
+    ensure!(!machine.path(socket).is_symlink(), "the socket is not, unless somebody wants it");
+
+    let edited = fs::read_to_string(&config)? + "\nlisten = [\"127.0.0.1:3261\"]\n";
+    fs::write(&config, &edited)?;
+    let folder = tempfile::tempdir()?;
+    machine.dpkg(&["--install", &next_version(folder.path())?.display().to_string()])?;
+    ensure!(fs::read_to_string(&config)? == edited, "the upgrade has changed the configuration");
+
+    machine.dpkg(&["--remove", "sarsen"])?;
+    ensure!(config.is_file() && !machine.path("usr/bin/sarsen").exists(), "after the removal");
+    let disk = machine.path("var/lib/sarsen/data.img");
+    fs::create_dir_all(disk.parent().context("a folder")?)?;
+    fs::write(&disk, "a disk")?;
+    machine.dpkg(&["--purge", "sarsen"])?;
+    ensure!(!config.exists() && !machine.path(enabled).is_symlink(), "after the purge");
+    ensure!(disk.is_file(), "somebody's disk is gone");
+    Ok(())
+}
+
+#[test]
+#[ignore = "makes a release build and a package"]
+fn systemd_understands_the_units_and_finds_the_service_well_confined() -> Result<()> {
+    let machine = Machine::with_package()?;
+    // Another package's, which every machine has.
+    let kill = machine.path("bin/kill");
+    fs::create_dir_all(machine.path("bin"))?;
+    fs::write(&kill, "")?;
+    fs::set_permissions(&kill, fs::Permissions::from_mode(0o755))?;
+    let analyze = |arguments: &[&str]| {
+        let mut analyze = Command::new("systemd-analyze");
+        analyze.arg(format!("--root={}", machine.0.path().display())).args(arguments);
+        process::finish(&mut analyze, LIMIT)
+    };
+    let verified = analyze(&["verify", "--man=no", "sarsen.service", "sarsen.socket"])?;
+    // Other units are not on this machine.
+    let ours = verified.output.lines().filter(|line| line.contains("sarsen.s"));
+    let ours: Vec<_> = ours.filter(|line| !line.contains("not found")).collect();
+    ensure!(ours.is_empty(), "{ours:#?}");
+    let threshold = format!("--threshold={EXPOSURE_LIMIT}");
+    let judged = analyze(&["security", "--offline=true", &threshold, "sarsen.service"])?;
+    judged.success()?;
+
+    let unit = fs::read_to_string(machine.path("lib/systemd/system/sarsen.service"))?;
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/sarsen "));
+    let start = start.context("the unit starts sarsen")?;
+    let mut help = Command::new(machine.path("usr/bin/sarsen"));
+    let help = process::output(help.args(["serve", "--help"]), LIMIT)?;
+    for flag in start.split(' ').filter(|word| word.starts_with("--")) {
+        ensure!(help.contains(flag), "the program does not know {flag}");
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "makes a release build and a package"]
+fn the_example_in_the_configuration_can_be_served() -> Result<()> {
+    let machine = Machine::with_package()?;
+    let shipped = fs::read_to_string(machine.path("etc/sarsen/sarsen.toml"))?;
+    let example = shipped.lines().filter_map(|line| line.strip_prefix("# "));
+    let example = example.filter(|line| line.starts_with("[[") || line.contains(" = "));
+    let config = machine.path("example.toml");
+    fs::write(&config, example.collect::<Vec<_>>().join("\n"))?;
+    let mut doctor = Command::new(machine.path("usr/bin/sarsen"));
+    doctor.args(["doctor", "--json", "--config"]).arg(&config);
+    let told = process::finish(&mut doctor, LIMIT)?.output;
+    let line = told.lines().find(|line| line.starts_with('{')).context("a report")?;
+    let report: serde_json::Value = serde_json::from_str(line)?;
+    let findings = report["findings"].as_array().context("findings")?;
+    let holds = |finding: &&serde_json::Value| {
+        finding["check"] == "configuration" && finding["level"] == "ok"
+    };
+    ensure!(findings.iter().any(|finding| holds(&finding)), "{told}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "makes a release build and a package"]
+fn lintian_finds_no_error_in_the_package() -> Result<()> {
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--fail-on", "error", "--no-tag-display-limit", "--allow-root"]).arg(package()?);
+    process::output(&mut lintian, LIMIT)?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "makes a release build and a package"]
+fn completions_and_manual_pages_are_carried() -> Result<()> {
+    let machine = Machine::with_package()?;
+    let mut man = Command::new("man");
+    man.arg("--local-file").arg(machine.path("usr/share/man/man1/sarsen-target-url.1.gz"));
+    let page = process::output(man.env("MANPAGER", "cat").env("LC_ALL", "C.UTF-8"), LIMIT)?;
+    ensure!(page.contains("EXIT STATUS") && page.contains("--format"), "{page}");
+    // As a shell does it when somebody has typed `sarsen tar` and presses tab.
+    let script = machine.path("usr/share/bash-completion/completions/sarsen");
+    let complete = "source \"$1\"; COMP_WORDS=(sarsen tar); COMP_CWORD=1; _sarsen sarsen tar sarsen; \
+                    echo \"${COMPREPLY[@]}\"";
+    let mut bash = Command::new("bash");
+    let completed = process::output(bash.args(["-c", complete, "bash"]).arg(script), LIMIT)?;
+    ensure!(completed.trim() == "target", "{completed:?}");
+    Ok(())
+}

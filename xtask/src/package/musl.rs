@@ -1,0 +1,102 @@
+//! The static program: musl instead of glibc, no library of the machine it runs on.
+//!
+//! Rust's standard library for musl comes with rustup's target, or is built along with the program
+//! from Debian's package of its source, by Debian's compiler, where rustup cannot be reached.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use sarsen_proof::program;
+
+use crate::shell;
+
+const TARGET: &str = "x86_64-unknown-linux-musl";
+/// Debian's compiler that follows browsers' demands, and so keeps up with Rust.
+const DEBIANS_COMPILER: &str = "/usr/bin/rustc";
+/// The standard library's source, from rust-web-src.
+const DEBIANS_SOURCE: &str = "/usr/lib/rustlib/src/rust/library/std";
+/// What the C code in dependencies is compiled with, and what links.
+const MUSL_COMPILER: &str = "musl-gcc";
+
+/// Where the standard library comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Library {
+    /// rustup has it.
+    Installed,
+    /// It is built by Debian's compiler.
+    FromSource,
+}
+
+pub(super) fn build(out: &Path) -> Result<PathBuf> {
+    let mut cargo = shell::cargo();
+    cargo.args(["build", "--quiet", "--release", "--package", "sarsen", "--bin", "sarsen"]);
+    cargo.args(["--target", TARGET, "--message-format", "json-render-diagnostics"]);
+    cargo.env("CC_x86_64_unknown_linux_musl", MUSL_COMPILER);
+    cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER", MUSL_COMPILER);
+    match library()? {
+        Library::Installed => {}
+        Library::FromSource => {
+            cargo.args(["-Z", "build-std=std,panic_abort"]);
+            // Debian's compiler has no start files of its own: musl's are used, which want no PIE.
+            let flags = "-C link-self-contained=no -C target-feature=+crt-static \
+                         -C relocation-model=static";
+            cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS", flags);
+            cargo.env("RUSTC", DEBIANS_COMPILER);
+            // Building the standard library is not stable.
+            cargo.env("RUSTC_BOOTSTRAP", "1");
+        }
+    }
+    let built = program::executable(&shell::output(&mut cargo)?, "sarsen");
+    let built = built.ok_or_else(|| anyhow::anyhow!("cargo built no executable"))?;
+    let program = out.join(format!("sarsen-{}-{TARGET}", super::version()));
+    std::fs::copy(built, &program)?;
+    shell::run(Command::new("strip").arg("--strip-unneeded").arg(&program))?;
+    ensure!(is_static(&program)?, "{} wants libraries of the machine", program.display());
+    Ok(program)
+}
+
+fn library() -> Result<Library> {
+    let sysroot = shell::output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    let installed = Path::new(sysroot.trim()).join("lib/rustlib").join(TARGET).is_dir();
+    let from_source = Path::new(DEBIANS_SOURCE).is_dir() && Path::new(DEBIANS_COMPILER).is_file();
+    let compiler = shell::succeeds(Command::new(MUSL_COMPILER).arg("--version"));
+    choose(installed, from_source, compiler)
+}
+
+fn choose(installed: bool, from_source: bool, compiler: bool) -> Result<Library> {
+    ensure!(compiler, "{MUSL_COMPILER} is missing: apt-get install musl-tools");
+    ensure!(
+        installed || from_source,
+        "Rust's standard library for {TARGET} is missing: `rustup target add {TARGET}`, or, to build \
+         it from Debian's source, `apt-get install rustc-web rust-web-src`"
+    );
+    Ok(if installed { Library::Installed } else { Library::FromSource })
+}
+
+/// Whether no loader is asked for.
+fn is_static(program: &Path) -> Result<bool> {
+    let segments = shell::output(Command::new("readelf").args(["--program-headers"]).arg(program))?;
+    Ok(!segments.contains("INTERP"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert_eq!(choose(true, true, true).expect("a way"), Library::Installed);
+        assert_eq!(choose(false, true, true).expect("a way"), Library::FromSource);
+        let message = choose(false, false, true).expect_err("nothing").to_string();
+        assert!(message.contains("rustup target add"), "{message}");
+        let message = choose(true, true, false).expect_err("no compiler").to_string();
+        assert!(message.contains("musl-tools"), "{message}");
+    }
+
+    #[test]
+    fn what_wants_a_loader_is_not_static() {
+        let this = std::env::current_exe().expect("this program");
+        assert!(!is_static(&this).expect("it is ELF"));
+    }
+}
