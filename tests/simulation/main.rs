@@ -8,7 +8,8 @@
 //!
 //! `world` is what a seed has in store; `network` (with `payloads`), `disk` and `server` go wrong;
 //! `initiator` has a `session` of several `connections` over a `link`, and asks for `command`s;
-//! `model` knows what the answers may be, with `fencing` about `reservation`s; `runner` runs seeds, `tally` counts what they met.
+//! `model` knows what the answers may be, with `fencing` about `reservation`s; `runner` runs seeds, `tally` counts what they met. `fairness` is without chance: limits, held to the
+//! millisecond.
 
 #![allow(
     clippy::disallowed_methods,
@@ -19,6 +20,7 @@ mod command;
 mod connections;
 mod dice;
 mod disk;
+mod fairness;
 mod fencing;
 mod initiator;
 mod link;

@@ -62,6 +62,10 @@ pub(crate) struct Arguments {
     /// can use it. Under systemd, unless given, control.sock in the RuntimeDirectory; else none.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// The folder of what the server keeps of itself, such as its events; only in memory unless given.
+    /// Under systemd, unless given, the StateDirectory.
+    #[arg(long, value_name = "FOLDER")]
+    state: Option<PathBuf>,
     /// A name server (iSNS) at which the targets are registered, where initiators find them.
     #[arg(long, value_name = "HOST[:PORT]", value_parser = config::parse_isns)]
     isns: Option<IsnsConfig>,
@@ -149,6 +153,8 @@ impl Arguments {
         config.spin = self.spin.unwrap_or(config.spin);
         let control = self.control.clone().or(config.control);
         config.control = control.or_else(socket_of_the_service);
+        let state = self.state.clone().or(config.state);
+        config.state = state.or_else(|| folder_of_the_service("STATE_DIRECTORY"));
         config.isns = self.isns.clone().or(config.isns);
         config.finish()
     }
@@ -156,10 +162,15 @@ impl Arguments {
 
 /// In the folder that systemd made for this service (RuntimeDirectory=), which is ours alone.
 fn socket_of_the_service() -> Option<PathBuf> {
-    let folders = std::env::var_os("RUNTIME_DIRECTORY")?;
+    Some(folder_of_the_service("RUNTIME_DIRECTORY")?.join("control.sock"))
+}
+
+/// A folder that systemd made for this service, by its variable.
+fn folder_of_the_service(variable: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os(variable)?;
     // Several are separated by colons.
     let folder = std::env::split_paths(&folders).next()?;
-    folder.is_dir().then(|| folder.join("control.sock"))
+    folder.is_dir().then_some(folder)
 }
 
 /// How a server ends.

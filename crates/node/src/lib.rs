@@ -6,6 +6,8 @@ pub mod config;
 pub mod control;
 pub mod desired;
 mod drain;
+mod events;
+mod fairness;
 mod fronts;
 mod host;
 mod isns;

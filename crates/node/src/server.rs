@@ -23,6 +23,7 @@ use tracing::{error, warn};
 use crate::access::{self, Access, Policy, Reloaded};
 use crate::config::{Config, ConfigError, Limits, Portal, StoreConfig, TargetConfig, VolumeConfig};
 use crate::control::Control;
+use crate::events::{EventLog, Occurrence};
 use crate::fronts::iscsi::{self, Front, Roster, Sessions};
 use crate::host::Beneath;
 use crate::isns::{self, Isns};
@@ -235,6 +236,7 @@ impl Server {
 
         let stores =
             stores.into_iter().map(|(name, (_, store))| (name.to_owned(), store)).collect();
+        let events = config.state.as_deref().map_or_else(EventLog::default, EventLog::open);
         let front = Arc::new(Front {
             settings: Arc::new(config.limits.settings()),
             targets: Arc::new(targets),
@@ -242,10 +244,14 @@ impl Server {
             sources: iscsi::Sources::new(&config.limits),
             roster: Roster::default(),
             drains: Arc::default(),
-            access: Arc::new(Access::new(policy)),
+            access: Arc::new(Access::new(policy).telling(events)),
+            fairness: Arc::default(),
             portals,
             certificates,
         });
+        front.fairness.apply(&config);
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        front.access.events.tell(&Occurrence::ServerStarted { version });
         let (closing, told) = watch::channel(false);
         let (alive, accepting) = mpsc::channel(1);
         let control = control.map(|listener| Control::start(listener, front.clone()));
@@ -293,6 +299,10 @@ impl Server {
         let policy = Policy::compile(&merged)?;
         *running = merged;
         let sessions_ended = self.front.access.replace(policy, &self.front.targets);
+        let what = "accounts and access rules were read again".to_owned();
+        let author = "SIGHUP".to_owned();
+        let changed = Occurrence::ConfigurationChanged { revision: None, author, what };
+        self.front.access.events.tell(&changed);
         Ok(Reloaded { needs_restart, sessions_ended })
     }
 
@@ -320,6 +330,7 @@ impl Server {
     /// for it, commands in flight finish, and every store is flushed. Says whether all of it
     /// worked; what did not is in the log.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
+        self.front.access.events.tell(&Occurrence::ServerStopping);
         drop(self.control.take());
         if let Some(isns) = &self.isns {
             isns.leave();

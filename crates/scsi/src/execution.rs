@@ -7,13 +7,15 @@ use crate::nexus::{self, Attachment, Nexus, admit};
 use crate::pass_through;
 use crate::task_set::{Access, Entrant, Entry, Interlock, Place, Refusal};
 use crate::thresholds;
+use crate::work::Patience;
 use crate::{
     AdditionalSense, Cdb, Command, Completion, LogicalUnit, Sense, SenseKey, Status, TaskAttribute,
     UnitAttention,
 };
 use sarsen_block::{Io, LocalFuture};
 use sarsen_wire::scsi::{CONTROL_NACA, opcode};
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -102,6 +104,57 @@ pub(crate) fn begin_asking(
         place.end(carry_out(command, &attachment, &nexus).wait().await)
     });
     Execution::UnderWay(UnderWay { answer, place: None })
+}
+
+/// A command that is a task from here on, and is carried out when its turn has come and `wait` has
+/// ended. What that gives is kept until the command has ended.
+pub(crate) fn begin_after<P: 'static>(
+    command: Command,
+    attachment: &Attachment,
+    nexus: &Arc<Nexus>,
+    wait: impl Future<Output = P> + 'static,
+) -> Execution {
+    let entrant = entrant(&command, &attachment.unit, nexus);
+    let in_tally = || Place::in_tally(&attachment.tally, entrant.naca);
+    let place = match command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
+        true => in_tally(),
+        false => match attachment.tally.ask(entrant) {
+            Ok(Entry::Plain) => in_tally(),
+            Ok(Entry::Queued(place)) => place,
+            Err(refusal) => return Execution::Ended(refuse(refusal, entrant.naca, attachment)),
+        },
+    };
+    let patience: Arc<Patience> = Arc::default();
+    attachment.unit.long_commands().add(nexus.id, command.name, patience.clone());
+    let (attachment, nexus) = (attachment.clone(), nexus.clone());
+    let answer = Box::pin(async move {
+        if !place.turn().await {
+            return Completion::with_status(Status::TaskAborted);
+        }
+        let Some(permit) = unless(patience.ended(), wait).await else {
+            return place.end(Completion::with_status(Status::TaskAborted));
+        };
+        drop(patience);
+        let completion = carry_out(command, &attachment, &nexus).wait().await;
+        drop(permit);
+        place.end(completion)
+    });
+    Execution::UnderWay(UnderWay { answer, place: None })
+}
+
+/// What a future gives, unless another one ends first.
+async fn unless<P>(ended: impl Future<Output = ()>, wait: impl Future<Output = P>) -> Option<P> {
+    let (mut ended, mut wait) = (pin!(ended), pin!(wait));
+    poll_fn(|context| match ended.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Pending => wait.as_mut().poll(context).map(Some),
+    })
+    .await
+}
+
+/// TASK SET FULL for a command that the transport has no room to let wait.
+pub(crate) fn refuse_full(attachment: &Attachment) -> Completion {
+    refuse(Refusal::Status(Status::TaskSetFull), false, attachment)
 }
 
 fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> Entrant {

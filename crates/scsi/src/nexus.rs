@@ -4,7 +4,7 @@
 use crate::attention::{Attentions, Listener};
 use crate::command_table::{Flags, Row};
 use crate::commands::without_unit;
-use crate::execution::{Execution, begin_asking, begin_plain};
+use crate::execution::{Execution, begin_after, begin_asking, begin_plain, refuse_full};
 pub(crate) use crate::logical_unit::NexusId;
 use crate::pass_through;
 use crate::reservations::{Gate, NexusName};
@@ -318,6 +318,34 @@ impl NexusHandle {
             true => begin_plain(command, attachment, &self.nexus),
             false => begin_asking(command, attachment, &self.nexus),
         }
+    }
+
+    /// The same for a command that is not to be carried out before `wait` has ended, though it is a task
+    /// meanwhile: it has its place among the others, and can be aborted. What `wait` gives is kept until
+    /// the command has ended.
+    pub fn begin_after<P: 'static>(
+        &mut self,
+        lun: Option<Lun>,
+        command: Command,
+        wait: impl Future<Output = P> + 'static,
+    ) -> Execution {
+        self.refresh();
+        match lun.and_then(|lun| self.attachments.get(&lun)) {
+            Some(attachment) => begin_after(command, attachment, &self.nexus, wait),
+            None => self.begin(lun, command),
+        }
+    }
+
+    /// The answer to a command that the transport does not let wait beside those that wait already:
+    /// TASK SET FULL.
+    pub fn refuse_full(&mut self, lun: Lun) -> Option<Completion> {
+        self.refresh();
+        self.attachments.get(&lun).map(refuse_full)
+    }
+
+    /// How many units are shown.
+    pub fn unit_count(&self) -> usize {
+        self.attachments.len()
     }
 
     /// Commands of this nexus, by their [`Command::name`], are not to begin any more: those that

@@ -50,7 +50,7 @@ where
     F: Future<Output = ()> + 'static,
 {
     let (outcome, answer) = begin(task.nexus.device.array().host(), task.unit, work);
-    task.unit.long_commands().add(task, outcome);
+    task.unit.long_commands().add(task.nexus.id, task.name, outcome);
     answer
 }
 
@@ -85,6 +85,23 @@ impl EndEarly for OnceCell<Outcome> {
     }
 }
 
+/// A command that waits for something outside of the unit.
+#[derive(Default)]
+pub(crate) struct Patience(OnceCell<()>);
+
+impl Patience {
+    /// Waits until the command is not to wait any more.
+    pub(crate) async fn ended(&self) {
+        self.0.wait().await;
+    }
+}
+
+impl EndEarly for Patience {
+    fn end_early(&self) {
+        let _ = self.0.set_blocking(());
+    }
+}
+
 struct LongCommand {
     nexus: NexusId,
     name: u64,
@@ -101,9 +118,8 @@ impl LongCommands {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `task` is carried out by `command`, until that is dropped.
-    pub(crate) fn add(&self, task: &Task<'_>, command: Arc<dyn EndEarly>) {
-        let (nexus, name) = (task.nexus.id, task.name);
+    /// The command of that name is carried out by `command`, until that is dropped.
+    pub(crate) fn add(&self, nexus: NexusId, name: u64, command: Arc<dyn EndEarly>) {
         let mut commands = self.commands();
         commands.retain(|known| known.command.strong_count() > 0);
         commands.push(LongCommand { nexus, name, command: Arc::downgrade(&command) });

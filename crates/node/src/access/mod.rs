@@ -21,6 +21,7 @@ pub(crate) use self::policy::Policy;
 pub use self::reload::Reloaded;
 pub(crate) use self::reload::merge;
 pub(crate) use self::storm::{Storm, Telling};
+use crate::events::{EventLog, Occurrence, Subject};
 use crate::fronts::iscsi::Message;
 use crate::metrics::Metrics;
 use crate::targets::Targets;
@@ -35,6 +36,7 @@ pub(crate) struct Access {
     state: Mutex<State>,
     pub(crate) storm: Storm,
     pub(crate) metrics: Metrics,
+    pub(crate) events: Arc<EventLog>,
 }
 
 #[derive(Default)]
@@ -110,8 +112,20 @@ impl Guest {
         (self.initiator.clone(), self.isid, self.target.clone())
     }
 
+    fn subject(&self) -> Subject {
+        Subject {
+            peer: self.peer,
+            initiator: Some(self.initiator.clone()),
+            target: self.target.clone(),
+            account: self.account.clone(),
+            tsih: None,
+            cid: None,
+        }
+    }
+
     /// Ends the session; its initiator is told.
-    fn show_out(&self, reason: &str) {
+    fn show_out(&self, reason: &str, events: &EventLog) {
+        events.tell(&Occurrence::AccessRevoked { subject: self.subject(), why: reason.to_owned() });
         warn!(
             peer = %self.peer,
             initiator = self.initiator,
@@ -130,6 +144,11 @@ impl Access {
     pub(crate) fn new(policy: Policy) -> Self {
         let state = State { policy: Arc::new(policy), ..State::default() };
         Self { state: Mutex::new(state), ..Self::default() }
+    }
+
+    /// Tells what happens there.
+    pub(crate) fn telling(self, events: EventLog) -> Self {
+        Self { events: Arc::new(events), ..self }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -248,7 +267,7 @@ impl Access {
             if revoked.len() > REVOKED {
                 revoked.pop_front();
             }
-            guest.show_out(&reason);
+            guest.show_out(&reason, &self.events);
             ended.insert(guest.session_key());
         }
         self.metrics.revoked(ended.len());

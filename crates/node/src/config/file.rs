@@ -7,6 +7,8 @@
 //! # Portals that are reached by TLS are tables: see `tls`.
 //! # Where `sarsen session` and `sarsen target` reach the server.
 //! # control = "/run/sarsen/control.sock"
+//! # Where the server keeps what it remembers of itself: its events.
+//! # state = "/var/lib/sarsen"
 //!
 //! # The name server where initiators look for targets; entity is this server's name there, and at
 //! # notice-port of each portal's address it may ask whether this server lives.
@@ -68,6 +70,7 @@ use super::identity::IdentityConfig;
 use super::isns::parse_isns_table;
 use super::limits::{Limits, parse_time};
 use super::portal::{parse_group, parse_portal, parse_portal_table};
+use super::qos::{self, QosConfig};
 use super::redirect::parse_redirect;
 use super::{
     Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, VolumeConfig, nearest, parse_size,
@@ -83,6 +86,7 @@ const TOP_KEYS: &[&str] = &[
     "volume",
     "target",
     "control",
+    "state",
     "account",
     "host",
     "discovery",
@@ -109,6 +113,11 @@ const VOLUME_KEYS: &[&str] = &[
     "limit",
     "delay",
     "fault",
+    "iops",
+    "bandwidth",
+    "burst",
+    "share",
+    "minimum-iops",
 ];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
 const REPEATED_KEYS: [&str; 1] = ["fault"];
@@ -175,6 +184,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                 })?;
                 config.cores = Some(cores);
             }
+            "state" => config.state = Some(source.scalar(value, name)?.into()),
             "control" => config.control = Some(source.scalar(value, name)?.into()),
             "isns" => config.isns = Some(parse_isns_table(&source, value)?),
             "io-engine" => {
@@ -266,6 +276,7 @@ pub(super) fn volume_from_settings(
     let mut limit = None;
     let mut delay = None;
     let mut faults = Vec::new();
+    let mut qos = QosConfig::default();
     let mut size_place = place.to_owned();
     let places: BTreeMap<String, String> =
         settings.iter().map(|setting| (setting.key.clone(), setting.place.clone())).collect();
@@ -305,10 +316,12 @@ pub(super) fn volume_from_settings(
             "limit" => limit = Some((parse_size(&value).map_err(wrong)?, place)),
             "delay" => delay = Some(parse_delay(&value).map_err(wrong)?),
             "fault" => faults.push(parse_fault(&value).map_err(wrong)?),
+            key if qos::KEYS.contains(&key) => qos.take(key, &value).map_err(wrong)?,
             _ => return Err(unknown_key(&place, &key, VOLUME_KEYS)),
         }
     }
     let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
+    qos.check().map_err(|message| ConfigError::new(place, message))?;
     let name = name.ok_or_else(|| missing("name"))?;
     let store = store.ok_or_else(|| missing("store"))?;
     let is_device = store == "sg";
@@ -358,6 +371,7 @@ pub(super) fn volume_from_settings(
             delay,
             encrypted: false,
             faults,
+            qos,
         });
     }
     let block_size = block_size.unwrap_or_default();
@@ -424,6 +438,7 @@ pub(super) fn volume_from_settings(
         delay,
         encrypted,
         faults,
+        qos,
     })
 }
 

@@ -7,6 +7,7 @@
 //! address = "10.0.0.0/8"
 //! account = "web1"                                  # whose secret it knows
 //! certificate = "web1.example"
+//! iops = 5000                                       # of all its initiators together: see `qos`
 //!
 //! [[target]]
 //! name = "iqn.2026-11.example:disks"
@@ -15,18 +16,33 @@
 //! allow = [{ host = "web1" }]
 //! ```
 
+use std::net::IpAddr;
+
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::access::parse_pattern;
 use super::certificate::{CertificatePattern, parse_certificate};
 use super::file::{Source, unknown_key};
+use super::qos::{self, QosConfig};
 use super::{
     AccessConfig, Config, ConfigError, NamePattern, Network, Placed, RuleConfig, nearest,
     parse_network,
 };
+use crate::tls::ClientCertificate;
 
-const KEYS: &[&str] = &["name", "initiators", "address", "account", "certificate"];
+const KEYS: &[&str] = &[
+    "name",
+    "initiators",
+    "address",
+    "account",
+    "certificate",
+    "iops",
+    "bandwidth",
+    "burst",
+    "share",
+    "minimum-iops",
+];
 
 /// A host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,6 +57,8 @@ pub struct HostConfig {
     pub account: Option<Placed<String>>,
     /// Which client certificate it shows.
     pub certificate: Option<Placed<CertificatePattern>>,
+    /// What its initiators may ask for together.
+    pub qos: QosConfig,
     /// Where it was written.
     pub place: String,
 }
@@ -79,13 +97,38 @@ pub(super) fn parse_host_table(
                 let value = parse_certificate(&text).map_err(wrong)?;
                 host.certificate = Some(Placed { value, place });
             }
+            key if qos::KEYS.contains(&key) => {
+                let text = source.scalar(value, key)?;
+                host.qos.take(key, &text).map_err(wrong)?;
+            }
             other => return Err(unknown_key(&source.place(key.span().start), other, KEYS)),
         }
     }
+    host.qos.check().map_err(|message| ConfigError::new(&place, message))?;
     if host.name.is_empty() || host.name.contains(char::is_control) {
         return Err(ConfigError::new(&place, "the host has no name: add it"));
     }
     Ok(host)
+}
+
+impl HostConfig {
+    /// Whether an initiator is of this host, by its name, where it comes from, the account whose secret
+    /// it knows and the certificate that it has shown.
+    pub(crate) fn is_of(
+        &self,
+        initiator: &str,
+        address: IpAddr,
+        account: Option<&str>,
+        certificate: Option<&ClientCertificate>,
+    ) -> bool {
+        let is_named = self.initiators.is_empty()
+            || self.initiators.iter().any(|pattern| pattern.fits(initiator));
+        let proven = self.account.as_ref().is_none_or(|own| account == Some(own.value.as_str()));
+        let shown = self.certificate.as_ref().is_none_or(|own| {
+            certificate.is_some_and(|shown| own.value.fits(&shown.names, &shown.fingerprint))
+        });
+        is_named && proven && shown && self.address.is_none_or(|network| network.contains(address))
+    }
 }
 
 impl Config {

@@ -19,6 +19,9 @@
 //! # dropped), and those for immediate delivery or of task management beside them (rejected, reason 06h).
 //! commands = 128
 //! immediate-commands = 32
+//! # Commands of all sessions that are carried out at once where volumes or hosts have a share or a
+//! # minimum; those beyond wait, and go by these.
+//! in-service = 64
 //! # Memory for the data of commands: of each connection, and of all together. Commands beyond wait;
 //! # each connection may always have one.
 //! memory-per-connection = "32MiB"
@@ -66,6 +69,8 @@ pub struct Limits {
     pub commands: usize,
     /// Immediate commands beside them.
     pub immediate_commands: usize,
+    /// Commands that are carried out at once, of all sessions, where it matters who goes first.
+    pub in_service: usize,
     /// Bytes for the data of one connection's commands.
     pub memory_per_connection: usize,
     /// Bytes for the data of all commands.
@@ -96,6 +101,7 @@ impl Default for Limits {
             connections_per_session: 16,
             commands: 128,
             immediate_commands: 32,
+            in_service: 64,
             memory_per_connection: 32 << 20,
             memory: 1 << 30,
             text: 64 << 10,
@@ -120,7 +126,7 @@ const HOUR: u64 = 3_600_000;
 const GIB: usize = 1 << 30;
 
 /// One row a key.
-const ROWS: [(&str, Kind); 17] = [
+const ROWS: [(&str, Kind); 18] = [
     ("login-timeout", Kind::Time(100, HOUR, |limits| &mut limits.login_timeout)),
     ("connections", Kind::Count(1, 1_000_000, |limits| &mut limits.connections)),
     (
@@ -135,6 +141,7 @@ const ROWS: [(&str, Kind); 17] = [
     ("connections-per-session", Kind::Count(1, 1024, |limits| &mut limits.connections_per_session)),
     ("commands", Kind::Count(1, 4096, |limits| &mut limits.commands)),
     ("immediate-commands", Kind::Count(1, 4096, |limits| &mut limits.immediate_commands)),
+    ("in-service", Kind::Count(1, 65_536, |limits| &mut limits.in_service)),
     (
         "memory-per-connection",
         Kind::Bytes(1 << 20, 64 * GIB, |limits| &mut limits.memory_per_connection),

@@ -12,6 +12,7 @@ mod isns;
 mod limits;
 mod network;
 mod portal;
+mod qos;
 mod redirect;
 mod size;
 mod spec;
@@ -42,6 +43,7 @@ pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::limits::Limits;
 pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
+pub use self::qos::{DEFAULT_SHARE, QosConfig};
 pub use self::redirect::{Redirect, parse_redirect_address};
 pub use self::size::{parse_size, render_size};
 pub use self::spec::parse_volume;
@@ -72,6 +74,8 @@ pub struct Config {
     pub targets: Vec<TargetConfig>,
     /// The socket at which the server is told what to do; none unless given.
     pub control: Option<PathBuf>,
+    /// The folder of what the server keeps of itself, such as its events; none unless given.
+    pub state: Option<PathBuf>,
     /// The accounts that there are, by unique names.
     pub accounts: Vec<AccountConfig>,
     /// The hosts that rules may speak of, by unique names.
@@ -110,6 +114,8 @@ pub struct VolumeConfig {
     pub encrypted: bool,
     /// What is to go wrong with it, on purpose.
     pub faults: Vec<FaultConfig>,
+    /// What may be asked of it.
+    pub qos: QosConfig,
 }
 
 /// Where a volume's blocks are.
@@ -255,6 +261,7 @@ impl Default for Config {
             volumes: Vec::new(),
             targets: Vec::new(),
             control: None,
+            state: None,
             accounts: Vec::new(),
             hosts: Vec::new(),
             discovery: AccessConfig::default(),
@@ -426,6 +433,7 @@ mod tests {
             delay: None,
             encrypted: false,
             faults: Vec::new(),
+            qos: QosConfig::default(),
         }
     }
 

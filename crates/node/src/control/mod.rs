@@ -3,6 +3,7 @@
 
 mod client;
 mod error;
+mod events;
 mod routes;
 pub mod schema;
 mod statistics;

@@ -20,9 +20,10 @@ use super::schema::{
     self, Authentication, Connection, DrainSession, DrainTarget, Drained, Session, SessionKind,
     SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained, unix_seconds,
 };
-use super::statistics;
+use super::{events, statistics};
 use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
+use crate::events::Occurrence;
 use crate::fronts::iscsi::{Attendance, Front, Mailbox};
 use crate::metrics;
 use crate::targets::Target;
@@ -52,6 +53,8 @@ pub(super) fn router(front: Arc<Front>) -> Router {
     let v1 = Router::new()
         .route("/metrics", get(metrics))
         .route("/statistics", get(statistics::statistics))
+        .route("/events", get(events::events))
+        .route("/live", get(events::live))
         .route("/sessions", get(sessions))
         .route("/sessions/{tsih}/drain", post(drain_session))
         .route("/targets", get(targets))
@@ -194,7 +197,14 @@ async fn drain_target(
         .map(|seated| seated.mailboxes)
         .collect();
     info!(target = name, sessions = mailboxes.len(), "a target is drained");
-    to_the_end(draining.run(mailboxes, grace(request.grace_seconds))).await
+    let grace = grace(request.grace_seconds);
+    to_the_end(async move {
+        let outcome = draining.run(mailboxes, grace).await;
+        let Outcome { asked, dropped, .. } = outcome;
+        front.access.events.tell(&Occurrence::TargetDrained { target: name, asked, dropped });
+        outcome
+    })
+    .await
 }
 
 async fn undrain_target(
@@ -206,6 +216,7 @@ async fn undrain_target(
         return Err(ApiError::conflict(format!("target {name} is in service")));
     }
     info!(target = name, "a target is in service again");
+    front.access.events.tell(&Occurrence::TargetInService { target: name });
     Ok(Json(Undrained { state: TargetState::InService }))
 }
 

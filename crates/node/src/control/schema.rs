@@ -1,5 +1,6 @@
 //! What is said on the control socket. Fields are only ever added.
 
+pub mod events;
 pub mod statistics;
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -81,6 +81,7 @@ fn volume(lately: Option<Lately>, name: String, totals: &Totals) -> VolumeStatis
         queue_depth: totals.in_flight,
         operations: operations.collect(),
         errors: totals.failures().map(|(kind, count)| (kind.name().to_owned(), count)).collect(),
+        limited: totals.limited,
         recent_seconds: lately.as_ref().map_or(0.0, |lately| lately.span.as_secs_f64()),
     }
 }

@@ -32,6 +32,7 @@ impl Collector for Exposition {
         let help = "Bytes that commands carried, in either direction";
         of_operations(&mut encoder, &volumes, "volume_bytes", help, |one| one.bytes)?;
         failures(&mut encoder, &volumes)?;
+        limited(&mut encoder, &volumes)?;
         in_flight(&mut encoder, &volumes)
     }
 }
@@ -101,6 +102,17 @@ fn failures(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeTotals]) -> fm
             let labels = [("volume", volume.as_str()), ("kind", failure.name())];
             metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
         }
+    }
+    Ok(())
+}
+
+fn limited(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeTotals]) -> fmt::Result {
+    let help = "Commands that waited for a limit, or because others went first";
+    let mut metric =
+        encoder.encode_descriptor("volume_limited", help, None, MetricType::Counter)?;
+    for VolumeTotals { volume, all, .. } in volumes.iter().filter(|of| of.all.limited > 0) {
+        let labels = [("volume", volume.as_str())];
+        metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&all.limited, None)?;
     }
     Ok(())
 }

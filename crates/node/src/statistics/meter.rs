@@ -95,7 +95,7 @@ static BY_OPERATION_CODE: [Operation; 256] = {
 };
 
 /// How a command failed, or that it was not let finish.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum Failure {
     NotReady,
@@ -202,6 +202,7 @@ pub(crate) struct Meter {
     pub(crate) tsih: u16,
     begun: AtomicU64,
     ended: AtomicU64,
+    limited: AtomicU64,
     rows: [OnceLock<Box<Row>>; Operation::ALL.len()],
     failures: [AtomicU64; Failure::ALL.len()],
 }
@@ -212,6 +213,7 @@ impl Meter {
             tsih,
             begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            limited: AtomicU64::new(0),
             rows: Default::default(),
             failures: Default::default(),
         }
@@ -229,6 +231,11 @@ impl Meter {
         raise(&row.bytes, bytes);
         raise(&row.nanoseconds, nanoseconds * count);
         raise(&self.ended, count);
+    }
+
+    /// One waits for a limit, or because others go first.
+    pub(crate) fn limited(&self) {
+        raise(&self.limited, 1);
     }
 
     #[cold]
@@ -258,6 +265,7 @@ impl Meter {
             *sum += own.load(Ordering::Relaxed);
         }
         totals.in_flight += self.in_flight();
+        totals.limited += self.limited.load(Ordering::Relaxed);
     }
 }
 
@@ -277,6 +285,8 @@ pub(crate) struct Totals {
     /// By [`Failure`].
     pub(crate) failures: [u64; Failure::ALL.len()],
     pub(crate) in_flight: u64,
+    /// How many had to wait before they were carried out.
+    pub(crate) limited: u64,
 }
 
 impl Totals {
@@ -292,6 +302,7 @@ impl Totals {
             *own += other;
         }
         self.in_flight += other.in_flight;
+        self.limited += other.limited;
     }
 
     /// The operations that were asked for.

@@ -129,7 +129,7 @@ impl Running {
 
     /// It ends before its next piece when its command is aborted.
     pub(super) fn ends_with(&self, task: &Task<'_>) {
-        task.unit.long_commands().add(task, self.0.clone());
+        task.unit.long_commands().add(task.nexus.id, task.name, self.0.clone());
     }
 
     /// How it ended, and the answer to its command.

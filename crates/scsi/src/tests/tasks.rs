@@ -5,7 +5,9 @@ use crate::testing::*;
 use crate::{Command, Completion, Execution, Lun, NexusHandle, Status, TaskAttribute, UnderWay};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
+use std::cell::Cell;
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
@@ -403,4 +405,80 @@ proptest! {
             prop_assert_eq!(ended(&mut other, write_of(0, 1000, attribute)).status, Status::Good);
         }
     }
+}
+
+/// Ends when it is told to.
+fn gate() -> (Rc<Cell<bool>>, impl Future<Output = ()> + 'static) {
+    let is_open = Rc::new(Cell::new(false));
+    let looked_at = is_open.clone();
+    let wait = std::future::poll_fn(move |_| match looked_at.get() {
+        true => Poll::Ready(()),
+        false => Poll::Pending,
+    });
+    (is_open, wait)
+}
+
+fn after(
+    nexus: &mut NexusHandle,
+    command: Command,
+    wait: impl Future<Output = ()> + 'static,
+) -> UnderWay {
+    match nexus.begin_after(Some(Lun(0)), command, wait) {
+        Execution::UnderWay(under_way) => under_way,
+        Execution::Ended(completion) => panic!("ended at once: {completion:?}"),
+    }
+}
+
+#[test]
+fn a_command_that_is_made_to_wait_has_its_place_among_the_tasks() {
+    let mut fixture = Fixture::new();
+    let (is_open, wait) = gate();
+    let mut first = after(&mut fixture.nexus, write_of(0, 1, Simple), wait);
+    assert!(waits(&mut first));
+    // SAM-5 8.6.3: after all that came before it.
+    let mut ordered = under_way(&mut fixture.nexus, write_of(0, 2, Ordered));
+    let mut behind = under_way(&mut fixture.nexus, write_of(0, 3, Simple));
+    assert!(waits(&mut ordered) && waits(&mut behind));
+    is_open.set(true);
+    for command in [first, ordered, behind] {
+        assert_eq!(finish(command).status, Status::Good);
+    }
+    assert_eq!(fixture.read(0, 1)[0], 3);
+}
+
+#[test]
+fn sam5_7_2_a_command_that_is_made_to_wait_ends_when_it_is_aborted() {
+    let mut fixture = Fixture::new();
+    let permit = Rc::new(());
+    let held = permit.clone();
+    let never = async move {
+        let _held = held;
+        std::future::pending::<()>().await;
+    };
+    let (_, closed) = gate();
+    let aborted = after(&mut fixture.nexus, write_of(0, 1, Simple), never);
+    let mut other = after(&mut fixture.nexus, write_of(1, 2, Simple), closed);
+    fixture.nexus.abort(&[1]);
+    assert_eq!(finish(aborted).status, Status::TaskAborted);
+    assert_eq!(Rc::strong_count(&permit), 1, "what it waited for is let go");
+    assert!(waits(&mut other), "it was not meant");
+    drop(other);
+    assert_eq!(fixture.read(0, 1)[0], 0, "nothing was written");
+}
+
+#[test]
+fn what_a_command_waited_for_is_kept_until_it_has_ended() {
+    let mut fixture = Fixture::new();
+    slow(&fixture, 3);
+    let permit = Rc::new(());
+    let held = permit.clone();
+    let wait = async move { held };
+    let mut write = match fixture.nexus.begin_after(Some(Lun(0)), write_of(0, 1, Simple), wait) {
+        Execution::UnderWay(under_way) => under_way,
+        Execution::Ended(completion) => panic!("ended at once: {completion:?}"),
+    };
+    assert!(poll(&mut write).is_pending());
+    assert_eq!(Rc::strong_count(&permit), 2);
+    assert_eq!(finish(write).status, Status::Good);
+    assert_eq!(Rc::strong_count(&permit), 1);
 }

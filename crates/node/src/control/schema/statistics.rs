@@ -31,6 +31,8 @@ pub struct VolumeStatistics {
     pub operations: Vec<OperationStatistics>,
     /// Commands that failed or were aborted, by sense key or status.
     pub errors: BTreeMap<String, u64>,
+    /// Commands that waited for a limit, or because others went first.
+    pub limited: u64,
     /// How far back what is called recent goes: ten seconds, once the server is that old.
     pub recent_seconds: f64,
 }

@@ -3,6 +3,7 @@
 
 mod observer;
 mod parked;
+mod toll;
 mod turn;
 
 use std::collections::HashMap;
@@ -29,12 +30,15 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
 use self::observer::{Begun, Observer};
+use self::toll::Toll;
 use super::Front;
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
 use super::sessions::{AbortOrder, Mailbox, Message, Seat};
 use super::sources::Visitor;
 use crate::access::Origin;
+use crate::events::{Occurrence, Subject};
+use crate::fairness::Verdict;
 use crate::tls::ClientCertificate;
 
 /// A peer that is told of its session's end may take so long to receive it. Others wait for that
@@ -87,15 +91,18 @@ pub(super) async fn serve(
         seat: None,
         line: None,
         target_name: None,
+        subject: None,
         tokens: Vec::new(),
         next_token: 0,
         terminated: Vec::new(),
         parking: Vec::new(),
         forwards: HashMap::new(),
-        observer: Observer::new(front.access.metrics.statistics.clone()),
+        observer: Observer::new(&front),
+        toll: Toll::new(front.fairness.clone(), &front.settings),
     };
     let reason = driver.run(&front, &mut letters).await;
     let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder));
+    let why = reason.to_string();
     match reason {
         End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
         End::Closed(CloseReason::LoginRefused(refusal)) => driver.view.tell_refusal(&refusal),
@@ -103,6 +110,7 @@ pub(super) async fn serve(
         End::Socket(error) => debug!(%peer, %error, "connection lost"),
         End::Replaced => debug!(%peer, "connection replaced"),
     }
+    driver.tell_end(is_lost, why);
     if is_lost
         && !driver.stay_parked(&front, &mut letters).await
         && let Some(seat) = &driver.seat
@@ -119,6 +127,16 @@ enum End {
     Socket(io::Error),
     /// Another connection of the session takes its tasks over.
     Replaced,
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Closed(reason) => reason.fmt(f),
+            Self::Socket(error) => error.fmt(f),
+            Self::Replaced => f.write_str("another connection took its place"),
+        }
+    }
 }
 
 impl From<CloseReason> for End {
@@ -151,6 +169,8 @@ struct Driver<'a> {
     seat: Option<Seat<'a>>,
     line: Option<Line<'a>>,
     target_name: Option<String>,
+    /// Whom it is with, once that is known.
+    subject: Option<Subject>,
     /// Who waits for [`Event::TasksEnded`] with which token.
     tokens: Vec<(u64, oneshot::Sender<()>)>,
     next_token: u64,
@@ -161,6 +181,7 @@ struct Driver<'a> {
     /// Commands under way here whose answers are due to other connections of the session.
     forwards: HashMap<u64, Mailbox>,
     observer: Observer,
+    toll: Toll,
 }
 
 impl<'a> Driver<'a> {
@@ -234,7 +255,13 @@ impl<'a> Driver<'a> {
         };
         let data_out = request.data_out.as_ref().map_or(0, |data| data.len());
         let begun = self.observer.begin(nexus, lun, &request.cdb, data_out);
-        let execution = nexus.begin(lun, request);
+        let execution = match self.observer.governed(begun) {
+            None => nexus.begin(lun, request),
+            Some(account) => {
+                let verdict = self.toll.judge(account, nexus, begun.operation, &request);
+                self.begin_governed(lun, request, begun, verdict)
+            }
+        };
         self.machine.begun(task);
         match execution {
             Execution::Ended(completion) => self.end(task, begun, completion),
@@ -244,6 +271,31 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// Begins a command that may have to wait.
+    fn begin_governed(
+        &mut self,
+        lun: Option<Lun>,
+        request: scsi::Command,
+        begun: Begun,
+        verdict: Verdict,
+    ) -> Execution {
+        let Some(nexus) = &mut self.view.nexus else {
+            unreachable!("a command is begun where there is a nexus")
+        };
+        match verdict {
+            Verdict::Now => nexus.begin(lun, request),
+            Verdict::Full => match lun.and_then(|lun| nexus.refuse_full(lun)) {
+                Some(completion) => Execution::Ended(completion),
+                None => nexus.begin(lun, request),
+            },
+            Verdict::After(wait) => {
+                self.observer.limited(begun);
+                nexus.begin_after(lun, request, wait.ended())
+            }
+        }
+    }
+
+    /// A command has ended that was begun here.
     fn end(&mut self, task: TaskId, begun: Begun, mut completion: scsi::Completion) {
         if !self.forwards.is_empty()
             && let Some(mailbox) = self.forwards.remove(&task.number())
@@ -385,6 +437,7 @@ impl<'a> Driver<'a> {
         }
         self.visitor.logged_in();
         self.observer.established(&admission.initiator_name, seat.tsih);
+        self.toll.established(&admission, &self.view.origin, seat.queue());
         info!(
             tsih = seat.tsih,
             cid = admission.cid,
@@ -394,6 +447,10 @@ impl<'a> Driver<'a> {
             certificate = self.view.origin.certificate.as_ref().map(tracing::field::display),
             "{}", if joins { "connection added to its session" } else { "session established" }
         );
+        let subject =
+            Subject { tsih: Some(seat.tsih), cid: Some(admission.cid), ..self.view.subject() };
+        front.access.events.tell(&Occurrence::LoggedIn { subject: subject.clone(), joins });
+        self.subject = Some(subject);
         self.line = Some(front.roster.enter(Attendance {
             tsih: seat.tsih,
             cid: admission.cid,
@@ -405,6 +462,15 @@ impl<'a> Driver<'a> {
         }));
         self.seat = Some(seat);
         self.target_name = admission.target_name;
+    }
+
+    /// Tells how the connection ended, if it had come so far.
+    fn tell_end(&mut self, is_lost: bool, why: String) {
+        let Some(subject) = self.subject.take() else { return };
+        self.front.access.events.tell(&match is_lost {
+            true => Occurrence::ConnectionLost { subject, why },
+            false => Occurrence::LoggedOut { subject },
+        });
     }
 
     /// The session ends, or another connection of it: answered when their tasks have ended.

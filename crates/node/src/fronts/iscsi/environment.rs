@@ -16,6 +16,7 @@ use tracing::warn;
 use super::{Front, Message};
 use crate::access::{Access, Origin, Pass, Telling};
 use crate::config::Portal;
+use crate::events::{Occurrence, Subject};
 use crate::targets::Target;
 use crate::tls::ClientCertificate;
 
@@ -36,7 +37,7 @@ pub(super) struct View {
     claimed: Claimed,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Claimed {
     initiator: Option<String>,
     target: Option<String>,
@@ -94,6 +95,12 @@ impl View {
         Ok(nexus)
     }
 
+    /// Whom it is with, by what it has said.
+    pub(super) fn subject(&self) -> Subject {
+        let Claimed { initiator, target, account } = self.claimed.clone();
+        Subject { peer: self.origin.peer, initiator, target, account, tsih: None, cid: None }
+    }
+
     /// Counts a refused login, and tells it in one line unless this source has filled enough of them.
     pub(super) fn tell_refusal(&self, refusal: &Refusal) {
         self.front.access.metrics.refused(refusal.reason);
@@ -110,6 +117,8 @@ impl View {
                 status = format_args!("{:04x}", status.0),
                 "login refused: {refusal}"
             );
+            let (subject, reason) = (self.subject(), refusal.reason);
+            self.front.access.events.tell(&Occurrence::LoginRefused { subject, reason });
         });
     }
 }

@@ -6,6 +6,7 @@ use tracing::{debug, warn};
 
 use super::Front;
 use super::environment::tell;
+use crate::events::Occurrence;
 use crate::tls::{self, ClientCertificate, Tls};
 
 /// Shakes hands, on the connection's own core and within the time of a login; gives who came, if it
@@ -26,7 +27,11 @@ pub(super) async fn shake_hands(
                     front.access.metrics.refused_certificate();
                 }
                 let reason = tls::reason(&error);
-                tell(&front.access, peer, || warn!(%peer, "TLS handshake failed: {reason}"));
+                tell(&front.access, peer, || {
+                    warn!(%peer, "TLS handshake failed: {reason}");
+                    let why = reason.to_string();
+                    front.access.events.tell(&Occurrence::HandshakeFailed { peer, why });
+                });
                 return None;
             }
         },

@@ -33,6 +33,7 @@ use self::sources::TurnedAway;
 use crate::access::Access;
 use crate::config::Portal;
 use crate::drain::Drains;
+use crate::fairness::Fairness;
 use crate::metrics::Moment;
 use crate::targets::Targets;
 use crate::tls::Tls;
@@ -46,6 +47,7 @@ pub(crate) struct Front {
     pub(crate) roster: Roster,
     pub(crate) drains: Arc<Drains>,
     pub(crate) access: Arc<Access>,
+    pub(crate) fairness: Arc<Fairness>,
     /// With the ports that were taken.
     pub(crate) portals: Vec<Portal>,
     /// Certificates of those that have TLS, in the same order.
@@ -72,6 +74,7 @@ impl Front {
             roster: Roster::default(),
             drains: Arc::default(),
             access: Arc::new(Access::new(everybody)),
+            fairness: Arc::default(),
             portals: vec![Portal { address, group: 1, tls: None }],
             certificates: vec![None],
         })

@@ -15,6 +15,7 @@ use sarsen_wire::iscsi::{Isid, LogoutResponse, TaskManagementResponse};
 use tokio::sync::{Notify, OwnedMutexGuard, mpsc, oneshot};
 
 use crate::config::Limits;
+use crate::fairness::Queue;
 
 /// What may be asked of a session's connection.
 #[derive(Debug)]
@@ -108,6 +109,8 @@ struct Entry {
 #[derive(Default)]
 struct Members {
     all: Mutex<Vec<Member>>,
+    /// What its limits make wait.
+    queue: Arc<Queue>,
     /// One claims tasks at a time, until it has them: of two that claim the same one, the later finds it
     /// with the earlier.
     claims: Arc<tokio::sync::Mutex<()>>,
@@ -216,6 +219,11 @@ impl Seat<'_> {
         }
         let members = self.members.clone();
         nexus.listen(Arc::new(move |lun, attention| members.tell(lun, attention)));
+    }
+
+    /// What of the session waits for its limits.
+    pub(crate) fn queue(&self) -> Arc<Queue> {
+        self.members.queue.clone()
     }
 
     /// The nexus of the session.

@@ -11,7 +11,7 @@ use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 
 use super::{Front, connection};
-use crate::config::Limits;
+use crate::config::{Limits, QosConfig};
 
 /// One target behind one portal, without cores, sockets or a configuration: what connections run
 /// on is the caller's thread and the caller's time.
@@ -30,6 +30,13 @@ impl Portal {
     ) -> Self {
         let device = TargetDevice::new(&Array::new(host), name.into(), units);
         Self { front: Front::of_target(device, address, settings, &Limits::default()) }
+    }
+
+    /// From here on volumes are limited and have claims like this; where they have claims, so many
+    /// commands are carried out at once.
+    pub fn govern(&self, volumes: &[(&str, QosConfig)], in_service: usize) {
+        let volumes = volumes.iter().map(|(name, qos)| ((*name).to_owned(), *qos));
+        self.front.fairness.set(volumes.collect(), &[], in_service);
     }
 
     /// Serves a connection to its end, and to the end of what was begun with it.

@@ -8,6 +8,9 @@ use std::time::Instant;
 use sarsen_io::time;
 use sarsen_scsi::{Cdb, Completion, Lun, NexusHandle};
 
+use crate::events::EventLog;
+use crate::fairness::{Account, Fairness};
+use crate::fronts::iscsi::Front;
 use crate::statistics::{Failure, Metered, Operation, Statistics};
 
 /// No place: what a command to a unit that is not there has.
@@ -21,7 +24,7 @@ pub(super) struct Begun {
     place: u32,
     /// Of Data-Out.
     bytes: u32,
-    operation: Operation,
+    pub(super) operation: Operation,
 }
 
 /// Commands, alike and one after the other, whose answers are ready to be sent.
@@ -33,16 +36,25 @@ struct Answered {
     operation: Operation,
 }
 
+/// A volume that was used.
+struct Used {
+    volume: String,
+    meter: Metered,
+    account: Arc<Account>,
+}
+
 /// See the module.
 pub(super) struct Observer {
     statistics: Arc<Statistics>,
+    fairness: Arc<Fairness>,
+    events: Arc<EventLog>,
     initiator: String,
     tsih: u16,
     origin: Instant,
     /// When what is carried out now came, in nanoseconds since the origin.
     arrived: u64,
-    /// Of volumes that were used. None goes before the connection does: commands name them by place.
-    meters: Vec<(String, Metered)>,
+    /// Volumes that were used. None goes before the connection does: commands name them by place.
+    used: Vec<Used>,
     /// What was found of LUNs while the units were these.
     places: HashMap<Lun, u32>,
     generation: u64,
@@ -52,14 +64,16 @@ pub(super) struct Observer {
 }
 
 impl Observer {
-    pub(super) fn new(statistics: Arc<Statistics>) -> Self {
+    pub(super) fn new(front: &Front) -> Self {
         Self {
-            statistics,
+            statistics: front.access.metrics.statistics.clone(),
+            fairness: front.fairness.clone(),
+            events: front.access.events.clone(),
             initiator: String::new(),
             tsih: 0,
             origin: time::now(),
             arrived: 0,
-            meters: Vec::new(),
+            used: Vec::new(),
             places: HashMap::new(),
             generation: 0,
             latest: (Lun::ZERO, NOWHERE),
@@ -94,8 +108,8 @@ impl Observer {
             }
             lun => self.look_up(nexus, generation, lun),
         };
-        if let Some((_, meter)) = self.meters.get(place as usize) {
-            meter.begin();
+        if let Some(used) = self.used.get(place as usize) {
+            used.meter.begin();
         }
         Begun { at: self.arrived, place, bytes: data_out as u32, operation: Operation::of(cdb) }
     }
@@ -122,13 +136,28 @@ impl Observer {
     fn place(&mut self, nexus: &mut NexusHandle, lun: Lun) -> u32 {
         let Some(unit) = nexus.logical_unit(lun) else { return NOWHERE };
         let volume = &unit.identity().volume;
-        let known = self.meters.iter().position(|(name, _)| name == volume);
+        let known = self.used.iter().position(|used| used.volume == *volume);
         let place = known.unwrap_or_else(|| {
             let meter = self.statistics.meter(volume, &self.initiator, self.tsih);
-            self.meters.push((volume.clone(), meter));
-            self.meters.len() - 1
+            let account = self.fairness.volume(volume);
+            self.used.push(Used { volume: volume.clone(), meter, account });
+            self.used.len() - 1
         });
         place as u32
+    }
+
+    /// The account of its volume, if its commands have to ask.
+    #[inline]
+    pub(super) fn governed(&self, begun: Begun) -> Option<&Arc<Account>> {
+        let used = self.used.get(begun.place as usize)?;
+        used.account.is_governed().then_some(&used.account)
+    }
+
+    /// A command is made to wait.
+    pub(super) fn limited(&self, begun: Begun) {
+        if let Some(used) = self.used.get(begun.place as usize) {
+            used.meter.limited();
+        }
     }
 
     /// Of a command that another connection began, and counts.
@@ -156,8 +185,9 @@ impl Observer {
     /// A command will not be answered as it would have been.
     #[cold]
     pub(super) fn fail(&self, begun: Begun, failure: Failure) {
-        if let Some((_, meter)) = self.meters.get(begun.place as usize) {
-            meter.fail(failure);
+        if let Some(used) = self.used.get(begun.place as usize) {
+            used.meter.fail(failure);
+            self.events.tell_failure(&used.volume, &self.initiator, failure);
         }
     }
 
@@ -172,8 +202,8 @@ impl Observer {
     fn count(&mut self, now: Instant) {
         let now = (now - self.origin).as_nanos() as u64;
         for Answered { at, bytes, place, count, operation } in self.answered.drain(..) {
-            if let Some((_, meter)) = self.meters.get(place as usize) {
-                meter.end(operation, now - at, count.into(), bytes);
+            if let Some(used) = self.used.get(place as usize) {
+                used.meter.end(operation, now - at, count.into(), bytes);
             }
         }
     }

@@ -1,0 +1,128 @@
+//! `GET /v1/events`, what happened, and `GET /v1/live`, what happens: server-sent events, each with the
+//! name `event` or `statistics`.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::sse;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use sarsen_io::time;
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use super::error::ApiError;
+use super::routes::Json;
+use super::schema::events::{Event, EventList, Severity};
+use super::statistics::collect;
+use crate::events::Filter;
+use crate::fronts::iscsi::Front;
+
+/// Events of one answer, unless the request says fewer.
+const LIMIT: usize = 1000;
+/// Between two frames of statistics.
+const FRAME_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What is asked for.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    after: Option<u64>,
+    /// Seconds since 1970.
+    since: Option<u64>,
+    kind: Option<String>,
+    subject: Option<String>,
+    severity: Option<Severity>,
+    limit: Option<usize>,
+}
+
+impl Asked {
+    fn filter(self) -> (Filter, usize) {
+        let filter = Filter {
+            after: self.after.unwrap_or(0),
+            since_unix_ms: self.since.unwrap_or(0).saturating_mul(1000),
+            kind: self.kind,
+            subject: self.subject,
+            severity: self.severity,
+        };
+        (filter, self.limit.unwrap_or(LIMIT).min(LIMIT))
+    }
+}
+
+fn asked(query: Result<Query<Asked>, QueryRejection>) -> Result<(Filter, usize), ApiError> {
+    let Query(asked) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
+    Ok(asked.filter())
+}
+
+pub(super) async fn events(
+    State(front): State<Arc<Front>>,
+    query: Result<Query<Asked>, QueryRejection>,
+) -> Result<Json<EventList>, ApiError> {
+    let (filter, limit) = asked(query)?;
+    let found = front.access.events.query(&filter, limit);
+    Ok(Json(EventList { events: found.into_iter().map(Arc::unwrap_or_clone).collect() }))
+}
+
+/// What one listener has still to be told.
+struct Listener {
+    front: Arc<Front>,
+    filter: Filter,
+    changes: watch::Receiver<u64>,
+    due: VecDeque<Event>,
+    next_frame: Instant,
+}
+
+pub(super) async fn live(
+    State(front): State<Arc<Front>>,
+    query: Result<Query<Asked>, QueryRejection>,
+) -> Result<sse::Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, ApiError> {
+    let is_from_now = query.as_ref().is_ok_and(|asked| asked.after.is_none());
+    let (mut filter, _) = asked(query)?;
+    let changes = front.access.events.changes();
+    if is_from_now {
+        filter.after = *changes.borrow();
+    }
+    let due = VecDeque::new();
+    let listener = Listener { front, filter, changes, due, next_frame: time::now() };
+    Ok(sse::Sse::new(unfold(listener, |mut listener| async move {
+        Some((Ok(listener.next().await), listener))
+    })))
+}
+
+impl Listener {
+    async fn next(&mut self) -> sse::Event {
+        loop {
+            if let Some(event) = self.due.pop_front() {
+                let told = sse::Event::default().event("event").id(event.id.to_string());
+                return told.data(text(&event));
+            }
+            self.changes.mark_unchanged();
+            let found = self.front.access.events.query(&self.filter, LIMIT);
+            if let Some(last) = found.last() {
+                self.filter.after = last.id;
+                self.due.extend(found.into_iter().map(Arc::unwrap_or_clone));
+                continue;
+            }
+            tokio::select! {
+                changed = self.changes.changed() => {
+                    if changed.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                () = time::sleep_until(self.next_frame) => {
+                    self.next_frame = time::now() + FRAME_INTERVAL;
+                    let statistics = text(&collect(&self.front));
+                    return sse::Event::default().event("statistics").data(statistics);
+                }
+            }
+        }
+    }
+}
+
+fn text(told: &impl serde::Serialize) -> String {
+    serde_json::to_string(told).expect("our own types have string keys")
+}

@@ -1,0 +1,267 @@
+//! What happened, for people who were not watching: logins, refusals and what to do about them, sessions
+//! that ended and why, changes, trouble. Events are kept in memory, and in a file where there is a
+//! folder for it; who tells of one never waits for that. Nothing is told on the way of a command that
+//! goes well.
+
+mod kept;
+mod occurrence;
+
+use std::collections::{HashMap, VecDeque};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use sarsen_io::time;
+use tokio::sync::watch;
+use tracing::error;
+
+use self::kept::Keeper;
+pub(crate) use self::occurrence::{Occurrence, Subject};
+use crate::control::schema::events::{Event, Severity};
+use crate::statistics::Failure;
+
+/// Events in memory; older ones are in the file alone.
+const IN_MEMORY: usize = 10_000;
+/// Events in the file.
+const KEPT: u64 = 100_000;
+/// The errors of a volume, of one kind, are one event for so long.
+const ERRORS_PAUSE: Duration = Duration::from_secs(60);
+/// Volumes whose last errors are remembered.
+const ERRORS_KNOWN: usize = 4096;
+
+/// See the module.
+pub(crate) struct EventLog {
+    recent: Arc<Recent>,
+    /// Without one, what is in memory is all.
+    keeper: Option<Keeper>,
+    errors: Mutex<HashMap<(String, Failure), Instant>>,
+}
+
+/// What is in memory.
+struct Recent {
+    state: Mutex<State>,
+    /// The number of the newest event.
+    newest: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<Arc<Event>>,
+    last_id: u64,
+}
+
+impl Default for EventLog {
+    fn default() -> Self {
+        let recent = Recent { state: Mutex::default(), newest: watch::Sender::default() };
+        Self { recent: Arc::new(recent), keeper: None, errors: Mutex::default() }
+    }
+}
+
+/// Which events are meant: all of what is given has to fit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Filter {
+    /// Those after this one.
+    pub(crate) after: u64,
+    /// Those from this moment on, in milliseconds since 1970.
+    pub(crate) since_unix_ms: u64,
+    pub(crate) kind: Option<String>,
+    /// That name this, be it as initiator, target, volume, account or peer.
+    pub(crate) subject: Option<String>,
+    /// At least so severe.
+    pub(crate) severity: Option<Severity>,
+}
+
+impl Filter {
+    pub(crate) fn fits(&self, event: &Event) -> bool {
+        let named = |subject: &String| event.subject.values().any(|value| value == subject);
+        event.id > self.after
+            && event.unix_ms >= self.since_unix_ms
+            && self.kind.as_ref().is_none_or(|kind| event.kind == *kind)
+            && self.severity.is_none_or(|least| event.severity >= least)
+            && self.subject.as_ref().is_none_or(named)
+    }
+}
+
+impl Recent {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, occurrence: &Occurrence) {
+        let now = time::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut state = self.state();
+        state.last_id += 1;
+        let id = state.last_id;
+        let unix_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        state.events.push_back(Arc::new(occurrence.event(id, unix_ms)));
+        if state.events.len() > IN_MEMORY {
+            state.events.pop_front();
+        }
+        drop(state);
+        self.newest.send_replace(id);
+    }
+
+    fn after(&self, id: u64) -> Vec<Arc<Event>> {
+        let state = self.state();
+        let newer = state.events.iter().filter(|event| event.id > id);
+        newer.cloned().collect()
+    }
+}
+
+impl EventLog {
+    /// One that goes on with the file in this folder, and keeps events there. Where that is not
+    /// possible, that is told, and they are kept in memory.
+    pub(crate) fn open(folder: &Path) -> Self {
+        let mut log = Self::default();
+        match Keeper::open(&folder.join("events.redb"), &log.recent) {
+            Ok(keeper) => log.keeper = Some(keeper),
+            Err(error) => {
+                error!(%error, folder = %folder.display(), "events are kept in memory alone");
+                let path = folder.display().to_string();
+                log.tell(&Occurrence::EventsNotKept { path, error });
+            }
+        }
+        log
+    }
+
+    /// It happened.
+    pub(crate) fn tell(&self, occurrence: &Occurrence) {
+        self.recent.add(occurrence);
+    }
+
+    /// A command to a volume failed for a reason that is the volume's.
+    pub(crate) fn tell_failure(&self, volume: &str, initiator: &str, failure: Failure) {
+        if !matches!(failure, Failure::MediumError | Failure::HardwareError) {
+            return;
+        }
+        let now = time::now();
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (volume.to_owned(), failure);
+        if errors.get(&key).is_some_and(|last| now - *last < ERRORS_PAUSE) {
+            return;
+        }
+        if errors.len() >= ERRORS_KNOWN {
+            errors.retain(|_, last| now - *last < ERRORS_PAUSE);
+        }
+        errors.insert(key, now);
+        drop(errors);
+        let (volume, initiator) = (volume.to_owned(), initiator.to_owned());
+        self.tell(&Occurrence::VolumeError { volume, initiator, failure });
+    }
+
+    /// Those that are meant, newest last: the newest of them if there are more than `limit`, or, after
+    /// one that is named, the oldest.
+    pub(crate) fn query(&self, filter: &Filter, limit: usize) -> Vec<Arc<Event>> {
+        let recent = self.recent.after(0);
+        let oldest = recent.first().map_or(u64::MAX, |event| event.id);
+        let mut found: Vec<Arc<Event>> = match &self.keeper {
+            Some(keeper) if filter.after + 1 < oldest => {
+                let older = keeper.between(filter.after + 1, oldest).into_iter();
+                older.map(Arc::new).chain(recent).collect()
+            }
+            _ => recent,
+        };
+        found.retain(|event| filter.fits(event));
+        match filter.after {
+            0 => drop(found.drain(..found.len().saturating_sub(limit))),
+            _ => found.truncate(limit),
+        }
+        found
+    }
+
+    /// Tells the number of the newest event whenever there is another.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.recent.newest.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drained(target: &str) -> Occurrence {
+        Occurrence::TargetDrained { target: target.into(), asked: 2, dropped: 1 }
+    }
+
+    fn kinds(events: &[Arc<Event>]) -> Vec<&str> {
+        events.iter().map(|event| event.kind.as_str()).collect()
+    }
+
+    #[test]
+    fn events_are_found_by_what_they_are_and_what_they_name() {
+        let log = EventLog::default();
+        log.tell(&Occurrence::ServerStarted { version: "1".into() });
+        log.tell(&drained("iqn.x:a"));
+        log.tell_failure("data", "iqn.x:host", Failure::MediumError);
+        let all = log.query(&Filter::default(), 10);
+        assert_eq!(kinds(&all), ["server_started", "target_drained", "volume_error"]);
+        assert!(all[2].remedy.is_some() && all[2].message.contains("data"), "{:?}", all[2]);
+        let meant = |filter: Filter| {
+            let found = log.query(&filter, 10);
+            found.iter().map(|event| event.id).collect::<Vec<_>>()
+        };
+        assert_eq!(meant(Filter { after: 1, ..Filter::default() }), [2, 3]);
+        assert_eq!(meant(Filter { kind: Some("volume_error".into()), ..Filter::default() }), [3]);
+        assert_eq!(meant(Filter { subject: Some("iqn.x:a".into()), ..Filter::default() }), [2]);
+        let severity = Some(Severity::Error);
+        assert_eq!(meant(Filter { severity, ..Filter::default() }), [3]);
+        assert!(meant(Filter { since_unix_ms: u64::MAX, ..Filter::default() }).is_empty());
+        assert_eq!(log.query(&Filter::default(), 1)[0].id, 3, "the newest");
+        let after = Filter { after: 1, ..Filter::default() };
+        assert_eq!(log.query(&after, 1)[0].id, 2, "the next");
+    }
+
+    #[test]
+    fn errors_of_a_volume_that_come_one_after_the_other_are_one_event() {
+        let log = EventLog::default();
+        for _ in 0..100 {
+            log.tell_failure("data", "iqn.x:host", Failure::MediumError);
+            log.tell_failure("data", "iqn.x:host", Failure::UnitAttention);
+        }
+        log.tell_failure("other", "iqn.x:host", Failure::MediumError);
+        assert_eq!(log.query(&Filter::default(), 1000).len(), 2);
+    }
+
+    #[test]
+    fn what_was_kept_is_found_after_a_restart_and_numbers_go_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(folder.path());
+        for _ in 0..3 {
+            log.tell(&drained("iqn.x:a"));
+        }
+        drop(log);
+        let log = EventLog::open(folder.path());
+        log.tell(&drained("iqn.x:b"));
+        let found = log.query(&Filter::default(), 10);
+        assert_eq!(found.iter().map(|event| event.id).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert_eq!(found[0].subject["target"], "iqn.x:a");
+    }
+
+    #[test]
+    fn memory_has_an_end_and_the_file_goes_further_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(folder.path());
+        let mut kept = log.keeper.as_ref().expect("a file").progress();
+        for number in 1..=IN_MEMORY as u64 + 500 {
+            log.tell(&drained("iqn.x:a"));
+            if number % 5000 == 0 {
+                // The file is given the time that it takes.
+                while *kept.borrow_and_update() < number {
+                    std::thread::yield_now();
+                }
+            }
+        }
+        let found = log.query(&Filter { after: 100, ..Filter::default() }, 1);
+        assert_eq!(found[0].id, 101);
+        assert_eq!(log.recent.state().events.len(), IN_MEMORY);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_told_once_and_the_log_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(&folder.path().join("is not there"));
+        log.tell(&drained("iqn.x:a"));
+        let found = log.query(&Filter::default(), 10);
+        assert_eq!(kinds(&found), ["events_not_kept", "target_drained"]);
+    }
+}

@@ -1,0 +1,215 @@
+//! An allowance that comes in steadily. Whoever wants some takes it at once, if need be from what is
+//! still to come, and waits for as long as that takes: so there is an order, nobody is passed by, and
+//! time that a timer loses is not lost.
+
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+const NANO: i128 = 1_000_000_000;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    /// In a second; without one there is no limit.
+    rate: Option<NonZeroU64>,
+    /// In billionths, as is the balance: what is saved at most.
+    capacity: i128,
+    /// What is saved, or owed by those that have taken.
+    balance: i128,
+    since: Instant,
+    /// All that was ever taken.
+    taken: i128,
+}
+
+/// All that was taken when something was, with it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket(i128);
+
+impl Bucket {
+    /// Without a limit.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { rate: None, capacity: 0, balance: 0, since: now, taken: 0 }
+    }
+
+    /// From here on there is so much in a second, of which at least `least` and at most what comes
+    /// over the time of `burst` is saved. Who waits does so by the new rate.
+    pub(super) fn set(
+        &mut self,
+        rate: Option<NonZeroU64>,
+        burst: Duration,
+        least: u64,
+        now: Instant,
+    ) {
+        self.settle(now);
+        let saved = |rate: NonZeroU64| i128::from(rate.get()) * burst.as_nanos() as i128;
+        self.capacity = rate.map_or(0, saved).max(i128::from(least) * NANO);
+        self.balance = match self.rate {
+            Some(_) => self.balance.min(self.capacity),
+            None => self.capacity,
+        };
+        self.rate = rate;
+    }
+
+    fn settle(&mut self, now: Instant) {
+        let Some(rate) = self.rate else {
+            self.since = now;
+            return;
+        };
+        let elapsed = now.saturating_duration_since(self.since);
+        let income = i128::from(rate.get()) * elapsed.as_nanos() as i128;
+        self.balance = (self.balance + income).min(self.capacity);
+        self.since = self.since.max(now);
+    }
+
+    /// Takes so much.
+    pub(super) fn take(&mut self, amount: u64, now: Instant) -> Ticket {
+        self.settle(now);
+        self.taken += i128::from(amount);
+        if self.rate.is_some() {
+            self.balance -= i128::from(amount) * NANO;
+        }
+        Ticket(self.taken)
+    }
+
+    /// How long it takes until what was taken has come in.
+    pub(super) fn left(&mut self, ticket: Ticket, now: Instant) -> Duration {
+        self.settle(now);
+        let Some(rate) = self.rate else { return Duration::ZERO };
+        let own = self.balance + (self.taken - ticket.0) * NANO;
+        let rate = i128::from(rate.get());
+        match -own {
+            ..=0 => Duration::ZERO,
+            debt => {
+                Duration::from_nanos(u64::try_from((debt + rate - 1) / rate).unwrap_or(u64::MAX))
+            }
+        }
+    }
+
+    /// What was taken is not used.
+    pub(super) fn give_back(&mut self, amount: u64) {
+        self.taken -= i128::from(amount);
+        if self.rate.is_some() {
+            self.balance = (self.balance + i128::from(amount) * NANO).min(self.capacity);
+        }
+    }
+
+    /// Whether one has come in already. Without a rate none ever does.
+    pub(super) fn has_saved(&mut self, now: Instant) -> bool {
+        self.settle(now);
+        self.rate.is_some() && self.balance >= NANO
+    }
+
+    /// Takes that one.
+    pub(super) fn take_saved(&mut self, now: Instant) {
+        if self.has_saved(now) {
+            self.balance -= NANO;
+            self.taken += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use sarsen_io::time;
+
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    fn limited(rate: u64, burst: Duration, now: Instant) -> Bucket {
+        let mut bucket = Bucket::new(now);
+        bucket.set(NonZeroU64::new(rate), burst, 1, now);
+        bucket
+    }
+
+    /// When each of so many that come at once may go.
+    fn departures(bucket: &mut Bucket, count: usize, now: Instant) -> Vec<Duration> {
+        let tickets: Vec<_> = (0..count).map(|_| bucket.take(1, now)).collect();
+        tickets.into_iter().map(|ticket| bucket.left(ticket, now)).collect()
+    }
+
+    #[test]
+    fn what_is_saved_goes_at_once_and_the_rest_at_the_rate() {
+        let now = time::now();
+        let mut bucket = limited(1000, 3 * MILLISECOND, now);
+        let expected = [0, 0, 0, 1, 2, 3].map(|count| count * MILLISECOND);
+        assert_eq!(departures(&mut bucket, 6, now), expected);
+        // Three are owed; a second later as much is saved as may be.
+        let later = now + Duration::from_secs(1);
+        let expected = [0, 0, 0, 1].map(|count| count * MILLISECOND);
+        assert_eq!(departures(&mut bucket, 4, later), expected);
+    }
+
+    #[test]
+    fn one_that_is_larger_than_all_that_is_saved_only_waits_longer() {
+        let now = time::now();
+        let mut bucket = limited(1000, 10 * MILLISECOND, now);
+        let large = bucket.take(110, now);
+        assert_eq!(bucket.left(large, now), 100 * MILLISECOND);
+        let behind = bucket.take(1, now);
+        assert_eq!(bucket.left(behind, now), 101 * MILLISECOND, "nobody passes");
+    }
+
+    #[test]
+    fn what_is_given_back_does_not_move_those_that_came_before() {
+        let now = time::now();
+        let mut bucket = limited(1000, Duration::ZERO, now);
+        let first = bucket.take(1, now);
+        let second = bucket.take(5, now);
+        let third = bucket.take(1, now);
+        assert_eq!(bucket.left(first, now), Duration::ZERO);
+        bucket.give_back(5);
+        assert_eq!(bucket.left(third, now), 6 * MILLISECOND, "its time stays");
+        let fourth = bucket.take(1, now);
+        assert_eq!(bucket.left(fourth, now), 2 * MILLISECOND, "there is room again");
+        let _ = second;
+    }
+
+    #[test]
+    fn who_waits_goes_by_a_rate_that_has_changed() {
+        let now = time::now();
+        let mut bucket = limited(10, Duration::ZERO, now);
+        bucket.take(1, now);
+        let waiting = bucket.take(10, now);
+        assert_eq!(bucket.left(waiting, now), Duration::from_secs(1));
+        bucket.set(NonZeroU64::new(1000), Duration::ZERO, 1, now);
+        assert_eq!(bucket.left(waiting, now), 10 * MILLISECOND);
+        bucket.set(None, Duration::ZERO, 1, now);
+        assert_eq!(bucket.left(waiting, now), Duration::ZERO);
+        bucket.set(NonZeroU64::new(1), Duration::ZERO, 1, now);
+        assert_eq!(bucket.left(waiting, now), Duration::ZERO, "it was free to go");
+    }
+
+    proptest! {
+        /// Whatever comes when, in no stretch of time more goes than comes in over it, and is saved.
+        #[test]
+        fn the_limit_holds_over_every_stretch_of_time(
+            rate in 1..100_000_u64,
+            burst_ms in 0..2000_u64,
+            arrivals in prop::collection::vec((0..50_000_000_u64, 1..200_u64), 1..100),
+        ) {
+            let mut now = time::now();
+            let burst = Duration::from_millis(burst_ms);
+            let mut bucket = limited(rate, burst, now);
+            let mut gone: Vec<(Instant, u64)> = Vec::new();
+            for (pause, amount) in arrivals {
+                now += Duration::from_nanos(pause);
+                let ticket = bucket.take(amount, now);
+                gone.push((now + bucket.left(ticket, now), amount));
+            }
+            prop_assert!(gone.is_sorted_by_key(|(at, _)| *at), "in order");
+            let saved = (rate as f64 * burst.as_secs_f64()).max(1.0);
+            for (index, (from, first)) in gone.iter().enumerate() {
+                let mut sum = 0;
+                for (at, amount) in &gone[index..] {
+                    sum += amount;
+                    // What goes first had come in by then, however large it is.
+                    let allowed = saved.max(*first as f64)
+                        + rate as f64 * (*at - *from).as_secs_f64();
+                    prop_assert!(sum as f64 <= allowed + 1e-3, "{sum} of {allowed}");
+                }
+            }
+        }
+    }
+}

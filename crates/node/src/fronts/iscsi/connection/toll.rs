@@ -1,0 +1,92 @@
+//! What a connection's commands wait for before they are carried out, where their volume or their
+//! initiator's host is limited or has claims.
+
+use std::sync::Arc;
+
+use sarsen_proto::iscsi::target::{Admission, Settings};
+use sarsen_scsi::{Cdb, Command, NexusHandle};
+use sarsen_wire::scsi::opcode;
+
+use crate::access::Origin;
+use crate::fairness::{Account, Cost, Fairness, Peer, Queue, Room, Verdict};
+use crate::statistics::Operation;
+
+/// See the module.
+pub(super) struct Toll {
+    fairness: Arc<Fairness>,
+    room: Room,
+    queue: Arc<Queue>,
+    /// The initiator's name, the account whose secret it knows, and where it comes from.
+    peer: Option<(String, Option<String>, Origin)>,
+    host: Option<Arc<Account>>,
+    /// Of the fairness when the host was found.
+    generation: Option<u64>,
+}
+
+impl Toll {
+    pub(super) fn new(fairness: Arc<Fairness>, settings: &Settings) -> Self {
+        let room = Room::of(settings.command_window as usize, settings.room_limit);
+        let queue = Arc::default();
+        Self { fairness, room, queue, peer: None, host: None, generation: None }
+    }
+
+    /// Whom it is with, and where what waits of the whole session is counted.
+    pub(super) fn established(
+        &mut self,
+        admission: &Admission,
+        origin: &Origin,
+        queue: Arc<Queue>,
+    ) {
+        let (name, account) = (admission.initiator_name.clone(), admission.account.clone());
+        self.peer = Some((name, account, origin.clone()));
+        self.queue = queue;
+        self.generation = None;
+    }
+
+    /// What becomes of a command to a volume whose commands have to ask.
+    #[cold]
+    pub(super) fn judge(
+        &mut self,
+        volume: &Arc<Account>,
+        nexus: &NexusHandle,
+        operation: Operation,
+        command: &Command,
+    ) -> Verdict {
+        if !is_charged(operation, &command.cdb) {
+            return Verdict::Now;
+        }
+        let generation = self.fairness.generation();
+        if self.generation != Some(generation) {
+            self.host = self.peer.as_ref().and_then(|(initiator, account, origin)| {
+                self.fairness.host(&Peer {
+                    initiator,
+                    address: origin.peer.ip(),
+                    account: account.as_deref(),
+                    certificate: origin.certificate.as_ref(),
+                })
+            });
+            self.generation = Some(generation);
+        }
+        // Who uses one unit alone may fill his window with what waits for it.
+        let room = (nexus.unit_count() > 1).then_some(self.room);
+        let data_out = command.data_out.as_ref().map_or(0, |data| data.len() as u64);
+        let cost = Cost { bytes: data_out + command.expected_data_in_length };
+        self.fairness.judge(volume, self.host.as_ref(), cost, &self.queue, room)
+    }
+}
+
+/// Whether a command makes work for the medium: what only asks after a unit never waits.
+fn is_charged(operation: Operation, cdb: &Cdb) -> bool {
+    use opcode::*;
+    operation != Operation::Other
+        || matches!(
+            cdb.operation_code(),
+            VERIFY_10
+                | VERIFY_12
+                | VERIFY_16
+                | PRE_FETCH_10
+                | PRE_FETCH_16
+                | THIRD_PARTY_COPY_OUT
+                | VARIABLE_LENGTH
+        )
+}

@@ -1,0 +1,435 @@
+//! Limits, shares and minima in time that does not pass by itself, so that what they let through can be
+//! counted to the command.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sarsen_block::{
+    BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
+};
+use sarsen_io::net::Stream;
+use sarsen_io::{simulation, time};
+use sarsen_node::SimulatedPortal;
+use sarsen_node::config::QosConfig;
+use sarsen_proto::iscsi::initiator::{
+    CommandRequest, Event, LoginOptions, ReadLanding, SessionTarget, TaskAttribute, TaskManagement,
+    Token, Transfer,
+};
+use sarsen_proto::iscsi::target::Settings;
+use sarsen_scsi::{Host, Identity, LogicalUnit, Lun, Parts, Work};
+use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
+use tokio::task::LocalSet;
+
+use crate::dice::Dice;
+use crate::link::{Link, News};
+use crate::network::{self, Weather};
+
+const TARGET: &str = "iqn.2026-11.test:fair";
+const SECOND: Duration = Duration::from_secs(1);
+/// Of the network and of timers, each way.
+const SLACK: Duration = Duration::from_millis(5);
+const GOOD: u8 = 0x00;
+const TASK_SET_FULL: u8 = 0x28;
+
+struct Nothing;
+
+impl Host for Nothing {
+    fn unix_time_ms(&self) -> u64 {
+        0
+    }
+
+    fn fill_random(&self, into: &mut [u8]) {
+        into.fill(0);
+    }
+
+    fn spawn(&self, _: Work) {}
+}
+
+/// A disk that carries out one request after the other, in the order in which they come.
+struct OneByOne {
+    memory: Arc<dyn Store>,
+    takes: Duration,
+    idle_at: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Store for OneByOne {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.memory.characteristics()
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let answer = self.memory.submit(request);
+        if self.takes.is_zero() {
+            return answer;
+        }
+        let mut idle_at = self.idle_at.lock().expect("one thread");
+        let done = idle_at.map_or(time::now(), |at| at.max(time::now())) + self.takes;
+        *idle_at = Some(done);
+        Io::pending(async move {
+            time::sleep_until(done).await;
+            answer.wait().await
+        })
+    }
+}
+
+/// A portal with units `a` and `b` at LUN 0 and 1, on one disk.
+struct Fair {
+    portal: SimulatedPortal,
+    next_port: Cell<u16>,
+}
+
+impl Fair {
+    fn new(takes: Duration) -> Rc<Self> {
+        let idle_at: Arc<Mutex<Option<Instant>>> = Arc::default();
+        let unit = |(number, name): (u16, &str)| {
+            let memory = Arc::new(MemoryStore::new(BlockSize::B512, 4096));
+            let store = Arc::new(OneByOne { memory, takes, idle_at: idle_at.clone() });
+            let parts = Parts::disk(Identity::new(name, TARGET), store);
+            (Lun(number), LogicalUnit::of_parts(parts).expect("nothing was kept"))
+        };
+        let units: BTreeMap<_, _> = [(0, "a"), (1, "b")].map(unit).into();
+        let address = SocketAddr::from(([192, 0, 2, 1], 3260));
+        let settings = Settings::default();
+        let portal = SimulatedPortal::new(settings, address, Arc::new(Nothing), TARGET, units);
+        Rc::new(Self { portal, next_port: Cell::new(1024) })
+    }
+
+    /// A session to which nothing is left to tell.
+    async fn login(self: &Rc<Self>, name: &str) -> Client {
+        let port = self.next_port.replace(self.next_port.get() + 1);
+        let own = SocketAddr::from(([192, 0, 2, 2], port));
+        let portal = SocketAddr::from(([192, 0, 2, 1], 3260));
+        let weather = Weather { latency_max_ms: 0, ..Weather::fair() };
+        let mut dice = Dice::new(1);
+        let (side, accepted) = network::connection(&mut dice, &weather, [own, portal], false);
+        tokio::task::spawn_local(self.portal.serve(Stream::simulated(accepted)));
+        let isid = Isid([0x80, 0, 0, 0, 0, port as u8]);
+        let options = LoginOptions::new(name, SessionTarget::Named(TARGET.into()), isid);
+        let link = Link::new(side, options, 1);
+        let mut client = Client { link, last: 0, sent: HashMap::new() };
+        while !matches!(client.event(time::now() + SECOND).await, Some(Event::LoggedIn)) {}
+        for lun in [0, 1, 0, 1] {
+            client.ask(lun, &[0], 0);
+            client.answer(time::now() + SECOND).await.expect("it is ready, or tells why not");
+        }
+        client
+    }
+}
+
+/// A session, and when it sent what.
+struct Client {
+    link: Link,
+    last: u64,
+    sent: HashMap<Token, (u8, Instant)>,
+}
+
+/// The end of a command.
+struct Answer {
+    lun: u8,
+    status: u8,
+    took: Duration,
+}
+
+impl Client {
+    async fn event(&mut self, deadline: Instant) -> Option<Event> {
+        match self.link.turn(deadline).await? {
+            News::Event(event) => Some(event),
+            News::Loss(loss) => panic!("the connection is lost: {:?}", loss.why),
+        }
+    }
+
+    /// Sends a command that reads so much, if the window lets it.
+    fn ask(&mut self, lun: u8, cdb_bytes: &[u8], length: u32) -> Option<Token> {
+        let mut cdb = [0; 16];
+        cdb[..cdb_bytes.len()].copy_from_slice(cdb_bytes);
+        let transfer = match length {
+            0 => Transfer::None,
+            length => Transfer::Read { length, landing: ReadLanding::Discard },
+        };
+        let lun_bytes = [0, lun, 0, 0, 0, 0, 0, 0];
+        let attribute = TaskAttribute::Simple;
+        let request = CommandRequest { lun: lun_bytes, cdb, attribute, transfer };
+        let token = Token(self.last + 1);
+        self.link.machine.command(request, token).ok()?;
+        self.last += 1;
+        self.sent.insert(token, (lun, time::now()));
+        Some(token)
+    }
+
+    /// READ(10).
+    fn read(&mut self, lun: u8, blocks: u8) -> Option<Token> {
+        self.ask(lun, &[0x28, 0, 0, 0, 0, 0, 0, 0, blocks, 0], u32::from(blocks) * 512)
+    }
+
+    /// The next command that ends before then.
+    async fn answer(&mut self, deadline: Instant) -> Option<Answer> {
+        loop {
+            if let Event::Completed(completion) = self.event(deadline).await? {
+                let (lun, at) = self.sent.remove(&completion.token).expect("it was sent");
+                return Some(Answer { lun, status: completion.status, took: time::now() - at });
+            }
+        }
+    }
+
+    /// Keeps so many reads open on a unit until then; gives how many ended well, and the longest.
+    async fn keep_reading(&mut self, lun: u8, blocks: u8, depth: usize, until: Instant) -> Tally {
+        let mut tally = Tally::default();
+        while time::now() < until {
+            while self.sent.len() < depth && self.read(lun, blocks).is_some() {}
+            let Some(answer) = self.answer(until).await else { break };
+            tally.add(&answer);
+        }
+        tally
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    good: u64,
+    full: u64,
+    longest: Duration,
+}
+
+impl Tally {
+    fn add(&mut self, answer: &Answer) {
+        match answer.status {
+            GOOD => self.good += 1,
+            TASK_SET_FULL => self.full += 1,
+            status => panic!("status {status:02x}h"),
+        }
+        self.longest = self.longest.max(answer.took);
+    }
+}
+
+fn run(scenario: impl Future<Output = ()>) {
+    simulation::seed_randomness(1);
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
+    LocalSet::new().block_on(&runtime, scenario);
+}
+
+fn iops(iops: u64) -> QosConfig {
+    QosConfig { iops: NonZeroU64::new(iops), burst: Some(Duration::ZERO), ..QosConfig::default() }
+}
+
+#[test]
+fn so_many_commands_a_second_are_let_through_and_none_fails() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut one = fair.login("iqn.2026-11.test:one").await;
+        let mut two = fair.login("iqn.2026-11.test:two").await;
+        fair.portal.govern(&[("a", iops(1000))], 64);
+        let until = time::now() + 10 * SECOND;
+        // The limit is the volume's, whoever uses it.
+        let (first, second) =
+            tokio::join!(one.keep_reading(0, 1, 32, until), two.keep_reading(0, 1, 8, until));
+        let good = first.good + second.good;
+        assert!((9_950..=10_001).contains(&good), "{good}");
+        assert_eq!(first.full + second.full, 0);
+        // In the order in which they came: who asks for more gets more, and nobody is passed by.
+        assert!(first.longest.max(second.longest) <= Duration::from_millis(40) + SLACK);
+        assert!(second.good > 1_500, "{second:?}");
+    });
+}
+
+#[test]
+fn so_many_bytes_a_second_are_let_through_however_large_the_commands() {
+    for blocks in [1, 8, 128] {
+        run(async {
+            let fair = Fair::new(Duration::ZERO);
+            let mut client = fair.login("iqn.2026-11.test:one").await;
+            let bandwidth = NonZeroU64::new(4 << 20);
+            let burst = Some(Duration::ZERO);
+            let qos = QosConfig { bandwidth, burst, ..QosConfig::default() };
+            fair.portal.govern(&[("a", qos)], 64);
+            let until = time::now() + 10 * SECOND;
+            let tally = client.keep_reading(0, blocks, 64, until).await;
+            let bytes = tally.good * u64::from(blocks) * 512;
+            let allowed = 40 << 20;
+            assert!(bytes <= allowed && bytes >= allowed * 98 / 100, "{bytes} of {allowed}");
+        });
+    }
+}
+
+#[test]
+fn what_was_not_used_is_saved_for_as_long_as_the_burst() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut client = fair.login("iqn.2026-11.test:one").await;
+        let burst = Some(2 * SECOND);
+        fair.portal.govern(&[("a", QosConfig { burst, ..iops(500) })], 64);
+        let moment = time::now() + Duration::from_millis(100);
+        let first = client.keep_reading(0, 1, 64, moment).await;
+        assert!((1_000..=1_060).contains(&first.good), "two seconds' worth at once: {first:?}");
+        let second = client.keep_reading(0, 1, 64, moment + SECOND).await;
+        assert!((490..=510).contains(&second.good), "then as it comes in: {second:?}");
+        while client.answer(time::now() + SECOND).await.is_some() {}
+        time::sleep_until(time::now() + SECOND).await;
+        let moment = time::now() + Duration::from_millis(1);
+        let third = client.keep_reading(0, 1, 64, moment).await;
+        assert!((900..=1_010).contains(&third.good), "what two seconds brought: {third:?}");
+    });
+}
+
+#[test]
+fn what_waits_for_one_volume_does_not_hold_up_another_of_the_session() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut client = fair.login("iqn.2026-11.test:one").await;
+        fair.portal.govern(&[("a", iops(5))], 64);
+        let (mut a, mut b) = (Tally::default(), Tally::default());
+        let until = time::now() + 20 * SECOND;
+        while time::now() < until {
+            let open = |client: &Client, lun| client.sent.values().filter(|of| of.0 == lun).count();
+            // More than may wait for the volume that is slow.
+            while open(&client, 0) < 120 && client.read(0, 1).is_some() {}
+            while open(&client, 1) < 2 && client.read(1, 1).is_some() {}
+            let Some(answer) = client.answer(until).await else { break };
+            match answer.lun {
+                0 => a.add(&answer),
+                _ => b.add(&answer),
+            }
+            if answer.status == TASK_SET_FULL {
+                time::sleep_until(time::now() + Duration::from_millis(1)).await;
+            }
+        }
+        assert!((99..=101).contains(&a.good), "{a:?}");
+        assert!(a.full > 1000, "{a:?}");
+        assert!(b.good > 1000 && b.longest <= 10 * SLACK, "{b:?}");
+    });
+}
+
+#[test]
+fn what_only_asks_after_a_unit_does_not_wait() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut client = fair.login("iqn.2026-11.test:one").await;
+        fair.portal.govern(&[("a", iops(1))], 64);
+        for _ in 0..20 {
+            client.read(0, 1).expect("the window is open");
+        }
+        client.answer(time::now() + SECOND).await.expect("the first");
+        let ready = client.ask(0, &[0], 0).expect("the window is open");
+        let answer = client.answer(time::now() + SLACK).await.expect("TEST UNIT READY");
+        assert!(answer.status == GOOD && !client.sent.contains_key(&ready));
+    });
+}
+
+#[test]
+fn what_waits_can_be_aborted_and_has_used_nothing() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut client = fair.login("iqn.2026-11.test:one").await;
+        fair.portal.govern(&[("a", iops(1))], 64);
+        for _ in 0..90 {
+            client.read(0, 1).expect("the window is open");
+        }
+        client.answer(time::now() + SLACK).await.expect("the first goes at once");
+        let begun = time::now();
+        let all = TaskManagement::AbortTaskSet([0; 8]);
+        assert!(client.link.machine.task_management(all, Token(u64::MAX)));
+        let mut aborted = 0;
+        loop {
+            match client.event(begun + SECOND).await.expect("an answer") {
+                Event::Aborted { .. } => aborted += 1,
+                Event::TaskManagementDone { response, .. } => {
+                    assert_eq!(response, TaskManagementResponse::FunctionComplete);
+                    break;
+                }
+                event => panic!("{event:?}"),
+            }
+        }
+        assert!(time::now() - begun <= SLACK && aborted == 89, "{aborted}");
+        // Ninety seconds' worth was given back.
+        client.sent.clear();
+        client.read(0, 1).expect("the window is open");
+        let answer = client.answer(begun + 10 * SECOND).await.expect("it goes");
+        assert!(answer.took <= SECOND + SLACK, "{:?}", answer.took);
+    });
+}
+
+#[test]
+fn a_limit_that_changes_holds_for_what_waits_already() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut client = fair.login("iqn.2026-11.test:one").await;
+        fair.portal.govern(&[("a", iops(1))], 64);
+        for _ in 0..90 {
+            client.read(0, 1).expect("the window is open");
+        }
+        client.answer(time::now() + SLACK).await.expect("the first goes at once");
+        fair.portal.govern(&[("a", iops(1000))], 64);
+        let deadline = time::now() + Duration::from_millis(160);
+        for left in (0..89).rev() {
+            assert!(client.answer(deadline).await.is_some(), "{left} are left");
+        }
+        fair.portal.govern(&[], 64);
+        for _ in 0..90 {
+            client.read(0, 1).expect("the window is open");
+            let answer = client.answer(deadline).await.expect("it goes");
+            assert!(answer.took < Duration::from_millis(1), "nothing is limited");
+        }
+    });
+}
+
+/// Two sessions at one disk that does a thousand commands a second; the one on `b` has few open.
+async fn side_by_side(a: QosConfig, b: QosConfig) -> [Tally; 2] {
+    let fair = Fair::new(Duration::from_millis(1));
+    let mut noisy = fair.login("iqn.2026-11.test:noisy").await;
+    let mut quiet = fair.login("iqn.2026-11.test:quiet").await;
+    fair.portal.govern(&[("a", a), ("b", b)], 4);
+    let until = time::now() + 10 * SECOND;
+    let tallies =
+        tokio::join!(noisy.keep_reading(0, 1, 90, until), quiet.keep_reading(1, 1, 8, until));
+    tallies.into()
+}
+
+#[test]
+fn who_asks_for_much_takes_much_unless_there_are_shares() {
+    run(async {
+        let nothing = QosConfig::default();
+        let [noisy, quiet] = side_by_side(nothing, nothing).await;
+        assert!(noisy.good > 10 * quiet.good, "{noisy:?} {quiet:?}");
+        let share = |share| QosConfig { share: NonZeroU64::new(share), ..nothing };
+        let [noisy, quiet] = side_by_side(share(100), share(300)).await;
+        let part = quiet.good as f64 / (noisy.good + quiet.good) as f64;
+        assert!((0.7..=0.8).contains(&part), "{noisy:?} {quiet:?}");
+        // Nothing is lost by it.
+        assert!(noisy.good + quiet.good > 9_800, "{noisy:?} {quiet:?}");
+    });
+}
+
+#[test]
+fn a_minimum_is_had_whatever_others_ask_for() {
+    run(async {
+        let minimum_iops = NonZeroU64::new(400);
+        let quiet = QosConfig { minimum_iops, share: NonZeroU64::new(1), ..QosConfig::default() };
+        let [noisy, quiet] = side_by_side(QosConfig::default(), quiet).await;
+        assert!(quiet.good >= 3_950, "{quiet:?}");
+        assert!(noisy.good >= 5_500, "what is left is the others': {noisy:?}");
+    });
+}
+
+#[test]
+fn a_noisy_neighbour_that_is_limited_hardly_moves_the_others() {
+    run(async {
+        let nothing = QosConfig::default();
+        let fair = Fair::new(Duration::from_millis(1));
+        let mut quiet = fair.login("iqn.2026-11.test:quiet").await;
+        let alone = quiet.keep_reading(1, 1, 4, time::now() + 10 * SECOND).await;
+        let [_, unlimited] = side_by_side(nothing, nothing).await;
+        let [noisy, limited] = side_by_side(iops(50), nothing).await;
+        assert!(unlimited.longest > 10 * alone.longest, "{alone:?} {unlimited:?}");
+        assert!(noisy.good >= 495 && noisy.good <= 501, "{noisy:?}");
+        assert!(limited.longest <= Duration::from_millis(10) + SLACK, "{limited:?}");
+    });
+}
