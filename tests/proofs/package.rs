@@ -136,7 +136,7 @@ fn systemd_understands_the_units_and_finds_the_service_well_confined() -> Result
     let judged = analyze(&["security", "--offline=true", &threshold, "sarsen.service"])?;
     judged.success()?;
 
-    let unit = fs::read_to_string(machine.path("lib/systemd/system/sarsen.service"))?;
+    let unit = fs::read_to_string(machine.path("usr/lib/systemd/system/sarsen.service"))?;
     let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/sarsen "));
     let start = start.context("the unit starts sarsen")?;
     let mut help = Command::new(machine.path("usr/bin/sarsen"));

@@ -13,8 +13,8 @@ use crate::shell;
 const FILES: &[(&str, &str)] = &[
     ("packaging/multipath/sarsen.conf", "etc/multipath/conf.d/sarsen.conf"),
     ("packaging/sarsen.toml", "etc/sarsen/sarsen.toml"),
-    ("packaging/systemd/sarsen.service", "lib/systemd/system/sarsen.service"),
-    ("packaging/systemd/sarsen.socket", "lib/systemd/system/sarsen.socket"),
+    ("packaging/systemd/sarsen.service", "usr/lib/systemd/system/sarsen.service"),
+    ("packaging/systemd/sarsen.socket", "usr/lib/systemd/system/sarsen.socket"),
     ("packaging/systemd/devices.conf", "usr/share/doc/sarsen/examples/devices.conf"),
     ("README.md", "usr/share/doc/sarsen/README.md"),
     ("CHANGELOG.md", "usr/share/doc/sarsen/CHANGELOG.md"),

@@ -210,6 +210,9 @@ fn portal(
         ErrorKind::AddrInUse if server_runs && holder.is_none_or(|name| name == "sarsen") => {
             Finding::ok(CHECK, format!("{address} is taken by the server that runs"))
         }
+        ErrorKind::AddrInUse if holder == Some("systemd") => {
+            Finding::ok(CHECK, format!("{address} is listened on by systemd, for a socket unit"))
+        }
         ErrorKind::AddrInUse => {
             let holder = holder.unwrap_or("somebody whom only root can see");
             Finding::problem(
@@ -315,6 +318,7 @@ mod tests {
         };
         assert_eq!(taken(Some("sarsen"), true).level, Level::Ok);
         assert_eq!(taken(Some("sarsen"), false).level, Level::Problem);
+        assert_eq!(taken(Some("systemd"), false).level, Level::Ok, "it waits for somebody");
         let tgtd = taken(Some("tgtd"), true);
         assert_eq!((tgtd.level, &*tgtd.finding), (Level::Problem, "0.0.0.0:3260 is taken by tgtd"));
         let elsewhere = portal(address, Err(ErrorKind::AddrNotAvailable.into()), None, false);
