@@ -469,6 +469,7 @@ fn identity(volume: &VolumeConfig, target: &TargetConfig, machine: &str) -> Iden
         revision: given.revision.unwrap_or(derived.revision),
         serial: given.serial.unwrap_or(derived.serial),
         naa: given.naa.unwrap_or(derived.naa),
+        designators: given.designators,
         volume: derived.volume,
     }
 }

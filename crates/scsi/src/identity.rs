@@ -16,6 +16,9 @@ pub struct Identity {
     pub serial: String,
     /// NAA identifier: locally assigned (3h) unless it came with the volume from elsewhere.
     pub naa: Naa,
+    /// What names the unit in its Device Identification page, in place of what follows from the rest: those
+    /// of a unit that comes from elsewhere.
+    pub designators: Option<Vec<Designator>>,
     /// The volume's name in the configuration; it is not sent.
     pub volume: String,
 }
@@ -35,6 +38,7 @@ impl Identity {
             revision: "0001".into(),
             serial: format!("{hash:016x}"),
             naa: Naa::Eight((NAA_LOCALLY_ASSIGNED | (hash >> 4)).to_be_bytes()),
+            designators: None,
             volume: volume.into(),
         }
     }
@@ -80,6 +84,64 @@ impl fmt::Display for Naa {
     }
 }
 
+/// A name of a logical unit (SPC-4 7.8.6).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Designator {
+    /// NAA.
+    Naa(Naa),
+    /// EUI-64 based: 8, 12 or 16 bytes.
+    Eui(Vec<u8>),
+    /// T10 vendor ID based: the vendor in eight characters, and what it says.
+    T10(String),
+    /// SCSI name string.
+    Name(String),
+}
+
+/// The longest text of a designator: with its header, several of them have room in a page.
+const LONGEST_TEXT: usize = 250;
+
+impl Designator {
+    /// `naa:HEX`, `eui:HEX`, `t10:TEXT` or `name:TEXT`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (kind, value) = text.split_once(':')?;
+        let is_printable = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+        let fits = (1..=LONGEST_TEXT).contains(&value.len());
+        match kind {
+            "naa" => Naa::parse(value).map(Self::Naa),
+            "eui" => hexadecimal(value).filter(|b| [8, 12, 16].contains(&b.len())).map(Self::Eui),
+            "t10" if fits && value.len() >= 8 && value.bytes().all(is_printable) => {
+                Some(Self::T10(value.into()))
+            }
+            "name" if fits && !value.contains(char::is_control) => Some(Self::Name(value.into())),
+            _ => None,
+        }
+    }
+}
+
+/// As it is parsed.
+impl fmt::Display for Designator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Naa(naa) => write!(f, "naa:{naa}"),
+            Self::Eui(bytes) => {
+                f.write_str("eui:")?;
+                bytes.iter().try_for_each(|byte| write!(f, "{byte:02X}"))
+            }
+            Self::T10(text) => write!(f, "t10:{text}"),
+            Self::Name(text) => write!(f, "name:{text}"),
+        }
+    }
+}
+
+fn hexadecimal(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes();
+    let is_hexadecimal = digits.iter().all(u8::is_ascii_hexdigit);
+    (is_hexadecimal && digits.len().is_multiple_of(2)).then(|| {
+        let digit = |byte: u8| (byte as char).to_digit(16).unwrap_or_default() as u8;
+        digits.chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+    })
+}
+
 /// FNV-1a over each part and a byte that no UTF-8 text has after it, then the finalizer of
 /// splitmix64 so that every bit of the input reaches every bit of the result. Fixed for ever.
 fn stable_hash(parts: &[&[u8]]) -> u64 {
@@ -114,6 +176,23 @@ mod tests {
             ["", "3", "6001405a00000000", "3001405a0000000000000000000000ff", "3x23456789abcdef"]
         {
             assert_eq!(Naa::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn spc4_7_8_6_a_designator_is_shown_as_it_is_parsed() {
+        for text in [
+            "naa:6001405A0000000000000000000000FF",
+            "eui:0123456789ABCDEF",
+            "t10:LIO-ORG disk:a b ",
+            "name:iqn.2012-06.com.example:target0,lun,0",
+        ] {
+            assert_eq!(Designator::parse(text).expect(text).to_string(), text);
+        }
+        for text in
+            ["", "naa:1", "eui:0123", "eui:0123456789ABCDEG", "t10:short", "t10:é 345678", "md5:1"]
+        {
+            assert_eq!(Designator::parse(text), None, "{text}");
         }
     }
 

@@ -46,7 +46,7 @@ pub use attention::{Listener, UnitAttention};
 pub use cdb::{Cdb, Command, TaskAttribute};
 pub use completion::{Abort, Completion, Status, TaskAbort};
 pub use execution::{Execution, UnderWay};
-pub use identity::{Identity, Naa};
+pub use identity::{Designator, Identity, Naa};
 pub use keeper::{Keeper, Record};
 pub use logical_unit::{DeviceType, Limits, LogicalUnit, Parts};
 pub use lun::Lun;

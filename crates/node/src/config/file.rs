@@ -104,6 +104,7 @@ const VOLUME_KEYS: &[&str] = &[
     "removable",
     "serial",
     "naa",
+    "designators",
     "vendor",
     "product",
     "revision",
@@ -120,7 +121,7 @@ const VOLUME_KEYS: &[&str] = &[
     "minimum-iops",
 ];
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
-const REPEATED_KEYS: [&str; 1] = ["fault"];
+const REPEATED_KEYS: [&str; 2] = ["fault", "designators"];
 const TARGET_KEYS: &[&str] =
     &["name", "alias", "luns", "access", "preferred", "groups", "redirect"];
 /// A group in transition is on its way to one of these.
@@ -303,7 +304,7 @@ pub(super) fn volume_from_settings(
             }
             "read-only" => read_only = Some(parse_truth(&key, &value).map_err(wrong)?),
             "removable" => removable = Some(parse_truth(&key, &value).map_err(wrong)?),
-            "serial" | "naa" | "vendor" | "product" | "revision" => {
+            "serial" | "naa" | "designators" | "vendor" | "product" | "revision" => {
                 identity.take(&key, value).map_err(wrong)?;
             }
             "protection" => {
@@ -338,6 +339,7 @@ pub(super) fn volume_from_settings(
             ("removable", removable == Some(false) || is_device && removable.is_some()),
             ("serial", is_device && identity.serial.is_some()),
             ("naa", is_device && identity.naa.is_some()),
+            ("designators", is_device && identity.designators.is_some()),
             ("vendor", is_device && identity.vendor.is_some()),
             ("product", is_device && identity.product.is_some()),
             ("revision", is_device && identity.revision.is_some()),

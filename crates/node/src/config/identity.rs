@@ -11,9 +11,12 @@
 //! vendor = "IET"
 //! product = "VIRTUAL-DISK"
 //! revision = "0001"
+//! # What the Device Identification page says of the volume, where that is not what follows from the above:
+//! # naa, eui, t10 (vendor ID based) and name (SCSI name string).
+//! designators = ["t10:IET     00010001", "naa:60000000000000000e00000000010001"]
 //! ```
 
-use sarsen_scsi::Naa;
+use sarsen_scsi::{Designator, Naa};
 
 /// What is said of a volume's identity; the rest is derived.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub struct IdentityConfig {
     pub serial: Option<String>,
     /// NAA identifier.
     pub naa: Option<Naa>,
+    /// What the Device Identification page shows in place of what is derived.
+    pub designators: Option<Vec<Designator>>,
     /// T10 VENDOR IDENTIFICATION.
     pub vendor: Option<String>,
     /// PRODUCT IDENTIFICATION.
@@ -42,6 +47,16 @@ impl IdentityConfig {
                     )
                 })?;
                 self.naa = Some(naa);
+                return Ok(());
+            }
+            "designators" => {
+                let designator = Designator::parse(&value).ok_or_else(|| {
+                    format!(
+                        "designators = {value:?}: write naa:HEX, eui:HEX with 16, 24 or 32 digits, \
+                         t10:TEXT with the vendor in eight characters first, or name:TEXT"
+                    )
+                })?;
+                self.designators.get_or_insert_default().push(designator);
                 return Ok(());
             }
             "serial" => {
@@ -88,9 +103,14 @@ mod tests {
             identity.take(key, value.to_owned()).expect(key);
         }
         assert_eq!(identity.product.as_deref(), Some("disk 1"));
+        for value in ["t10:IET     00010001", "naa:3000000000000001"] {
+            identity.take("designators", value.to_owned()).expect(value);
+        }
+        assert_eq!(identity.designators.as_ref().map(Vec::len), Some(2));
         for (key, value) in [
             ("serial", "a b"),
             ("naa", "1000000000000001"),
+            ("designators", "IET     00010001"),
             ("vendor", "nine char"),
             ("product", ""),
             ("revision", " 4"),

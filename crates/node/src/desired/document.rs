@@ -108,6 +108,10 @@ pub struct Volume {
     /// The NAA identifier of 16 or 32 hexadecimal digits; one is made for a new volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub naa: Option<String>,
+    /// What the Device Identification page shows, in place of what follows from the rest: `naa:HEX`,
+    /// `eui:HEX`, `t10:TEXT` and `name:TEXT`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub designators: Vec<String>,
     /// T10 VENDOR IDENTIFICATION.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vendor: Option<String>,

@@ -6,7 +6,7 @@ use crate::atomic::has_atomic_writes;
 use crate::copy::page::third_party_copy;
 use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::thresholds;
-use crate::{DeviceType, Identity, LogicalUnit, ProtectionType, Sense};
+use crate::{Designator, DeviceType, Identity, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
@@ -204,6 +204,7 @@ const OF_TARGET_DEVICE: u8 = 0x80 | 0x20;
 const ISCSI: u8 = 0x50;
 /// DESIGNATOR TYPE.
 const T10_VENDOR_ID: u8 = 1;
+const EUI_64: u8 = 2;
 const NAA: u8 = 3;
 const RELATIVE_TARGET_PORT: u8 = 4;
 const TARGET_PORT_GROUP: u8 = 5;
@@ -234,14 +235,26 @@ fn device_identification(task: &Task<'_>) -> Vec<u8> {
 }
 
 /// What names the unit whichever way leads to it: CODE SET, DESIGNATOR TYPE and DESIGNATOR of each.
-pub(crate) fn unit_designators(identity: &Identity) -> [(u8, u8, Vec<u8>); 3] {
+pub(crate) fn unit_designators(identity: &Identity) -> Vec<(u8, u8, Vec<u8>)> {
+    if let Some(designators) = &identity.designators {
+        return designators.iter().map(brought_along).collect();
+    }
     let vendor_id = [&padded::<8>(&identity.vendor)[..], identity.serial.as_bytes()].concat();
     let name = name_string(&format!("naa.{}", identity.naa));
-    [
+    vec![
         (BINARY, OF_LOGICAL_UNIT | NAA, identity.naa.as_bytes().to_vec()),
         (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, vendor_id),
         (UTF_8, OF_LOGICAL_UNIT | SCSI_NAME_STRING, name),
     ]
+}
+
+fn brought_along(designator: &Designator) -> (u8, u8, Vec<u8>) {
+    match designator {
+        Designator::Naa(naa) => (BINARY, OF_LOGICAL_UNIT | NAA, naa.as_bytes().to_vec()),
+        Designator::Eui(bytes) => (BINARY, OF_LOGICAL_UNIT | EUI_64, bytes.clone()),
+        Designator::T10(text) => (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, text.clone().into_bytes()),
+        Designator::Name(text) => (UTF_8, OF_LOGICAL_UNIT | SCSI_NAME_STRING, name_string(text)),
+    }
 }
 
 fn designation(code_set: u8, designator_type: u8, designator: &[u8]) -> Vec<u8> {
