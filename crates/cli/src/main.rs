@@ -7,6 +7,7 @@ mod discover;
 mod disk;
 mod doctor;
 mod exit;
+mod import;
 mod lab;
 mod man;
 mod metrics;
@@ -56,6 +57,9 @@ enum Verb {
     /// Tell what is wrong with this machine for a storage server, and what to do about it. Exits with 1
     /// if there are problems, with 5 if there are warnings.
     Doctor(doctor::Arguments),
+    /// Turn another target program's configuration into ours: identities are kept, and what could not be carried
+    /// is listed. Exits with 5 if clients notice some of that.
+    Import(import::Arguments),
     /// Print what a shell needs to complete `sarsen`'s verbs and flags.
     Completions(completions::Arguments),
     /// Write a manual page for each verb.
@@ -79,6 +83,7 @@ fn main() -> ExitCode {
         Verb::Disk(verb) => disk::run(verb),
         Verb::Lab(verb) => lab::run(verb),
         Verb::Doctor(arguments) => doctor::run(&arguments),
+        Verb::Import(arguments) => import::run(&arguments),
         Verb::Completions(arguments) => completions::run(&arguments, Arguments::command()),
         Verb::Man(arguments) => man::run(&arguments, Arguments::command()),
     };

@@ -10,6 +10,7 @@ mod events;
 mod fairness;
 mod fronts;
 mod host;
+pub mod import;
 mod isns;
 mod keeper;
 mod metrics;

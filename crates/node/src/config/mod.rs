@@ -392,6 +392,11 @@ fn check_iscsi_name(name: &str) -> Result<(), String> {
     ))
 }
 
+/// What keeps a text from being the name of a target, if anything does.
+pub(crate) fn target_name_fault(name: &str) -> Option<String> {
+    check_iscsi_name(name).err()
+}
+
 /// `YYYY-MM.authority[:anything]`.
 fn is_iqn_tail(rest: &str) -> bool {
     let bytes = rest.as_bytes();

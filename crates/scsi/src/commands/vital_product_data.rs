@@ -252,7 +252,9 @@ fn brought_along(designator: &Designator) -> (u8, u8, Vec<u8>) {
     match designator {
         Designator::Naa(naa) => (BINARY, OF_LOGICAL_UNIT | NAA, naa.as_bytes().to_vec()),
         Designator::Eui(bytes) => (BINARY, OF_LOGICAL_UNIT | EUI_64, bytes.clone()),
-        Designator::T10(text) => (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, text.clone().into_bytes()),
+        Designator::T10(text) => {
+            (ASCII, OF_LOGICAL_UNIT | T10_VENDOR_ID, text.clone().into_bytes())
+        }
         Designator::Name(text) => (UTF_8, OF_LOGICAL_UNIT | SCSI_NAME_STRING, name_string(text)),
     }
 }

@@ -1,0 +1,198 @@
+//! `sarsen import`: moving in from another target program.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use sarsen_node::desired::Document;
+use sarsen_node::import::{self, Complaint, Files, Imported, Origin};
+use serde::Serialize;
+
+use crate::disk::print_line;
+use crate::exit::{DegradedError, UsageError};
+
+/// Flags of `sarsen import`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Whose configuration it is.
+    #[arg(value_name = "PROGRAM")]
+    from: Program,
+    /// The file: saveconfig.json, targets.conf, scst.conf, ctl.conf or istgt.conf.
+    file: PathBuf,
+    /// Only tell what would become of it: --out is not written.
+    #[arg(long)]
+    dry_run: bool,
+    /// Write the document there, with its secrets, for `sarsen apply -f`; nobody but its owner can read it.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Show secrets in what is printed.
+    #[arg(long)]
+    secrets: bool,
+    /// Print the document and what could not be carried as one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Program {
+    /// The Linux kernel's target, set up with targetcli.
+    Lio,
+    /// tgt, with tgtd and tgt-admin.
+    Tgt,
+    /// SCST, with scstadmin.
+    Scst,
+    /// FreeBSD's ctld.
+    Ctld,
+    /// istgt.
+    Istgt,
+}
+
+impl From<Program> for Origin {
+    fn from(program: Program) -> Self {
+        match program {
+            Program::Lio => Self::Lio,
+            Program::Tgt => Self::Tgt,
+            Program::Scst => Self::Scst,
+            Program::Ctld => Self::Ctld,
+            Program::Istgt => Self::Istgt,
+        }
+    }
+}
+
+/// The longest configuration that is read.
+const LONGEST: u64 = 64 << 20;
+
+/// The files of this machine.
+struct Disk;
+
+impl Files for Disk {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        if std::fs::metadata(path)?.len() > LONGEST {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        std::fs::read_to_string(path)
+    }
+
+    /// Patterns are in the last part of a path, as configurations have them.
+    fn matching(&self, pattern: &str) -> Vec<PathBuf> {
+        let pattern = Path::new(pattern);
+        let (Some(folder), Some(wanted)) = (pattern.parent(), pattern.file_name()) else {
+            return Vec::new();
+        };
+        let wanted: Vec<char> = wanted.to_string_lossy().chars().collect();
+        let fits = |path: &PathBuf| {
+            let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            name.is_some_and(|name| {
+                let name: Vec<char> = name.chars().collect();
+                (name.first() != Some(&'.') || wanted.first() == Some(&'.'))
+                    && matches(&wanted, &name)
+            })
+        };
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(fits).collect();
+        paths.sort();
+        paths
+    }
+}
+
+/// `*` and `?` as a shell has them.
+fn matches(pattern: &[char], name: &[char]) -> bool {
+    match pattern.split_first() {
+        None => name.is_empty(),
+        Some(('*', rest)) => (0..=name.len()).any(|end| matches(rest, &name[end..])),
+        Some((wanted, rest)) => name.split_first().is_some_and(|(first, after)| {
+            (*wanted == '?' || wanted == first) && matches(rest, after)
+        }),
+    }
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    document: &'a Document,
+    not_carried: &'a [Complaint],
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let path = &arguments.file;
+    let text = Disk.read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let imported = import::import(arguments.from.into(), path, &text, &Disk)
+        .map_err(|error| UsageError(error.to_string()))?;
+    if let (Some(out), false) = (&arguments.out, arguments.dry_run) {
+        write_private(out, &toml::to_string(&imported.document)?)
+            .with_context(|| format!("cannot write {}", out.display()))?;
+    }
+    print(arguments, &imported)?;
+    let lost = imported.complaints.iter().filter(|one| one.weight == import::Weight::Loss).count();
+    if lost > 0 {
+        let message =
+            format!("{lost} of the fields above matter to clients and could not be carried");
+        return Err(DegradedError(message).into());
+    }
+    Ok(())
+}
+
+fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
+    let mut document = imported.document.clone();
+    let hidden = document.account.iter().filter(|account| account.secret.is_some()).count();
+    if !arguments.secrets {
+        document.account.iter_mut().for_each(|account| account.secret = None);
+    }
+    if arguments.json {
+        let answer = Answer { document: &document, not_carried: &imported.complaints };
+        return print_line(&serde_json::to_string(&answer)?);
+    }
+    if arguments.out.is_none() {
+        print_line(toml::to_string(&document)?.trim_end())?;
+        if hidden > 0 && !arguments.secrets {
+            eprintln!("{hidden} secrets are not shown: --out FILE has them, or give --secrets");
+        }
+    }
+    for complaint in &imported.complaints {
+        let weight = match complaint.weight {
+            import::Weight::Note => "note",
+            import::Weight::Loss => "lost",
+        };
+        eprintln!("{weight}  {complaint}");
+    }
+    Ok(())
+}
+
+/// With mode 0600, also where it was there before.
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    let mut permissions = file.metadata()?.permissions();
+    permissions.set_mode(0o600);
+    file.set_permissions(permissions)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_those_of_a_shell() {
+        let fits = |pattern: &str, name: &str| {
+            let [pattern, name] = [pattern, name].map(|text| text.chars().collect::<Vec<_>>());
+            matches(&pattern, &name)
+        };
+        assert!(fits("*.conf", "a.conf") && fits("?.c*f", "a.conf") && fits("*", ""));
+        assert!(!fits("*.conf", "a.conf~") && !fits("?", "") && !fits("a", "ab"));
+    }
+
+    #[test]
+    fn what_has_secrets_is_its_owners_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("out.toml");
+        std::fs::write(&path, "before").expect("it can be written");
+        write_private(&path, "a").expect("it can be written");
+        let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(std::fs::read_to_string(&path).expect("it can be read"), "a");
+    }
+}

@@ -1,0 +1,643 @@
+//! FreeBSD's ctld: `ctl.conf`.
+//!
+//! Clients know its disks by a T10 designator of the LUN's `device-id` and, where the LUN stands within its target, by
+//! a SCSI name string of both (sys/cam/ctl/ctl.c, usr.sbin/ctld); by EUI-64 and NAA where options give them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use sarsen_scsi::Designator;
+
+use super::draft::{Draft, Shown, TargetDraft, every_address, naa};
+use super::ucl::{self, Node};
+use super::{Files, ImportError, Imported};
+use crate::config::parse_redirect_address;
+use crate::desired::document::{Redirect, Rule, Size, Volume};
+
+const VENDOR: &str = "FREEBSD";
+const PRODUCT: &str = "CTLDISK";
+const REVISION: &str = "0001";
+/// CTL_SN_LEN and CTL_DEVID_LEN.
+const LONGEST_SERIAL: usize = 16;
+const LONGEST_DEVICE_ID: usize = 64;
+/// The portal group of targets that name none.
+const DEFAULT: &str = "default";
+const OPEN: &str = "no-authentication";
+/// What is of interest to ctld alone.
+const OF_THE_DAEMON: [&str; 4] = ["debug", "maxproc", "pidfile", "timeout"];
+/// Options of a LUN that sarsen takes from the file or device itself.
+const HINTS: [&str; 10] = [
+    "unmap",
+    "rpm",
+    "formfactor",
+    "pblocksize",
+    "pblockoffset",
+    "ublocksize",
+    "ublockoffset",
+    "insecure_tpc",
+    "num_threads",
+    "provisioning_type",
+];
+
+pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Imported, ImportError> {
+    let nodes = ucl::parse(path, text, files)?;
+    let mut draft = Draft::default();
+    let mut world = World::default();
+    for node in &nodes {
+        match node.key.as_str() {
+            "auth-group" => {
+                for (name, node) in named(node) {
+                    world.access.insert(name, Access::of(&mut draft, &node));
+                }
+            }
+            "portal-group" => {
+                for (name, node) in named(node) {
+                    let group = take_portal_group(&mut draft, &world, &node);
+                    world.groups.insert(name, group);
+                }
+            }
+            "lun" => {
+                for (name, node) in named(node) {
+                    world.luns.insert(name, node);
+                }
+            }
+            _ => {}
+        }
+    }
+    for node in &nodes {
+        match node.key.as_str() {
+            "target" => {
+                for (name, node) in named(node) {
+                    take_target(&mut draft, &mut world, &name, &node);
+                }
+            }
+            "auth-group" | "portal-group" | "lun" => {}
+            "isns-server" | "isns-period" | "isns-timeout" => draft.lose(
+                &node.place,
+                format!("{} {}", node.key, node.word()),
+                "start sarsen with --isns SERVER[:PORT]",
+            ),
+            key if OF_THE_DAEMON.contains(&key) => {}
+            _ => draft.note(&node.place, told(node), "sarsen has nothing of that kind"),
+        }
+    }
+    Ok(draft.finish())
+}
+
+fn told(node: &Node) -> String {
+    match node.key.contains("chap") || node.key.contains("secret") {
+        true => node.key.clone(),
+        false => format!("{} {}", node.key, node.words.join(" ")),
+    }
+}
+
+/// A section by its name, or all of them that UCL has within one.
+fn named(node: &Node) -> Vec<(String, Node)> {
+    match node.words.first() {
+        Some(name) => vec![(name.clone(), node.clone())],
+        None => node.nodes.iter().map(|within| (within.key.clone(), within.clone())).collect(),
+    }
+}
+
+/// What targets speak of.
+#[derive(Default)]
+struct World {
+    access: BTreeMap<String, Access>,
+    groups: BTreeMap<String, PortalGroup>,
+    luns: BTreeMap<String, Node>,
+    /// Volumes of LUNs that have names.
+    volumes: BTreeMap<String, String>,
+}
+
+struct PortalGroup {
+    tag: u16,
+    listen: Vec<(String, String)>,
+    redirect: Option<String>,
+}
+
+/// Who may log in.
+#[derive(Clone, Default)]
+struct Access {
+    /// Nobody has to prove anything.
+    is_open: bool,
+    wants_proof: bool,
+    accounts: Vec<String>,
+    own_account: Option<String>,
+    names: Vec<String>,
+    addresses: Vec<String>,
+    /// Names or addresses were given, whether they could be carried or not.
+    has_names: bool,
+    has_addresses: bool,
+}
+
+impl Access {
+    /// The settings of an auth-group, or of a target itself.
+    fn of(draft: &mut Draft, node: &Node) -> Self {
+        let mut access = Self::default();
+        for setting in &node.nodes {
+            let place = &setting.place;
+            match setting.key.as_str() {
+                "auth-type" => match setting.word() {
+                    "none" => access.is_open = true,
+                    "chap" | "chap-mutual" | "deny" => access.wants_proof = true,
+                    _ => draft.lose(
+                        place,
+                        told(setting),
+                        "sarsen knows none and CHAP: nobody is let in",
+                    ),
+                },
+                "chap" | "chap-mutual" => {
+                    access.wants_proof = true;
+                    for words in credentials(setting) {
+                        access.take(draft, place, &words);
+                    }
+                }
+                "initiator-name" => {
+                    access.has_names = true;
+                    let names =
+                        setting.words.iter().filter_map(|name| draft.initiator(place, name));
+                    access.names.extend(names.collect::<Vec<_>>());
+                }
+                "initiator-portal" => {
+                    access.has_addresses = true;
+                    let networks =
+                        setting.words.iter().filter_map(|text| draft.network(place, text));
+                    access.addresses.extend(networks.collect::<Vec<_>>());
+                }
+                "host-address" | "host-nqn" => {
+                    draft.note(place, told(setting), "it is about NVMe: sarsen speaks iSCSI");
+                }
+                _ => {}
+            }
+        }
+        access
+    }
+
+    fn take(&mut self, draft: &mut Draft, place: &str, words: &[String]) {
+        let word = |index: usize| words.get(index).map_or("", String::as_str);
+        self.accounts.extend(draft.account(place, word(0), word(1)));
+        if words.len() < 4 {
+            return;
+        }
+        if let Some(own) = draft.account(place, word(2), word(3)) {
+            match &self.own_account {
+                Some(first) if *first != own => draft.lose(
+                    place,
+                    format!("the account {own}, with which the target proves who it is"),
+                    format!(
+                        "a target has one here, {first}: tell this initiator that one's secret"
+                    ),
+                ),
+                _ => self.own_account = Some(own),
+            }
+        }
+    }
+
+    /// Rules for each name from each address.
+    fn apply(&self, target: &mut TargetDraft) {
+        target.is_closed = !self.is_open || self.has_names || self.has_addresses;
+        if self.wants_proof && !self.is_open {
+            self.accounts.iter().for_each(|account| target.accept(account));
+            target.target.own_account.clone_from(&self.own_account);
+            if self.accounts.is_empty() {
+                return;
+            }
+        } else if !self.is_open {
+            // Neither accounts nor `auth-type none`: names and addresses alone let in.
+            if !self.has_names && !self.has_addresses {
+                return;
+            }
+        }
+        let options = |has: bool, values: &[String]| -> Vec<Option<String>> {
+            match has {
+                true => values.iter().cloned().map(Some).collect(),
+                false => vec![None],
+            }
+        };
+        if !self.has_names && !self.has_addresses {
+            target.is_closed = false;
+            return;
+        }
+        for initiator in options(self.has_names, &self.names) {
+            for address in options(self.has_addresses, &self.addresses) {
+                let rule = Rule { initiator: initiator.clone(), address, ..Rule::default() };
+                target.target.allow.push(rule);
+            }
+        }
+    }
+}
+
+/// `user secret [mutual-user mutual-secret]`, or objects with these keys.
+fn credentials(setting: &Node) -> Vec<Vec<String>> {
+    let of = |node: &Node| {
+        let keys = ["user", "secret", "mutual-user", "mutual-secret"];
+        keys.iter().map_while(|key| node.value(key).map(str::to_owned)).collect()
+    };
+    if !setting.words.is_empty() {
+        return vec![setting.words.clone()];
+    }
+    match setting.is_section {
+        true => vec![of(setting)],
+        false => setting.nodes.iter().map(of).collect(),
+    }
+}
+
+fn take_portal_group(draft: &mut Draft, world: &World, node: &Node) -> PortalGroup {
+    let tag = node.value("tag").and_then(|tag| tag.parse().ok()).filter(|tag| *tag != 0);
+    let tag = tag.unwrap_or(world.groups.len() as u16 + 1);
+    let mut group = PortalGroup { tag, listen: Vec::new(), redirect: None };
+    for setting in &node.nodes {
+        let place = setting.place.clone();
+        match setting.key.as_str() {
+            "listen" => {
+                let addresses = setting.words.iter();
+                group.listen.extend(addresses.map(|address| (place.clone(), with_port(address))));
+            }
+            "listen-iser" => {
+                draft.lose(&place, told(setting), "sarsen speaks iSCSI over TCP: clients need that")
+            }
+            "redirect" => group.redirect = Some(setting.word().to_owned()),
+            "discovery-auth-group" => take_discovery(draft, world, setting),
+            "discovery-filter" if setting.word() != "none" => draft.note(
+                &place,
+                told(setting),
+                "sarsen tells who looks for targets of those that he may log in to",
+            ),
+            "tag" | "discovery-filter" => {}
+            _ => draft.note(&place, told(setting), "sarsen has nothing of that kind"),
+        }
+    }
+    group
+}
+
+fn take_discovery(draft: &mut Draft, world: &World, setting: &Node) {
+    let name = setting.word();
+    if name == OPEN {
+        return;
+    }
+    let Some(access) = world.access.get(name) else {
+        draft.note(
+            &setting.place,
+            told(setting),
+            "whoever looks for targets is told of those that he may log in to",
+        );
+        return;
+    };
+    if access.wants_proof && access.accounts.is_empty() {
+        draft.lose(
+            &setting.place,
+            told(setting),
+            "everybody may look for targets: set discovery.chap",
+        );
+    }
+    let discovery = draft.discovery();
+    for account in &access.accounts {
+        if !discovery.chap.contains(account) {
+            discovery.chap.push(account.clone());
+        }
+    }
+    discovery.own_account = discovery.own_account.take().or(access.own_account.clone());
+}
+
+fn with_port(address: &str) -> String {
+    let is_bare_v6 = address.matches(':').count() > 1 && !address.starts_with('[');
+    match (is_bare_v6, address.contains("]:") || address.matches(':').count() == 1) {
+        (true, _) => format!("[{address}]:3260"),
+        (false, true) => address.to_owned(),
+        (false, false) => format!("{address}:3260"),
+    }
+}
+
+fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
+    let mut target = TargetDraft::new(&node.place, name);
+    target.target.alias = node.value("alias").map(str::to_owned);
+    for (number, node) in node.within("lun").flat_map(units) {
+        take_lun(draft, world, &mut target, &number, &node);
+    }
+    let mut groups = Vec::new();
+    let mut access = Access::of(draft, node);
+    let mut own = access.wants_proof || access.is_open || access.has_names || access.has_addresses;
+    let mut named_access = Vec::new();
+    for setting in &node.nodes {
+        let place = setting.place.clone();
+        match setting.key.as_str() {
+            "auth-group" => named_access.push((place, setting.word().to_owned())),
+            "portal-group" => {
+                let object = setting.value("name").map(|name| {
+                    let access = setting.value("auth-group-name").or(setting.value("auth-group"));
+                    (name.to_owned(), access.map(str::to_owned))
+                });
+                let (group, access) = object
+                    .unwrap_or_else(|| (setting.word().to_owned(), setting.words.get(1).cloned()));
+                named_access.extend(access.map(|access| (place.clone(), access)));
+                groups.push((place, group));
+            }
+            "redirect" => redirect(draft, &place, &mut target, setting.word()),
+            "port" | "offload" => {
+                draft.lose(&place, told(setting), "sarsen speaks iSCSI over TCP: clients need that")
+            }
+            "alias" | "lun" | "auth-type" | "chap" | "chap-mutual" | "initiator-name"
+            | "initiator-portal" => {}
+            _ => draft.note(&place, told(setting), "sarsen has nothing of that kind"),
+        }
+    }
+    named_access.dedup_by(|one, other| one.1 == other.1);
+    if named_access.len() > 1 {
+        let what = "auth-groups of single portal groups";
+        draft.lose(
+            &node.place,
+            what,
+            "a target has the same rules at all its portals: those of the first",
+        );
+    }
+    if let (false, Some((place, name))) = (own, named_access.first()) {
+        own = true;
+        match (name.as_str(), world.access.get(name)) {
+            (_, Some(named)) => access = named.clone(),
+            (OPEN, None) => access.is_open = true,
+            (DEFAULT, None) => {}
+            (_, None) => {
+                draft.lose(place, format!("auth-group {name}"), "there is none: nobody is let in")
+            }
+        }
+    }
+    if !own {
+        let what = format!("target {name} without an auth-group");
+        draft.note(&node.place, what, "ctld let in nobody, as it is here");
+    }
+    access.apply(&mut target);
+    if groups.is_empty() {
+        groups.push((node.place.clone(), DEFAULT.to_owned()));
+    }
+    let mut ways = Vec::new();
+    for (place, name) in groups {
+        match (world.groups.get(&name), name.as_str()) {
+            (Some(group), _) => {
+                let all = group.listen.iter();
+                ways.extend(
+                    all.map(|(place, address)| (place.clone(), group.tag, address.clone())),
+                );
+                if let Some(address) = group.redirect.clone() {
+                    redirect(draft, &place, &mut target, &address);
+                }
+            }
+            (None, DEFAULT) => ways.push((place, 1, every_address(3260))),
+            (None, _) => draft.lose(&place, format!("portal-group {name}"), "there is none"),
+        }
+    }
+    let index = draft.add_target(target);
+    for (place, tag, address) in ways {
+        draft.reach(&place, index, tag, &address);
+    }
+}
+
+fn redirect(draft: &mut Draft, place: &str, target: &mut TargetDraft, address: &str) {
+    match parse_redirect_address(address) {
+        Ok(address) => {
+            target.target.redirect = Some(Redirect { address, permanent: false });
+        }
+        Err(_) => draft.lose(place, format!("redirect {address}"), "it is no address: left out"),
+    }
+}
+
+/// `lun 0 { … }`, `lun 0 name`, `lun { 0 { … } }`, `lun { 0 = name }`, `lun = [ { number = 0, name = x } ]`.
+fn units(node: &Node) -> Vec<(String, Node)> {
+    if let Some(number) = node.words.first() {
+        let words = node.words[1..].to_vec();
+        return vec![(number.clone(), Node { words, ..node.clone() })];
+    }
+    let of = |within: &Node| match within.value("number") {
+        Some(number) => {
+            let words = within.value("name").map(str::to_owned).into_iter().collect();
+            (number.to_owned(), Node { words, ..within.clone() })
+        }
+        None => (within.key.clone(), within.clone()),
+    };
+    node.nodes.iter().map(of).collect()
+}
+
+fn take_lun(
+    draft: &mut Draft,
+    world: &mut World,
+    target: &mut TargetDraft,
+    number: &str,
+    node: &Node,
+) {
+    let Ok(lun) = number.parse::<u64>() else {
+        draft.lose(&node.place, format!("LUN {number}"), "it is no number: left out");
+        return;
+    };
+    let shared = node.words.first();
+    let volume = match shared {
+        Some(name) => match (world.volumes.get(name), world.luns.get(name).cloned()) {
+            (Some(volume), _) => Some(volume.clone()),
+            (None, Some(of)) => {
+                let volume = take_volume(draft, &of, name, None);
+                world.volumes.extend(volume.clone().map(|volume| (name.clone(), volume)));
+                volume
+            }
+            (None, None) => {
+                draft.lose(&node.place, format!("lun {name}"), "there is none: left out");
+                None
+            }
+        },
+        None => {
+            let name = format!("{},lun,{lun}", target.target.name);
+            let tail = target.target.name.rsplit(':').next().unwrap_or("lun");
+            let short = match lun {
+                0 => tail.to_owned(),
+                _ => format!("{tail}-{lun}"),
+            };
+            take_volume(draft, node, &short, Some(name))
+        }
+    };
+    if let Some(volume) = volume {
+        draft.serve(&node.place, target, lun, &volume);
+    }
+}
+
+/// `4G`, as expand_number(3) reads it.
+fn bytes(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().trim_end_matches('b') {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        "p" => 50,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// The CTL options of a LUN: `option name value`, or an object.
+fn options(node: &Node) -> BTreeMap<String, (String, String)> {
+    let mut options = BTreeMap::new();
+    for option in node.within("option").chain(node.within("options")) {
+        let place = option.place.clone();
+        match option.words.as_slice() {
+            [name, values @ ..] => {
+                options.insert(name.clone(), (values.join(" "), place));
+            }
+            [] => options.extend(
+                option
+                    .nodes
+                    .iter()
+                    .map(|one| (one.key.clone(), (one.word().to_owned(), place.clone()))),
+            ),
+        }
+    }
+    options
+}
+
+fn take_volume(
+    draft: &mut Draft,
+    node: &Node,
+    name: &str,
+    scsi_name: Option<String>,
+) -> Option<String> {
+    let place = node.place.as_str();
+    let mut options = options(node);
+    let mut option = |key: &str| options.remove(key).map(|(value, _)| value);
+    let size = node.value("size").and_then(bytes).map(Size::of_bytes);
+    let path = node.value("path").map(str::to_owned).or_else(|| option("file"));
+    let is_cd = node
+        .value("device-type")
+        .is_some_and(|kind| matches!(kind, "cd" | "cdrom" | "dvd" | "dvdrom" | "5"));
+    let store = match (node.value("backend").unwrap_or("block"), is_cd) {
+        ("ramdisk", _) => "ram",
+        (_, true) => "iso",
+        _ => "file",
+    };
+    let fits = if store == "ram" { size.is_some() } else { path.is_some() };
+    if !fits {
+        draft.lose(place, format!("lun {name}"), "it names no path, or no size: left out");
+        return None;
+    }
+    let mut volume = Volume { store: store.into(), ..Volume::default() };
+    if store != "ram" {
+        volume.path = path;
+    }
+    if store != "iso" {
+        volume.size = size;
+    }
+    match node.value("blocksize") {
+        None | Some("512") => {}
+        Some("4096") if store != "iso" => volume.block_size = Some(4096),
+        Some(_) if store == "iso" => {}
+        Some(other) => {
+            let what = format!("blocksize {other} of lun {name}");
+            draft.lose(
+                place,
+                what,
+                "sarsen has blocks of 512 or 4096 bytes: left out; copy its files to a \
+                volume of one of these",
+            );
+            return None;
+        }
+    }
+    if store != "iso" {
+        volume.read_only = option("readonly").is_some_and(|value| value == "on");
+        volume.removable = option("removable").is_some_and(|value| value == "on");
+    }
+    if store == "file" && option("writecache").is_some_and(|value| value == "off") {
+        volume.cache = Some("writethrough".into());
+    }
+    let given = Given {
+        vendor: option("vendor"),
+        product: option("product"),
+        revision: option("revision"),
+        eui: option("eui"),
+        naa: option("naa"),
+        scsi_name: option("scsiname").or(scsi_name),
+        uuid: option("uuid"),
+    };
+    identify(draft, node, name, &mut volume, given);
+    for (key, (value, place)) in options {
+        let what = format!("option {key} {value}");
+        match HINTS.contains(&key.as_str()) {
+            true => draft.note(&place, what, "sarsen tells clients what the file or device can"),
+            false => draft.note(&place, what, "sarsen has nothing of that kind"),
+        }
+    }
+    let known = [
+        "path",
+        "size",
+        "backend",
+        "blocksize",
+        "serial",
+        "device-id",
+        "device-type",
+        "option",
+        "options",
+    ];
+    let known_here = ["number", "name", "ctl-lun"];
+    for setting in &node.nodes {
+        let key = setting.key.as_str();
+        if !known.contains(&key) && !known_here.contains(&key) {
+            draft.note(&setting.place, told(setting), "sarsen has nothing of that kind");
+        }
+    }
+    Some(draft.add_volume(place, name, volume))
+}
+
+/// What options say of a LUN's identity.
+struct Given {
+    vendor: Option<String>,
+    product: Option<String>,
+    revision: Option<String>,
+    eui: Option<String>,
+    naa: Option<String>,
+    scsi_name: Option<String>,
+    uuid: Option<String>,
+}
+
+fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, given: Given) {
+    let place = node.place.as_str();
+    let (serial, device_id) = (node.value("serial"), node.value("device-id"));
+    let cut = |text: &str, longest: usize| text.chars().take(longest).collect::<String>();
+    let (Some(serial), Some(device_id)) = (serial, device_id) else {
+        let (what, keys) = match (serial, device_id) {
+            (None, None) => ("serial and device-id", "MYSERIAL and MYDEVID"),
+            (None, _) => ("serial", "MYSERIAL"),
+            _ => ("device-id", "MYDEVID"),
+        };
+        let remedy = format!(
+            "the kernel counted {keys} when it made the LUN, and sarsen makes an identity of its own: \
+             `ctladm devlist -v` shows what clients know; write it into this file and import again"
+        );
+        draft.lose(place, format!("lun {name} without {what}"), remedy);
+        let fits =
+            |serial: &&str| !serial.is_empty() && serial.bytes().all(|b| b.is_ascii_graphic());
+        volume.serial = serial.filter(fits).map(|serial| cut(serial, LONGEST_SERIAL));
+        return;
+    };
+    let vendor = given.vendor.unwrap_or_else(|| VENDOR.to_owned());
+    let t10 = format!("{:8}{}", cut(&vendor, 8), cut(device_id, LONGEST_DEVICE_ID));
+    let hexadecimal = |text: &str| text.trim().trim_start_matches("0x").replace('-', "");
+    let eui = given.eui.map(|eui| format!("eui:{}", hexadecimal(&eui)));
+    let registered = given.naa.as_deref().map(hexadecimal);
+    if given.uuid.is_some() {
+        draft.lose(
+            place,
+            format!("the uuid of lun {name}"),
+            "sarsen has no such designator: clients that knew \
+            the LUN by it find another",
+        );
+    }
+    let designators = [
+        Some(Designator::T10(t10)),
+        given.scsi_name.map(Designator::Name),
+        eui.and_then(|eui| Designator::parse(&eui)),
+        registered.and_then(|digits| naa(&digits)),
+    ];
+    let shown = Shown {
+        vendor,
+        product: given.product.unwrap_or_else(|| PRODUCT.to_owned()),
+        revision: given.revision.unwrap_or_else(|| REVISION.to_owned()),
+        serial: cut(serial, LONGEST_SERIAL),
+        designators: designators.into_iter().flatten().collect(),
+    };
+    draft.identify(place, volume, shown);
+}

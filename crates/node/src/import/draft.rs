@@ -1,0 +1,616 @@
+//! The document while it is written, and the rules that hold whichever program it comes from: names that fit
+//! here, one target for a volume, accounts with one secret, nobody let in who was not before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+
+use sarsen_scsi::{Designator, Naa};
+
+use super::portals::{Assigned, Ways};
+use super::{Complaint, Imported, Weight};
+use crate::config::{parse_network, parse_portal, parse_size, target_name_fault};
+use crate::desired::Document;
+use crate::desired::document::{
+    Account, Discovery, Host, Luns, Portal, Rule, ShownLuns, Size, Target, Volume,
+};
+
+/// What lets nobody in: no initiator has this name.
+const NOBODY: &str = "iqn.2026-11.io.sarsen:nobody";
+/// SAM-5 4.7.7.1: flat space addressing.
+const LARGEST_LUN: u64 = 0x3fff;
+/// RFC 7143 §9.2.1, and what accounts here take.
+const SECRET_LENGTHS: std::ops::RangeInclusive<usize> = 12..=255;
+const LONGEST_VOLUME_NAME: usize = 64;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Draft {
+    document: Document,
+    complaints: Vec<Complaint>,
+    /// The target that a volume is served by, and its number there.
+    served: BTreeMap<String, (String, u16)>,
+    refused_accounts: BTreeSet<String>,
+    ways: Ways,
+    drafts: Vec<TargetDraft>,
+}
+
+/// A target while it is written.
+#[derive(Default)]
+pub(super) struct TargetDraft {
+    /// What is known of it so far.
+    pub(super) target: Target,
+    /// Where it was written.
+    pub(super) place: String,
+    /// Access states by its own portal groups.
+    pub(super) states: BTreeMap<u16, &'static str>,
+    /// Its own portal group that is to be preferred.
+    pub(super) preferred: Option<u16>,
+    /// Nobody who fits no rule is let in.
+    pub(super) is_closed: bool,
+}
+
+/// Whom a rule lets in and what it shows, before it is known what nobody may write.
+pub(super) struct Showing {
+    /// Where it was written.
+    pub(super) place: String,
+    /// Its conditions.
+    pub(super) rule: Rule,
+    /// Volumes by the number that they are found under.
+    pub(super) shown: BTreeMap<u16, String>,
+    /// The numbers of those that may not be written.
+    pub(super) protected: BTreeSet<u16>,
+}
+
+/// A volume's identity as another program showed it, before it is known to fit here.
+#[derive(Default)]
+pub(super) struct Shown {
+    pub(super) vendor: String,
+    pub(super) product: String,
+    pub(super) revision: String,
+    pub(super) serial: String,
+    /// In the order of its page.
+    pub(super) designators: Vec<Designator>,
+}
+
+impl Draft {
+    /// A client notices this.
+    pub(super) fn lose(&mut self, place: &str, what: impl Into<String>, remedy: impl Into<String>) {
+        self.complain(Weight::Loss, place, what.into(), remedy.into());
+    }
+
+    /// No client notices this.
+    pub(super) fn note(&mut self, place: &str, what: impl Into<String>, remedy: impl Into<String>) {
+        self.complain(Weight::Note, place, what.into(), remedy.into());
+    }
+
+    fn complain(&mut self, weight: Weight, place: &str, what: String, remedy: String) {
+        let complaint = Complaint { weight, place: place.to_owned(), what, remedy };
+        if !self.complaints.contains(&complaint) {
+            self.complaints.push(complaint);
+        }
+    }
+
+    /// Takes a volume under the name that is nearest to its old one, and gives that name.
+    pub(super) fn add_volume(&mut self, place: &str, wanted: &str, mut volume: Volume) -> String {
+        self.fit_size(place, &mut volume);
+        let base = volume_name(wanted);
+        let mut name = base.clone();
+        let mut number = 2;
+        while self.document.volume.iter().any(|other| other.name == name) {
+            let suffix = format!("-{number}");
+            let kept = base.len().min(LONGEST_VOLUME_NAME - suffix.len());
+            name = format!("{}{suffix}", &base[..kept]);
+            number += 1;
+        }
+        if name != wanted {
+            let what = format!("the name {wanted}");
+            self.note(
+                place,
+                what,
+                format!("volume {name} here: names are for people, clients do not see it"),
+            );
+        }
+        self.document.volume.push(Volume { name: name.clone(), ..volume });
+        name
+    }
+
+    /// A size that is no whole number of blocks is not one here.
+    fn fit_size(&mut self, place: &str, volume: &mut Volume) {
+        let block = u64::from(volume.block_size.unwrap_or(512));
+        let Some(bytes) = volume.size.as_ref().and_then(|size| parse_size(&size.0).ok()) else {
+            return;
+        };
+        if bytes != 0 && bytes.is_multiple_of(block) {
+            return;
+        }
+        let whole = bytes / block * block;
+        let what = format!("the size of {bytes} bytes");
+        volume.size = match (volume.store.as_str(), whole) {
+            ("file", _) => None,
+            (_, 0) => Some(Size::of_bytes(block)),
+            _ => Some(Size::of_bytes(whole)),
+        };
+        self.lose(
+            place,
+            what,
+            format!("it is no multiple of {block}: the file's own is taken, or the next"),
+        );
+    }
+
+    /// A volume that was added.
+    pub(super) fn volume(&mut self, name: &str) -> Option<&mut Volume> {
+        self.document.volume.iter_mut().find(|volume| volume.name == name)
+    }
+
+    /// Gives a volume the identity that clients know it by.
+    pub(super) fn identify(&mut self, place: &str, volume: &mut Volume, shown: Shown) {
+        volume.vendor = self.inquiry_text(place, "vendor", &shown.vendor, 8);
+        volume.product = self.inquiry_text(place, "product", &shown.product, 16);
+        volume.revision = self.inquiry_text(place, "revision", &shown.revision, 4);
+        let serial = shown.serial.trim();
+        let fits = (1..=36).contains(&serial.len()) && serial.bytes().all(|b| b.is_ascii_graphic());
+        match fits {
+            true => volume.serial = Some(serial.to_owned()),
+            false => self.lose(
+                place,
+                format!("the serial number {serial:?}"),
+                "here it has 1 to 36 visible ASCII characters: clients find another one; set serial",
+            ),
+        }
+        let naa = shown.designators.iter().find_map(|designator| match designator {
+            Designator::Naa(naa) => Some(naa.to_string().to_lowercase()),
+            _ => None,
+        });
+        volume.naa = naa;
+        let texts = shown.designators.iter().map(Designator::to_string);
+        volume.designators = texts.filter(|text| Designator::parse(text).is_some()).collect();
+        if volume.designators.len() != shown.designators.len() {
+            self.lose(
+                place,
+                "a designator of its Device Identification page",
+                "it is no printable text: clients that knew the volume by it find another; see designators",
+            );
+        }
+    }
+
+    /// Left-aligned and padded in INQUIRY's data, where more than fits was cut off.
+    fn inquiry_text(
+        &mut self,
+        place: &str,
+        key: &str,
+        text: &str,
+        longest: usize,
+    ) -> Option<String> {
+        let cut: String = text.chars().take(longest).collect();
+        let trimmed = cut.trim_end();
+        let is_printable = trimmed.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
+        if trimmed.is_empty() || !is_printable || trimmed.starts_with(' ') {
+            self.lose(
+                place,
+                format!("{key} {text:?}"),
+                format!(
+                    "here it is printable ASCII that begins with no space: set {key} of the volume"
+                ),
+            );
+            return None;
+        }
+        Some(trimmed.to_owned())
+    }
+
+    /// An account, if it can be one here.
+    pub(super) fn account(&mut self, place: &str, name: &str, secret: &str) -> Option<String> {
+        if let Some(known) = self.document.account.iter().find(|account| account.name == name) {
+            if known.secret.as_deref() != Some(secret) {
+                self.lose(
+                    place,
+                    format!("another secret for the account {name}"),
+                    "an account has one secret here, the first: give this initiator an account of its own",
+                );
+            }
+            return Some(name.to_owned());
+        }
+        let fault = if name.is_empty() || name.contains(char::is_control) {
+            Some("it has no name".to_owned())
+        } else if !SECRET_LENGTHS.contains(&secret.len()) {
+            let (shortest, longest) = SECRET_LENGTHS.into_inner();
+            Some(format!("its secret has {} bytes, not {shortest} to {longest}", secret.len()))
+        } else {
+            None
+        };
+        if let Some(fault) = fault {
+            if self.refused_accounts.insert(name.to_owned()) {
+                self.lose(
+                    place,
+                    format!("the account {name}"),
+                    format!(
+                        "{fault}: it is left out, and who has no other cannot log in; give it and its \
+                         initiators a new secret"
+                    ),
+                );
+            }
+            return None;
+        }
+        let (name, secret) = (name.to_owned(), Some(secret.to_owned()));
+        self.document.account.push(Account { name: name.clone(), secret, ..Account::default() });
+        Some(name)
+    }
+
+    /// Who may look for targets.
+    pub(super) fn discovery(&mut self) -> &mut Discovery {
+        self.document.discovery.get_or_insert_default()
+    }
+
+    /// One more target. Its number is for [`Draft::reach`].
+    pub(super) fn add_target(&mut self, target: TargetDraft) -> usize {
+        self.drafts.push(target);
+        self.drafts.len() - 1
+    }
+
+    /// Puts a volume under a number of a target; says whether that could be.
+    pub(super) fn serve(
+        &mut self,
+        place: &str,
+        draft: &mut TargetDraft,
+        lun: u64,
+        volume: &str,
+    ) -> bool {
+        let target = &draft.target.name;
+        if let Some((other, at)) = self.served.get(volume) {
+            let is_same = other == target && u64::from(*at) == lun;
+            if !is_same {
+                let what = format!("volume {volume} as LUN {lun} of {target}, too");
+                let remedy = format!(
+                    "a volume is in one target at one LUN here, and this one is LUN {at} of {other}: let \
+                     clients use that one, or put both ways into one target with portal groups"
+                );
+                self.lose(place, what, remedy);
+            }
+            return is_same;
+        }
+        let number = u16::try_from(lun).ok().filter(|_| lun <= LARGEST_LUN);
+        let Some(number) = number else {
+            let remedy = format!("LUNs go from 0 to {LARGEST_LUN}: give it another");
+            self.lose(place, format!("LUN {lun} of {target}"), remedy);
+            return false;
+        };
+        if let Some(other) = draft.target.luns.0.get(&number) {
+            let what = format!("volume {volume} as LUN {lun} of {target}");
+            let remedy = format!("{other} has that number: give the other one another");
+            self.lose(place, what, remedy);
+            return false;
+        }
+        draft.target.luns.0.insert(number, volume.to_owned());
+        self.served.insert(volume.to_owned(), (target.clone(), number));
+        true
+    }
+
+    /// Gives a target its rules. What nobody may write is a volume that cannot be written; a rule that lets write
+    /// some volumes and not others there is not.
+    pub(super) fn show(&mut self, target: &mut TargetDraft, showings: Vec<Showing>) {
+        let volumes = |showing: &Showing, protected: bool| -> BTreeSet<String> {
+            let is_so = |(lun, _): &(&u16, &String)| showing.protected.contains(lun) == protected;
+            showing.shown.iter().filter(is_so).map(|(_, volume)| volume.clone()).collect()
+        };
+        let writable: BTreeSet<_> = showings.iter().flat_map(|one| volumes(one, false)).collect();
+        let protected: BTreeSet<_> = showings.iter().flat_map(|one| volumes(one, true)).collect();
+        let count = showings.len();
+        for Showing { place, mut rule, mut shown, protected: mut luns } in showings {
+            let all = !shown.is_empty() && luns.len() == shown.len();
+            if !all {
+                luns.retain(|lun| shown.get(lun).is_some_and(|volume| writable.contains(volume)));
+            }
+            for name in protected.difference(&writable).filter(|_| !all) {
+                let can_be =
+                    |volume: &&mut Volume| ["file", "ram", "null"].contains(&volume.store.as_str());
+                if let Some(volume) = self.volume(name).filter(can_be) {
+                    volume.read_only = true;
+                }
+            }
+            rule.read_only |= all;
+            if !all && !luns.is_empty() {
+                let texts: Vec<String> = luns.iter().map(u16::to_string).collect();
+                let what = format!("write protection of LUN {} alone", texts.join(", "));
+                self.lose(
+                    &place,
+                    what,
+                    "an initiator may write to all it is shown, or to nothing: it is not shown these; add them \
+                     to its rule if it may write, or set read-only on the volumes",
+                );
+                shown.retain(|lun, _| !luns.contains(lun));
+            }
+            rule.luns = target.shown(&shown);
+            // Everybody may do everything.
+            if count > 1 || rule != Rule::default() {
+                target.target.allow.push(rule);
+            }
+        }
+    }
+
+    /// A target is reached at an address, in a portal group of its own.
+    pub(super) fn reach(&mut self, place: &str, target: usize, tag: u16, address: &str) {
+        match parse_portal(address) {
+            Ok(portal) => self.ways.add(portal.address, (target, tag)),
+            Err(_) => self.lose(
+                place,
+                format!("the portal {address}"),
+                "it is no address: write the addresses that it stands for as [[portal]]",
+            ),
+        }
+    }
+
+    /// An address that a rule can be about: an address or a network.
+    pub(super) fn network(&mut self, place: &str, text: &str) -> Option<String> {
+        let bare = text.replace(['[', ']'], "");
+        let network = parse_network(&bare).or_else(|_| match bare.split_once('/') {
+            // Bits beyond the mask meant nothing there.
+            Some((address, length)) => {
+                let cut = address.parse().ok().zip(length.parse().ok());
+                let cut = cut.and_then(|(address, length)| first_of(address, length));
+                cut.map_or(Err(String::new()), |first| parse_network(&format!("{first}/{length}")))
+            }
+            None => Err(String::new()),
+        });
+        match network {
+            Ok(network) => {
+                let text = network.to_string();
+                let one = text.strip_suffix("/32").or(text.strip_suffix("/128"));
+                Some(one.unwrap_or(&text).to_owned())
+            }
+            Err(_) => {
+                self.lose(
+                    place,
+                    format!("the initiators' address {text}"),
+                    "it is no address or network: who comes from there is not let in; add a rule",
+                );
+                None
+            }
+        }
+    }
+
+    /// An initiator's name that a rule can be about.
+    pub(super) fn initiator(&mut self, place: &str, text: &str) -> Option<String> {
+        let name = text.to_ascii_lowercase();
+        let beginning = name.strip_suffix('*');
+        let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b);
+        let valid = match beginning {
+            Some(beginning) => beginning.bytes().all(allowed),
+            None => target_name_fault(&name).is_none(),
+        };
+        if valid {
+            return Some(name);
+        }
+        self.lose(
+            place,
+            format!("the initiator {text}"),
+            "it is no iSCSI name, or a pattern with more than a * at its end: who it meant is not let in; \
+             add rules for them",
+        );
+        None
+    }
+
+    /// Finishes the document.
+    pub(super) fn finish(mut self) -> Imported {
+        let drafts = std::mem::take(&mut self.drafts);
+        let assigned = match self.ways.is_empty() {
+            true => None,
+            false => Some(std::mem::take(&mut self.ways).assign()),
+        };
+        for (index, draft) in drafts.into_iter().enumerate() {
+            self.finish_target(index, draft, assigned.as_ref());
+        }
+        self.document.portal = match assigned {
+            Some(assigned) => assigned.portals,
+            None => vec![Portal { address: "0.0.0.0:3260".into(), ..Portal::default() }],
+        };
+        self.keep_apart_own_accounts();
+        self.name_hosts();
+        Imported { document: self.document, complaints: self.complaints }
+    }
+
+    fn finish_target(&mut self, index: usize, draft: TargetDraft, assigned: Option<&Assigned>) {
+        let TargetDraft { mut target, place, states, preferred, is_closed } = draft;
+        if let Some(assigned) = assigned {
+            let own = assigned.groups.iter().filter(|((target, _), _)| *target == index);
+            let mut all = BTreeSet::new();
+            for ((_, tag), groups) in own {
+                all.extend(groups);
+                if let Some(state) = states.get(tag) {
+                    target
+                        .access
+                        .extend(groups.iter().map(|group| (group.to_string(), (*state).into())));
+                }
+                if preferred == Some(*tag) {
+                    target.preferred = groups.first().copied();
+                }
+            }
+            let every: BTreeSet<u16> = assigned.groups.values().flatten().copied().collect();
+            if all.is_empty() {
+                let what = format!("target {}", target.name);
+                self.lose(&place, what, "it had no portal: it is reached through all of them here");
+            } else if all != every {
+                target.groups = Some(all.into_iter().collect());
+            }
+        }
+        if let Some(fault) = target_name_fault(&target.name) {
+            let allowed =
+                |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.:".contains(c);
+            let lower = target.name.to_ascii_lowercase();
+            let mended = lower.replace(|c| !allowed(c), "-");
+            self.lose(
+                &place,
+                format!("the name {}", target.name),
+                format!("{fault}; it is {mended} here, and clients have to log in to that"),
+            );
+            target.name = mended;
+        }
+        if target_name_fault(&target.name).is_some() {
+            self.lose(
+                &place,
+                "a target without a name",
+                "it is left out: give it one and import again",
+            );
+            return;
+        }
+        if self.document.target.iter().any(|other| other.name == target.name) {
+            let what = format!("target {}", target.name);
+            self.lose(&place, what, "there is one of that name already: join the two");
+            return;
+        }
+        let rules = std::mem::take(&mut target.allow);
+        for rule in rules {
+            if !target.allow.contains(&rule) {
+                target.allow.push(rule);
+            }
+        }
+        order_rules(&mut target.allow);
+        if target.allow.is_empty() && is_closed {
+            target.allow.push(Rule { initiator: Some(NOBODY.into()), ..Rule::default() });
+            let what = format!("target {}", target.name);
+            self.note(&place, what, "nobody was let in, and nobody is: add rules for who is to be");
+        }
+        self.document.target.push(target);
+    }
+
+    /// Nobody may prove to be a target who can log in as an initiator.
+    fn keep_apart_own_accounts(&mut self) {
+        let logins: BTreeSet<String> = {
+            let targets = self.document.target.iter().map(|target| &target.chap);
+            let discovery = self.document.discovery.iter().map(|discovery| &discovery.chap);
+            targets.chain(discovery).flatten().cloned().collect()
+        };
+        let mut lost = Vec::new();
+        for target in &mut self.document.target {
+            if let Some(own) =
+                target.own_account.take_if(|own| logins.contains(own) || target.chap.is_empty())
+            {
+                lost.push((format!("target {}", target.name), own));
+            }
+        }
+        if let Some(discovery) = &mut self.document.discovery
+            && let Some(own) = discovery
+                .own_account
+                .take_if(|own| logins.contains(own) || discovery.chap.is_empty())
+        {
+            lost.push(("discovery".to_owned(), own));
+        }
+        for (who, own) in lost {
+            self.lose(
+                &who,
+                format!("the account {own}, with which it proves who it is"),
+                "initiators log in with that one, or need not prove anything: clients that ask for mutual CHAP \
+                 are refused; give it an account of its own (own-account)",
+            );
+        }
+        if self.document.discovery.as_ref() == Some(&Discovery::default()) {
+            self.document.discovery = None;
+        }
+    }
+
+    /// An initiator that several rules speak of reads better as a host.
+    fn name_hosts(&mut self) {
+        let mut counts: BTreeMap<(String, Option<String>), usize> = BTreeMap::new();
+        let is_plain = |rule: &Rule| rule.address.is_none() && rule.certificate.is_none();
+        for rule in self.document.target.iter().flat_map(|target| &target.allow) {
+            if let (Some(initiator), true) = (&rule.initiator, is_plain(rule)) {
+                *counts.entry((initiator.clone(), rule.account.clone())).or_default() += 1;
+            }
+        }
+        for ((initiator, account), count) in counts {
+            if count < 2 || initiator.ends_with('*') || initiator == NOBODY {
+                continue;
+            }
+            let tail = initiator.rsplit_once(':').map_or(initiator.as_str(), |(_, tail)| tail);
+            let mut name = tail.to_owned();
+            while self.document.host.iter().any(|host| host.name == name) {
+                name.push('\'');
+            }
+            for rule in self.document.target.iter_mut().flat_map(|target| &mut target.allow) {
+                let is_it = rule.initiator.as_ref() == Some(&initiator)
+                    && rule.account == account
+                    && is_plain(rule);
+                if is_it {
+                    (rule.initiator, rule.account, rule.host) = (None, None, Some(name.clone()));
+                }
+            }
+            let initiators = vec![initiator];
+            self.document.host.push(Host { name, initiators, account, ..Host::default() });
+        }
+    }
+}
+
+impl TargetDraft {
+    /// A target of this name.
+    pub(super) fn new(place: &str, name: &str) -> Self {
+        let target = Target { name: name.to_owned(), ..Target::default() };
+        Self { target, place: place.to_owned(), ..Self::default() }
+    }
+
+    /// An initiator may prove to be this account, beside others.
+    pub(super) fn accept(&mut self, account: &str) {
+        if !self.target.chap.iter().any(|known| known == account) {
+            self.target.chap.push(account.to_owned());
+        }
+    }
+
+    /// What a rule shows: nothing is said where it is all, under the target's own numbers.
+    pub(super) fn shown(&self, shown: &BTreeMap<u16, String>) -> Option<ShownLuns> {
+        let Luns(own) = &self.target.luns;
+        if shown == own {
+            return None;
+        }
+        let is_own = |(lun, volume): (&u16, &String)| own.get(lun) == Some(volume);
+        Some(match shown.iter().all(is_own) {
+            true => ShownLuns::Numbers(shown.keys().copied().collect()),
+            false => ShownLuns::Volumes(
+                shown.iter().map(|(lun, volume)| (lun.to_string(), volume.clone())).collect(),
+            ),
+        })
+    }
+}
+
+/// An NAA identifier as a designator.
+pub(super) fn naa(digits: &str) -> Option<Designator> {
+    Naa::parse(digits).map(Designator::Naa)
+}
+
+/// A rule without conditions comes last, or the others were never asked.
+fn order_rules(rules: &mut Vec<Rule>) {
+    let is_open = |rule: &Rule| {
+        rule.host.is_none()
+            && rule.initiator.is_none()
+            && rule.address.is_none()
+            && rule.account.is_none()
+            && rule.certificate.is_none()
+    };
+    let (open, rest): (Vec<_>, Vec<_>) = rules.drain(..).partition(is_open);
+    rules.extend(rest);
+    rules.extend(open.into_iter().take(1));
+}
+
+fn volume_name(wanted: &str) -> String {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+    let name = wanted.to_ascii_lowercase().replace(|c| !allowed(c), "-");
+    let name: String = name.trim_matches('-').chars().take(LONGEST_VOLUME_NAME).collect();
+    match name.is_empty() {
+        true => "volume".to_owned(),
+        false => name,
+    }
+}
+
+fn first_of(address: IpAddr, length: u32) -> Option<IpAddr> {
+    Some(match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32u32.checked_sub(length)?).unwrap_or(0);
+            IpAddr::V4((address.to_bits() & mask).into())
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128u32.checked_sub(length)?).unwrap_or(0);
+            IpAddr::V6((address.to_bits() & mask).into())
+        }
+    })
+}
+
+/// An address that stands for all of them.
+pub(super) fn every_address(port: u16) -> String {
+    SocketAddr::from(([0, 0, 0, 0], port)).to_string()
+}

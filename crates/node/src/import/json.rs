@@ -1,0 +1,111 @@
+//! JSON whose every field is either taken or told of.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use super::draft::Draft;
+
+/// An object, and the way to it.
+pub(super) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    pub(super) place: String,
+    taken: BTreeSet<&'a str>,
+}
+
+impl<'a> Fields<'a> {
+    /// None for what is no object.
+    pub(super) fn of(value: &'a Value, place: String) -> Option<Self> {
+        value.as_object().map(|map| Self { map, place, taken: BTreeSet::new() })
+    }
+
+    fn take(&mut self, key: &str) -> Option<&'a Value> {
+        let (key, value) = self.map.get_key_value(key)?;
+        self.taken.insert(key);
+        Some(value).filter(|value| !value.is_null())
+    }
+
+    /// A text, or a number as one.
+    pub(super) fn text(&mut self, key: &str) -> Option<String> {
+        self.take(key).and_then(as_text)
+    }
+
+    /// Some that is not empty.
+    pub(super) fn filled(&mut self, key: &str) -> Option<String> {
+        self.text(key).filter(|text| !text.is_empty() && text != "NULL")
+    }
+
+    /// A number, or a text that is one.
+    pub(super) fn number(&mut self, key: &str) -> Option<u64> {
+        self.take(key).and_then(as_number)
+    }
+
+    /// A truth, or a number that is one.
+    pub(super) fn flag(&mut self, key: &str) -> Option<bool> {
+        let value = self.take(key)?;
+        value.as_bool().or_else(|| as_number(value).map(|number| number != 0))
+    }
+
+    /// An object within.
+    pub(super) fn object(&mut self, key: &str) -> Option<Self> {
+        let place = format!("{}.{key}", self.place);
+        self.take(key).and_then(|value| Self::of(value, place))
+    }
+
+    /// The objects of a list within; what is no object is told of.
+    pub(super) fn list(&mut self, draft: &mut Draft, key: &str) -> Vec<Self> {
+        let place = format!("{}.{key}", self.place);
+        let Some(value) = self.take(key) else { return Vec::new() };
+        let Some(list) = value.as_array() else {
+            draft.lose(&place, "what is no list", "it is left out: mend it and import again");
+            return Vec::new();
+        };
+        let mut objects = Vec::new();
+        for (index, value) in list.iter().enumerate() {
+            let place = format!("{place}[{index}]");
+            match Self::of(value, place.clone()) {
+                Some(fields) => objects.push(fields),
+                None => draft.lose(
+                    &place,
+                    "what is no object",
+                    "it is left out: mend it and import again",
+                ),
+            }
+        }
+        objects
+    }
+
+    /// What was not taken, as `key = value`.
+    pub(super) fn rest(&self) -> impl Iterator<Item = (&'a str, String)> {
+        let rest = self.map.iter().filter(|(key, _)| !self.taken.contains(key.as_str()));
+        rest.map(|(key, value)| (key.as_str(), as_text(value).unwrap_or_else(|| value.to_string())))
+    }
+
+    /// Tells of every field that was not taken.
+    pub(super) fn finish(self, draft: &mut Draft) {
+        for (key, value) in self.rest() {
+            let place = format!("{}.{key}", self.place);
+            let is_secret = key.contains("password");
+            let what = if is_secret { key.to_owned() } else { format!("{key} = {value}") };
+            draft.note(&place, what, "sarsen has nothing of that kind");
+        }
+    }
+}
+
+fn as_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(flag) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+fn as_number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Number(number) => number.as_u64(),
+        Value::Bool(flag) => Some(u64::from(*flag)),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}

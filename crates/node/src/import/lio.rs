@@ -1,0 +1,640 @@
+//! The Linux kernel's target (LIO): `saveconfig.json`.
+//!
+//! Clients know its disks by an NAA identifier that the kernel makes of the backstore's serial number, which the
+//! file calls `wwn` (drivers/target/target_core_spc.c): 6, the company 001405, and the serial's hexadecimal
+//! digits.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use sarsen_scsi::Designator;
+
+use super::draft::{Draft, Showing, Shown, TargetDraft, naa};
+use super::json::Fields;
+use super::{ImportError, Imported};
+use crate::desired::document::{Rule, Size, Volume};
+
+const VENDOR: &str = "LIO-ORG";
+const REVISION: &str = "4.0";
+/// NAA 6h and the company.
+const NAA_BEGIN: &str = "6001405";
+const NAA_DIGITS: usize = 32;
+
+/// Attributes of backstores that say what clients may ask for, with the value that is nothing special.
+const ABILITIES: [(&str, &str); 6] = [
+    ("emulate_3pc", "1"),
+    ("emulate_caw", "1"),
+    ("emulate_pr", "1"),
+    ("emulate_dpo", "1"),
+    ("emulate_fua_write", "1"),
+    ("emulate_fua_read", "1"),
+];
+/// Keys of a target's parameters that are negotiated, with the kernel's defaults.
+const NEGOTIATED: [(&str, &str); 17] = [
+    ("DataDigest", "CRC32C,None"),
+    ("DataPDUInOrder", "Yes"),
+    ("DataSequenceInOrder", "Yes"),
+    ("DefaultTime2Retain", "20"),
+    ("DefaultTime2Wait", "2"),
+    ("ErrorRecoveryLevel", "0"),
+    ("FirstBurstLength", "65536"),
+    ("HeaderDigest", "CRC32C,None"),
+    ("IFMarker", "No"),
+    ("ImmediateData", "Yes"),
+    ("InitialR2T", "Yes"),
+    ("MaxBurstLength", "262144"),
+    ("MaxConnections", "1"),
+    ("MaxOutstandingR2T", "1"),
+    ("MaxRecvDataSegmentLength", "8192"),
+    ("MaxXmitDataSegmentLength", "262144"),
+    ("OFMarker", "No"),
+];
+/// Keys whose values depend on each other or on the machine.
+const MEANINGLESS: [&str; 3] = ["AuthMethod", "IFMarkInt", "OFMarkInt"];
+/// targetcli's.
+const DEFAULT_ALIAS: &str = "LIO Target";
+
+pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
+    let value = serde_json::from_str(text).map_err(|error| {
+        ImportError::new(
+            format!("{}:{}", path.display(), error.line()),
+            format!("{error}: is it a saveconfig.json?"),
+        )
+    })?;
+    let file = path.display().to_string();
+    let mut root = Fields::of(&value, file.clone())
+        .ok_or_else(|| ImportError::new(&file, "this is no object: is it a saveconfig.json?"))?;
+    let mut draft = Draft::default();
+    let mut stores = BTreeMap::new();
+    for store in root.list(&mut draft, "storage_objects") {
+        take_store(&mut draft, store, &mut stores);
+    }
+    for module in root.list(&mut draft, "fabric_modules") {
+        take_fabric(&mut draft, module);
+    }
+    for target in root.list(&mut draft, "targets") {
+        take_target(&mut draft, target, &stores);
+    }
+    root.finish(&mut draft);
+    Ok(draft.finish())
+}
+
+/// What a backstore became.
+struct Store {
+    volume: String,
+    /// Access state and preference by the name of an ALUA group.
+    groups: BTreeMap<String, (&'static str, bool)>,
+}
+
+/// Backstores by `/backstores/PLUGIN/NAME`.
+type Stores = BTreeMap<String, Store>;
+
+fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
+    let place = fields.place.clone();
+    let name = fields.text("name").unwrap_or_default();
+    let plugin = fields.text("plugin").unwrap_or_default();
+    let size = fields.number("size").map(Size::of_bytes);
+    let path = fields.filled("dev");
+    let write_back = fields.flag("write_back").unwrap_or(false);
+    let read_only = fields.flag("readonly").unwrap_or(false);
+    let direct = fields.flag("aio").unwrap_or(false);
+    let nothing = fields.flag("nullio").unwrap_or(false);
+    // Of the kernel's own locking, and of rtslib's.
+    fields.flag("exclusive");
+    let groups = fields.list(draft, "alua_tpgs");
+    let groups = take_groups(draft, groups);
+    let mut volume = match plugin.as_str() {
+        "fileio" => {
+            let cache = match (write_back, direct) {
+                (true, false) => None,
+                (false, false) => Some("writethrough"),
+                (true, true) => Some("none"),
+                (false, true) => Some("directsync"),
+            };
+            let is_device = path.as_deref().is_some_and(|path| path.starts_with("/dev/"));
+            let size = size.filter(|_| !is_device);
+            Volume {
+                store: "file".into(),
+                size,
+                path,
+                cache: cache.map(Into::into),
+                ..Volume::default()
+            }
+        }
+        "block" | "iblock" => {
+            Volume { store: "file".into(), path, cache: Some("none".into()), ..Volume::default() }
+        }
+        "ramdisk" | "rd_mcp" => {
+            let store = if nothing { "null" } else { "ram" };
+            Volume { store: store.into(), size, ..Volume::default() }
+        }
+        "pscsi" => {
+            let what = format!("backstore {plugin}/{name} at {}", path.as_deref().unwrap_or("?"));
+            draft.lose(
+                &place,
+                what,
+                "commands go to its generic device: write that as path (`lsscsi -g` \
+                shows it), such as /dev/sg3",
+            );
+            Volume { store: "sg".into(), path, ..Volume::default() }
+        }
+        _ => {
+            let what = format!("backstore {plugin}/{name}");
+            draft.lose(
+                &place,
+                what,
+                "sarsen serves files, block devices, memory and SCSI devices: attach \
+                what it stands for as one of these and add a volume",
+            );
+            return;
+        }
+    };
+    let is_whole = match volume.store.as_str() {
+        "ram" | "null" => volume.size.is_some(),
+        _ => volume.path.is_some(),
+    };
+    if !is_whole {
+        draft.lose(
+            &place,
+            format!("backstore {plugin}/{name}"),
+            "it names no dev, or no size: left out",
+        );
+        return;
+    }
+    volume.read_only = read_only && volume.store != "sg";
+    let serial = fields.filled("wwn");
+    let alias = take_attributes(draft, &mut fields, &mut volume);
+    if alias == Kept::No {
+        return;
+    }
+    if volume.store != "sg" {
+        let model = match (alias, plugin.as_str()) {
+            (Kept::WithAlias, _) => name.chars().take(16).collect(),
+            (_, "fileio") => "FILEIO".to_owned(),
+            (_, "block" | "iblock") => "IBLOCK".to_owned(),
+            _ => "RAMDISK-MCP".to_owned(),
+        };
+        identify(draft, &place, &mut volume, model, serial);
+    }
+    let volume = draft.add_volume(&place, &name, volume);
+    stores.insert(format!("/backstores/{plugin}/{name}"), Store { volume, groups });
+    fields.finish(draft);
+}
+
+fn identify(
+    draft: &mut Draft,
+    place: &str,
+    volume: &mut Volume,
+    model: String,
+    serial: Option<String>,
+) {
+    let Some(serial) = serial else {
+        draft.lose(
+            place,
+            "a backstore without wwn",
+            "the kernel made its serial number at each start, and so sarsen makes a new one: clients that \
+             know the disk by it find another; set serial and naa to keep one",
+        );
+        return;
+    };
+    let digits = serial.chars().filter(char::is_ascii_hexdigit).collect::<String>().to_lowercase();
+    let begin = format!("{NAA_BEGIN}{digits}");
+    let identifier = format!("{:0<NAA_DIGITS$}", &begin[..begin.len().min(NAA_DIGITS)]);
+    let designators = naa(&identifier).into_iter();
+    let t10 = Designator::T10(format!("{VENDOR:8}{model}:{serial}"));
+    let shown = Shown {
+        vendor: VENDOR.into(),
+        product: model,
+        revision: REVISION.into(),
+        serial,
+        designators: designators.chain([t10]).collect(),
+    };
+    draft.identify(place, volume, shown);
+}
+
+/// Whether a backstore can be served at all, and whether clients see its name as its model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    WithAlias,
+    Yes,
+    No,
+}
+
+fn take_attributes(draft: &mut Draft, fields: &mut Fields<'_>, volume: &mut Volume) -> Kept {
+    let Some(mut attributes) = fields.object("attributes") else { return Kept::Yes };
+    let place = attributes.place.clone();
+    let kept = match attributes.flag("emulate_model_alias") {
+        Some(true) => Kept::WithAlias,
+        _ => Kept::Yes,
+    };
+    match attributes.number("block_size") {
+        None | Some(512) => {}
+        Some(4096) if volume.store != "sg" => volume.block_size = Some(4096),
+        Some(_) if volume.store == "sg" => {}
+        Some(bytes) => {
+            let what = format!("block_size = {bytes}");
+            draft.lose(
+                &place,
+                what,
+                "sarsen has blocks of 512 or 4096 bytes: left out; copy its files to a \
+                volume of one of these",
+            );
+            return Kept::No;
+        }
+    }
+    if attributes.flag("emulate_write_cache") == Some(true)
+        && volume.cache.as_deref() == Some("writethrough")
+    {
+        volume.cache = None;
+    }
+    if let Some(kind @ 1..) = attributes.number("pi_prot_type") {
+        let what = format!("pi_prot_type = {kind}");
+        draft.lose(&place, what, "the kernel keeps protection information in a file of its own, which sarsen \
+            does not read: the volume has none; give it protection and copy its blocks to have some again");
+    }
+    for (key, usual) in ABILITIES {
+        if let Some(value) = attributes.text(key).filter(|value| value != usual)
+            && usual == "1"
+            && value == "0"
+            && key != "emulate_dpo"
+        {
+            draft.note(&place, format!("{key} = 0"), "sarsen offers it; clients need not use it");
+        }
+    }
+    kept
+}
+
+fn take_groups(
+    draft: &mut Draft,
+    groups: Vec<Fields<'_>>,
+) -> BTreeMap<String, (&'static str, bool)> {
+    let mut states = BTreeMap::new();
+    for mut group in groups {
+        let name = group.text("name").unwrap_or_default();
+        let state = match group.number("alua_access_state") {
+            None | Some(0) => "optimized",
+            Some(1) => "non-optimized",
+            Some(2) => "standby",
+            Some(3) => "unavailable",
+            Some(14) => "offline",
+            Some(other) => {
+                let what = format!("the access state {other} of {name}");
+                draft.lose(&group.place, what, "sarsen has no such state: optimized here");
+                "optimized"
+            }
+        };
+        let preferred = group.flag("preferred").unwrap_or(false);
+        states.insert(name, (state, preferred));
+    }
+    states
+}
+
+fn take_fabric(draft: &mut Draft, mut module: Fields<'_>) {
+    let name = module.text("name").unwrap_or_default();
+    if name != "iscsi" {
+        let settings = module.rest().next().is_some();
+        if settings {
+            draft.note(&module.place, format!("settings of {name}"), "sarsen speaks iSCSI alone");
+        }
+        return;
+    }
+    let place = module.place.clone();
+    let enabled = module.flag("discovery_enable_auth");
+    let mut pair = |user: &str, password: &str| {
+        let mut find = |key: &str| {
+            let long = module.filled(&format!("discovery_{key}"));
+            long.or_else(|| module.filled(key))
+        };
+        find(user).zip(find(password))
+    };
+    let incoming = pair("userid", "password");
+    let outgoing = pair("mutual_userid", "mutual_password");
+    if enabled == Some(false) {
+        return;
+    }
+    if let Some((user, password)) = incoming {
+        if let Some(account) = draft.account(&place, &user, &password) {
+            draft.discovery().chap = vec![account];
+        } else {
+            close_discovery(draft, &place);
+        }
+    }
+    if let Some((user, password)) = outgoing {
+        let account = draft.account(&place, &user, &password);
+        draft.discovery().own_account = account;
+    }
+    // Attributes of the module are the kernel's own.
+    module.object("attributes");
+    module.finish(draft);
+}
+
+fn close_discovery(draft: &mut Draft, place: &str) {
+    draft.lose(
+        place,
+        "discovery with CHAP",
+        "its account could not be carried, so that everybody may look for targets: set discovery.chap",
+    );
+}
+
+fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
+    let place = fields.place.clone();
+    let name = fields.text("wwn").unwrap_or_default();
+    let fabric = fields.text("fabric").unwrap_or_default();
+    if fabric != "iscsi" {
+        let what = format!("target {name} of {fabric}");
+        draft.lose(&place, what, "sarsen speaks iSCSI alone: left out");
+        return;
+    }
+    let mut target = TargetDraft::new(&place, &name);
+    target.is_closed = true;
+    let mut groups = Vec::new();
+    for mut group in fields.list(draft, "tpgs") {
+        let tag = group.number("tag").and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
+        if group.flag("enable") == Some(false) {
+            let what = format!("portal group {tag} of {name}, which was not enabled");
+            draft.note(&group.place, what, "left out");
+            continue;
+        }
+        let units = take_units(draft, &mut group, &mut target, tag, stores);
+        groups.push((tag, group, units));
+    }
+    let demands: BTreeSet<bool> =
+        groups.iter_mut().map(|(_, group, _)| demands_proof(group)).collect();
+    let demands_proof = demands.contains(&true);
+    if demands.len() > 1 {
+        let what = "CHAP in one portal group and none in another";
+        draft.lose(
+            &place,
+            what,
+            "a target has one rule for all its groups here: CHAP in all of them",
+        );
+    }
+    let (mut ways, mut showings) = (Vec::new(), Vec::new());
+    for (tag, mut group, units) in groups {
+        take_parameters(draft, &mut group, &mut target);
+        take_access(draft, &mut group, &mut target, &mut showings, &units, demands_proof);
+        for mut portal in group.list(draft, "portals") {
+            ways.push((portal.place.clone(), tag, address(&mut portal)));
+            for kind in ["iser", "offload"] {
+                if portal.flag(kind) == Some(true) {
+                    let what = format!("{kind} at a portal");
+                    draft.lose(
+                        &portal.place,
+                        what,
+                        "sarsen speaks iSCSI over TCP: clients need that",
+                    );
+                }
+            }
+            portal.finish(draft);
+        }
+        group.finish(draft);
+    }
+    fields.finish(draft);
+    draft.show(&mut target, showings);
+    let index = draft.add_target(target);
+    for (place, tag, address) in ways {
+        draft.reach(&place, index, tag, &address);
+    }
+}
+
+fn address(portal: &mut Fields<'_>) -> String {
+    let ip = portal.text("ip_address").unwrap_or_default();
+    let port = portal.number("port").unwrap_or(3260);
+    match ip.contains(':') && !ip.starts_with('[') {
+        true => format!("[{ip}]:{port}"),
+        false => format!("{ip}:{port}"),
+    }
+}
+
+/// The volumes of a portal group by number, which become the target's.
+fn take_units(
+    draft: &mut Draft,
+    group: &mut Fields<'_>,
+    target: &mut TargetDraft,
+    tag: u16,
+    stores: &Stores,
+) -> BTreeMap<u64, String> {
+    let mut units = BTreeMap::new();
+    let mut states = BTreeSet::new();
+    for mut lun in group.list(draft, "luns") {
+        let place = lun.place.clone();
+        let index = lun.number("index").unwrap_or_default();
+        let path = lun.text("storage_object").unwrap_or_default();
+        let alua = lun.text("alua_tg_pt_gp_name");
+        // A random name in the kernel's own file system.
+        lun.text("alias");
+        let Some(store) = stores.get(&path) else {
+            draft.lose(
+                &place,
+                format!("LUN {index} of {path}"),
+                "that backstore was not carried: left out",
+            );
+            continue;
+        };
+        if draft.serve(&place, target, index, &store.volume) {
+            units.insert(index, store.volume.clone());
+        }
+        if let Some(state) = alua.and_then(|name| store.groups.get(&name)) {
+            states.insert(*state);
+        }
+        lun.finish(draft);
+    }
+    if states.len() > 1 {
+        let what = format!("different access states of LUNs in portal group {tag}");
+        draft.lose(&group.place, what, "a target has one for each group here: the first is taken");
+    }
+    if let Some((state, preferred)) = states.first() {
+        if *state != "optimized" {
+            target.states.insert(tag, state);
+        }
+        if *preferred {
+            target.preferred = Some(tag);
+        }
+    }
+    units
+}
+
+/// RFC 7143 §12.1: unless the group says otherwise, the kernel wants CHAP.
+fn demands_proof(group: &mut Fields<'_>) -> bool {
+    let attributes = group.object("attributes");
+    let authentication = attributes.and_then(|mut attributes| attributes.number("authentication"));
+    // -1 is how newer ones say that the kernel's default holds.
+    authentication.is_none_or(|authentication| authentication != 0)
+}
+
+fn take_parameters(draft: &mut Draft, group: &mut Fields<'_>, target: &mut TargetDraft) {
+    let Some(mut parameters) = group.object("parameters") else { return };
+    let alias = parameters.filled("TargetAlias").filter(|alias| alias != DEFAULT_ALIAS);
+    target.target.alias = target.target.alias.take().or(alias);
+    for (key, usual) in NEGOTIATED {
+        if let Some(value) = parameters.text(key).filter(|value| value != usual) {
+            draft.note(
+                &parameters.place,
+                format!("{key} = {value}"),
+                "sarsen negotiates what both sides can; [limits] say what it takes",
+            );
+        }
+    }
+    for key in MEANINGLESS {
+        parameters.text(key);
+    }
+    parameters.finish(draft);
+}
+
+/// An account with the four fields that groups and initiators have.
+fn take_accounts(
+    draft: &mut Draft,
+    fields: &mut Fields<'_>,
+    target: &mut TargetDraft,
+) -> Option<Option<String>> {
+    let place = fields.place.clone();
+    let mut pair = |user: &str, password: &str| {
+        let mut find =
+            |key: &str| fields.filled(&format!("chap_{key}")).or_else(|| fields.filled(key));
+        find(user).zip(find(password))
+    };
+    let incoming = pair("userid", "password");
+    let outgoing = pair("mutual_userid", "mutual_password");
+    if let Some((user, password)) = outgoing
+        && let Some(account) = draft.account(&place, &user, &password)
+    {
+        match &target.target.own_account {
+            Some(own) if *own != account => draft.lose(
+                &place,
+                format!("the account {account}, with which the target proves who it is"),
+                format!("a target has one here, {own}: tell this initiator that one's secret"),
+            ),
+            _ => target.target.own_account = Some(account),
+        }
+    }
+    incoming.map(|(user, password)| draft.account(&place, &user, &password))
+}
+
+fn take_access(
+    draft: &mut Draft,
+    group: &mut Fields<'_>,
+    target: &mut TargetDraft,
+    showings: &mut Vec<Showing>,
+    units: &BTreeMap<u64, String>,
+    demands_proof: bool,
+) {
+    let (mut everybody, mut protected) = (false, true);
+    if let Some(mut attributes) = group.object("attributes") {
+        everybody = attributes.flag("generate_node_acls").unwrap_or(false);
+        protected = attributes.flag("demo_mode_write_protect").unwrap_or(true);
+        if attributes.flag("prod_mode_write_protect") == Some(true) {
+            let what = "prod_mode_write_protect = 1";
+            draft.lose(
+                &attributes.place,
+                what,
+                "initiators with rules could not write: add read-only to them",
+            );
+        }
+    }
+    for acl in group.list(draft, "node_acls") {
+        take_acl(draft, acl, target, showings, units, demands_proof);
+    }
+    for mut named in group.list(draft, "node_acl_groups") {
+        let name = named.text("name").unwrap_or_default();
+        draft.note(
+            &named.place,
+            format!("the group {name}"),
+            "its initiators have rules of their own",
+        );
+    }
+    let own = if demands_proof { take_accounts(draft, group, target) } else { forget(group) };
+    if !everybody {
+        return;
+    }
+    let mut rule = Rule::default();
+    match (demands_proof, own) {
+        (true, Some(Some(account))) => {
+            target.accept(&account);
+            rule.account = Some(account);
+        }
+        (true, _) => {
+            let place = group.place.clone();
+            draft.note(
+                &place,
+                "demo mode with CHAP and no account",
+                "nobody could log in by it: left out",
+            );
+            return;
+        }
+        (false, _) => {}
+    }
+    let shown =
+        units.iter().filter_map(|(lun, volume)| Some((u16::try_from(*lun).ok()?, volume.clone())));
+    let shown: BTreeMap<u16, String> = shown.collect();
+    let protected = if protected { shown.keys().copied().collect() } else { BTreeSet::new() };
+    target.is_closed = false;
+    showings.push(Showing { place: group.place.clone(), rule, shown, protected });
+}
+
+/// Accounts that nobody asks for.
+fn forget(fields: &mut Fields<'_>) -> Option<Option<String>> {
+    for key in ["userid", "password", "mutual_userid", "mutual_password"] {
+        fields.text(&format!("chap_{key}"));
+        fields.text(key);
+    }
+    None
+}
+
+fn take_acl(
+    draft: &mut Draft,
+    mut acl: Fields<'_>,
+    target: &mut TargetDraft,
+    showings: &mut Vec<Showing>,
+    units: &BTreeMap<u64, String>,
+    demands_proof: bool,
+) {
+    let place = acl.place.clone();
+    let name = acl.text("node_wwn").unwrap_or_default();
+    let account =
+        if demands_proof { take_accounts(draft, &mut acl, target) } else { forget(&mut acl) };
+    let (mut shown, mut protected) = (BTreeMap::new(), BTreeSet::new());
+    for mut mapped in acl.list(draft, "mapped_luns") {
+        let index = mapped.number("index").unwrap_or_default();
+        let of = mapped.number("tpg_lun").unwrap_or_default();
+        let is_protected = mapped.flag("write_protect").unwrap_or(false);
+        mapped.text("alias");
+        let number = u16::try_from(index).ok().filter(|index| *index <= 0x3fff);
+        match (units.get(&of), number) {
+            (Some(volume), Some(number)) => {
+                shown.insert(number, volume.clone());
+                if is_protected {
+                    protected.insert(number);
+                }
+            }
+            _ => draft.lose(
+                &mapped.place,
+                format!("LUN {index} of {name}"),
+                "what it stands for was not carried: the initiator does not find it",
+            ),
+        }
+        mapped.finish(draft);
+    }
+    // Timers, depths and the like are the kernel's own.
+    acl.object("attributes");
+    acl.object("parameters");
+    if let Some(tag) = acl.filled("tag") {
+        draft.note(&place, format!("tag = {tag}"), "a host may have that name");
+    }
+    acl.finish(draft);
+    let Some(initiator) = draft.initiator(&place, &name) else { return };
+    let account = match (demands_proof, account) {
+        (false, _) => None,
+        (true, Some(Some(account))) => {
+            target.accept(&account);
+            Some(account)
+        }
+        (true, Some(None)) => return,
+        (true, None) => {
+            let what = format!("{name} without an account, where CHAP is wanted");
+            draft.note(&place, what, "it could not log in: left out");
+            return;
+        }
+    };
+    let rule = Rule { initiator: Some(initiator), account, ..Rule::default() };
+    showings.push(Showing { place, rule, shown, protected });
+}

@@ -1,0 +1,99 @@
+//! Portals of several targets, each with portal groups of its own, become the server's portals: here a portal
+//! is in one group, and targets choose among the groups.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use crate::desired::document::Portal;
+
+/// A target, and the tag of one of its own portal groups.
+pub(super) type Way = (usize, u16);
+
+/// Who is reached where.
+#[derive(Default)]
+pub(super) struct Ways {
+    by_address: BTreeMap<SocketAddr, BTreeSet<Way>>,
+}
+
+/// What became of them.
+pub(super) struct Assigned {
+    /// The server's portals.
+    pub(super) portals: Vec<Portal>,
+    /// The portal groups that a target's own group became.
+    pub(super) groups: BTreeMap<Way, BTreeSet<u16>>,
+}
+
+impl Ways {
+    /// A target is reached at an address, in one of its groups.
+    pub(super) fn add(&mut self, address: SocketAddr, way: Way) {
+        self.by_address.entry(address).or_default().insert(way);
+    }
+
+    /// Nobody is reached anywhere.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_address.is_empty()
+    }
+
+    /// Addresses that the same targets are reached at are a group; it keeps its tag where it can, that of most
+    /// targets first.
+    pub(super) fn assign(self) -> Assigned {
+        let mut alike: BTreeMap<BTreeSet<Way>, Vec<SocketAddr>> = BTreeMap::new();
+        for (address, ways) in self.by_address {
+            alike.entry(ways).or_default().push(address);
+        }
+        let wished = |ways: &BTreeSet<Way>| ways.iter().map(|(_, tag)| *tag).min().unwrap_or(1);
+        let mut alike: Vec<_> = alike.into_iter().collect();
+        alike.sort_by_key(|(ways, _)| (wished(ways), Reverse(ways.len())));
+        let (mut portals, mut groups, mut taken) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
+        for (ways, addresses) in alike {
+            let wish = wished(&ways).max(1);
+            let free = [wish].into_iter().chain(1..).find(|tag| taken.insert(*tag));
+            let Some(group) = free else { break };
+            for way in ways {
+                groups.entry(way).or_insert_with(BTreeSet::new).insert(group);
+            }
+            let tag = (group != 1).then_some(group);
+            portals.extend(addresses.iter().map(|address| Portal {
+                address: address.to_string(),
+                group: tag,
+                tls: None,
+            }));
+        }
+        Assigned { portals, groups }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(host: u8) -> SocketAddr {
+        ([10, 0, 0, host], 3260).into()
+    }
+
+    #[test]
+    fn groups_keep_their_tags_where_all_targets_agree() {
+        let mut ways = Ways::default();
+        for target in 0..2 {
+            ways.add(address(1), (target, 1));
+            ways.add(address(2), (target, 7));
+        }
+        let assigned = ways.assign();
+        let tags: Vec<_> = assigned.portals.iter().map(|portal| portal.group).collect();
+        assert_eq!(tags, [None, Some(7)]);
+        assert_eq!(assigned.groups[&(1, 7)], BTreeSet::from([7]));
+    }
+
+    #[test]
+    fn one_tag_for_different_addresses_becomes_groups_of_their_own() {
+        let mut ways = Ways::default();
+        ways.add(address(1), (0, 1));
+        ways.add(address(1), (1, 1));
+        ways.add(address(2), (1, 1));
+        let assigned = ways.assign();
+        assert_eq!(assigned.portals.len(), 2);
+        assert_eq!(assigned.groups[&(0, 1)].len(), 1);
+        assert_eq!(assigned.groups[&(1, 1)], BTreeSet::from([1, 2]));
+    }
+}

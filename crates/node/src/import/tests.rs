@@ -1,0 +1,398 @@
+//! Samples in the notation of each program, written here, and what becomes of them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::config::parse_file;
+use crate::desired::document::{Luns, Rule, ShownLuns, Target, Volume};
+
+const ORIGINS: [(Origin, &str); 6] = [
+    (Origin::Lio, "saveconfig.json"),
+    (Origin::Tgt, "targets.conf"),
+    (Origin::Scst, "scst.conf"),
+    (Origin::Ctld, "ctl.conf"),
+    (Origin::Ctld, "ctl.ucl"),
+    (Origin::Istgt, "istgt.conf"),
+];
+
+/// The files beside a sample.
+struct Beside(BTreeMap<&'static str, &'static str>);
+
+impl Files for Beside {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        let text = path.to_str().and_then(|path| self.0.get(path));
+        text.map(|text| (*text).to_owned()).ok_or(io::ErrorKind::NotFound.into())
+    }
+
+    fn matching(&self, pattern: &str) -> Vec<PathBuf> {
+        let Some((begin, end)) = pattern.split_once('*') else { return Vec::new() };
+        let fits = |path: &&&str| path.starts_with(begin) && path.ends_with(end);
+        self.0.keys().filter(fits).map(PathBuf::from).collect()
+    }
+}
+
+fn files() -> Beside {
+    Beside(BTreeMap::from([
+        ("auth.conf", include_str!("samples/auth.conf")),
+        ("more/c.conf", "<target iqn.2026-11.example:c>\nbacking-store /srv/c.img\n</target>\n"),
+        ("loop.conf", "include loop.conf\n"),
+        ("loop.ucl", ".include \"loop.ucl\"\n"),
+    ]))
+}
+
+fn sample(name: &str) -> &'static str {
+    match name {
+        "saveconfig.json" => include_str!("samples/saveconfig.json"),
+        "targets.conf" => include_str!("samples/targets.conf"),
+        "scst.conf" => include_str!("samples/scst.conf"),
+        "ctl.conf" => include_str!("samples/ctl.conf"),
+        "ctl.ucl" => include_str!("samples/ctl.ucl"),
+        _ => include_str!("samples/istgt.conf"),
+    }
+}
+
+fn imported(origin: Origin, name: &str) -> Imported {
+    let imported = import(origin, Path::new(name), sample(name), &files()).expect(name);
+    check(&imported);
+    assert_no_secret_is_told(&imported);
+    imported
+}
+
+/// The document as a configuration file, where secrets are in files.
+fn check(imported: &Imported) {
+    let mut document = imported.document.clone();
+    for account in &mut document.account {
+        account.secret = None;
+        account.secret_file = Some("/etc/sarsen/secret".into());
+    }
+    let text = toml::to_string(&document).expect("it can be written");
+    let config = parse_file(Path::new("sarsen.toml"), &text).expect(&text);
+    config.finish_managed().expect(&text);
+}
+
+fn volume<'a>(imported: &'a Imported, name: &str) -> &'a Volume {
+    let found = imported.document.volume.iter().find(|volume| volume.name == name);
+    found.unwrap_or_else(|| panic!("{name} is among {:#?}", imported.document.volume))
+}
+
+fn target<'a>(imported: &'a Imported, tail: &str) -> &'a Target {
+    let found = imported.document.target.iter().find(|target| target.name.ends_with(tail));
+    found.unwrap_or_else(|| panic!("{tail} is among {:#?}", imported.document.target))
+}
+
+fn luns(luns: &[(u16, &str)]) -> Luns {
+    Luns(luns.iter().map(|(lun, volume)| (*lun, (*volume).to_owned())).collect())
+}
+
+/// What is told is shown around.
+fn assert_no_secret_is_told(imported: &Imported) {
+    let secrets: Vec<_> =
+        imported.document.account.iter().filter_map(|account| account.secret.as_deref()).collect();
+    assert!(!secrets.is_empty());
+    for complaint in &imported.complaints {
+        let told = complaint.to_string();
+        assert!(!secrets.iter().any(|secret| told.contains(secret)), "{told}");
+    }
+}
+
+fn assert_told(imported: &Imported, weight: Weight, place: &str, told: &str) {
+    let fits = |complaint: &Complaint| {
+        complaint.weight == weight
+            && complaint.place.ends_with(place)
+            && complaint.to_string().contains(told)
+    };
+    let all: Vec<String> = imported.complaints.iter().map(Complaint::to_string).collect();
+    assert!(imported.complaints.iter().any(fits), "{told} in\n{}", all.join("\n"));
+}
+
+#[test]
+fn lio_keeps_identities_ways_and_rules() {
+    let imported = imported(Origin::Lio, "saveconfig.json");
+    let web = volume(&imported, "web-root");
+    assert_eq!(web.naa.as_deref(), Some("60014057c1b6f0e58a94c419d6e0c5b7"));
+    assert_eq!(web.serial.as_deref(), Some("7c1b6f0e-58a9-4c41-9d6e-0c5b7a2f9e13"));
+    assert_eq!(web.designators[1], "t10:LIO-ORG Web_Root:7c1b6f0e-58a9-4c41-9d6e-0c5b7a2f9e13");
+    assert_eq!(
+        (web.vendor.as_deref(), web.product.as_deref()),
+        (Some("LIO-ORG"), Some("Web_Root"))
+    );
+    assert_eq!(web.cache.as_deref(), Some("writethrough"));
+    let db = volume(&imported, "db");
+    assert_eq!((db.cache.as_deref(), db.block_size), (Some("none"), Some(4096)));
+    assert_eq!(volume(&imported, "scratch").product.as_deref(), Some("RAMDISK-MCP"));
+
+    let portals = imported.document.portal.iter().map(|portal| (&*portal.address, portal.group));
+    let portals: Vec<_> = portals.collect();
+    assert_eq!(
+        portals,
+        [("10.0.0.1:3260", None), ("[fd00::1]:3260", Some(2)), ("10.0.1.1:3260", Some(3))]
+    );
+    let disks = target(&imported, "disks");
+    assert_eq!(disks.alias.as_deref(), Some("Disks"));
+    assert_eq!(disks.luns, luns(&[(0, "web-root"), (1, "db")]));
+    assert_eq!(disks.access, BTreeMap::from([("3".into(), "non-optimized".into())]));
+    assert_eq!((disks.preferred, &disks.groups), (Some(1), &None));
+    assert_eq!(disks.chap, ["web1", "db1"]);
+    assert_eq!(disks.own_account.as_deref(), Some("san"));
+    let rule = &disks.allow[0];
+    assert_eq!(rule.initiator.as_deref(), Some("iqn.1993-08.org.debian:01:web1"));
+    // It may not write LUN 7, and may write LUN 0.
+    assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
+    let shown = BTreeMap::from([("0".to_owned(), "db".to_owned())]);
+    assert_eq!(disks.allow[1].luns, Some(ShownLuns::Volumes(shown)));
+    assert_eq!(disks.allow.len(), 2, "{:#?}", disks.allow);
+    let scratch = target(&imported, "scratch");
+    assert_eq!((&scratch.groups, &scratch.allow[..]), (&Some(vec![1]), &[][..]));
+    let discovery = imported.document.discovery.as_ref().expect("one");
+    assert_eq!(discovery.chap, ["finder"]);
+
+    assert_told(&imported, Weight::Loss, "storage_objects[3]", "user/ceph");
+    assert_told(&imported, Weight::Loss, "luns[1]", "LUN 1 of /backstores/user/ceph");
+    assert_told(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 7 alone");
+    assert_told(&imported, Weight::Note, "parameters", "MaxConnections = 4");
+    assert_told(&imported, Weight::Note, "storage_objects[1].attributes", "emulate_3pc = 0");
+}
+
+#[test]
+fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
+    let imported = imported(Origin::Tgt, "targets.conf");
+    // a is 1, b says 7, c is of another file.
+    let a = target(&imported, ":a");
+    assert_eq!(a.luns, luns(&[(1, "a.img"), (2, "z.img"), (3, "sdq")]));
+    let z = volume(&imported, "z.img");
+    assert_eq!(z.serial.as_deref(), Some("beaf12"));
+    assert_eq!(z.naa.as_deref(), Some("60000000000000000e00000000010002"));
+    assert_eq!(
+        z.designators,
+        ["t10:IET     00010002", "naa:3000000100000002", "naa:60000000000000000E00000000010002"]
+    );
+    assert_eq!(z.cache.as_deref(), Some("writethrough"));
+    assert_eq!(z.product.as_deref(), Some("VIRTUAL-DISK"));
+    let b = target(&imported, ":b");
+    assert_eq!(b.luns, luns(&[(1, "b1.img"), (5, "b2.img")]));
+    let b2 = volume(&imported, "b2.img");
+    assert_eq!((b2.serial.as_deref(), b2.block_size), (Some("SN-B2"), Some(4096)));
+    assert_eq!(b2.naa.as_deref(), Some("60000000000000000e000000b2b2b2b2"));
+    let b1 = volume(&imported, "b1.img");
+    assert_eq!((b1.cache.as_deref(), b1.read_only), (Some("none"), true));
+    assert_eq!(b1.serial.as_deref(), Some("beaf71"));
+    assert_eq!(b1.product.as_deref(), Some("Fast Disk"));
+    assert_eq!(volume(&imported, "c.img").serial.as_deref(), Some("beaf81"));
+    assert_eq!((&b.chap[..], b.own_account.as_deref()), (&["web".to_owned()][..], Some("san")));
+    let address = |address: &str| Rule { address: Some(address.into()), ..Rule::default() };
+    assert_eq!(b.allow[..2], [address("10.0.0.0/24"), address("10.0.1.7")]);
+    assert_eq!(b.allow[2].initiator.as_deref(), Some("iqn.1993-08.org.debian:01:web"));
+    assert!(a.allow.is_empty() && target(&imported, ":tape").luns.0.is_empty());
+    assert_eq!(imported.document.discovery.as_ref().expect("one").chap, ["finder"]);
+    assert_told(&imported, Weight::Loss, "targets.conf:39", "device-type tape");
+    assert_told(&imported, Weight::Loss, "targets.conf:34", "vendor_id of /dev/sdq");
+    assert_told(&imported, Weight::Note, "targets.conf:28", "MaxConnections 4");
+    assert_told(&imported, Weight::Note, "more/c.conf:1", "8 here, as tgt-admin counts");
+}
+
+#[test]
+fn scst_shows_groups_what_they_saw() {
+    let imported = imported(Origin::Scst, "scst.conf");
+    let disk1 = volume(&imported, "disk1");
+    assert_eq!((disk1.serial.as_deref(), disk1.naa.as_deref()), (Some("01234567"), None));
+    assert_eq!(
+        (disk1.revision.as_deref(), disk1.product.as_deref()),
+        (Some("3110"), Some("disk1"))
+    );
+    assert!(disk1.designators[0].starts_with("t10:SCST_FIO1234"), "{:?}", disk1.designators);
+    assert_eq!(disk1.designators[1], "eui:3031323334353637");
+    let disk2 = volume(&imported, "disk2");
+    assert_eq!(disk2.naa.as_deref(), Some("6001405abcdef0123456789abcdef012"));
+    assert_eq!((disk2.removable, disk2.block_size), (true, Some(4096)));
+    let block = volume(&imported, "blockio1");
+    assert_eq!((block.vendor.as_deref(), block.cache.as_deref()), (Some("SCST_BIO"), Some("none")));
+    // Nobody may write it.
+    assert!(block.read_only);
+    let one = target(&imported, ":one");
+    assert_eq!(one.luns, luns(&[(0, "disk1"), (1, "disk2"), (2, "blockio1")]));
+    assert_eq!(one.allow.len(), 3, "{:#?}", one.allow);
+    let shown = [("0", "disk2"), ("1", "disk1")];
+    let shown = shown.map(|(lun, volume)| (lun.to_owned(), volume.to_owned())).into();
+    assert_eq!(one.allow[0].luns, Some(ShownLuns::Volumes(shown)));
+    assert_eq!(one.allow[1].initiator.as_deref(), Some("iqn.1993-08.org.debian:01:node*"));
+    assert_eq!(one.allow[2].luns, Some(ShownLuns::Numbers(vec![0, 2])));
+    assert_eq!((one.preferred, &one.groups), (Some(1), &Some(vec![1])));
+    assert_eq!(one.chap, ["joe", "jim"]);
+    let two = target(&imported, ":two");
+    assert_eq!(two.access, BTreeMap::from([("2".into(), "standby".into())]));
+    assert_told(
+        &imported,
+        Weight::Loss,
+        "scst.conf:61",
+        "a volume is in one target at one LUN here",
+    );
+    assert_told(&imported, Weight::Loss, "scst.conf:53", "*:odd?");
+    assert_told(&imported, Weight::Loss, "scst.conf:29", "device 1:0:0:0");
+    assert_told(&imported, Weight::Loss, "scst.conf:67", "qla2x00t");
+}
+
+#[test]
+fn ctld_is_read_in_both_of_its_notations() {
+    let classic = imported(Origin::Ctld, "ctl.conf");
+    let shared = volume(&classic, "shared");
+    assert_eq!(shared.naa.as_deref(), Some("6589cfc000000abcdef0123456789abc"));
+    assert_eq!(
+        (shared.vendor.as_deref(), shared.serial.as_deref()),
+        (Some("TrueNAS"), Some("31415926"))
+    );
+    assert_eq!(shared.designators[0], "t10:TrueNAS iSCSI Disk      31415926");
+    let one = volume(&classic, "one-1");
+    assert_eq!((one.read_only, one.block_size, one.naa.as_deref()), (true, Some(4096), None));
+    assert_eq!(one.designators, ["t10:FREEBSD one-1", "name:iqn.2012-06.com.example:one,lun,1"]);
+    let first = target(&classic, ":one");
+    assert_eq!(first.luns, luns(&[(0, "shared"), (1, "one-1")]));
+    assert_eq!(
+        (first.alias.as_deref(), first.own_account.as_deref()),
+        (Some("First"), Some("san"))
+    );
+    let rules: Vec<_> = first.allow.iter().map(|rule| rule.address.as_deref()).collect();
+    assert_eq!(rules, [Some("10.0.0.0/24"), Some("fd00::/64")]);
+    assert_eq!(first.groups, Some(vec![1]));
+    assert!(target(&classic, ":two").allow.is_empty());
+    assert_eq!(
+        target(&classic, ":three").allow[0].initiator.as_deref(),
+        Some("iqn.2026-11.io.sarsen:nobody")
+    );
+    assert_told(&classic, Weight::Loss, "ctl.conf:56", "without serial and device-id");
+    assert_told(&classic, Weight::Loss, "ctl.conf:59", "volume shared as LUN 1");
+
+    let ucl = imported(Origin::Ctld, "ctl.ucl");
+    let Document { volume: mut volumes, target: mut targets, .. } = classic.document;
+    volumes.truncate(2);
+    targets.truncate(1);
+    targets[0].groups = None;
+    assert_eq!(ucl.document.volume, volumes);
+    assert_eq!(ucl.document.target, targets);
+}
+
+#[test]
+fn istgt_brings_names_serials_and_the_accounts_of_its_other_file() {
+    let imported = imported(Origin::Istgt, "istgt.conf");
+    let disk = volume(&imported, "disk1");
+    assert_eq!((disk.vendor.as_deref(), disk.serial.as_deref()), (Some("ACME"), Some("10000001")));
+    assert_eq!(disk.size.as_ref().map(|size| size.0.as_str()), Some("10GiB"));
+    let second = volume(&imported, "disk1-1");
+    assert_eq!(second.serial.as_deref(), Some("10000001L1"));
+    assert_eq!(second.cache.as_deref(), Some("writethrough"));
+    assert_eq!(volume(&imported, "cd").serial.as_deref(), Some("10000002"));
+    let disks = target(&imported, ":disk1");
+    assert_eq!(disks.name, "iqn.2007-09.jp.ne.peach.istgt:disk1");
+    assert_eq!(
+        (&disks.chap[..], disks.own_account.as_deref()),
+        (&["saturn".to_owned()][..], Some("san"))
+    );
+    assert_eq!(disks.allow.len(), 2);
+    assert!(target(&imported, ":cd").allow.is_empty());
+    assert_eq!(imported.document.account.len(), 3);
+    assert_told(&imported, Weight::Loss, "istgt.conf:23", "microsoft:moon");
+    assert_told(&imported, Weight::Loss, "istgt.conf:54", "LUN0 Removable rw");
+}
+
+#[test]
+fn what_is_no_configuration_is_told_with_file_and_line() {
+    for (origin, text, told) in [
+        (Origin::Lio, "{\n\"targets\": [}", "x:2: "),
+        (Origin::Lio, "[]", "x: this is no object"),
+        (Origin::Tgt, "\n<target a>\nlun 1\n", "x:2: <target> does not end: add </target>"),
+        (Origin::Tgt, "<target a>\n</backing-store>\n", "x:2: </backing-store> ends <target>"),
+        (Origin::Tgt, "</target>\n", "x:1: </target> ends what has not begun"),
+        (Origin::Tgt, "include none.conf\n", "x:1: cannot read none.conf"),
+        (Origin::Tgt, "include loop.conf\n", "loop.conf:1: files include each other"),
+        (Origin::Scst, "HANDLER a {\n", "x:1: the section HANDLER does not end"),
+        (Origin::Scst, "a\n}\n", "x:2: } ends what has not begun"),
+        (Origin::Scst, "IncomingUser \"joe\n", "x:1: a quoted text does not end"),
+        (Origin::Ctld, "target a {\nlun 0 {\n}\n", "x:1: the section target does not end"),
+        (Origin::Ctld, "listen = [ a\n", "x:1: the list of listen does not end"),
+        (Origin::Ctld, ".include \"loop.ucl\"\n", "loop.ucl: files include each other"),
+        (Origin::Istgt, "TargetName a\n", "x:1: a setting before the first section"),
+        (Origin::Istgt, "[Global\n", "x:1: a section's name does not end"),
+    ] {
+        let error = import(origin, Path::new("x"), text, &files()).expect_err(told).to_string();
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn accounts_that_cannot_be_here_open_nothing() {
+    let text =
+        "<target iqn.2026-11.example:a>\nbacking-store /srv/a\nincominguser a short\n</target>\n";
+    let imported = import(Origin::Tgt, Path::new("t"), text, &files()).expect("it can be read");
+    check(&imported);
+    let [target] = &imported.document.target[..] else { panic!("one: {imported:#?}") };
+    assert_eq!(target.allow[0].initiator.as_deref(), Some("iqn.2026-11.io.sarsen:nobody"));
+    assert!(imported.document.account.is_empty() && imported.is_degraded());
+    assert_told(&imported, Weight::Loss, "t:3", "its secret has 5 bytes, not 12 to 255");
+}
+
+#[test]
+fn an_initiator_of_several_targets_becomes_a_host() {
+    let target = |name: &str| {
+        format!(
+            "<target iqn.2026-11.example:{name}>\nbacking-store /srv/{name}\ninitiator-address 10.0.0.9\n\
+             initiator-name iqn.1993-08.org.debian:01:web\n</target>\n"
+        )
+    };
+    let text = target("a") + &target("b");
+    let imported = import(Origin::Tgt, Path::new("t"), &text, &files()).expect("it can be read");
+    check(&imported);
+    assert_eq!(imported.document.host[0].name, "web");
+    for target in &imported.document.target {
+        assert_eq!(target.allow[1].host.as_deref(), Some("web"));
+    }
+}
+
+/// Every beginning of each sample, and each sample with one byte changed: what comes of it is refused or can be
+/// served, and nothing panics.
+#[test]
+fn nothing_that_is_broken_breaks_the_importers() {
+    for (origin, name) in ORIGINS {
+        let text = sample(name);
+        let attempt = |text: &str| {
+            if let Ok(imported) = import(origin, Path::new(name), text, &files()) {
+                check(&imported);
+            }
+        };
+        for (end, _) in text.char_indices() {
+            attempt(&text[..end]);
+        }
+        for (at, byte) in (0..text.len()).zip(b"{}[]<>\"#=\\ \n0-z:;".iter().cycle()) {
+            let mut bytes = text.as_bytes().to_vec();
+            bytes[at] = *byte;
+            attempt(&String::from_utf8_lossy(&bytes));
+        }
+    }
+}
+
+/// What tgt's package brings as examples, where it is installed.
+#[test]
+fn debians_examples_of_tgt_are_read() {
+    struct Nothing;
+    impl Files for Nothing {
+        fn read(&self, _path: &Path) -> io::Result<String> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+        fn matching(&self, _pattern: &str) -> Vec<PathBuf> {
+            Vec::new()
+        }
+    }
+    let Ok(folder) = std::fs::read_dir("/usr/share/doc/tgt/examples") else { return };
+    for entry in folder.flatten() {
+        let text = std::fs::read_to_string(entry.path()).expect("it can be read");
+        let imported =
+            import(Origin::Tgt, &entry.path(), &text, &Nothing).expect("it is understood");
+        check(&imported);
+        if entry.path().ends_with("targets.conf.example") {
+            assert_eq!(imported.document.target.len(), 9);
+            let first = target(&imported, "server.target1");
+            assert_eq!(first.luns, luns(&[(1, "somedevice")]));
+            assert_eq!(volume(&imported, "somedevice").serial.as_deref(), Some("beaf11"));
+        }
+    }
+}
