@@ -90,8 +90,14 @@ impl Draft {
         }
     }
 
-    /// Takes a volume under the name that is nearest to its old one, and gives that name.
+    /// Takes a volume under the name that is nearest to its old one, and gives that name. What has the path of one
+    /// that is there is that one.
     pub(super) fn add_volume(&mut self, place: &str, wanted: &str, mut volume: Volume) -> String {
+        let is_same = |other: &&Volume| volume.path.is_some() && other.path == volume.path;
+        if let Some(same) = self.document.volume.iter().find(is_same) {
+            // Where it is to be served a second time, that is told.
+            return same.name.clone();
+        }
         self.fit_size(place, &mut volume);
         let base = volume_name(wanted);
         let mut name = base.clone();
