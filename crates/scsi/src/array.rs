@@ -23,9 +23,18 @@ pub trait Host: Send + Sync {
 pub struct Array {
     host: Arc<dyn Host>,
     begun_ms: u64,
-    devices: Mutex<Vec<Weak<TargetDevice>>>,
+    devices: Mutex<Devices>,
     tokens: Tokens,
     pieces: Semaphore,
+}
+
+/// The target devices, and some that have gone.
+#[derive(Default)]
+struct Devices {
+    all: Vec<Weak<TargetDevice>>,
+    /// Those that have gone are swept out when there are as many: ten thousand that come one by one
+    /// are not looked at ten thousand times.
+    sweep_at: usize,
 }
 
 impl Array {
@@ -49,7 +58,7 @@ impl Array {
 
     /// The target devices there are.
     pub fn devices(&self) -> Vec<Arc<TargetDevice>> {
-        self.registered().iter().filter_map(Weak::upgrade).collect()
+        self.registered().all.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// The ROD tokens of its units.
@@ -65,11 +74,14 @@ impl Array {
     /// A device became part of it, until it is dropped.
     pub(crate) fn register(&self, device: &Arc<TargetDevice>) {
         let mut devices = self.registered();
-        devices.retain(|device| device.strong_count() > 0);
-        devices.push(Arc::downgrade(device));
+        if devices.all.len() >= devices.sweep_at {
+            devices.all.retain(|device| device.strong_count() > 0);
+            devices.sweep_at = 2 * devices.all.len() + 1;
+        }
+        devices.all.push(Arc::downgrade(device));
     }
 
-    fn registered(&self) -> MutexGuard<'_, Vec<Weak<TargetDevice>>> {
+    fn registered(&self) -> MutexGuard<'_, Devices> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -23,6 +23,7 @@ use crate::{Completion, Identity, Keeper, PassThrough, ProtectionType, Sense, Un
 use async_lock::{Mutex as AsyncMutex, RwLock};
 use sarsen_block::layers::ForgetKey;
 use sarsen_block::{BlockError, Characteristics, Durability, Extent, Geometry, Io, Store};
+use std::any::Any;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -59,6 +60,8 @@ pub struct Parts {
     pub eraser: Option<Arc<dyn ForgetKey>>,
     /// The real device that its commands go to; then nothing of the above is asked.
     pub pass_through: Option<Arc<dyn PassThrough>>,
+    /// Dropped with the unit, when its last command has ended and nobody knows it any more.
+    pub companion: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Parts {
@@ -73,6 +76,7 @@ impl Parts {
             protection: None,
             eraser: None,
             pass_through: None,
+            companion: None,
         }
     }
 }
@@ -158,6 +162,8 @@ pub struct LogicalUnit {
     self_tests: SelfTests,
     timestamp: Timestamp,
     identifying_information: IdentifyingInformation,
+    /// Last, so that it goes after all that the unit has.
+    _companion: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl LogicalUnit {
@@ -174,7 +180,7 @@ impl LogicalUnit {
     /// of a [`crate::TargetDevice`].
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
         let Parts { identity, store, device_type, removable, .. } = parts;
-        let Parts { keeper, protection, eraser, pass_through, .. } = parts;
+        let Parts { keeper, protection, eraser, pass_through, companion, .. } = parts;
         let characteristics = store.characteristics();
         let watch = Arc::default();
         let store = Watched::over(store, Arc::clone(&watch));
@@ -212,6 +218,7 @@ impl LogicalUnit {
             self_tests: SelfTests::default(),
             timestamp: Timestamp::default(),
             identifying_information,
+            _companion: companion,
         };
         match mode::load(&unit)? {
             Some(saved) => unit.change_modes(NO_NEXUS, saved, true),

@@ -161,8 +161,8 @@ impl Nexus {
     }
 
     /// Attaches to the units of the target's `luns` that are new to this initiator's view of them, and
-    /// leaves those that are gone.
-    pub(crate) fn set_luns(&self, luns: &Luns) {
+    /// leaves those that are gone. Says whether it finds another unit anywhere than before.
+    pub(crate) fn set_luns(&self, luns: &Luns) -> bool {
         let view = self.view();
         let luns = view.of(luns);
         let read_only = view.read_only;
@@ -193,6 +193,10 @@ impl Nexus {
             }
         }
         self.generation.fetch_add(1, Ordering::Release);
+        let stays = |(lun, unit): (&Lun, &Arc<LogicalUnit>)| {
+            old.get(lun).is_some_and(|attachment| Arc::ptr_eq(&attachment.unit, unit))
+        };
+        old.len() != luns.len() || !luns.iter().all(stays)
     }
 
     /// The units that are shown, each once.

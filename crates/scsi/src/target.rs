@@ -100,8 +100,14 @@ impl TargetDevice {
         self.state().luns.clone()
     }
 
-    /// Replaces the units. Units that stay keep their reservations; every nexus is told that the
-    /// list has changed.
+    /// Nexuses that begin from here on are shown these units; what the others have stays until
+    /// [`Self::set_luns`].
+    pub fn withhold_from_new(&self, luns: Luns) {
+        self.state().luns = Arc::new(luns);
+    }
+
+    /// Replaces the units. Units that stay keep their reservations; each nexus whose list has changed
+    /// with it is told so.
     pub fn set_luns(&self, luns: Luns) {
         luns.values().for_each(|unit| atomic::settle(unit, self.array.host()));
         let mut state = self.state();
@@ -109,8 +115,9 @@ impl TargetDevice {
         state.luns = luns.clone();
         state.nexuses.retain(|nexus| nexus.strong_count() > 0);
         for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
-            nexus.set_luns(&luns);
-            nexus.luns_changed();
+            if nexus.set_luns(&luns) {
+                nexus.luns_changed();
+            }
         }
     }
 
@@ -131,7 +138,7 @@ impl TargetDevice {
         relative_target_port: u16,
         view: LunView,
     ) -> Option<NexusHandle> {
-        let target_port = self.target_port_groups.find(relative_target_port)?.clone();
+        let target_port = self.target_port_groups.find(relative_target_port)?;
         let mut state = self.state();
         let nexus = Arc::new(Nexus::new(self.clone(), initiator_port, target_port, view));
         nexus.set_luns(&state.luns);

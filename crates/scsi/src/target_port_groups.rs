@@ -8,7 +8,7 @@
 
 use crate::nexus::NexusId;
 use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, TargetDevice, UnitAttention};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most ports of a target device: that many fit in the SCSI Ports page with the longest names.
@@ -130,7 +130,7 @@ pub(crate) enum Origin {
 pub(crate) struct TargetPortGroup {
     pub(crate) number: u16,
     pub(crate) port_name: String,
-    pub(crate) is_preferred: bool,
+    is_preferred: AtomicBool,
     /// Written behind [`TargetPortGroups::changing`] alone.
     state: AtomicU8,
     origin: AtomicU8,
@@ -142,7 +142,7 @@ impl TargetPortGroup {
         Self {
             number: relative_identifier,
             port_name: name,
-            is_preferred,
+            is_preferred: AtomicBool::new(is_preferred),
             state: AtomicU8::new(access_state as u8),
             origin: AtomicU8::new(Origin::Beginning as u8),
         }
@@ -153,6 +153,10 @@ impl TargetPortGroup {
             Some(state) => state,
             None => unreachable!("a state is stored as its code"),
         }
+    }
+
+    pub(crate) fn is_preferred(&self) -> bool {
+        self.is_preferred.load(Ordering::Relaxed)
     }
 
     /// STATUS CODE.
@@ -187,29 +191,56 @@ impl TargetPortGroup {
 
 /// The groups of a target device, by number.
 pub(crate) struct TargetPortGroups {
-    groups: Vec<Arc<TargetPortGroup>>,
+    groups: Mutex<Groups>,
     /// Held while states are looked at together or changed.
     changing: Mutex<()>,
 }
 
+type Groups = Arc<[Arc<TargetPortGroup>]>;
+
 impl TargetPortGroups {
-    pub(crate) fn new(mut ports: Vec<TargetPort>) -> Self {
+    pub(crate) fn new(ports: Vec<TargetPort>) -> Self {
+        let groups = Self::ordered(ports).into_iter().map(TargetPortGroup::new).map(Arc::new);
+        Self { groups: Mutex::new(groups.collect()), changing: Mutex::default() }
+    }
+
+    /// By number; each has one of its own.
+    fn ordered(mut ports: Vec<TargetPort>) -> Vec<TargetPort> {
         ports.sort_by_key(|port| port.relative_identifier);
         assert!(
             ports.windows(2).all(|two| two[0].relative_identifier < two[1].relative_identifier),
             "each port of a target device has a number of its own"
         );
         assert!((1..=MAXIMUM_TARGET_PORTS).contains(&ports.len()), "some ports, and not too many");
-        let groups = ports.into_iter().map(|port| Arc::new(TargetPortGroup::new(port))).collect();
-        Self { groups, changing: Mutex::default() }
+        ports
     }
 
-    pub(crate) fn all(&self) -> &[Arc<TargetPortGroup>] {
-        &self.groups
+    /// Groups that stay keep their states. Says whether any came or went, and whether another one is
+    /// preferred.
+    fn replace(&self, ports: Vec<TargetPort>) -> (bool, bool) {
+        let old = self.all();
+        let mut is_preferred_changed = false;
+        let mut group = |port: TargetPort| {
+            let stays = old.iter().find(|group| group.number == port.relative_identifier);
+            let Some(group) = stays else { return Arc::new(TargetPortGroup::new(port)) };
+            let was = group.is_preferred.swap(port.is_preferred, Ordering::Relaxed);
+            is_preferred_changed |= was != port.is_preferred;
+            group.clone()
+        };
+        let groups: Groups = Self::ordered(ports).into_iter().map(&mut group).collect();
+        let is_same = groups.len() == old.len()
+            && groups.iter().zip(old.iter()).all(|(new, old)| Arc::ptr_eq(new, old));
+        *self.groups.lock().unwrap_or_else(PoisonError::into_inner) = groups;
+        (!is_same, is_preferred_changed)
     }
 
-    pub(crate) fn find(&self, number: u16) -> Option<&Arc<TargetPortGroup>> {
-        self.groups.iter().find(|group| group.number == number)
+    /// At this moment, by number.
+    pub(crate) fn all(&self) -> Groups {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn find(&self, number: u16) -> Option<Arc<TargetPortGroup>> {
+        self.all().iter().find(|group| group.number == number).cloned()
     }
 
     /// Nothing changes until the guard goes.
@@ -300,6 +331,21 @@ impl TargetDevice {
         Ok(())
     }
 
+    /// Gives the target device these ports. Those that it has keep the access states that they are in;
+    /// every initiator is told of what has changed.
+    pub fn set_ports(&self, ports: Vec<TargetPort>) {
+        let held = self.target_port_groups().hold();
+        let (are_others, is_preferred_changed) = self.target_port_groups().replace(ports);
+        drop(held);
+        if are_others {
+            // SPC-4 7.8.14: the SCSI Ports page lists them.
+            self.tell_access(UnitAttention::InquiryDataHasChanged, None);
+        }
+        if are_others || is_preferred_changed {
+            self.tell_access(UnitAttention::AsymmetricAccessStateChanged, None);
+        }
+    }
+
     /// Begins an implicit transition of a group: until its end, hardly a command is carried out
     /// through its port.
     pub fn begin_transition(self: &Arc<Self>, group: u16) -> Result<Transition, AccessError> {
@@ -307,7 +353,7 @@ impl TargetDevice {
         let group = self.settled(group)?;
         let from = (group.state(), group.status_code());
         group.alter(AccessState::Transitioning, Origin::Implicit);
-        Ok(Transition { device: self.clone(), group: group.clone(), from, is_over: false })
+        Ok(Transition { device: self.clone(), group, from, is_over: false })
     }
 
     /// The state of a group, if there is such a one.
@@ -316,7 +362,7 @@ impl TargetDevice {
     }
 
     /// A group that is not in transition.
-    fn settled(&self, number: u16) -> Result<&Arc<TargetPortGroup>, AccessError> {
+    fn settled(&self, number: u16) -> Result<Arc<TargetPortGroup>, AccessError> {
         let target = || self.name().to_owned();
         match self.target_port_groups().find(number) {
             None => Err(AccessError::NoGroup { target: target(), group: number }),

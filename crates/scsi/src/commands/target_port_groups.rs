@@ -36,7 +36,7 @@ pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     let groups = task.nexus.device.target_port_groups();
     let held = groups.hold();
-    for group in groups.all() {
+    for group in groups.all().iter() {
         body.extend_from_slice(group_descriptor(group).as_bytes());
         let port =
             wire::PortDescriptor { obsolete: [0; 2], relative_target_port: group.number.into() };
@@ -51,7 +51,7 @@ pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
 /// A port that is offline is told of in its own group's descriptor rather than in one of a secondary
 /// group, as initiators look for it there.
 fn group_descriptor(group: &TargetPortGroup) -> wire::GroupDescriptor {
-    let preferred = if group.is_preferred { wire::GROUP_PREF } else { 0 };
+    let preferred = if group.is_preferred() { wire::GROUP_PREF } else { 0 };
     wire::GroupDescriptor {
         access_state: preferred | group.state() as u8,
         supported: SUPPORTED,
@@ -108,10 +108,10 @@ fn parse(
             .target_port_groups()
             .find(descriptor.number.get())
             .ok_or(Sense::invalid_field_in_parameter_list(offset + 2))?;
-        if states.iter().any(|(other, _)| Arc::ptr_eq(other, group)) {
+        if states.iter().any(|(other, _)| Arc::ptr_eq(other, &group)) {
             return Err(Sense::invalid_field_in_parameter_list(offset + 2));
         }
-        states.push((group.clone(), state));
+        states.push((group, state));
     }
     Ok(states)
 }

@@ -272,7 +272,7 @@ fn designation(code_set: u8, designator_type: u8, designator: &[u8]) -> Vec<u8> 
 /// SPC-4 7.8.14: every port of the target device, whichever the nexus is through.
 fn scsi_ports(task: &Task<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for port in task.nexus.device.target_port_groups().all() {
+    for port in task.nexus.device.target_port_groups().all().iter() {
         let kind = OF_TARGET_PORT | SCSI_NAME_STRING;
         let name = designation(ISCSI | UTF_8, kind, &name_string(&port.port_name));
         let header = ports::ScsiPort {

@@ -185,3 +185,21 @@ fn a_copy_reaches_neither_what_is_not_shown_nor_what_another_has_proved_to_reach
     at(&mut victim, 0, &[0], &[]);
     assert_eq!(copy(&mut victim, &list).status, Status::Good);
 }
+
+#[test]
+fn what_is_withheld_stays_with_who_has_it_and_is_not_shown_to_who_comes() {
+    let (mut fixture, second) = with_two();
+    let first = BTreeMap::from([(Lun(0), fixture.unit.clone())]);
+    fixture.device.withhold_from_new(first.clone());
+    let mut late = show(&fixture.device, "late", LunView::default());
+    assert!(late.logical_unit(Lun(1)).is_none());
+    assert!(fixture.nexus.logical_unit(Lun(1)).is_some());
+    assert_eq!(fixture.run(&[0], &[]).status, Status::Good, "nothing changed for it");
+    at(&mut late, 0, &[0], &[]);
+    let both = BTreeMap::from([(Lun(0), fixture.unit.clone()), (Lun(1), second)]);
+    fixture.device.set_luns(both);
+    assert_eq!(additional(&at(&mut late, 0, &[0], &[])), Some(0x3f0e));
+    assert_eq!(fixture.run(&[0], &[]).status, Status::Good, "it had it all the time");
+    fixture.device.set_luns(first);
+    assert_eq!(additional(&fixture.run(&[0], &[])), Some(0x3f0e));
+}

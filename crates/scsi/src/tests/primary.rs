@@ -105,7 +105,8 @@ fn spc4_6_33_changed_luns_are_told_and_report_luns_clears_it() {
     assert_eq!(fixture.run(&[0], &[]).status, Status::Good);
     let added = block_on(fixture.nexus.execute(Some(Lun(1)), command(&[0], &[])));
     assert_eq!(additional(&added), Some(0x2900));
-    fixture.device.set_luns(luns);
+    let elsewhere = luns.into_iter().map(|(Lun(lun), unit)| (Lun(2 * lun), unit)).collect();
+    fixture.device.set_luns(elsewhere);
     fixture.run(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0], &[]);
     assert_eq!(fixture.run(&[0], &[]).status, Status::Good);
 }

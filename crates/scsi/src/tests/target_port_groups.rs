@@ -373,3 +373,29 @@ fn spc4_5_15_2_4_5_a_unit_that_is_cut_off_says_so() {
         assert_eq!((told[2], &told[12..14]), (2, &[0x04, code][..]));
     }
 }
+
+#[test]
+fn spc4_5_15_2_7_ports_come_and_go_while_the_others_keep_their_states() {
+    let mut paths = Paths::new();
+    paths.device.set_access_state(2, AccessState::NonOptimized).expect("set");
+    for nexus in [&mut paths.one, &mut paths.two] {
+        assert_eq!(additional(&test_unit_ready(nexus, 0)), Some(0x2a06));
+    }
+    let port = |number| TargetPort::of_portal_group(TARGET, number);
+    let preferred = TargetPort { is_preferred: true, ..port(2) };
+    // Port 1 is preferred as before: nothing has changed.
+    let as_before = TargetPort { is_preferred: true, ..port(1) };
+    paths.device.set_ports(vec![as_before, port(2)]);
+    assert_eq!(test_unit_ready(&mut paths.one, 0).status, Status::Good);
+    paths.device.set_ports(vec![preferred, port(7)]);
+    for nexus in [&mut paths.one, &mut paths.two] {
+        assert_eq!(additional(&test_unit_ready(nexus, 0)), Some(0x3f03));
+        assert_eq!(additional(&test_unit_ready(nexus, 0)), Some(0x2a06));
+        assert_eq!(test_unit_ready(nexus, 0).status, Status::Good);
+    }
+    let states = [1, 2, 7].map(|group| paths.device.access_state(group));
+    assert_eq!(states, [None, Some(AccessState::NonOptimized), Some(AccessState::Optimized)]);
+    let initiator = || InitiatorPort::new("iqn.2026-01.example:late,i,0x1");
+    assert!(paths.device.open_nexus(initiator(), 1).is_none());
+    assert!(paths.device.open_nexus(initiator(), 7).is_some());
+}
