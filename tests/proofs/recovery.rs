@@ -265,7 +265,7 @@ fn prove(options: SessionOptions, seed: u64, cuts: u32) -> Result<Outcome> {
     config.volumes.push(config::parse_volume("disk=ram:64MiB")?);
     let config = config.finish()?;
     run(async {
-        let server = Server::start_layered(config, |_, inner| {
+        let server = Server::start_layered(config, move |_, inner| {
             Arc::new(Recorder { inner, writes: recorded.clone() })
         })?;
         let relay = Relay::start(server.portals()[0].address).await?;

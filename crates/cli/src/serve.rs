@@ -16,7 +16,7 @@ use sarsen_io::spin::Spin;
 use sarsen_node::config::{
     self, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig, render_size,
 };
-use sarsen_node::{ConfigError, Server, StartError};
+use sarsen_node::{ConfigError, Made, Server, StartError};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
@@ -25,7 +25,7 @@ use tracing::{error, info, warn};
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// A TOML file with `listen`, `[[volume]]`, `[[target]]`, `[[account]]` and more. SIGHUP takes over
-    /// changed accounts, secrets and access rules without a restart.
+    /// what has changed without a restart, unless somebody uses what would be taken away.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// A volume: NAME=ram:SIZE, NAME=file:PATH, NAME=iso:PATH (a CD), NAME=sg:PATH (a real SCSI
@@ -224,7 +224,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
                     Ok(program) => return Some(program),
                     Err(error) => error!("SIGUSR2: nothing was changed: {error:#}"),
                 },
-                _ = hang_up.recv() => reload(&server, arguments, &received),
+                _ = hang_up.recv() => reload(&server, arguments, &received).await,
             }
         }
     };
@@ -264,16 +264,19 @@ fn successor(program: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(program.to_owned())
 }
 
-/// Takes over what may change while the server runs. The log tells what became of it.
-fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr]) {
+/// Takes over what has changed, all of it or nothing. The log tells what became of it.
+async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr]) {
     server.reload_certificates();
-    match arguments.config(received).and_then(|config| server.reload(&config)) {
-        Ok(reloaded) => {
-            for what in &reloaded.needs_restart {
-                warn!("SIGHUP: {what} was changed: that needs a restart");
+    let reloaded = match arguments.config(received) {
+        Ok(config) => server.reload(config).await,
+        Err(error) => Err(error.into()),
+    };
+    match reloaded {
+        Ok(Made { needs_restart, sessions_ended }) => {
+            for key in needs_restart {
+                warn!("SIGHUP: {key} was changed: that needs a restart");
             }
-            let sessions_ended = reloaded.sessions_ended;
-            info!(sessions_ended, "SIGHUP: accounts and access rules are in force");
+            info!(sessions_ended, "SIGHUP: the configuration is in force");
         }
         Err(error) => error!("SIGHUP: nothing was changed: {error}"),
     }
@@ -299,7 +302,7 @@ struct AnnouncedVolume {
 fn announce(server: &Server, volumes: &[VolumeConfig], json: bool) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if json {
-        let volumes = server.exports().iter().map(|export| AnnouncedVolume {
+        let volumes = server.exports().into_iter().map(|export| AnnouncedVolume {
             name: export.volume.clone(),
             target: export.target.clone(),
             lun: export.lun,

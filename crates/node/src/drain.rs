@@ -2,7 +2,7 @@
 //! are turned away or sent on, those that are there are asked to log out, and are dropped when
 //! their time is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ const ENDING_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Default)]
 pub(crate) struct Drains {
     by_target: Mutex<BTreeMap<String, Drained>>,
+    /// Those that are about to be removed.
+    going: Mutex<BTreeSet<String>>,
 }
 
 struct Drained {
@@ -69,6 +71,26 @@ impl Drains {
         self.by_target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn going(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.going.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No session begins with a target that is about to be removed.
+    pub(crate) fn hold(&self, target: &str) {
+        self.going().insert(target.to_owned());
+    }
+
+    /// It stays after all.
+    pub(crate) fn release(&self, target: &str) {
+        self.going().remove(target);
+    }
+
+    /// It has gone; one that comes by its name is in service.
+    pub(crate) fn forget(&self, target: &str) {
+        self.release(target);
+        self.end(target);
+    }
+
     /// Takes a target out of service: from here on new sessions are turned away.
     pub(crate) fn begin(
         self: &Arc<Self>,
@@ -105,6 +127,9 @@ impl Drains {
     /// Why a session with a target is not to begin, if it is out of service or, `configured`,
     /// elsewhere.
     pub(crate) fn refusal(&self, target: &str, configured: Option<&Redirect>) -> Option<Refusal> {
+        if self.going().contains(target) {
+            return Some(RefusalReason::NotInService.into());
+        }
         let by_target = self.by_target();
         let drained = by_target.get(target);
         match drained.and_then(|drained| drained.redirect.as_ref()).or(configured) {

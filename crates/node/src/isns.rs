@@ -118,7 +118,7 @@ async fn run(
 fn default_identifier(front: &Front) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
-    let port = front.portals.first().map_or(0, |portal| portal.address.port());
+    let port = front.portals.all().first().map_or(0, |portal| portal.address.port());
     format!("{}:{port}", if host.is_empty() { "sarsen" } else { host })
 }
 
@@ -305,7 +305,7 @@ impl Registrar {
         };
         Entity {
             identifier: self.identifier.clone(),
-            portals: self.front.portals.iter().filter_map(portal).collect(),
+            portals: self.front.portals.configs().iter().filter_map(portal).collect(),
             nodes: self.front.targets.all().into_iter().map(node).collect(),
             registration_period: REGISTRATION_PERIOD_SECONDS,
         }

@@ -88,7 +88,8 @@ fn make(folder: &Path) -> Result<(), StoreError> {
     }
 }
 
-fn beside(path: &Path) -> PathBuf {
+/// The folder beside a file volume, for what it keeps.
+pub(crate) fn beside(path: &Path) -> PathBuf {
     let mut folder = path.as_os_str().to_owned();
     folder.push(FOLDER_SUFFIX);
     folder.into()

@@ -6,6 +6,7 @@ pub mod config;
 pub mod control;
 pub mod desired;
 mod drain;
+mod engine;
 mod events;
 mod fairness;
 mod fronts;
@@ -20,8 +21,9 @@ pub mod stores;
 mod targets;
 mod tls;
 
-pub use access::Reloaded;
+pub use access::Object;
 pub use config::{Config, ConfigError};
+pub use engine::{ChangeError, InterruptedSession, Interruption, Made, Prepared, Ready};
 #[cfg(feature = "simulation")]
 pub use fronts::iscsi::SimulatedPortal;
 pub use server::{Export, Server, SetAccessError, StartError};

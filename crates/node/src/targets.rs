@@ -40,9 +40,22 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
+    #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn add(&self, target: Target) {
-        let name = target.device.name().to_owned();
-        self.by_name.write().unwrap_or_else(PoisonError::into_inner).insert(name, target);
+        self.change(vec![target], &[]);
+    }
+
+    /// Some come or take the places of others, some go: all at once for whoever looks.
+    pub(crate) fn change(&self, come: Vec<Target>, gone: &[String]) {
+        let mut by_name = self.by_name.write().unwrap_or_else(PoisonError::into_inner);
+        gone.iter().for_each(|name| drop(by_name.remove(name)));
+        by_name.extend(come.into_iter().map(|target| (target.device.name().to_owned(), target)));
+        drop(by_name);
+        self.tell();
+    }
+
+    /// Tells those who follow the targets, also when what leads to them has changed.
+    pub(crate) fn tell(&self) {
         self.changes.send_replace(());
     }
 

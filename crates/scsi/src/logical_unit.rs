@@ -128,6 +128,7 @@ impl Limits {
 /// One disk as initiators see it. Shared by all cores and by every target that offers it.
 pub struct LogicalUnit {
     identity: Identity,
+    volume_name: Mutex<Arc<str>>,
     device_type: DeviceType,
     store: Arc<dyn Store>,
     /// The same store, where it keeps protection information.
@@ -191,6 +192,7 @@ impl LogicalUnit {
         let reservations = Reservations::load(keeper.as_ref())?;
         let medium_phase = MediumPhase::load(keeper.as_deref())?;
         let unit = Self {
+            volume_name: Mutex::new(identity.volume.as_str().into()),
             identity,
             device_type,
             keeper,
@@ -226,6 +228,16 @@ impl LogicalUnit {
         }
         unit.legacy.load(&unit)?;
         Ok(Arc::new(unit))
+    }
+
+    /// What the volume is called now: nothing that initiators see.
+    pub fn volume_name(&self) -> Arc<str> {
+        self.volume_name.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Calls the volume something else.
+    pub fn rename(&self, name: &str) {
+        *self.volume_name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
     }
 
     /// Its names.

@@ -1,8 +1,8 @@
 //! Who gets in: the [`policy`] of the moment, and everybody who is in by it. When another policy takes its
 //! place, whoever it would not let in is ended.
 
+mod losses;
 mod policy;
-mod reload;
 mod storm;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -16,13 +16,13 @@ use sarsen_wire::iscsi::Isid;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
+pub use self::losses::Object;
+pub(crate) use self::losses::{Losses, SessionKey, TargetLoss};
 use self::policy::Applicant;
-pub(crate) use self::policy::Policy;
-pub use self::reload::Reloaded;
-pub(crate) use self::reload::merge;
+pub(crate) use self::policy::{Compiled, Policy};
 pub(crate) use self::storm::{Storm, Telling};
 use crate::events::{EventLog, Occurrence, Subject};
-use crate::fronts::iscsi::Message;
+use crate::fronts::iscsi::{Message, Portal};
 use crate::metrics::Metrics;
 use crate::targets::Targets;
 use crate::tls::ClientCertificate;
@@ -49,11 +49,12 @@ struct State {
 }
 
 /// Where a connection comes from, and what it has shown before its login.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Origin {
     pub(crate) peer: SocketAddr,
     /// What was verified.
     pub(crate) certificate: Option<ClientCertificate>,
+    pub(crate) portal: Arc<Portal>,
 }
 
 /// A connection that was let in.
@@ -64,6 +65,7 @@ struct Guest {
     account: Option<String>,
     certificate: Option<ClientCertificate>,
     peer: SocketAddr,
+    portal: Arc<Portal>,
     view: LunView,
     /// The session's, once there is one.
     nexus: Option<u64>,
@@ -108,7 +110,7 @@ impl Guest {
         (&self.initiator, self.isid, self.target.as_deref())
     }
 
-    fn session_key(&self) -> (String, Isid, Option<String>) {
+    fn session_key(&self) -> SessionKey {
         (self.initiator.clone(), self.isid, self.target.clone())
     }
 
@@ -124,15 +126,14 @@ impl Guest {
     }
 
     /// Ends the session; its initiator is told.
-    fn show_out(&self, reason: &str, events: &EventLog) {
-        events.tell(&Occurrence::AccessRevoked { subject: self.subject(), why: reason.to_owned() });
+    fn show_out(&self, why: &str, reason: &str) {
         warn!(
             peer = %self.peer,
             initiator = self.initiator,
             target = self.target.as_deref().unwrap_or("discovery"),
             account = self.account,
             reason,
-            "access revoked: the session is ended"
+            "{why}: the session is ended"
         );
         let (ended, _) = oneshot::channel();
         let _ = self.mailbox.send(Message::Terminate { ended });
@@ -141,6 +142,7 @@ impl Guest {
 
 impl Access {
     /// Lets in whom `policy` lets in.
+    #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn new(policy: Policy) -> Self {
         let state = State { policy: Arc::new(policy), ..State::default() };
         Self { state: Mutex::new(state), ..Self::default() }
@@ -155,7 +157,8 @@ impl Access {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn policy(&self) -> Arc<Policy> {
+    /// The policy of this moment.
+    pub(crate) fn policy(&self) -> Arc<Policy> {
         self.state().policy.clone()
     }
 
@@ -211,6 +214,9 @@ impl Access {
     ) -> Result<(Pass, LunView), RefusalReason> {
         let mut state = self.state();
         let view = state.let_in(admission, admission.account.as_deref(), origin)?;
+        if !origin.portal.is_open() {
+            return Err(RefusalReason::NotInService);
+        }
         let session =
             (&*admission.initiator_name, admission.isid, admission.target_name.as_deref());
         // The connections of a session are ways to the same units.
@@ -227,6 +233,7 @@ impl Access {
             account: admission.account.clone(),
             certificate: origin.certificate.clone(),
             peer: origin.peer,
+            portal: origin.portal.clone(),
             view: view.clone(),
             nexus: None,
             mailbox: mailbox.clone(),
@@ -238,14 +245,22 @@ impl Access {
 
     /// Another policy takes the place of this one. Whoever it does not let in is ended, and so is who
     /// would find another unit at a number: a number means one disk for as long as a session lasts.
-    /// Gives how many sessions were ended.
-    pub(crate) fn replace(&self, policy: Policy, targets: &Targets) -> usize {
+    /// Who has what is lost is ended as well. Gives how many sessions were ended.
+    pub(crate) fn replace(&self, policy: Arc<Policy>, targets: &Targets, losses: &Losses) -> usize {
         let mut state = self.state();
-        state.policy = Arc::new(policy);
+        let old = std::mem::replace(&mut state.policy, policy);
         let State { policy, guests, revoked, .. } = &mut *state;
         let (mut ended, mut shown) = (HashSet::new(), HashMap::new());
-        for guest in guests.values_mut() {
+        for (&number, guest) in guests {
             let target = guest.target.as_deref();
+            if let Some(object) = losses.of(number, guest) {
+                guest.show_out("configuration changed", &format!("{object} is taken away"));
+                ended.insert(guest.session_key());
+                continue;
+            }
+            if policy.is_same_for(&old, target) {
+                continue;
+            }
             let reason = match policy.let_in(target, &guest.applicant()) {
                 Err(reason) => reason.to_string(),
                 Ok(view) => match moved(&guest.view, &view) {
@@ -267,7 +282,9 @@ impl Access {
             if revoked.len() > REVOKED {
                 revoked.pop_front();
             }
-            guest.show_out(&reason, &self.events);
+            let subject = guest.subject();
+            self.events.tell(&Occurrence::AccessRevoked { subject, why: reason.clone() });
+            guest.show_out("access revoked", &reason);
             ended.insert(guest.session_key());
         }
         self.metrics.revoked(ended.len());
@@ -394,7 +411,8 @@ mod tests {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, _letters) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
-        let origin = Origin { peer, certificate: None };
+        let portal = Portal::new(peer, 1, None);
+        let origin = Origin { peer, certificate: None, portal };
         let (pass, _) =
             access.enter(&admission(Some("host"), 0), &origin, &mailbox).expect("let in");
         let other = admission(Some("thief"), 0);
@@ -410,13 +428,15 @@ mod tests {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
         let (mailbox, mut letters) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
-        let origin = Origin { peer, certificate: None };
+        let portal = Portal::new(peer, 1, None);
+        let origin = Origin { peer, certificate: None, portal };
         let admission = admission(None, 0);
         let (_pass, _) = access.enter(&admission, &origin, &mailbox).expect("let in");
-        let targets = Targets::default();
-        assert_eq!(access.replace(Policy::of_everybody(["iqn.2026-11.x:t"]), &targets), 0);
+        let (targets, nothing) = (Targets::default(), Losses::default());
+        let replace = |policy| access.replace(Arc::new(policy), &targets, &nothing);
+        assert_eq!(replace(Policy::of_everybody(["iqn.2026-11.x:t"])), 0);
         assert!(letters.try_recv().is_err(), "it was ended without a reason");
-        assert_eq!(access.replace(Policy::of_everybody([]), &targets), 1);
+        assert_eq!(replace(Policy::of_everybody([])), 1);
         assert!(matches!(letters.try_recv(), Ok(Message::Terminate { .. })));
         let again = access.look(&admission, peer);
         assert_eq!(again, Err(RefusalReason::AccessRevoked));

@@ -1,16 +1,17 @@
 //! The policy: what the configuration says of accounts and rules, with the secrets, ready to be asked.
 //! It does not change; another one takes its place.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 use sarsen_proto::iscsi::target::{Demand, RefusalReason};
 use sarsen_scsi::LunView;
 
 use crate::config::{
-    AccessConfig, CertificatePattern, Config, ConfigError, NamePattern, Network, Placed,
-    RuleConfig, TargetConfig,
+    AccessConfig, AccountConfig, CertificatePattern, Config, ConfigError, NamePattern, Network,
+    Placed, RuleConfig, TargetConfig,
 };
 use crate::tls::ClientCertificate;
 
@@ -30,10 +31,26 @@ pub(crate) struct Applicant<'a> {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Policy {
+    secrets: Arc<Secrets>,
+    discovery: Arc<Door>,
+    targets: HashMap<String, Arc<Door>>,
+}
+
+/// What accounts know.
+#[derive(Default, PartialEq, Eq)]
+struct Secrets {
     /// Of the accounts that are not a target's own.
-    secrets: BTreeMap<String, Secret>,
-    discovery: Door,
-    targets: BTreeMap<String, Door>,
+    initiators: BTreeMap<String, Secret>,
+    own: BTreeMap<String, Secret>,
+}
+
+/// A policy with what it was made from, of which the next one is made: what has not changed is not
+/// looked at again.
+pub(crate) struct Compiled<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) config: &'a Config,
+    /// Secrets may have been changed where they are: all are read again.
+    pub(crate) reads_all: bool,
 }
 
 /// What holds for one target, or for discovery. The default lets in everybody.
@@ -54,42 +71,69 @@ struct Rule {
 }
 
 impl Policy {
-    /// Reads all secrets of a finished configuration.
-    pub(crate) fn compile(config: &Config) -> Result<Self, ConfigError> {
-        let mut secrets = BTreeMap::new();
-        for account in &config.accounts {
-            secrets.insert(account.name.clone(), account.read_secret()?);
-        }
-        let logins = || config.targets.iter().map(|target| &target.login);
-        let own: BTreeSet<&str> = logins()
-            .chain([&config.discovery])
-            .filter_map(|access| Some(access.own_account.as_ref()?.value.as_str()))
-            .collect();
-        let (own, secrets): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            secrets.into_iter().partition(|(name, _)| own.contains(name.as_str()));
-        let door = |access: &AccessConfig, target: Option<&TargetConfig>| {
-            Door::of(access, target, &own, &secrets)
-        };
-        let discovery = door(&config.discovery, None)?;
-        let targets = config
-            .targets
+    /// Reads the secrets of a finished configuration: those of accounts that `before` does not know, or
+    /// all of them.
+    pub(crate) fn compile(
+        config: &Config,
+        before: Option<&Compiled<'_>>,
+    ) -> Result<Self, ConfigError> {
+        let secrets = Arc::new(Secrets::read(config, before)?);
+        let are_same_secrets = before.is_some_and(|before| before.policy.secrets == secrets);
+        // Whether a door's own secret is also an initiator's depends on all of them.
+        let may_stay = |access: &AccessConfig| are_same_secrets || access.own_account.is_none();
+        let targets_before: HashMap<&str, &TargetConfig> = before
             .iter()
-            .map(|target| Ok((target.name.clone(), door(&target.login, Some(target))?)))
-            .collect::<Result<_, ConfigError>>()?;
+            .flat_map(|before| &before.config.targets)
+            .map(|target| (target.name.as_str(), target))
+            .collect();
+        let mut targets = HashMap::with_capacity(config.targets.len());
+        let index = secrets.by_secret();
+        for target in &config.targets {
+            let is_same = |other: &&&TargetConfig| {
+                may_stay(&target.login)
+                    && other.login == target.login
+                    && (other.luns == target.luns || target.login.rules.is_empty())
+            };
+            let kept = targets_before.get(target.name.as_str()).filter(is_same);
+            let kept = kept.and_then(|_| before?.policy.targets.get(&target.name).cloned());
+            let door = match kept {
+                Some(door) => door,
+                None => Arc::new(Door::of(&target.login, Some(target), &secrets, &index)?),
+            };
+            targets.insert(target.name.clone(), door);
+        }
+        let kept = before.filter(|before| {
+            may_stay(&config.discovery) && before.config.discovery == config.discovery
+        });
+        let discovery = match kept {
+            Some(before) => before.policy.discovery.clone(),
+            None => Arc::new(Door::of(&config.discovery, None, &secrets, &index)?),
+        };
         Ok(Self { secrets, discovery, targets })
     }
 
+    /// Whether it is known to say the same as another one of a target, or of discovery.
+    pub(crate) fn is_same_for(&self, other: &Self, target: Option<&str>) -> bool {
+        let doors = [self, other].map(|policy| match target {
+            Some(name) => policy.targets.get(name),
+            None => Some(&policy.discovery),
+        });
+        matches!(doors, [Some(one), Some(other)] if Arc::ptr_eq(one, other))
+    }
     /// Lets everybody in to these targets.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn of_everybody<const N: usize>(targets: [&str; N]) -> Self {
-        let targets = targets.map(|name| (name.to_owned(), Door::default()));
+        let targets = targets.map(|name| (name.to_owned(), Arc::default()));
         Self { targets: targets.into(), ..Self::default() }
     }
 
     /// Of a target by its name, or of discovery.
     fn door(&self, target: Option<&str>) -> Result<&Door, RefusalReason> {
         match target {
-            Some(name) => self.targets.get(name).ok_or(RefusalReason::NoSuchTarget),
+            Some(name) => match self.targets.get(name) {
+                Some(door) => Ok(door),
+                None => Err(RefusalReason::NoSuchTarget),
+            },
             None => Ok(&self.discovery),
         }
     }
@@ -140,7 +184,7 @@ impl Policy {
     /// What initiators with this account know. There is one answer for all targets: who proves to be
     /// someone whom this target does not let in is refused for that, and not for a wrong secret.
     pub(crate) fn secret_of(&self, account: &str) -> Option<&Secret> {
-        self.secrets.get(account)
+        self.secrets.initiators.get(account)
     }
 
     /// With what the target proves who it is, or discovery.
@@ -156,20 +200,60 @@ fn most_telling(results: impl Iterator<Item = Result<(), RefusalReason>>) -> Opt
     reasons?.into_iter().max()
 }
 
+impl Secrets {
+    fn read(config: &Config, before: Option<&Compiled<'_>>) -> Result<Self, ConfigError> {
+        let before = before.filter(|before| !before.reads_all);
+        let known: HashMap<&str, &AccountConfig> = before
+            .iter()
+            .flat_map(|before| &before.config.accounts)
+            .map(|account| (account.name.as_str(), account))
+            .collect();
+        let logins = config.targets.iter().map(|target| &target.login);
+        let own: BTreeSet<&str> = logins
+            .chain([&config.discovery])
+            .filter_map(|access| Some(access.own_account.as_ref()?.value.as_str()))
+            .collect();
+        let mut secrets = Self::default();
+        for account in &config.accounts {
+            let is_known = known.get(account.name.as_str()).is_some_and(|known| {
+                // Where it was written says nothing of what is there.
+                known.secret == account.secret
+            });
+            let kept = before.filter(|_| is_known).and_then(|before| {
+                let Self { initiators, own } = &*before.policy.secrets;
+                initiators.get(&account.name).or_else(|| own.get(&account.name)).cloned()
+            });
+            let secret = kept.map_or_else(|| account.read_secret(), Ok)?;
+            let list = match own.contains(account.name.as_str()) {
+                true => &mut secrets.own,
+                false => &mut secrets.initiators,
+            };
+            list.insert(account.name.clone(), secret);
+        }
+        Ok(secrets)
+    }
+
+    /// The initiators' accounts by what they know.
+    fn by_secret(&self) -> HashMap<&str, &str> {
+        let by_secret = self.initiators.iter().map(|(name, secret)| (secret.0.as_str(), &**name));
+        by_secret.collect()
+    }
+}
+
 impl Door {
     fn of(
         access: &AccessConfig,
         target: Option<&TargetConfig>,
-        own: &BTreeMap<String, Secret>,
-        secrets: &BTreeMap<String, Secret>,
+        secrets: &Secrets,
+        by_secret: &HashMap<&str, &str>,
     ) -> Result<Self, ConfigError> {
         let own = match &access.own_account {
             Some(Placed { value: name, place }) => {
-                let Some(secret) = own.get(name).cloned() else {
+                let Some(secret) = secrets.own.get(name).cloned() else {
                     unreachable!("a finished configuration names accounts that exist")
                 };
                 // RFC 7143 §9.2.1: or an initiator could have us make its proof.
-                if let Some((other, _)) = secrets.iter().find(|(_, other)| **other == secret) {
+                if let Some(other) = by_secret.get(secret.0.as_str()) {
                     return Err(ConfigError::new(
                         place,
                         format!(
@@ -268,7 +352,7 @@ mod tests {
 
     fn policy(rest: &str) -> Policy {
         let folder = tempfile::tempdir().expect("a folder");
-        Policy::compile(&config(folder.path(), SECRETS, rest)).expect("a policy")
+        Policy::compile(&config(folder.path(), SECRETS, rest), None).expect("a policy")
     }
 
     fn ask(
@@ -352,7 +436,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let same = [("host", "correct horse battery"), ("san", "correct horse battery")];
         let config = config(folder.path(), &same, "chap = [\"host\"]\nown-account = \"san\"");
-        let error = Policy::compile(&config).err().expect("refused").to_string();
+        let error = Policy::compile(&config, None).err().expect("refused").to_string();
         assert!(
             error.contains("own-account = \"san\": account host has the same secret"),
             "{error}"

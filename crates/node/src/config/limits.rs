@@ -200,6 +200,11 @@ impl Limits {
 
     /// What these come to for each connection's machine.
     pub(crate) fn settings(&self) -> Settings {
+        self.settings_with(Arc::new(Budget::new(self.memory)))
+    }
+
+    /// The same with memory that is lent already.
+    pub(crate) fn settings_with(&self, budget: Arc<Budget>) -> Settings {
         Settings {
             offer: TargetOffer {
                 max_connections: self.connections_per_session as u32,
@@ -210,7 +215,7 @@ impl Limits {
             login_timeout: self.login_timeout,
             text_limit: self.text,
             room_limit: self.memory_per_connection,
-            budget: Arc::new(Budget::new(self.memory)),
+            budget,
             output_limit: self.unsent,
             ping_interval: self.ping_interval,
             ping_timeout: self.ping_timeout,

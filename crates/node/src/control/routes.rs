@@ -129,13 +129,12 @@ async fn drain_session(
 }
 
 async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
-    let sessions = front.sessions.seated();
+    let (sessions, portals) = (front.sessions.seated(), front.portals.configs());
     let target = |target: Target| {
         let name = target.device.name();
         let (service, redirect) = front.drains.service(name);
         let own = sessions.iter().filter(|seated| seated.target_name.as_deref() == Some(name));
-        let portals = front.portals.iter();
-        let portals = portals.filter(|portal| target.is_reached_through(portal.group));
+        let portals = portals.iter().filter(|portal| target.is_reached_through(portal.group));
         let portals = portals.map(target_portal).collect();
         schema::Target {
             name: name.to_owned(),

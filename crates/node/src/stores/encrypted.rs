@@ -175,7 +175,7 @@ mod tests {
     /// A volume as a server opens it.
     fn opened(text: &str) -> Opened {
         let volume = parse_volume(text).expect("valid");
-        let below = super::super::open(&volume)?;
+        let below = super::super::open(&volume)?.store;
         let keeper = keeper::open(&volume)?;
         open(&volume, &below, keeper.as_ref())
     }
@@ -309,7 +309,7 @@ mod tests {
         let path = folder.path().join("disk");
         let text = format!("a=file:{},size=1MiB,encrypted", path.display());
         let volume = parse_volume(&text).expect("valid");
-        let below = super::super::open(&volume).expect("opens");
+        let below = super::super::open(&volume).expect("opens").store;
         let message = open(&volume, &below, None).err().expect("is refused").to_string();
         assert!(message.contains("state = FOLDER"), "{message}");
     }

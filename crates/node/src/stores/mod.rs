@@ -137,16 +137,24 @@ impl StoreError {
     }
 }
 
+/// A store that was opened.
+pub(crate) struct Opened {
+    pub(crate) store: Arc<dyn Store>,
+    /// The memory that is its lowest layer, where it is and can grow.
+    pub(crate) memory: Option<Arc<RamStore>>,
+}
+
 /// Opens a volume's store, with the layers that its configuration asks for, but for the one that
 /// needs what the volume keeps (see `encrypted`).
-pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
+pub(crate) fn open(volume: &VolumeConfig) -> Result<Opened, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
+    let mut memory = None;
     let store: Arc<dyn Store> = match &volume.store {
         StoreConfig::Ram { size, limit } => {
             let store = match volume.protection {
                 Some(_) => protected::in_memory(volume.block_size, *size, *limit),
                 None => RamStore::with_limit(volume.block_size, blocks(*size), *limit)
-                    .map(|store| Arc::new(store) as _),
+                    .map(|store| memory.insert(Arc::new(store)).clone() as _),
             };
             store.map_err(|source| StoreError::Memory { size: *size, source })?
         }
@@ -167,14 +175,20 @@ pub fn open(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
                 }
             };
             // It is read-only by itself.
-            return plant(volume, store);
+            return Ok(Opened { store: plant(volume, store)?, memory });
         }
         // The device is asked by commands (see `pass_through`): there are no blocks of ours.
-        StoreConfig::Sg { .. } => return Ok(Arc::new(NullStore::new(volume.block_size, 0))),
-        StoreConfig::Iso { path } => return plant(volume, Arc::new(open_image(path)?)),
+        StoreConfig::Sg { .. } => {
+            return Ok(Opened { store: Arc::new(NullStore::new(volume.block_size, 0)), memory });
+        }
+        StoreConfig::Iso { path } => {
+            let store = plant(volume, Arc::new(open_image(path)?))?;
+            return Ok(Opened { store, memory });
+        }
     };
     let store = plant(volume, store)?;
-    Ok(if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store })
+    let store = if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store };
+    Ok(Opened { store, memory })
 }
 
 /// An image of a CD. One that ends within a block is not whole, and what a drive would give of that

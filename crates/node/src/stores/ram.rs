@@ -60,6 +60,12 @@ impl RamStore {
         Ok(Self { block_size, block_count, region, written, limit, taken })
     }
 
+    /// Makes sure that it can be resized to so many blocks, of which nothing is seen until then.
+    pub(crate) fn reserve(&self, block_count: u64) -> std::io::Result<()> {
+        let bytes = block_count.checked_mul(self.block_size.bytes() as u64);
+        self.region.grow(bytes.ok_or(std::io::ErrorKind::OutOfMemory)? as usize)
+    }
+
     /// First byte and number of bytes of an extent that lies within the disk.
     fn bytes(&self, extent: Extent) -> Result<(u64, u64), BlockError> {
         let block_count = self.block_count.load(Ordering::Acquire);

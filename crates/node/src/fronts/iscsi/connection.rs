@@ -24,18 +24,18 @@ use sarsen_proto::iscsi::target::{
     Admission, CloseReason, Command, Completion, Connection, Ending, Event, Logout, Management,
     RefusalReason, TaskId,
 };
-use sarsen_scsi::{self as scsi, Execution, Lun, TaskAbort};
+use sarsen_scsi::{self as scsi, Execution, Lun, NexusHandle, TaskAbort};
 use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementResponse};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info};
 
 use self::observer::{Begun, Observer};
 use self::toll::Toll;
-use super::Front;
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
 use super::sessions::{AbortOrder, Mailbox, Message, Seat};
 use super::sources::Visitor;
+use super::{Front, Portal};
 use crate::access::Origin;
 use crate::events::{Occurrence, Subject};
 use crate::fairness::Verdict;
@@ -63,12 +63,12 @@ impl Future for UnderWay {
     }
 }
 
-/// Serves a connection to a portal of this group until it ends, and the commands that it began with
+/// Serves a connection that came through a portal until it ends, and the commands that it began with
 /// it. Where it came by TLS, `client` is who has shown who it is.
 pub(super) async fn serve(
     stream: Stream,
     client: Option<ClientCertificate>,
-    portal_group: u16,
+    portal: Arc<Portal>,
     front: Arc<Front>,
     visitor: Visitor,
 ) {
@@ -76,12 +76,14 @@ pub(super) async fn serve(
     let peer = stream.peer_addr();
     // Until all has ended, whoever writes to the session waits for an answer.
     let (mailbox, mut letters) = mpsc::unbounded_channel();
-    let machine = Connection::new(front.settings.clone(), time::now());
-    let view = View::new(front.clone(), Origin { peer, certificate: client }, local, portal_group);
+    let settings = front.settings();
+    let output_limit = settings.output_limit;
+    let machine = Connection::new(settings.clone(), time::now());
+    let view = View::new(front.clone(), Origin { peer, certificate: client, portal }, local);
     let mut driver = Driver {
         front: front.clone(),
         stream,
-        output_limit: front.settings.output_limit,
+        output_limit,
         machine,
         view,
         visitor,
@@ -98,7 +100,7 @@ pub(super) async fn serve(
         parking: Vec::new(),
         forwards: HashMap::new(),
         observer: Observer::new(&front),
-        toll: Toll::new(front.fairness.clone(), &front.settings),
+        toll: Toll::new(front.fairness.clone(), &settings),
     };
     let reason = driver.run(&front, &mut letters).await;
     let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder));
@@ -456,7 +458,7 @@ impl<'a> Driver<'a> {
             cid: admission.cid,
             peer: self.stream.peer_addr(),
             local: self.view.local,
-            portal_group: self.view.portal_group,
+            portal_group: self.view.portal_group(),
             parameters: self.machine.parameters().clone(),
             since: time::wall_clock(),
         }));
@@ -575,6 +577,7 @@ impl<'a> Driver<'a> {
             Message::ScsiEvent { lun, attention } => {
                 self.machine.report_scsi_event(lun.to_wire(), &attention.sense().to_bytes());
             }
+            Message::Refresh => self.view.nexus.iter_mut().for_each(NexusHandle::refresh),
             Message::RequestLogout { seconds } => self.machine.request_logout(seconds),
             Message::Terminate { ended } => {
                 self.terminated.push(ended);

@@ -27,8 +27,6 @@ pub(super) struct View {
     pub(super) origin: Origin,
     /// Where the initiator reached us.
     pub(super) local: SocketAddr,
-    /// The portal's group there: the target port of the nexus.
-    pub(super) portal_group: u16,
     /// The way to the units, once a normal session stands.
     pub(super) nexus: Option<NexusHandle>,
     /// Once it is let in.
@@ -45,14 +43,14 @@ struct Claimed {
 }
 
 impl View {
-    pub(super) fn new(
-        front: Arc<Front>,
-        origin: Origin,
-        local: SocketAddr,
-        portal_group: u16,
-    ) -> Self {
+    pub(super) fn new(front: Arc<Front>, origin: Origin, local: SocketAddr) -> Self {
         let claimed = Claimed::default();
-        Self { front, origin, local, portal_group, nexus: None, pass: None, claimed }
+        Self { front, origin, local, nexus: None, pass: None, claimed }
+    }
+
+    /// The portal's group: the target port of the nexus.
+    pub(super) fn portal_group(&self) -> u16 {
+        self.origin.portal.group
     }
 
     /// Lets in a connection whose login is done. It has the I_T nexus of the session that it `joins`, or
@@ -87,7 +85,7 @@ impl View {
                 .clone()
                 .or_else(|| self.origin.certificate.as_ref().map(ClientCertificate::identity)),
         };
-        let open = || device.open_nexus_showing(initiator, self.portal_group, view.clone());
+        let open = || device.open_nexus_showing(initiator, self.portal_group(), view.clone());
         let nexus = joins.or_else(open).ok_or(RefusalReason::NoSuchTarget)?;
         if let Some(view) = pass.use_nexus(nexus.id(), &view) {
             device.set_view(nexus.id(), view);
@@ -165,7 +163,7 @@ impl Environment for View {
         let alias = match &admission.target_name {
             Some(name) => {
                 let target = self.front.targets.find(name);
-                let target = target.filter(|target| target.is_reached_through(self.portal_group));
+                let target = target.filter(|target| target.is_reached_through(self.portal_group()));
                 let target = target.ok_or(RefusalReason::NoSuchTarget)?;
                 if admission.session_type == SessionType::Normal
                     && let Some(refusal) = self.front.turns_away(name)
@@ -177,7 +175,7 @@ impl Environment for View {
             None => None,
         };
         let session = self.front.sessions.session(admission);
-        Ok(Welcome { portal_group_tag: self.portal_group, alias, demand, session })
+        Ok(Welcome { portal_group_tag: self.portal_group(), alias, demand, session })
     }
 
     fn secret_of(&mut self, _: &Admission, account: &str) -> Option<Secret> {
@@ -201,15 +199,16 @@ impl Environment for View {
         let portals: Vec<Portal> = self
             .front
             .portals
-            .iter()
+            .configs()
+            .into_iter()
             .filter_map(|portal| match portal.address.ip().is_unspecified() {
                 // A portal on all addresses is reached at the one that the initiator used.
                 true if portal.address.is_ipv4() == self.local.is_ipv4() => {
                     let address = SocketAddr::new(self.local.ip(), portal.address.port());
-                    Some(Portal { address, ..portal.clone() })
+                    Some(Portal { address, ..portal })
                 }
                 true => None,
-                false => Some(portal.clone()),
+                false => Some(portal),
             })
             .collect();
         let targets = match only {

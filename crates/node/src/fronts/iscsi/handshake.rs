@@ -35,7 +35,7 @@ pub(super) async fn shake_hands(
                 return None;
             }
         },
-        () = time::sleep_until(begun + front.settings.login_timeout) => {
+        () = time::sleep_until(begun + front.settings().login_timeout) => {
             debug!(%peer, "no TLS handshake in time");
             return None;
         }

@@ -1,7 +1,7 @@
 //! All sessions of the server: who they are with, and the mailboxes of their connections. Whatever
 //! concerns another connection goes through its mailbox, for its state belongs to its core.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -26,6 +26,8 @@ pub(crate) enum Message {
     Respond { initiator_task_tag: u32, response: TaskManagementResponse },
     /// Tell the initiator what happened to a unit.
     ScsiEvent { lun: Lun, attention: UnitAttention },
+    /// Let go of units that have been taken away.
+    Refresh,
     /// Ask the initiator to log out within so many seconds.
     RequestLogout { seconds: u16 },
     /// End the session; the sender is dropped when its tasks have ended.
@@ -181,9 +183,6 @@ pub(crate) struct Seated {
 
 /// See the module.
 pub(crate) struct Sessions {
-    /// The most there may be, in all and of one target.
-    limit: usize,
-    limit_per_target: usize,
     state: Mutex<State>,
     /// Told when the last session has gone.
     emptied: Notify,
@@ -191,6 +190,9 @@ pub(crate) struct Sessions {
 
 #[derive(Default)]
 struct State {
+    /// The most there may be, in all and of one target.
+    limit: usize,
+    limit_per_target: usize,
     /// In order, so that a simulation runs the same again.
     by_tsih: BTreeMap<u16, Entry>,
     by_key: HashMap<Key, u16>,
@@ -319,23 +321,43 @@ impl Drop for Seat<'_> {
 
 impl Sessions {
     pub(crate) fn new(limits: &Limits) -> Self {
-        Self {
-            limit: limits.sessions,
-            limit_per_target: limits.sessions_per_target,
-            state: Mutex::default(),
-            emptied: Notify::new(),
+        let sessions = Self { state: Mutex::default(), emptied: Notify::new() };
+        sessions.set_limits(limits);
+        sessions
+    }
+
+    /// Other limits, for sessions that begin from here on.
+    pub(crate) fn set_limits(&self, limits: &Limits) {
+        let mut state = self.state();
+        state.limit = limits.sessions;
+        state.limit_per_target = limits.sessions_per_target;
+    }
+
+    /// Lets sessions with these targets go of units that have been taken away, which one that is idle
+    /// does not do itself.
+    pub(crate) fn refresh(&self, targets: &HashSet<&str>) {
+        let mut state = self.state();
+        let is_meant = |entry: &&mut Entry| {
+            entry.key.target_name.as_deref().is_some_and(|name| targets.contains(name))
+        };
+        for entry in state.by_tsih.values_mut().filter(is_meant) {
+            entry.nexus.iter_mut().for_each(NexusHandle::refresh);
+            for member in entry.members.all().iter() {
+                let _ = member.mailbox.send(Message::Refresh);
+            }
         }
     }
 
     /// A TSIH for one session more, if there may be one.
-    fn make_room(&self, state: &mut State, key: &Key) -> Result<u16, RefusalReason> {
-        if state.by_tsih.len() >= self.limit {
+    fn make_room(state: &mut State, key: &Key) -> Result<u16, RefusalReason> {
+        if state.by_tsih.len() >= state.limit {
             return Err(RefusalReason::OutOfResources);
         }
         let tsih = state.free_tsih().ok_or(RefusalReason::OutOfResources)?;
         if let Some(target) = &key.target_name {
+            let limit = state.limit_per_target;
             let count = state.by_target.entry(target.clone()).or_default();
-            if *count >= self.limit_per_target {
+            if *count >= limit {
                 return Err(RefusalReason::OutOfResources);
             }
             *count += 1;
@@ -364,7 +386,7 @@ impl Sessions {
                     Some(Entry { members, .. }) => members.terminate(None),
                     None if state.closed => return Err(RefusalReason::NotInService),
                     None => {
-                        let tsih = self.make_room(&mut state, &key)?;
+                        let tsih = Self::make_room(&mut state, &key)?;
                         state.by_key.insert(key.clone(), tsih);
                         let members = Arc::default();
                         let id = state.sit(&members, admission.cid, mailbox);

@@ -44,7 +44,8 @@ impl Portal {
         let front = self.front.clone();
         async move {
             if let Ok(visitor) = front.sources.admit(stream.peer_addr().ip(), time::now()) {
-                connection::serve(stream, None, 1, front, visitor).await;
+                let portal = front.portals.first();
+                connection::serve(stream, None, portal, front, visitor).await;
             }
         }
     }

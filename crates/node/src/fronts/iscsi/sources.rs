@@ -66,14 +66,27 @@ pub(super) struct TurnedAway {
 
 /// See the module.
 pub(crate) struct Sources {
-    connections: usize,
-    connections_per_source: usize,
-    logins_per_source: usize,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
+struct Most {
+    connections: usize,
+    connections_per_source: usize,
+    logins_per_source: usize,
+}
+
+impl From<&Limits> for Most {
+    fn from(limits: &Limits) -> Self {
+        Self {
+            connections: limits.connections,
+            connections_per_source: limits.connections_per_source,
+            logins_per_source: limits.logins_per_source,
+        }
+    }
+}
+
 struct State {
+    most: Most,
     connections: usize,
     by_source: HashMap<Source, Counts>,
     turned_away: u64,
@@ -89,12 +102,20 @@ struct Counts {
 
 impl Sources {
     pub(crate) fn new(limits: &Limits) -> Arc<Self> {
-        Arc::new(Self {
-            connections: limits.connections,
-            connections_per_source: limits.connections_per_source,
-            logins_per_source: limits.logins_per_source,
-            state: Mutex::default(),
-        })
+        let state = State {
+            most: limits.into(),
+            connections: 0,
+            by_source: HashMap::new(),
+            turned_away: 0,
+            untold: 0,
+            told: None,
+        };
+        Arc::new(Self { state: Mutex::new(state) })
+    }
+
+    /// Other limits, for connections that come from here on.
+    pub(crate) fn set_limits(&self, limits: &Limits) {
+        self.state().most = limits.into();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -122,11 +143,11 @@ impl Sources {
         let mut state = self.state();
         let counts = state.by_source.get(&source);
         let (own, logins) = counts.map_or((0, 0), |counts| (counts.connections, counts.logins));
-        let full = if state.connections >= self.connections {
+        let full = if state.connections >= state.most.connections {
             Full::Connections
-        } else if own >= self.connections_per_source {
+        } else if own >= state.most.connections_per_source {
             Full::Source
-        } else if logins >= self.logins_per_source {
+        } else if logins >= state.most.logins_per_source {
             Full::Logins
         } else {
             state.connections += 1;

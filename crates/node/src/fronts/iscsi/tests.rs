@@ -11,7 +11,8 @@ use std::time::Duration;
 use sarsen_block::{
     BlockError, BlockSize, Characteristics, Geometry, Io, MemoryStore, Reply, Request, Store,
 };
-use sarsen_io::cores::FileEngine;
+use sarsen_io::cores::{Cores, FileEngine};
+use sarsen_io::net::Listener;
 use sarsen_io::spin::Spin;
 use sarsen_io::time;
 use sarsen_scsi::{Array, Identity, LogicalUnit, Lun, TargetDevice};
@@ -70,7 +71,7 @@ struct Portal {
     /// Ends with it.
     _cores: Arc<Cores>,
     front: Arc<Front>,
-    closing: watch::Sender<bool>,
+    _accepting: Accepting,
     write_begun: mpsc::Receiver<()>,
     write_ended: Arc<AtomicBool>,
 }
@@ -94,10 +95,9 @@ impl Portal {
         let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = listener.local_addr().expect("bound");
         let front = Front::of_target(device, address, limits.settings(), &limits);
-        let (closing, told) = watch::channel(false);
-        let (alive, _) = tokio::sync::mpsc::channel(1);
-        start(&front, vec![listener], &cores, &told, &alive);
-        Self { address, _cores: cores, front, closing, write_begun, write_ended }
+        let portal = front.portals.first();
+        let accepting = Doorman::new(front.clone(), &cores).open(portal, Arc::new(listener));
+        Self { address, _cores: cores, front, _accepting: accepting, write_begun, write_ended }
     }
 
     fn login(&self, isid: u8) -> (Peer, LoginStatus) {
@@ -148,12 +148,6 @@ impl Portal {
 
     fn write_has_ended(&self) -> bool {
         self.write_ended.load(Ordering::SeqCst)
-    }
-}
-
-impl Drop for Portal {
-    fn drop(&mut self) {
-        self.closing.send_replace(true);
     }
 }
 

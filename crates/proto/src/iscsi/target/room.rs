@@ -17,7 +17,7 @@ const CHUNK: usize = 4 << 20;
 /// Memory that the commands of all connections share.
 #[derive(Debug)]
 pub struct Budget {
-    limit: usize,
+    limit: AtomicUsize,
     lent: AtomicUsize,
     /// How often there was not enough.
     refused: AtomicUsize,
@@ -26,7 +26,13 @@ pub struct Budget {
 impl Budget {
     /// So many bytes.
     pub const fn new(limit: usize) -> Self {
-        Self { limit, lent: AtomicUsize::new(0), refused: AtomicUsize::new(0) }
+        let [lent, refused] = [const { AtomicUsize::new(0) }; 2];
+        Self { limit: AtomicUsize::new(limit), lent, refused }
+    }
+
+    /// From here on so many bytes. What is lent beyond that comes back in its time.
+    pub fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// Bytes that are lent now. Each connection's largest command may be among them though the
@@ -44,7 +50,7 @@ impl Budget {
     fn borrow(&self, wanted: usize, always: bool) -> Option<usize> {
         let mut lent = self.lent.load(Ordering::Relaxed);
         loop {
-            let left = self.limit.saturating_sub(lent);
+            let left = self.limit.load(Ordering::Relaxed).saturating_sub(lent);
             let loan = match wanted.next_multiple_of(CHUNK) {
                 chunk if chunk <= left => chunk,
                 _ if wanted <= left || always => wanted,

@@ -135,12 +135,12 @@ impl Observer {
 
     fn place(&mut self, nexus: &mut NexusHandle, lun: Lun) -> u32 {
         let Some(unit) = nexus.logical_unit(lun) else { return NOWHERE };
-        let volume = &unit.identity().volume;
+        let volume = &*unit.volume_name();
         let known = self.used.iter().position(|used| used.volume == *volume);
         let place = known.unwrap_or_else(|| {
             let meter = self.statistics.meter(volume, &self.initiator, self.tsih);
             let account = self.fairness.volume(volume);
-            self.used.push(Used { volume: volume.clone(), meter, account });
+            self.used.push(Used { volume: volume.to_owned(), meter, account });
             self.used.len() - 1
         });
         place as u32

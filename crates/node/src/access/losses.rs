@@ -1,0 +1,133 @@
+//! What a change takes away, and from whom.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use sarsen_scsi::{Lun, LunView};
+use sarsen_wire::iscsi::Isid;
+
+use super::{Access, Guest, Policy, moved};
+use crate::fronts::iscsi::Portal;
+
+/// Something that is taken away, or is not what it was.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Object {
+    /// A portal.
+    Portal(SocketAddr),
+    /// A target, or its way through a portal group.
+    Target(String),
+    /// A volume.
+    Volume(String),
+    /// A target's logical unit, whose volume stays.
+    Lun {
+        /// The target.
+        target: String,
+        /// The number.
+        lun: u16,
+    },
+    /// Access to a target, or to discovery.
+    Access(Option<String>),
+}
+
+/// As a message names it.
+impl fmt::Display for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Portal(address) => write!(f, "portal {address}"),
+            Self::Target(name) => write!(f, "target {name}"),
+            Self::Volume(name) => write!(f, "volume {name}"),
+            Self::Lun { target, lun } => write!(f, "LUN {lun} of {target}"),
+            Self::Access(Some(target)) => write!(f, "the access to {target}"),
+            Self::Access(None) => write!(f, "the access to discovery"),
+        }
+    }
+}
+
+/// All that a change takes away. The default takes away nothing.
+#[derive(Default)]
+pub(crate) struct Losses {
+    pub(crate) portals: Vec<Arc<Portal>>,
+    pub(crate) targets: BTreeMap<String, TargetLoss>,
+    /// Guests that came later have never had the units that were withheld by then.
+    pub(crate) withheld_at: Option<u64>,
+}
+
+/// What is taken away of a target.
+#[derive(Debug)]
+pub(crate) enum TargetLoss {
+    All,
+    Part { groups: BTreeSet<u16>, luns: BTreeMap<u16, Object> },
+}
+
+/// A session by what tells sessions apart (RFC 7143 §4.4.3).
+pub(crate) type SessionKey = (String, Isid, Option<String>);
+
+impl Losses {
+    /// What this guest has and would lose. Its policy is not looked at.
+    pub(super) fn of(&self, number: u64, guest: &Guest) -> Option<Object> {
+        if self.portals.iter().any(|portal| Arc::ptr_eq(portal, &guest.portal)) {
+            return Some(Object::Portal(guest.portal.address));
+        }
+        let target = guest.target.as_ref()?;
+        match self.targets.get(target)? {
+            TargetLoss::All => Some(Object::Target(target.clone())),
+            TargetLoss::Part { groups, .. } if groups.contains(&guest.portal.group) => {
+                Some(Object::Target(target.clone()))
+            }
+            TargetLoss::Part { luns, .. } => {
+                let had_it = self.withheld_at.is_none_or(|last| number <= last);
+                let mut lost = luns.iter().filter(|(lun, _)| had_it && shows(&guest.view, **lun));
+                lost.next().map(|(_, object)| object.clone())
+            }
+        }
+    }
+}
+
+fn shows(view: &LunView, own: u16) -> bool {
+    view.numbers.as_ref().is_none_or(|numbers| numbers.values().any(|lun| *lun == Lun(own)))
+}
+
+impl Access {
+    /// The sessions that would lose something if this policy took the place of the one that holds, with
+    /// these losses; and the first thing that each would lose.
+    pub(crate) fn losers(&self, losses: &Losses, policy: &Policy) -> HashMap<SessionKey, Object> {
+        let state = self.state();
+        let mut losers = HashMap::new();
+        for (&number, guest) in &state.guests {
+            let target = guest.target.as_deref();
+            let lost = losses.of(number, guest).or_else(|| {
+                let is_let_out = !policy.is_same_for(&state.policy, target)
+                    && match policy.let_in(target, &guest.applicant()) {
+                        Err(_) => true,
+                        Ok(view) => takes_away(&guest.view, &view),
+                    };
+                is_let_out.then(|| Object::Access(guest.target.clone()))
+            });
+            if let Some(object) = lost {
+                losers.entry(guest.session_key()).or_insert(object);
+            }
+        }
+        losers
+    }
+
+    /// The number of the last guest that came.
+    pub(crate) fn last_guest(&self) -> u64 {
+        self.state().last_guest
+    }
+}
+
+/// Whether a changed view shows less than before, or another unit anywhere.
+fn takes_away(before: &LunView, after: &LunView) -> bool {
+    let own = |view: &LunView| {
+        let numbers = view.numbers.as_ref()?;
+        Some(numbers.values().copied().collect::<HashSet<_>>())
+    };
+    let is_less = match (own(before), own(after)) {
+        (_, None) => false,
+        (None, Some(_)) => true,
+        (Some(before), Some(after)) => !before.is_subset(&after),
+    };
+    is_less || after.read_only && !before.read_only || moved(before, after).is_some()
+}

@@ -1,0 +1,536 @@
+//! A change of what runs, from its preparation to its end.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use sarsen_io::time;
+use sarsen_scsi::{LogicalUnit, TargetDevice};
+use tracing::{error, info, warn};
+
+use super::closings::{Stores, flush};
+use super::diff::{Stay, TargetSteps, VolumeSteps, scopes};
+use super::portals::{Next, PortalSteps, Served, bind};
+use super::volumes::{NewFiles, Reserved, Volume, grow};
+use super::{
+    ChangeError, Engine, InterruptedSession, Interruption, Turn, not_opened, target_ports,
+};
+use crate::access::{Compiled, Losses, Object, Policy, SessionKey, TargetLoss};
+use crate::config::{Config, QosConfig, VolumeConfig};
+use crate::drain::send_away;
+use crate::fronts::iscsi::{Mailbox, Seated};
+use crate::server::StartError;
+use crate::targets::Target;
+
+/// A volume whose sessions have gone still has commands to end; longer than this nobody waits.
+const ENDING_LIMIT: Duration = Duration::from_secs(30);
+
+/// A change that can be made. To drop it is to undo it.
+pub struct Prepared {
+    change: Change,
+    interrupts: Vec<Interruption>,
+}
+
+/// A change for which everybody has gone who would have lost something. To drop it is to undo it.
+pub struct Ready {
+    change: Change,
+}
+
+/// What became of a change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Keys of the configuration that were changed, and take effect with the next start.
+    pub needs_restart: Vec<&'static str>,
+    /// Sessions that were ended, for they are not let in any more.
+    pub sessions_ended: usize,
+}
+
+/// Whom a change may log out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Force {
+    Nobody,
+    /// Those who are not let in any more, whom nobody waits for.
+    Revoked,
+    Everybody(Duration),
+}
+
+struct Change {
+    desired: Config,
+    policy: Arc<Policy>,
+    portals: PortalSteps,
+    volumes: VolumeSteps,
+    targets: TargetSteps,
+    losses: Losses,
+    /// What was opened, by the name that is desired.
+    opened: BTreeMap<String, Volume>,
+    new_files: Vec<NewFiles>,
+    reserved: Vec<Reserved>,
+    /// Something is withheld.
+    is_held: bool,
+    /// What was closed to make way.
+    closed: Vec<Closed>,
+    is_made: bool,
+    /// Last: until all of it is undone, there is no other change.
+    turn: Turn,
+}
+
+/// A volume that was closed, or is closing, and what it comes back from.
+struct Closed {
+    config: VolumeConfig,
+    scope: Option<String>,
+}
+
+impl Engine {
+    /// Opens what `desired`, which is finished, has and what runs has not, and finds out who would lose
+    /// something. Nobody sees anything of it. With `reads_all` every secret is read again. Blocks the
+    /// thread, which is no core.
+    pub(crate) fn prepare(
+        self: &Arc<Self>,
+        desired: Config,
+        reads_all: bool,
+    ) -> Result<Prepared, ChangeError> {
+        let turn = Turn::take(self)?;
+        let running = self.running();
+        let before = self.front.access.policy();
+        let before = Compiled { policy: &before, config: &running.config, reads_all };
+        let policy = Arc::new(Policy::compile(&desired, Some(&before))?);
+        // Ports before files: a port in use leaves no new file behind, not even for a moment.
+        let portals = PortalSteps::prepare(&running.portals, &desired.listen, &desired.limits)?;
+        let scopes = scopes(&desired);
+        let volumes = VolumeSteps::between(&running.volumes, &desired, &scopes, &self.machine)?;
+        let mut targets = TargetSteps::between(&running, &desired, &volumes);
+        let losses = Losses {
+            portals: portals.lost.clone(),
+            targets: std::mem::take(&mut targets.losses),
+            withheld_at: None,
+        };
+        let mut reserved = Vec::new();
+        for Stay { running: name, desired, grows_to } in &volumes.stays {
+            if let (Some(bytes), Some(volume)) = (grows_to, running.volumes.get(name)) {
+                reserved.push(volume.reserve(*bytes).map_err(not_opened(&desired.name))?);
+            }
+        }
+        drop(running);
+        let mut new_files = Vec::new();
+        let mut opened = BTreeMap::new();
+        for config in &volumes.opens {
+            let scope = scopes.get(config.name.as_str()).copied();
+            let volume = self.open_volume(config, scope, &mut new_files)?;
+            opened.insert(config.name.clone(), volume);
+        }
+        drop(scopes);
+        let change = Change {
+            turn,
+            desired,
+            policy,
+            portals,
+            volumes,
+            targets,
+            losses,
+            opened,
+            new_files,
+            reserved,
+            is_held: false,
+            closed: Vec::new(),
+            is_made: false,
+        };
+        let (interrupts, _) = change.interruptions();
+        Ok(Prepared { change, interrupts })
+    }
+
+    fn open_volume(
+        &self,
+        config: &VolumeConfig,
+        scope: Option<&str>,
+        new_files: &mut Vec<NewFiles>,
+    ) -> Result<Volume, StartError> {
+        new_files.push(NewFiles::missing_of(config));
+        Volume::open(config, scope, &self.machine, &*self.layer).map_err(not_opened(&config.name))
+    }
+}
+
+impl Prepared {
+    /// What is in use and would be taken away. Where it is empty, nobody notices the change.
+    pub fn interrupts(&self) -> &[Interruption] {
+        &self.interrupts
+    }
+
+    /// Takes out of service what is to go, and closes what has to make way for something else. Those who
+    /// use it are asked to log out within `grace`, and are logged out then; without a `grace` nobody may
+    /// be, and the change fails where somebody would have to.
+    pub async fn clear(self, grace: Option<Duration>) -> Result<Ready, ChangeError> {
+        self.clear_by(grace.map_or(Force::Nobody, Force::Everybody)).await
+    }
+
+    pub(crate) async fn clear_by(self, force: Force) -> Result<Ready, ChangeError> {
+        let mut change = self.change;
+        change.check(force)?;
+        change.hold();
+        // Somebody may have come since.
+        let sessions = change.check(force)?;
+        if let Force::Everybody(grace) = force
+            && !sessions.is_empty()
+        {
+            info!(sessions = sessions.len(), "sessions are asked to log out: what they use goes");
+            send_away(&sessions, grace, std::future::pending()).await;
+        }
+        change.close_portals().await?;
+        change.close_volumes().await?;
+        change.open_late()?;
+        Ok(Ready { change })
+    }
+
+    /// For a server that nobody uses yet.
+    pub(crate) fn into_ready(self) -> Ready {
+        Ready { change: self.change }
+    }
+}
+
+impl Ready {
+    /// Makes it: what runs is now what was desired. Blocks the thread for a moment, which is no core.
+    pub fn make(self) -> Made {
+        self.change.make()
+    }
+}
+
+impl Change {
+    fn engine(&self) -> &Arc<Engine> {
+        &self.turn.0
+    }
+
+    /// Who would lose what, and by which mailboxes he is reached.
+    fn interruptions(&self) -> (Vec<Interruption>, Vec<Vec<Mailbox>>) {
+        let front = &self.engine().front;
+        let losers: HashMap<SessionKey, Object> = front.access.losers(&self.losses, &self.policy);
+        if losers.is_empty() {
+            return Default::default();
+        }
+        let mut by_object: BTreeMap<Object, Vec<InterruptedSession>> = BTreeMap::new();
+        let mut mailboxes = Vec::new();
+        for seated in front.sessions.seated() {
+            let Seated { tsih, initiator_name: initiator, isid, target_name, .. } = seated;
+            let Some(object) = losers.get(&(initiator.clone(), isid, target_name)) else {
+                continue;
+            };
+            let sessions = by_object.entry(object.clone()).or_default();
+            sessions.push(InterruptedSession { tsih, initiator });
+            mailboxes.push(seated.mailboxes);
+        }
+        let interruption = |(object, sessions)| Interruption { object, sessions };
+        (by_object.into_iter().map(interruption).collect(), mailboxes)
+    }
+
+    /// The sessions that have to go, if they may be made to.
+    fn check(&self, force: Force) -> Result<Vec<Vec<Mailbox>>, ChangeError> {
+        let (interrupts, sessions) = self.interruptions();
+        let may_be = |interruption: &Interruption| match force {
+            Force::Nobody => false,
+            Force::Revoked => matches!(interruption.object, Object::Access(_)),
+            Force::Everybody(_) => true,
+        };
+        match interrupts.iter().all(may_be) {
+            true => Ok(sessions),
+            false => Err(ChangeError::InUse(interrupts)),
+        }
+    }
+
+    /// From here on nobody comes to have what is to go.
+    fn hold(&mut self) {
+        self.is_held = true;
+        let front = &self.turn.0.front;
+        for (name, loss) in &self.losses.targets {
+            match loss {
+                TargetLoss::All => front.drains.hold(name),
+                TargetLoss::Part { luns, .. } => {
+                    let Some(target) = front.targets.find(name) else { continue };
+                    let kept = target.device.luns();
+                    let kept = kept.iter().filter(|(lun, _)| !luns.contains_key(&lun.0));
+                    let kept = kept.map(|(lun, unit)| (*lun, unit.clone())).collect();
+                    target.device.withhold_from_new(kept);
+                }
+            }
+        }
+        self.losses.portals.iter().for_each(|portal| portal.set_open(false));
+        self.losses.withheld_at = Some(front.access.last_guest());
+    }
+
+    /// Gives up the addresses of portals that go, where others wait for one.
+    async fn close_portals(&mut self) -> Result<(), ChangeError> {
+        if !self.portals.is_late() {
+            return Ok(());
+        }
+        let sockets: Vec<_> = {
+            let mut running = self.turn.0.running();
+            let removed = self.portals.removed.iter();
+            removed.filter_map(|&number| running.portals[number].socket.take()).collect()
+        };
+        for socket in sockets {
+            Served::close(socket).await;
+        }
+        let (next, listen) = (&mut self.portals.next, &self.desired.listen);
+        for (next, portal) in next.iter_mut().zip(listen) {
+            if let Next::Late(encryption) = next {
+                *next = Next::New(bind(portal, encryption.clone(), &self.desired.limits)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes the volumes that have what others wait for.
+    async fn close_volumes(&mut self) -> Result<(), ChangeError> {
+        let engine = self.engine().clone();
+        for name in std::mem::take(&mut self.volumes.closes_first) {
+            let Some(volume) = self.take_out(&engine, &name) else { continue };
+            let Volume { config, scope, unit, store, mut ended, .. } = volume;
+            let still_there: Weak<LogicalUnit> = Arc::downgrade(&unit);
+            drop(unit);
+            tokio::select! {
+                _ = &mut ended => {}
+                () = time::sleep_until(time::now() + ENDING_LIMIT) => {}
+            }
+            if let Some(unit) = still_there.upgrade() {
+                engine
+                    .running()
+                    .volumes
+                    .insert(name.clone(), Volume::again(config, scope, unit, store, ended));
+                return Err(ChangeError::Busy(name));
+            }
+            self.closed.push(Closed { config, scope });
+            let stores: Stores = vec![(name, store)];
+            // What did not work is in the log, and the file says it again to who opens it.
+            flush(&engine.cores, stores).await;
+        }
+        Ok(())
+    }
+
+    /// Takes a volume's unit away from its target, whose sessions with it have gone.
+    fn take_out(&self, engine: &Engine, name: &str) -> Option<Volume> {
+        let mut running = engine.running();
+        let volume = running.volumes.remove(name)?;
+        let target = running
+            .config
+            .targets
+            .iter()
+            .find(|target| target.luns.values().any(|lun| lun == name));
+        if let Some(target) = target
+            && let Some(found) = engine.front.targets.find(&target.name)
+        {
+            let luns = found.device.luns();
+            let others = luns.iter().filter(|(_, unit)| !Arc::ptr_eq(unit, &volume.unit));
+            found.device.set_luns(others.map(|(lun, unit)| (*lun, unit.clone())).collect());
+            engine.front.sessions.refresh(&HashSet::from([target.name.as_str()]));
+        }
+        Some(volume)
+    }
+
+    fn open_late(&mut self) -> Result<(), ChangeError> {
+        let engine = self.engine().clone();
+        let scopes = scopes(&self.desired);
+        for config in &self.volumes.late {
+            let scope = scopes.get(config.name.as_str()).copied();
+            let volume = engine.open_volume(config, scope, &mut self.new_files)?;
+            self.opened.insert(config.name.clone(), volume);
+        }
+        Ok(())
+    }
+
+    fn make(mut self) -> Made {
+        self.is_made = true;
+        self.new_files.drain(..).for_each(NewFiles::keep);
+        self.reserved.drain(..).for_each(Reserved::keep);
+        let engine = self.engine().clone();
+        let front = &engine.front;
+        let mut running = engine.running();
+        let running = &mut *running;
+        let is_fairness_changed = self.changes_fairness(running);
+        let gone = self.make_volumes(&mut running.volumes);
+        let needs_restart = keep_what_was_started(&running.config, &mut self.desired);
+        if self.desired.limits != running.config.limits {
+            front.set_limits(&self.desired.limits);
+        }
+        running.config = std::mem::take(&mut self.desired);
+        if is_fairness_changed {
+            front.fairness.apply(&running.config);
+        }
+        self.make_portals(&mut running.portals, &running.config);
+        self.make_targets(running);
+        let sessions_ended =
+            front.access.replace(self.policy.clone(), &front.targets, &self.losses);
+        engine.closings.begin(gone, engine.cores.clone());
+        front.targets.tell();
+        Made { needs_restart, sessions_ended }
+    }
+
+    /// Whether anything has another say in what is carried out first.
+    fn changes_fairness(&self, running: &super::Running) -> bool {
+        let has_say = |volume: &VolumeConfig| volume.qos != QosConfig::default();
+        let steps = &self.volumes;
+        let touched = steps.closes.iter().chain(steps.stays.iter().map(|stay| &stay.running));
+        let mut before = touched.filter_map(|name| running.volumes.get(name));
+        let stays = steps.stays.iter().map(|stay| &stay.desired);
+        self.desired.hosts != running.config.hosts
+            || self.desired.limits != running.config.limits
+            || before.any(|volume| has_say(&volume.config))
+            || self.opened.values().any(|volume| has_say(&volume.config))
+            || { stays }.any(has_say)
+    }
+
+    /// Gives those that have gone.
+    fn make_volumes(&mut self, volumes: &mut BTreeMap<String, Volume>) -> Vec<Volume> {
+        let closes = self.volumes.closes.iter();
+        let gone = closes.filter_map(|name| volumes.remove(name)).collect();
+        let stays = std::mem::take(&mut self.volumes.stays).into_iter();
+        let renamed: Vec<_> =
+            stays.filter_map(|stay| Some((volumes.remove(&stay.running)?, stay))).collect();
+        let mut growths = Vec::new();
+        for (mut volume, Stay { running, desired, grows_to }) in renamed {
+            if running != desired.name {
+                info!(volume = running, new_name = desired.name, "the volume is renamed");
+            }
+            volume.unit.rename(&desired.name);
+            volume.config = desired;
+            growths.extend(grows_to.map(|bytes| volume.growth(bytes)));
+            volumes.insert(volume.config.name.clone(), volume);
+        }
+        grow(&self.engine().cores, growths);
+        volumes.append(&mut self.opened);
+        gone
+    }
+
+    fn make_portals(&mut self, portals: &mut Vec<Served>, config: &Config) {
+        let engine = self.turn.0.clone();
+        let mut old: Vec<Option<Served>> = std::mem::take(portals).into_iter().map(Some).collect();
+        let next = std::mem::take(&mut self.portals.next).into_iter();
+        for (next, configured) in next.zip(&config.listen) {
+            let configured = configured.clone();
+            let mut take = |number: usize| old[number].take();
+            let served = match next {
+                Next::Kept(number) => take(number),
+                Next::Renewed(number, encryption) => take(number).map(|served| {
+                    served.portal.set_encryption(Some(encryption));
+                    Served { configured, ..served }
+                }),
+                Next::Changed(number, portal) => take(number).and_then(|served| {
+                    let (listener, _) = served.socket?;
+                    let bound = super::portals::Bound { portal, listener };
+                    Some(Served::open(configured, bound, &engine.doorman))
+                }),
+                Next::New(bound) => Some(Served::open(configured, bound, &engine.doorman)),
+                Next::Late(_) => unreachable!("what was late was bound when others had gone"),
+            };
+            portals.extend(served);
+        }
+        let limits = &config.limits;
+        for (listener, _) in portals.iter().filter_map(|served| served.socket.as_ref()) {
+            if let Err(error) = listener.give_up_after(limits.keepalive, limits.user_timeout) {
+                warn!(%error, "a portal's connections are given up as before");
+            }
+        }
+        engine.front.portals.replace(portals.iter().map(|one| one.portal.clone()).collect());
+    }
+
+    fn make_targets(&self, running: &super::Running) {
+        let engine = self.engine();
+        let front = &engine.front;
+        let groups = running.groups();
+        let targets = &running.config.targets;
+        let found = |device, index: usize| Target {
+            device,
+            alias: targets[index].alias.clone(),
+            groups: targets[index].groups.clone(),
+            redirect: targets[index].redirect.clone(),
+        };
+        let mut come = Vec::with_capacity(self.targets.added.len() + self.targets.changed.len());
+        let mut changed = HashSet::new();
+        for change in &self.targets.changed {
+            let target = &targets[change.index];
+            let Some(Target { device, .. }) = front.targets.find(&target.name) else { continue };
+            device.set_ports(target_ports(target, &groups));
+            for &(group, state) in &change.access {
+                if let Err(error) = device.set_access_state(group, state) {
+                    warn!(%error, "the access state stays as it is");
+                }
+            }
+            device.set_luns(running.luns(target));
+            changed.insert(target.name.as_str());
+            come.push(found(device, change.index));
+        }
+        for &index in &self.targets.added {
+            let target = &targets[index];
+            let (luns, ports) = (running.luns(target), target_ports(target, &groups));
+            let name = target.name.clone();
+            let device = TargetDevice::with_ports(&engine.array, name, luns, ports);
+            come.push(found(device, index));
+        }
+        front.targets.change(come, &self.targets.removed);
+        self.targets.removed.iter().for_each(|name| front.drains.forget(name));
+        if !changed.is_empty() {
+            front.sessions.refresh(&changed);
+        }
+    }
+
+    /// Puts back what was withheld and closed.
+    fn put_back(&mut self) {
+        let engine = self.engine().clone();
+        // What was opened may have what comes back.
+        self.opened.clear();
+        self.portals.next.clear();
+        let mut running = engine.running();
+        for Closed { config, scope } in std::mem::take(&mut self.closed) {
+            match Volume::open(&config, scope.as_deref(), &engine.machine, &*engine.layer) {
+                Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),
+                Err(error) => {
+                    error!(volume = config.name, %error, "the volume could not be opened again");
+                }
+            }
+        }
+        let limits = running.config.limits.clone();
+        for served in running.portals.iter_mut().filter(|served| served.socket.is_none()) {
+            if let Err(error) = served.reopen(&limits, &engine.doorman) {
+                error!(%error, "the portal could not be opened again");
+            }
+        }
+        self.losses.portals.iter().for_each(|portal| portal.set_open(true));
+        for target in &running.config.targets {
+            match self.losses.targets.get(&target.name) {
+                Some(TargetLoss::All) => engine.front.drains.release(&target.name),
+                Some(TargetLoss::Part { .. }) => {}
+                None => continue,
+            }
+            if let Some(found) = engine.front.targets.find(&target.name) {
+                found.device.set_luns(running.luns(target));
+            }
+        }
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        if self.is_held && !self.is_made {
+            self.put_back();
+        }
+    }
+}
+
+/// What is only looked at when the server starts stays as it was; gives the keys that would be others.
+fn keep_what_was_started(running: &Config, desired: &mut Config) -> Vec<&'static str> {
+    let mut keys = Vec::new();
+    let mut keep = |key, is_same: bool| {
+        if !is_same {
+            keys.push(key);
+        }
+    };
+    keep("cores", running.cores == desired.cores);
+    keep("io-engine", running.io_engine == desired.io_engine);
+    keep("spin", running.spin == desired.spin);
+    keep("control", running.control == desired.control);
+    keep("isns", running.isns == desired.isns);
+    keep("state", running.state == desired.state);
+    desired.cores = running.cores;
+    desired.io_engine = running.io_engine;
+    desired.spin = running.spin;
+    desired.control.clone_from(&running.control);
+    desired.isns.clone_from(&running.isns);
+    desired.state.clone_from(&running.state);
+    keys
+}

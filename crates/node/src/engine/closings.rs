@@ -1,0 +1,106 @@
+//! The end of volumes: what they hold is brought to disk before they are closed, and they are closed when
+//! nobody uses them any more.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use futures_util::future::join_all;
+use sarsen_block::{BlockError, Store};
+use sarsen_io::cores::Cores;
+use sarsen_io::threads;
+use tokio::sync::oneshot;
+use tracing::{error, info};
+
+use super::volumes::Volume;
+
+/// Stores by the names of their volumes.
+pub(crate) type Stores = Vec<(String, Arc<dyn Store>)>;
+
+/// Flushes stores, on a core. Says whether all of it worked; what did not is in the log.
+pub(crate) async fn flush(cores: &Weak<Cores>, stores: Stores) -> bool {
+    let (sender, answer) = oneshot::channel();
+    {
+        let Some(cores) = cores.upgrade() else { return false };
+        cores.spawn_on(0, move || async move {
+            let mut all = true;
+            for (volume, store) in stores {
+                match store.flush().wait().await {
+                    Ok(()) | Err(BlockError::ReadOnly) => {}
+                    Err(source) => {
+                        error!(volume, error = %source, "the last flush failed");
+                        all = false;
+                    }
+                }
+            }
+            let _ = sender.send(all);
+        });
+    }
+    answer.await.unwrap_or(false)
+}
+
+/// Volumes that were removed and still have something to do.
+#[derive(Clone, Default)]
+pub(crate) struct Closings {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    last_number: u64,
+    open: BTreeMap<u64, (String, Arc<dyn Store>)>,
+}
+
+impl Closings {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Flushes and closes volumes when their last commands have ended, on a thread of its own: to give
+    /// back a large memory takes time.
+    pub(crate) fn begin(&self, volumes: Vec<Volume>, cores: Weak<Cores>) {
+        if volumes.is_empty() {
+            return;
+        }
+        let mut closing = Vec::new();
+        {
+            let mut state = self.state();
+            for Volume { config, unit, store, ended, .. } in volumes {
+                drop(unit);
+                state.last_number += 1;
+                let number = state.last_number;
+                state.open.insert(number, (config.name, store));
+                closing.push((number, ended));
+            }
+        }
+        let closings = self.clone();
+        let thread = threads::spawn_runtime("closing", move || async move {
+            let close = async |(number, ended): (u64, oneshot::Receiver<()>)| {
+                // Its sender is dropped with the unit.
+                let _ = ended.await;
+                let Some(stored) = closings.get(number) else { return };
+                flush(&cores, vec![stored]).await;
+                if let Some((volume, store)) = closings.remove(number) {
+                    drop(store);
+                    info!(volume, "the volume is closed");
+                }
+            };
+            join_all(closing.into_iter().map(close)).await;
+        });
+        if let Err(error) = thread {
+            error!(%error, "removed volumes stay open until the server ends");
+        }
+    }
+
+    fn get(&self, number: u64) -> Option<(String, Arc<dyn Store>)> {
+        self.state().open.get(&number).cloned()
+    }
+
+    fn remove(&self, number: u64) -> Option<(String, Arc<dyn Store>)> {
+        self.state().open.remove(&number)
+    }
+
+    /// What is still open of them.
+    pub(crate) fn stores(&self) -> Stores {
+        self.state().open.values().cloned().collect()
+    }
+}

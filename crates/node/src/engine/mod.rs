@@ -1,0 +1,260 @@
+//! What runs, and how it becomes what is desired while it is used: a change is prepared, which opens what
+//! is new and finds out who would lose something; who does is asked to go; then it is made, all of it at
+//! once. Until then whatever was done is undone when it is dropped.
+//!
+//! [`diff`] says what there is to do, [`volumes`] and [`portals`] open and close, [`change`] does it in
+//! order. To start is to change nothing into something.
+
+mod change;
+mod closings;
+mod diff;
+mod portals;
+mod volumes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use sarsen_io::cores::Cores;
+use sarsen_scsi::AccessState;
+use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
+
+pub(crate) use self::change::Force;
+pub use self::change::{Made, Prepared, Ready};
+use self::closings::{Closings, Stores};
+use self::portals::Served;
+pub(crate) use self::volumes::Layer;
+use self::volumes::Volume;
+use crate::access::Object;
+use crate::config::{Config, ConfigError, Portal, TargetConfig};
+use crate::events::EventLog;
+use crate::fronts::iscsi::{Doorman, Front};
+use crate::server::{Export, StartError};
+use crate::stores::StoreError;
+
+/// Why a change was not made. What runs is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// What is desired cannot be opened.
+    #[error(transparent)]
+    Open(#[from] StartError),
+    /// A volume cannot become what it is to be.
+    #[error("volume {volume} {why}")]
+    Impossible {
+        /// Its name.
+        volume: String,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// Somebody uses what would be taken away.
+    #[error("{} in use: {}", Listed(.0), "log its initiators out first, or force the change")]
+    InUse(Vec<Interruption>),
+    /// A volume's commands have not ended in time.
+    #[error("volume {0} still carries out commands: try again when they have ended")]
+    Busy(String),
+    /// Another change is being made.
+    #[error("another change is being made: try again when it is done")]
+    UnderWay,
+}
+
+impl From<ConfigError> for ChangeError {
+    fn from(error: ConfigError) -> Self {
+        Self::Open(error.into())
+    }
+}
+
+/// Something that is in use and would be taken away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interruption {
+    /// What.
+    pub object: Object,
+    /// Who uses it, by TSIH.
+    pub sessions: Vec<InterruptedSession>,
+}
+
+/// A session that a change would end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterruptedSession {
+    /// Its number.
+    pub tsih: u16,
+    /// The initiator's name.
+    pub initiator: String,
+}
+
+/// As a message lists them.
+struct Listed<'a>(&'a [Interruption]);
+
+impl std::fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (index, Interruption { object, sessions }) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{object} ({} sessions)", sessions.len())?;
+        }
+        f.write_str(if self.0.len() == 1 { " is" } else { " are" })
+    }
+}
+
+/// See the module. Shared by the server and whoever changes it.
+pub(crate) struct Engine {
+    pub(crate) front: Arc<Front>,
+    cores: Weak<Cores>,
+    array: Arc<Array>,
+    machine: String,
+    layer: Box<Layer>,
+    doorman: Doorman,
+    running: Mutex<Running>,
+    is_changing: AtomicBool,
+    closings: Closings,
+}
+
+/// What runs.
+#[derive(Default)]
+struct Running {
+    config: Config,
+    volumes: BTreeMap<String, Volume>,
+    portals: Vec<Served>,
+}
+
+impl Running {
+    /// The portal groups.
+    fn groups(&self) -> BTreeSet<u16> {
+        self.config.listen.iter().map(|portal| portal.group).collect()
+    }
+
+    /// The units of a target, by number; those whose volumes are not open are not among them.
+    fn luns(&self, target: &TargetConfig) -> BTreeMap<Lun, Arc<LogicalUnit>> {
+        let unit =
+            |(&lun, name): (&u16, &String)| Some((Lun(lun), self.volumes.get(name)?.unit.clone()));
+        target.luns.iter().filter_map(unit).collect()
+    }
+}
+
+impl Engine {
+    /// Nothing runs yet; `config` says by what the rest of the server was started.
+    pub(crate) fn new(
+        config: &Config,
+        cores: &Arc<Cores>,
+        array: Arc<Array>,
+        layer: Box<Layer>,
+    ) -> Arc<Self> {
+        let events = config.state.as_deref().map_or_else(EventLog::default, EventLog::open);
+        let front = Arc::new(Front::new(&config.limits, events));
+        let started = Config {
+            listen: Vec::new(),
+            volumes: Vec::new(),
+            targets: Vec::new(),
+            ..config.clone()
+        };
+        Arc::new(Self {
+            doorman: Doorman::new(front.clone(), cores),
+            front,
+            cores: Arc::downgrade(cores),
+            array,
+            machine: volumes::machine_identity(),
+            layer,
+            running: Mutex::new(Running { config: started, ..Running::default() }),
+            is_changing: AtomicBool::new(false),
+            closings: Closings::default(),
+        })
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it runs by.
+    pub(crate) fn config(&self) -> Config {
+        self.running().config.clone()
+    }
+
+    /// What clients can reach, in the order of the configuration.
+    pub(crate) fn exports(&self) -> Vec<Export> {
+        let running = self.running();
+        let portals: Vec<Portal> = running.portals.iter().map(|one| one.portal.config()).collect();
+        let exports = running.config.targets.iter().flat_map(|target| {
+            let export = |(&lun, name): (&u16, &String)| {
+                Some(Export {
+                    volume: name.clone(),
+                    target: target.name.clone(),
+                    lun,
+                    size: running.volumes.get(name)?.size(),
+                    urls: portals
+                        .iter()
+                        .filter(|portal| target.is_reached_through(portal.group))
+                        .map(|portal| url(portal, &target.name, Lun(lun)))
+                        .collect(),
+                })
+            };
+            target.luns.iter().filter_map(export).collect::<Vec<_>>()
+        });
+        exports.collect()
+    }
+
+    /// Looks at the certificates of portals now, instead of when the next connection comes in.
+    pub(crate) fn reload_certificates(&self) {
+        let portals = self.front.portals.all();
+        portals.iter().filter_map(|portal| portal.certificates()).for_each(|tls| tls.reload());
+    }
+
+    /// Accepts nobody any more; when this answers, nobody is being accepted.
+    pub(crate) async fn stop_accepting(&self) {
+        let portals = std::mem::take(&mut self.running().portals);
+        for socket in portals.into_iter().filter_map(|portal| portal.socket) {
+            Served::close(socket).await;
+        }
+    }
+
+    /// Flushes every store that is open.
+    pub(crate) async fn flush(&self) -> bool {
+        let mut stores: Stores = self.closings.stores();
+        let open = |(name, one): (&String, &Volume)| (name.clone(), one.store.clone());
+        stores.extend(self.running().volumes.iter().map(open));
+        closings::flush(&self.cores, stores).await
+    }
+}
+
+/// Each portal group is a port of each target.
+fn target_ports(target: &TargetConfig, groups: &BTreeSet<u16>) -> Vec<TargetPort> {
+    let port = |&tag: &u16| TargetPort {
+        access_state: target.access.get(&tag).copied().unwrap_or(AccessState::Optimized),
+        is_preferred: target.preferred == Some(tag),
+        ..TargetPort::of_portal_group(&target.name, tag)
+    };
+    groups.iter().filter(|&&tag| target.is_reached_through(tag)).map(port).collect()
+}
+
+fn url(portal: &Portal, target: &str, lun: Lun) -> String {
+    let scheme = if portal.tls.is_some() { "iscsis" } else { "iscsi" };
+    let portal = portal.address;
+    // A portal on all addresses is surely reached on the loopback.
+    let portal = match (portal.ip().is_unspecified(), portal.is_ipv4()) {
+        (false, _) => portal,
+        (true, true) => SocketAddr::from(([127, 0, 0, 1], portal.port())),
+        (true, false) => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), portal.port()),
+    };
+    format!("{scheme}://{portal}/{target}/{}", lun.0)
+}
+
+/// The one change that is being made.
+struct Turn(Arc<Engine>);
+
+impl Turn {
+    fn take(engine: &Arc<Engine>) -> Result<Self, ChangeError> {
+        match engine.is_changing.swap(true, Ordering::AcqRel) {
+            true => Err(ChangeError::UnderWay),
+            false => Ok(Self(engine.clone())),
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.is_changing.store(false, Ordering::Release);
+    }
+}
+
+/// A volume that could not be opened.
+fn not_opened(volume: &str) -> impl Fn(StoreError) -> StartError + '_ {
+    |source| StartError::Store { volume: volume.to_owned(), source }
+}

@@ -1,0 +1,287 @@
+//! Volumes that are open: how they are opened, made larger and closed.
+
+use std::fs::{self, OpenOptions};
+use std::io::{Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak, mpsc};
+
+use sarsen_block::Store;
+use sarsen_io::cores::Cores;
+use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts};
+use tokio::sync::oneshot;
+use tracing::{error, warn};
+
+use crate::config::{StoreConfig, VolumeConfig};
+use crate::keeper;
+use crate::stores::{self, Opened, RamStore, StoreError};
+
+/// Where the installation's own identity is (machine-id(5)).
+const MACHINE_ID: &str = "/etc/machine-id";
+
+/// What a caller of [`crate::Server::start_layered`] puts over the store of each volume.
+pub(crate) type Layer = dyn Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
+
+/// A volume that is open.
+pub(crate) struct Volume {
+    pub(crate) config: VolumeConfig,
+    /// The target that its identity is derived from, where it brings none along.
+    pub(crate) scope: Option<String>,
+    pub(crate) unit: Arc<LogicalUnit>,
+    /// What the unit is over, but for encryption: what is flushed and resized.
+    pub(crate) store: Arc<dyn Store>,
+    memory: Option<Arc<RamStore>>,
+    /// Ends when the unit has: when nobody has it and none of its commands is carried out.
+    pub(crate) ended: oneshot::Receiver<()>,
+}
+
+impl Volume {
+    /// Opens it, in the state that it was left in. Blocks the thread.
+    pub(crate) fn open(
+        config: &VolumeConfig,
+        scope: Option<&str>,
+        machine: &str,
+        layer: &Layer,
+    ) -> Result<Self, StoreError> {
+        let Opened { store, memory } = stores::open(config)?;
+        let store = layer(&config.name, store);
+        let (companion, ended) = oneshot::channel::<()>();
+        let unit = logical_unit(config, scope, machine, store.clone(), companion)?;
+        let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
+        Ok(Self { config: config.clone(), scope, unit, store, memory, ended })
+    }
+
+    /// One that was to be closed and has not ended.
+    pub(crate) fn again(
+        config: VolumeConfig,
+        scope: Option<String>,
+        unit: Arc<LogicalUnit>,
+        store: Arc<dyn Store>,
+        ended: oneshot::Receiver<()>,
+    ) -> Self {
+        // Memory is never closed for another one.
+        Self { config, scope, unit, store, memory: None, ended }
+    }
+
+    /// Bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.store.geometry().byte_count()
+    }
+
+    /// Makes sure that it can grow to so many bytes, of which nothing is seen until [`Self::grow`].
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reserved, StoreError> {
+        if let StoreConfig::File { path, .. } = &self.config.store {
+            return Reserved::in_file(path, bytes);
+        }
+        if let Some(memory) = &self.memory {
+            memory
+                .reserve(bytes >> self.config.block_size.shift())
+                .map_err(|source| StoreError::Memory { size: bytes, source })?;
+        }
+        Ok(Reserved { cut: None })
+    }
+
+    /// What makes it show so many bytes, which were reserved.
+    pub(crate) fn growth(&self, bytes: u64) -> Growth {
+        Growth {
+            volume: self.config.name.clone(),
+            store: self.store.clone(),
+            unit: self.unit.clone(),
+            block_count: bytes >> self.config.block_size.shift(),
+        }
+    }
+}
+
+/// A volume that is to show more blocks, which are there.
+pub(crate) struct Growth {
+    volume: String,
+    store: Arc<dyn Store>,
+    unit: Arc<LogicalUnit>,
+    block_count: u64,
+}
+
+/// Has volumes show what they have grown to, on a core, and waits for it; their initiators are told.
+pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) {
+    if growths.is_empty() {
+        return;
+    }
+    let (done, wait) = mpsc::channel::<()>();
+    let Some(cores) = cores.upgrade() else { return };
+    cores.spawn_on(0, move || async move {
+        for Growth { volume, store, unit, block_count } in growths {
+            match store.resize(block_count).wait().await {
+                Ok(()) => unit.capacity_changed(),
+                Err(source) => error!(volume, error = %source, "the volume could not grow"),
+            }
+        }
+        drop(done);
+    });
+    // Its sender is dropped when all of them have.
+    let _ = wait.recv();
+}
+
+/// Room behind a file's end, which is given back when this is dropped.
+pub(crate) struct Reserved {
+    cut: Option<(PathBuf, u64)>,
+}
+
+impl Reserved {
+    fn in_file(path: &Path, bytes: u64) -> Result<Self, StoreError> {
+        let system = |what| {
+            let path = path.to_owned();
+            move |source| StoreError::System { path, what, source }
+        };
+        let opened = OpenOptions::new().write(true).open(path);
+        let mut file = opened.map_err(system("open it to make it larger"))?;
+        let is_file = file.metadata().map_err(system("find out what it is"))?.is_file();
+        let length = file.seek(SeekFrom::End(0)).map_err(system("find its length"))?;
+        if length >= bytes {
+            return Ok(Self { cut: None });
+        }
+        if !is_file {
+            let problem = format!("has {length} bytes, not {bytes}: make the device larger first");
+            return Err(StoreError::Unfit { path: path.to_owned(), problem });
+        }
+        file.set_len(bytes).map_err(system("make it larger"))?;
+        Ok(Self { cut: Some((path.to_owned(), length)) })
+    }
+
+    /// It is used.
+    pub(crate) fn keep(mut self) {
+        self.cut = None;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some((path, length)) = self.cut.take() {
+            let cut = OpenOptions::new().write(true).open(&path);
+            if let Err(error) = cut.and_then(|file| file.set_len(length)) {
+                warn!(path = %path.display(), %error, "the file stays larger than its volume");
+            }
+        }
+    }
+}
+
+/// Files and folders that were not there before a volume was opened, and go with this unless they are
+/// kept.
+#[derive(Default)]
+pub(crate) struct NewFiles {
+    paths: Vec<PathBuf>,
+}
+
+impl NewFiles {
+    /// Those of the volume's files that are not there yet.
+    pub(crate) fn missing_of(config: &VolumeConfig) -> Self {
+        let missing = |path: &PathBuf| matches!(fs::exists(path), Ok(false));
+        Self { paths: places(config).into_iter().filter(missing).collect() }
+    }
+
+    pub(crate) fn keep(mut self) {
+        self.paths.clear();
+    }
+}
+
+impl Drop for NewFiles {
+    fn drop(&mut self) {
+        for path in &self.paths {
+            let Ok(metadata) = fs::symlink_metadata(path) else { continue };
+            let removed =
+                if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            if let Err(error) = removed {
+                warn!(path = %path.display(), %error, "what was made for a volume is left behind");
+            }
+        }
+    }
+}
+
+/// What a volume has for itself alone while it is open: another one that wants any of it comes after it.
+pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
+    match &config.store {
+        StoreConfig::File { path, state, .. } => {
+            vec![path.clone(), state.clone().unwrap_or_else(|| keeper::beside(path))]
+        }
+        StoreConfig::Sg { path } | StoreConfig::Iso { path } => vec![path.clone()],
+        StoreConfig::Ram { .. } | StoreConfig::Null { .. } => Vec::new(),
+    }
+}
+
+/// A volume's unit, in the state that it was left in.
+fn logical_unit(
+    volume: &VolumeConfig,
+    scope: Option<&str>,
+    machine: &str,
+    store: Arc<dyn Store>,
+    companion: oneshot::Sender<()>,
+) -> Result<Arc<LogicalUnit>, StoreError> {
+    let keeper = keeper::open(volume)?;
+    let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
+    let eraser = encrypted.clone().map(|store| store as _);
+    let store = encrypted.map_or(store, |encrypted| encrypted);
+    // Above all that is looked at while it is opened, when nobody can wait.
+    let store: Arc<dyn Store> = match volume.delay {
+        Some(delay) => Arc::new(stores::SlowStore::new(store, delay)),
+        None => store,
+    };
+    let parts = Parts {
+        identity: identity(volume, scope, machine),
+        store,
+        device_type: device_type(volume),
+        removable: volume.removable,
+        keeper,
+        protection: volume.protection,
+        eraser,
+        pass_through: stores::pass_through::open(volume)?,
+        companion: Some(Box::new(companion)),
+    };
+    LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })
+}
+
+/// What tells this installation from others: two machines must never offer two disks under one
+/// identity, or multipath would take them for one.
+pub(crate) fn machine_identity() -> String {
+    match fs::read_to_string(Path::new(MACHINE_ID)) {
+        Ok(id) if !id.trim().is_empty() => id.trim().to_owned(),
+        _ => {
+            warn!(
+                "there is no {MACHINE_ID}: identities of volumes without a serial hold for this run only; \
+                 give each volume a serial"
+            );
+            format!("{:016x}{:016x}", sarsen_io::random::number(), sarsen_io::random::number())
+        }
+    }
+}
+
+/// A volume's identity: from its serial if it has one, else from this machine and its names, of which
+/// `scope` is its target's.
+pub(crate) fn identity(volume: &VolumeConfig, scope: Option<&str>, machine: &str) -> Identity {
+    let given = volume.identity.clone();
+    let derived = match &given.serial {
+        Some(serial) => Identity::new(&volume.name, &format!("serial:{serial}")),
+        None => Identity::new(&volume.name, &format!("{machine}/{}", scope.unwrap_or_default())),
+    };
+    let product = match device_type(volume) {
+        DeviceType::Disk => derived.product,
+        DeviceType::Cd => "DVD-ROM".into(),
+    };
+    Identity {
+        vendor: given.vendor.unwrap_or(derived.vendor),
+        product: given.product.unwrap_or(product),
+        revision: given.revision.unwrap_or(derived.revision),
+        serial: given.serial.unwrap_or(derived.serial),
+        naa: given.naa.unwrap_or(derived.naa),
+        designators: given.designators,
+        volume: derived.volume,
+    }
+}
+
+/// What a volume shows itself as.
+fn device_type(volume: &VolumeConfig) -> DeviceType {
+    match volume.store {
+        StoreConfig::Iso { .. } => DeviceType::Cd,
+        StoreConfig::Ram { .. } | StoreConfig::Null { .. } | StoreConfig::File { .. } => {
+            DeviceType::Disk
+        }
+        // It says so itself.
+        StoreConfig::Sg { .. } => DeviceType::Disk,
+    }
+}

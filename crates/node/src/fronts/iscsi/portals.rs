@@ -1,0 +1,217 @@
+//! The portals that there are at this moment, and what accepts at each of them.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+
+use sarsen_io::cores::Cores;
+use sarsen_io::net::{Listener, Stream};
+use sarsen_io::time;
+use tokio::sync::{oneshot, watch};
+use tracing::{debug, error, warn};
+
+use super::handshake::shake_hands;
+use super::sources::TurnedAway;
+use super::{Front, connection};
+use crate::config::{self, TlsConfig};
+use crate::tls::Tls;
+
+/// A portal as those know it who came through it.
+pub(crate) struct Portal {
+    /// With the port that was taken.
+    pub(crate) address: SocketAddr,
+    pub(crate) group: u16,
+    encryption: Mutex<Option<Encryption>>,
+    /// Logins that come through it are let in.
+    is_open: AtomicBool,
+}
+
+/// How a portal is reached by TLS.
+#[derive(Clone)]
+pub(crate) struct Encryption {
+    pub(crate) config: TlsConfig,
+    pub(crate) certificates: Arc<Tls>,
+}
+
+impl Portal {
+    pub(crate) fn new(
+        address: SocketAddr,
+        group: u16,
+        encryption: Option<Encryption>,
+    ) -> Arc<Self> {
+        let (encryption, is_open) = (Mutex::new(encryption), AtomicBool::new(true));
+        Arc::new(Self { address, group, encryption, is_open })
+    }
+
+    fn encryption(&self) -> MutexGuard<'_, Option<Encryption>> {
+        self.encryption.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its certificates, where it is reached by TLS.
+    pub(crate) fn certificates(&self) -> Option<Arc<Tls>> {
+        self.encryption().as_ref().map(|encryption| encryption.certificates.clone())
+    }
+
+    /// Connections that come from here on are shown other certificates.
+    pub(crate) fn set_encryption(&self, encryption: Option<Encryption>) {
+        *self.encryption() = encryption;
+    }
+
+    pub(crate) fn config(&self) -> config::Portal {
+        let tls = self.encryption().as_ref().map(|encryption| encryption.config.clone());
+        config::Portal { address: self.address, group: self.group, tls }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Acquire)
+    }
+
+    /// Whoever is not let in yet is not, or is again.
+    pub(crate) fn set_open(&self, is_open: bool) {
+        self.is_open.store(is_open, Ordering::Release);
+    }
+}
+
+/// All of them, in the order of the configuration.
+#[derive(Default)]
+pub(crate) struct Portals {
+    all: RwLock<Arc<[Arc<Portal>]>>,
+}
+
+impl Portals {
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn new(all: Vec<Arc<Portal>>) -> Self {
+        Self { all: RwLock::new(all.into()) }
+    }
+
+    pub(crate) fn replace(&self, all: Vec<Arc<Portal>>) {
+        *self.all.write().unwrap_or_else(PoisonError::into_inner) = all.into();
+    }
+
+    pub(crate) fn all(&self) -> Arc<[Arc<Portal>]> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// With the ports that were taken.
+    pub(crate) fn configs(&self) -> Vec<config::Portal> {
+        self.all().iter().map(|portal| portal.config()).collect()
+    }
+
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn first(&self) -> Arc<Portal> {
+        self.all()[0].clone()
+    }
+}
+
+/// How many connections each core serves.
+struct Load {
+    connections: Vec<AtomicUsize>,
+}
+
+impl Load {
+    /// The core with the fewest connections, which gets one more.
+    fn take(&self) -> usize {
+        let counts = self.connections.iter().map(|count| count.load(Ordering::Relaxed));
+        let core = counts.enumerate().min_by_key(|(_, count)| *count).map_or(0, |(core, _)| core);
+        self.connections[core].fetch_add(1, Ordering::Relaxed);
+        core
+    }
+
+    fn give_back(&self, core: usize) {
+        self.connections[core].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Has portals accept, and gives each connection a core for life.
+#[derive(Clone)]
+pub(crate) struct Doorman {
+    front: Arc<Front>,
+    cores: Weak<Cores>,
+    load: Arc<Load>,
+}
+
+/// A portal that accepts until this is dropped, or told to stop.
+pub(crate) struct Accepting {
+    closing: watch::Sender<bool>,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Accepting {
+    /// Accepts no more; when this answers, the socket is not held any more.
+    pub(crate) async fn stop(self) {
+        self.closing.send_replace(true);
+        // Dropped when it has ended.
+        let _ = self.ended.await;
+    }
+}
+
+impl Doorman {
+    pub(crate) fn new(front: Arc<Front>, cores: &Arc<Cores>) -> Self {
+        let connections = (0..cores.len()).map(|_| AtomicUsize::new(0)).collect();
+        Self { front, cores: Arc::downgrade(cores), load: Arc::new(Load { connections }) }
+    }
+
+    /// Starts to accept.
+    pub(crate) fn open(&self, portal: Arc<Portal>, listener: Arc<Listener>) -> Accepting {
+        let (closing, mut told) = watch::channel(false);
+        let (alive, ended) = oneshot::channel();
+        let doorman = self.clone();
+        if let Some(cores) = self.cores.upgrade() {
+            cores.spawn_on(0, move || async move {
+                tokio::select! {
+                    () = doorman.accept(&listener, &portal) => {}
+                    // Told, or dropped.
+                    _ = told.wait_for(|closing| *closing) => {}
+                }
+                drop(listener);
+                drop::<oneshot::Sender<()>>(alive);
+            });
+        }
+        Accepting { closing, ended }
+    }
+
+    async fn accept(&self, listener: &Listener, portal: &Arc<Portal>) {
+        loop {
+            let (socket, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    error!(%error, portal = %portal.address, "a portal stopped accepting");
+                    return;
+                }
+            };
+            let Some(cores) = self.cores.upgrade() else { return };
+            let front = self.front.clone();
+            let visitor = match front.sources.admit(peer.ip(), time::now()) {
+                Ok(visitor) => visitor,
+                Err(TurnedAway { full, tell }) => {
+                    front.access.metrics.turned_away(full.limit());
+                    if let Some(count) = tell {
+                        warn!(%peer, count, "connections closed as they came: {full}");
+                    }
+                    // Whoever is turned away by the thousand leaves the core to others in between.
+                    drop(socket);
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+            };
+            let core = self.load.take();
+            let (load, portal, certificates) =
+                (self.load.clone(), portal.clone(), portal.certificates());
+            // For life: a connection stays on its core.
+            cores.spawn_on(core, move || async move {
+                match (Stream::from_std(socket), certificates) {
+                    (Ok(stream), None) => {
+                        connection::serve(stream, None, portal, front, visitor).await;
+                    }
+                    (Ok(stream), Some(tls)) => {
+                        if let Some((stream, client)) = shake_hands(stream, &tls, &front).await {
+                            connection::serve(stream, client, portal, front, visitor).await;
+                        }
+                    }
+                    (Err(error), _) => debug!(%peer, %error, "a connection ended as it began"),
+                }
+                load.give_back(core);
+            });
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! A server in this process is changed while sessions use it: who has nothing to do with a change does not
+//! notice it, who would lose something is told of first and asked to go.
+
+mod client;
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_block::Buffer;
+use sarsen_initiator::{Command, SenseKey, Session, SessionError, SessionOptions, TransferRequest};
+use sarsen_io::time;
+use sarsen_node::config::{Config, TargetConfig, VolumeConfig, parse_portal, parse_volume};
+use sarsen_node::{ChangeError, Interruption, Object, Server};
+
+use client::{LIMIT, run};
+
+const A: &str = "iqn.2026-11.proof:a";
+const B: &str = "iqn.2026-11.proof:b";
+const MIB: u64 = 1 << 20;
+
+fn volume(text: &str) -> Result<VolumeConfig> {
+    Ok(parse_volume(text)?)
+}
+
+fn target(name: &str, luns: &[(u16, &str)]) -> TargetConfig {
+    let luns = luns.iter().map(|&(lun, volume)| (lun, volume.to_owned())).collect();
+    TargetConfig { name: name.into(), luns, ..TargetConfig::default() }
+}
+
+/// One volume in a target, and what is changed about it.
+fn config(change: impl FnOnce(&mut Config)) -> Result<Config> {
+    let mut config = Config {
+        listen: vec![parse_portal("127.0.0.1:0").map_err(anyhow::Error::msg)?],
+        cores: NonZeroUsize::new(2),
+        volumes: vec![volume("a=ram:1MiB,serial=one")?],
+        targets: vec![target(A, &[(0, "a")])],
+        ..Config::default()
+    };
+    change(&mut config);
+    Ok(config.finish_managed()?)
+}
+
+/// Makes a change that takes nothing away from anybody.
+async fn apply(server: &Server, desired: Config) -> Result<()> {
+    let prepared = server.prepare(desired)?;
+    ensure!(prepared.interrupts().is_empty(), "{:?}", prepared.interrupts());
+    let made = prepared.clear(None).await?.make();
+    ensure!(made.needs_restart.is_empty() && made.sessions_ended == 0, "{made:?}");
+    Ok(())
+}
+
+/// The same where somebody may just be leaving.
+async fn apply_soon(server: &Server, desired: Config) -> Result<()> {
+    server.prepare(desired)?.clear(Some(LIMIT)).await?.make();
+    Ok(())
+}
+
+async fn connect(server: &Server, target: &str, lun: u16) -> Result<Session, SessionError> {
+    let portal = server.portals()[0].address;
+    let url = format!("iscsi://{portal}/{target}/{lun}").parse().expect("a URL");
+    Session::connect(&url, &SessionOptions::default()).await
+}
+
+/// What TEST UNIT READY is told, if anything.
+async fn told(session: &Session) -> Result<Option<(u8, u8)>> {
+    let completion = session.execute(Command::new(&[0; 6], TransferRequest::None)).await?;
+    Ok(completion.sense.get(12..14).map(|codes| (codes[0], codes[1])))
+}
+
+fn objects(interrupts: &[Interruption]) -> Vec<String> {
+    let told = |one: &Interruption| format!("{} {}", one.object, one.sessions.len());
+    interrupts.iter().map(told).collect()
+}
+
+/// Takes unit attentions as any initiator does: what has changed about a target is told to all.
+async fn attentive<T>(
+    command: impl AsyncFn() -> Result<T, SessionError>,
+) -> Result<T, SessionError> {
+    loop {
+        match command().await {
+            Err(SessionError::CheckCondition(sense)) if sense.key == SenseKey::UnitAttention => {}
+            result => return result,
+        }
+    }
+}
+
+/// Reads and writes without a pause until it is dropped, and fails where one of them does.
+struct Busy {
+    session: Rc<Session>,
+    task: tokio::task::JoinHandle<Result<u64, SessionError>>,
+    stop: tokio::sync::watch::Sender<bool>,
+}
+
+impl Busy {
+    fn begin(session: Session) -> Self {
+        let session = Rc::new(session);
+        let (stop, told) = tokio::sync::watch::channel(false);
+        let own = session.clone();
+        let task = tokio::task::spawn_local(async move {
+            let mut rounds = 0;
+            while !*told.borrow() {
+                let fill = rounds as u8;
+                let data = || Buffer::copy_of(&[fill; 4096]);
+                attentive(async || own.write(0, data(), false).await).await?;
+                let read = attentive(async || own.read(0, 8).await).await?;
+                assert!(read.iter().all(|byte| *byte == fill), "another byte than {fill}");
+                rounds += 1;
+                tokio::task::yield_now().await;
+            }
+            Ok(rounds)
+        });
+        Self { session, task, stop }
+    }
+
+    /// Nothing of it failed, and it did something.
+    async fn end(self) -> Result<Session> {
+        self.stop.send_replace(true);
+        let rounds = self.task.await??;
+        ensure!(rounds > 0, "it did nothing");
+        Rc::into_inner(self.session).context("the task has ended")
+    }
+}
+
+#[test]
+fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_go() -> Result<()> {
+    run(async {
+        let server = Server::start(config(|_| {})?)?;
+        let busy = Busy::begin(connect(&server, A, 0).await?);
+        let b = |text: &'static str, name: &'static str, lun: u16| {
+            config(|config| {
+                config.volumes.push(volume(text).expect("a volume"));
+                config.targets.push(target(B, &[(lun, name)]));
+            })
+        };
+        apply(&server, b("b=ram:2MiB,serial=two,naa=3000000000000002", "b", 3)?).await?;
+        let session = connect(&server, B, 3).await?;
+        session.write(4095, Buffer::copy_of(&[7; 512]), false).await?;
+
+        apply(&server, b("b=ram:3MiB,serial=two,naa=3000000000000002", "b", 3)?).await?;
+        ensure!(told(&session).await? == Some((0x2a, 0x09)), "CAPACITY DATA HAS CHANGED");
+        ensure!(session.read_capacity().await?.blocks == 3 * MIB / 512);
+        session.write(3 * MIB / 512 - 1, Buffer::copy_of(&[8; 512]), false).await?;
+
+        // The same disk by another name, and larger again.
+        apply(&server, b("c=ram:4MiB,serial=two,naa=3000000000000002", "c", 3)?).await?;
+        ensure!(told(&session).await? == Some((0x2a, 0x09)));
+        ensure!(*session.read(4095, 1).await? == [7; 512], "another disk");
+        ensure!(server.exports()[1].volume == "c" && server.exports()[1].size == 4 * MIB);
+
+        // Somebody has it, so that it cannot just go.
+        let prepared = server.prepare(config(|_| {})?)?;
+        ensure!(objects(prepared.interrupts()) == [format!("target {B} 1")]);
+        let refused = prepared.clear(None).await.err().context("it was in use")?;
+        ensure!(matches!(&refused, ChangeError::InUse(_)), "{refused}");
+        ensure!(told(&session).await?.is_none(), "it was touched");
+        session.logout().await?;
+        apply_soon(&server, config(|_| {})?).await?;
+        ensure!(connect(&server, B, 3).await.is_err(), "it is still there");
+        ensure!(server.exports().len() == 1);
+
+        let session = busy.end().await?;
+        session.logout().await?;
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+#[test]
+fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -> Result<()> {
+    run(async {
+        let two = |config: &mut Config| {
+            config.volumes.push(volume("b=ram:1MiB,serial=two").expect("a volume"));
+            config.targets[0].luns.insert(5, "b".into());
+        };
+        let server = Server::start(config(|_| {})?)?;
+        let first = connect(&server, A, 0).await?;
+        apply(&server, config(two)?).await?;
+        ensure!(told(&first).await? == Some((0x3f, 0x0e)), "REPORTED LUNS DATA HAS CHANGED");
+        ensure!(first.report_luns().await? == [[0; 8], [0, 5, 0, 0, 0, 0, 0, 0]]);
+        let second = connect(&server, A, 5).await?;
+
+        let prepared = server.prepare(config(|_| {})?)?;
+        ensure!(objects(prepared.interrupts()) == ["volume b 2"], "{:?}", prepared.interrupts());
+        ensure!(matches!(server.prepare(config(|_| {})?).err(), Some(ChangeError::UnderWay)));
+        // They are asked to go, and do; who comes meanwhile does not find the unit any more.
+        let ready = prepared.clear(Some(LIMIT)).await?;
+        ensure!(
+            told(&first).await.is_err() && told(&second).await.is_err(),
+            "they are still there"
+        );
+        ensure!(connect(&server, A, 5).await.is_err(), "it is withheld");
+        let third = connect(&server, A, 0).await?;
+        ensure!(third.report_luns().await? == [[0; 8]]);
+        // It is not made after all.
+        drop(ready);
+        ensure!(told(&third).await? == Some((0x3f, 0x0e)));
+        ensure!(third.report_luns().await?.len() == 2);
+        connect(&server, A, 5).await?.logout().await?;
+
+        let fourth = connect(&server, A, 5).await?;
+        let made = server.prepare(config(|_| {})?)?.clear(Some(Duration::ZERO)).await?.make();
+        ensure!(made.sessions_ended == 0, "they were ended before");
+        ensure!(told(&third).await.is_err() && told(&fourth).await.is_err());
+        let fifth = connect(&server, A, 0).await?;
+        ensure!(fifth.report_luns().await? == [[0; 8]]);
+        fifth.logout().await?;
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+#[test]
+fn a_change_that_cannot_be_opened_leaves_nothing_behind() -> Result<()> {
+    run(async {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("new");
+        let server = Server::start(config(|_| {})?)?;
+        let taken = std::net::TcpListener::bind("127.0.0.1:0")?;
+        let address = taken.local_addr()?;
+        let file_text = format!("b=file:{},size=1MiB,serial=two", file.display());
+        let desired = |portal: &str| {
+            config(|config| {
+                config.listen.push(parse_portal("127.0.0.2:0").expect("a portal"));
+                config.listen.push(parse_portal(portal).expect("a portal"));
+                config.volumes.push(volume(&file_text).expect("a volume"));
+            })
+        };
+        let error = server.prepare(desired(&address.to_string())?).err().context("it is in use")?;
+        ensure!(error.to_string().contains("another program serves this port"), "{error}");
+        ensure!(!file.exists() && server.portals().len() == 1);
+        // What was prepared and is dropped goes as well.
+        let prepared = server.prepare(desired("127.0.0.1:0")?)?;
+        ensure!(file.exists(), "it was opened");
+        drop(prepared);
+        ensure!(!file.exists() && server.portals().len() == 1 && server.exports().len() == 1);
+        apply(&server, desired("127.0.0.1:0")?).await?;
+        ensure!(file.exists() && server.portals().len() == 3);
+        // A volume without a target is open: nobody else may have it.
+        let other = Server::start(config(|config| {
+            config.volumes.push(volume(&file_text).expect("a volume"));
+        })?);
+        ensure!(other.err().is_some_and(|error| error.to_string().contains("in use")));
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+/// Bytes of a file's beginning.
+fn first_bytes(path: &Path) -> Result<Vec<u8>> {
+    Ok(std::fs::read(path)?[..512].to_vec())
+}
+
+#[test]
+fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()> {
+    run(async {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("disk");
+        let with = |options: &'static str| {
+            let text = format!("b=file:{},size=1MiB,serial=two{options}", path.display());
+            config(|config| {
+                config.volumes.push(volume(&text).expect("a volume"));
+                config.targets.push(target(B, &[(0, "b")]));
+            })
+        };
+        let server = Server::start(with("")?)?;
+        let busy = Busy::begin(connect(&server, A, 0).await?);
+        let session = connect(&server, B, 0).await?;
+        session.write(0, Buffer::copy_of(&[1; 512]), false).await?;
+        let through = || with(",cache=writethrough");
+        let prepared = server.prepare(through()?)?;
+        ensure!(objects(prepared.interrupts()) == ["volume b 1"]);
+        // What was written is there when it is opened again, also where that is undone.
+        drop(prepared.clear(Some(LIMIT)).await?);
+        let session = connect(&server, B, 0).await?;
+        ensure!(*session.read(0, 1).await? == [1; 512]);
+        session.write(0, Buffer::copy_of(&[2; 512]), false).await?;
+        server.prepare(through()?)?.clear(Some(LIMIT)).await?.make();
+        ensure!(first_bytes(&path)? == [2; 512]);
+        let session = connect(&server, B, 0).await?;
+        ensure!(*session.read(0, 1).await? == [2; 512]);
+        // Blocks of another size are a mistake that shows when it is opened: the old one comes back.
+        session.logout().await?;
+        std::fs::OpenOptions::new().write(true).open(&path)?.set_len(MIB + 512)?;
+        let desired = with(",block-size=4096")?;
+        let failed = server.prepare(desired)?.clear(Some(LIMIT)).await.err();
+        ensure!(failed.is_some(), "no whole blocks");
+        std::fs::OpenOptions::new().write(true).open(&path)?.set_len(MIB)?;
+        busy.end().await?.logout().await?;
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+#[test]
+fn what_would_lose_data_is_refused() -> Result<()> {
+    run(async {
+        let server = Server::start(config(|_| {})?)?;
+        for (text, told) in [
+            ("a=ram:512KiB,serial=one", "volume a has 1 MiB and cannot become smaller (512 KiB)"),
+            (
+                "a=ram:1MiB,serial=one,read-only",
+                "volume a is in memory, and what it holds would be lost",
+            ),
+        ] {
+            let desired = config(|config| config.volumes = vec![volume(text).expect("a volume")])?;
+            let error = server.prepare(desired).err().context("refused")?.to_string();
+            ensure!(error.contains(told), "{error}");
+        }
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+#[test]
+fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
+    run(async {
+        let server = Server::start(config(|_| {})?)?;
+        let busy = Busy::begin(connect(&server, A, 0).await?);
+        let second = |group: u16| {
+            config(|config| {
+                let text = format!("127.0.0.2:0,{group}");
+                config.listen.push(parse_portal(&text).expect("a portal"));
+            })
+        };
+        apply(&server, second(2)?).await?;
+        let address = server.portals()[1].address;
+        let through = async |address: std::net::SocketAddr| {
+            let url = format!("iscsi://{address}/{A}/0").parse().expect("a URL");
+            Session::connect(&url, &SessionOptions::default()).await
+        };
+        let session = through(address).await?;
+        ensure!(server.target_device(A).and_then(|a| a.access_state(2)).is_some(), "a port of it");
+        // Another group is another port: those who came through the old one cannot stay.
+        let prepared = server.prepare(second(3)?)?;
+        ensure!(objects(prepared.interrupts()) == [format!("portal {address} 1")]);
+        prepared.clear(Some(Duration::ZERO)).await?.make();
+        ensure!(told(&session).await.is_err(), "it is still there");
+        ensure!(server.portals()[1].address == address, "the socket stays");
+        let session = through(address).await?;
+        let prepared = server.prepare(config(|_| {})?)?;
+        let object = prepared.interrupts()[0].object.clone();
+        ensure!(object == Object::Portal(address), "{object}");
+        prepared.clear(Some(Duration::ZERO)).await?.make();
+        ensure!(told(&session).await.is_err() && through(address).await.is_err());
+        ensure!(server.target_device(A).and_then(|a| a.access_state(3)).is_none());
+        busy.end().await?.logout().await?;
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+#[test]
+fn an_address_changes_hands_between_portals() -> Result<()> {
+    run(async {
+        let server = Server::start(config(|_| {})?)?;
+        let port = server.portals()[0].address.port();
+        let on = |host: &str| {
+            let text = format!("{host}:{port}");
+            config(|config| config.listen = vec![parse_portal(&text).expect("a portal")])
+        };
+        apply_soon(&server, on("0.0.0.0")?).await?;
+        ensure!(server.portals()[0].address.ip().is_unspecified());
+        connect(&server, A, 0).await?.logout().await?;
+        // It is closed for the other one, and opened again where that is not made.
+        drop(server.prepare(on("127.0.0.1")?)?.clear(Some(LIMIT)).await?);
+        connect(&server, A, 0).await?.logout().await?;
+        apply_soon(&server, on("127.0.0.1")?).await?;
+        connect(&server, A, 0).await?.logout().await?;
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+#[test]
+fn ten_thousand_volumes_come_in_one_change_and_one_more_comes_at_once() -> Result<()> {
+    run(async {
+        let server = Server::start(config(|_| {})?)?;
+        let many = |count: usize| {
+            config(|config| {
+                for number in 0..count {
+                    let name = format!("v{number}");
+                    let text = format!("{name}=ram:1MiB,serial=s{number}");
+                    config.volumes.push(volume(&text).expect("a volume"));
+                    let iqn = format!("iqn.2026-11.proof:{name}");
+                    config.targets.push(target(&iqn, &[(0, &name)]));
+                }
+            })
+        };
+        let changes = [10_000, 10_001, 10_000, 0].map(many);
+        for desired in changes {
+            let (desired, begun) = (desired?, time::now());
+            let volumes = desired.volumes.len() - 1;
+            let prepared = server.prepare(desired)?;
+            let prepared_in = begun.elapsed();
+            prepared.clear(None).await?.make();
+            let made_in = begun.elapsed();
+            println!("{volumes} volumes: prepared in {prepared_in:?}, made in {made_in:?}");
+            ensure!(server.exports().len() == volumes + 1);
+        }
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
