@@ -23,18 +23,33 @@ pub(crate) struct Options {
     /// An image for containers, as an OCI archive, of the static program.
     #[arg(long)]
     oci: bool,
+    /// The program to pack, instead of building it; static for an image.
+    #[arg(long, value_name = "FILE", conflicts_with = "musl")]
+    program: Option<PathBuf>,
     /// The folder for what is made.
     #[arg(long, value_name = "DIR", default_value = OUT)]
     out: PathBuf,
 }
 
+impl Options {
+    fn static_program(&self) -> Result<PathBuf> {
+        match &self.program {
+            Some(program) => Ok(program.clone()),
+            None => musl::build(&self.out),
+        }
+    }
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make {}", options.out.display()))?;
-    let made = match (options.musl, options.oci) {
-        (false, false) => deb::build(&program::path()?, &options.out)?,
-        (_, false) => musl::build(&options.out)?,
-        (_, true) => oci::build(&musl::build(&options.out)?, &options.out)?,
+    let made = match (options.oci, options.musl) {
+        (true, _) => oci::build(&options.static_program()?, &options.out)?,
+        (false, true) => musl::build(&options.out)?,
+        (false, false) => {
+            let program = options.program.clone().map_or_else(program::path, Ok)?;
+            deb::build(&program, &options.out)?
+        }
     };
     println!("{}", made.display());
     Ok(())

@@ -19,6 +19,13 @@ const DEBIANS_SOURCE: &str = "/usr/lib/rustlib/src/rust/library/std";
 /// What the C code in dependencies is compiled with, and what links.
 const MUSL_COMPILER: &str = "musl-gcc";
 
+/// Answers the unwinder's question that glibc alone knows.
+const FIND_OBJECT: &str = "packaging/musl/find_object.c";
+/// The unwinder asks only for what of threads is there already: the linker is to bring it.
+const OF_THREADS: &str = "pthread_once pthread_key_create pthread_getspecific pthread_setspecific \
+                          pthread_mutex_lock pthread_mutex_unlock pthread_rwlock_rdlock \
+                          pthread_rwlock_unlock";
+
 /// Where the standard library comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Library {
@@ -34,6 +41,7 @@ pub(super) fn build(out: &Path) -> Result<PathBuf> {
     cargo.args(["--target", TARGET, "--message-format", "json-render-diagnostics"]);
     cargo.env("CC_x86_64_unknown_linux_musl", MUSL_COMPILER);
     cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_LINKER", MUSL_COMPILER);
+    let libraries = tempfile::tempdir()?;
     match library()? {
         Library::Installed => {}
         Library::FromSource => {
@@ -43,6 +51,8 @@ pub(super) fn build(out: &Path) -> Result<PathBuf> {
                          -C relocation-model=static";
             cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS", flags);
             cargo.env("RUSTC", DEBIANS_COMPILER);
+            provide_unwinder(libraries.path())?;
+            cargo.env("LIBRARY_PATH", libraries.path());
             // Building the standard library is not stable.
             cargo.env("RUSTC_BOOTSTRAP", "1");
         }
@@ -54,6 +64,20 @@ pub(super) fn build(out: &Path) -> Result<PathBuf> {
     shell::run(Command::new("strip").arg("--strip-unneeded").arg(&program))?;
     ensure!(is_static(&program)?, "{} wants libraries of the machine", program.display());
     Ok(program)
+}
+
+/// Makes the libunwind.a that Rust's library for musl wants, of gcc's own unwinder.
+fn provide_unwinder(folder: &Path) -> Result<()> {
+    let object = folder.join("find_object.o");
+    let mut compile = Command::new(MUSL_COMPILER);
+    shell::run(compile.args(["-O2", "-Wall", "-Wextra", "-c", FIND_OBJECT, "-o"]).arg(&object))?;
+    let mut parts = vec![object.display().to_string()];
+    for name in ["libgcc_eh.a", "libgcc.a"] {
+        let mut find = Command::new("gcc");
+        parts.push(shell::output(find.arg(format!("-print-file-name={name}")))?.trim().to_owned());
+    }
+    let script = format!("EXTERN({OF_THREADS})\nINPUT({})\n", parts.join(" "));
+    Ok(std::fs::write(folder.join("libunwind.a"), script)?)
 }
 
 fn library() -> Result<Library> {
