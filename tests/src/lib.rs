@@ -15,6 +15,7 @@ pub mod accounts;
 pub mod conformance;
 pub mod guest;
 pub mod laboratory;
+pub mod managed;
 pub mod program;
 pub mod qemu;
 pub mod scoreboard;

@@ -1,5 +1,6 @@
 //! What the verbs that speak to a running server share.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use sarsen_node::control::{Client, PATH_VARIABLE, schema::Drained};
@@ -7,8 +8,21 @@ use sarsen_node::control::{Client, PATH_VARIABLE, schema::Drained};
 use crate::disk::print_line;
 use crate::exit::DegradedError;
 
-/// Where the packaged service has its socket.
+/// Where the packaged service has its socket, and who is root.
 const DEFAULT_PATH: &str = "/run/sarsen/control.sock";
+
+/// Where a server of who runs this has its socket, unless it is told: the packaged service's, or, where there
+/// is none and a session's folder is, there.
+pub(crate) fn default_socket() -> PathBuf {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
+    match own {
+        Some(own) if !is_root && !Path::new(DEFAULT_PATH).exists() => {
+            own.join("sarsen/control.sock")
+        }
+        _ => DEFAULT_PATH.into(),
+    }
+}
 
 /// Which server, and how its answer is shown.
 #[derive(clap::Args)]
@@ -32,7 +46,7 @@ impl Manner {
     pub(crate) fn client_or(&self, path: Option<&Path>) -> Client {
         let named = self.control.clone().or_else(|| path.map(Path::to_owned));
         let path = named.or_else(|| std::env::var_os(PATH_VARIABLE).map(PathBuf::from));
-        Client::new(&path.unwrap_or_else(|| DEFAULT_PATH.into()))
+        Client::new(&path.unwrap_or_else(default_socket))
     }
 }
 
@@ -64,6 +78,12 @@ fn render_drain(drained: &Drained) -> String {
         text += "; the target was taken back into service meanwhile, and who was left stays";
     }
     text
+}
+
+/// A moment, in seconds since 1970, as RFC 3339 writes it.
+pub(crate) fn utc(unix_seconds: u64) -> String {
+    let moment = std::time::UNIX_EPOCH + std::time::Duration::from_secs(unix_seconds);
+    humantime::format_rfc3339_seconds(moment).to_string()
 }
 
 /// Aligned columns under their heads, the last one ragged.

@@ -174,10 +174,17 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
         ClientError::Refused(failure) => match failure.code {
             ErrorCode::Invalid => (USAGE, None),
             ErrorCode::NotFound => (NOT_FOUND, None),
-            ErrorCode::Conflict => (CONFLICT, None),
-            ErrorCode::MethodNotAllowed | ErrorCode::Internal | ErrorCode::Unknown => {
-                (FAILED, None)
-            }
+            ErrorCode::Conflict
+            | ErrorCode::RevisionConflict
+            | ErrorCode::InUse
+            | ErrorCode::NoState => (CONFLICT, None),
+            ErrorCode::MethodNotAllowed
+            | ErrorCode::Unable
+            | ErrorCode::Unauthorized
+            | ErrorCode::Forbidden
+            | ErrorCode::StateUnwritable
+            | ErrorCode::Internal
+            | ErrorCode::Unknown => (FAILED, None),
         },
         ClientError::Broken(_) => {
             (UNREACHABLE, Some("did the server end meanwhile, and is it of this version?"))

@@ -1,5 +1,7 @@
 //! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
 
+mod account;
+mod apply;
 mod completions;
 mod control;
 mod demo;
@@ -8,13 +10,18 @@ mod disk;
 mod doctor;
 mod exit;
 mod import;
+mod host;
 mod lab;
 mod man;
 mod metrics;
+mod portal;
 mod serve;
 mod session;
+mod state;
 mod target;
+mod top;
 mod upgrade;
+mod volume;
 
 use std::process::ExitCode;
 
@@ -36,14 +43,36 @@ enum Verb {
     /// Let the server that runs become the program that is installed now. It keeps its process id and its
     /// listening sockets; initiators are asked to log out, and come back.
     Upgrade(control::Manner),
+    /// Make, change and list the volumes of a running server.
+    #[command(subcommand)]
+    Volume(volume::Verb),
+    /// Make, change and list targets, take them out of service, and print how they are reached.
+    #[command(subcommand)]
+    Target(target::Verb),
+    /// Give initiators names, for targets' rules to speak of.
+    #[command(subcommand)]
+    Host(host::Verb),
+    /// Make, change and list the accounts with which initiators and targets prove who they are.
+    #[command(subcommand)]
+    Account(account::Verb),
+    /// Choose where a running server listens.
+    #[command(subcommand)]
+    Portal(portal::Verb),
+    /// Make of a running server what a file says, whole or not at all.
+    Apply(apply::Arguments),
+    /// Show what `apply` would do.
+    Diff(apply::DiffArguments),
+    /// Print what a running server is to be, as `apply` takes it.
+    Export(apply::ExportArguments),
+    /// List the last changes of a running server, and who made them.
+    History(apply::HistoryArguments),
     /// Look after the sessions of a running server.
     #[command(subcommand)]
     Session(session::Verb),
+    /// Show who is busy and who is slow, second after second.
+    Top(top::Arguments),
     /// Print what a running server counts, as OpenMetrics text.
     Metrics(metrics::Arguments),
-    /// Look after the targets of a running server.
-    #[command(subcommand)]
-    Target(target::Verb),
     /// Serve a RAM volume, attach to it, check it and measure it: half a minute, no root.
     Demo(demo::Arguments),
     /// List the targets that a portal offers.
@@ -75,6 +104,15 @@ fn main() -> ExitCode {
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
         Verb::Upgrade(manner) => upgrade::run(&manner),
+        Verb::Volume(verb) => volume::run(verb),
+        Verb::Host(verb) => host::run(verb),
+        Verb::Account(verb) => account::run(verb),
+        Verb::Portal(verb) => portal::run(verb),
+        Verb::Apply(arguments) => apply::run(&arguments),
+        Verb::Diff(arguments) => apply::diff(&arguments),
+        Verb::Export(arguments) => apply::export(&arguments),
+        Verb::History(arguments) => apply::history(&arguments),
+        Verb::Top(arguments) => top::run(&arguments),
         Verb::Metrics(arguments) => metrics::run(&arguments),
         Verb::Session(verb) => session::run(verb),
         Verb::Target(verb) => target::run(verb),

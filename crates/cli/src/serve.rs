@@ -14,12 +14,15 @@ use sarsen_io::cores::FileEngine;
 use sarsen_io::handover::{self, Kept};
 use sarsen_io::spin::Spin;
 use sarsen_node::config::{
-    self, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig, render_size,
+    self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig,
+    render_size,
 };
 use sarsen_node::{ConfigError, Made, Server, StartError};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
+
+use crate::control::default_socket;
 
 /// Flags of `sarsen serve`. What flags say is added to what the file says.
 #[derive(clap::Args)]
@@ -58,14 +61,20 @@ pub(crate) struct Arguments {
     /// come so quickly that it pays, or never.
     #[arg(long, value_name = "WHEN", value_parser = config::parse_spin)]
     spin: Option<Spin>,
-    /// A Unix socket at which `sarsen session` and `sarsen target` reach this server; only its owner
-    /// can use it. Under systemd, unless given, control.sock in the RuntimeDirectory; else none.
+    /// A Unix socket at which the other verbs reach this server; only its owner can use it. Under
+    /// systemd, unless given, control.sock in the RuntimeDirectory; with --state, where the other verbs look
+    /// for it; else none.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// The folder of what the server keeps of itself, such as its events; only in memory unless given.
+    /// The folder of the state: volumes, targets, accounts and what else changes while the server runs are
+    /// kept there, and made by `sarsen volume`, `sarsen apply` and the console. It is made if it is missing.
     /// Under systemd, unless given, the StateDirectory.
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
+    /// Where the API and the console are on the network, such as 127.0.0.1:3280. On the loopback they are
+    /// for everybody on this machine; elsewhere TLS is spoken, and who comes shows the token.
+    #[arg(long, value_name = "ADDRESS", value_parser = config::parse_api)]
+    api: Option<ApiConfig>,
     /// A name server (iSNS) at which the targets are registered, where initiators find them.
     #[arg(long, value_name = "HOST[:PORT]", value_parser = config::parse_isns)]
     isns: Option<IsnsConfig>,
@@ -152,9 +161,11 @@ impl Arguments {
         config.io_engine = self.io_engine.unwrap_or(config.io_engine);
         config.spin = self.spin.unwrap_or(config.spin);
         let control = self.control.clone().or(config.control);
-        config.control = control.or_else(socket_of_the_service);
         let state = self.state.clone().or(config.state);
         config.state = state.or_else(|| folder_of_the_service("STATE_DIRECTORY"));
+        config.api = self.api.clone().or(config.api);
+        let control = control.or_else(socket_of_the_service);
+        config.control = control.or_else(|| config.state.as_ref().map(|_| own_socket()));
         config.isns = self.isns.clone().or(config.isns);
         config.finish()
     }
@@ -171,6 +182,16 @@ fn folder_of_the_service(variable: &str) -> Option<PathBuf> {
     // Several are separated by colons.
     let folder = std::env::split_paths(&folders).next()?;
     folder.is_dir().then_some(folder)
+}
+
+/// Where the other verbs look for it; the folder is made if it is missing.
+fn own_socket() -> PathBuf {
+    let socket = default_socket();
+    if let Some(folder) = socket.parent() {
+        // Where it cannot be made, the socket cannot either, and that is told.
+        let _ = std::fs::create_dir_all(folder);
+    }
+    socket
 }
 
 /// How a server ends.
@@ -285,6 +306,9 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
 #[derive(Serialize)]
 struct Announcement {
     portals: Vec<SocketAddr>,
+    /// Of the console, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api: Option<String>,
     volumes: Vec<AnnouncedVolume>,
 }
 
@@ -307,11 +331,12 @@ fn announce(server: &Server, volumes: &[VolumeConfig], json: bool) -> std::io::R
             target: export.target.clone(),
             lun: export.lun,
             size_bytes: export.size,
-            url: export.urls[0].clone(),
+            url: export.urls.first().cloned().unwrap_or_default(),
             urls: export.urls.clone(),
         });
         let portals = server.portals().iter().map(|portal| portal.address).collect();
-        let announcement = Announcement { portals, volumes: volumes.collect() };
+        let api = server.api_url();
+        let announcement = Announcement { portals, api, volumes: volumes.collect() };
         serde_json::to_writer(&mut out, &announcement)?;
         writeln!(out)?;
         return out.flush();

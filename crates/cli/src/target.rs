@@ -2,15 +2,21 @@
 
 mod url;
 
+use std::collections::BTreeMap;
+
 use clap::Subcommand;
 use sarsen_node::config::parse_redirect_address;
 use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::{
-    DrainTarget, Drained, Redirect, Target, TargetList, TargetState, Undrained,
+    ConfigState, DrainTarget, Drained, Redirect, Target, TargetList, TargetState, Undrained,
 };
+use sarsen_node::desired::document::{self, Luns, Rule};
+use sarsen_node::desired::{Document, Kind};
 
 use crate::control::{Manner, report_drain, table};
 use crate::disk::{on_a_core, print_line};
+use crate::exit::{NotFoundError, UsageError};
+use crate::state::{self, ChangeManner};
 
 /// Verbs of `sarsen target`.
 #[derive(Subcommand)]
@@ -22,6 +28,85 @@ pub(crate) enum Verb {
     },
     /// Print lines to paste where a target's disks are to be used.
     Url(url::Arguments),
+    /// Make a target.
+    Create {
+        /// Its iSCSI name.
+        name: String,
+        /// A volume that it serves: VOLUME, at the next LUN from 0 on, or LUN=VOLUME; several times.
+        #[arg(long = "lun", value_name = "[LUN=]VOLUME")]
+        luns: Vec<String>,
+        /// TargetAlias.
+        #[arg(long, value_name = "TEXT")]
+        alias: Option<String>,
+        /// An account of which initiators have to prove to be one; several times.
+        #[arg(long, value_name = "ACCOUNT")]
+        chap: Vec<String>,
+        /// The account with which the target proves who it is.
+        #[arg(long, value_name = "ACCOUNT")]
+        own_account: Option<String>,
+        /// Only this host may log in; several times.
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<String>,
+        /// Only this initiator may log in; its name may end with *; several times.
+        #[arg(long = "initiator", value_name = "IQN")]
+        initiators: Vec<String>,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Serve one more volume through a target.
+    Attach {
+        /// The target's iSCSI name.
+        name: String,
+        /// The volume.
+        volume: String,
+        /// The number that it gets; the lowest that is free unless given.
+        #[arg(long)]
+        lun: Option<u16>,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Serve a volume through a target no more.
+    Detach {
+        /// The target's iSCSI name.
+        name: String,
+        /// The volume.
+        volume: String,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Show one, as a document has it.
+    Show {
+        /// Its iSCSI name.
+        name: String,
+        #[command(flatten)]
+        manner: Manner,
+    },
+    /// Change keys of one: KEY=VALUE, or KEY= to take it away. A value may be JSON.
+    Set {
+        /// Its iSCSI name.
+        name: String,
+        /// What is changed, such as alias=disks.
+        #[arg(required = true, value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Give a target another iSCSI name: who uses it has to log in anew.
+    Rename {
+        /// Its iSCSI name.
+        name: String,
+        /// Its new one.
+        new_name: String,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Take one away. Its volumes stay.
+    Delete {
+        /// Its iSCSI name.
+        name: String,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
     /// Take a target out of service: new sessions are turned away or sent on, those that are there
     /// are asked to log out, and dropped if they do not in time.
     Drain {
@@ -59,6 +144,53 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             }
         }
         Verb::Url(arguments) => url::run(&arguments),
+        Verb::Create { name, luns, alias, chap, own_account, hosts, initiators, manner } => {
+            let luns = parse_luns(&luns)?;
+            let hosts = hosts.into_iter().map(|host| Rule { host: Some(host), ..Rule::default() });
+            let initiators = initiators.into_iter();
+            let initiators =
+                initiators.map(|initiator| Rule { initiator: Some(initiator), ..Rule::default() });
+            let allow = hosts.chain(initiators).collect();
+            let target = document::Target {
+                name,
+                alias,
+                luns,
+                chap,
+                own_account,
+                allow,
+                ..Default::default()
+            };
+            manner.create(Document { target: vec![target], ..Document::default() })
+        }
+        Verb::Attach { name, volume, lun, manner } => {
+            let (luns, revision) = luns_of(&name, &manner)?;
+            let lun = lun.or_else(|| (0..).find(|lun| !luns.contains_key(lun))).unwrap_or(0);
+            if let Some(other) = luns.get(&lun) {
+                let message = format!("LUN {lun} of {name} is {other}: give another --lun");
+                return Err(UsageError(message).into());
+            }
+            set_lun(name, lun, Some(&volume), revision, manner)
+        }
+        Verb::Detach { name, volume, manner } => {
+            let (luns, revision) = luns_of(&name, &manner)?;
+            let lun = luns.into_iter().find(|(_, served)| *served == volume).map(|(lun, _)| lun);
+            let lun = lun.ok_or_else(|| {
+                NotFoundError(format!(
+                    "{name} does not serve {volume}: see `sarsen target show {name}`"
+                ))
+            })?;
+            set_lun(name, lun, None, revision, manner)
+        }
+        Verb::Show { name, manner } => state::run(Kind::Target, state::Verb::Show { name, manner }),
+        Verb::Set { name, settings, manner } => {
+            state::run(Kind::Target, state::Verb::Set { name, settings, manner })
+        }
+        Verb::Rename { name, new_name, manner } => {
+            state::run(Kind::Target, state::Verb::Rename { name, new_name, manner })
+        }
+        Verb::Delete { name, manner } => {
+            state::run(Kind::Target, state::Verb::Delete { name, manner })
+        }
         Verb::Drain { name, grace, redirect, permanent, manner } => {
             let client = manner.client();
             let redirect = redirect.map(|address| Redirect { address, permanent });
@@ -77,6 +209,49 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             }
         }
     }
+}
+
+/// `VOLUME` or `LUN=VOLUME`.
+fn parse_luns(texts: &[String]) -> Result<Luns, UsageError> {
+    let mut luns = BTreeMap::new();
+    for text in texts {
+        let (lun, volume) = match text.split_once('=') {
+            None => (None, text),
+            Some((lun, volume)) => {
+                let lun = lun.parse().map_err(|_| {
+                    UsageError(format!("--lun {text}: write VOLUME or LUN=VOLUME, such as 3=data"))
+                })?;
+                (Some(lun), &volume.to_owned())
+            }
+        };
+        let lun = lun.or_else(|| (0..).find(|lun| !luns.contains_key(lun))).unwrap_or(0);
+        if luns.insert(lun, volume.clone()).is_some() {
+            return Err(UsageError(format!("--lun {text}: LUN {lun} is given twice")));
+        }
+    }
+    Ok(Luns(luns))
+}
+
+/// The volumes that a target serves, and the revision at which it does.
+fn luns_of(name: &str, manner: &ChangeManner) -> anyhow::Result<(BTreeMap<u16, String>, u64)> {
+    let ConfigState { document, revision } = state::state(&manner.client())?;
+    let target = document.target.into_iter().find(|target| target.name == name);
+    let target = target.ok_or_else(|| NotFoundError(format!("there is no target {name}")))?;
+    Ok((target.luns.0, revision))
+}
+
+/// One number, as it was looked at: others are left as they are.
+fn set_lun(
+    name: String,
+    lun: u16,
+    volume: Option<&str>,
+    seen: u64,
+    manner: ChangeManner,
+) -> anyhow::Result<()> {
+    let patch = serde_json::json!({ lun.to_string(): volume });
+    let manner = ChangeManner { revision: manner.revision.or(Some(seen)), ..manner };
+    let settings = vec![format!("luns={patch}")];
+    state::run(Kind::Target, state::Verb::Set { name, settings, manner })
 }
 
 fn render(targets: &[Target]) -> String {

@@ -16,7 +16,8 @@ use sarsen_scsi::{AccessError, AccessState, Array, TargetDevice};
 use tracing::{error, warn};
 
 use crate::config::{Config, ConfigError, Limits, Portal};
-use crate::control::Control;
+use crate::control::{Api, Control, Opened, Web, WebError};
+use crate::desired::{Desired, Invalid, OpenError, StateError};
 use crate::engine::{ChangeError, Engine, Force, Made, Prepared};
 use crate::events::Occurrence;
 use crate::host::Beneath;
@@ -65,6 +66,15 @@ pub enum StartError {
         /// The system's error.
         source: io::Error,
     },
+    /// The state cannot be opened.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// The state does not go with the server's own settings.
+    #[error("the state: {0}")]
+    Invalid(#[from] Invalid),
+    /// The API cannot be served.
+    #[error(transparent)]
+    Web(#[from] WebError),
     /// The two CRC32C implementations disagree: digests could not be trusted.
     #[error("CRC32C is computed wrongly on this processor; please report it")]
     Digest,
@@ -79,6 +89,15 @@ pub enum SetAccessError {
     /// The target refused.
     #[error(transparent)]
     Access(#[from] AccessError),
+}
+
+impl From<OpenError> for StartError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::State(error) => error.into(),
+            OpenError::Invalid(error) => error.into(),
+        }
+    }
 }
 
 fn remedy(error: &io::Error) -> &'static str {
@@ -118,11 +137,13 @@ pub struct Export {
 
 /// A server that runs.
 pub struct Server {
-    /// First, so that it ends before what it speaks of.
+    /// First, so that they end before what they speak of.
+    web: Option<Web>,
     control: Option<Control>,
     isns: Option<Isns>,
     cores: Arc<Cores>,
     engine: Arc<Engine>,
+    desired: Option<Arc<Desired>>,
 }
 
 impl Server {
@@ -140,6 +161,13 @@ impl Server {
         if !digest::self_check() {
             return Err(StartError::Digest);
         }
+        let (mut desired, config) = match config.state.clone() {
+            Some(folder) => {
+                let (desired, config) = Desired::open(&folder, config)?;
+                (Some(desired), config)
+            }
+            None => (None, config),
+        };
         check_descriptors(&config.limits);
         let cores =
             Cores::start(config.cores, config.io_engine, config.spin).map_err(StartError::Cores)?;
@@ -154,6 +182,8 @@ impl Server {
                 .map_err(|source| StartError::Control { path: path.to_owned(), source })
         });
         let control = control.transpose()?;
+        let web = config.api.as_ref().map(|api| Opened::open(api, config.state.as_deref()));
+        let web = web.transpose()?;
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let engine = Engine::new(&config, &cores, array, Box::new(layer));
         let isns = config.isns.clone();
@@ -162,14 +192,21 @@ impl Server {
             other => unreachable!("nothing runs that could be in the way: {other}"),
         })?;
         prepared.into_ready().make();
+        if let Some(desired) = &mut desired {
+            desired.drive(engine.clone());
+        }
+        let desired = desired.map(Arc::new);
         let front = &engine.front;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         front.access.events.tell(&Occurrence::ServerStarted { version });
-        let control = control.map(|listener| Control::start(listener, front.clone()));
+        let api = Api { engine: engine.clone(), front: front.clone(), desired: desired.clone() };
+        let control = control.map(|listener| Control::start(listener, api.clone()));
         let control = control.transpose().map_err(StartError::Cores)?;
         let isns = isns.map(|isns| Isns::start(isns, notices, front.clone()));
         let isns = isns.transpose().map_err(StartError::Cores)?;
-        Ok(Self { control, isns, cores, engine })
+        let web = web.map(|opened| Web::start(opened, api));
+        let web = web.transpose().map_err(StartError::Cores)?;
+        Ok(Self { web, control, isns, cores, engine, desired })
     }
 
     /// Opens what `desired`, which is finished, has and this server has not yet, and finds out who uses
@@ -182,6 +219,10 @@ impl Server {
     /// Takes over a changed configuration, secrets included: all of it or, where something is wrong with
     /// it or in use, nothing. Sessions that are not let in any more are ended.
     pub async fn reload(&self, desired: Config) -> Result<Made, ChangeError> {
+        let desired = match &self.desired {
+            Some(state) => return state.rebase(desired).await,
+            None => desired,
+        };
         let prepared = self.engine.prepare(desired, true)?;
         let made = prepared.clear_by(Force::Revoked).await?.make();
         let (what, author) = ("the configuration was read again".to_owned(), "SIGHUP".to_owned());
@@ -203,6 +244,11 @@ impl Server {
     /// The portals, with the ports that were taken.
     pub fn portals(&self) -> Vec<Portal> {
         self.engine.front.portals.configs()
+    }
+
+    /// Where the API and the console are on the network.
+    pub fn api_url(&self) -> Option<String> {
+        self.web.as_ref().map(Web::url)
     }
 
     /// A target device by its iSCSI name.
@@ -248,6 +294,7 @@ impl Server {
     /// worked; what did not is in the log.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
         self.engine.front.access.events.tell(&Occurrence::ServerStopping);
+        drop(self.web.take());
         drop(self.control.take());
         if let Some(isns) = &self.isns {
             isns.leave();

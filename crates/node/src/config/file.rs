@@ -64,6 +64,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::access::{self, AccessConfig, parse_discovery};
 use super::account::account_from_settings;
+use super::api::parse_api_table;
 use super::fault::parse_fault;
 use super::host::parse_host_table;
 use super::identity::IdentityConfig;
@@ -86,12 +87,13 @@ const TOP_KEYS: &[&str] = &[
     "volume",
     "target",
     "control",
-    "state",
     "account",
     "host",
     "discovery",
     "isns",
     "limits",
+    "api",
+    "state",
 ];
 const VOLUME_KEYS: &[&str] = &[
     "name",
@@ -219,6 +221,7 @@ pub fn parse_file(path: &Path, text: &str) -> Result<Config, ConfigError> {
                     config.targets.push(parse_target(&source, table)?);
                 }
             }
+            "api" => config.api = Some(parse_api_table(&source, value)?),
             "limits" => config.limits = Limits::from_settings(source.table(value, name)?)?,
             _ => return Err(unknown_key(&place, name, TOP_KEYS)),
         }

@@ -3,6 +3,7 @@
 
 mod access;
 mod account;
+mod api;
 mod certificate;
 mod fault;
 mod file;
@@ -33,6 +34,7 @@ use crate::stores::CacheMode;
 
 pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
 pub use self::account::{AccountConfig, SecretSource, parse_account};
+pub use self::api::{ApiConfig, parse_api};
 pub use self::certificate::CertificatePattern;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
@@ -74,8 +76,6 @@ pub struct Config {
     pub targets: Vec<TargetConfig>,
     /// The socket at which the server is told what to do; none unless given.
     pub control: Option<PathBuf>,
-    /// The folder of what the server keeps of itself, such as its events; none unless given.
-    pub state: Option<PathBuf>,
     /// The accounts that there are, by unique names.
     pub accounts: Vec<AccountConfig>,
     /// The hosts that rules may speak of, by unique names.
@@ -88,6 +88,11 @@ pub struct Config {
     pub isns: Option<IsnsConfig>,
     /// What initiators may take.
     pub limits: Limits,
+    /// Where the API and the console are on the network; nowhere unless given.
+    pub api: Option<ApiConfig>,
+    /// The folder of the desired state: volumes, targets, accounts and what else changes while the
+    /// server runs; without one, it runs by what this says alone.
+    pub state: Option<PathBuf>,
 }
 
 /// A volume.
@@ -261,13 +266,14 @@ impl Default for Config {
             volumes: Vec::new(),
             targets: Vec::new(),
             control: None,
-            state: None,
             accounts: Vec::new(),
             hosts: Vec::new(),
             discovery: AccessConfig::default(),
             chap: Vec::new(),
             isns: None,
             limits: Limits::default(),
+            api: None,
+            state: None,
         }
     }
 }
@@ -277,11 +283,33 @@ impl Config {
     /// exactly one target (those that none lists get one of their own), there is something to serve,
     /// and accounts and rules fit that.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
+        if self.state.is_some() {
+            return self.check_beside_state();
+        }
         if self.volumes.is_empty() {
             return wrong("no volume: give one, such as --volume scratch=ram:1GiB");
         }
         self.add_default_targets()?;
         self.finish_managed()
+    }
+
+    /// Of a server that has a state, this says what the state does not: what the state speaks of has no
+    /// second place. It is finished when the state is known.
+    fn check_beside_state(self) -> Result<Self, ConfigError> {
+        let given = [
+            ("volumes", !self.volumes.is_empty()),
+            ("targets", !self.targets.is_empty()),
+            ("accounts", !self.accounts.is_empty() || !self.chap.is_empty()),
+            ("hosts", !self.hosts.is_empty()),
+            ("rules of discovery", self.discovery != AccessConfig::default()),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((what, _)) => wrong(format!(
+                "{what}: a server that has a state keeps them there: write them to a file of their own, and \
+                 `sarsen apply -f FILE` when the server runs"
+            )),
+            None => Ok(self),
+        }
     }
 
     /// The same where volumes and targets come and go while the server runs: there may be no volume,

@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::VERSION;
+use super::config::AUTHOR;
 use super::schema::{ErrorCode, Failure, FailureBody};
 
 /// The longest answer that is taken, in bytes: twenty thousand sessions have room.
@@ -41,12 +42,19 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     path: PathBuf,
+    /// Who asks, as the state's history will have it.
+    author: Option<String>,
 }
 
 impl Client {
     /// Of the server whose socket is at `path`; nothing is asked yet.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), author: None }
+    }
+
+    /// The same, asking in somebody's name.
+    pub fn with_author(self, author: String) -> Self {
+        Self { author: Some(author), ..self }
     }
 
     /// Where it is.
@@ -75,6 +83,21 @@ impl Client {
         self.ask(Method::POST, path, body.into()).await
     }
 
+    /// `PATCH`es a path below the version.
+    pub async fn patch<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body).map_err(broken)?;
+        self.ask(Method::PATCH, path, body.into()).await
+    }
+
+    /// `DELETE`s a path below the version.
+    pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.ask(Method::DELETE, path, Bytes::new()).await
+    }
+
     async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -98,6 +121,7 @@ impl Client {
             .uri(format!("{VERSION}{path}"))
             .header(HOST, "sarsen")
             .header(CONTENT_TYPE, "application/json")
+            .header(AUTHOR, self.author.as_deref().unwrap_or("sarsen"))
             .body(Full::new(body))
             .map_err(broken)?;
         let (mut sender, connection) =

@@ -33,6 +33,38 @@ impl ApiError {
         Self(Failure { code: ErrorCode::Invalid, message: message.into(), field })
     }
 
+    /// Somebody else was there first.
+    pub(super) fn revision_conflict(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::RevisionConflict, message)
+    }
+
+    /// Clients use what it takes away.
+    pub(super) fn in_use(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::InUse, message)
+    }
+
+    /// What it names in the world outside does not allow it.
+    pub(super) fn unable(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Unable, message)
+    }
+
+    pub(super) fn no_state(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::NoState, message)
+    }
+
+    pub(super) fn state_unwritable(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::StateUnwritable, message)
+    }
+
+    /// Who asks has not shown who he is.
+    pub(super) fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Unauthorized, message)
+    }
+
+    pub(super) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Forbidden, message)
+    }
+
     pub(super) fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Internal, message)
     }
@@ -44,7 +76,14 @@ impl IntoResponse for ApiError {
             ErrorCode::Invalid => StatusCode::BAD_REQUEST,
             ErrorCode::NotFound => StatusCode::NOT_FOUND,
             ErrorCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
-            ErrorCode::Conflict => StatusCode::CONFLICT,
+            ErrorCode::Conflict
+            | ErrorCode::RevisionConflict
+            | ErrorCode::InUse
+            | ErrorCode::NoState => StatusCode::CONFLICT,
+            ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
+            ErrorCode::Forbidden => StatusCode::FORBIDDEN,
+            ErrorCode::Unable => StatusCode::UNPROCESSABLE_ENTITY,
+            ErrorCode::StateUnwritable => StatusCode::INSUFFICIENT_STORAGE,
             ErrorCode::Internal | ErrorCode::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, json(&FailureBody { error: self.0 })).into_response()

@@ -2,23 +2,31 @@
 //! its own. `routes` answer, [`schema`] is what is said, [`Client`] is the other end.
 
 mod client;
+mod config;
 mod error;
 mod events;
+mod openapi;
 mod routes;
 pub mod schema;
 mod statistics;
+mod web;
 
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use axum::extract::FromRef;
 use sarsen_io::local::{LocalConnections, LocalListener, LocalSocket};
 use sarsen_io::{threads, time};
 use tokio::sync::watch;
 use tracing::{error, warn};
 
 pub use self::client::{Client, ClientError, path_segment};
+pub use self::web::WebError;
+pub(crate) use self::web::{Opened, Web};
+use crate::desired::Desired;
+use crate::engine::Engine;
 use crate::fronts::iscsi::Front;
 
 /// Names the socket where no flag does.
@@ -28,6 +36,21 @@ const VERSION: &str = "/v1";
 /// Between attempts to accept.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
+/// What can be asked, and changed.
+#[derive(Clone)]
+pub(crate) struct Api {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) front: Arc<Front>,
+    /// Of a server that has a state.
+    pub(crate) desired: Option<Arc<Desired>>,
+}
+
+impl FromRef<Api> for Arc<Front> {
+    fn from_ref(api: &Api) -> Self {
+        api.front.clone()
+    }
+}
+
 /// A control socket that is being served; dropping it ends it, and removes the socket.
 pub(crate) struct Control {
     closing: watch::Sender<bool>,
@@ -35,16 +58,16 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    /// Serves there what can be asked of this front.
-    pub(crate) fn start(listener: LocalListener, front: Arc<Front>) -> io::Result<Self> {
+    /// Serves there what can be asked.
+    pub(crate) fn start(listener: LocalListener, api: Api) -> io::Result<Self> {
         let (closing, mut told) = watch::channel(false);
         let thread = threads::spawn_runtime("control", move || async move {
             let connections = match listener.connections() {
                 Ok(connections) => connections,
                 Err(error) => return error!(%error, "the control socket cannot be served"),
             };
-            let counted = front.access.metrics.statistics.clone();
-            let serving = axum::serve(Connections(connections), routes::router(front));
+            let counted = api.front.access.metrics.statistics.clone();
+            let serving = axum::serve(Connections(connections), routes::router(api));
             tokio::select! {
                 ended = serving => {
                     if let Err(error) = ended {

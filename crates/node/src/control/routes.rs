@@ -1,5 +1,6 @@
 //! What is answered on the control socket.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,23 +10,26 @@ use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use sarsen_block::Geometry;
 use sarsen_proto::iscsi::keys::SessionType;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::info;
 
-use super::VERSION;
 use super::error::ApiError;
+use super::openapi::{self, Failures};
 use super::schema::{
-    self, Authentication, Connection, DrainSession, DrainTarget, Drained, Session, SessionKind,
-    SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained, unix_seconds,
+    self, Authentication, Connection, DrainSession, DrainTarget, Drained, ServedVolume, Session,
+    SessionKind, SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained,
+    VolumeList, unix_seconds,
 };
-use super::{events, statistics};
+use super::{Api, VERSION, config, events, statistics};
 use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
 use crate::events::Occurrence;
 use crate::fronts::iscsi::{Attendance, Front, Mailbox};
 use crate::metrics;
+use crate::server::Export;
 use crate::targets::Target;
 
 /// The longest body of a request, in bytes.
@@ -33,7 +37,7 @@ const BODY_LIMIT: usize = 64 * 1024;
 /// How long initiators have to log out unless the request says.
 const GRACE: u16 = 30;
 
-type Answer<T> = Result<Json<T>, ApiError>;
+pub(super) type Answer<T> = Result<Json<T>, ApiError>;
 
 /// An answer as JSON.
 pub(super) struct Json<T>(pub(super) T);
@@ -49,23 +53,26 @@ pub(super) fn json(body: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
-pub(super) fn router(front: Arc<Front>) -> Router {
+pub(super) fn router(api: Api) -> Router {
     let v1 = Router::new()
+        .route("/openapi.json", get(openapi::openapi))
         .route("/metrics", get(metrics))
         .route("/statistics", get(statistics::statistics))
         .route("/events", get(events::events))
         .route("/live", get(events::live))
         .route("/sessions", get(sessions))
         .route("/sessions/{tsih}/drain", post(drain_session))
+        .route("/volumes", get(volumes))
         .route("/targets", get(targets))
         .route("/targets/{name}/drain", post(drain_target))
-        .route("/targets/{name}/undrain", post(undrain_target));
+        .route("/targets/{name}/undrain", post(undrain_target))
+        .merge(config::router());
     Router::new()
         .nest(VERSION, v1)
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
-        .with_state(front)
+        .with_state(api)
 }
 
 async fn no_such_path(uri: Uri) -> ApiError {
@@ -76,11 +83,20 @@ async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("{} does not take {method}", uri.path()))
 }
 
-async fn metrics(State(front): State<Arc<Front>>) -> impl IntoResponse {
+/// What is counted, as OpenMetrics text.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/metrics",
+    responses((status = 200, content_type = "application/openmetrics-text", body = String), Failures)
+)]
+pub(super) async fn metrics(State(front): State<Arc<Front>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], front.metrics())
 }
 
-async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionList> {
+/// The sessions that stand.
+#[utoipa::path(get, tag = "server", path = "/v1/sessions", responses((status = 200, body = SessionList), Failures))]
+pub(super) async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionList> {
     let connections = front.roster.connections();
     let session = |seated: crate::fronts::iscsi::Seated| {
         let own = || connections.iter().filter(|connection| connection.tsih == seated.tsih);
@@ -112,7 +128,16 @@ fn connection(attendance: &Attendance) -> Connection {
     }
 }
 
-async fn drain_session(
+/// Asks a session's initiator to log out, and drops the session if it does not in time.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/sessions/{tsih}/drain",
+    params(("tsih" = u16, Path, description = "The session's handle")),
+    request_body = DrainSession,
+    responses((status = 200, body = Drained), Failures)
+)]
+pub(super) async fn drain_session(
     State(front): State<Arc<Front>>,
     Path(tsih): Path<String>,
     body: Bytes,
@@ -128,7 +153,32 @@ async fn drain_session(
     to_the_end(async move { send_away(&mailboxes, grace, std::future::pending()).await }).await
 }
 
-async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
+/// The volumes that are open, and how they are reached.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/volumes",
+    responses((status = 200, body = VolumeList), Failures)
+)]
+pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
+    let exports = api.engine.exports().into_iter();
+    let mut exports: BTreeMap<String, Export> =
+        exports.map(|export| (export.volume.clone(), export)).collect();
+    let volume = |(name, geometry): (String, Geometry)| {
+        let export = exports.remove(&name);
+        let (target, lun, urls) = match export {
+            Some(Export { target, lun, urls, .. }) => (Some(target), Some(lun), urls),
+            None => (None, None, Vec::new()),
+        };
+        let block_size = geometry.block_size.bytes() as u32;
+        ServedVolume { name, size_bytes: geometry.byte_count(), block_size, target, lun, urls }
+    };
+    Json(VolumeList { volumes: api.engine.volumes().into_iter().map(volume).collect() })
+}
+
+/// The targets, and how they are reached.
+#[utoipa::path(get, tag = "server", path = "/v1/targets", responses((status = 200, body = TargetList), Failures))]
+pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
     let (sessions, portals) = (front.sessions.seated(), front.portals.configs());
     let target = |target: Target| {
         let name = target.device.name();
@@ -169,7 +219,16 @@ fn state(service: Service) -> TargetState {
     }
 }
 
-async fn drain_target(
+/// Takes a target out of service: its initiators are asked to log out, and dropped if they do not in time.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/targets/{name}/drain",
+    params(("name" = String, Path, description = "iSCSI name")),
+    request_body = DrainTarget,
+    responses((status = 200, body = Drained), Failures)
+)]
+pub(super) async fn drain_target(
     State(front): State<Arc<Front>>,
     Path(name): Path<String>,
     body: Bytes,
@@ -206,7 +265,15 @@ async fn drain_target(
     .await
 }
 
-async fn undrain_target(
+/// Takes a target back into service.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/targets/{name}/undrain",
+    params(("name" = String, Path, description = "iSCSI name")),
+    responses((status = 200, body = Undrained), Failures)
+)]
+pub(super) async fn undrain_target(
     State(front): State<Arc<Front>>,
     Path(name): Path<String>,
 ) -> Answer<Undrained> {

@@ -7,16 +7,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sarsen_proto::iscsi::{DigestKind, Parameters};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::desired::{Document, Object, Revision};
 
 /// `GET /v1/sessions`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SessionList {
     /// By TSIH.
     pub sessions: Vec<Session>,
 }
 
 /// A session.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
     /// Its handle, by which it is named here.
     pub tsih: u16,
@@ -37,7 +40,7 @@ pub struct Session {
 }
 
 /// What a session is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionKind {
     /// Disks are used.
@@ -50,7 +53,7 @@ pub enum SessionKind {
 }
 
 /// A connection of a session.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Connection {
     /// Its id within the session.
     pub cid: u16,
@@ -67,7 +70,7 @@ pub struct Connection {
 }
 
 /// What was negotiated (RFC 7143 §13).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[allow(missing_docs)] // each is the key of its name
 pub struct Keys {
     pub header_digest: String,
@@ -115,15 +118,40 @@ impl From<&Parameters> for Keys {
     }
 }
 
+/// `GET /v1/volumes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeList {
+    /// By name.
+    pub volumes: Vec<ServedVolume>,
+}
+
+/// A volume that is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ServedVolume {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// The target that serves it, if one does.
+    pub target: Option<String>,
+    /// And the number that it has there.
+    pub lun: Option<u16>,
+    /// URLs for libiscsi and QEMU, one for each portal; with TLS, for our own initiator alone.
+    pub urls: Vec<String>,
+}
+
 /// `GET /v1/targets`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetList {
     /// By name.
     pub targets: Vec<Target>,
 }
 
 /// A target.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ServedTarget)]
 pub struct Target {
     /// iSCSI name.
     pub name: String,
@@ -149,7 +177,7 @@ pub struct Target {
 }
 
 /// Where a target is reached.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetPortal {
     /// Address and port; an unspecified address is every one of the machine.
     pub address: String,
@@ -160,14 +188,14 @@ pub struct TargetPortal {
 }
 
 /// A unit of a target.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetLun {
     /// Its number.
     pub lun: u16,
 }
 
 /// What an initiator has to prove.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Authentication {
     /// Nothing.
@@ -181,7 +209,7 @@ pub enum Authentication {
 }
 
 /// Whether a target takes sessions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TargetState {
     /// It does.
@@ -196,8 +224,9 @@ pub enum TargetState {
 }
 
 /// Where a target is instead.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = SentOn)]
 pub struct Redirect {
     /// `host:port`.
     pub address: String,
@@ -207,7 +236,7 @@ pub struct Redirect {
 }
 
 /// The body of `POST /v1/sessions/{tsih}/drain`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainSession {
     /// Seconds that the initiator has to log out; 30 unless given.
@@ -216,7 +245,7 @@ pub struct DrainSession {
 }
 
 /// The body of `POST /v1/targets/{name}/drain`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DrainTarget {
     /// Seconds that initiators have to log out; 30 unless given.
@@ -228,7 +257,7 @@ pub struct DrainTarget {
 }
 
 /// What became of the sessions that were to go. The answer comes when all of them have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Drained {
     /// Sessions that were asked to log out.
     pub asked: usize,
@@ -243,21 +272,79 @@ pub struct Drained {
 }
 
 /// What `POST /v1/targets/{name}/undrain` did.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Undrained {
     /// The target takes sessions now.
     pub state: TargetState,
 }
 
+/// `GET /v1/config`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ConfigState {
+    /// How often it was changed.
+    pub revision: u64,
+    /// What the server is to be; without secrets unless they were asked for.
+    pub document: Document,
+}
+
+/// One of the things that a document lists, as it lists it.
+pub type ConfigBody = Object;
+
+/// `GET /v1/config/{kind}/{name}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ConfigObject {
+    /// The state's.
+    pub revision: u64,
+    /// As a document lists it.
+    #[schema(value_type = ConfigBody)]
+    pub object: Object,
+}
+
+/// The body of `POST /v1/config/apply`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Apply {
+    /// What is to be there.
+    pub document: Document,
+    /// What it lists is to be new: a name that is taken is a conflict.
+    #[serde(default)]
+    pub create: bool,
+    /// What it does not list is to go.
+    #[serde(default)]
+    pub prune: bool,
+    /// Only the plan is wanted.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// What is in use may go, too: its clients are logged out first.
+    #[serde(default)]
+    pub force: bool,
+    /// The revision that it was made for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<u64>,
+    /// Seconds that clients have to log out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u16>,
+    /// Who makes the change; else the header `sarsen-author` says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub author: Option<String>,
+}
+
+/// `GET /v1/config/revisions`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RevisionList {
+    /// The last one first.
+    pub revisions: Vec<Revision>,
+}
+
 /// The body of an answer that is none: status 400 and above.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailureBody {
     /// What is wrong.
     pub error: Failure,
 }
 
 /// Why a request was not carried out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Failure {
     /// For programs.
     pub code: ErrorCode,
@@ -268,7 +355,7 @@ pub struct Failure {
 }
 
 /// Kinds of failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorCode {
     /// The request is wrong.
@@ -277,8 +364,22 @@ pub enum ErrorCode {
     NotFound,
     /// The path takes other methods.
     MethodNotAllowed,
-    /// Something else is going on there.
+    /// Something else is going on there, or has that name.
     Conflict,
+    /// The state has another revision than the one that the request was made for.
+    RevisionConflict,
+    /// Clients use what would be taken away.
+    InUse,
+    /// A file, a device, a port or a secret that it names cannot be used.
+    Unable,
+    /// The token was not shown.
+    Unauthorized,
+    /// It comes from another page.
+    Forbidden,
+    /// The server runs by its flags and file alone.
+    NoState,
+    /// The state's disk takes nothing.
+    StateUnwritable,
     /// The server's own fault.
     Internal,
     /// One that a later version knows.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use axum::extract::State;
 use sarsen_io::time;
 
+use super::openapi::Failures;
 use super::routes::Json;
 use super::schema::statistics::{
     LatencyQuantiles, OperationStatistics, RecentStatistics, SessionStatistics, SessionVolume,
@@ -28,6 +29,8 @@ pub(super) async fn sample(statistics: Arc<statistics::Statistics>) {
     }
 }
 
+/// What commands have done to volumes.
+#[utoipa::path(get, tag = "server", path = "/v1/statistics", responses((status = 200, body = Statistics), Failures))]
 pub(super) async fn statistics(State(front): State<Arc<Front>>) -> Json<Statistics> {
     Json(collect(&front))
 }

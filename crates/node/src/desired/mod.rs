@@ -1,5 +1,279 @@
-//! What a server is to be: [`document`] is how it is written.
+//! One truth: what the server is to be. It is kept in a [`store`], changed by [`Edit`]s that are planned, checked,
+//! prepared, kept and then made live, in this order, so that a change is whole or is not at all. [`document`] is
+//! how it is written.
 
+mod compile;
 pub mod document;
+mod edit;
+mod object;
+mod plan;
+mod store;
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex as AsyncMutex;
+use tracing::info;
+use utoipa::ToSchema;
+
+use self::compile::Compiler;
+pub use self::compile::Invalid;
 pub use self::document::Document;
+pub use self::edit::Edit;
+pub use self::object::{Key, Kind, Object, Objects};
+use self::plan::summary;
+pub use self::plan::{Action, FieldChange, Step, plan};
+pub use self::store::{Revision, StateError, Store};
+use crate::config::{Config, ConfigError};
+use crate::engine::{self, ChangeError, Engine, Force, Made};
+
+/// A change that somebody wants.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// What is to be done, in this order; all of it or nothing.
+    pub edits: Vec<Edit>,
+    /// The revision that who wants it has seen; another one by now is a conflict.
+    pub expected: Option<u64>,
+    /// Who wants it, as he says.
+    pub author: String,
+    /// What is in use may be taken away: its clients are logged out first.
+    pub force: bool,
+    /// How long they have for that.
+    pub grace: Duration,
+    /// Only the plan is wanted.
+    pub dry_run: bool,
+}
+
+/// What became of a change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Changed {
+    /// The state's revision now.
+    pub revision: u64,
+    /// What was done, or, of a dry run, would be done.
+    pub steps: Vec<Step>,
+    /// What of it clients notice: they use what is taken away.
+    pub interrupts: Vec<Interruption>,
+    /// What of it takes effect with the next start.
+    pub needs_restart: Vec<String>,
+    /// Sessions that were ended since they are not let in any more.
+    pub sessions_ended: usize,
+    /// Nothing was done, as it was asked.
+    pub dry_run: bool,
+}
+
+/// Something that is used, and would be taken away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Interruption {
+    /// What: `volume data`.
+    pub object: String,
+    /// The initiators that use it.
+    pub initiators: Vec<String>,
+}
+
+impl Interruption {
+    fn of(interruption: &engine::Interruption) -> Self {
+        let sessions = interruption.sessions.iter();
+        let initiators: BTreeSet<_> = sessions.map(|session| session.initiator.clone()).collect();
+        Self {
+            object: interruption.object.to_string(),
+            initiators: initiators.into_iter().collect(),
+        }
+    }
+}
+
+/// Why a change was not made. Nothing of it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeRefused {
+    /// It makes no sense.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// What it names does not exist.
+    #[error("there is no {} {}{}", .0.kind.word(), .0.name, .1)]
+    NotFound(Key, String),
+    /// The name is taken.
+    #[error("there is a {} {} already", .0.kind.word(), .0.name)]
+    Exists(Key),
+    /// Somebody else has changed the state meanwhile.
+    #[error(
+        "the state is at revision {current}, and this change was made for {expected}: look again, and \
+         repeat it if it still fits"
+    )]
+    Conflict {
+        /// What the change was made for.
+        expected: u64,
+        /// What is there.
+        current: u64,
+    },
+    /// Clients use what it takes away.
+    #[error("{}: give --force to log them out first", told(.0))]
+    InUse(Vec<Interruption>),
+    /// A store, a portal or a secret does not allow it.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    /// It could not be kept.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+fn told(interruptions: &[Interruption]) -> String {
+    let one = |interruption: &Interruption| {
+        format!("{} is used by {}", interruption.object, interruption.initiators.join(", "))
+    };
+    interruptions.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+/// The state of a server that runs.
+pub struct Desired {
+    folder: PathBuf,
+    /// One change at a time.
+    changing: AsyncMutex<Changing>,
+    /// What holds now.
+    current: Mutex<Current>,
+}
+
+/// What a change works with.
+struct Changing {
+    store: Store,
+    compiler: Compiler,
+    engine: Option<Arc<Engine>>,
+}
+
+/// What holds.
+#[derive(Clone, Debug, Default)]
+pub struct Current {
+    /// Its number.
+    pub revision: u64,
+    /// What there is.
+    pub objects: Arc<Objects>,
+}
+
+impl Desired {
+    /// The state in `folder`, and the configuration that it comes to for a server with these settings of
+    /// its own.
+    pub fn open(folder: &Path, base: Config) -> Result<(Self, Config), OpenError> {
+        let mut store = Store::open(folder)?;
+        let (objects, revision) = store.load()?;
+        let mut compiler = Compiler::new(base);
+        let config = compiler.compile(&objects)?;
+        let current = Current { revision, objects: Arc::new(objects) };
+        let desired = Self {
+            folder: folder.to_owned(),
+            changing: AsyncMutex::new(Changing { store, compiler, engine: None }),
+            current: Mutex::new(current),
+        };
+        Ok((desired, config))
+    }
+
+    /// From now on, changes are made to what this engine runs.
+    pub(crate) fn drive(&mut self, engine: Arc<Engine>) {
+        self.changing.get_mut().engine = Some(engine);
+    }
+
+    fn current_mut(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What holds now.
+    pub fn current(&self) -> Current {
+        self.current_mut().clone()
+    }
+
+    /// The changes before the one of that number, the last of them first.
+    pub async fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
+        self.changing.lock().await.store.history(before, limit)
+    }
+
+    /// Takes over other settings of the server's own, and reads secrets again, as far as it can be done while
+    /// it runs.
+    pub(crate) async fn rebase(&self, base: Config) -> Result<Made, ChangeError> {
+        let mut changing = self.changing.lock().await;
+        let mut compiler = Compiler::new(base);
+        let config = compiler.compile(&self.current().objects).map_err(|invalid| {
+            ConfigError::new(invalid.field.unwrap_or_else(|| "the state".into()), invalid.message)
+        })?;
+        let engine = changing.engine.as_ref().expect("a server that answers has an engine");
+        let made = engine.prepare(config, true)?.clear_by(Force::Revoked).await?.make();
+        changing.compiler = compiler;
+        Ok(made)
+    }
+
+    /// Makes a change, whole, or does not make it. When this returns it is kept, and holds.
+    pub async fn change(&self, change: Change) -> Result<Changed, ChangeRefused> {
+        let mut changing = self.changing.lock().await;
+        let before = self.current();
+        if let Some(expected) = change.expected.filter(|expected| *expected != before.revision) {
+            return Err(ChangeRefused::Conflict { expected, current: before.revision });
+        }
+        let mut objects = (*before.objects).clone();
+        for edit in change.edits {
+            edit.carry_out(&mut objects, &self.folder)?;
+        }
+        let steps = plan(&before.objects, &objects);
+        let mut changed = Changed {
+            revision: before.revision,
+            steps,
+            dry_run: change.dry_run,
+            ..Changed::default()
+        };
+        let config = changing.compiler.compile(&objects)?;
+        if changed.steps.is_empty() {
+            return Ok(changed);
+        }
+        let Changing { store, engine, .. } = &mut *changing;
+        let engine = engine.as_ref().expect("a server that answers has an engine");
+        let prepared = engine.prepare(config, false)?;
+        changed.interrupts = prepared.interrupts().iter().map(Interruption::of).collect();
+        if change.dry_run {
+            return Ok(changed);
+        }
+        if !changed.interrupts.is_empty() && !change.force {
+            return Err(ChangeRefused::InUse(changed.interrupts));
+        }
+        let ready = prepared.clear(change.force.then_some(change.grace)).await?;
+        let revision = Revision {
+            revision: before.revision + 1,
+            at_unix_seconds: unix_seconds(),
+            author: change.author,
+            summary: summary(&changed.steps),
+        };
+        let removed = before.objects.keys().filter(|key| !objects.contains_key(*key));
+        let put = objects.iter().filter(|(key, object)| {
+            !before.objects.get(*key).is_some_and(|known| Arc::ptr_eq(known, object))
+        });
+        let writes: Vec<store::Write<'_>> = removed
+            .map(|key| (key, None))
+            .chain(put.map(|(key, object)| (key, Some(&**object))))
+            .collect();
+        store.commit(&revision, &writes)?;
+        let made = ready.make();
+        changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
+        changed.sessions_ended = made.sessions_ended;
+        changed.revision = revision.revision;
+        info!(
+            revision = revision.revision,
+            author = revision.author,
+            steps = changed.steps.len(),
+            "the state was changed"
+        );
+        *self.current_mut() = Current { revision: revision.revision, objects: Arc::new(objects) };
+        Ok(changed)
+    }
+}
+
+/// Why a state could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The file.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// What it says does not go with the server's own settings.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -16,6 +16,7 @@ use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use sarsen_block::Geometry;
 use sarsen_io::cores::Cores;
 use sarsen_scsi::AccessState;
 use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
@@ -189,6 +190,13 @@ impl Engine {
             target.luns.iter().filter_map(export).collect::<Vec<_>>()
         });
         exports.collect()
+    }
+
+    /// The volumes that are open, by name, as far as they are not what the configuration says.
+    pub(crate) fn volumes(&self) -> Vec<(String, Geometry)> {
+        let running = self.running();
+        let volumes = running.volumes.iter();
+        volumes.map(|(name, volume)| (name.clone(), volume.store.geometry())).collect()
     }
 
     /// Looks at the certificates of portals now, instead of when the next connection comes in.

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// All that commands did, at a moment. Counts only rise while the server lives: who wants to know of a
 /// while of his own asks twice and takes the difference. Commands are counted when their answers are
 /// sent; their latency is from the last byte of the command until then.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Statistics {
     /// When, in seconds since 1970.
     pub unix_seconds: u64,
@@ -21,7 +22,7 @@ pub struct Statistics {
 }
 
 /// A volume, over all initiators.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeStatistics {
     /// Its name.
     pub volume: String,
@@ -38,7 +39,7 @@ pub struct VolumeStatistics {
 }
 
 /// One operation on a volume.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperationStatistics {
     /// `read`, `write`, `flush`, `unmap` or `other`.
     pub operation: String,
@@ -57,7 +58,7 @@ pub struct OperationStatistics {
 }
 
 /// The last seconds of an operation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RecentStatistics {
     /// Commands.
     pub count: u64,
@@ -68,7 +69,7 @@ pub struct RecentStatistics {
 }
 
 /// How long commands took: right to an eighth, or to a microsecond below ten.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LatencyQuantiles {
     /// Half of them at most so long.
     pub p50_nanoseconds: u64,
@@ -79,7 +80,7 @@ pub struct LatencyQuantiles {
 }
 
 /// A session.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionStatistics {
     /// Its handle.
     pub tsih: u16,
@@ -92,7 +93,7 @@ pub struct SessionStatistics {
 }
 
 /// What the connections of a session that stand did with a volume.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SessionVolume {
     /// Its name.
     pub volume: String,
@@ -105,7 +106,7 @@ pub struct SessionVolume {
 }
 
 /// One operation of a session on a volume.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeOperation {
     /// `read`, `write`, `flush`, `unmap` or `other`.
     pub operation: String,

@@ -1,0 +1,117 @@
+//! `sarsen account`.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Subcommand;
+use sarsen_node::control::schema::Apply;
+use sarsen_node::desired::document::Account;
+use sarsen_node::desired::{Document, Kind};
+
+use crate::state::{self, ChangeManner};
+
+/// Verbs of `sarsen account`.
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// Make an account. Its secret, unless one is given, is made and printed, once.
+    Create {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        secret: SecretArguments,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    #[command(flatten)]
+    Common(state::Verb),
+}
+
+/// Where a secret comes from. It is never an argument, which others on the machine can see.
+#[derive(clap::Args)]
+pub(crate) struct SecretArguments {
+    /// Read the secret from a file, or from stdin with `-`.
+    #[arg(long, value_name = "FILE")]
+    secret_from: Option<PathBuf>,
+}
+
+/// A secret.
+pub(crate) struct Given {
+    pub(crate) secret: String,
+    /// It was made just now, and nobody knows it.
+    pub(crate) is_new: bool,
+}
+
+impl SecretArguments {
+    pub(crate) fn is_given(&self) -> bool {
+        self.secret_from.is_some()
+    }
+
+    /// The secret that was given, or a new one.
+    pub(crate) fn take(&self) -> anyhow::Result<Given> {
+        let secret = match &self.secret_from {
+            None => return Ok(Given { secret: new_secret(), is_new: true }),
+            Some(path) if path.as_os_str() == "-" => {
+                let mut text = String::new();
+                std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
+                text
+            }
+            Some(path) => std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let secret = secret.strip_suffix('\n').unwrap_or(&secret);
+        let secret = secret.strip_suffix('\r').unwrap_or(secret);
+        Ok(Given { secret: secret.to_owned(), is_new: false })
+    }
+}
+
+/// 16 letters and digits: 95 bits, and no more bytes than Windows takes.
+fn new_secret() -> String {
+    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    let letter = || loop {
+        // The numbers beyond a whole multiple would make some letters likelier.
+        let number = (sarsen_io::random::number() & 0xff) as usize;
+        if number < 256 / LETTERS.len() * LETTERS.len() {
+            break char::from(LETTERS[number % LETTERS.len()]);
+        }
+    };
+    (0..16).map(|_| letter()).collect()
+}
+
+pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::Create { name, secret, manner } => {
+            let Given { secret, is_new } = secret.take()?;
+            let account =
+                Account { name: name.clone(), secret: Some(secret.clone()), ..Account::default() };
+            let document = Document { account: vec![account], ..Document::default() };
+            let changed = manner.ask(&Apply { create: true, ..manner.apply(document) })?;
+            let made = (is_new && !changed.dry_run).then_some(secret.as_str());
+            tell_secret(made, Some(&name))?;
+            state::report(&changed, manner.manner.json)
+        }
+        Verb::Common(verb) => state::run(Kind::Account, verb),
+    }
+}
+
+/// Says a secret that was made, on stderr: what is on stdout is for programs, and is kept.
+pub(crate) fn tell_secret(secret: Option<&str>, account: Option<&str>) -> anyhow::Result<()> {
+    if let (Some(secret), Some(account)) = (secret, account) {
+        eprintln!("the secret of {account}, which is not shown again: {secret}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_secret_is_another_each_time_and_goes_with_every_initiator() {
+        let secrets: std::collections::BTreeSet<String> = (0..50).map(|_| new_secret()).collect();
+        assert_eq!(secrets.len(), 50);
+        // Windows takes 12 to 16 bytes.
+        assert!(secrets.iter().all(|secret| secret.len() == 16));
+        assert!(secrets.iter().all(|secret| secret.bytes().all(|b| b.is_ascii_alphanumeric())));
+    }
+}

@@ -1,0 +1,126 @@
+//! `sarsen apply`, `diff`, `export` and `history`: the whole state at once.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use sarsen_node::control::schema::{Apply, ConfigState, RevisionList};
+use sarsen_node::desired::Document;
+
+use crate::control::{Manner, table};
+use crate::disk::{on_a_core, print_line};
+use crate::exit::UsageError;
+use crate::state::{self, ChangeManner};
+
+/// Flags of `sarsen apply`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The document: TOML, or JSON where its name ends so; stdin with `-`.
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// What the document does not list is taken away. Otherwise it is left as it is.
+    #[arg(long)]
+    prune: bool,
+    #[command(flatten)]
+    manner: ChangeManner,
+}
+
+/// Flags of `sarsen diff`.
+#[derive(clap::Args)]
+pub(crate) struct DiffArguments {
+    /// The document: TOML, or JSON where its name ends so; stdin with `-`.
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// As `sarsen apply --prune` would have it.
+    #[arg(long)]
+    prune: bool,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+/// Flags of `sarsen export`.
+#[derive(clap::Args)]
+pub(crate) struct ExportArguments {
+    /// With the secrets, for a server that has none of these accounts.
+    #[arg(long)]
+    secrets: bool,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+/// Flags of `sarsen history`.
+#[derive(clap::Args)]
+pub(crate) struct HistoryArguments {
+    /// How many of the last changes.
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20)]
+    limit: usize,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+/// `sarsen apply`.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { file, prune, manner } = arguments;
+    manner.send(&Apply { prune: *prune, ..manner.apply(read(file)?) })
+}
+
+/// `sarsen diff`.
+pub(crate) fn diff(arguments: &DiffArguments) -> anyhow::Result<()> {
+    let DiffArguments { file, prune, manner } = arguments;
+    let document = read(file)?;
+    let apply = Apply { document, prune: *prune, dry_run: true, ..Apply::default() };
+    let client = manner.client();
+    let changed = on_a_core(async { Ok(client.post("/config/apply", &apply).await?) })?;
+    state::report(&changed, manner.json)
+}
+
+/// `sarsen export`.
+pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
+    let ExportArguments { secrets, manner } = arguments;
+    let (client, path) = (manner.client(), format!("/config?secrets={secrets}"));
+    let state: ConfigState = on_a_core(async { Ok(client.get(&path).await?) })?;
+    match manner.json {
+        true => print_line(&serde_json::to_string(&state.document)?),
+        false => state::print(&toml::to_string(&state.document)?),
+    }
+}
+
+/// `sarsen history`.
+pub(crate) fn history(arguments: &HistoryArguments) -> anyhow::Result<()> {
+    let HistoryArguments { limit, manner } = arguments;
+    let (client, path) = (manner.client(), format!("/config/revisions?limit={limit}"));
+    let list: RevisionList = on_a_core(async { Ok(client.get(&path).await?) })?;
+    if manner.json {
+        return print_line(&serde_json::to_string(&list)?);
+    }
+    let rows: Vec<[String; 4]> = list
+        .revisions
+        .iter()
+        .map(|revision| {
+            let when = crate::control::utc(revision.at_unix_seconds);
+            let number = revision.revision.to_string();
+            [number, when, revision.author.clone(), revision.summary.join("; ")]
+        })
+        .collect();
+    print_line(&table(["REVISION", "AT", "AUTHOR", "CHANGES"], &rows))
+}
+
+/// A document from its file; what is wrong with it is told with its line.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Document> {
+    let text = match path.as_os_str() == "-" {
+        true => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
+            text
+        }
+        false => std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let is_json = path.extension().is_some_and(|extension| extension == "json")
+        || text.trim_start().starts_with('{');
+    let parsed = match is_json {
+        true => serde_json::from_str(&text).map_err(|error| error.to_string()),
+        false => toml::from_str(&text).map_err(|error| error.to_string()),
+    };
+    Ok(parsed.map_err(|error| UsageError(format!("{}: {}", path.display(), error.trim())))?)
+}

@@ -1,0 +1,301 @@
+//! What the verbs that look at a server's state, and change it, share: `list`, `show`, `set`, `rename` and
+//! `delete` are the same for every noun.
+
+use std::io::Write;
+
+use anyhow::Context;
+use clap::Subcommand;
+use sarsen_node::control::schema::{Apply, ConfigState};
+use sarsen_node::control::{Client, path_segment};
+use sarsen_node::desired::{Changed, Document, Key, Kind, Object};
+use serde_json::{Map, Value};
+
+use crate::control::{Manner, table};
+use crate::disk::{on_a_core, print_line};
+use crate::exit::{NotFoundError, UsageError};
+
+/// How a change is made.
+#[derive(clap::Args)]
+pub(crate) struct ChangeManner {
+    /// Only show what would be done.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Also if clients use what is taken away: they are asked to log out first, and dropped if they do not.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Seconds that they have for it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub(crate) grace: u16,
+    /// The revision that the change is made for; another one by now is a conflict.
+    #[arg(long, value_name = "REVISION")]
+    pub(crate) revision: Option<u64>,
+    #[command(flatten)]
+    pub(crate) manner: Manner,
+}
+
+/// Verbs that every noun has.
+#[derive(Subcommand)]
+pub(crate) enum Verb {
+    /// List them.
+    List {
+        #[command(flatten)]
+        manner: Manner,
+    },
+    /// Show one, as a document has it.
+    Show {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        manner: Manner,
+    },
+    /// Change keys of one: KEY=VALUE, or KEY= to take it away. A value may be JSON.
+    Set {
+        /// Its name.
+        name: String,
+        /// What is changed, such as size=20GiB.
+        #[arg(required = true, value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Give one another name; whatever speaks of it does so by the new name.
+    Rename {
+        /// Its name.
+        name: String,
+        /// Its new name.
+        new_name: String,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Take one away. Files and their data stay where they are.
+    Delete {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+}
+
+/// Runs one of them for a kind.
+pub(crate) fn run(kind: Kind, verb: Verb) -> anyhow::Result<()> {
+    match verb {
+        Verb::List { manner } => list(kind, &manner),
+        Verb::Show { name, manner } => show(kind, &name, &manner),
+        Verb::Set { name, settings, manner } => {
+            let fields = settings.iter().map(|setting| parse_setting(setting));
+            let fields = fields.collect::<Result<Map<_, _>, _>>()?;
+            patch(&Key::new(kind, &name), &Value::Object(fields), &manner)
+        }
+        Verb::Rename { name, new_name, manner } => {
+            let field = if kind == Kind::Portal { "address" } else { "name" };
+            patch(&Key::new(kind, &name), &serde_json::json!({ field: new_name }), &manner)
+        }
+        Verb::Delete { name, manner } => {
+            let client = manner.client();
+            let path = format!("{}{}", path(&Key::new(kind, &name)), manner.query());
+            let changed: Changed = on_a_core(async { Ok(client.delete(&path).await?) })?;
+            report(&changed, manner.manner.json)
+        }
+    }
+}
+
+fn path(key: &Key) -> String {
+    format!("/config/{}/{}", key.kind.word(), path_segment(&key.name))
+}
+
+impl ChangeManner {
+    /// The server that is meant, asked in the name of who runs this.
+    pub(crate) fn client(&self) -> Client {
+        self.manner.client().with_author(author())
+    }
+
+    fn query(&self) -> String {
+        let Self { dry_run, force, grace, revision, .. } = self;
+        let revision = revision.map_or(String::new(), |revision| format!("&revision={revision}"));
+        format!("?dry_run={dry_run}&force={force}&grace_seconds={grace}{revision}")
+    }
+
+    /// A change that is a document.
+    pub(crate) fn apply(&self, document: Document) -> Apply {
+        Apply {
+            document,
+            dry_run: self.dry_run,
+            force: self.force,
+            revision: self.revision,
+            grace_seconds: Some(self.grace),
+            ..Apply::default()
+        }
+    }
+
+    /// Sends it, and tells what became of it.
+    pub(crate) fn send(&self, apply: &Apply) -> anyhow::Result<()> {
+        report(&self.ask(apply)?, self.manner.json)
+    }
+
+    /// Sends it.
+    pub(crate) fn ask(&self, apply: &Apply) -> anyhow::Result<Changed> {
+        let client = self.client();
+        on_a_core(async { Ok(client.post("/config/apply", apply).await?) })
+    }
+
+    /// Makes what is listed, which is to be new.
+    pub(crate) fn create(&self, document: Document) -> anyhow::Result<()> {
+        self.send(&Apply { create: true, ..self.apply(document) })
+    }
+}
+
+/// `user@host`, as the state's history will have it.
+fn author() -> String {
+    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER"));
+    let user = user.or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let author: String = format!("{user}@{}", host.trim());
+    author.chars().filter(|character| character.is_ascii_graphic()).take(200).collect()
+}
+
+fn patch(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<()> {
+    let client = manner.client();
+    let path = format!("{}{}", path(key), manner.query());
+    let changed: Changed = on_a_core(async { Ok(client.patch(&path, patch).await?) })?;
+    report(&changed, manner.manner.json)
+}
+
+/// `size=20GiB`, `read-only=true`, `chap=["a","b"]`, `alias=`.
+fn parse_setting(text: &str) -> Result<(String, Value), UsageError> {
+    let (key, value) = text
+        .split_once('=')
+        .filter(|(key, _)| !key.is_empty())
+        .ok_or_else(|| UsageError(format!("{text:?}: write KEY=VALUE, or KEY= to take it away")))?;
+    let value = match value {
+        "" => Value::Null,
+        // A word is a text; what is JSON, such as a number, true or a list, is that.
+        value => serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned())),
+    };
+    Ok((key.to_owned(), value))
+}
+
+/// Tells what was done.
+pub(crate) fn report(changed: &Changed, json: bool) -> anyhow::Result<()> {
+    if json {
+        return print_line(&serde_json::to_string(changed)?);
+    }
+    print_line(&render(changed))
+}
+
+fn render(changed: &Changed) -> String {
+    let mut lines: Vec<String> = changed.steps.iter().map(ToString::to_string).collect();
+    lines.extend(changed.interrupts.iter().map(|interruption| {
+        let verb = if changed.dry_run { "would lose" } else { "lost" };
+        format!("! {} {verb} {}", interruption.initiators.join(", "), interruption.object)
+    }));
+    lines.extend(changed.needs_restart.iter().map(|what| format!("! {what}: with the next start")));
+    lines.push(match (changed.steps.is_empty(), changed.dry_run) {
+        (true, _) => format!("nothing to do: revision {}", changed.revision),
+        (false, true) => "nothing was done: --dry-run".to_owned(),
+        (false, false) => format!("done: revision {}", changed.revision),
+    });
+    lines.join("\n")
+}
+
+/// The state, whole.
+pub(crate) fn state(client: &Client) -> anyhow::Result<ConfigState> {
+    on_a_core(async { Ok(client.get("/config").await?) })
+}
+
+fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
+    let ConfigState { document, .. } = state(&manner.client())?;
+    let objects: Vec<Object> =
+        document.into_objects().filter(|object| object.kind() == kind).collect();
+    if manner.json {
+        return print_line(&serde_json::to_string(&Document::of(&objects))?);
+    }
+    let rows: Vec<[String; 2]> =
+        objects.iter().map(|object| [object.name().to_owned(), details(object)]).collect();
+    let head = kind.word().to_uppercase();
+    print_line(&table([&head, "IS"], &rows))
+}
+
+/// A thing's keys, but its name, on one line.
+fn details(object: &Object) -> String {
+    let Ok(Value::Object(fields)) = serde_json::to_value(object) else { return String::new() };
+    let named = |(key, _): &(&String, &Value)| {
+        key.as_str() != "name" && !(object.kind() == Kind::Portal && key.as_str() == "address")
+    };
+    let field = |(key, value): (&String, &Value)| match value {
+        Value::String(text) => format!("{key}={text}"),
+        value => format!("{key}={value}"),
+    };
+    fields.iter().filter(named).map(field).collect::<Vec<_>>().join(" ")
+}
+
+fn show(kind: Kind, name: &str, manner: &Manner) -> anyhow::Result<()> {
+    let ConfigState { document, .. } = state(&manner.client())?;
+    let found = document
+        .into_objects()
+        .find(|object| object.kind() == kind && object.name() == name)
+        .ok_or_else(|| {
+            NotFoundError(format!(
+                "there is no {} {name}: `sarsen {} list` has them",
+                kind.word(),
+                kind.word()
+            ))
+        })?;
+    if manner.json {
+        return print_line(&serde_json::to_string(&found)?);
+    }
+    print(&toml::to_string(&Document::of([&found]))?)
+}
+
+/// Text as it is.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_node::desired::{Action, Interruption, Step};
+
+    use super::*;
+
+    #[test]
+    fn settings_are_texts_or_json() {
+        for (text, key, value) in [
+            ("size=20GiB", "size", serde_json::json!("20GiB")),
+            ("read-only=true", "read-only", serde_json::json!(true)),
+            ("chap=[\"a\"]", "chap", serde_json::json!(["a"])),
+            ("alias=", "alias", Value::Null),
+            ("alias=a=b", "alias", serde_json::json!("a=b")),
+        ] {
+            assert_eq!(parse_setting(text).expect(text), (key.to_owned(), value));
+        }
+        assert!(parse_setting("size").is_err() && parse_setting("=1").is_err());
+    }
+
+    #[test]
+    fn what_was_done_is_a_line_each() {
+        let step = Step {
+            action: Action::Add,
+            kind: Kind::Volume,
+            name: "a".into(),
+            new_name: None,
+            changes: Vec::new(),
+        };
+        let interruption =
+            Interruption { object: "volume b".into(), initiators: vec!["iqn.x:h".into()] };
+        let changed = Changed {
+            revision: 7,
+            steps: vec![step],
+            interrupts: vec![interruption],
+            needs_restart: vec!["limits.memory".into()],
+            sessions_ended: 0,
+            dry_run: false,
+        };
+        assert_eq!(
+            render(&changed),
+            "+ volume a\n! iqn.x:h lost volume b\n! limits.memory: with the next start\n\
+             done: revision 7"
+        );
+        assert_eq!(render(&Changed::default()), "nothing to do: revision 0");
+    }
+}

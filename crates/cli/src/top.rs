@@ -1,0 +1,292 @@
+//! `sarsen top`: who is busy, and who is slow, second after second.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use sarsen_io::time;
+use sarsen_node::control::schema::statistics::{SessionVolume, Statistics, VolumeStatistics};
+use serde::Serialize;
+
+use crate::control::{Manner, table};
+use crate::disk::on_a_core;
+use crate::state::print;
+
+/// To the upper left corner, and nothing below.
+const BEGIN_AGAIN: &str = "\u{1b}[H\u{1b}[J";
+const NANOSECONDS: f64 = 1e9;
+
+/// Flags of `sarsen top`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Seconds between looks.
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    interval: u16,
+    /// End after so many looks; without a terminal after one.
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    count: Option<u64>,
+    /// So many of the busiest.
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    lines: usize,
+    #[command(flatten)]
+    manner: Manner,
+}
+
+/// One look, the stable shape of `--json`.
+#[derive(Debug, PartialEq, Serialize)]
+struct Look {
+    unix_seconds: u64,
+    /// The busiest first.
+    volumes: Vec<Row>,
+    /// The busiest first.
+    sessions: Vec<Row>,
+}
+
+/// What one volume, or one session with one volume, does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct Row {
+    volume: String,
+    /// Of a session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    initiator: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tsih: Option<u16>,
+    reads_per_second: f64,
+    writes_per_second: f64,
+    read_bytes_per_second: f64,
+    write_bytes_per_second: f64,
+    /// Reads and writes, on average.
+    latency_microseconds: f64,
+    /// Of a volume, over the last ten seconds: the larger one of reads and writes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p99_microseconds: Option<f64>,
+    queue_depth: u64,
+    errors: u64,
+}
+
+/// What is counted of reads and writes: commands, bytes, nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    reads: [u64; 3],
+    writes: [u64; 3],
+}
+
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    on_a_core(async {
+        let client = arguments.manner.client();
+        let is_terminal = std::io::stdout().is_terminal() && !arguments.manner.json;
+        let looks = arguments.count.or((!is_terminal).then_some(1));
+        let mut before: Statistics = client.get("/statistics").await?;
+        let mut then = time::now();
+        let mut done = 0;
+        while looks.is_none_or(|looks| done < looks) {
+            let next = then + Duration::from_secs(arguments.interval.into());
+            time::sleep_until(next).await;
+            let after: Statistics = client.get("/statistics").await?;
+            let now = time::now();
+            let look = Look::between(&before, &after, now.duration_since(then).as_secs_f64());
+            match (arguments.manner.json, is_terminal) {
+                (true, _) => print(&format!("{}\n", serde_json::to_string(&look)?))?,
+                (false, true) => print(&format!("{BEGIN_AGAIN}{}", look.render(arguments.lines)))?,
+                (false, false) => print(&look.render(arguments.lines))?,
+            }
+            (before, then, done) = (after, now, done + 1);
+        }
+        Ok(())
+    })
+}
+
+impl Look {
+    fn between(before: &Statistics, after: &Statistics, seconds: f64) -> Self {
+        let old: BTreeMap<&str, &VolumeStatistics> =
+            before.volumes.iter().map(|volume| (volume.volume.as_str(), volume)).collect();
+        let volumes = after.volumes.iter().map(|volume| {
+            let counts = old.get(volume.volume.as_str()).map(|old| of_volume(old));
+            let row = row(counts.unwrap_or_default(), of_volume(volume), seconds);
+            Row {
+                volume: volume.volume.clone(),
+                p99_microseconds: p99(volume),
+                queue_depth: volume.queue_depth,
+                errors: volume.errors.values().sum(),
+                ..row
+            }
+        });
+        let old: BTreeMap<(u16, &str), &SessionVolume> = before
+            .sessions
+            .iter()
+            .flat_map(|session| {
+                session
+                    .volumes
+                    .iter()
+                    .map(|volume| ((session.tsih, volume.volume.as_str()), volume))
+            })
+            .collect();
+        let sessions = after.sessions.iter().flat_map(|session| {
+            session.volumes.iter().map(|volume| {
+                let counts = old.get(&(session.tsih, volume.volume.as_str()));
+                let counts = counts.map(|old| of_session(old)).unwrap_or_default();
+                Row {
+                    volume: volume.volume.clone(),
+                    initiator: Some(session.initiator.clone()),
+                    tsih: Some(session.tsih),
+                    queue_depth: volume.queue_depth,
+                    errors: volume.errors.values().sum(),
+                    ..row(counts, of_session(volume), seconds)
+                }
+            })
+        });
+        let (mut volumes, mut sessions): (Vec<_>, Vec<_>) = (volumes.collect(), sessions.collect());
+        for rows in [&mut volumes, &mut sessions] {
+            let busy = |row: &Row| row.reads_per_second + row.writes_per_second;
+            rows.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
+        }
+        Self { unix_seconds: after.unix_seconds, volumes, sessions }
+    }
+
+    fn render(&self, lines: usize) -> String {
+        let of_volumes: Vec<_> =
+            self.volumes.iter().take(lines).map(Row::cells_of_volume).collect();
+        let of_sessions: Vec<_> =
+            self.sessions.iter().take(lines).map(Row::cells_of_session).collect();
+        let volumes = table(
+            ["READ/S", "WRITE/S", "READ MB/S", "WRITE MB/S", "µs", "P99 µs", "DEPTH", "VOLUME"],
+            &of_volumes,
+        );
+        let sessions = table(
+            ["READ/S", "WRITE/S", "READ MB/S", "WRITE MB/S", "µs", "DEPTH", "SESSION", "VOLUME"],
+            &of_sessions,
+        );
+        format!(
+            "{}  {} volumes, {} sessions in use\n\n{volumes}\n\n{sessions}\n",
+            crate::control::utc(self.unix_seconds),
+            self.volumes.len(),
+            self.sessions.len(),
+        )
+    }
+}
+
+impl Row {
+    fn rates(&self) -> [String; 5] {
+        let megabytes = |bytes: f64| format!("{:.1}", bytes / 1e6);
+        [
+            format!("{:.0}", self.reads_per_second),
+            format!("{:.0}", self.writes_per_second),
+            megabytes(self.read_bytes_per_second),
+            megabytes(self.write_bytes_per_second),
+            format!("{:.0}", self.latency_microseconds),
+        ]
+    }
+
+    fn cells_of_volume(&self) -> [String; 8] {
+        let [a, b, c, d, e] = self.rates();
+        let p99 = self.p99_microseconds.map_or("-".to_owned(), |p99| format!("{p99:.0}"));
+        [a, b, c, d, e, p99, self.queue_depth.to_string(), self.volume.clone()]
+    }
+
+    fn cells_of_session(&self) -> [String; 8] {
+        let [a, b, c, d, e] = self.rates();
+        let (tsih, initiator) = (self.tsih.unwrap_or_default(), self.initiator.as_deref());
+        let session = format!("{tsih} {}", initiator.unwrap_or_default());
+        [a, b, c, d, e, self.queue_depth.to_string(), session, self.volume.clone()]
+    }
+}
+
+fn row(before: Counts, after: Counts, seconds: f64) -> Row {
+    let difference = |before: [u64; 3], after: [u64; 3]| {
+        std::array::from_fn(|index| after[index].saturating_sub(before[index]) as f64)
+    };
+    let reads: [f64; 3] = difference(before.reads, after.reads);
+    let writes: [f64; 3] = difference(before.writes, after.writes);
+    let commands = reads[0] + writes[0];
+    let latency = if commands > 0.0 { (reads[2] + writes[2]) / commands } else { 0.0 };
+    Row {
+        reads_per_second: reads[0] / seconds,
+        writes_per_second: writes[0] / seconds,
+        read_bytes_per_second: reads[1] / seconds,
+        write_bytes_per_second: writes[1] / seconds,
+        latency_microseconds: latency / (NANOSECONDS / 1e6),
+        ..Row::default()
+    }
+}
+
+fn of_volume(volume: &VolumeStatistics) -> Counts {
+    counts(
+        volume
+            .operations
+            .iter()
+            .map(|of| (of.operation.as_str(), [of.count, of.bytes, of.total_nanoseconds])),
+    )
+}
+
+fn of_session(volume: &SessionVolume) -> Counts {
+    counts(
+        volume
+            .operations
+            .iter()
+            .map(|of| (of.operation.as_str(), [of.count, of.bytes, of.total_nanoseconds])),
+    )
+}
+
+fn counts<'a>(operations: impl Iterator<Item = (&'a str, [u64; 3])>) -> Counts {
+    let mut counts = Counts::default();
+    for (operation, of) in operations {
+        match operation {
+            "read" => counts.reads = of,
+            "write" => counts.writes = of,
+            _ => {}
+        }
+    }
+    counts
+}
+
+fn p99(volume: &VolumeStatistics) -> Option<f64> {
+    let of_both = volume.operations.iter().filter(|of| matches!(&*of.operation, "read" | "write"));
+    let p99 = of_both.filter_map(|of| Some(of.recent.as_ref()?.latency.p99_nanoseconds)).max()?;
+    Some(p99 as f64 / (NANOSECONDS / 1e6))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn statistics(reads: u64, writes: u64) -> Statistics {
+        let latency =
+            json!({ "p50_nanoseconds": 1, "p99_nanoseconds": 90_000, "p999_nanoseconds": 3 });
+        let operation = |name: &str, count: u64| {
+            json!({
+                "operation": name, "count": count, "bytes": count * 4096,
+                "total_nanoseconds": count * 50_000, "buckets": [], "latency": latency,
+                "recent": { "count": count, "bytes": 0, "latency": latency },
+            })
+        };
+        let operations = [operation("read", reads), operation("write", writes)];
+        let volume = json!({
+            "volume": "a", "queue_depth": 3, "operations": operations, "errors": { "x": 2 },
+            "recent_seconds": 10.0,
+        });
+        let session = json!({
+            "tsih": 7, "initiator": "iqn.x:h", "target": "iqn.x:t", "volumes": [volume],
+        });
+        let all = json!({
+            "unix_seconds": 0, "bucket_bounds_nanoseconds": [], "volumes": [volume],
+            "sessions": [session],
+        });
+        serde_json::from_value(all).expect("statistics")
+    }
+
+    #[test]
+    fn a_look_is_the_difference_of_two() {
+        let look = Look::between(&statistics(100, 10), &statistics(300, 20), 2.0);
+        let row = &look.volumes[0];
+        assert_eq!((row.reads_per_second, row.writes_per_second), (100.0, 5.0));
+        assert_eq!(row.read_bytes_per_second, 409_600.0);
+        assert_eq!((row.latency_microseconds, row.p99_microseconds), (50.0, Some(90.0)));
+        assert_eq!((look.sessions[0].tsih, look.sessions[0].errors), (Some(7), 2));
+        let text = look.render(5);
+        assert!(text.starts_with("1970-01-01T00:00:00Z  1 volumes, 1 sessions in use\n"), "{text}");
+        assert!(text.contains("50   90       3      a\n"), "{text}");
+        assert!(text.contains("7 iqn.x:h"), "{text}");
+    }
+}

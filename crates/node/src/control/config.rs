@@ -1,0 +1,471 @@
+//! What the server is to be, asked for and changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, Path, Query, RawQuery, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::Api;
+use super::error::ApiError;
+use super::openapi::Failures;
+use super::routes::{Answer, Json};
+use super::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
+use crate::desired::{
+    Change, ChangeRefused, Changed, Current, Desired, Document, Edit, Key, Kind, Object, StateError,
+};
+
+/// The longest document, in bytes: ten thousand volumes take four million.
+const DOCUMENT_LIMIT: usize = 64 << 20;
+/// How long initiators have to log out of what is taken away unless the request says.
+const GRACE: u16 = 10;
+/// Who changes something and does not say who he is.
+const NOBODY: &str = "unknown";
+/// The header in which he says it.
+pub(super) const AUTHOR: &str = "sarsen-author";
+const AUTHOR_LENGTH: usize = 200;
+/// Revisions that are told at once, unless the request wants fewer.
+const PAGE: usize = 100;
+
+pub(super) fn router() -> Router<Api> {
+    Router::new()
+        .route("/config", get(state))
+        .route("/config/apply", post(apply).layer(DefaultBodyLimit::max(DOCUMENT_LIMIT)))
+        .route("/config/revisions", get(revisions))
+        .route("/config/{kind}", get(list).post(add).put(put_only).delete(remove_only))
+        .route("/config/{kind}/{name}", get(show).put(put).patch(patch).delete(remove))
+}
+
+/// The state, which a server without one does not have.
+fn desired(api: &Api) -> Result<Arc<Desired>, ApiError> {
+    api.desired.clone().ok_or_else(|| {
+        ApiError::no_state(
+            "this server runs by its flags and file alone: start it with --state FOLDER to change it \
+             while it runs",
+        )
+    })
+}
+
+/// Kinds of which there is one.
+#[derive(utoipa::ToSchema)]
+#[schema(rename_all = "kebab-case")]
+#[allow(dead_code)] // it is only described
+enum Only {
+    Discovery,
+    Limits,
+}
+
+/// What may be said beside what is to be done.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Manner {
+    revision: Option<u64>,
+    force: bool,
+    dry_run: bool,
+    grace_seconds: Option<u16>,
+}
+
+impl Manner {
+    fn change(self, edit: Edit, headers: &HeaderMap) -> Result<Change, ApiError> {
+        let author = headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default());
+        Ok(Change {
+            edits: vec![edit],
+            expected: self.revision,
+            author: checked_author(author)?,
+            force: self.force,
+            grace: Duration::from_secs(self.grace_seconds.unwrap_or(GRACE).into()),
+            dry_run: self.dry_run,
+        })
+    }
+}
+
+fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
+    let author = author.unwrap_or(NOBODY);
+    match author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
+        true => Err(ApiError::invalid(
+            Some("author"),
+            format!("the author is a line of 1 to {AUTHOR_LENGTH} bytes of text"),
+        )),
+        false => Ok(author.to_owned()),
+    }
+}
+
+/// What the server is to be.
+#[utoipa::path(
+    get,
+    tag = "state",
+    path = "/v1/config",
+    params(
+        ("secrets" = Option<bool>, Query, description = "With the secrets of accounts"),
+    ),
+    responses((status = 200, body = ConfigState), Failures)
+)]
+pub(super) async fn state(
+    State(api): State<Api>,
+    RawQuery(query): RawQuery,
+) -> Answer<ConfigState> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Wanted {
+        secrets: bool,
+    }
+    let wanted: Wanted = parse_query(query)?;
+    let Current { revision, objects } = desired(&api)?.current();
+    let shown: Vec<Object> = objects
+        .values()
+        .map(|object| if wanted.secrets { (**object).clone() } else { object.shown() })
+        .collect();
+    Ok(Json(ConfigState { revision, document: Document::of(&shown) }))
+}
+
+/// Makes of the server what a document says, whole or not at all.
+#[utoipa::path(
+    post,
+    tag = "state",
+    path = "/v1/config/apply",
+    params(
+        ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
+    ),
+    request_body = Apply,
+    responses((status = 200, body = Changed), Failures)
+)]
+pub(super) async fn apply(
+    State(api): State<Api>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<Changed> {
+    let desired = desired(&api)?;
+    let Apply { document, create, prune, dry_run, force, revision, grace_seconds, author } =
+        json(&body)?;
+    let edit = match (create, prune) {
+        (true, true) => {
+            let message = "create and prune: what is new takes nothing away: give one of them";
+            return Err(ApiError::invalid(Some("create"), message));
+        }
+        (true, false) => Edit::Create(document),
+        (false, true) => Edit::Replace(document),
+        (false, false) => Edit::Apply(document),
+    };
+    let manner = Manner { revision, force, dry_run, grace_seconds };
+    let change = manner.change(edit, &headers)?;
+    let author = match author {
+        Some(author) => checked_author(Some(&author))?,
+        None => change.author,
+    };
+    carry_out(desired, Change { author, ..change }).await.map(Json)
+}
+
+/// The last changes.
+#[utoipa::path(
+    get,
+    tag = "state",
+    path = "/v1/config/revisions",
+    params(
+        ("before" = Option<u64>, Query, description = "Only those before this one"),
+        ("limit" = Option<usize>, Query, description = "How many, 100 at most"),
+    ),
+    responses((status = 200, body = RevisionList), Failures)
+)]
+pub(super) async fn revisions(
+    State(api): State<Api>,
+    RawQuery(query): RawQuery,
+) -> Answer<RevisionList> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Page {
+        before: Option<u64>,
+        limit: Option<usize>,
+    }
+    let Page { before, limit } = parse_query(query)?;
+    let limit = limit.unwrap_or(PAGE).min(PAGE);
+    let history = desired(&api)?.history(before.unwrap_or(u64::MAX), limit).await;
+    Ok(Json(RevisionList { revisions: history.map_err(state_failed)? }))
+}
+
+/// All things of a kind, as a document that lists them.
+#[utoipa::path(
+    get,
+    tag = "state",
+    path = "/v1/config/{kind}",
+    params(
+        ("kind" = Kind, Path),
+    ),
+    responses((status = 200, body = Document), Failures)
+)]
+pub(super) async fn list(State(api): State<Api>, Path(kind): Path<String>) -> Answer<Document> {
+    let kind = parse_kind(&kind)?;
+    let objects = desired(&api)?.current().objects;
+    let shown =
+        objects.iter().filter(|(key, _)| key.kind == kind).map(|(_, object)| object.shown());
+    Ok(Json(Document::of(&shown.collect::<Vec<_>>())))
+}
+
+/// One thing.
+#[utoipa::path(
+    get,
+    tag = "state",
+    path = "/v1/config/{kind}/{name}",
+    params(
+        ("kind" = Kind, Path),
+        ("name" = String, Path),
+    ),
+    responses((status = 200, body = ConfigObject), Failures)
+)]
+pub(super) async fn show(
+    State(api): State<Api>,
+    Path((kind, name)): Path<(String, String)>,
+) -> Answer<ConfigObject> {
+    let key = Key::new(parse_kind(&kind)?, &name);
+    let Current { revision, objects } = desired(&api)?.current();
+    let object = objects
+        .get(&key)
+        .ok_or_else(|| refused(ChangeRefused::NotFound(key.clone(), String::new())))?;
+    Ok(Json(ConfigObject { revision, object: object.shown() }))
+}
+
+/// Adds a thing that is not there.
+#[utoipa::path(
+    post,
+    tag = "state",
+    path = "/v1/config/{kind}",
+    params(
+        ("kind" = Kind, Path),
+        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
+        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
+        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
+        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
+    ),
+    request_body = ConfigBody,
+    responses((status = 201, body = Changed), (status = 200, body = Changed), Failures)
+)]
+pub(super) async fn add(
+    State(api): State<Api>,
+    Path(kind): Path<String>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let object = parse_object(parse_kind(&kind)?, &body)?;
+    let change = parse_query::<Manner>(query)?.change(Edit::Add(object), &headers)?;
+    let changed = carry_out(desired(&api)?, change).await?;
+    let status = if changed.dry_run { StatusCode::OK } else { StatusCode::CREATED };
+    Ok((status, Json(changed)).into_response())
+}
+
+/// Puts a thing there, in place of what has its name.
+#[utoipa::path(
+    put,
+    tag = "state",
+    path = "/v1/config/{kind}/{name}",
+    params(
+        ("kind" = Kind, Path),
+        ("name" = String, Path),
+        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
+        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
+        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
+        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
+    ),
+    request_body = ConfigBody,
+    responses((status = 200, body = Changed), Failures)
+)]
+pub(super) async fn put(
+    State(api): State<Api>,
+    Path((kind, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<Changed> {
+    let kind = parse_kind(&kind)?;
+    let object = parse_object(kind, &body)?;
+    if object.name() != name {
+        let message = format!(
+            "the path names {name} and the body {}: they are to be the same (PATCH renames)",
+            object.name()
+        );
+        return Err(ApiError::invalid(Some("name"), message));
+    }
+    let change = parse_query::<Manner>(query)?.change(Edit::Put(object), &headers)?;
+    carry_out(desired(&api)?, change).await.map(Json)
+}
+
+/// Puts the one thing of its kind there.
+#[utoipa::path(
+    put,
+    tag = "state",
+    path = "/v1/config/{kind}",
+    params(
+        ("kind" = Only, Path),
+        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
+        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
+        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
+        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
+    ),
+    request_body = ConfigBody,
+    responses((status = 200, body = Changed), Failures)
+)]
+pub(super) async fn put_only(
+    api: State<Api>,
+    Path(kind): Path<String>,
+    query: RawQuery,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<Changed> {
+    only(&kind)?;
+    put(api, Path((kind, String::new())), query, headers, body).await
+}
+
+/// Takes the one thing of its kind away.
+#[utoipa::path(
+    delete,
+    tag = "state",
+    path = "/v1/config/{kind}",
+    params(
+        ("kind" = Only, Path),
+        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
+        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
+        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
+        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
+    ),
+    responses((status = 200, body = Changed), Failures)
+)]
+pub(super) async fn remove_only(
+    api: State<Api>,
+    Path(kind): Path<String>,
+    query: RawQuery,
+    headers: HeaderMap,
+) -> Answer<Changed> {
+    only(&kind)?;
+    remove(api, Path((kind, String::new())), query, headers).await
+}
+
+fn only(kind: &str) -> Result<(), ApiError> {
+    match parse_kind(kind)? {
+        Kind::Discovery | Kind::Limits => Ok(()),
+        kind => Err(ApiError::method_not_allowed(format!(
+            "there are many of {}: name one, as in /v1/config/{}/NAME",
+            kind.word(),
+            kind.word()
+        ))),
+    }
+}
+
+/// Changes a thing as a JSON merge patch says (RFC 7396); another name is a renaming.
+#[utoipa::path(
+    patch,
+    tag = "state",
+    path = "/v1/config/{kind}/{name}",
+    params(
+        ("kind" = Kind, Path),
+        ("name" = String, Path),
+        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
+        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
+        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
+        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
+    ),
+    request_body = ConfigBody,
+    responses((status = 200, body = Changed), Failures)
+)]
+pub(super) async fn patch(
+    State(api): State<Api>,
+    Path((kind, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<Changed> {
+    let edit = Edit::Patch(Key::new(parse_kind(&kind)?, &name), json(&body)?);
+    let change = parse_query::<Manner>(query)?.change(edit, &headers)?;
+    carry_out(desired(&api)?, change).await.map(Json)
+}
+
+/// Takes a thing away.
+#[utoipa::path(
+    delete,
+    tag = "state",
+    path = "/v1/config/{kind}/{name}",
+    params(
+        ("kind" = Kind, Path),
+        ("name" = String, Path),
+        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
+        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
+        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
+        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
+    ),
+    responses((status = 200, body = Changed), Failures)
+)]
+pub(super) async fn remove(
+    State(api): State<Api>,
+    Path((kind, name)): Path<(String, String)>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Answer<Changed> {
+    let edit = Edit::Remove(Key::new(parse_kind(&kind)?, &name));
+    let change = parse_query::<Manner>(query)?.change(edit, &headers)?;
+    carry_out(desired(&api)?, change).await.map(Json)
+}
+
+/// Makes a change, also when its client goes away meanwhile, and where others need not wait for it: it opens
+/// files and writes to the disk.
+async fn carry_out(desired: Arc<Desired>, change: Change) -> Result<Changed, ApiError> {
+    let runtime = tokio::runtime::Handle::current();
+    let task = tokio::task::spawn_blocking(move || runtime.block_on(desired.change(change)));
+    let changed =
+        task.await.map_err(|_| ApiError::internal("the change broke off; see the log"))?;
+    changed.map_err(refused)
+}
+
+fn refused(refused: ChangeRefused) -> ApiError {
+    let message = refused.to_string();
+    match refused {
+        ChangeRefused::Invalid(invalid) => {
+            ApiError::invalid(invalid.field.as_deref(), invalid.message)
+        }
+        ChangeRefused::NotFound(..) => ApiError::not_found(message),
+        ChangeRefused::Exists(_) => ApiError::conflict(message),
+        ChangeRefused::Conflict { .. } => ApiError::revision_conflict(message),
+        ChangeRefused::InUse(_) => ApiError::in_use(message),
+        ChangeRefused::Change(_) => ApiError::unable(message),
+        ChangeRefused::State(error) => state_failed(error),
+    }
+}
+
+fn state_failed(error: StateError) -> ApiError {
+    ApiError::state_unwritable(error.to_string())
+}
+
+fn parse_kind(word: &str) -> Result<Kind, ApiError> {
+    let found = Kind::ALL.into_iter().find(|kind| kind.word() == word);
+    found.ok_or_else(|| ApiError::not_found(format!("there is no /v1/config/{word}")))
+}
+
+fn parse_object(kind: Kind, body: &[u8]) -> Result<Object, ApiError> {
+    Object::from_json(kind, body).map_err(|error| wrong_body(&error))
+}
+
+fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| wrong_body(&error))
+}
+
+fn wrong_body(error: &serde_json::Error) -> ApiError {
+    ApiError::invalid(None, format!("the body: {error}"))
+}
+
+/// What stands behind the question mark; nothing is all as it is unless given.
+fn parse_query<T: DeserializeOwned>(query: Option<String>) -> Result<T, ApiError> {
+    let uri = format!("/?{}", query.unwrap_or_default());
+    let uri = uri.parse().map_err(|_| ApiError::invalid(None, "the query is no query"))?;
+    let Query(parsed) = Query::try_from_uri(&uri)
+        .map_err(|error| ApiError::invalid(None, format!("the query: {error}")))?;
+    Ok(parsed)
+}

@@ -1,0 +1,489 @@
+//! The API and the console on the network: HTTP at a TCP port. On the loopback whoever is on this machine may
+//! ask; at any other address TLS is spoken, and who asks shows the token.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use sarsen_io::net::Listener;
+use sarsen_io::{threads, time};
+use serde::Deserialize;
+use subtle::ConstantTimeEq as _;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, watch};
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, error, info};
+
+use super::error::ApiError;
+use super::{Api, routes};
+use crate::config::{ApiConfig, TlsConfig};
+use crate::tls::{Tls, TlsError};
+
+/// How long a client may take for its handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// Connections whose handshake is done and that wait to be taken.
+const WAITING: usize = 64;
+const SECRET_MODE: u32 = 0o600;
+/// The cookie in which a browser shows the token.
+const COOKIE: &str = "sarsen-token";
+/// Bytes of a token that is made.
+const TOKEN_BYTES: usize = 24;
+
+/// Why the API is not served at a port.
+#[derive(Debug, thiserror::Error)]
+pub enum WebError {
+    /// The port.
+    #[error("cannot serve the API at {address}: {source}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// There is no folder for what has to be kept.
+    #[error(
+        "the API at {address} wants a {what}, and there is no state folder where one could be made: give \
+         --state FOLDER, or [api] with {key}"
+    )]
+    Nowhere {
+        /// The API's address.
+        address: SocketAddr,
+        /// What is wanted.
+        what: &'static str,
+        /// The key that names one.
+        key: &'static str,
+    },
+    /// A file cannot be read or made.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The token is too short to be one.
+    #[error("{}: a token has 16 characters at least", .0.display())]
+    Token(PathBuf),
+    /// The certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+}
+
+/// The API at a port; dropping it ends it.
+pub(crate) struct Web {
+    url: String,
+    closing: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What is asked of who comes.
+#[derive(Clone)]
+enum Guard {
+    /// To be on this machine: that the browser of one who is has been led here by another page is seen by
+    /// its `Host` and `Origin`.
+    Local,
+    /// The token.
+    Token(Arc<str>),
+}
+
+/// A port that is taken, with what it needs.
+pub(crate) struct Opened {
+    listener: Listener,
+    address: SocketAddr,
+    tls: Option<Arc<Tls>>,
+    guard: Guard,
+}
+
+impl Opened {
+    /// Takes the port, and makes what is missing in the state folder.
+    pub(crate) fn open(config: &ApiConfig, state: Option<&Path>) -> Result<Self, WebError> {
+        let listen = |source| WebError::Listen { address: config.address, source };
+        let nowhere = |what, key| move || WebError::Nowhere { address: config.address, what, key };
+        let (tls, guard) = if config.is_open() {
+            (None, Guard::Local)
+        } else {
+            let tls = match (&config.tls, config.address.ip().is_loopback()) {
+                (Some(tls), _) => Some(tls.clone()),
+                // What is sent does not leave the machine.
+                (None, true) => None,
+                (None, false) => {
+                    let folder = state.ok_or_else(nowhere("certificate", "certificate and key"))?;
+                    Some(own_certificate(folder)?)
+                }
+            };
+            let token = match &config.token_file {
+                Some(path) => read_token(path)?,
+                None => own_token(state.ok_or_else(nowhere("token", "token-file"))?)?,
+            };
+            (tls.as_ref().map(Tls::open).transpose()?.map(Arc::new), Guard::Token(token.into()))
+        };
+        let listener = Listener::bind(config.address).map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        Ok(Self { listener, address, tls, guard })
+    }
+}
+
+impl Web {
+    pub(crate) fn start(opened: Opened, api: Api) -> io::Result<Self> {
+        let Opened { listener, address, tls, guard } = opened;
+        let (closing, mut told) = watch::channel(false);
+        let secure = tls.is_some();
+        let thread = threads::spawn_runtime("api", move || async move {
+            let router = router(api, guard, secure);
+            let served = tokio::select! {
+                served = async {
+                    match tls {
+                        None => axum::serve(Plain { listener, address }, router).await,
+                        Some(tls) => axum::serve(encrypted(listener, address, tls), router).await,
+                    }
+                } => served,
+                // What is being answered is cut off: the server ends.
+                _ = told.wait_for(|closing| *closing) => Ok(()),
+            };
+            if let Err(error) = served {
+                error!(%error, "the API is served no more");
+            }
+        })?;
+        let scheme = if secure { "https" } else { "http" };
+        let url = format!("{scheme}://{address}/");
+        info!("the console is at {url}");
+        Ok(Self { url, closing, thread: Some(thread) })
+    }
+
+    /// Where it is, with the port that was taken.
+    pub(crate) fn url(&self) -> String {
+        self.url.clone()
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        self.closing.send_replace(true);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn router(api: Api, guard: Guard, secure: bool) -> Router {
+    let login = Router::new().route("/v1/login", post(login)).with_state((guard.clone(), secure));
+    routes::router(api).layer(middleware::from_fn_with_state(guard, admit)).merge(login)
+}
+
+/// Lets a request through, or does not.
+async fn admit(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    let (method, headers) = (request.method(), request.headers());
+    let allowed = match &guard {
+        Guard::Local => is_local(headers),
+        Guard::Token(token) => {
+            shows(headers, token) || is_for_everybody(method, request.uri().path())
+        }
+    };
+    if !allowed {
+        let message = match guard {
+            Guard::Local => {
+                "this port answers who is on this machine: ask it as localhost or 127.0.0.1"
+            }
+            Guard::Token(_) => "show the token: Authorization: Bearer TOKEN",
+        };
+        return ApiError::unauthorized(message).into_response();
+    }
+    if !method.is_safe() && !is_own_origin(headers) {
+        let message = "another page's requests change nothing here";
+        return ApiError::forbidden(message).into_response();
+    }
+    next.run(request).await
+}
+
+/// The console's own files, which hold nothing of the server: they ask for the token.
+fn is_for_everybody(method: &Method, path: &str) -> bool {
+    method.is_safe() && !path.starts_with("/v1/")
+}
+
+/// Whether the name by which this server was asked is this machine's: a page of somebody else's whose name
+/// leads here has another.
+fn is_local(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST).and_then(|host| host.to_str().ok()) else {
+        return false;
+    };
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Whether a browser that says where a request comes from says that it comes from the console.
+fn is_own_origin(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
+    match headers.get(header::ORIGIN) {
+        None => true,
+        Some(_) => {
+            let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://"));
+            origin.is_some_and(|(_, host)| Some(host) == text(header::HOST))
+        }
+    }
+}
+
+/// Whether the token is shown, as programs do or as browsers do.
+fn shows(headers: &HeaderMap, token: &str) -> bool {
+    let text = |value: &header::HeaderValue| value.to_str().ok().map(str::to_owned);
+    let bearer = headers.get(header::AUTHORIZATION).and_then(text);
+    let bearer = bearer.and_then(|value| value.strip_prefix("Bearer ").map(str::to_owned));
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(text);
+    let cookies: Vec<String> = cookies
+        .flat_map(|cookies| {
+            cookies.split(';').map(str::trim).map(str::to_owned).collect::<Vec<_>>()
+        })
+        .filter_map(|cookie| Some(cookie.strip_prefix(COOKIE)?.strip_prefix('=')?.to_owned()))
+        .collect();
+    bearer.into_iter().chain(cookies).any(|shown| is_same(&shown, token))
+}
+
+/// In a time that tells nothing of where they differ.
+fn is_same(shown: &str, token: &str) -> bool {
+    shown.as_bytes().ct_eq(token.as_bytes()).into()
+}
+
+/// The body of `POST /v1/login`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Login {
+    token: String,
+}
+
+/// Gives a browser that shows the token a cookie that shows it from then on.
+async fn login(
+    State((guard, secure)): State<(Guard, bool)>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    if !is_own_origin(&headers) {
+        return Err(ApiError::forbidden("another page's requests change nothing here"));
+    }
+    let Guard::Token(token) = guard else {
+        return Ok(axum::http::StatusCode::NO_CONTENT.into_response());
+    };
+    let login: Login = serde_json::from_slice(&body)
+        .map_err(|error| ApiError::invalid(None, format!("the body: {error}")))?;
+    if !is_same(&login.token, &token) {
+        return Err(ApiError::unauthorized(
+            "this is not the token: it is in the server's state folder, in api.token",
+        ));
+    }
+    let secure = if secure { "; Secure" } else { "" };
+    let cookie = format!("{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/{secure}");
+    Ok((axum::http::StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response())
+}
+
+/// The token in a file that others cannot read.
+fn read_token(path: &Path) -> Result<String, WebError> {
+    let file = |source| WebError::File { path: path.to_owned(), source };
+    let token = fs::read_to_string(path).map_err(file)?.trim().to_owned();
+    match token.len() >= 16 && token.bytes().all(|byte| byte.is_ascii_graphic() && byte != b';') {
+        true => Ok(token),
+        false => Err(WebError::Token(path.to_owned())),
+    }
+}
+
+/// The token in the state folder, where one is made the first time.
+fn own_token(folder: &Path) -> Result<String, WebError> {
+    let path = folder.join("api.token");
+    if !path.exists() {
+        let mut bytes = [0; TOKEN_BYTES];
+        sarsen_io::random::fill(&mut bytes);
+        let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        keep(&path, format!("{token}\n").as_bytes())?;
+    }
+    read_token(&path)
+}
+
+/// The certificate in the state folder, where one that vouches for itself is made the first time.
+fn own_certificate(folder: &Path) -> Result<TlsConfig, WebError> {
+    let (certificate, key) = (folder.join("api.pem"), folder.join("api.key"));
+    if !certificate.exists() {
+        let file = |source| WebError::File { path: certificate.clone(), source };
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let names = vec![host.trim().to_owned(), "localhost".to_owned()];
+        let names = names.into_iter().filter(|name| !name.is_empty()).collect::<Vec<_>>();
+        let made = rcgen::generate_simple_self_signed(names)
+            .map_err(|error| file(io::Error::other(error)))?;
+        // The key first: a certificate without one would not be made again.
+        keep(&key, made.signing_key.serialize_pem().as_bytes())?;
+        keep(&certificate, made.cert.pem().as_bytes())?;
+    }
+    Ok(TlsConfig { certificate, key, client_ca: None, require_client_certificate: false })
+}
+
+/// Writes a file of the owner's alone, whole or not at all.
+fn keep(path: &Path, content: &[u8]) -> Result<(), WebError> {
+    let file = |source| WebError::File { path: path.to_owned(), source };
+    let new = path.with_extension("new");
+    let mut options = fs::OpenOptions::new();
+    let options = options.write(true).create(true).truncate(true).mode(SECRET_MODE);
+    let mut opened = options.open(&new).map_err(file)?;
+    opened.write_all(content).and_then(|()| opened.sync_all()).map_err(file)?;
+    fs::rename(&new, path).map_err(file)
+}
+
+/// Connections as they come.
+struct Plain {
+    listener: Listener,
+    address: SocketAddr,
+}
+
+impl axum::serve::Listener for Plain {
+    type Io = TcpStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+        next_connection(&self.listener).await
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+}
+
+async fn next_connection(listener: &Listener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((socket, peer)) => match TcpStream::from_std(socket) {
+                Ok(stream) => return (stream, peer),
+                Err(error) => debug!(%peer, %error, "a client of the API ended as it began"),
+            },
+            Err(error) => {
+                error!(%error, "the API's port accepts nobody any more");
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Connections whose handshake is done: one that takes its time keeps nobody waiting.
+struct Encrypted {
+    done: mpsc::Receiver<(tokio_rustls::server::TlsStream<TcpStream>, SocketAddr)>,
+    address: SocketAddr,
+}
+
+fn encrypted(listener: Listener, address: SocketAddr, tls: Arc<Tls>) -> Encrypted {
+    let (sender, done) = mpsc::channel(WAITING);
+    tokio::spawn(async move {
+        loop {
+            let (stream, peer) = next_connection(&listener).await;
+            let acceptor = TlsAcceptor::from(tls.current(time::now()).server.clone());
+            let sender = sender.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    shaken = acceptor.accept(stream) => match shaken {
+                        Ok(stream) => drop(sender.send((stream, peer)).await),
+                        Err(error) => debug!(%peer, %error, "a handshake with the API failed"),
+                    },
+                    () = time::sleep_until(time::now() + HANDSHAKE_TIME) => {
+                        debug!(%peer, "a handshake with the API took too long");
+                    }
+                }
+            });
+        }
+    });
+    Encrypted { done, address }
+}
+
+impl axum::serve::Listener for Encrypted {
+    type Io = tokio_rustls::server::TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        match self.done.recv().await {
+            Some(accepted) => accepted,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
+        let header = |(name, value): &(&'static str, &str)| {
+            (name.parse().expect("a name"), value.parse().expect("a value"))
+        };
+        list.iter().map(header).collect()
+    }
+
+    #[test]
+    fn a_page_of_somebody_elses_is_not_taken_for_one_on_this_machine() {
+        for (host, local) in [
+            ("localhost:3280", true),
+            ("127.0.0.1", true),
+            ("[::1]:3280", true),
+            ("evil.example", false),
+            ("localhost.evil.example:3280", false),
+            ("10.0.0.1:3280", false),
+        ] {
+            assert_eq!(is_local(&headers(&[("host", host)])), local, "{host}");
+        }
+        assert!(!is_local(&HeaderMap::new()));
+        let own = [("host", "localhost:1"), ("origin", "http://localhost:1")];
+        assert!(is_own_origin(&headers(&own)));
+        for other in ["http://evil.example", "null", "http://localhost:2"] {
+            assert!(!is_own_origin(&headers(&[("host", "localhost:1"), ("origin", other)])));
+        }
+    }
+
+    #[test]
+    fn the_token_is_shown_as_programs_and_browsers_do() {
+        let token = "0123456789abcdef";
+        for (name, value, shown) in [
+            ("authorization", "Bearer 0123456789abcdef", true),
+            ("authorization", "Bearer 0123456789abcdeF", false),
+            ("authorization", "Basic 0123456789abcdef", false),
+            ("cookie", "a=b; sarsen-token=0123456789abcdef", true),
+            ("cookie", "sarsen-tokens=0123456789abcdef", false),
+            ("cookie", "sarsen-token=", false),
+        ] {
+            assert_eq!(shows(&headers(&[(name, value)]), token), shown, "{value}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_made_once_in_the_state_folder() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let token = own_token(folder.path()).expect("made");
+        assert_eq!(token.len(), 48);
+        assert_eq!(own_token(folder.path()).expect("there"), token);
+        let tls = own_certificate(folder.path()).expect("made");
+        tls.check().expect("it can be used");
+        let made = fs::read(&tls.certificate).expect("there");
+        own_certificate(folder.path()).expect("there");
+        assert_eq!(fs::read(&tls.certificate).expect("there"), made);
+        fs::write(folder.path().join("short"), "abc").expect("written");
+        assert!(matches!(read_token(&folder.path().join("short")), Err(WebError::Token(_))));
+        let config = ApiConfig {
+            address: "0.0.0.0:0".parse().expect("an address"),
+            tls: None,
+            token_file: None,
+        };
+        let message = Opened::open(&config, None).err().expect("refused").to_string();
+        assert!(message.contains("wants a certificate"), "{message}");
+        assert!(Opened::open(&config, Some(folder.path())).is_ok());
+    }
+}

@@ -1,0 +1,308 @@
+//! From things to the configuration that a server runs by. Each thing is written as the configuration file would
+//! have it and goes through that file's parser, so that there is one language and one set of rules.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use sarsen_proto::iscsi::chap::Secret;
+
+use super::document::{Account, Document};
+use super::object::{Key, Object, Objects};
+use crate::config::{
+    AccessConfig, AccountConfig, Config, ConfigError, HostConfig, Limits, Portal, SecretSource,
+    TargetConfig, VolumeConfig, parse_file,
+};
+
+/// What is wrong with a thing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{message}", prefix(field))]
+pub struct Invalid {
+    /// Which: `volume/data.size`.
+    pub field: Option<String>,
+    /// What is wrong, and the remedy.
+    pub message: String,
+}
+
+fn prefix(field: &Option<String>) -> String {
+    field.as_ref().map_or(String::new(), |field| format!("{field}: "))
+}
+
+/// A thing as the server takes it.
+#[derive(Clone)]
+enum Part {
+    Portal(Portal),
+    Account(AccountConfig),
+    Host(HostConfig),
+    Volume(VolumeConfig),
+    Target(TargetConfig),
+    Discovery(AccessConfig),
+    Limits(Limits),
+}
+
+/// Remembers what became of each thing, so that one more among ten thousand costs little.
+pub(super) struct Compiler {
+    /// The server's own settings, from flags and its file.
+    base: Config,
+    parts: BTreeMap<Key, (Arc<Object>, Part)>,
+}
+
+impl Compiler {
+    /// Of a server that has these settings of its own.
+    pub(super) fn new(base: Config) -> Self {
+        Self { base, parts: BTreeMap::new() }
+    }
+
+    /// The configuration that these things come to.
+    pub(super) fn compile(&mut self, objects: &Objects) -> Result<Config, Invalid> {
+        let is_same = |key: &Key, known: &Arc<Object>| {
+            objects.get(key).is_some_and(|object| Arc::ptr_eq(object, known))
+        };
+        self.parts.retain(|key, (known, _)| is_same(key, known));
+        let mut config = self.base.clone();
+        for (key, object) in objects {
+            let part = match self.parts.get(key) {
+                Some((_, part)) => part.clone(),
+                None => {
+                    let part = part_of(key, object)?;
+                    self.parts.insert(key.clone(), (object.clone(), part.clone()));
+                    part
+                }
+            };
+            match part {
+                Part::Portal(portal) => config.listen.push(portal),
+                Part::Account(account) => config.accounts.push(account),
+                Part::Host(host) => config.hosts.push(host),
+                Part::Volume(volume) => config.volumes.push(volume),
+                Part::Target(target) => config.targets.push(target),
+                Part::Discovery(discovery) => config.discovery = discovery,
+                Part::Limits(limits) => config.limits = limits,
+            }
+        }
+        config.finish_managed().map_err(|error| invalid(error, objects))
+    }
+}
+
+fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
+    if let Object::Account(Account { name, secret: Some(secret), secret_file, secret_env }) = object
+    {
+        let wrong = |message: &str| Invalid {
+            field: Some(format!("{key}.secret")),
+            message: message.to_owned(),
+        };
+        if secret_file.is_some() || secret_env.is_some() {
+            return Err(wrong("give secret, secret-file or secret-env, one of them"));
+        }
+        let source = SecretSource::Kept(Secret(secret.clone()));
+        let account = AccountConfig { name: name.clone(), secret: source, place: key.to_string() };
+        account.read_secret().map_err(|error| wrong(&error.message))?;
+        return Ok(Part::Account(account));
+    }
+    let text = rendered(object);
+    let parsed = parse_file(Path::new(&key.to_string()), &text);
+    let config = parsed.map_err(|error| invalid_of(error, key, &text))?;
+    let only = "a document of one thing is a configuration of one";
+    Ok(match object {
+        Object::Portal(_) => Part::Portal(config.listen.into_iter().next().expect(only)),
+        Object::Account(_) => Part::Account(config.accounts.into_iter().next().expect(only)),
+        Object::Host(_) => Part::Host(config.hosts.into_iter().next().expect(only)),
+        Object::Volume(_) => Part::Volume(config.volumes.into_iter().next().expect(only)),
+        Object::Target(_) => Part::Target(config.targets.into_iter().next().expect(only)),
+        Object::Discovery(_) => Part::Discovery(config.discovery),
+        Object::Limits(_) => Part::Limits(config.limits),
+    })
+}
+
+/// As the configuration file has it.
+fn rendered(object: &Object) -> String {
+    toml::to_string(&Document::of([object])).expect("a document can be written as TOML")
+}
+
+/// What a complaint of the parser is about.
+fn invalid(error: ConfigError, objects: &Objects) -> Invalid {
+    let named = error.place.rsplit_once(':').and_then(|(label, _)| Key::parse(label));
+    match named.and_then(|key| objects.get(&key).map(|object| (key, object))) {
+        Some((key, object)) => invalid_of(error, &key, &rendered(object)),
+        None => {
+            let key = Key::parse(&error.place).filter(|key| objects.contains_key(key));
+            Invalid { field: key.map(|key| key.to_string()), message: error.message }
+        }
+    }
+}
+
+fn invalid_of(error: ConfigError, key: &Key, text: &str) -> Invalid {
+    let line = error.place.rsplit_once(':').and_then(|(_, line)| line.parse().ok());
+    let field = line.and_then(|line: usize| field_at(text, line));
+    let field = field.map_or(key.to_string(), |field| format!("{key}.{field}"));
+    Invalid { field: Some(field), message: error.message }
+}
+
+/// The key on a line of a text that [`rendered`] gave: `size`, `luns.0`, `allow.initiator`.
+fn field_at(text: &str, line: usize) -> Option<String> {
+    let (mut table, mut field) = (String::new(), None);
+    for text in text.lines().take(line) {
+        if let Some(header) = text.strip_prefix('[') {
+            let path = header.trim_start_matches('[').trim_end_matches(']');
+            // The first is the thing's kind.
+            table = path.split_once('.').map_or(String::new(), |(_, rest)| format!("{rest}."));
+            field = None;
+        } else if let Some((key, _)) = text.split_once(" = ") {
+            field = Some(key.trim_matches('"').to_owned());
+        }
+    }
+    match field {
+        Some(field) => Some(format!("{table}{field}")),
+        None => Some(table.trim_end_matches('.').to_owned()).filter(|table| !table.is_empty()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn objects(text: &str) -> Objects {
+        let document: Document = toml::from_str(text).expect("a document");
+        let objects = document.into_objects();
+        objects.map(|object| (object.key(), Arc::new(object))).collect()
+    }
+
+    fn compile(text: &str) -> Result<Config, Invalid> {
+        Compiler::new(Config::default()).compile(&objects(text))
+    }
+
+    /// Everything that a document can say, as far as it goes together.
+    const WHOLE: &str = r#"
+        [[portal]]
+        address = "127.0.0.1:0"
+        group = 2
+        tls = { certificate = "c", key = "k", client-ca = "a", require-client-certificate = false }
+        [[account]]
+        name = "host"
+        secret-file = "/s"
+        [[account]]
+        name = "san"
+        secret-env = "SAN"
+        [[host]]
+        name = "web"
+        initiators = ["iqn.2026-11.x:web*"]
+        address = "10.0.0.0/8"
+        account = "host"
+        certificate = "web.example"
+        [[volume]]
+        name = "a"
+        store = "file"
+        path = "/srv/a.img"
+        size = "1GiB"
+        block-size = 4096
+        cache = "none"
+        removable = true
+        serial = "s1"
+        naa = "3000000000000001"
+        vendor = "V"
+        product = "P"
+        revision = "1"
+        state = "/srv/a.kept"
+        encrypted = true
+        delay = "2ms"
+        fault = ["lost-write@7"]
+        [[volume]]
+        name = "b"
+        store = "ram"
+        size = 1048576
+        limit = "512KiB"
+        read-only = true
+        protection = 1
+        [[target]]
+        name = "iqn.2026-11.x:t"
+        alias = "both"
+        luns = { 0 = "b", 7 = "a" }
+        access = { 2 = "standby" }
+        preferred = 2
+        groups = [2]
+        redirect = { address = "san2.example:3260", permanent = true }
+        chap = ["host"]
+        own-account = "san"
+        algorithms = ["sha-256"]
+        allow = [
+            { host = "web", luns = { 0 = "a" } },
+            { initiator = "iqn.2026-11.x:*", address = "10.0.0.1", account = "host", luns = [7], read-only = true },
+            { certificate = "x.example" },
+        ]
+        [discovery]
+        chap = ["host"]
+        own-account = "san"
+        algorithms = ["md5"]
+        [limits]
+        sessions = 9
+        memory = "2GiB"
+    "#;
+
+    #[test]
+    fn a_document_says_what_the_file_says() {
+        let places = |config: Config| format!("{config:?}");
+        let unplaced = |text: String| {
+            let place = regex_free_places(&text);
+            place
+        };
+        let from_file = parse_file(Path::new("f"), WHOLE).and_then(Config::finish_managed);
+        let document = compile(WHOLE).expect("valid");
+        assert_eq!(unplaced(places(document)), unplaced(places(from_file.expect("valid"))),);
+    }
+
+    /// Without what is said of places.
+    fn regex_free_places(text: &str) -> String {
+        let mut parts = text.split("place: \"");
+        let first = parts.next().unwrap_or_default().to_owned();
+        parts.fold(first, |all, part| all + part.split_once('"').map_or("", |(_, rest)| rest))
+    }
+
+    #[test]
+    fn a_document_survives_being_written() {
+        let document: Document = toml::from_str(WHOLE).expect("a document");
+        let text = toml::to_string(&document).expect("TOML");
+        assert_eq!(toml::from_str::<Document>(&text).expect("read again"), document);
+        let json = serde_json::to_string(&document).expect("JSON");
+        assert_eq!(serde_json::from_str::<Document>(&json).expect("read again"), document);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_its_field() {
+        for (text, field, told) in [
+            ("[[volume]]\nname = \"A\"\nstore = \"ram\"\nsize = 512", "", "volume name \"A\""),
+            (
+                "[[volume]]\nname = \"a\"\nstore = \"rma\"\nsize = 512",
+                "volume/a.store",
+                "did you mean ram?",
+            ),
+            ("[[volume]]\nname = \"a\"\nstore = \"ram\"", "volume/a", "has no size"),
+            (
+                "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"big\"",
+                "volume/a.size",
+                "\"big\" is not a size",
+            ),
+            (
+                "[[target]]\nname = \"iqn.2026-11.x:t\"\nallow = [{ initiator = \"Q\" }]",
+                "target/iqn.2026-11.x:t.allow.initiator",
+                "write an iSCSI name",
+            ),
+            (
+                "[[target]]\nname = \"iqn.2026-11.x:t\"\nchap = [\"nobody\"]",
+                "target/iqn.2026-11.x:t.chap",
+                "there is no account nobody",
+            ),
+            ("[[account]]\nname = \"a\"", "account/a", "has no secret-file"),
+            (
+                "[[account]]\nname = \"a\"\nsecret = \"short\"",
+                "account/a.secret",
+                "has 5 bytes: write 12 to 255",
+            ),
+            ("[[portal]]\naddress = \"here\"", "portal/here.address", "is not an address"),
+            ("[limits]\nsessions = 0", "limits/.sessions", "write a number from 1"),
+            ("[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = [\"a\"]", "", "there is no volume a"),
+        ] {
+            let invalid = compile(text).err().expect(told);
+            assert_eq!(invalid.field.as_deref().unwrap_or_default(), field, "{invalid}");
+            assert!(invalid.message.contains(told), "{invalid}");
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! What can be done to a state.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::ChangeRefused;
+use super::document::{Account, Document, ShownLuns, Target, Volume};
+use super::object::{Key, Kind, Object, Objects};
+use crate::config::nearest;
+
+/// Under the state folder, where volumes are whose place nobody names.
+const VOLUMES: &str = "volumes";
+
+/// One thing that is done to a state.
+#[derive(Clone, Debug)]
+pub enum Edit {
+    /// This is there, in place of what had its name.
+    Put(Object),
+    /// This is there, and nothing had its name.
+    Add(Object),
+    /// That of it changes which a JSON merge patch says (RFC 7396); another name is a renaming.
+    Patch(Key, serde_json::Value),
+    /// It is gone.
+    Remove(Key),
+    /// All that a document lists is there, and nothing had those names.
+    Create(Document),
+    /// All that a document lists is there.
+    Apply(Document),
+    /// The same, and what it does not list is gone.
+    Replace(Document),
+}
+
+impl Edit {
+    /// Does it. Files of volumes that name none lie under `folder`.
+    pub(super) fn carry_out(
+        self,
+        objects: &mut Objects,
+        folder: &Path,
+    ) -> Result<(), ChangeRefused> {
+        match self {
+            Self::Put(object) => put(objects, object, folder),
+            Self::Add(object) if objects.contains_key(&object.key()) => {
+                return Err(ChangeRefused::Exists(object.key()));
+            }
+            Self::Add(object) => put(objects, object, folder),
+            Self::Remove(key) => {
+                find(objects, &key)?;
+                objects.remove(&key);
+            }
+            Self::Patch(key, patch) => self::patch(objects, &key, &patch, folder)?,
+            Self::Create(document) => {
+                for object in document.into_objects() {
+                    Self::Add(object).carry_out(objects, folder)?;
+                }
+            }
+            Self::Apply(document) => drop(apply(objects, document, folder)?),
+            Self::Replace(document) => {
+                let listed = apply(objects, document, folder)?;
+                objects.retain(|key, _| listed.contains(key));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find<'a>(objects: &'a Objects, key: &Key) -> Result<&'a Arc<Object>, ChangeRefused> {
+    objects.get(key).ok_or_else(|| {
+        let names = objects.keys().filter(|other| other.kind == key.kind);
+        let hint = nearest(&key.name, names.map(|key| key.name.as_str()));
+        ChangeRefused::NotFound(key.clone(), hint)
+    })
+}
+
+/// Gives what was listed.
+fn apply(
+    objects: &mut Objects,
+    document: Document,
+    folder: &Path,
+) -> Result<BTreeSet<Key>, ChangeRefused> {
+    let mut listed = BTreeSet::new();
+    for object in document.into_objects() {
+        let key = object.key();
+        if !listed.insert(key.clone()) {
+            let message = format!("{} {} is listed twice: remove one", key.kind.word(), key.name);
+            return Err(super::Invalid { field: Some(key.to_string()), message }.into());
+        }
+        put(objects, object, folder);
+    }
+    Ok(listed)
+}
+
+fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
+    let key = object.key();
+    let before = objects.get(&key);
+    match (&mut object, before.map(|before| &**before)) {
+        (Object::Volume(volume), Some(Object::Volume(before))) => keep_identity(volume, before),
+        (Object::Volume(volume), _) => complete(volume, folder),
+        (Object::Account(account), Some(Object::Account(before))) => keep_secret(account, before),
+        _ => {}
+    }
+    if before.is_none_or(|before| **before != object) {
+        objects.insert(key, Arc::new(object));
+    }
+}
+
+/// What a new volume gets for life.
+fn complete(volume: &mut Volume, folder: &Path) {
+    if volume.store == "file" && volume.path.is_none() {
+        let path = folder.join(VOLUMES).join(format!("{}.img", volume.name));
+        volume.path = Some(path.display().to_string());
+    }
+    // A real device says itself who it is.
+    if volume.store != "sg" {
+        let number = || sarsen_io::random::number();
+        volume.serial.get_or_insert_with(|| format!("{:016x}", number()));
+        // 3h: locally assigned.
+        volume.naa.get_or_insert_with(|| format!("3{:015x}", number() >> 4));
+    }
+}
+
+/// A document that does not say who a volume is, or where, does not make another one of it.
+fn keep_identity(volume: &mut Volume, before: &Volume) {
+    if volume.store == before.store {
+        let path = || before.path.clone();
+        volume.path = volume.path.take().or_else(path);
+    }
+    volume.serial = volume.serial.take().or_else(|| before.serial.clone());
+    volume.naa = volume.naa.take().or_else(|| before.naa.clone());
+    volume.size = volume.size.take().or_else(|| before.size.clone());
+}
+
+/// A document without the secret, as it is shown, does not take it away.
+fn keep_secret(account: &mut Account, before: &Account) {
+    let Account { secret, secret_file, secret_env, .. } = account;
+    if secret.is_none() && secret_file.is_none() && secret_env.is_none() {
+        *account = before.clone();
+    }
+}
+
+fn patch(
+    objects: &mut Objects,
+    key: &Key,
+    patch: &serde_json::Value,
+    folder: &Path,
+) -> Result<(), ChangeRefused> {
+    let invalid = |message: String| super::Invalid { field: Some(key.to_string()), message };
+    let before = find(objects, key)?;
+    if !patch.is_object() {
+        return Err(
+            invalid("a merge patch is an object, such as { \"size\": \"20GiB\" }".into()).into()
+        );
+    }
+    let mut value = serde_json::to_value(&**before).expect("our own types are JSON");
+    merge(&mut value, patch);
+    let text = serde_json::to_vec(&value).expect("it is JSON");
+    let object = Object::from_json(key.kind, &text).map_err(|error| invalid(error.to_string()))?;
+    let new = object.key();
+    if new != *key {
+        if objects.contains_key(&new) {
+            return Err(ChangeRefused::Exists(new));
+        }
+        objects.remove(key);
+        rename(objects, key, &new.name);
+        objects.insert(new, Arc::new(object));
+        return Ok(());
+    }
+    put(objects, object, folder);
+    Ok(())
+}
+
+/// RFC 7396.
+fn merge(value: &mut serde_json::Value, patch: &serde_json::Value) {
+    let serde_json::Value::Object(patch) = patch else {
+        *value = patch.clone();
+        return;
+    };
+    if !value.is_object() {
+        *value = serde_json::Value::Object(serde_json::Map::new());
+    }
+    let fields = value.as_object_mut().expect("it was made one");
+    for (name, patch) in patch {
+        match patch.is_null() {
+            true => drop(fields.remove(name)),
+            false => merge(fields.entry(name).or_insert(serde_json::Value::Null), patch),
+        }
+    }
+}
+
+/// Whoever speaks of a thing speaks of it by its new name.
+fn rename(objects: &mut Objects, key: &Key, new: &str) {
+    let old = key.name.as_str();
+    let change = |name: &mut String| {
+        if name == old {
+            *name = new.to_owned();
+        }
+    };
+    for object in objects.values_mut() {
+        let mut changed = (**object).clone();
+        match (&mut changed, key.kind) {
+            (Object::Target(target), kind) => rename_in_target(target, kind, &change),
+            (Object::Discovery(discovery), Kind::Account) => {
+                discovery.chap.iter_mut().chain(&mut discovery.own_account).for_each(change);
+            }
+            (Object::Host(host), Kind::Account) => host.account.iter_mut().for_each(change),
+            _ => {}
+        }
+        if changed != **object {
+            *object = Arc::new(changed);
+        }
+    }
+}
+
+fn rename_in_target(target: &mut Target, kind: Kind, change: &impl Fn(&mut String)) {
+    match kind {
+        Kind::Volume => {
+            target.luns.0.values_mut().for_each(change);
+            for rule in &mut target.allow {
+                if let Some(ShownLuns::Volumes(volumes)) = &mut rule.luns {
+                    volumes.values_mut().for_each(change);
+                }
+            }
+        }
+        Kind::Account => {
+            target.chap.iter_mut().chain(&mut target.own_account).for_each(change);
+            target.allow.iter_mut().filter_map(|rule| rule.account.as_mut()).for_each(change);
+        }
+        Kind::Host => {
+            target.allow.iter_mut().filter_map(|rule| rule.host.as_mut()).for_each(change);
+        }
+        Kind::Portal | Kind::Target | Kind::Discovery | Kind::Limits => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn document(text: &str) -> Document {
+        toml::from_str(text).expect("a document")
+    }
+
+    fn after(objects: &mut Objects, edit: Edit) -> Result<String, String> {
+        edit.carry_out(objects, Path::new("/state")).map_err(|refused| refused.to_string())?;
+        let document = Document::of(objects.values().map(|object| &**object));
+        Ok(toml::to_string(&document).expect("TOML"))
+    }
+
+    const BEGIN: &str = "[[volume]]\nname = \"a\"\n[[account]]\nname = \"x\"\nsecret = \"twelve bytes\"\n\
+        [[host]]\nname = \"h\"\naccount = \"x\"\n\
+        [[target]]\nname = \"iqn.2026-11.x:t\"\nluns = [\"a\"]\nchap = [\"x\"]\n\
+        allow = [{ host = \"h\" }, { account = \"x\", luns = { 0 = \"a\" } }]\n";
+
+    fn begun() -> Objects {
+        let mut objects = Objects::new();
+        after(&mut objects, Edit::Apply(document(BEGIN))).expect("valid");
+        objects
+    }
+
+    fn volume(objects: &Objects, name: &str) -> Volume {
+        match &*objects[&Key::new(Kind::Volume, name)] {
+            Object::Volume(volume) => volume.clone(),
+            other => panic!("{other:?} is no volume"),
+        }
+    }
+
+    #[test]
+    fn a_new_volume_gets_a_place_and_an_identity_which_it_keeps() {
+        let mut objects = begun();
+        let new = volume(&objects, "a");
+        assert_eq!(new.path.as_deref(), Some("/state/volumes/a.img"));
+        assert!(new.naa.as_ref().is_some_and(|naa| naa.len() == 16 && naa.starts_with('3')));
+        let grown = document("[[volume]]\nname = \"a\"\nsize = \"2GiB\"");
+        after(&mut objects, Edit::Apply(grown)).expect("valid");
+        let kept = volume(&objects, "a");
+        assert_eq!((&kept.serial, &kept.naa, &kept.path), (&new.serial, &new.naa, &new.path));
+        assert_eq!(kept.size.expect("a size").0, "2GiB");
+        let renamed = Edit::Patch(Key::new(Kind::Volume, "a"), json!({ "name": "b" }));
+        let text = after(&mut objects, renamed).expect("valid");
+        let kept = volume(&objects, "b");
+        assert_eq!((&kept.serial, &kept.path), (&new.serial, &new.path));
+        assert!(!text.contains("\"a\"") && text.matches("0 = \"b\"").count() == 2, "{text}");
+    }
+
+    #[test]
+    fn a_document_changes_what_it_lists_and_takes_away_only_when_asked() {
+        let mut objects = begun();
+        let before = objects.clone();
+        let alike = document("[[account]]\nname = \"x\"\n[[volume]]\nname = \"a\"");
+        after(&mut objects, Edit::Apply(alike.clone())).expect("valid");
+        assert_eq!(objects, before, "the secret and the identity stay");
+        after(&mut objects, Edit::Replace(alike)).expect("valid");
+        assert_eq!(objects.len(), 2);
+        let twice = document("[[host]]\nname = \"h\"\n[[host]]\nname = \"h\"");
+        let refused = after(&mut objects, Edit::Apply(twice)).expect_err("twice");
+        assert!(refused.contains("host h is listed twice"), "{refused}");
+    }
+
+    #[test]
+    fn who_speaks_of_a_thing_speaks_of_it_by_its_new_name() {
+        let mut objects = begun();
+        let patch =
+            |kind, from: &str, to: &str| Edit::Patch(Key::new(kind, from), json!({ "name": to }));
+        after(&mut objects, patch(Kind::Account, "x", "y")).expect("valid");
+        let text = after(&mut objects, patch(Kind::Host, "h", "web")).expect("valid");
+        assert!(!text.contains("\"x\"") && !text.contains("\"h\""), "{text}");
+        assert!(text.contains("chap = [\"y\"]") && text.contains("host = \"web\""), "{text}");
+        assert!(text.contains("secret = \"twelve bytes\""), "{text}");
+        let taken = after(&mut objects, Edit::Add(Object::Host(Default::default())));
+        taken.expect("an empty name is refused where all is checked");
+    }
+
+    #[test]
+    fn what_is_not_there_or_taken_is_told() {
+        let mut objects = begun();
+        let key = |name| Key::new(Kind::Volume, name);
+        let add = Edit::Add(Object::Volume(Volume { name: "a".into(), ..Volume::default() }));
+        for (edit, told) in [
+            (Edit::Remove(key("b")), "there is no volume b"),
+            (Edit::Remove(Key::new(Kind::Host, "hh")), "did you mean h?"),
+            (add, "there is a volume a already"),
+            (Edit::Patch(key("a"), json!({ "sise": 1 })), "unknown field `sise`"),
+            (Edit::Patch(key("a"), json!([])), "a merge patch is an object"),
+        ] {
+            let refused = after(&mut objects, edit).expect_err(told);
+            assert!(refused.contains(told), "{refused}");
+        }
+        let patched = Edit::Patch(key("a"), json!({ "size": "1GiB", "serial": null }));
+        after(&mut objects, patched).expect("valid");
+        assert!(volume(&objects, "a").serial.is_some(), "identity is not taken away");
+    }
+}

@@ -1,0 +1,231 @@
+//! The plan: what has to be done so that one state becomes another. It is shown before it is carried out, and
+//! kept as what was done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::object::{Key, Kind, Object, Objects};
+
+/// One thing that is done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Step {
+    /// What is done.
+    pub action: Action,
+    /// To what kind of thing.
+    pub kind: Kind,
+    /// Of which name.
+    pub name: String,
+    /// Of a thing that gets another name: that one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub new_name: Option<String>,
+    /// Of a thing that is changed: what of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<FieldChange>,
+}
+
+/// What is done to a thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// It is new.
+    Add,
+    /// It gets another name.
+    Rename,
+    /// Some of it is changed.
+    Change,
+    /// It goes.
+    Remove,
+}
+
+/// A key that gets another value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FieldChange {
+    /// The key.
+    pub field: String,
+    /// Its value before, if it had one.
+    #[schema(value_type = Option<Object>)]
+    pub from: Option<Value>,
+    /// And after, if it has one.
+    #[schema(value_type = Option<Object>)]
+    pub to: Option<Value>,
+}
+
+/// `+ volume data`, `~ volume data: size 1GiB -> 2GiB`, `- target iqn…`.
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { action, kind, name, new_name, changes } = self;
+        let sign = match action {
+            Action::Add => '+',
+            Action::Rename | Action::Change => '~',
+            Action::Remove => '-',
+        };
+        write!(f, "{sign} {}", kind.word())?;
+        if !name.is_empty() {
+            write!(f, " {name}")?;
+        }
+        if let Some(new_name) = new_name {
+            write!(f, " -> {new_name}")?;
+        }
+        for (index, FieldChange { field, from, to }) in changes.iter().enumerate() {
+            let value = |value: &Option<Value>| match value {
+                None => "none".to_owned(),
+                Some(Value::String(text)) => text.clone(),
+                Some(value) => value.to_string(),
+            };
+            let separator = if index == 0 { ":" } else { "," };
+            write!(f, "{separator} {field} {} -> {}", value(from), value(to))?;
+        }
+        Ok(())
+    }
+}
+
+/// What makes `desired` of `current`: names that change first, then what is new, then what is changed, and
+/// last what goes.
+pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
+    let is_gone = |key: &&Key| !desired.contains_key(*key);
+    let mut gone: BTreeMap<&Key, &Arc<Object>> =
+        current.iter().filter(|(key, _)| is_gone(key)).collect();
+    let mut by_serial: BTreeMap<&str, &Key> =
+        gone.iter().filter_map(|(key, object)| Some((serial(object)?, *key))).collect();
+    let mut steps = Vec::new();
+    for (key, object) in desired {
+        let step = |action| Step {
+            action,
+            kind: key.kind,
+            name: key.name.clone(),
+            new_name: None,
+            changes: Vec::new(),
+        };
+        match current.get(key) {
+            Some(before) if Arc::ptr_eq(before, object) || before == object => {}
+            Some(before) => {
+                steps.push(Step { changes: changes(before, object), ..step(Action::Change) });
+            }
+            // A volume is known by its serial number, whatever its name.
+            None => match serial(object).and_then(|serial| by_serial.remove(serial)) {
+                Some(old) => {
+                    let before = gone.remove(old).expect("it is one of those that go");
+                    steps.push(Step {
+                        name: old.name.clone(),
+                        new_name: Some(key.name.clone()),
+                        changes: changes(before, object),
+                        ..step(Action::Rename)
+                    });
+                }
+                None => steps.push(step(Action::Add)),
+            },
+        }
+    }
+    steps.extend(gone.keys().map(|key| Step {
+        action: Action::Remove,
+        kind: key.kind,
+        name: key.name.clone(),
+        new_name: None,
+        changes: Vec::new(),
+    }));
+    let order = |step: &Step| match step.action {
+        Action::Rename => 0,
+        Action::Add => 1,
+        Action::Change => 2,
+        Action::Remove => 3,
+    };
+    steps.sort_by_key(order);
+    steps
+}
+
+fn serial(object: &Object) -> Option<&str> {
+    match object {
+        Object::Volume(volume) => volume.serial.as_deref(),
+        _ => None,
+    }
+}
+
+/// Key by key, the names aside.
+fn changes(before: &Object, after: &Object) -> Vec<FieldChange> {
+    let fields = |object: &Object| match serde_json::to_value(object) {
+        Ok(Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let (before, after) = (fields(before), fields(after));
+    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let changed =
+        names.into_iter().filter(|name| *name != "name" && before.get(*name) != after.get(*name));
+    changed
+        .map(|name| {
+            // That a secret is another one is told; the secret is not.
+            let shown = |value: Option<&Value>| match (name.as_str(), value) {
+                ("secret", Some(_)) => Some(Value::String("(hidden)".into())),
+                (_, value) => value.cloned(),
+            };
+            let (from, to) = (shown(before.get(name)), shown(after.get(name)));
+            FieldChange { field: name.clone(), from, to }
+        })
+        .collect()
+}
+
+/// So many lines of a plan are kept with its revision.
+const SUMMARY_LINES: usize = 20;
+
+/// The plan in a few lines.
+pub(super) fn summary(steps: &[Step]) -> Vec<String> {
+    let mut lines: Vec<String> = steps.iter().take(SUMMARY_LINES).map(Step::to_string).collect();
+    if steps.len() > SUMMARY_LINES {
+        lines.push(format!("and {} more", steps.len() - SUMMARY_LINES));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::document::{Account, Document};
+    use super::*;
+
+    fn objects(text: &str) -> Objects {
+        let document: Document = toml::from_str(text).expect("a document");
+        let objects = document.into_objects();
+        objects.map(|object| (object.key(), Arc::new(object))).collect()
+    }
+
+    fn lines(current: &str, desired: &str) -> Vec<String> {
+        plan(&objects(current), &objects(desired)).iter().map(Step::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_alike_needs_nothing_and_all_else_is_a_step() {
+        let a = "[[volume]]\nname = \"a\"\nsize = \"1GiB\"\nserial = \"s1\"\n";
+        assert!(lines(a, a).is_empty());
+        assert_eq!(lines("", a), ["+ volume a"]);
+        assert_eq!(lines(a, ""), ["- volume a"]);
+        let grown = a.replace("1GiB", "2GiB").replace("serial", "read-only = true\nserial");
+        assert_eq!(lines(a, &grown), ["~ volume a: read-only none -> true, size 1GiB -> 2GiB"]);
+        let other = "[[host]]\nname = \"h\"\n[limits]\nsessions = 4\n";
+        assert_eq!(lines(a, other), ["+ host h", "+ limits", "- volume a"]);
+    }
+
+    #[test]
+    fn a_volume_is_the_same_under_another_name() {
+        let a = "[[volume]]\nname = \"a\"\nserial = \"s1\"\n";
+        let b = a.replace("\"a\"", "\"b\"");
+        assert_eq!(lines(a, &b), ["~ volume a -> b"]);
+        let stranger = b.replace("s1", "s2");
+        assert_eq!(lines(a, &stranger), ["+ volume b", "- volume a"]);
+    }
+
+    #[test]
+    fn a_secret_is_not_told() {
+        let account = |secret: &str| {
+            let secret = Some(secret.to_owned());
+            let account =
+                Object::Account(Account { name: "a".into(), secret, ..Account::default() });
+            Objects::from([(account.key(), Arc::new(account))])
+        };
+        let steps = plan(&account("secret number one"), &account("secret number two"));
+        assert_eq!(steps[0].to_string(), "~ account a: secret (hidden) -> (hidden)");
+        assert!(!serde_json::to_string(&steps).expect("JSON").contains("number"));
+    }
+}

@@ -1,0 +1,326 @@
+//! Where the desired state is kept: one redb file in the server's state folder. A change is one transaction, so
+//! that after kill -9 the state is the one before it or the one after it.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use redb::backends::FileBackend;
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+use utoipa::ToSchema;
+
+use super::object::{Key, Object, Objects};
+
+const FILE: &str = "state.redb";
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+/// What this version writes.
+const FORMAT: u64 = 1;
+/// Revisions whose history is kept.
+const HISTORY: u64 = 10_000;
+
+const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
+const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
+const REVISIONS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("revisions");
+
+/// Why the state could not be opened, or a change not be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The folder or the file cannot be made or opened.
+    #[error("{}: {source} (the state folder has to be one that the server can write)", path.display())]
+    Open {
+        /// Which.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Another server has it.
+    #[error("{} is used by another server: stop it, or choose another --state", .0.display())]
+    InUse(PathBuf),
+    /// It is not what this program wrote.
+    #[error(
+        "{} cannot be understood: {what} (restore it from a backup, or move it away and apply an \
+         exported file)", path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// It could not be written; what was there before is there.
+    #[error(
+        "the change is not kept, and nothing was changed: {}: {what} (see whether its disk is full, \
+         read-only or broken)", path.display()
+    )]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        what: String,
+    },
+}
+
+/// A change that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Revision {
+    /// They count from 1 on.
+    pub revision: u64,
+    /// When, in seconds since 1970.
+    pub at_unix_seconds: u64,
+    /// Who made it, as he says.
+    pub author: String,
+    /// What was done, a line each; of many, the first.
+    pub summary: Vec<String>,
+}
+
+/// A thing that is put in its place, or taken away.
+pub(super) type Write<'a> = (&'a Key, Option<&'a Object>);
+
+/// The file.
+pub struct Store {
+    path: PathBuf,
+    /// None after an error of the disk, until it is opened again.
+    database: Option<Database>,
+}
+
+impl Store {
+    /// The state in this folder, which is made if there is none; nobody but its owner reads it.
+    pub fn open(folder: &Path) -> Result<Self, StateError> {
+        let open = |source| StateError::Open { path: folder.to_owned(), source };
+        DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(open)?;
+        let mut store = Self { path: folder.join(FILE), database: None };
+        store.check_format()?;
+        Ok(store)
+    }
+
+    /// The database, opened again where an error has closed it.
+    fn database(&mut self) -> Result<&Database, StateError> {
+        if self.database.is_none() {
+            self.database = Some(open(&self.path)?);
+        }
+        Ok(self.database.as_ref().expect("just opened"))
+    }
+
+    fn check_format(&mut self) -> Result<(), StateError> {
+        let path = self.path.clone();
+        let database = self.database()?;
+        let numbers = read_numbers(database).map_err(|error| damaged(&path, error))?;
+        match numbers.format {
+            None => {
+                let result = begin(database);
+                result.map_err(|error| write_error(&path, error))
+            }
+            Some(FORMAT) => Ok(()),
+            Some(format) => Err(damaged(
+                &path,
+                format!(
+                    "it is of format {format}, and this version writes {FORMAT}: use a newer one"
+                ),
+            )),
+        }
+    }
+
+    /// All that is kept, and its revision.
+    pub fn load(&mut self) -> Result<(Objects, u64), StateError> {
+        let path = self.path.clone();
+        let database = self.database()?;
+        let read = || -> Result<(Objects, u64), String> {
+            let numbers = read_numbers(database)?;
+            let transaction = database.begin_read().map_err(text)?;
+            let table = transaction.open_table(OBJECTS).map_err(text)?;
+            let mut objects = Objects::new();
+            for entry in table.iter().map_err(text)? {
+                let (key, body) = entry.map_err(text)?;
+                let name = key.value();
+                let wrong = |what: String| format!("{name}: {what}");
+                let key = Key::parse(name).ok_or_else(|| wrong("an unknown kind".into()))?;
+                let object = Object::from_json(key.kind, body.value());
+                let object = object.map_err(|error| wrong(error.to_string()))?;
+                objects.insert(key, Arc::new(object));
+            }
+            Ok((objects, numbers.revision))
+        };
+        read().map_err(|what| damaged(&path, what))
+    }
+
+    /// Keeps a change, whole; it is on disk when this returns.
+    pub(super) fn commit(
+        &mut self,
+        revision: &Revision,
+        writes: &[Write<'_>],
+    ) -> Result<(), StateError> {
+        let path = self.path.clone();
+        let result = keep(self.database()?, revision, writes);
+        if result.is_err() {
+            // After an error of its disk, a database wants to be opened again.
+            self.database = None;
+        }
+        result.map_err(|error| write_error(&path, error))
+    }
+
+    /// The changes before the one of that number, the last of them first.
+    pub fn history(&mut self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
+        let path = self.path.clone();
+        let database = self.database()?;
+        let read = || -> Result<Vec<Revision>, String> {
+            let transaction = database.begin_read().map_err(text)?;
+            let table = transaction.open_table(REVISIONS).map_err(text)?;
+            let entries = table.range(..before).map_err(text)?.rev().take(limit);
+            let revision = |entry: Result<(_, redb::AccessGuard<'_, &[u8]>), _>| {
+                let (_, body) = entry.map_err(text)?;
+                serde_json::from_slice(body.value()).map_err(text)
+            };
+            entries.map(revision).collect()
+        };
+        read().map_err(|what| damaged(&path, what))
+    }
+}
+
+fn open(path: &Path) -> Result<Database, StateError> {
+    let wrong = |source| StateError::Open { path: path.to_owned(), source };
+    let told = |error| match error {
+        DatabaseError::DatabaseAlreadyOpen => StateError::InUse(path.to_owned()),
+        DatabaseError::Storage(redb::StorageError::Io(source))
+            if source.kind() != io::ErrorKind::InvalidData =>
+        {
+            wrong(source)
+        }
+        other => damaged(path, other),
+    };
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create(true).mode(FILE_MODE).open(path);
+    let database = Database::builder()
+        .set_repair_callback(|_| {
+            warn!("the state was not closed in good order and is looked through")
+        })
+        .create_with_backend(FileBackend::new(file.map_err(wrong)?).map_err(told)?);
+    database.map_err(told)
+}
+
+struct Numbers {
+    format: Option<u64>,
+    revision: u64,
+}
+
+fn read_numbers(database: &Database) -> Result<Numbers, String> {
+    let transaction = database.begin_read().map_err(text)?;
+    let table = match transaction.open_table(NUMBERS) {
+        Ok(table) => table,
+        Err(redb::TableError::TableDoesNotExist(_)) => {
+            return Ok(Numbers { format: None, revision: 0 });
+        }
+        Err(error) => return Err(text(error)),
+    };
+    let number = |name| -> Result<Option<u64>, String> {
+        Ok(table.get(name).map_err(text)?.map(|value| value.value()))
+    };
+    Ok(Numbers { format: number("format")?, revision: number("revision")?.unwrap_or(0) })
+}
+
+/// An empty state.
+fn begin(database: &Database) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    transaction.open_table(OBJECTS)?;
+    transaction.open_table(REVISIONS)?;
+    transaction.open_table(NUMBERS)?.insert("format", FORMAT)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+fn keep(database: &Database, revision: &Revision, writes: &[Write<'_>]) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    {
+        let mut objects = transaction.open_table(OBJECTS)?;
+        for (key, object) in writes {
+            let key = key.to_string();
+            match object {
+                Some(object) => {
+                    let body = serde_json::to_vec(object).expect("our own types are JSON");
+                    objects.insert(key.as_str(), body.as_slice())?;
+                }
+                None => {
+                    objects.remove(key.as_str())?;
+                }
+            }
+        }
+        let mut revisions = transaction.open_table(REVISIONS)?;
+        let body = serde_json::to_vec(revision).expect("our own types are JSON");
+        revisions.insert(revision.revision, body.as_slice())?;
+        if let Some(old) = revision.revision.checked_sub(HISTORY) {
+            revisions.remove(old)?;
+        }
+        transaction.open_table(NUMBERS)?.insert("revision", revision.revision)?;
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn damaged(path: &Path, what: impl std::fmt::Display) -> StateError {
+    StateError::Damaged { path: path.to_owned(), what: what.to_string() }
+}
+
+fn write_error(path: &Path, error: redb::Error) -> StateError {
+    StateError::Write { path: path.to_owned(), what: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::document::Host;
+    use super::*;
+
+    fn host(name: &str) -> Object {
+        Object::Host(Host { name: name.to_owned(), ..Host::default() })
+    }
+
+    fn revision(number: u64) -> Revision {
+        Revision {
+            revision: number,
+            at_unix_seconds: 0,
+            author: "test".into(),
+            summary: vec![format!("change {number}")],
+        }
+    }
+
+    #[test]
+    fn what_was_kept_is_there_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("state");
+        let mut store = Store::open(&path).expect("opened");
+        assert_eq!(store.load().expect("read"), (Objects::new(), 0));
+        let (a, b) = (host("a"), host("b"));
+        store.commit(&revision(1), &[(&a.key(), Some(&a)), (&b.key(), Some(&b))]).expect("kept");
+        store.commit(&revision(2), &[(&a.key(), None)]).expect("kept");
+        assert!(matches!(Store::open(&path), Err(StateError::InUse(_))), "it is locked");
+        drop(store);
+        let mut store = Store::open(&path).expect("opened again");
+        let (objects, number) = store.load().expect("read");
+        assert_eq!((number, objects.len()), (2, 1));
+        assert_eq!(*objects[&b.key()], b);
+        let history = store.history(u64::MAX, 5).expect("read");
+        assert_eq!(history, [revision(2), revision(1)]);
+        assert_eq!(store.history(2, 5).expect("read"), [revision(1)]);
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(path.join(FILE)).expect("a file").permissions(),
+        );
+        assert_eq!(mode & 0o777, 0o600, "it holds secrets");
+    }
+
+    #[test]
+    fn what_is_no_state_is_told_with_its_path() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join(FILE), b"something else").expect("written");
+        let message = Store::open(folder.path()).err().expect("refused").to_string();
+        assert!(message.contains("state.redb cannot be understood"), "{message}");
+        let nowhere = Store::open(&folder.path().join(FILE).join("x")).err().expect("refused");
+        assert!(matches!(nowhere, StateError::Open { .. }), "{nowhere}");
+    }
+}

@@ -1,0 +1,372 @@
+//! What a server is to be: made, changed, planned, refused and kept, as a person does it on the command line.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_io::time::now;
+use sarsen_proof::managed::{self, Managed};
+use sarsen_proof::{process, program};
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const CONFLICT: i32 = 4;
+const NOT_FOUND: i32 = 3;
+const USAGE: i32 = 2;
+const FAILED: i32 = 1;
+
+/// A line of `sarsen volume create` that ends with the secret.
+fn secret_of(stderr: &[u8]) -> Result<String> {
+    let text = String::from_utf8_lossy(stderr).into_owned();
+    let secret = text.trim().rsplit_once(": ").context("a secret")?.1;
+    Ok(secret.to_owned())
+}
+
+/// Writes a pattern over iSCSI with CHAP, and reads it, as QEMU does.
+fn qemu_uses(portal: &str, target: &str, user: &str, secret: &str) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("secret");
+    std::fs::write(&file, secret)?;
+    let mut command = Command::new("qemu-io");
+    command
+        .arg("--object")
+        .arg(format!("secret,id=s,file={}", file.display()))
+        .arg("--image-opts")
+        .arg(format!(
+            "driver=iscsi,transport=tcp,portal={portal},target={target},lun=0,user={user},\
+             password-secret=s"
+        ))
+        .args(["-c", "write -P 0x5a 0 1M", "-c", "read -P 0x5a 0 1M", "-c", "flush"]);
+    process::output(&mut command, LIMIT)?;
+    Ok(())
+}
+
+#[test]
+fn from_an_empty_machine_to_a_volume_that_qemu_uses_with_chap_it_is_three_commands() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    // One: the server.
+    let server = Managed::start(folder.path())?;
+    // Two: the volume.
+    let made = server
+        .command(&["volume", "create", "data", "64MiB", "--export", "--chap", "vm"])?
+        .output()?;
+    ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let secret = secret_of(&made.stderr)?;
+    ensure!(!String::from_utf8_lossy(&made.stdout).contains(&secret), "a secret on stdout");
+    // Three: QEMU.
+    let target = "iqn.2026-11.io.sarsen:data";
+    qemu_uses(server.portal()?, target, "vm", &secret)?;
+    let wrong = qemu_uses(server.portal()?, target, "vm", "not the secret");
+    ensure!(wrong.is_err(), "another secret lets in, too");
+    let exported = server.run(&["export"])?;
+    ensure!(!exported.contains(&secret) && exported.contains("chap = [\"vm\"]"), "{exported}");
+    ensure!(server.run(&["export", "--secrets"])?.contains(&secret), "it is kept");
+    // And it is there after a power cut.
+    server.kill()?;
+    let server = Managed::start(folder.path())?;
+    qemu_uses(server.portal()?, target, "vm", &secret)?;
+    server.stop()
+}
+
+const DOCUMENT: &str = r#"
+[[volume]]
+name = "a"
+store = "ram"
+size = "8MiB"
+
+[[volume]]
+name = "b"
+size = "8MiB"
+
+[[host]]
+name = "web"
+initiators = ["iqn.2026-11.proof:web"]
+
+[[target]]
+name = "iqn.2026-11.proof:t"
+luns = { 1 = "a", 5 = "b" }
+allow = [{ host = "web" }]
+"#;
+
+#[test]
+fn a_document_is_applied_shown_and_applied_again() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    let file = folder.path().join("san.toml");
+    std::fs::write(&file, DOCUMENT)?;
+    let path = file.to_str().context("a path")?;
+    let planned = server.run(&["diff", "-f", path])?;
+    ensure!(planned.contains("+ volume a\n") && planned.contains("nothing was done"), "{planned}");
+    let applied = server.run(&["apply", "-f", path])?;
+    ensure!(applied.contains("+ target iqn.2026-11.proof:t") && applied.ends_with("revision 1\n"));
+    ensure!(server.run(&["apply", "-f", path])?.starts_with("nothing to do: revision 1"));
+    // What the document does not list stays, unless it is asked for.
+    server.run(&["volume", "create", "c", "4MiB", "--store", "ram"])?;
+    ensure!(server.run(&["diff", "-f", path])?.starts_with("nothing to do"));
+    let pruned = server.run(&["diff", "-f", path, "--prune"])?;
+    ensure!(pruned.starts_with("- volume c\n"), "{pruned}");
+    // An export is a document, and says the same.
+    let exported = server.run(&["export"])?;
+    let copy = folder.path().join("copy.toml");
+    std::fs::write(&copy, exported)?;
+    let copy = copy.to_str().context("a path")?;
+    ensure!(server.run(&["apply", "-f", copy, "--prune"])?.starts_with("nothing to do"));
+    let revisions = server.json(&["history"])?;
+    let revision = &revisions["revisions"][1];
+    ensure!(revision["revision"] == 1 && revision["summary"][0] == "+ host web", "{revisions}");
+    ensure!(revision["author"].as_str().is_some_and(|author| author.contains('@')));
+    server.stop()
+}
+
+#[test]
+fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.applied(DOCUMENT, &[])?;
+    for (document, told) in [
+        ("[[volume]]\nname = \"n\"\nsise = 1", "line 3, column 1"),
+        ("[[volume]]\nname = \"n\"\nstore = \"rma\"", "did you mean ram?"),
+        ("[[target]]\nname = \"iqn.2026-11.proof:n\"\nluns = [\"x\"]", "there is no volume x"),
+        ("[[volume]]\nname = \"n\"\n[[volume]]\nname = \"n\"", "listed twice"),
+        // What can be made before what cannot is not made either.
+        (
+            "[[volume]]\nname = \"n\"\nsize = \"1MiB\"\n[[account]]\nname = \"x\"\nsecret = \"short\"",
+            "has 5 bytes",
+        ),
+    ] {
+        let output = server.apply(document, &[])?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(USAGE), "{document}: {stderr}");
+        ensure!(stderr.contains(told), "{stderr}");
+    }
+    let missing = "[[volume]]\nname = \"n\"\npath = \"/nonexistent/x\"";
+    let output = server.apply(missing, &[])?;
+    ensure!(output.status.code() == Some(FAILED), "{}", String::from_utf8_lossy(&output.stderr));
+    server.refused(NOT_FOUND, &["volume", "delete", "n"])?;
+    server.refused(NOT_FOUND, &["volume", "show", "n"])?;
+    server.refused(CONFLICT, &["volume", "create", "a", "1MiB"])?;
+    let shrunk = server.refused(FAILED, &["volume", "resize", "b", "4MiB"])?;
+    ensure!(shrunk.contains("volume b"), "{shrunk}");
+    // Who looked before somebody else changed it has to look again.
+    let stale =
+        server.refused(CONFLICT, &["volume", "set", "a", "size=16MiB", "--revision", "0"])?;
+    ensure!(stale.contains("revision 1"), "{stale}");
+    ensure!(server.json(&["history"])?["revisions"].as_array().map(Vec::len) == Some(1));
+    ensure!(!folder.path().join("state/volumes/n.img").exists(), "a file was left behind");
+    server.stop()
+}
+
+/// A program that uses a disk until it is dropped.
+struct User(Child);
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Keeps a session open: `qemu-io` waits for its next command.
+fn user(portal: &str, target: &str, lun: u16) -> Result<User> {
+    let child = Command::new("qemu-io")
+        .args(["-f", "raw"])
+        .arg(format!("iscsi://{portal}/{target}/{lun}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    Ok(User(child))
+}
+
+fn wait_for_sessions(server: &Managed, count: usize) -> Result<()> {
+    let deadline = now() + LIMIT;
+    loop {
+        let sessions = server.json(&["session", "list"])?;
+        let normal = sessions["sessions"].as_array().map_or(0, |sessions| {
+            sessions.iter().filter(|session| session["kind"] == "normal").count()
+        });
+        if normal == count {
+            return Ok(());
+        }
+        ensure!(now() < deadline, "{count} sessions were expected: {sessions}");
+    }
+}
+
+#[test]
+fn what_is_in_use_goes_only_when_it_is_forced() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "used", "8MiB", "--store", "ram", "--export"])?;
+    server.run(&["volume", "create", "other", "8MiB", "--store", "ram", "--export"])?;
+    let portal = server.portal()?.to_owned();
+    let _user = user(&portal, "iqn.2026-11.io.sarsen:used", 0)?;
+    wait_for_sessions(&server, 1)?;
+    // Others come and go meanwhile.
+    server.run(&["target", "delete", "iqn.2026-11.io.sarsen:other"])?;
+    server.run(&["volume", "delete", "other"])?;
+    server.run(&["volume", "resize", "used", "16MiB"])?;
+    let target = "iqn.2026-11.io.sarsen:used";
+    let refused = server.refused(CONFLICT, &["target", "delete", target])?;
+    ensure!(refused.contains("--force"), "{refused}");
+    let planned = server.json(&["target", "delete", target, "--dry-run"])?;
+    ensure!(planned["interrupts"].as_array().map(Vec::len) == Some(1), "{planned}");
+    wait_for_sessions(&server, 1)?;
+    server.run(&["target", "delete", target, "--force", "--grace", "0"])?;
+    wait_for_sessions(&server, 0)?;
+    // A file and its data stay where they are.
+    server.run(&["volume", "create", "file", "1MiB"])?;
+    server.run(&["volume", "delete", "file"])?;
+    ensure!(folder.path().join("state/volumes/file.img").exists(), "the data were taken away");
+    server.stop()
+}
+
+#[test]
+fn a_volume_keeps_who_it_is_under_another_name_and_after_a_restart() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "old", "8MiB", "--export"])?;
+    let identity = |server: &Managed| -> Result<Value> {
+        let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:old/0", server.portal()?);
+        let said = server.json(&["disk", "info", &url])?;
+        Ok(json!([said["serial"], said["naa"], said["vendor"], said["product"]]))
+    };
+    let before = identity(&server)?;
+    ensure!(before[1].is_string(), "{before}");
+    let renamed = server.run(&["volume", "rename", "old", "new"])?;
+    ensure!(renamed.starts_with("~ volume old -> new"), "{renamed}");
+    ensure!(identity(&server)? == before);
+    server.kill()?;
+    let server = Managed::start(folder.path())?;
+    ensure!(identity(&server)? == before);
+    let target = server.json(&["target", "show", "iqn.2026-11.io.sarsen:old"])?;
+    ensure!(target["luns"] == json!({ "0": "new" }), "{target}");
+    server.stop()
+}
+
+#[test]
+fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let state = folder.path().join("state");
+    std::fs::create_dir(&state)?;
+    // A disk of its own, which nobody else sees.
+    let mut command = Command::new("unshare");
+    let script =
+        format!("mount -t tmpfs -o size=3m,mode=700 none {} && exec \"$@\"", state.display());
+    command
+        .args(["--mount", "--map-root-user", "sh", "-c", &script, "sh"])
+        .arg(program::path()?)
+        .args(["serve", "--listen", "127.0.0.1:0", "--logout-grace", "1", "--json"]);
+    let server = Managed::start_command(command, folder.path(), &[])?;
+    server.run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export"])?;
+    let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:data/0", server.portal()?);
+    let mut revision = 1;
+    let refused = loop {
+        ensure!(revision < 200, "the disk is never full");
+        // Incompressible, and a little more each time.
+        let aliases: String = (0..1000)
+            .map(|number| {
+                format!("[[host]]\nname = \"h{revision}-{number}\"\naddress = \"10.0.0.0/8\"\n")
+            })
+            .collect();
+        let output = server.apply(&aliases, &[])?;
+        if !output.status.success() {
+            break String::from_utf8_lossy(&output.stderr).into_owned();
+        }
+        revision += 1;
+    };
+    ensure!(refused.contains("the change is not kept, and nothing was changed"), "{refused}");
+    ensure!(server.json(&["history"])?["revisions"][0]["revision"] == revision);
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw", "-c", "write -P 7 0 1M", "-c", "read -P 7 0 1M"]).arg(&url);
+    process::output(&mut qemu, LIMIT)?;
+    // Where there is room again, changes are kept again.
+    let pruned = "[[volume]]\nname = \"data\"\nstore = \"ram\"\nsize = \"8MiB\"\n";
+    let target = "[[target]]\nname = \"iqn.2026-11.io.sarsen:data\"\nluns = [\"data\"]\n";
+    let output = server.apply(&format!("{pruned}{target}"), &["--prune"])?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success() || stderr.contains("is not kept"), "{stderr}");
+    server.stop()
+}
+
+/// A stream of changes that never ends, until the server does. Gives the last revision that was acknowledged.
+fn keep_changing(folder: &Path, begin: u64) -> Result<u64> {
+    let mut acknowledged = begin;
+    loop {
+        let document = folder.join("change.toml");
+        let volume = format!("name = \"v\"\nstore = \"null\"\nsize = \"{}MiB\"", acknowledged + 1);
+        let host = format!("name = \"h{acknowledged}\"");
+        std::fs::write(&document, format!("[[volume]]\n{volume}\n[[host]]\n{host}\n"))?;
+        let path = document.to_str().context("a path")?;
+        let output = managed::command(folder, &["apply", "-f", path, "--json"])?.output()?;
+        if !output.status.success() {
+            return Ok(acknowledged);
+        }
+        let changed: Value = serde_json::from_slice(&output.stdout)?;
+        acknowledged = changed["revision"].as_u64().context("a revision")?;
+    }
+}
+
+/// `1GiB` and `3MiB` as mebibytes.
+fn parse_mebibytes(size: &Value) -> Option<u64> {
+    let size = size.as_str()?;
+    let mebibytes = |text: &str| text.parse::<u64>().ok();
+    match size.strip_suffix("GiB") {
+        Some(gibibytes) => Some(mebibytes(gibibytes)? << 10),
+        None => mebibytes(size.strip_suffix("MiB")?),
+    }
+}
+
+/// Kills a server in a stream of changes `count` times; each time the state is the one that was acknowledged
+/// last, or the one that was under way.
+fn survives_kills(count: u32) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (mut acknowledged, mut under_way) = (0, 0);
+    for round in 0..count {
+        let server = Managed::start(folder.path())?;
+        let history = server.json(&["history", "-n", "1"])?;
+        let revision = history["revisions"][0]["revision"].as_u64().unwrap_or(0);
+        ensure!(
+            revision == acknowledged || revision == acknowledged + 1,
+            "round {round}: revision {revision}, and {acknowledged} was acknowledged"
+        );
+        under_way += u32::from(revision == acknowledged + 1 && round > 0);
+        // Each revision has put one host there, of its number: all up to here are, and none beyond.
+        let hosts = server.json(&["host", "list"])?;
+        let mut named: Vec<u64> = hosts["host"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|host| host["name"].as_str()?.strip_prefix('h')?.parse().ok())
+            .collect();
+        named.sort_unstable();
+        ensure!(named == (0..revision).collect::<Vec<_>>(), "round {round}: {named:?}");
+        let volumes = server.json(&["volume", "list"])?;
+        let size = &volumes["volume"][0]["size"];
+        ensure!(revision == 0 || parse_mebibytes(size) == Some(revision), "{revision}: {volumes}");
+        let path = folder.path().to_owned();
+        let changing = std::thread::spawn(move || keep_changing(&path, revision));
+        // A moment that is different each time, and long enough for some changes.
+        let micros = 1_000 + u64::from(round).wrapping_mul(0x9e37_79b9) % 60_000;
+        let (_sender, nothing) = std::sync::mpsc::channel::<()>();
+        let _ = nothing.recv_timeout(Duration::from_micros(micros));
+        server.kill()?;
+        acknowledged = changing.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+    }
+    println!(
+        "{count} kills, {acknowledged} changes, {under_way} of them kept and not acknowledged"
+    );
+    ensure!(acknowledged > u64::from(count / 4), "hardly anything was changed");
+    Ok(())
+}
+
+#[test]
+fn a_killed_server_has_the_state_before_a_change_or_after_it() -> Result<()> {
+    survives_kills(40)
+}
+
+#[test]
+#[ignore = "takes minutes: cargo xtask ci --full"]
+fn a_thousand_kills_leave_a_state_before_or_after_a_change() -> Result<()> {
+    survives_kills(1000)
+}

@@ -1,0 +1,153 @@
+//! A server with a state, as a person has one: started with `--state`, asked and changed by the command line.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::program;
+
+/// A server that runs until this is dropped. Its state stays for as long as the folder does.
+#[derive(Debug)]
+pub struct Managed {
+    folder: PathBuf,
+    process: Child,
+    announced: Value,
+}
+
+impl Managed {
+    /// Starts one whose state and control socket are in this folder, at a free port of 127.0.0.1.
+    pub fn start(folder: &Path) -> Result<Self> {
+        Self::start_with(folder, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn start_with(folder: &Path, arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(program::path()?);
+        command.arg("serve").args(["--listen", "127.0.0.1:0", "--logout-grace", "1", "--json"]);
+        Self::start_command(command, folder, arguments)
+    }
+
+    /// The same, by a command that may be more than the program alone.
+    pub fn start_command(mut command: Command, folder: &Path, arguments: &[&str]) -> Result<Self> {
+        let log = std::fs::File::options().create(true).append(true).open(folder.join("log"))?;
+        command.arg("--state").arg(folder.join("state"));
+        command.arg("--control").arg(socket(folder)).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+        let mut process = command.spawn()?;
+        let mut line = String::new();
+        let out = process.stdout.take().context("its stdout")?;
+        BufReader::new(out).read_line(&mut line)?;
+        let mut started = Self { folder: folder.to_owned(), process, announced: Value::Null };
+        started.announced = serde_json::from_str(&line).with_context(|| started.log())?;
+        Ok(started)
+    }
+
+    /// What it said when it had started.
+    pub fn announced(&self) -> &Value {
+        &self.announced
+    }
+
+    /// `address:port` of its first portal.
+    pub fn portal(&self) -> Result<&str> {
+        self.announced["portals"][0].as_str().context("a portal")
+    }
+
+    /// Its log.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// A command that asks it.
+    pub fn command(&self, arguments: &[&str]) -> Result<Command> {
+        command(&self.folder, arguments)
+    }
+
+    /// What a command says, which succeeds.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        let Output { status, stdout, stderr } = self.command(arguments)?.output()?;
+        let stderr = String::from_utf8_lossy(&stderr);
+        ensure!(status.success(), "{arguments:?} ends with {status}: {stderr}\n{}", self.log());
+        Ok(String::from_utf8(stdout)?)
+    }
+
+    /// The same, as JSON.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let said = self.run(&[arguments, &["--json"]].concat())?;
+        serde_json::from_str(&said).with_context(|| said.clone())
+    }
+
+    /// What a command says that fails with this exit code.
+    pub fn refused(&self, code: i32, arguments: &[&str]) -> Result<String> {
+        let Output { status, stderr, .. } = self.command(arguments)?.output()?;
+        let stderr = String::from_utf8(stderr)?;
+        ensure!(status.code() == Some(code), "{arguments:?} ends with {status}: {stderr}");
+        Ok(stderr)
+    }
+
+    /// Applies a document.
+    pub fn apply(&self, document: &str, arguments: &[&str]) -> Result<Output> {
+        let arguments = [&["apply", "-f", "-"], arguments].concat();
+        let mut process = self
+            .command(&arguments)?
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        process.stdin.take().context("its stdin")?.write_all(document.as_bytes())?;
+        Ok(process.wait_with_output()?)
+    }
+
+    /// The same, which succeeds; gives what was said.
+    pub fn applied(&self, document: &str, arguments: &[&str]) -> Result<String> {
+        let Output { status, stdout, stderr } = self.apply(document, arguments)?;
+        ensure!(status.success(), "{status}: {}{}", String::from_utf8_lossy(&stderr), self.log());
+        Ok(String::from_utf8(stdout)?)
+    }
+
+    /// Ends it as a power cut would.
+    pub fn kill(mut self) -> Result<()> {
+        self.process.kill()?;
+        self.process.wait()?;
+        Ok(())
+    }
+
+    /// Ends it in good order.
+    pub fn stop(mut self) -> Result<()> {
+        let pid = self.process.id().to_string();
+        let asked = Command::new("kill").arg(pid).status()?;
+        ensure!(asked.success(), "it could not be asked to end");
+        let status = self.process.wait()?;
+        if !status.success() {
+            bail!("it ended with {status}: {}", self.log());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Where a server of this folder is asked.
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("control.sock")
+}
+
+/// A command that asks the server of this folder.
+pub fn command(folder: &Path, arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);
+    command.env("SARSEN_CONTROL", socket(folder)).stdin(Stdio::null());
+    Ok(command)
+}
