@@ -35,7 +35,7 @@ pub(crate) enum Verb {
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Create { name, initiators, address, account, certificate, manner } => {
-            let host = Host { name, initiators, address, account, certificate };
+            let host = Host { name, initiators, address, account, certificate, ..Host::default() };
             manner.create(Document { host: vec![host], ..Document::default() })
         }
         Verb::Common(verb) => state::run(Kind::Host, verb),

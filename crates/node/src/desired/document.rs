@@ -136,6 +136,21 @@ pub struct Volume {
     /// How much later each request is answered, on purpose: `20ms`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delay: Option<String>,
+    /// Commands a second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Bytes a second, at most: `200MiB`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// For how long what is not used is saved: `2s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<String>,
+    /// Its part, beside the others', of what the server can do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u32>,
+    /// Commands a second that it gets whatever the others want.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_iops: Option<u64>,
     /// What is to go wrong, on purpose: `lost-write@1234`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fault: Vec<String>,
@@ -304,6 +319,21 @@ pub struct Host {
     /// The client certificate that it shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
+    /// Commands a second, at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub iops: Option<u64>,
+    /// Bytes a second, at most: `200MiB`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Size>,
+    /// For how long what is not used is saved: `2s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<String>,
+    /// Its part, beside the others', of what the server can do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<u32>,
+    /// Commands a second that it gets whatever the others want.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_iops: Option<u64>,
 }
 
 /// Where the server listens.

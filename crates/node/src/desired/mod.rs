@@ -29,6 +29,7 @@ pub use self::plan::{Action, FieldChange, Step, plan};
 pub use self::store::{Revision, StateError, Store};
 use crate::config::{Config, ConfigError};
 use crate::engine::{self, ChangeError, Engine, Force, Made};
+use crate::events::Occurrence;
 
 /// A change that somebody wants.
 #[derive(Clone, Debug)]
@@ -258,6 +259,11 @@ impl Desired {
             steps = changed.steps.len(),
             "the state was changed"
         );
+        engine.front.access.events.tell(&Occurrence::ConfigurationChanged {
+            revision: Some(revision.revision),
+            author: revision.author,
+            what: revision.summary.join("; "),
+        });
         *self.current_mut() = Current { revision: revision.revision, objects: Arc::new(objects) };
         Ok(changed)
     }
