@@ -361,7 +361,7 @@ impl axum::serve::Listener for Plain {
 async fn next_connection(listener: &Listener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((socket, peer)) => match TcpStream::from_std(socket) {
+            Ok((socket, peer)) => match nonblocking(socket) {
                 Ok(stream) => return (stream, peer),
                 Err(error) => debug!(%peer, %error, "a client of the API ended as it began"),
             },
@@ -371,6 +371,11 @@ async fn next_connection(listener: &Listener) -> (TcpStream, SocketAddr) {
             }
         }
     }
+}
+
+fn nonblocking(socket: std::net::TcpStream) -> io::Result<TcpStream> {
+    socket.set_nonblocking(true)?;
+    TcpStream::from_std(socket)
 }
 
 /// Connections whose handshake is done: one that takes its time keeps nobody waiting.

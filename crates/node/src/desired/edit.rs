@@ -7,10 +7,8 @@ use std::sync::Arc;
 use super::ChangeRefused;
 use super::document::{Account, Document, ShownLuns, Target, Volume};
 use super::object::{Key, Kind, Object, Objects};
+use super::store::VOLUMES;
 use crate::config::nearest;
-
-/// Under the state folder, where volumes are whose place nobody names.
-const VOLUMES: &str = "volumes";
 
 /// One thing that is done to a state.
 #[derive(Clone, Debug)]

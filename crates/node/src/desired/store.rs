@@ -15,6 +15,8 @@ use utoipa::ToSchema;
 
 use super::object::{Key, Object, Objects};
 
+/// Under the state folder, where volumes are whose place nobody names.
+pub(super) const VOLUMES: &str = "volumes";
 const FILE: &str = "state.redb";
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
@@ -92,7 +94,9 @@ impl Store {
     /// The state in this folder, which is made if there is none; nobody but its owner reads it.
     pub fn open(folder: &Path) -> Result<Self, StateError> {
         let open = |source| StateError::Open { path: folder.to_owned(), source };
-        DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(open)?;
+        for folder in [folder, &folder.join(VOLUMES)] {
+            DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(open)?;
+        }
         let mut store = Self { path: folder.join(FILE), database: None };
         store.check_format()?;
         Ok(store)
