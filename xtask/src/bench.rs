@@ -95,6 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for &group in groups {
         if group == Group::StartUp && options.point.is_none() {
             results.start_up = start_up::measure(&client, rounds)?;
+            results.changes = start_up::measure_changes(rounds)?;
             continue;
         }
         let points = options.points(group);

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::points::Group;
 use super::results::{CPU, Cell, IOPS, Results, median, ratio, spread_percent};
+use super::start_up::Changes;
 use super::verdicts::Verdict;
 
 const HEAD: &str = "\
@@ -36,6 +37,19 @@ pub(super) fn tables(results: &Results) -> String {
         let _ = write!(
             text,
             "\n### {title}\n\nReady after {seconds:.3} s ±{spread:.0} % with 10,000 units.\n"
+        );
+    }
+    if !results.changes.is_empty() {
+        let of = |seconds: fn(&Changes) -> f64| {
+            median(&results.changes.iter().map(seconds).collect::<Vec<_>>())
+        };
+        let _ = write!(
+            text,
+            "\nOf a server with a state: 10,000 volumes and targets applied in {:.2} s, one more in {:.3} s, \
+             a restart after kill -9 in {:.2} s.\n",
+            of(|one| one.apply),
+            of(|one| one.one_more),
+            of(|one| one.restart),
         );
     }
     text

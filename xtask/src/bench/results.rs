@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::points::Group;
+use super::start_up::Changes;
 
 /// One run, as the load generator names what it has measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -46,6 +47,8 @@ pub(super) struct Results {
     pub(super) cells: Vec<Cell>,
     /// Seconds from the start of the program to its readiness with ten thousand units.
     pub(super) start_up: Vec<f64>,
+    /// What a server with a state takes for changes.
+    pub(super) changes: Vec<Changes>,
 }
 
 impl Results {

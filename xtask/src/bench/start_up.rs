@@ -1,4 +1,5 @@
-//! How long the program takes from its start until it serves ten thousand units.
+//! How long the program takes from its start until it serves ten thousand units; and how long a server with a
+//! state takes to get them, one more, and to come back with them.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -6,7 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::managed::Managed;
 
 use super::contestants::configuration;
 
@@ -19,6 +21,50 @@ pub(super) fn measure(program: &Path, rounds: usize) -> Result<Vec<f64>> {
     let path = folder.path().join("units.toml");
     fs::write(&path, configuration(UNITS, 1))?;
     (0..rounds).map(|_| once(program, &path)).collect()
+}
+
+/// Seconds that changes take, as who waits for the command sees them.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub(super) struct Changes {
+    /// Ten thousand volumes and as many targets, applied from one file.
+    pub(super) apply: f64,
+    /// One more of both.
+    pub(super) one_more: f64,
+    /// From its start after that until it serves.
+    pub(super) restart: f64,
+}
+
+/// Each round with a server of its own.
+pub(super) fn measure_changes(rounds: usize) -> Result<Vec<Changes>> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("units.toml");
+    fs::write(&path, (0..UNITS).map(managed_unit).collect::<String>())?;
+    let path = path.to_str().context("a path")?;
+    let round = |_| {
+        let folder = tempfile::tempdir()?;
+        let server = Managed::start(folder.path())?;
+        let begun = Instant::now();
+        server.run(&["apply", "-f", path])?;
+        let apply = begun.elapsed().as_secs_f64();
+        let begun = Instant::now();
+        server.run(&["volume", "create", "more", "1MiB", "--store", "ram", "--export"])?;
+        let one_more = begun.elapsed().as_secs_f64();
+        server.kill()?;
+        let begun = Instant::now();
+        let server = Managed::start(folder.path())?;
+        let restart = begun.elapsed().as_secs_f64();
+        let announced = server.announced()["volumes"].as_array().map_or(0, Vec::len);
+        ensure!(announced == UNITS + 1, "{announced} units are served, of {}", UNITS + 1);
+        Ok(Changes { apply, one_more, restart })
+    };
+    (0..rounds).map(round).collect()
+}
+
+fn managed_unit(number: usize) -> String {
+    format!(
+        "[[volume]]\nname = \"v{number}\"\nstore = \"ram\"\nsize = \"1MiB\"\n\
+         [[target]]\nname = \"iqn.2026-11.bench:t{number}\"\nluns = [\"v{number}\"]\n"
+    )
 }
 
 fn once(program: &Path, configuration: &Path) -> Result<f64> {

@@ -14,6 +14,7 @@ use super::points::{
     self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, READS, WITH_DIGESTS, WRITES, small_name,
 };
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
+use super::start_up::Changes;
 
 /// The border that a figure has to be on the right side of.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,6 +119,18 @@ pub(super) fn all(results: &Results) -> Vec<Verdict> {
         measured: (!start_up.is_empty()).then(|| median(start_up)),
         place: None,
     });
+    let of = |seconds: fn(&Changes) -> f64| {
+        let all: Vec<f64> = results.changes.iter().map(seconds).collect();
+        (!all.is_empty()).then(|| median(&all))
+    };
+    for (what, most, measured) in [
+        ("10,000 volumes and targets applied from one file", 5.0, of(|one| one.apply)),
+        ("one more volume and target", 0.05, of(|one| one.one_more)),
+        ("a restart with all of them", 1.0, of(|one| one.restart)),
+    ] {
+        let what = format!("seconds of {what}");
+        verdicts.push(Verdict { what, bound: Bound::AtMost(most), measured, place: None });
+    }
     verdicts
 }
 
