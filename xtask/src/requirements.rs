@@ -28,6 +28,7 @@ const FULL: &[&str] = &[
     "isolinux",
     "lintian",
     "man-db",
+    "python3-venv",
     "qemu-system-x86",
     "syslinux-common",
     "valgrind",

@@ -30,6 +30,8 @@ const NOBODY: &str = "unknown";
 /// The header in which he says it.
 pub(super) const AUTHOR: &str = "sarsen-author";
 const AUTHOR_LENGTH: usize = 200;
+/// Numbers beyond this are no revisions: most programs' integers do not have them.
+const LAST_REVISION: u64 = i64::MAX as u64;
 /// Revisions that are told at once, unless the request wants fewer.
 const PAGE: usize = 100;
 
@@ -56,7 +58,7 @@ fn desired(api: &Api) -> Result<Arc<Desired>, ApiError> {
 #[derive(utoipa::ToSchema)]
 #[schema(rename_all = "kebab-case")]
 #[allow(dead_code)] // it is only described
-enum Only {
+pub(super) enum Only {
     Discovery,
     Limits,
 }
@@ -184,7 +186,12 @@ pub(super) async fn revisions(
     }
     let Page { before, limit } = parse_query(query)?;
     let limit = limit.unwrap_or(PAGE).min(PAGE);
-    let history = desired(&api)?.history(before.unwrap_or(u64::MAX), limit).await;
+    let before = before.unwrap_or(LAST_REVISION);
+    if before > LAST_REVISION {
+        let message = format!("before: revisions are numbers up to {LAST_REVISION}");
+        return Err(ApiError::invalid(Some("before"), message));
+    }
+    let history = desired(&api)?.history(before, limit).await;
     Ok(Json(RevisionList { revisions: history.map_err(state_failed)? }))
 }
 

@@ -48,7 +48,7 @@ pub(super) enum Failures {
         description = "What a server is to be (`/v1/config`), what it is, and what it does.",
         license(name = "Apache-2.0 OR MIT", identifier = "Apache-2.0 OR MIT")
     ),
-    components(schemas(FailureBody)),
+    components(schemas(FailureBody, super::config::Only, crate::desired::document::Scalar)),
     paths(
         openapi,
         super::routes::metrics,

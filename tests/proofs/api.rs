@@ -1,0 +1,46 @@
+//! The API held against its own document by schemathesis, which makes up requests, right ones and wrong ones.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::managed::Managed;
+use sarsen_proof::process;
+
+const INSTALL_LIMIT: Duration = Duration::from_secs(300);
+const RUN_LIMIT: Duration = Duration::from_secs(600);
+/// Of which the arguments below are known.
+const SCHEMATHESIS: &str = "schemathesis==4.32.5";
+
+#[test]
+#[ignore = "takes minutes, and installs from PyPI: cargo xtask ci --full"]
+fn no_request_is_answered_with_a_fault_of_the_server_or_with_what_is_not_documented() -> Result<()>
+{
+    let folder = tempfile::tempdir()?;
+    let venv = folder.path().join("venv");
+    process::output(Command::new("python3").args(["-m", "venv"]).arg(&venv), INSTALL_LIMIT)?;
+    let install = ["install", "--quiet", "--disable-pip-version-check", SCHEMATHESIS];
+    process::output(Command::new(venv.join("bin/pip")).args(install), INSTALL_LIMIT)?;
+
+    let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
+    // Something that names can be found of.
+    server
+        .run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export", "--chap", "vm"])?;
+    let api = server.announced()["api"].as_str().context("where the API is")?;
+    let mut command = Command::new(venv.join("bin/schemathesis"));
+    command
+        .current_dir(folder.path())
+        .args(["run", "--max-examples", "30", "--no-color", "--checks"])
+        // What a document cannot say (which names there are, what goes together) is refused, too.
+        .arg("not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance")
+        // It answers as long as somebody listens.
+        .args(["--exclude-path", "/v1/live"])
+        .arg(format!("{api}v1/openapi.json"));
+    let finished = process::finish(&mut command, RUN_LIMIT)?;
+    let said = finished.success().with_context(|| server.log())?;
+    ensure!(said.contains("Tested: "), "{said}");
+    ensure!(!server.log().contains("panicked"), "{}", server.log());
+    // And it still does what it is for.
+    server.run(&["volume", "create", "after", "1MiB", "--store", "ram"])?;
+    server.stop()
+}
