@@ -177,6 +177,7 @@ fn under_systemd_nobody_is_refused_while_the_service_restarts_or_is_upgraded() -
     let expected = [
         "started active",
         "served yes",
+        "credential sarsen:400",
         "capabilities 0000000000000000",
         "filtered 2",
         "user nobody",
@@ -199,7 +200,8 @@ fn the_example_in_the_configuration_can_be_served() -> Result<()> {
     let machine = Machine::with_package()?;
     let shipped = fs::read_to_string(machine.path("etc/sarsen/sarsen.toml"))?;
     let example = shipped.lines().filter_map(|line| line.strip_prefix("# "));
-    let example = example.filter(|line| line.starts_with("[[") || line.contains(" = "));
+    let example = example.filter(|line| line.starts_with('[') || line.contains(" = "));
+    let example = shipped.lines().filter(|line| line.contains(" = ")).chain(example);
     let config = machine.path("example.toml");
     fs::write(&config, example.collect::<Vec<_>>().join("\n"))?;
     let mut doctor = Command::new(machine.path("usr/bin/sarsen"));

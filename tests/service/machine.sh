@@ -21,22 +21,8 @@ mount -t tmpfs tmpfs "$root/tmp"
 ip link set lo up
 chroot "$root" dpkg --force-depends --install /shared/sarsen.deb
 
-printf 'a secret of many words\n' >"$root/etc/sarsen/secrets/host"
-cat >"$root/etc/sarsen/sarsen.toml" <<END
-listen = ["127.0.0.1:3260"]
-[[volume]]
-name = "data"
-store = "file"
-path = "/var/lib/sarsen/data.img"
-size = "16MiB"
-[[target]]
-name = "iqn.2026-11.io.sarsen:data"
-luns = ["data"]
-chap = ["host"]
-[[account]]
-name = "host"
-secret-file = "/run/credentials/sarsen.service/secrets_host"
-END
+printf 'a secret of many words' >"$root/etc/sarsen/secrets/host"
+echo 'listen = ["127.0.0.1:3260"]' >>"$root/etc/sarsen/sarsen.toml"
 units=$root/run/systemd/system
 mkdir -p "$units/sarsen.service.d"
 # Nothing else of the machine is to start.

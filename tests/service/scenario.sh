@@ -26,7 +26,10 @@ connect() {
 
 systemctl start sarsen.service
 echo "RESULT started $(systemctl is-active sarsen.service)"
+sarsen volume create data 16MiB --export --chap host --secret-from /etc/sarsen/secrets/host
 echo "RESULT served $(is_served)"
+credential=/run/credentials/sarsen.service/secrets_host
+echo "RESULT credential $(stat --format=%U:%a $credential)"
 status=/proc/$(main_pid)/status
 echo "RESULT capabilities $(awk '/^CapBnd/ {print $2}' "$status")"
 echo "RESULT filtered $(awk '/^Seccomp:/ {print $2}' "$status")"
