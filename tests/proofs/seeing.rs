@@ -1,11 +1,16 @@
-//! What can be seen of a running server: what commands do, by volume and session.
+//! What can be seen of a running server: what commands do, by volume and session; what happened; what went
+//! over the wire, as Wireshark's dissector takes it.
 
 mod client;
 
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
 use anyhow::{Context as _, Result, ensure};
 use sarsen_node::control::Client;
+use sarsen_node::control::schema::events::EventList;
 use sarsen_node::control::schema::statistics::Statistics;
-use sarsen_proof::{Backing, Serving, Volume};
+use sarsen_proof::{Backing, Serving, Volume, program};
 use sarsen_wire::iscsi::ScsiCommand;
 use tempfile::TempDir;
 
@@ -21,17 +26,21 @@ const READ_NOWHERE: [u8; 10] = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, 0];
 struct Seen {
     serving: Serving,
     client: Client,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Seen {
     fn start() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
+        Self::start_in(tempfile::tempdir()?, &[])
+    }
+
+    fn start_in(folder: TempDir, arguments: &[&str]) -> Result<Self> {
         let socket = folder.path().join("control.sock");
         let volumes = ["data", "idle"].map(|name| Volume::new(name, Backing::Ram, 8 * MIB));
         let path = socket.to_str().context("a path")?;
-        let serving = Serving::start_with(&volumes, &["--control", path])?;
-        Ok(Self { serving, client: Client::new(&socket), _folder: folder })
+        let all = [&["--control", path, "--logout-grace", "0"], arguments].concat();
+        let serving = Serving::start_with(&volumes, &all)?;
+        Ok(Self { serving, client: Client::new(&socket), folder })
     }
 
     fn login(&self) -> Result<Wire> {
@@ -43,6 +52,19 @@ impl Seen {
 
     fn statistics(&self) -> Result<Statistics> {
         run(async { Ok(self.client.get("/statistics").await?) })
+    }
+
+    fn events(&self, query: &str) -> Result<EventList> {
+        run(async { Ok(self.client.get(&format!("/events{query}")).await?) })
+    }
+
+    /// `sarsen` at this server.
+    fn command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);
+        command.env("SARSEN_CONTROL", self.folder.path().join("control.sock"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command)
     }
 
     fn metrics(&self) -> Result<String> {
@@ -99,5 +121,132 @@ fn what_commands_do_is_seen_by_volume_and_session() -> Result<()> {
     };
     let line = "sarsen_volume_operations_total{volume=\"data\",operation=\"write\"} 3";
     ensure!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+    server.serving.stop()
+}
+
+#[test]
+fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let state = tempfile::tempdir()?;
+    let arguments = ["--state", state.path().to_str().context("a path")?];
+    let server = Seen::start_in(folder, &arguments)?;
+    let wire = server.login()?;
+    let mut nowhere = server.serving.url("data").clone();
+    nowhere.iqn += "x";
+    ensure!(Wire::login(&nowhere, NAME, ISID).is_err(), "there is no such target");
+    drop(wire);
+    let lost = loop {
+        let lost = server.events("?kind=connection_lost")?;
+        if !lost.events.is_empty() {
+            break lost;
+        }
+    };
+    assert_eq!(lost.events[0].subject["initiator"], NAME);
+    let refused = server.events("?severity=warning&kind=login_refused")?;
+    let [refused] = &refused.events[..] else { anyhow::bail!("{refused:?}") };
+    assert_eq!(refused.subject["reason"], "no_such_target");
+    ensure!(refused.remedy.as_ref().is_some_and(|remedy| remedy.contains("discover")));
+    let said = server.command(&["event", "list", "--subject", NAME])?.output()?;
+    let said = String::from_utf8(said.stdout)?;
+    ensure!(said.contains("login_refused") && said.contains("what to do"), "{said}");
+    let wrong = run(async { Ok(server.client.get::<EventList>("/events?sort=up").await) })?;
+    ensure!(wrong.is_err_and(|error| error.to_string().contains("sort")), "unknown keys");
+    server.serving.stop()?;
+    let again = Seen::start_in(tempfile::tempdir()?, &arguments)?;
+    let kinds: Vec<String> = again.events("")?.events.into_iter().map(|event| event.kind).collect();
+    assert_eq!(
+        kinds,
+        [
+            "server_started",
+            "session_begun",
+            "login_refused",
+            "connection_lost",
+            "server_stopping",
+            "server_started",
+        ]
+    );
+    again.serving.stop()
+}
+
+/// Waits until the server says that it traces.
+fn tracing(server: &Seen) -> Result<()> {
+    server.serving.log_tells(|log| log.contains("is traced"))
+}
+
+/// Interrupts a trace, which ends it in good order.
+fn end(trace: Child) -> Result<()> {
+    let pid = i32::try_from(trace.id()).ok().and_then(rustix::process::Pid::from_raw);
+    let signal = rustix::process::Signal::INT;
+    rustix::process::kill_process(pid.context("a process id")?, signal)?;
+    let output = trace.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    Ok(())
+}
+
+/// What tshark says of each frame.
+fn dissect(trace: &Path, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60", "tshark", "-n", "-o", "tcp.check_checksum:TRUE"]);
+    command.args(["-o", "ip.check_checksum:TRUE", "-r"]).arg(trace).args(arguments);
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "tshark (apt-get install tshark): {}\n{said}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[test]
+fn a_trace_of_an_initiator_is_what_wireshark_takes_for_iscsi() -> Result<()> {
+    let server = Seen::start()?;
+    let out = server.folder.path().join("login.pcap");
+    let path = out.to_str().context("a path")?;
+    let trace = ["session", "trace", "--initiator", NAME, "--out", path];
+    let trace = server.command(&trace)?.spawn()?;
+    tracing(&server)?;
+    let stranger = Wire::login(server.serving.url("data"), "iqn.2026-11.proof:other", ISID)?;
+    let mut wire = server.login()?;
+    let write = wire.write(8, &[0x5a; 256 * 1024], false)?;
+    wire.end_of(write)?;
+    let read = wire.read(8, 512)?;
+    wire.end_of(read)?;
+    wire.logout()?;
+    while wire.next()?.is_some() {}
+    drop(stranger);
+    end(trace)?;
+    let frames = dissect(&out, &[])?;
+    for told in ["Login Command", "Login Response", "Write(10)", "Read(10)", "Data In", "Logout"] {
+        ensure!(frames.contains(told), "no {told} in\n{frames}");
+    }
+    let names = dissect(&out, &["-T", "fields", "-e", "iscsi.keyvalue"])?;
+    ensure!(names.contains(NAME) && !names.contains("proof:other"), "{names}");
+    let trouble = "_ws.malformed || tcp.analysis.flags || tcp.checksum.status == 0 || \
+                   ip.checksum.status == 0";
+    let trouble = dissect(&out, &["-Y", trouble])?;
+    ensure!(trouble.trim().is_empty(), "{trouble}");
+    server.serving.stop()
+}
+
+#[test]
+fn a_trace_of_a_session_that_stands_is_turned_on_and_off() -> Result<()> {
+    let server = Seen::start()?;
+    let mut wire = server.login()?;
+    let tsih = server.statistics()?.sessions[0].tsih.to_string();
+    let out = server.folder.path().join("session.pcap");
+    let path = out.to_str().context("a path")?;
+    let trace = server.command(&["session", "trace", &tsih, "--out", path])?.spawn()?;
+    tracing(&server)?;
+    // The connection hears of it no later than of what comes after it.
+    let read = wire.read(0, 8)?;
+    wire.end_of(read)?;
+    end(trace)?;
+    for _ in 0..3 {
+        let write = wire.write(0, &[1; 512], false)?;
+        wire.end_of(write)?;
+    }
+    let frames = dissect(&out, &[])?;
+    ensure!(frames.contains("Read(10)") && !frames.contains("Write(10)"), "{frames}");
+    ensure!(dissect(&out, &["-Y", "_ws.malformed"])?.trim().is_empty(), "{frames}");
+    let unknown = server.command(&["session", "trace", "65000", "--out", path])?.output()?;
+    assert_eq!(unknown.status.code(), Some(3), "not found");
     server.serving.stop()
 }

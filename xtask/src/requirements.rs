@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, a name server, a tunnel, a benchmark whose figures are
+/// Wanted by every run: the real clients, a name server, a tunnel, a dissector, a benchmark whose figures are
 /// read, libFuzzer's compiler, and what starts services and judges their units.
 const ALWAYS: &[&str] = &[
     "bonnie++",
@@ -18,6 +18,7 @@ const ALWAYS: &[&str] = &[
     "qemu-block-extra",
     "qemu-utils",
     "stunnel4",
+    "tshark",
     "systemd",
 ];
 /// Wanted by the full run besides: the browser that opens reports, the guest's machine, the loader of

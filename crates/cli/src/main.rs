@@ -8,6 +8,7 @@ mod demo;
 mod discover;
 mod disk;
 mod doctor;
+mod event;
 mod exit;
 mod host;
 mod import;
@@ -71,6 +72,9 @@ enum Verb {
     Session(session::Verb),
     /// Show who is busy and who is slow, second after second.
     Top(top::Arguments),
+    /// Look at what happened at a running server.
+    #[command(subcommand)]
+    Event(event::Verb),
     /// Print what a running server counts, as OpenMetrics text.
     Metrics(metrics::Arguments),
     /// Serve a RAM volume, attach to it, check it and measure it: half a minute, no root.
@@ -100,7 +104,11 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // What serves tells its story by the log; elsewhere that would only interrupt.
     let serves = matches!(arguments.verb, Verb::Serve(_));
-    start_logging(if serves { "info" } else { "warn" });
+    let format = match &arguments.verb {
+        Verb::Serve(arguments) => arguments.log_format,
+        _ => LogFormat::Text,
+    };
+    start_logging(if serves { "info" } else { "warn" }, format);
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(arguments),
         Verb::Upgrade(manner) => upgrade::run(&manner),
@@ -113,6 +121,7 @@ fn main() -> ExitCode {
         Verb::Export(arguments) => apply::export(&arguments),
         Verb::History(arguments) => apply::history(&arguments),
         Verb::Top(arguments) => top::run(&arguments),
+        Verb::Event(verb) => event::run(verb),
         Verb::Metrics(arguments) => metrics::run(&arguments),
         Verb::Session(verb) => session::run(verb),
         Verb::Target(verb) => target::run(verb),
@@ -128,16 +137,27 @@ fn main() -> ExitCode {
     exit::code(outcome)
 }
 
+/// How logs are written.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum LogFormat {
+    /// A line for people.
+    Text,
+    /// An object a line, for programs.
+    Json,
+}
+
 /// Logs go to stderr; `RUST_LOG` chooses how much.
-fn start_logging(default_level: &str) {
+fn start_logging(default_level: &str, format: LogFormat) {
     use std::io::IsTerminal;
     let filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_level));
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    tracing_subscriber::fmt()
+    let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .with_ansi(colour)
-        .with_target(false)
-        .init();
+        .with_target(false);
+    match format {
+        LogFormat::Text => logs.with_ansi(colour).init(),
+        LogFormat::Json => logs.json().flatten_event(true).init(),
+    }
 }

@@ -81,6 +81,9 @@ pub(crate) struct Arguments {
     /// Seconds that initiators get to log out when the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     logout_grace: u64,
+    /// How the log on stderr is written.
+    #[arg(long, value_enum, default_value = "text")]
+    pub(crate) log_format: crate::LogFormat,
     /// Print what is served as one line of JSON.
     #[arg(long)]
     json: bool,

@@ -1,9 +1,15 @@
 //! `sarsen session`.
 
-use std::time::UNIX_EPOCH;
+use std::fs::File;
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
+use anyhow::Context as _;
 use clap::Subcommand;
 use sarsen_io::time;
+use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::{DrainSession, Drained, Session, SessionKind, SessionList};
 
 use crate::control::{Manner, report_drain, table};
@@ -14,6 +20,27 @@ use crate::disk::{on_a_core, print_line};
 pub(crate) enum Verb {
     /// List the sessions of a running server.
     List {
+        #[command(flatten)]
+        manner: Manner,
+    },
+    /// Write what a session receives and sends to a pcap file, which Wireshark reads, until it ends or
+    /// this is interrupted. What is on the disks goes there, too; what came by TLS is there in clear.
+    Trace {
+        /// The session's handle, as `sarsen session list` shows it.
+        #[arg(required_unless_present = "initiator")]
+        tsih: Option<u16>,
+        /// Trace this initiator instead, from its next login on. Secrets of the login are hidden.
+        #[arg(long, value_name = "NAME", conflicts_with = "tsih")]
+        initiator: Option<String>,
+        /// With --initiator: do not hide what proves who it is.
+        #[arg(long, requires = "initiator")]
+        secrets: bool,
+        /// Where the trace goes.
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// End after so many seconds.
+        #[arg(long, value_name = "SECONDS")]
+        seconds: Option<u64>,
         #[command(flatten)]
         manner: Manner,
     },
@@ -40,6 +67,16 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let now = time::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             print_line(&render(&list.sessions, now))
         }
+        Verb::Trace { tsih, initiator, secrets, out, seconds, manner } => {
+            let path = match (tsih, initiator) {
+                (Some(tsih), _) => format!("/sessions/{tsih}/trace"),
+                (None, initiator) => {
+                    let name = path_segment(&initiator.unwrap_or_default());
+                    format!("/trace?initiator={name}&secrets={secrets}")
+                }
+            };
+            trace(&path, &out, seconds, &manner)
+        }
         Verb::Drain { tsih, grace, manner } => {
             let client = manner.client();
             let request = DrainSession { grace_seconds: Some(grace) };
@@ -47,6 +84,43 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let drained: Drained = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
             report_drain(&drained, manner.json)
         }
+    }
+}
+
+/// Writes a trace for as long as it is to go on.
+fn trace(path: &str, out: &Path, seconds: Option<u64>, manner: &Manner) -> anyhow::Result<()> {
+    let mut file = File::create(out).with_context(|| format!("{}", out.display()))?;
+    let client = manner.client();
+    let mut count = 0;
+    let mut outcome = Ok(());
+    on_a_core(async {
+        let told = client.stream(path, |piece| {
+            count += piece.len();
+            outcome = file.write_all(piece);
+            match outcome {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        });
+        let over = async {
+            match seconds {
+                Some(seconds) => {
+                    time::sleep_until(time::now() + Duration::from_secs(seconds)).await;
+                }
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            told = told => told?,
+            () = over => {}
+            interrupted = tokio::signal::ctrl_c() => interrupted?,
+        }
+        Ok(())
+    })?;
+    outcome.with_context(|| format!("{}", out.display()))?;
+    match manner.json {
+        true => print_line(&serde_json::json!({ "bytes": count }).to_string()),
+        false => print_line(&format!("{count} bytes in {}", out.display())),
     }
 }
 

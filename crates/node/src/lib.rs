@@ -20,6 +20,7 @@ mod statistics;
 pub mod stores;
 mod targets;
 mod tls;
+mod trace;
 
 pub use access::Object;
 pub use config::{Config, ConfigError};

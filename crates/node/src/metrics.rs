@@ -133,6 +133,8 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::statistics::{Failure, Operation};
 
@@ -171,6 +173,39 @@ mod tests {
             !text.contains("iqn.x:a") && text.contains("volume_operations_total{volume=\"data\"")
         );
         assert_eq!(text.matches("# EOF").count(), 1);
+    }
+
+    /// The names that follow `sarsen_` in a text.
+    fn names(text: &str) -> BTreeSet<&str> {
+        let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+        let names = text.match_indices("sarsen_").map(|(at, _)| {
+            let rest = &text[at..];
+            &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())]
+        });
+        names.collect()
+    }
+
+    #[test]
+    fn what_the_dashboard_and_the_alerts_look_at_is_there() {
+        let metrics = Metrics::default();
+        let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
+        meter.begin();
+        meter.end(Operation::Read, 1, 1, 1);
+        meter.limited();
+        meter.fail(Failure::Busy);
+        metrics.refused(RefusalReason::WrongSecret);
+        metrics.turned_away("connections");
+        let text = metrics.render(Moment::default());
+        let exposed = names(&text);
+        let dashboard = include_str!("../../../packaging/grafana/sarsen.json");
+        let alerts = include_str!("../../../packaging/prometheus/sarsen.rules.yml");
+        for used in [dashboard, alerts] {
+            let used = names(used);
+            assert!(used.len() > 5, "{used:?}");
+            let missing: Vec<_> = used.difference(&exposed).collect();
+            assert!(missing.is_empty(), "{missing:?} are not in\n{text}");
+        }
+        serde_json::from_str::<serde_json::Value>(dashboard).expect("JSON");
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! The other end of the control socket, for the command line.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HOST};
-use hyper::{Method, Request};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use sarsen_io::local;
 use serde::Serialize;
@@ -98,6 +99,40 @@ impl Client {
         self.ask(Method::DELETE, path, Bytes::new()).await
     }
 
+    /// `GET`s a path whose answer does not end soon, and hands it on piece by piece, until it ends or
+    /// enough was seen.
+    pub async fn stream(
+        &self,
+        path: &str,
+        mut see: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> Result<(), ClientError> {
+        let (mut sender, connection) = self.connect().await?;
+        let request = self.request(Method::GET, path, Bytes::new())?;
+        let answer = async {
+            let response = sender.send_request(request).await.map_err(broken)?;
+            let status = response.status();
+            let mut body = response.into_body();
+            if !status.is_success() {
+                let body = Limited::new(body, ANSWER_LIMIT).collect().await.map_err(broken)?;
+                return Err(refused(status, &body.to_bytes()));
+            }
+            while let Some(frame) = body.frame().await {
+                if let Ok(piece) = frame.map_err(broken)?.into_data()
+                    && see(&piece).is_break()
+                {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            // It ends with the answer, which is looked at first.
+            ended = connection => ended.map_err(broken),
+        }
+    }
+
     async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -114,18 +149,8 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<Bytes, ClientError> {
-        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
-        let socket = local::connect(&self.path).await.map_err(unreachable)?;
-        let request = Request::builder()
-            .method(method)
-            .uri(format!("{VERSION}{path}"))
-            .header(HOST, "sarsen")
-            .header(CONTENT_TYPE, "application/json")
-            .header(AUTHOR, self.author.as_deref().unwrap_or("sarsen"))
-            .body(Full::new(body))
-            .map_err(broken)?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(broken)?;
+        let (mut sender, connection) = self.connect().await?;
+        let request = self.request(method, path, body)?;
         let answer = async move {
             let response = sender.send_request(request).await.map_err(broken)?;
             let status = response.status();
@@ -138,13 +163,44 @@ impl Client {
         if status.is_success() {
             return Ok(body);
         }
-        let failure = serde_json::from_slice(&body).map(|FailureBody { error }| error);
-        Err(ClientError::Refused(failure.unwrap_or_else(|_| Failure {
-            code: ErrorCode::Unknown,
-            message: format!("the server answers with status {status}"),
-            field: None,
-        })))
+        Err(refused(status, &body))
     }
+
+    async fn connect(
+        &self,
+    ) -> Result<(Sender, impl Future<Output = hyper::Result<()>>), ClientError> {
+        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
+        let socket = local::connect(&self.path).await.map_err(unreachable)?;
+        hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(broken)
+    }
+
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Request<Full<Bytes>>, ClientError> {
+        Request::builder()
+            .method(method)
+            .uri(format!("{VERSION}{path}"))
+            .header(HOST, "sarsen")
+            .header(CONTENT_TYPE, "application/json")
+            .header(AUTHOR, self.author.as_deref().unwrap_or("sarsen"))
+            .body(Full::new(body))
+            .map_err(broken)
+    }
+}
+
+type Sender = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
+
+/// What an answer says that is none.
+fn refused(status: StatusCode, body: &[u8]) -> ClientError {
+    let failure = serde_json::from_slice(body).map(|FailureBody { error }| error);
+    ClientError::Refused(failure.unwrap_or_else(|_| Failure {
+        code: ErrorCode::Unknown,
+        message: format!("the server answers with status {status}"),
+        field: None,
+    }))
 }
 
 fn broken(error: impl std::fmt::Display) -> ClientError {

@@ -14,8 +14,10 @@ use futures_util::stream::unfold;
 use sarsen_io::time;
 use serde::Deserialize;
 use tokio::sync::watch;
+use utoipa::IntoParams;
 
 use super::error::ApiError;
+use super::openapi::Failures;
 use super::routes::Json;
 use super::schema::events::{Event, EventList, Severity};
 use super::statistics::collect;
@@ -28,15 +30,21 @@ const LIMIT: usize = 1000;
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is asked for.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Asked {
+    /// Those that follow the event of this number, the oldest of them.
     after: Option<u64>,
     /// Seconds since 1970.
     since: Option<u64>,
+    /// Such as `login_refused`.
     kind: Option<String>,
+    /// An initiator, target, volume, account or peer.
     subject: Option<String>,
+    /// At least so severe.
     severity: Option<Severity>,
+    /// At most so many, and never more than a thousand.
     limit: Option<usize>,
 }
 
@@ -58,6 +66,8 @@ fn asked(query: Result<Query<Asked>, QueryRejection>) -> Result<(Filter, usize),
     Ok(asked.filter())
 }
 
+/// What happened.
+#[utoipa::path(get, tag = "server", path = "/v1/events", params(Asked), responses((status = 200, body = EventList), Failures))]
 pub(super) async fn events(
     State(front): State<Arc<Front>>,
     query: Result<Query<Asked>, QueryRejection>,
@@ -76,6 +86,9 @@ struct Listener {
     next_frame: Instant,
 }
 
+/// What happens: server-sent events with the names `event`, whose data is an [`Event`], and, each
+/// second, `statistics`.
+#[utoipa::path(get, tag = "server", path = "/v1/live", params(Asked), responses((status = 200, content_type = "text/event-stream", body = String), Failures))]
 pub(super) async fn live(
     State(front): State<Arc<Front>>,
     query: Result<Query<Asked>, QueryRejection>,

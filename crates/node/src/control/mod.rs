@@ -9,6 +9,7 @@ mod openapi;
 mod routes;
 pub mod schema;
 mod statistics;
+mod trace;
 mod web;
 
 use std::io;

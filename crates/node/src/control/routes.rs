@@ -23,7 +23,7 @@ use super::schema::{
     SessionKind, SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained,
     VolumeList, unix_seconds,
 };
-use super::{Api, VERSION, config, events, statistics};
+use super::{Api, VERSION, config, events, statistics, trace};
 use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
 use crate::events::Occurrence;
@@ -60,6 +60,8 @@ pub(super) fn router(api: Api) -> Router {
         .route("/statistics", get(statistics::statistics))
         .route("/events", get(events::events))
         .route("/live", get(events::live))
+        .route("/trace", get(trace::of_initiator))
+        .route("/sessions/{tsih}/trace", get(trace::of_session))
         .route("/sessions", get(sessions))
         .route("/sessions/{tsih}/drain", post(drain_session))
         .route("/volumes", get(volumes))

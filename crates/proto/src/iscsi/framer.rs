@@ -150,6 +150,11 @@ impl Default for Framer {
 }
 
 impl Framer {
+    /// Whether nothing of a PDU has come that has not come whole.
+    pub fn is_between_pdus(&self) -> bool {
+        matches!(self.state, State::Header) && self.header_filled == 0
+    }
+
     /// Digests that hold from the next PDU on.
     pub fn set_digests(&mut self, header: bool, data: bool) {
         self.header_digest = header;

@@ -40,6 +40,7 @@ use crate::access::Origin;
 use crate::events::{Occurrence, Subject};
 use crate::fairness::Verdict;
 use crate::tls::ClientCertificate;
+use crate::trace::Tap;
 
 /// A peer that is told of its session's end may take so long to receive it. Others wait for that
 /// end: the server's shutdown, the session that takes this one's place.
@@ -101,6 +102,8 @@ pub(super) async fn serve(
         forwards: HashMap::new(),
         observer: Observer::new(&front),
         toll: Toll::new(front.fairness.clone(), &settings),
+        tap: front.traces.tap(peer, local),
+        is_sent_whole: true,
     };
     let reason = driver.run(&front, &mut letters).await;
     let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder));
@@ -108,8 +111,14 @@ pub(super) async fn serve(
     match reason {
         End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
         End::Closed(CloseReason::LoginRefused(refusal)) => driver.view.tell_refusal(&refusal),
-        End::Closed(reason) => info!(%peer, %reason, "connection closed"),
-        End::Socket(error) => debug!(%peer, %error, "connection lost"),
+        End::Closed(reason) => {
+            let Whose { tsih, cid, initiator, target } = driver.whose();
+            info!(%peer, tsih, cid, initiator, target, %reason, "connection closed");
+        }
+        End::Socket(error) => {
+            let Whose { tsih, cid, initiator, target } = driver.whose();
+            info!(%peer, tsih, cid, initiator, target, %error, "connection lost");
+        }
         End::Replaced => debug!(%peer, "connection replaced"),
     }
     driver.tell_end(is_lost, why);
@@ -121,6 +130,14 @@ pub(super) async fn serve(
         seat.terminate_others();
     }
     driver.finish().await;
+}
+
+/// The session of a log line.
+struct Whose<'a> {
+    tsih: Option<u16>,
+    cid: Option<u16>,
+    initiator: Option<&'a str>,
+    target: Option<&'a str>,
 }
 
 /// Why a connection ended.
@@ -184,6 +201,10 @@ struct Driver<'a> {
     forwards: HashMap<u64, Mailbox>,
     observer: Observer,
     toll: Toll,
+    /// Where what is received and sent goes besides.
+    tap: Option<Tap>,
+    /// The last that was sent ended with a PDU.
+    is_sent_whole: bool,
 }
 
 impl<'a> Driver<'a> {
@@ -439,6 +460,9 @@ impl<'a> Driver<'a> {
         }
         self.visitor.logged_in();
         self.observer.established(&admission.initiator_name, seat.tsih);
+        if let Some(tap) = &mut self.tap {
+            tap.logged_in();
+        }
         self.toll.established(&admission, &self.view.origin, seat.queue());
         info!(
             tsih = seat.tsih,
@@ -464,6 +488,17 @@ impl<'a> Driver<'a> {
         }));
         self.seat = Some(seat);
         self.target_name = admission.target_name;
+    }
+
+    /// What log lines of it have beside what they are about.
+    fn whose(&self) -> Whose<'_> {
+        let subject = self.subject.as_ref();
+        Whose {
+            tsih: subject.and_then(|subject| subject.tsih),
+            cid: subject.and_then(|subject| subject.cid),
+            initiator: subject.and_then(|subject| subject.initiator.as_deref()),
+            target: subject.and_then(|subject| subject.target.as_deref()),
+        }
     }
 
     /// Tells how the connection ended, if it had come so far.
@@ -596,6 +631,9 @@ impl<'a> Driver<'a> {
                 self.machine.resume(&mut self.view)?;
                 self.machine.adopt(adoption, claim);
                 drop(turn);
+            }
+            Message::Trace { writer } => {
+                self.tap = Some(Tap::at(self.view.origin.peer, self.view.local, writer));
             }
             Message::Completed { task, completion } => {
                 self.end(task, self.observer.elsewhere(), *completion);

@@ -93,6 +93,11 @@ impl View {
         Ok(nexus)
     }
 
+    /// The initiator's name, once it has given one.
+    pub(super) fn initiator(&self) -> Option<&str> {
+        self.claimed.initiator.as_deref()
+    }
+
     /// Whom it is with, by what it has said.
     pub(super) fn subject(&self) -> Subject {
         let Claimed { initiator, target, account } = self.claimed.clone();

@@ -34,6 +34,7 @@ use crate::events::EventLog;
 use crate::fairness::Fairness;
 use crate::metrics::Moment;
 use crate::targets::Targets;
+use crate::trace::Traces;
 
 /// What all connections share.
 pub(crate) struct Front {
@@ -45,6 +46,7 @@ pub(crate) struct Front {
     pub(crate) drains: Arc<Drains>,
     pub(crate) access: Arc<Access>,
     pub(crate) fairness: Arc<Fairness>,
+    pub(crate) traces: Traces,
     pub(crate) portals: Portals,
 }
 
@@ -60,6 +62,7 @@ impl Front {
             drains: Arc::default(),
             access: Arc::new(Access::default().telling(events)),
             fairness: Arc::default(),
+            traces: Traces::default(),
             portals: Portals::default(),
         }
     }

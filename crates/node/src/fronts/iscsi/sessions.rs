@@ -16,6 +16,7 @@ use tokio::sync::{Notify, OwnedMutexGuard, mpsc, oneshot};
 
 use crate::config::Limits;
 use crate::fairness::Queue;
+use crate::trace::Writer;
 
 /// What may be asked of a session's connection.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ pub(crate) enum Message {
     Claim { tag: u32, by: Mailbox, answer: oneshot::Sender<Claim> },
     /// What became of a claim of this connection; others may claim when its turn is dropped.
     Adopted { adoption: Adoption, claim: Claim, turn: OwnedMutexGuard<()> },
+    /// Write what it receives and sends there, until nobody reads it.
+    Trace { writer: Writer },
     /// A command has ended that began on a connection that was lost.
     Completed { task: TaskId, completion: Box<Completion> },
 }

@@ -324,6 +324,11 @@ impl Connection {
         }
     }
 
+    /// Whether nothing of a PDU has come that has not come whole.
+    pub fn is_between_pdus(&self) -> bool {
+        self.framer.is_between_pdus()
+    }
+
     /// Memory into which the next bytes may be received directly; see [`Framer::landing`].
     pub fn landing(&mut self) -> Option<&mut [u8]> {
         self.framer.landing()

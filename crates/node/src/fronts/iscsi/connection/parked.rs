@@ -11,8 +11,8 @@ use sarsen_proto::iscsi::target::{Adoption, Claim};
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use super::Driver;
 use super::turn::Share;
+use super::{Driver, Whose};
 use crate::fronts::iscsi::Front;
 use crate::fronts::iscsi::sessions::{Mailbox, Message};
 
@@ -31,8 +31,8 @@ impl<'a> Driver<'a> {
         let _ = self.stream.shutdown(Shutdown::Both);
         let parameters = self.machine.parameters();
         let seconds = parameters.default_time2wait + parameters.default_time2retain;
-        let tsih = seat.tsih;
-        info!(tsih, peer = %self.stream.peer_addr(), seconds, "connection lost: its tasks wait");
+        let Whose { tsih, cid, initiator, target } = self.whose();
+        info!(tsih, cid, initiator, target, peer = %self.stream.peer_addr(), seconds, "connection lost: its tasks wait");
         let deadline = time::now() + Duration::from_secs(seconds.into());
         loop {
             // Whoever asked for it may go on.

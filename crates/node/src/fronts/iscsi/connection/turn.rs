@@ -14,6 +14,7 @@ use sarsen_proto::iscsi::target::{CloseReason, Event};
 use super::{Driver, End, UnderWay};
 use crate::fronts::iscsi::Front;
 use crate::statistics::Failure;
+use crate::trace::{Tap, Way};
 
 /// Bytes that one thread receives into; an idle connection holds none.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -111,6 +112,7 @@ impl<'a> Driver<'a> {
         SCRATCH.with_borrow_mut(|scratch| {
             let mut received = 0;
             while received < TURN_RECEIVE_LIMIT && self.machine.output().len() < self.output_limit {
+                let is_between = self.tap.is_some() && self.machine.is_between_pdus();
                 let landing = self.machine.landing().unwrap_or_default();
                 let landing_length = landing.len();
                 let offered = landing_length + scratch.len();
@@ -122,11 +124,19 @@ impl<'a> Driver<'a> {
                 };
                 received += count;
                 let landed = count.min(landing_length);
+                if let Some(tap) = &mut self.tap {
+                    tap.begin(Way::ToTarget, is_between);
+                    tap.received([&landing[..landed], &scratch[..count - landed]]);
+                }
                 self.machine.landed(landed);
                 let rest = &scratch[..count - landed];
                 let now = time::now();
                 self.observer.arrived(now);
-                self.machine.handle_input(rest, now, &mut self.view)?;
+                let handled = self.machine.handle_input(rest, now, &mut self.view);
+                if self.tap.is_some() {
+                    self.tend_tap();
+                }
+                handled?;
                 if count < offered {
                     return Ok(true);
                 }
@@ -174,6 +184,17 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// Looks whether the trace is wanted, now that more is known of whom it is of.
+    #[cold]
+    fn tend_tap(&mut self) {
+        if let Some(initiator) = self.view.initiator() {
+            self.front.traces.decide(&mut self.tap, initiator);
+        }
+        if self.tap.as_ref().is_some_and(Tap::is_over) {
+            self.tap = None;
+        }
+    }
+
     /// Sends what is ready. Says whether the socket takes no more.
     pub(super) fn send(&mut self) -> Result<bool, End> {
         self.observer.send();
@@ -182,7 +203,14 @@ impl<'a> Driver<'a> {
             let mut pieces = Vec::with_capacity(16);
             output.pieces(&mut pieces, PIECES_MAX);
             match self.stream.try_send(&pieces) {
-                Ok(count) => output.sent(count),
+                Ok(count) => {
+                    if let Some(tap) = &mut self.tap {
+                        tap.begin(Way::ToInitiator, self.is_sent_whole);
+                        tap.sent(&pieces, count);
+                    }
+                    output.sent(count);
+                    self.is_sent_whole = output.is_empty();
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error.into()),
             }

@@ -1,0 +1,74 @@
+//! `GET /v1/sessions/{tsih}/trace` and `GET /v1/trace?initiator=NAME`: what connections receive and send,
+//! as a pcap file that goes on until its reader leaves.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::unfold;
+use serde::Deserialize;
+use tracing::warn;
+use utoipa::IntoParams;
+
+use super::error::ApiError;
+use super::openapi::Failures;
+use crate::fronts::iscsi::{Front, Message};
+use crate::trace::{Reader, trace};
+
+const CONTENT_TYPE: &str = "application/vnd.tcpdump.pcap";
+
+/// Whom to trace when he comes.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Asked {
+    /// Its name.
+    initiator: String,
+    /// What proves who he is goes out, too.
+    #[serde(default)]
+    secrets: bool,
+}
+
+/// What a session receives and sends from now on, as a pcap file that ends when its reader leaves.
+#[utoipa::path(get, tag = "server", path = "/v1/sessions/{tsih}/trace", params(("tsih" = String, Path)), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
+pub(super) async fn of_session(
+    State(front): State<Arc<Front>>,
+    Path(tsih): Path<String>,
+) -> Result<Response, ApiError> {
+    let number: Option<u16> = tsih.parse().ok();
+    let session = front.sessions.seated().into_iter().find(|seated| Some(seated.tsih) == number);
+    let session = session.ok_or_else(|| {
+        ApiError::not_found(format!("there is no session {tsih}: `sarsen session list` has them"))
+    })?;
+    let (writer, reader) = trace();
+    for mailbox in &session.mailboxes {
+        // A connection that is gone has nothing to tell.
+        let _ = mailbox.send(Message::Trace { writer: writer.clone() });
+    }
+    warn!(tsih, initiator = session.initiator_name, "what this session does is traced");
+    Ok(answer(reader))
+}
+
+/// What an initiator receives and sends from its next login on, in the same way.
+#[utoipa::path(get, tag = "server", path = "/v1/trace", params(Asked), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
+pub(super) async fn of_initiator(
+    State(front): State<Arc<Front>>,
+    query: Result<Query<Asked>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let Query(Asked { initiator, secrets }) =
+        query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
+    warn!(initiator, secrets, "what this initiator does from its next login on is traced");
+    Ok(answer(front.traces.expect(&initiator, secrets)))
+}
+
+fn answer(reader: Reader) -> Response {
+    let pieces = unfold(reader, |mut reader| async move {
+        let piece = reader.recv().await?;
+        Some((Ok::<Bytes, Infallible>(piece.into()), reader))
+    });
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(pieces)).into_response()
+}
