@@ -10,8 +10,8 @@ use sarsen_proto::iscsi::target::{Demand, RefusalReason};
 use sarsen_scsi::LunView;
 
 use crate::config::{
-    AccessConfig, AccountConfig, CertificatePattern, Config, ConfigError, NamePattern, Network,
-    Placed, RuleConfig, TargetConfig,
+    AccessConfig, AccountConfig, CertificatePattern, Config, ConfigError, Different, NamePattern,
+    Network, Placed, RuleConfig, TargetConfig,
 };
 use crate::tls::ClientCertificate;
 
@@ -33,7 +33,7 @@ pub(crate) struct Applicant<'a> {
 pub(crate) struct Policy {
     secrets: Arc<Secrets>,
     discovery: Arc<Door>,
-    targets: HashMap<String, Arc<Door>>,
+    targets: HashMap<Arc<str>, Arc<Door>>,
 }
 
 /// What accounts know.
@@ -49,6 +49,8 @@ struct Secrets {
 pub(crate) struct Compiled<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) config: &'a Config,
+    /// What is not the same of its targets.
+    pub(crate) targets: &'a Different<'a, TargetConfig>,
     /// Secrets may have been changed where they are: all are read again.
     pub(crate) reads_all: bool,
 }
@@ -81,34 +83,54 @@ impl Policy {
         let are_same_secrets = before.is_some_and(|before| before.policy.secrets == secrets);
         // Whether a door's own secret is also an initiator's depends on all of them.
         let may_stay = |access: &AccessConfig| are_same_secrets || access.own_account.is_none();
-        let targets_before: HashMap<&str, &TargetConfig> = before
-            .iter()
-            .flat_map(|before| &before.config.targets)
-            .map(|target| (target.name.as_str(), target))
-            .collect();
-        let mut targets = HashMap::with_capacity(config.targets.len());
-        let index = secrets.by_secret();
-        for target in &config.targets {
-            let is_same = |other: &&&TargetConfig| {
-                may_stay(&target.login)
-                    && other.login == target.login
-                    && (other.luns == target.luns || target.login.rules.is_empty())
-            };
-            let kept = targets_before.get(target.name.as_str()).filter(is_same);
-            let kept = kept.and_then(|_| before?.policy.targets.get(&target.name).cloned());
-            let door = match kept {
-                Some(door) => door,
-                None => Arc::new(Door::of(&target.login, Some(target), &secrets, &index)?),
-            };
-            targets.insert(target.name.clone(), door);
+        let by_secret = secrets.by_secret();
+        let door = |access: &AccessConfig, target: Option<&TargetConfig>| {
+            Ok::<_, ConfigError>(Arc::new(Door::of(access, target, &secrets, &by_secret)?))
+        };
+        let (mut targets, new) = match before {
+            Some(before) => {
+                let mut targets = before.policy.targets.clone();
+                let old = before.targets.old.iter();
+                let gone: HashMap<&str, &TargetConfig> = old
+                    .map(|target| {
+                        targets.remove(target.name.as_str());
+                        (target.name.as_str(), *target)
+                    })
+                    .collect();
+                for (_, target) in &before.targets.new {
+                    let is_same = |old: &&TargetConfig| {
+                        may_stay(&target.login)
+                            && old.login == target.login
+                            && (old.luns == target.luns || target.login.rules.is_empty())
+                    };
+                    let kept = gone.get(target.name.as_str()).copied().filter(is_same);
+                    let kept = kept.and_then(|old| before.policy.targets.get(old.name.as_str()));
+                    let door = match kept {
+                        Some(door) => door.clone(),
+                        None => door(&target.login, Some(target))?,
+                    };
+                    targets.insert(target.name.as_str().into(), door);
+                }
+                (targets, &[][..])
+            }
+            None => (HashMap::with_capacity(config.targets.len()), &config.targets[..]),
+        };
+        for target in new {
+            targets.insert(target.name.as_str().into(), door(&target.login, Some(target))?);
+        }
+        if !are_same_secrets {
+            for target in config.targets.iter().filter(|target| !may_stay(&target.login)) {
+                targets.insert(target.name.as_str().into(), door(&target.login, Some(target))?);
+            }
         }
         let kept = before.filter(|before| {
             may_stay(&config.discovery) && before.config.discovery == config.discovery
         });
         let discovery = match kept {
             Some(before) => before.policy.discovery.clone(),
-            None => Arc::new(Door::of(&config.discovery, None, &secrets, &index)?),
+            None => door(&config.discovery, None)?,
         };
+        drop(by_secret);
         Ok(Self { secrets, discovery, targets })
     }
 
@@ -123,7 +145,7 @@ impl Policy {
     /// Lets everybody in to these targets.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn of_everybody<const N: usize>(targets: [&str; N]) -> Self {
-        let targets = targets.map(|name| (name.to_owned(), Arc::default()));
+        let targets = targets.map(|name| (name.into(), Arc::default()));
         Self { targets: targets.into(), ..Self::default() }
     }
 

@@ -5,6 +5,7 @@ mod access;
 mod account;
 mod api;
 mod certificate;
+mod different;
 mod fault;
 mod file;
 mod host;
@@ -36,6 +37,7 @@ pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig
 pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub use self::api::{ApiConfig, parse_api};
 pub use self::certificate::CertificatePattern;
+pub(crate) use self::different::Different;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
 pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};

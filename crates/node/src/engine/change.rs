@@ -9,7 +9,7 @@ use sarsen_scsi::{LogicalUnit, TargetDevice};
 use tracing::{error, info, warn};
 
 use super::closings::{Stores, flush};
-use super::diff::{Stay, TargetSteps, VolumeSteps, scopes};
+use super::diff::{Differences, Stay, TargetSteps, VolumeSteps};
 use super::portals::{Next, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Reserved, Volume, grow};
 use super::{
@@ -59,6 +59,8 @@ struct Change {
     policy: Arc<Policy>,
     portals: PortalSteps,
     volumes: VolumeSteps,
+    /// The targets of those that are late.
+    late_scopes: Vec<Option<String>>,
     targets: TargetSteps,
     losses: Losses,
     /// What was opened, by the name that is desired.
@@ -92,13 +94,18 @@ impl Engine {
         let turn = Turn::take(self)?;
         let running = self.running();
         let before = self.front.access.policy();
-        let before = Compiled { policy: &before, config: &running.config, reads_all };
+        let different = Differences::between(&running.config, &desired);
+        let before = Compiled {
+            policy: &before,
+            config: &running.config,
+            targets: &different.targets,
+            reads_all,
+        };
         let policy = Arc::new(Policy::compile(&desired, Some(&before))?);
         // Ports before files: a port in use leaves no new file behind, not even for a moment.
         let portals = PortalSteps::prepare(&running.portals, &desired.listen, &desired.limits)?;
-        let scopes = scopes(&desired);
-        let volumes = VolumeSteps::between(&running.volumes, &desired, &scopes, &self.machine)?;
-        let mut targets = TargetSteps::between(&running, &desired, &volumes);
+        let volumes = VolumeSteps::between(&running, &different, &self.machine)?;
+        let mut targets = TargetSteps::between(&running, &desired, &different, &volumes);
         let losses = Losses {
             portals: portals.lost.clone(),
             targets: std::mem::take(&mut targets.losses),
@@ -110,21 +117,23 @@ impl Engine {
                 reserved.push(volume.reserve(*bytes).map_err(not_opened(&desired.name))?);
             }
         }
+        let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
+        let scopes: Vec<_> = volumes.opens.iter().map(scope).collect();
+        let late_scopes = volumes.late.iter().map(scope).collect();
         drop(running);
         let mut new_files = Vec::new();
         let mut opened = BTreeMap::new();
-        for config in &volumes.opens {
-            let scope = scopes.get(config.name.as_str()).copied();
-            let volume = self.open_volume(config, scope, &mut new_files)?;
+        for (config, scope) in volumes.opens.iter().zip(scopes) {
+            let volume = self.open_volume(config, scope.as_deref(), &mut new_files)?;
             opened.insert(config.name.clone(), volume);
         }
-        drop(scopes);
         let change = Change {
             turn,
             desired,
             policy,
             portals,
             volumes,
+            late_scopes,
             targets,
             losses,
             opened,
@@ -325,10 +334,8 @@ impl Change {
 
     fn open_late(&mut self) -> Result<(), ChangeError> {
         let engine = self.engine().clone();
-        let scopes = scopes(&self.desired);
-        for config in &self.volumes.late {
-            let scope = scopes.get(config.name.as_str()).copied();
-            let volume = engine.open_volume(config, scope, &mut self.new_files)?;
+        for (config, scope) in self.volumes.late.iter().zip(&self.late_scopes) {
+            let volume = engine.open_volume(config, scope.as_deref(), &mut self.new_files)?;
             self.opened.insert(config.name.clone(), volume);
         }
         Ok(())
@@ -481,6 +488,8 @@ impl Change {
                 Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),
                 Err(error) => {
                     error!(volume = config.name, %error, "the volume could not be opened again");
+                    // The next change opens it anew.
+                    running.config.volumes.retain(|volume| volume.name != config.name);
                 }
             }
         }

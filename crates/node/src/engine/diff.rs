@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 
-use sarsen_scsi::AccessState;
+use sarsen_scsi::{AccessState, Identity};
 
 use super::volumes::{Volume, identity, places};
 use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
-use crate::config::{Config, StoreConfig, TargetConfig, VolumeConfig, render_size};
+use crate::config::{Config, Different, StoreConfig, TargetConfig, VolumeConfig, render_size};
 
 /// A volume that stays open.
 pub(super) struct Stay {
@@ -38,69 +38,111 @@ enum Fate {
     Replaced,
 }
 
-/// The target of each volume that is in one.
-pub(super) fn scopes(config: &Config) -> HashMap<&str, &str> {
-    let mut scopes = HashMap::with_capacity(config.volumes.len());
-    for target in &config.targets {
-        scopes.extend(target.luns.values().map(|name| (name.as_str(), target.name.as_str())));
+/// What is not the same of two configurations.
+pub(super) struct Differences<'a> {
+    pub(super) volumes: Different<'a, VolumeConfig>,
+    pub(super) targets: Different<'a, TargetConfig>,
+    /// The targets of volumes in targets that are not the same; none of those that left theirs.
+    scopes: HashMap<&'a str, Option<&'a str>>,
+}
+
+impl<'a> Differences<'a> {
+    pub(super) fn between(running: &'a Config, desired: &'a Config) -> Self {
+        let targets = Different::between(&running.targets, &desired.targets);
+        let mut scopes = HashMap::new();
+        for target in &targets.old {
+            scopes.extend(target.luns.values().map(|volume| (volume.as_str(), None)));
+        }
+        for (_, target) in &targets.new {
+            let scope = Some(target.name.as_str());
+            scopes.extend(target.luns.values().map(|volume| (volume.as_str(), scope)));
+        }
+        let volumes = Different::between(&running.volumes, &desired.volumes);
+        Self { volumes, targets, scopes }
     }
-    scopes
+
+    /// The target that a volume's identity is derived from, where it brings none along.
+    pub(super) fn scope(&self, running: &'a Running, volume: &VolumeConfig) -> Option<&'a str> {
+        if volume.identity.serial.is_some() {
+            return None;
+        }
+        let volume = volume.name.as_str();
+        self.scopes.get(volume).copied().unwrap_or_else(|| {
+            let target = running.config.targets.iter();
+            let mut target = target.filter(|target| target.luns.values().any(|one| one == volume));
+            target.next().map(|target| target.name.as_str())
+        })
+    }
 }
 
 impl VolumeSteps {
     pub(super) fn between(
-        running: &BTreeMap<String, Volume>,
-        desired: &Config,
-        scopes: &HashMap<&str, &str>,
+        running: &Running,
+        different: &Differences<'_>,
         machine: &str,
     ) -> Result<Self, ChangeError> {
         let mut steps = Self::default();
-        let mut used = HashSet::with_capacity(running.len());
+        let mut left: HashMap<&str, &Volume> = different
+            .volumes
+            .old
+            .iter()
+            .filter_map(|old| Some((old.name.as_str(), running.volumes.get(&old.name)?)))
+            .collect();
         let mut unmatched = Vec::new();
-        for volume in &desired.volumes {
-            match running.get(&volume.name) {
-                Some(old) if old.config.identity.serial == volume.identity.serial => {
-                    used.insert(volume.name.as_str());
-                    let scope = scopes.get(volume.name.as_str()).copied();
-                    steps.take(old, volume, scope, machine)?;
+        for (_, volume) in &different.volumes.new {
+            let found = left.get(volume.name.as_str()).copied();
+            match found.filter(|old| old.config.identity.serial == volume.identity.serial) {
+                Some(old) => {
+                    left.remove(volume.name.as_str());
+                    steps.take(old, volume, different.scope(running, volume), machine)?;
                 }
-                _ => unmatched.push(volume),
+                None => unmatched.push(*volume),
             }
         }
-        if !unmatched.is_empty() {
-            let left = running.values().filter(|old| !used.contains(old.config.name.as_str()));
-            let mut by_serial: HashMap<&str, &Volume> = left
-                .filter_map(|old| Some((old.config.identity.serial.as_deref()?, old)))
-                .collect();
-            for volume in unmatched {
-                let serial = volume.identity.serial.as_deref();
-                // What has another name and another identity with it is another volume.
-                let renamed =
-                    serial.and_then(|serial| by_serial.get(serial)).copied().filter(|old| {
-                        let renamed = identity(volume, None, machine);
-                        *old.unit.identity()
-                            == sarsen_scsi::Identity {
-                                volume: old.unit.identity().volume.clone(),
-                                ..renamed
-                            }
-                    });
-                match renamed.zip(serial) {
-                    Some((old, serial)) => {
-                        by_serial.remove(serial);
-                        used.insert(old.config.name.as_str());
-                        let scope = scopes.get(volume.name.as_str()).copied();
-                        steps.take(old, volume, scope, machine)?;
-                    }
-                    None => steps.opens.push(volume.clone()),
+        let mut by_serial: HashMap<&str, &Volume> = match unmatched.is_empty() {
+            true => HashMap::new(),
+            false => left
+                .values()
+                .filter_map(|old| Some((old.config.identity.serial.as_deref()?, *old)))
+                .collect(),
+        };
+        for volume in unmatched {
+            let serial = volume.identity.serial.as_deref();
+            let old = serial.and_then(|serial| by_serial.get(serial)).copied();
+            match old.filter(|old| is_renamed(old, volume, machine)) {
+                Some(old) => {
+                    by_serial.remove(serial.unwrap_or_default());
+                    left.remove(old.config.name.as_str());
+                    steps.take(old, volume, different.scope(running, volume), machine)?;
                 }
+                None => steps.opens.push(volume.clone()),
             }
         }
-        if used.len() < running.len() {
-            let gone = running.keys().filter(|name| !used.contains(name.as_str()));
-            steps.closes.extend(gone.cloned());
-        }
-        steps.put_off(running);
+        steps.closes.extend(left.into_keys().map(str::to_owned));
+        steps.take_moved(running, different, machine)?;
+        steps.put_off(&running.volumes);
         Ok(steps)
+    }
+
+    /// Volumes that are what they were, in another target, which the identity of some is derived from.
+    fn take_moved(
+        &mut self,
+        running: &Running,
+        different: &Differences<'_>,
+        machine: &str,
+    ) -> Result<(), ChangeError> {
+        let changed: HashSet<&str> =
+            different.volumes.old.iter().map(|volume| volume.name.as_str()).collect();
+        for (name, scope) in &different.scopes {
+            let moved = running
+                .volumes
+                .get(*name)
+                .filter(|old| old.config.identity.serial.is_none() && !changed.contains(name));
+            if let Some(old) = moved {
+                self.take(old, &old.config, *scope, machine)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes a desired volume with the one that runs in its place.
@@ -151,6 +193,14 @@ impl VolumeSteps {
         (self.late, self.opens) = (late, opens);
         self.closes_first = first.into_iter().map(str::to_owned).collect();
     }
+}
+
+/// Whether a volume is the same one under another name: what has another name and another identity with
+/// it is another volume.
+fn is_renamed(old: &Volume, desired: &VolumeConfig, machine: &str) -> bool {
+    let before = old.unit.identity();
+    let renamed = identity(desired, None, machine);
+    *before == Identity { volume: before.volume.clone(), ..renamed }
 }
 
 /// Bytes that a volume is to have, if that is said.
@@ -234,9 +284,12 @@ pub(super) struct TargetSteps {
 }
 
 impl TargetSteps {
-    pub(super) fn between(running: &Running, desired: &Config, volumes: &VolumeSteps) -> Self {
-        let old_by_name: HashMap<&str, &TargetConfig> =
-            running.config.targets.iter().map(|target| (target.name.as_str(), target)).collect();
+    pub(super) fn between(
+        running: &Running,
+        desired: &Config,
+        different: &Differences<'_>,
+        volumes: &VolumeSteps,
+    ) -> Self {
         let opened: HashSet<&str> =
             volumes.opens.iter().chain(&volumes.late).map(|volume| volume.name.as_str()).collect();
         // By the name that is desired, the one that it had.
@@ -247,18 +300,41 @@ impl TargetSteps {
             .collect();
         let groups_before = running.groups();
         let groups: BTreeSet<u16> = desired.listen.iter().map(|portal| portal.group).collect();
+        let all_change = groups != groups_before;
+        let old_by_name: HashMap<&str, &TargetConfig> = match all_change {
+            true => running.config.targets.iter().map(|old| (old.name.as_str(), old)).collect(),
+            false => different.targets.old.iter().map(|old| (old.name.as_str(), *old)).collect(),
+        };
+        let replaces = opened.iter().any(|name| volumes.closes.contains(*name));
+        let mut candidates: Vec<(usize, &TargetConfig, Option<&TargetConfig>)> = match all_change {
+            true => {
+                let all = desired.targets.iter().enumerate();
+                all.map(|(index, one)| (index, one, old_by_name.get(&*one.name).copied())).collect()
+            }
+            false => {
+                let new = different.targets.new.iter();
+                new.map(|&(index, one)| (index, one, old_by_name.get(&*one.name).copied()))
+                    .collect()
+            }
+        };
+        if replaces && !all_change {
+            let known: HashSet<usize> = candidates.iter().map(|(index, ..)| *index).collect();
+            let all =
+                desired.targets.iter().enumerate().filter(|(index, _)| !known.contains(index));
+            // They are the same, with another unit behind a number.
+            let renewed = all.filter(|(_, target)| {
+                target.luns.values().any(|name| opened.contains(name.as_str()))
+            });
+            candidates.extend(renewed.map(|(index, target)| (index, target, Some(target))));
+        }
         let mut steps = Self::default();
-        let mut found = 0;
-        for (index, target) in desired.targets.iter().enumerate() {
-            let Some(old) = old_by_name.get(target.name.as_str()) else {
+        let mut found = HashSet::new();
+        for (index, target, old) in candidates {
+            let Some(old) = old else {
                 steps.added.push(index);
                 continue;
             };
-            found += 1;
-            let has_new_unit = || target.luns.values().any(|name| opened.contains(name.as_str()));
-            if *old == target && groups == groups_before && !has_new_unit() {
-                continue;
-            }
+            found.insert(old.name.as_str());
             let reached = |target: &TargetConfig, groups: &BTreeSet<u16>| -> BTreeSet<u16> {
                 groups.iter().copied().filter(|group| target.is_reached_through(*group)).collect()
             };
@@ -293,14 +369,9 @@ impl TargetSteps {
                 .collect();
             steps.changed.push(TargetChange { index, access });
         }
-        if found < old_by_name.len() {
-            let names: HashSet<&str> =
-                desired.targets.iter().map(|target| target.name.as_str()).collect();
-            let gone = running.config.targets.iter().filter(|old| !names.contains(&*old.name));
-            for target in gone {
-                steps.removed.push(target.name.clone());
-                steps.losses.insert(target.name.clone(), TargetLoss::All);
-            }
+        for target in old_by_name.values().filter(|old| !found.contains(old.name.as_str())) {
+            steps.removed.push(target.name.clone());
+            steps.losses.insert(target.name.clone(), TargetLoss::All);
         }
         steps
     }

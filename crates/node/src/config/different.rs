@@ -1,0 +1,61 @@
+//! In what two configurations differ, found without a map of all that they have: most of ten thousand
+//! volumes are what they were, in the order in which they were.
+
+/// What is in one of two lists and not in the other, or not as it is there.
+pub(crate) struct Different<'a, T> {
+    pub(crate) old: Vec<&'a T>,
+    /// With their places.
+    pub(crate) new: Vec<(usize, &'a T)>,
+}
+
+impl<'a, T: PartialEq> Different<'a, T> {
+    /// What is equal and in the same order is left out. What is equal and elsewhere may be in both.
+    pub(crate) fn between(old: &'a [T], new: &'a [T]) -> Self {
+        let mut different = Self { old: Vec::new(), new: Vec::new() };
+        let (mut before, mut after) = (0, 0);
+        while before < old.len() && after < new.len() {
+            if old[before] == new[after] {
+                before += 1;
+                after += 1;
+                continue;
+            }
+            // Of the list in which more follows something has no counterpart.
+            let (left_before, left_after) = (old.len() - before, new.len() - after);
+            if left_before >= left_after {
+                different.old.push(&old[before]);
+                before += 1;
+            }
+            if left_after >= left_before {
+                different.new.push((after, &new[after]));
+                after += 1;
+            }
+        }
+        different.old.extend(&old[before..]);
+        different.new.extend((after..).zip(&new[after..]));
+        different
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_came_went_or_changed_is_found_and_little_else() {
+        for (old, new, gone, come) in [
+            ("abc", "abc", "", ""),
+            ("abc", "axbc", "", "x"),
+            ("abc", "bc", "a", ""),
+            ("abc", "abcx", "", "x"),
+            ("abc", "axc", "b", "x"),
+            ("", "ab", "", "ab"),
+            ("ab", "", "ab", ""),
+        ] {
+            let [old, new]: [Vec<char>; 2] = [old, new].map(|text| text.chars().collect());
+            let different = Different::between(&old, &new);
+            assert_eq!(different.old.into_iter().collect::<String>(), gone);
+            assert_eq!(different.new.iter().map(|(_, one)| *one).collect::<String>(), come);
+            assert!(different.new.iter().all(|(place, one)| new[*place] == **one));
+        }
+    }
+}
