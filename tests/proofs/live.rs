@@ -12,8 +12,10 @@ use anyhow::{Context as _, Result, ensure};
 use sarsen_block::Buffer;
 use sarsen_initiator::{Command, SenseKey, Session, SessionError, SessionOptions, TransferRequest};
 use sarsen_io::time;
-use sarsen_node::config::{Config, TargetConfig, VolumeConfig, parse_portal, parse_volume};
-use sarsen_node::{ChangeError, Interruption, Object, Server};
+use sarsen_node::config::{
+    Config, NamePattern, RuleConfig, TargetConfig, VolumeConfig, parse_portal, parse_volume,
+};
+use sarsen_node::{ChangeError, Interruption, Made, Object, Server};
 
 use client::{LIMIT, run};
 
@@ -369,6 +371,45 @@ fn an_address_changes_hands_between_portals() -> Result<()> {
         connect(&server, A, 0).await?.logout().await?;
         apply_soon(&server, on("127.0.0.1")?).await?;
         connect(&server, A, 0).await?.logout().await?;
+        ensure!(server.shutdown(LIMIT).await);
+        Ok(())
+    })
+}
+
+#[test]
+fn what_is_read_again_is_taken_over_unless_somebody_uses_what_would_go() -> Result<()> {
+    run(async {
+        let two = |config: &mut Config| {
+            config.volumes.push(volume("b=ram:1MiB,serial=two").expect("a volume"));
+            config.targets.push(target(B, &[(0, "b")]));
+        };
+        let server = Server::start(config(two)?)?;
+        let session = connect(&server, B, 0).await?;
+        let refused = server.reload(config(|_| {})?).await.err().context("it is in use")?;
+        let words = format!("target {B} (1 sessions) is in use: log its initiators out first");
+        ensure!(refused.to_string().contains(&words), "{refused}");
+        ensure!(told(&session).await?.is_none(), "it was touched");
+
+        // Who may not be there any more goes, whatever he does; the rest takes a restart, and says so.
+        let rule = RuleConfig {
+            initiator: Some(NamePattern::Exactly("iqn.2026-11.proof:another".into())),
+            ..RuleConfig::default()
+        };
+        let desired = |config: &mut Config| {
+            two(config);
+            config.cores = NonZeroUsize::new(1);
+            config.limits.sessions = 1;
+            config.targets[1].login.rules = vec![rule.clone()];
+        };
+        let made = server.reload(config(desired)?).await?;
+        let expected = Made { needs_restart: vec!["cores"], sessions_ended: 1 };
+        ensure!(made == expected, "{made:?}");
+        ensure!(told(&session).await.is_err() && connect(&server, B, 0).await.is_err());
+        let only = connect(&server, A, 0).await?;
+        ensure!(connect(&server, A, 0).await.is_err(), "limits.sessions is 1");
+        only.logout().await?;
+        // What it runs by is asked for again, and again is not there.
+        ensure!(server.reload(config(desired)?).await?.needs_restart == ["cores"]);
         ensure!(server.shutdown(LIMIT).await);
         Ok(())
     })

@@ -131,3 +131,31 @@ fn takes_away(before: &LunView, after: &LunView) -> bool {
     };
     is_less || after.read_only && !before.read_only || moved(before, after).is_some()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view<const N: usize>(numbers: [(u16, u16); N]) -> LunView {
+        let numbers = numbers.map(|(shown, own)| (Lun(shown), Lun(own)));
+        LunView { numbers: Some(BTreeMap::from(numbers)), read_only: false }
+    }
+
+    #[test]
+    fn who_is_shown_less_or_may_do_less_loses_something() {
+        let all = LunView::default;
+        let read_only = LunView { read_only: true, ..all() };
+        for (before, after, is_less) in [
+            (all(), all(), false),
+            (view([(0, 0)]), all(), false),
+            (view([(0, 0)]), view([(0, 0), (1, 1)]), false),
+            (all(), view([(0, 0)]), true),
+            (view([(0, 0), (1, 1)]), view([(0, 0)]), true),
+            (view([(0, 0)]), view([(0, 1), (1, 0)]), true),
+            (all(), read_only.clone(), true),
+            (read_only, all(), false),
+        ] {
+            assert_eq!(takes_away(&before, &after), is_less, "{before:?} {after:?}");
+        }
+    }
+}

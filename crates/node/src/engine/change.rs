@@ -535,11 +535,13 @@ fn keep_what_was_started(running: &Config, desired: &mut Config) -> Vec<&'static
     keep("control", running.control == desired.control);
     keep("isns", running.isns == desired.isns);
     keep("state", running.state == desired.state);
+    keep("api", running.api == desired.api);
     desired.cores = running.cores;
     desired.io_engine = running.io_engine;
     desired.spin = running.spin;
     desired.control.clone_from(&running.control);
     desired.isns.clone_from(&running.isns);
     desired.state.clone_from(&running.state);
+    desired.api.clone_from(&running.api);
     keys
 }
