@@ -6,20 +6,24 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, a name server, a tunnel, a dissector, a benchmark whose figures are
+/// Wanted by every run: the real clients, servers to move in from and the scripts that drive one, a name server, a
+/// tunnel, a dissector, a benchmark whose figures are
 /// read, libFuzzer's compiler, and what starts services and judges their units.
 const ALWAYS: &[&str] = &[
     "bonnie++",
     "g++",
+    "istgt",
     "libiscsi-bin",
     "nbdkit",
     "open-isns-server",
     "open-isns-utils",
     "qemu-block-extra",
     "qemu-utils",
+    "resource-agents",
     "stunnel4",
-    "tshark",
     "systemd",
+    "tgt",
+    "tshark",
 ];
 /// Wanted by the full run besides: the browser that opens reports, the guest's machine, the loader of
 /// the CD that it boots from, what counts instructions, and what judges a package.

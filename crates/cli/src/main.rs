@@ -20,6 +20,7 @@ mod serve;
 mod session;
 mod state;
 mod target;
+mod tgtadm;
 mod top;
 mod upgrade;
 mod volume;
@@ -93,6 +94,14 @@ enum Verb {
     /// Turn another target program's configuration into ours: identities are kept, and what could not be carried
     /// is listed. Exits with 5 if clients notice some of that.
     Import(import::Arguments),
+    /// Change a running server as tgtadm would tgtd: what Cinder, Pacemaker's agents and tgt-admin call. A link
+    /// named tgtadm to this program does the same.
+    #[command(disable_help_flag = true)]
+    Tgtadm {
+        /// tgtadm's own: `sarsen tgtadm --help` has them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
+        arguments: Vec<std::ffi::OsString>,
+    },
     /// Print what a shell needs to complete `sarsen`'s verbs and flags.
     Completions(completions::Arguments),
     /// Write a manual page for each verb.
@@ -101,6 +110,11 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
+    let mut words = std::env::args_os();
+    if tgtadm::is_meant(words.next().as_ref()) {
+        start_logging("warn");
+        return tgtadm::run(words);
+    }
     let arguments = Arguments::parse();
     // What serves tells its story by the log; elsewhere that would only interrupt.
     let serves = matches!(arguments.verb, Verb::Serve(_));
@@ -131,6 +145,7 @@ fn main() -> ExitCode {
         Verb::Lab(verb) => lab::run(verb),
         Verb::Doctor(arguments) => doctor::run(&arguments),
         Verb::Import(arguments) => import::run(&arguments),
+        Verb::Tgtadm { arguments } => return tgtadm::run(arguments),
         Verb::Completions(arguments) => completions::run(&arguments, Arguments::command()),
         Verb::Man(arguments) => man::run(&arguments, Arguments::command()),
     };

@@ -38,6 +38,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("qemu-io", "qemu-utils"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("setpriv", "util-linux"),
+    ("tgt-admin", "tgt"),
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
     ("unshare", "util-linux"),

@@ -125,7 +125,7 @@ const VOLUME_KEYS: &[&str] = &[
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
 const REPEATED_KEYS: [&str; 2] = ["fault", "designators"];
 const TARGET_KEYS: &[&str] =
-    &["name", "alias", "luns", "access", "preferred", "groups", "redirect"];
+    &["name", "alias", "tid", "luns", "access", "preferred", "groups", "redirect"];
 /// A group in transition is on its way to one of these.
 const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("optimized", AccessState::Optimized),
@@ -492,6 +492,7 @@ fn parse_target(
         match key.get_ref().as_ref() {
             "name" => name = Some(source.scalar(value, "name")?),
             "alias" => alias = Some(source.scalar(value, "alias")?),
+            "tid" => check_tid(source, value)?,
             "luns" => luns = parse_luns(source, value)?,
             "access" => access = parse_access(source, value)?,
             "preferred" => {
@@ -510,6 +511,18 @@ fn parse_target(
     }
     let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
     Ok(TargetConfig { name, alias, luns, access, preferred, groups, redirect, login })
+}
+
+/// The number that `tgtadm` knows a target by: nothing here depends on it.
+fn check_tid(source: &Source<'_>, value: &Spanned<DeValue<'_>>) -> Result<(), ConfigError> {
+    let text = source.scalar(value, "tid")?;
+    match text.parse::<u32>() {
+        Ok(1..) => Ok(()),
+        _ => {
+            let place = source.place(value.span().start);
+            Err(ConfigError::new(place, format!("tid = {text}: write a number from 1 on")))
+        }
+    }
 }
 
 /// `["a", "b"]`, or `{ 0 = "a", 5 = "b" }`.

@@ -165,6 +165,9 @@ pub struct Target {
     /// TargetAlias.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
+    /// Its number for those who administer it by `tgtadm`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tid: Option<u32>,
     /// Volumes by logical unit number.
     #[serde(default, skip_serializing_if = "Luns::is_empty")]
     pub luns: Luns,

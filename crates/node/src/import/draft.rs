@@ -14,8 +14,8 @@ use crate::desired::document::{
     Account, Discovery, Host, Luns, Portal, Rule, ShownLuns, Size, Target, Volume,
 };
 
-/// What lets nobody in: no initiator has this name.
-const NOBODY: &str = "iqn.2026-11.io.sarsen:nobody";
+/// A rule with this name lets nobody in: no initiator has it.
+pub const NOBODY: &str = "iqn.2026-11.io.sarsen:nobody";
 /// SAM-5 4.7.7.1: flat space addressing.
 const LARGEST_LUN: u64 = 0x3fff;
 /// RFC 7143 §9.2.1, and what accounts here take.

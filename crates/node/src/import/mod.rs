@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+pub use self::draft::NOBODY;
+pub use self::tgt::{show_as_tgt, tgt_unit};
 use crate::desired::Document;
 
 /// Whose configuration it is.

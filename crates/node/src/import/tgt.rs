@@ -425,6 +425,51 @@ fn registered_extended(scsi_id: &str) -> String {
     format!("6{last:0>31}")
 }
 
+fn scsi_id_of(tid: u64, lun: u64) -> String {
+    format!("{VENDOR:8}{tid:04x}{lun:04x}")
+}
+
+fn serial_of(tid: u64, lun: u64) -> String {
+    format!("beaf{tid}{lun}")
+}
+
+/// As tgtd shows them: the numbers of target and LUN are a locally assigned identifier.
+fn designators(scsi_id: &str, number: Option<(u64, u64)>) -> Vec<Designator> {
+    let local = number.map(|(tid, lun)| (3 << 60) | ((tid << 32 | lun) & !(0xf << 60)));
+    let t10 = (scsi_id.len() >= 8).then(|| Designator::T10(scsi_id.to_owned()));
+    let local = local.and_then(|local| naa(&format!("{local:016x}")));
+    t10.into_iter().chain(local).chain(naa(&registered_extended(scsi_id))).collect()
+}
+
+/// Gives a volume the identity that tgtd gives a disk with these numbers.
+pub fn tgt_unit(volume: &mut Volume, tid: u32, lun: u64) {
+    let tid = u64::from(tid);
+    let is_cd = volume.store == "iso";
+    volume.vendor = Some(VENDOR.to_owned());
+    volume.product = Some(if is_cd { CD_PRODUCT } else { PRODUCT }.to_owned());
+    volume.revision = Some(REVISION.to_owned());
+    volume.serial = Some(serial_of(tid, lun));
+    let scsi_id = scsi_id_of(tid, lun);
+    volume.naa = Some(registered_extended(&scsi_id));
+    let designators = designators(&scsi_id, Some((tid, lun)));
+    volume.designators = designators.iter().map(Designator::to_string).collect();
+}
+
+/// Gives a volume what tgtd makes of another `scsi_id`.
+pub fn show_as_tgt(volume: &mut Volume, scsi_id: &str) {
+    let scsi_id: String = scsi_id.chars().take(LONGEST_SCSI_ID).collect();
+    volume.naa = Some(registered_extended(&scsi_id));
+    // What follows from the numbers stays.
+    let is_local = |text: &String| text.starts_with("naa:3");
+    let local: Vec<String> =
+        volume.designators.iter().filter(|text| is_local(text)).cloned().collect();
+    let shown = designators(&scsi_id, None).into_iter().map(|designator| designator.to_string());
+    let mut shown: Vec<String> = shown.collect();
+    let place = shown.len() - 1;
+    shown.splice(place..place, local);
+    volume.designators = shown;
+}
+
 fn identify(
     draft: &mut Draft,
     store: &Store<'_>,
@@ -435,9 +480,9 @@ fn identify(
 ) {
     let tid = number.tid;
     let or = |key: &str, default: &str| settings.value(key).unwrap_or(default).to_owned();
-    let scsi_id = or("scsi_id", &format!("IET     {tid:04x}{lun:04x}"));
+    let scsi_id = or("scsi_id", &scsi_id_of(tid, lun));
     let scsi_id: String = scsi_id.chars().take(LONGEST_SCSI_ID).collect();
-    let serial = or("scsi_sn", &format!("beaf{tid}{lun}"));
+    let serial = or("scsi_sn", &serial_of(tid, lun));
     if store.is_direct {
         for key in ["vendor_id", "product_id", "product_rev", "scsi_sn"] {
             if settings.value(key).is_none() {
@@ -452,18 +497,13 @@ fn identify(
             }
         }
     }
-    let local = format!("{:016x}", 3 << 60 | (tid << 32 | lun) & !(0xf << 60));
-    let designators = [
-        (scsi_id.len() >= 8).then(|| Designator::T10(scsi_id.clone())),
-        naa(&local),
-        naa(&registered_extended(&scsi_id)),
-    ];
+    let designators = designators(&scsi_id, Some((tid, lun)));
     let shown = Shown {
         vendor: or("vendor_id", VENDOR),
         product: or("product_id", if volume.store == "iso" { CD_PRODUCT } else { PRODUCT }),
         revision: or("product_rev", REVISION),
         serial,
-        designators: designators.into_iter().flatten().collect(),
+        designators,
     };
     draft.identify(store.place, volume, shown);
     // Multipath and udev prefer the last.

@@ -1,0 +1,321 @@
+//! `tgtadm`, as scripts know it: OpenStack Cinder's helper, Pacemaker's resource agents and tgt-admin run this
+//! program by that name. What they do becomes changes of the state of a running server; a target's number (tid)
+//! is kept with it there.
+//!
+//! As in tgt, LUN 0 of a target is a controller, which is only told of; nobody is let in before an address or a
+//! name is bound; and a target's units go with it. A unit shows clients the identity that tgtd would give it.
+
+mod change;
+mod params;
+mod show;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use sarsen_node::control::schema::{
+    ConfigState, DrainSession, Drained, ErrorCode, ServedVolume, Session, SessionList, VolumeList,
+};
+use sarsen_node::control::{Client, ClientError, PATH_VARIABLE};
+use sarsen_node::desired::Document;
+use sarsen_node::desired::document::Target;
+
+use crate::control::default_socket;
+use crate::disk::{on_a_core, print_line};
+use crate::state::print;
+
+/// EINVAL, with which tgtadm ends whatever went wrong.
+const FAILED: u8 = 22;
+/// ENOTCONN, where no server answers.
+const UNREACHABLE: u8 = 107;
+/// How often a change is tried again that somebody else's came before.
+const ATTEMPTS: usize = 8;
+
+/// Flags of `tgtadm`.
+#[derive(Parser, Debug)]
+#[command(
+    name = "tgtadm",
+    version,
+    infer_long_args = true,
+    about = "Change a running sarsen as tgtadm would tgtd"
+)]
+struct Arguments {
+    /// iscsi.
+    #[arg(short = 'L', long, default_value = "iscsi")]
+    lld: String,
+    /// new, delete, show, update, bind or unbind.
+    #[arg(short, long, default_value = "")]
+    op: String,
+    /// target, logicalunit, account, conn, portal or sys.
+    #[arg(short, long, default_value = "")]
+    mode: String,
+    /// A target's number.
+    #[arg(short, long)]
+    tid: Option<u32>,
+    #[arg(short, long)]
+    sid: Option<u64>,
+    #[arg(short, long)]
+    cid: Option<u32>,
+    #[arg(short, long)]
+    lun: Option<u64>,
+    #[arg(short, long)]
+    name: Option<String>,
+    #[arg(short, long)]
+    value: Option<String>,
+    /// The file or device.
+    #[arg(short, long)]
+    backing_store: Option<String>,
+    #[arg(short = 'E', long)]
+    bstype: Option<String>,
+    #[arg(short = 'S', long)]
+    bsopts: Option<String>,
+    #[arg(short = 'f', long)]
+    bsoflags: Option<String>,
+    #[arg(short = 'y', long)]
+    blocksize: Option<u32>,
+    #[arg(short = 'T', long)]
+    targetname: Option<String>,
+    #[arg(short = 'I', long)]
+    initiator_address: Option<String>,
+    #[arg(short = 'Q', long)]
+    initiator_name: Option<String>,
+    #[arg(short, long)]
+    user: Option<String>,
+    #[arg(short, long)]
+    password: Option<String>,
+    #[arg(short = 'H', long)]
+    host: Option<String>,
+    #[arg(short = 'F', long)]
+    force: bool,
+    #[arg(short = 'P', long)]
+    params: Option<String>,
+    #[arg(short = 'B', long)]
+    bus: Option<String>,
+    #[arg(short = 'Y', long)]
+    device_type: Option<String>,
+    #[arg(short = 'O', long)]
+    outgoing: bool,
+    /// One of several tgtds; SARSEN_CONTROL says which server is meant.
+    #[arg(short = 'C', long)]
+    control_port: Option<String>,
+    #[arg(short, long)]
+    debug: bool,
+}
+
+/// Why something was not done, in the words that scripts look for.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("can't find the driver")]
+    NoDriver,
+    #[error("can't find the target")]
+    NoTarget,
+    #[error("can't find the logical unit")]
+    NoUnit,
+    #[error("can't find the account")]
+    NoAccount,
+    #[error("this target already exists")]
+    TargetExists,
+    #[error("this logical unit number already exists")]
+    UnitExists,
+    #[error("this account already exists")]
+    AccountExists,
+    #[error("this access control rule already exists")]
+    RuleExists,
+    #[error("this access control rule does not exist")]
+    NoRule,
+    #[error("this target already has an outgoing account")]
+    OutgoingExists,
+    #[error("this target is still active")]
+    TargetActive,
+    #[error("this logical unit is still active")]
+    UnitActive,
+    #[error("this operation isn't supported")]
+    Unsupported,
+    #[error("invalid request: {0}")]
+    Invalid(String),
+    #[error(transparent)]
+    Server(#[from] ClientError),
+    #[error(transparent)]
+    Other(#[from] anyhow::Error),
+}
+
+/// Whether the program was started by tgtadm's name.
+pub(crate) fn is_meant(program: Option<&OsString>) -> bool {
+    program.and_then(|program| Path::new(program).file_name()).is_some_and(|name| name == "tgtadm")
+}
+
+/// Does what tgtadm would, and ends as it would.
+pub(crate) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments = [OsString::from("tgtadm")].into_iter().chain(arguments);
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() { FAILED.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    match carry_out(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("tgtadm: {failure}");
+            match failure {
+                Failure::Server(ClientError::Unreachable { .. }) => UNREACHABLE.into(),
+                _ => FAILED.into(),
+            }
+        }
+    }
+}
+
+fn carry_out(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.lld != "iscsi" {
+        return Err(Failure::NoDriver);
+    }
+    let server = Server::new();
+    let mode = match arguments.mode.as_str() {
+        "lun" | "lu" => "logicalunit",
+        "connection" => "conn",
+        "session" | "sess" => "conn",
+        "system" => "sys",
+        other => other,
+    };
+    let op = match arguments.op.as_str() {
+        "add" => "new",
+        other => other,
+    };
+    match (op, mode) {
+        ("show", "target") => print(&show::targets(&server.world()?, arguments.tid)?)?,
+        ("show", "account") => print(&show::accounts(&server.world()?))?,
+        ("show", "conn") => print(&show::connections(&server.world()?, arguments.tid)?)?,
+        ("show", "portal") => print(&show::portals(&server.world()?))?,
+        ("show", "sys" | "") => print_line(show::SYSTEM)?,
+        ("delete", "conn") => server.drop_session(arguments)?,
+        _ => change::carry_out(&server, op, mode, arguments)?,
+    }
+    Ok(())
+}
+
+/// The running server.
+struct Server {
+    client: Client,
+}
+
+/// What there is.
+struct World {
+    revision: u64,
+    document: Document,
+    volumes: Vec<ServedVolume>,
+    sessions: Vec<Session>,
+}
+
+impl Server {
+    fn new() -> Self {
+        let path = std::env::var_os(PATH_VARIABLE).map_or_else(default_socket, Into::into);
+        Self { client: Client::new(&path).with_author("tgtadm".to_owned()) }
+    }
+
+    fn world(&self) -> Result<World, Failure> {
+        let ConfigState { revision, document } = self.get("/config")?;
+        let VolumeList { volumes } = self.get("/volumes")?;
+        let SessionList { sessions } = self.get("/sessions")?;
+        Ok(World { revision, document, volumes, sessions })
+    }
+
+    fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
+        let answer = on_a_core(async { Ok(self.client.get(path).await) })?;
+        Ok(answer?)
+    }
+
+    fn post<T: serde::de::DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl serde::Serialize,
+    ) -> Result<T, Failure> {
+        let answer = on_a_core(async { Ok(self.client.post(path, body).await) })?;
+        Ok(answer?)
+    }
+
+    fn delete(&self, path: &str) -> Result<(), Failure> {
+        let answer: Result<serde_json::Value, _> =
+            on_a_core(async { Ok(self.client.delete(path).await) })?;
+        answer?;
+        Ok(())
+    }
+
+    /// Ends the session, whichever of its connections was named.
+    fn drop_session(&self, arguments: &Arguments) -> Result<(), Failure> {
+        let world = self.world()?;
+        let target = world.target(arguments.tid)?;
+        let of_it = |session: &&Session| {
+            session.target.as_deref() == Some(&target.name)
+                && arguments.sid == Some(session.tsih.into())
+        };
+        // One whose right was taken away before has gone by itself.
+        let Some(session) = world.sessions.iter().find(of_it) else { return Ok(()) };
+        let path = format!("/sessions/{}/drain", session.tsih);
+        let _: Drained = self.post(&path, &DrainSession { grace_seconds: Some(0) })?;
+        Ok(())
+    }
+}
+
+impl World {
+    fn target(&self, tid: Option<u32>) -> Result<&Target, Failure> {
+        let tid =
+            tid.ok_or_else(|| Failure::Invalid("give the target's number with --tid".into()))?;
+        let found = self.document.target.iter().find(|target| number(target) == tid);
+        found.ok_or(Failure::NoTarget)
+    }
+}
+
+/// A target's number: the one that it was made with, or, where another tool made it, one that follows from its
+/// name and is larger than those that scripts give.
+fn number(target: &Target) -> u32 {
+    const FIRST: u32 = 1 << 29;
+    // FNV-1a.
+    let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    let hash = target.name.as_bytes().iter().fold(0x811c_9dc5, hash);
+    target.tid.unwrap_or(FIRST | hash & (FIRST - 1))
+}
+
+/// The code of a refusal.
+fn code(failure: &Failure) -> Option<ErrorCode> {
+    match failure {
+        Failure::Server(ClientError::Refused(failure)) => Some(failure.code),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines_of_scripts_are_understood() {
+        for line in [
+            "--lld iscsi --op new --mode target --tid=1 --targetname iqn.2026-11.x:a",
+            "--lld iscsi --op new --mode logicalunit --tid 7 --lun 1 -b /dev/vg/x",
+            "--lld iscsi --op bind --mode target --tid 1 --initiator-address ALL",
+            "--lld iscsi --op bind --mode target --tid 1 -I ALL",
+            "--lld iscsi --mode account --op new --user=a --password=b",
+            "--lld iscsi --mode account --op bind --tid=1 --user=a --outgoing",
+            "-C 0 --lld iscsi --op update --mode logicalunit --tid 1 --lun=1 --params scsi_sn=a",
+            "--lld iscsi --op delete --mode connection --tid=1 --sid=3 --cid=0",
+            "-C 0 --op show --mode sys",
+        ] {
+            let words = ["tgtadm"].into_iter().chain(line.split(' '));
+            Arguments::try_parse_from(words).expect(line);
+        }
+        assert!(Arguments::try_parse_from(["tgtadm", "--bogus"]).is_err());
+        assert!(is_meant(Some(&"/usr/sbin/tgtadm".into())) && !is_meant(Some(&"sarsen".into())));
+    }
+
+    #[test]
+    fn a_target_of_another_tool_has_a_number_that_stays() {
+        let target = |name: &str, tid| Target { name: name.into(), tid, ..Target::default() };
+        assert_eq!(number(&target("iqn.2026-11.x:a", Some(3))), 3);
+        let derived = number(&target("iqn.2026-11.x:a", None));
+        assert_eq!(derived, number(&target("iqn.2026-11.x:a", None)));
+        assert!(derived >= 1 << 29 && derived < 1 << 30);
+        assert_ne!(derived, number(&target("iqn.2026-11.x:b", None)));
+    }
+}

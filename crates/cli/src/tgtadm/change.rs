@@ -1,0 +1,450 @@
+//! What `tgtadm` changes: from the state as it is, the things that are to be another way, and what is to go.
+
+use sarsen_node::control::path_segment;
+use sarsen_node::control::schema::{Apply, ErrorCode};
+use sarsen_node::desired::document::{Account, Rule, Target, Volume};
+use sarsen_node::desired::{Changed, Document};
+use sarsen_node::import::{NOBODY, tgt_unit};
+
+use super::{ATTEMPTS, Arguments, Failure, Server, World, code, number, params};
+
+/// How the units of a target are named that this made.
+const UNIT_PREFIX: &str = "tgt-";
+/// Seconds that clients have to log out where `--force` is given.
+const GRACE: u16 = 2;
+const EVERYBODY: &str = "ALL";
+
+/// What is to be done.
+#[derive(Default)]
+struct Steps {
+    /// Things that are to be there as they are here.
+    apply: Document,
+    /// Things that are to go then: kind and name.
+    remove: Vec<(&'static str, String)>,
+}
+
+type Plan = fn(&World, &Arguments) -> Result<Steps, Failure>;
+
+/// Does it; what others do meanwhile is looked at, and it is planned anew.
+pub(super) fn carry_out(
+    server: &Server,
+    op: &str,
+    mode: &str,
+    arguments: &Arguments,
+) -> Result<(), Failure> {
+    let (plan, busy): (Plan, Failure) = match (op, mode) {
+        ("new", "target") => (new_target, Failure::TargetActive),
+        ("delete", "target") => (delete_target, Failure::TargetActive),
+        ("update", "target") => (update_target, Failure::TargetActive),
+        ("bind", "target") => (bind, Failure::TargetActive),
+        ("unbind", "target") => (unbind, Failure::TargetActive),
+        ("new", "logicalunit") => (new_unit, Failure::UnitActive),
+        ("delete", "logicalunit") => (delete_unit, Failure::UnitActive),
+        ("update", "logicalunit") => (update_unit, Failure::UnitActive),
+        ("new", "account") => (new_account, Failure::TargetActive),
+        ("delete", "account") => (delete_account, Failure::TargetActive),
+        ("bind", "account") => (bind_account, Failure::TargetActive),
+        ("unbind", "account") => (unbind_account, Failure::TargetActive),
+        _ => return Err(Failure::Unsupported),
+    };
+    for attempt in 1.. {
+        let world = server.world()?;
+        let steps = plan(&world, arguments)?;
+        // Who is not let in any more is logged out; with tgt he stays for as long as he likes.
+        let is_about_access = matches!(op, "bind" | "unbind") || mode == "account";
+        match server.make(&world, steps, arguments.force || is_about_access) {
+            Err(failure)
+                if code(&failure) == Some(ErrorCode::RevisionConflict) && attempt < ATTEMPTS => {}
+            Err(failure) if code(&failure) == Some(ErrorCode::InUse) => return Err(busy),
+            outcome => return outcome,
+        }
+    }
+    Ok(())
+}
+
+impl Server {
+    fn make(&self, world: &World, steps: Steps, force: bool) -> Result<(), Failure> {
+        let mut revision = Some(world.revision);
+        if steps.apply != Document::default() {
+            let (document, grace_seconds) = (steps.apply, Some(GRACE));
+            let apply = Apply { document, revision, force, grace_seconds, ..Apply::default() };
+            let changed: Changed = self.post("/config/apply", &apply)?;
+            revision = Some(changed.revision);
+        }
+        for (kind, name) in steps.remove {
+            let expected =
+                revision.take().map_or(String::new(), |revision| format!("&revision={revision}"));
+            let name = path_segment(&name);
+            self.delete(&format!(
+                "/config/{kind}/{name}?force={force}&grace_seconds={GRACE}{expected}"
+            ))?;
+        }
+        Ok(())
+    }
+}
+
+/// A rule that lets nobody in, since nobody has that name.
+pub(super) fn is_nobody(rule: &Rule) -> bool {
+    rule.initiator.as_deref() == Some(NOBODY)
+}
+
+fn nobody() -> Rule {
+    Rule { initiator: Some(NOBODY.to_owned()), ..Rule::default() }
+}
+
+fn changed(target: Target) -> Steps {
+    Steps { apply: Document { target: vec![target], ..Document::default() }, remove: Vec::new() }
+}
+
+fn wanted<'a, T: ?Sized>(value: Option<&'a T>, flag: &str) -> Result<&'a T, Failure> {
+    value.ok_or_else(|| Failure::Invalid(format!("give --{flag}")))
+}
+
+fn new_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let name = wanted(arguments.targetname.as_deref(), "targetname")?;
+    let tid = *wanted(arguments.tid.as_ref(), "tid")?;
+    let is_there = |target: &Target| target.name == name || number(target) == tid;
+    if tid == 0 || world.document.target.iter().any(is_there) {
+        return Err(Failure::TargetExists);
+    }
+    let (name, allow) = (name.to_owned(), vec![nobody()]);
+    Ok(changed(Target { name, allow, tid: Some(tid), ..Target::default() }))
+}
+
+fn delete_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let target = world.target(arguments.tid)?;
+    let is_used =
+        world.sessions.iter().any(|session| session.target.as_deref() == Some(&target.name));
+    if is_used && !arguments.force {
+        return Err(Failure::TargetActive);
+    }
+    let units = target.luns.0.values().filter(|name| name.starts_with(UNIT_PREFIX));
+    let units = units.map(|name| ("volume", name.clone()));
+    let remove = [("target", target.name.clone())].into_iter().chain(units).collect();
+    Ok(Steps { remove, ..Steps::default() })
+}
+
+/// What is negotiated is what both sides can; a name that is none is refused all the same.
+fn update_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    world.target(arguments.tid)?;
+    let name = wanted(arguments.name.as_deref(), "name")?;
+    match (name, arguments.value.as_deref()) {
+        ("state", Some("ready")) => Ok(Steps::default()),
+        ("state", _) => Err(Failure::Unsupported),
+        (name, _) if name.starts_with(|first: char| first.is_ascii_alphabetic()) => {
+            Ok(Steps::default())
+        }
+        _ => Err(Failure::Invalid(format!("unknown parameter {name}"))),
+    }
+}
+
+/// The rule of an address, or a name.
+fn rule_of(arguments: &Arguments) -> Result<Rule, Failure> {
+    match (&arguments.initiator_address, &arguments.initiator_name) {
+        (Some(address), _) if address == EVERYBODY => Ok(Rule::default()),
+        (Some(address), _) => Ok(Rule { address: Some(address.clone()), ..Rule::default() }),
+        (None, Some(name)) => Ok(Rule { initiator: Some(name.clone()), ..Rule::default() }),
+        (None, None) => {
+            Err(Failure::Invalid("give --initiator-address or --initiator-name".into()))
+        }
+    }
+}
+
+fn bind(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let mut target = world.target(arguments.tid)?.clone();
+    let rule = rule_of(arguments)?;
+    if target.allow.is_empty() {
+        target.allow.push(Rule::default());
+    }
+    if target.allow.contains(&rule) {
+        return Err(Failure::RuleExists);
+    }
+    target.allow.retain(|rule| !is_nobody(rule));
+    // Everybody is the last rule, or the others were never asked.
+    let is_last = target.allow.last() == Some(&Rule::default());
+    let place = target.allow.len() - usize::from(is_last);
+    target.allow.insert(place, rule);
+    Ok(changed(target))
+}
+
+fn unbind(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let mut target = world.target(arguments.tid)?.clone();
+    let rule = rule_of(arguments)?;
+    if target.allow.is_empty() {
+        target.allow.push(Rule::default());
+    }
+    let place = target.allow.iter().position(|known| *known == rule).ok_or(Failure::NoRule)?;
+    target.allow.remove(place);
+    if target.allow.is_empty() {
+        target.allow.push(nobody());
+    }
+    Ok(changed(target))
+}
+
+fn new_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let mut target = world.target(arguments.tid)?.clone();
+    let lun = *wanted(arguments.lun.as_ref(), "lun")?;
+    let path = wanted(arguments.backing_store.as_deref(), "backing-store")?;
+    let number_of_unit =
+        u16::try_from(lun).map_err(|_| Failure::Invalid(format!("{lun} is no LUN")))?;
+    if lun == 0 || target.luns.0.contains_key(&number_of_unit) {
+        return Err(Failure::UnitExists);
+    }
+    let tid = number(&target);
+    let mut volume = Volume {
+        name: format!("{UNIT_PREFIX}{tid}-{lun}"),
+        path: Some(path.to_owned()),
+        block_size: arguments.blocksize,
+        ..Volume::default()
+    };
+    let direct = arguments.bsoflags.as_deref().is_some_and(|flags| flags.contains("direct"));
+    let through = arguments.bsoflags.as_deref().is_some_and(|flags| flags.contains("sync"));
+    let device_type = arguments.device_type.as_deref().unwrap_or("disk");
+    match (device_type, arguments.bstype.as_deref().unwrap_or("rdwr")) {
+        ("disk", store @ ("rdwr" | "aio")) => {
+            volume.store = "file".to_owned();
+            volume.cache = match (direct || store == "aio", through) {
+                (false, false) => None,
+                (false, true) => Some("writethrough".to_owned()),
+                (true, false) => Some("none".to_owned()),
+                (true, true) => Some("directsync".to_owned()),
+            };
+        }
+        ("cd", "rdwr" | "mmc" | "aio") => volume.store = "iso".to_owned(),
+        ("pt", "sg" | "bsg") => volume.store = "sg".to_owned(),
+        _ => return Err(Failure::Unsupported),
+    }
+    if volume.store != "sg" {
+        tgt_unit(&mut volume, tid, lun);
+    }
+    if let Some(options) = &arguments.params {
+        params::take(&mut volume, options)?;
+    }
+    target.luns.0.insert(number_of_unit, volume.name.clone());
+    let apply = Document { target: vec![target], volume: vec![volume], ..Document::default() };
+    Ok(Steps { apply, remove: Vec::new() })
+}
+
+/// The volume under a number.
+fn unit<'a>(target: &'a Target, arguments: &Arguments) -> Result<(u16, &'a String), Failure> {
+    let lun = *wanted(arguments.lun.as_ref(), "lun")?;
+    let lun = u16::try_from(lun).map_err(|_| Failure::NoUnit)?;
+    target.luns.0.get(&lun).map(|name| (lun, name)).ok_or(Failure::NoUnit)
+}
+
+fn delete_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let mut target = world.target(arguments.tid)?.clone();
+    let (lun, name) = unit(&target, arguments)?;
+    let name = name.clone();
+    target.luns.0.remove(&lun);
+    let is_own = name.starts_with(UNIT_PREFIX);
+    let remove = if is_own { vec![("volume", name)] } else { Vec::new() };
+    Ok(Steps { remove, ..changed(target) })
+}
+
+fn update_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let target = world.target(arguments.tid)?;
+    // The controller's parameters are nobody's.
+    if arguments.lun == Some(0) {
+        return Ok(Steps::default());
+    }
+    let (_, name) = unit(target, arguments)?;
+    let volume = world.document.volume.iter().find(|volume| volume.name == *name);
+    let mut volume = volume.ok_or(Failure::NoUnit)?.clone();
+    params::take(&mut volume, wanted(arguments.params.as_deref(), "params")?)?;
+    let apply = Document { volume: vec![volume], ..Document::default() };
+    Ok(Steps { apply, remove: Vec::new() })
+}
+
+fn new_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let name = wanted(arguments.user.as_deref(), "user")?;
+    let secret = wanted(arguments.password.as_deref(), "password")?;
+    if world.document.account.iter().any(|account| account.name == name) {
+        return Err(Failure::AccountExists);
+    }
+    let (name, secret) = (name.to_owned(), Some(secret.to_owned()));
+    let account = Account { name, secret, ..Account::default() };
+    let apply = Document { account: vec![account], ..Document::default() };
+    Ok(Steps { apply, remove: Vec::new() })
+}
+
+/// An account that there is.
+fn account<'a>(world: &World, arguments: &'a Arguments) -> Result<&'a String, Failure> {
+    let name = wanted(arguments.user.as_ref(), "user")?;
+    let is_there = world.document.account.iter().any(|account| account.name == *name);
+    if is_there { Ok(name) } else { Err(Failure::NoAccount) }
+}
+
+/// It is taken from whoever lists it, too. As in tgt, a target that is left without one asks for no proof.
+fn delete_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let name = account(world, arguments)?;
+    let mut apply = Document::default();
+    for target in &world.document.target {
+        let mut without = target.clone();
+        release(&mut without, name);
+        if without != *target {
+            apply.target.push(without);
+        }
+    }
+    if let Some(discovery) = &world.document.discovery {
+        let mut without = discovery.clone();
+        without.chap.retain(|known| known != name);
+        without.own_account.take_if(|own| own == name || without.chap.is_empty());
+        if without != *discovery {
+            apply.discovery = Some(without);
+        }
+    }
+    Ok(Steps { apply, remove: vec![("account", name.clone())] })
+}
+
+/// An account is no one's of a target any more.
+fn release(target: &mut Target, name: &str) {
+    target.chap.retain(|known| known != name);
+    target.own_account.take_if(|own| own == name || target.chap.is_empty());
+    target.allow.retain(|rule| rule.account.as_deref() != Some(name));
+}
+
+fn bind_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let name = account(world, arguments)?;
+    if arguments.tid.is_none() {
+        let mut discovery = world.document.discovery.clone().unwrap_or_default();
+        match arguments.outgoing {
+            true => discovery.own_account = Some(name.clone()),
+            false if discovery.chap.contains(name) => {}
+            false => discovery.chap.push(name.clone()),
+        }
+        let apply = Document { discovery: Some(discovery), ..Document::default() };
+        return Ok(Steps { apply, remove: Vec::new() });
+    }
+    let mut target = world.target(arguments.tid)?.clone();
+    match arguments.outgoing {
+        true if target.own_account.is_some() => return Err(Failure::OutgoingExists),
+        true => target.own_account = Some(name.clone()),
+        false if target.chap.contains(name) => {}
+        false => target.chap.push(name.clone()),
+    }
+    Ok(changed(target))
+}
+
+fn unbind_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+    let name = wanted(arguments.user.as_ref(), "user")?;
+    let mut target = world.target(arguments.tid)?.clone();
+    let before = target.clone();
+    release(&mut target, name);
+    if target == before {
+        return Err(Failure::NoAccount);
+    }
+    Ok(changed(target))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn arguments(line: &str) -> Arguments {
+        let words = ["tgtadm"].into_iter().chain(line.split_whitespace());
+        Arguments::try_parse_from(words).expect(line)
+    }
+
+    /// What the state comes to after these, one after the other.
+    fn after(lines: &[(Plan, &str)]) -> Document {
+        let mut world = World {
+            revision: 0,
+            document: Document::default(),
+            volumes: Vec::new(),
+            sessions: Vec::new(),
+        };
+        for (plan, line) in lines {
+            let steps = plan(&world, &arguments(line)).expect(line);
+            let Document { target, volume, account, discovery, .. } = steps.apply;
+            let document = &mut world.document;
+            document.target.retain(|known| target.iter().all(|new| new.name != known.name));
+            document.target.extend(target);
+            document.volume.retain(|known| volume.iter().all(|new| new.name != known.name));
+            document.volume.extend(volume);
+            document.account.extend(account);
+            document.discovery = discovery.or(document.discovery.take());
+            for (kind, name) in steps.remove {
+                match kind {
+                    "target" => document.target.retain(|target| target.name != name),
+                    "volume" => document.volume.retain(|volume| volume.name != name),
+                    _ => document.account.retain(|account| account.name != name),
+                }
+            }
+        }
+        world.document
+    }
+
+    const NEW: (Plan, &str) = (new_target, "--tid 7 -T iqn.2026-11.x:a");
+    const UNIT: (Plan, &str) = (new_unit, "--tid 7 --lun 1 -b /dev/vg/x");
+
+    #[test]
+    fn a_unit_is_known_by_what_tgtd_would_say() {
+        let document = after(&[NEW, UNIT]);
+        let [volume] = &document.volume[..] else { panic!("{document:?}") };
+        assert_eq!((&*volume.store, volume.path.as_deref()), ("file", Some("/dev/vg/x")));
+        assert_eq!(volume.serial.as_deref(), Some("beaf71"));
+        assert_eq!(volume.naa.as_deref(), Some("60000000000000000e00000000070001"));
+        assert_eq!(document.target[0].luns.0[&1], volume.name);
+        // And with its target it goes.
+        let document = after(&[NEW, UNIT, (delete_target, "--tid 7")]);
+        assert_eq!(document, Document::default());
+        let document = after(&[NEW, UNIT, (delete_unit, "--tid 7 --lun 1")]);
+        assert!(document.volume.is_empty() && document.target[0].luns.0.is_empty());
+    }
+
+    #[test]
+    fn nobody_is_let_in_before_he_is_bound() {
+        let allow = |lines: &[(Plan, &str)]| after(lines).target.remove(0).allow;
+        assert_eq!(allow(&[NEW]), [nobody()]);
+        let everybody = (bind as Plan, "--tid 7 -I ALL");
+        let one = (bind as Plan, "--tid 7 -I 10.0.0.1");
+        assert_eq!(allow(&[NEW, everybody]), [Rule::default()]);
+        let address = Rule { address: Some("10.0.0.1".into()), ..Rule::default() };
+        assert_eq!(allow(&[NEW, everybody, one]), [address.clone(), Rule::default()]);
+        assert_eq!(allow(&[NEW, one, everybody]), [address.clone(), Rule::default()]);
+        let no_more = (unbind as Plan, "--tid 7 -I ALL");
+        assert_eq!(allow(&[NEW, one, everybody, no_more]), [address]);
+        assert_eq!(allow(&[NEW, everybody, no_more]), [nobody()]);
+    }
+
+    #[test]
+    fn accounts_are_bound_and_go_wherever_they_are_bound() {
+        let account = (new_account as Plan, "--user web --password secretpass12");
+        let own = (new_account as Plan, "--user san --password secretpass34");
+        let bound = (bind_account as Plan, "--tid 7 --user web");
+        let outgoing = (bind_account as Plan, "--tid 7 --user san --outgoing");
+        let document = after(&[NEW, account, own, bound, outgoing]);
+        assert_eq!(document.target[0].chap, ["web"]);
+        assert_eq!(document.target[0].own_account.as_deref(), Some("san"));
+        let document = after(&[NEW, account, own, bound, outgoing, (delete_account, "--user web")]);
+        assert!(document.target[0].chap.is_empty() && document.target[0].own_account.is_none());
+        assert_eq!(document.account.len(), 1);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_in_tgtadms_words() {
+        let world = World {
+            revision: 0,
+            document: after(&[NEW, UNIT]),
+            volumes: Vec::new(),
+            sessions: Vec::new(),
+        };
+        for (plan, line, told) in [
+            (new_target as Plan, "--tid 7 -T iqn.2026-11.x:b", "this target already exists"),
+            (new_target, "--tid 8 -T iqn.2026-11.x:a", "this target already exists"),
+            (delete_target, "--tid 8", "can't find the target"),
+            (new_unit, "--tid 7 --lun 1 -b /x", "this logical unit number already exists"),
+            (delete_unit, "--tid 7 --lun 2", "can't find the logical unit"),
+            (unbind, "--tid 7 -I ALL", "this access control rule does not exist"),
+            (delete_account, "--user x", "can't find the account"),
+            (bind_account, "--tid 7 --user x", "can't find the account"),
+            (new_unit, "--tid 7 --lun 2 -b /x -Y tape", "this operation isn't supported"),
+        ] {
+            let Err(failure) = plan(&world, &arguments(line)) else { panic!("{line}: {told}") };
+            assert_eq!(failure.to_string(), told, "{line}");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! `--params` of a unit: `scsi_sn=…,vendor_id=…`.
+
+use sarsen_node::desired::document::Volume;
+use sarsen_node::import::show_as_tgt;
+
+use super::Failure;
+
+/// What is accepted and changes nothing here: sarsen tells clients what the file or device can.
+const HINTS: [&str; 10] = [
+    "sense_format",
+    "lbppbe",
+    "la_lba",
+    "optimal_xfer_gran",
+    "optimal_xfer_len",
+    "thin_provisioning",
+    "rotation_rate",
+    "online",
+    "bsopts",
+    "bsoflags",
+];
+/// The caching mode page, and the bit of its third byte that says that there is a write cache (SBC-4 6.5.5).
+const CACHING: &str = "8";
+const WRITE_CACHE: u8 = 0x04;
+
+/// Changes a unit as they say.
+pub(super) fn take(volume: &mut Volume, params: &str) -> Result<(), Failure> {
+    for param in params.split(',').filter(|param| !param.is_empty()) {
+        let (key, value) = param.split_once('=').unwrap_or((param, ""));
+        let value = value.trim_matches('"');
+        let text = || Some(value.trim().to_owned()).filter(|text| !text.is_empty());
+        match key {
+            "scsi_id" => show_as_tgt(volume, value),
+            "scsi_sn" => volume.serial = text(),
+            "vendor_id" => volume.vendor = text(),
+            "product_id" => volume.product = text(),
+            "product_rev" => volume.revision = text(),
+            "readonly" => volume.read_only = value == "1",
+            "removable" => volume.removable = value == "1",
+            "path" => volume.path = text(),
+            "mode_page" => take_mode_page(volume, value),
+            key if HINTS.contains(&key) => {}
+            _ => return Err(Failure::Invalid(format!("unknown parameter {key}"))),
+        }
+    }
+    Ok(())
+}
+
+/// `8:0:18:0x10:…`: page, subpage, length, bytes. Other pages than the caching page are sarsen's own.
+fn take_mode_page(volume: &mut Volume, value: &str) {
+    let mut fields = value.split(':');
+    if fields.next() != Some(CACHING) {
+        return;
+    }
+    let Some(first) = fields.nth(2) else { return };
+    let byte = match first.strip_prefix("0x") {
+        Some(digits) => u8::from_str_radix(digits, 16),
+        None => first.parse(),
+    };
+    let has_cache = byte.is_ok_and(|byte| byte & WRITE_CACHE != 0);
+    let cache = match (volume.cache.as_deref(), has_cache) {
+        (None | Some("writeback" | "writethrough"), true) => None,
+        (None | Some("writeback" | "writethrough"), false) => Some("writethrough"),
+        (_, true) => Some("none"),
+        (_, false) => Some("directsync"),
+    };
+    volume.cache = cache.map(Into::into);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clients_know_a_unit_by_is_changed() {
+        let mut volume = Volume::default();
+        take(
+            &mut volume,
+            "scsi_sn=abc,vendor_id=\"ACME\",mode_page=8:0:18:0x10:0:0xff,thin_provisioning=1,\
+             scsi_id=IET     00010001",
+        )
+        .expect("known");
+        assert_eq!(
+            (volume.serial.as_deref(), volume.vendor.as_deref()),
+            (Some("abc"), Some("ACME"))
+        );
+        assert_eq!(volume.cache.as_deref(), Some("writethrough"));
+        assert_eq!(volume.naa.as_deref(), Some("60000000000000000e00000000010001"));
+        take(&mut volume, "mode_page=8:0:18:0x14:0").expect("known");
+        assert_eq!(volume.cache, None);
+        assert!(take(&mut volume, "colour=red").is_err());
+    }
+}
