@@ -1,0 +1,257 @@
+// What is asked of the server, and what it answers. The shapes are those of /v1/openapi.json.
+
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+
+export interface Volume {
+  name: string;
+  store: string;
+  path?: string;
+  size?: string;
+  "block-size"?: number;
+  "read-only"?: boolean;
+  encrypted?: boolean;
+  serial?: string;
+  naa?: string;
+}
+
+export interface Rule {
+  host?: string;
+  initiator?: string;
+  address?: string;
+  account?: string;
+  certificate?: string;
+  luns?: number[] | Record<string, string>;
+  "read-only"?: boolean;
+}
+
+export interface Target {
+  name: string;
+  alias?: string;
+  luns?: Record<string, string>;
+  chap?: string[];
+  allow?: Rule[];
+}
+
+export interface Host {
+  name: string;
+  initiators?: string[];
+  address?: string;
+  account?: string;
+  certificate?: string;
+}
+
+export interface Account {
+  name: string;
+  secret?: string;
+}
+
+/** What the server is to be; keys that the console does not know are carried along. */
+export interface Document {
+  volume?: Volume[];
+  target?: Target[];
+  host?: Host[];
+  account?: Account[];
+  portal?: { address: string; group?: number }[];
+}
+
+export interface ConfigState {
+  revision: number;
+  document: Document;
+}
+
+export interface Step {
+  action: "add" | "rename" | "change" | "remove";
+  kind: string;
+  name: string;
+  new_name?: string;
+  changes?: { field: string; from: unknown; to: unknown }[];
+}
+
+export interface Changed {
+  revision: number;
+  steps: Step[];
+  interrupts: { object: string; initiators: string[] }[];
+  needs_restart: string[];
+  dry_run: boolean;
+}
+
+export interface Revision {
+  revision: number;
+  at_unix_seconds: number;
+  author: string;
+  summary: string[];
+}
+
+export interface Connection {
+  cid: number;
+  peer: string;
+  portal: string;
+  portal_group: number;
+  since_unix_seconds: number;
+  keys: Record<string, string | number | boolean>;
+}
+
+export interface Session {
+  tsih: number;
+  initiator: string;
+  isid: string;
+  target: string | null;
+  kind: string;
+  account: string | null;
+  since_unix_seconds: number;
+  connections: Connection[];
+}
+
+export interface LiveTarget {
+  name: string;
+  state: "in_service" | "draining" | "drained" | "unknown";
+  session_count: number;
+  authentication: string;
+  portals: { address: string; group: number; tls: boolean }[];
+  luns: { lun: number }[];
+}
+
+export interface LiveVolume {
+  name: string;
+  size_bytes: number;
+  block_size: number;
+  target: string | null;
+  lun: number | null;
+  urls: string[];
+}
+
+/** A request that the server refused, with its own sentence. */
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    readonly code: string,
+    message: string,
+    readonly field: string | null,
+  ) {
+    super(message);
+  }
+}
+
+/** Told when the server wants the token. */
+export const LOCKED = "console:locked";
+
+const NAME = "sarsen-author";
+
+/** Who changes something, as the history will have it. */
+export function author(): string {
+  return localStorage.getItem(NAME) || "console";
+}
+
+/** Keeps it for the next change. */
+export function setAuthor(name: string): void {
+  localStorage.setItem(NAME, name.trim());
+}
+
+/** Asks the server. */
+export async function ask<T>(method: string, path: string, body?: unknown): Promise<T> {
+  const headers: Record<string, string> = { accept: "application/json" };
+  if (method !== "GET") {
+    headers["content-type"] = "application/json";
+    // A header has no other letters.
+    headers["sarsen-author"] = author().replace(/[^\x20-\x7e]/g, "?");
+  }
+  const request: RequestInit = { method, headers, credentials: "same-origin" };
+  if (body !== undefined) request.body = JSON.stringify(body);
+  let answer: Response;
+  try {
+    answer = await fetch(`/v1${path}`, request);
+  } catch {
+    throw new Refused(0, "unreachable", "The server does not answer: is it running, and reachable from here?", null);
+  }
+  const text = await answer.text();
+  let value: unknown = null;
+  try {
+    value = text ? JSON.parse(text) : null;
+  } catch {
+    // An answer of something between us and the server; its status says enough.
+  }
+  if (answer.ok) return value as T;
+  if (answer.status === 401) dispatchEvent(new Event(LOCKED));
+  const error = (value as { error?: { code: string; message: string; field: string | null } } | null)?.error;
+  throw new Refused(
+    answer.status,
+    error?.code ?? "unknown",
+    error?.message ?? `The server answers with status ${answer.status}.`,
+    error?.field ?? null,
+  );
+}
+
+export const get = <T>(path: string) => ask<T>("GET", path);
+export const segment = encodeURIComponent;
+
+/** A change to one thing of the state. */
+export interface Edit {
+  method: "PATCH" | "DELETE" | "POST";
+  path: string;
+  body?: unknown;
+}
+
+/** What an edit would do, or does. */
+export function change(edit: Edit, manner: { dryRun?: boolean; force?: boolean; revision?: number }): Promise<Changed> {
+  const { dryRun = false, force = false, revision } = manner;
+  if (edit.path === "/config/apply") {
+    const body = { ...(edit.body as object), dry_run: dryRun, force, revision };
+    return ask("POST", edit.path, body);
+  }
+  const query = new URLSearchParams();
+  if (dryRun) query.set("dry_run", "true");
+  if (force) query.set("force", "true");
+  if (revision !== undefined) query.set("revision", String(revision));
+  return ask(edit.method, `${edit.path}?${query}`, edit.body);
+}
+
+/** Something that is asked for, and asked for again. */
+export interface Resource<T> {
+  data: T | null;
+  error: Refused | null;
+  reload: () => void;
+}
+
+/** Asks for a path now, and every so many milliseconds while somebody looks. */
+export function useResource<T>(path: string | null, everyMs = 5000): Resource<T> {
+  const [state, setState] = useState<{ path: string | null; data: T | null; error: Refused | null }>({
+    path,
+    data: null,
+    error: null,
+  });
+  const [round, setRound] = useState(0);
+  const text = useRef("");
+  useEffect(() => {
+    if (path === null) return;
+    let gone = false;
+    const load = async () => {
+      try {
+        const data = await get<T>(path);
+        const now = JSON.stringify(data);
+        // What has not changed is not drawn again.
+        if (!gone && now !== text.current) {
+          text.current = now;
+          setState({ path, data, error: null });
+        }
+      } catch (error) {
+        text.current = "";
+        if (!gone) setState((before) => ({ path, data: before.path === path ? before.data : null, error: error as Refused }));
+      }
+    };
+    void load();
+    const timer = setInterval(() => document.hidden || void load(), everyMs);
+    return () => {
+      gone = true;
+      text.current = "";
+      clearInterval(timer);
+    };
+  }, [path, everyMs, round]);
+  const reload = useCallback(() => setRound((before) => before + 1), []);
+  const current = state.path === path;
+  return { data: current ? state.data : null, error: current ? state.error : null, reload };
+}
+
+/** A server that runs by its flags and file alone has nothing to be changed. */
+export function isUnmanaged(error: Refused | null): boolean {
+  return error?.code === "no_state";
+}

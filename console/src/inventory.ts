@@ -1,0 +1,99 @@
+// Volumes as they are served, and as the state has them, put together.
+
+import { type ConfigState, type Document, type LiveVolume, type Refused, type Rule, type Target, type Volume, isUnmanaged, useResource } from "./api";
+
+export interface Shown {
+  name: string;
+  sizeBytes: number | null;
+  store: string | null;
+  target: string | null;
+  lun: number | null;
+  urls: string[];
+  config: Volume | null;
+}
+
+export interface Inventory {
+  volumes: Shown[];
+  document: Document | null;
+  revision: number | null;
+  /** Changes are taken. */
+  managed: boolean;
+  loaded: boolean;
+  error: Refused | null;
+  reload: () => void;
+}
+
+const SHIFTS: Record<string, number> = { "": 0, K: 10, M: 20, G: 30, T: 40, P: 50 };
+
+/** Bytes of a size as the state shows it, such as 10GiB. */
+export function parseSize(text: string | undefined): number | null {
+  const parts = /^(\d+)(?:([KMGTP])i?B?)?$/.exec(text ?? "");
+  return parts ? Number(parts[1]) * 2 ** SHIFTS[parts[2] ?? ""]! : null;
+}
+
+/** Where a document has a volume. */
+export function exportOf(document: Document | null, volume: string): { target: Target; lun: number } | null {
+  for (const target of document?.target ?? []) {
+    for (const [lun, name] of Object.entries(target.luns ?? {})) {
+      if (name === volume) return { target, lun: Number(lun) };
+    }
+  }
+  return null;
+}
+
+/** Both, asked for again as they change. */
+export function useInventory(): Inventory {
+  const config = useResource<ConfigState>("/config");
+  const live = useResource<{ volumes: LiveVolume[] }>("/volumes");
+  const document = config.data?.document ?? null;
+  const volumes = new Map<string, Shown>();
+  const places = new Map<string, { target: string; lun: number }>();
+  for (const target of document?.target ?? []) {
+    for (const [lun, name] of Object.entries(target.luns ?? {})) places.set(name, { target: target.name, lun: Number(lun) });
+  }
+  for (const volume of document?.volume ?? []) {
+    const place = places.get(volume.name);
+    volumes.set(volume.name, {
+      name: volume.name,
+      sizeBytes: parseSize(volume.size),
+      store: volume.store,
+      target: place?.target ?? null,
+      lun: place?.lun ?? null,
+      urls: [],
+      config: volume,
+    });
+  }
+  for (const { name, size_bytes, target, lun, urls } of live.data?.volumes ?? []) {
+    const known = volumes.get(name);
+    volumes.set(name, { store: null, config: null, ...known, name, sizeBytes: size_bytes, target, lun, urls });
+  }
+  const unmanaged = isUnmanaged(config.error);
+  return {
+    volumes: [...volumes.values()].sort((a, b) => (a.name < b.name ? -1 : 1)),
+    document,
+    revision: config.data?.revision ?? null,
+    managed: !unmanaged,
+    loaded: config.data !== null || unmanaged,
+    error: unmanaged ? null : config.error,
+    reload: () => {
+      config.reload();
+      live.reload();
+    },
+  };
+}
+
+/** A rule as a sentence's part: who it lets in, and to what. */
+export function ruleInWords(rule: Rule): string {
+  const who = [
+    rule.host && `host ${rule.host}`,
+    rule.initiator && (rule.initiator === "*" ? "any initiator" : `initiator ${rule.initiator}`),
+    rule.address && `from ${rule.address}`,
+    rule.account && `as account ${rule.account}`,
+    rule.certificate && `with the certificate of ${rule.certificate}`,
+  ].filter(Boolean);
+  const luns = rule.luns === undefined ? ""
+    : Array.isArray(rule.luns) ? `LUN ${rule.luns.join(", ")}`
+    : Object.entries(rule.luns).map(([lun, volume]) => `${volume} as LUN ${lun}`).join(", ");
+  const what = [luns && `sees ${luns}`, rule["read-only"] && "reads only"].filter(Boolean);
+  return [who.join(" ") || "anybody", ...what].join(", ");
+}

@@ -1,0 +1,84 @@
+// A chart of what happens, drawn by uPlot, with what it shows in words for who does not see it.
+
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { onThemeChange } from "../theme";
+
+export interface Series {
+  label: string;
+  /** A colour of the style sheet, such as --chart-1. */
+  colour: string;
+  values: (number | null)[];
+}
+
+const HEIGHT = 180;
+
+function colour(name: string): string {
+  // Colours that depend on the theme are resolved by an element that has them.
+  const probe = document.createElement("span");
+  probe.style.color = `var(${name})`;
+  document.body.append(probe);
+  const resolved = getComputedStyle(probe).color;
+  probe.remove();
+  return resolved;
+}
+
+export function Chart(props: { title: string; times: number[]; series: Series[]; format: (value: number) => string }) {
+  const { title, times, series, format } = props;
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const labels = series.map(({ label }) => label).join();
+  const data = () => [times, ...series.map(({ values }) => values)] as uPlot.AlignedData;
+  useEffect(() => {
+    const element = place.current!;
+    const draw = () => {
+      plot.current?.destroy();
+      const lines = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+      const options: uPlot.Options = {
+        width: Math.max(element.clientWidth, 100),
+        height: HEIGHT,
+        cursor: { y: false, drag: { x: false, y: false } },
+        legend: { live: true },
+        scales: { y: { range: (_, __, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        axes: [
+          { ...lines, space: 80 },
+          { ...lines, size: 72, values: (_, ticks) => ticks.map(format) },
+        ],
+        series: [
+          { label: "Time", value: (_, at) => (at === null ? "" : new Date(at * 1000).toLocaleTimeString()) },
+          ...series.map(({ label, colour: name }) => ({
+            label,
+            stroke: colour(name),
+            width: 1.5,
+            spanGaps: false,
+            points: { show: false },
+            value: (_: uPlot, value: number | null) => (value === null ? "–" : format(value)),
+          })),
+        ],
+      };
+      plot.current = new uPlot(options, data(), element);
+    };
+    draw();
+    const resized = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(element.clientWidth, 100), height: HEIGHT }));
+    resized.observe(element);
+    const unsubscribe = onThemeChange(draw);
+    return () => {
+      resized.disconnect();
+      unsubscribe();
+      plot.current?.destroy();
+      plot.current = null;
+    };
+  }, [labels]);
+  useEffect(() => plot.current?.setData(data()), [times]);
+  const lastOf = (values: (number | null)[]) => {
+    const value = values.at(-1);
+    return value === null || value === undefined ? "none" : format(value);
+  };
+  const words = series.map(({ label, values }) => `${label}: ${lastOf(values)}`).join(", ");
+  return (
+    <figure class="chart">
+      <figcaption>{title}</figcaption>
+      <div ref={place} role="img" aria-label={`${title}. Now ${words}.`} />
+    </figure>
+  );
+}

@@ -1,0 +1,263 @@
+// Who may reach what: hosts, targets and volumes as one map.
+
+import { useState } from "preact/hooks";
+import { type Document, type Edit, type Host, type LiveTarget, type Refused, type Rule, type Target, ask, segment, useResource } from "../api";
+import * as format from "../format";
+import { ruleInWords, useInventory } from "../inventory";
+import { Copy, Dialog, Field, Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
+import { ConfirmChange } from "../parts/change";
+import { Unmanaged } from "./volumes";
+
+interface Row {
+  name: string;
+  live: LiveTarget | null;
+  config: Target | null;
+}
+
+export function Access() {
+  const inventory = useInventory();
+  const { data, error, reload } = useResource<{ targets: LiveTarget[] }>("/targets");
+  const rows = new Map<string, Row>();
+  for (const config of inventory.document?.target ?? []) rows.set(config.name, { name: config.name, config, live: null });
+  for (const live of data?.targets ?? []) rows.set(live.name, { name: live.name, config: rows.get(live.name)?.config ?? null, live });
+  const all = [...rows.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+  const of = useFiltered(all, ({ name, config }) =>
+    [name, ...Object.values(config?.luns ?? {}), ...(config?.allow ?? []).map(ruleInWords)].join(" "));
+  const done = () => {
+    reload();
+    inventory.reload();
+  };
+  return (
+    <>
+      <Heading title="Access">Who may reach what</Heading>
+      <Trouble error={error ?? inventory.error} />
+      <Unmanaged shown={!inventory.managed} />
+      {data && all.length === 0 && <p class="quiet">There are no targets.</p>}
+      {all.length > 0 && <Filter of={of} what="targets" />}
+      <ul class="map" aria-label="Targets">
+        {of.shown.map((row) => <MapRow key={row.name} row={row} document={inventory.document} onDone={done} />)}
+      </ul>
+      <Pages of={of} />
+      {inventory.document && <Hosts document={inventory.document} onDone={done} />}
+    </>
+  );
+}
+
+const STATES = { in_service: "in service", draining: "clients are being logged out", drained: "out of service", unknown: "unknown" };
+
+function MapRow(props: { row: Row; document: Document | null; onDone: () => void }) {
+  const { name, live, config } = props.row;
+  const [editing, setEditing] = useState(false);
+  const [error, setError] = useState<Refused | null>(null);
+  const drained = live?.state === "drained" || live?.state === "draining";
+  const serve = async () => {
+    try {
+      await ask("POST", `/targets/${segment(name)}/${drained ? "undrain" : "drain"}`, drained ? undefined : {});
+      setError(null);
+    } catch (refused) {
+      setError(refused as Refused);
+    }
+    props.onDone();
+  };
+  return (
+    <li class="map-row">
+      <div class="map-who">
+        <h3>Who</h3>
+        {config ? <Who target={config} /> : <p class="quiet">{live?.authentication === "chap" ? "Who knows a secret" : "As the server's file says"}</p>}
+      </div>
+      <div class="map-target">
+        <h3 class="hidden">Target</h3>
+        <p class="name"><strong>{name}</strong> <Copy text={name} what={`the name ${name}`} /></p>
+        {live && (
+          <>
+            <p>
+              <span class={`state ${live.state}`}>{STATES[live.state]}</span>, {format.many(live.session_count, "session")}
+            </p>
+            <ul class="portals">
+              {live.portals.map(({ address, group, tls }) => (
+                <li class="name">{address}, group {group}{tls && ", TLS"} <Copy text={address} what={`the address ${address}`} /></li>
+              ))}
+            </ul>
+          </>
+        )}
+        <Trouble error={error} />
+        <div class="actions">
+          {config && <button type="button" onClick={() => setEditing(true)} aria-label={`Change access to ${name}`}>Change access</button>}
+          {live && <button type="button" onClick={serve} aria-label={`${drained ? "Put in service" : "Take out of service"}: ${name}`}>{drained ? "Put in service" : "Take out of service"}</button>}
+        </div>
+      </div>
+      <div class="map-volumes">
+        <h3>Volumes</h3>
+        <ul>
+          {config
+            ? Object.entries(config.luns ?? {}).map(([lun, volume]) => <li>LUN {lun}: <a href={`/volumes/${segment(volume)}`}>{volume}</a></li>)
+            : live?.luns.map(({ lun }) => <li>LUN {lun}</li>)}
+        </ul>
+      </div>
+      {editing && config && <EditAccess target={config} document={props.document!} onClose={() => setEditing(false)} onDone={() => {
+        setEditing(false);
+        props.onDone();
+      }} />}
+    </li>
+  );
+}
+
+function Who(props: { target: Target }) {
+  const { chap = [], allow = [] } = props.target;
+  return (
+    <>
+      <ul>{allow.length > 0 ? allow.map((rule) => <li>{ruleInWords(rule)}</li>) : <li>{chap.length > 0 ? "any initiator" : <strong>anybody</strong>}</li>}</ul>
+      {chap.length > 0 && <p class="quiet">with the secret of {chap.join(" or ")}</p>}
+    </>
+  );
+}
+
+/** Hosts and initiators that a target lets in. Rules that say more are kept as they are. */
+function EditAccess(props: { target: Target; document: Document; onClose: () => void; onDone: () => void }) {
+  const { target, document } = props;
+  const plain = (rule: Rule, key: "host" | "initiator") => rule[key] !== undefined && Object.keys(rule).length === 1;
+  const others = (target.allow ?? []).filter((rule) => !plain(rule, "host") && !plain(rule, "initiator"));
+  const [hosts, setHosts] = useState((target.allow ?? []).filter((rule) => plain(rule, "host")).map(({ host }) => host!));
+  const [initiators, setInitiators] = useState((target.allow ?? []).filter((rule) => plain(rule, "initiator")).map(({ initiator }) => initiator).join("\n"));
+  const [edit, setEdit] = useState<Edit | null>(null);
+  const submit = (event: Event) => {
+    event.preventDefault();
+    const names = initiators.split(/[\s,]+/).filter(Boolean);
+    const allow: Rule[] = [...others, ...hosts.map((host) => ({ host })), ...names.map((initiator) => ({ initiator }))];
+    setEdit({ method: "PATCH", path: `/config/target/${segment(target.name)}`, body: { allow: allow.length > 0 ? allow : null } });
+  };
+  if (edit) {
+    return <ConfirmChange title={`Access to ${target.name}`} verb="Change" edit={edit} onClose={props.onClose} onDone={props.onDone} />;
+  }
+  return (
+    <Dialog title={`Who may reach ${target.name}`} onClose={props.onClose}>
+      <form onSubmit={submit} noValidate>
+        {others.length > 0 && <p class="quiet">Kept as they are: {others.map(ruleInWords).join("; ")}.</p>}
+        {(document.host ?? []).map(({ name }) => (
+          <label class="check" key={name}>
+            <input type="checkbox" checked={hosts.includes(name)} onChange={(event) =>
+              setHosts(event.currentTarget.checked ? [...hosts, name] : hosts.filter((host) => host !== name))} />
+            Host {name}
+          </label>
+        ))}
+        <Field label="Initiators" hint="iSCSI names, one a line; one may end with *. With neither hosts nor initiators, everybody may.">
+          {(attributes) => <textarea {...attributes} rows={3} spellcheck={false} value={initiators} onInput={(event) => setInitiators(event.currentTarget.value)} />}
+        </Field>
+        <div class="actions">
+          <button type="button" onClick={props.onClose}>Cancel</button>
+          <button class="primary">Look what that changes</button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+/** Initiators under names of ours, and what each may reach. */
+function Hosts(props: { document: Document; onDone: () => void }) {
+  const { document } = props;
+  const hosts = document.host ?? [];
+  const [removing, setRemoving] = useState<string | null>(null);
+  const of = useFiltered(hosts, ({ name, initiators }) => `${name} ${initiators?.join(" ") ?? ""}`);
+  const reaches = (host: string) => (document.target ?? []).filter(({ allow }) => allow?.some((rule) => rule.host === host));
+  return (
+    <section>
+      <h2>Hosts</h2>
+      {hosts.length === 0 && <p class="quiet">A host gives initiators a name of yours, for targets to let in.</p>}
+      {hosts.length > 0 && (
+        <>
+          <Filter of={of} what="hosts" />
+          <div class="scroll">
+            <table>
+              <thead><tr><th scope="col">Host</th><th scope="col">Is</th><th scope="col">Reaches</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
+              <tbody>
+                {of.shown.map((host) => (
+                  <tr key={host.name}>
+                    <th scope="row">{host.name}</th>
+                    <td class="name">{hostInWords(host)}{host.initiators?.map((name) => <> <Copy text={name} what={name} /></>)}</td>
+                    <td class="name">{reaches(host.name).map(({ name }) => <div>{name}</div>)}</td>
+                    <td><button type="button" onClick={() => setRemoving(host.name)} aria-label={`Remove host ${host.name}`}>Remove</button></td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          <Pages of={of} />
+        </>
+      )}
+      <AddHost accounts={(document.account ?? []).map(({ name }) => name)} onDone={props.onDone} />
+      {removing !== null && (
+        <ConfirmChange title={`Remove host ${removing}`} verb="Remove" edit={{ method: "DELETE", path: `/config/host/${segment(removing)}` }}
+          onClose={() => setRemoving(null)} onDone={() => {
+            setRemoving(null);
+            props.onDone();
+          }} />
+      )}
+    </section>
+  );
+}
+
+function hostInWords(host: Host): string {
+  return [
+    host.initiators?.join(", ") || "any initiator",
+    host.address && `from ${host.address}`,
+    host.account && `as account ${host.account}`,
+    host.certificate && `with the certificate of ${host.certificate}`,
+  ].filter(Boolean).join(" ");
+}
+
+function AddHost(props: { accounts: string[]; onDone: () => void }) {
+  const [name, setName] = useState("");
+  const [initiators, setInitiators] = useState("");
+  const [address, setAddress] = useState("");
+  const [account, setAccount] = useState("");
+  const [error, setError] = useState<Refused | null>(null);
+  const [said, setSaid] = useState("");
+  const at = (key: string) => (error?.field?.endsWith(`.${key}`) ? error.message : null);
+  const placed = ["initiators", "address", "account"].some((key) => at(key));
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    const names = initiators.split(/[\s,]+/).filter(Boolean);
+    const body: Host = {
+      name: name.trim(),
+      ...(names.length > 0 && { initiators: names }),
+      ...(address.trim() && { address: address.trim() }),
+      ...(account && { account }),
+    };
+    try {
+      await ask("POST", "/config/host", body);
+      setSaid(`Host ${body.name} is there.`);
+      [setName, setInitiators, setAddress, setAccount].forEach((set) => set(""));
+      setError(null);
+      props.onDone();
+    } catch (refused) {
+      setSaid("");
+      setError(refused as Refused);
+    }
+  };
+  return (
+    <details class="add">
+      <summary>Add a host</summary>
+      <form class="narrow" onSubmit={submit} noValidate>
+        <Field label="Host name" error={error && !placed ? error.message : null}>
+          {(attributes) => <input {...attributes} autocomplete="off" value={name} onInput={(event) => setName(event.currentTarget.value)} />}
+        </Field>
+        <Field label="Its initiators" error={at("initiators")} hint="iSCSI names, one a line; one may end with *.">
+          {(attributes) => <textarea {...attributes} rows={2} spellcheck={false} value={initiators} onInput={(event) => setInitiators(event.currentTarget.value)} />}
+        </Field>
+        <Field label="Comes from" error={at("address")} hint="An address or a network, such as 10.0.0.0/24. Anywhere if empty.">
+          {(attributes) => <input {...attributes} value={address} onInput={(event) => setAddress(event.currentTarget.value)} />}
+        </Field>
+        <Field label="Logs in as" error={at("account")}>
+          {(attributes) => (
+            <select {...attributes} value={account} onChange={(event) => setAccount(event.currentTarget.value)}>
+              <option value="">any account, or none</option>
+              {props.accounts.map((name) => <option value={name}>{name}</option>)}
+            </select>
+          )}
+        </Field>
+        <button class="primary">Add</button>
+        <p role="status">{said}</p>
+      </form>
+    </details>
+  );
+}

@@ -1,0 +1,219 @@
+// A volume, and all that it takes to use it, on one form.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { type Account, type Changed, type Document, Refused, type Rule, ask, author } from "../api";
+import { useInventory } from "../inventory";
+import { Copy, Field, Heading, Trouble } from "../parts/basics";
+import { Lines } from "../parts/lines";
+import { newSecret } from "../secret";
+import { Unmanaged } from "./volumes";
+
+const TARGET_PREFIX = "iqn.2026-11.io.sarsen:";
+
+interface Form {
+  name: string;
+  size: string;
+  store: string;
+  exported: boolean;
+  /** As the reader wrote it; else it follows the volume's name. */
+  target: string | null;
+  chap: boolean;
+  account: string | null;
+  initiators: string;
+  hosts: string[];
+  portal: string;
+}
+
+interface Made {
+  name: string;
+  target: string | null;
+  account: string | undefined;
+  secret: string | null;
+  changed: Changed;
+}
+
+const EMPTY: Form = {
+  name: "", size: "10GiB", store: "file", exported: true, target: null, chap: true, account: null, initiators: "", hosts: [], portal: "",
+};
+
+/** What a form asks for. */
+function documentOf(form: Form, accounts: Account[]): { document: Document; secret: string | null; target: string; account: string } {
+  const name = form.name.trim();
+  const target = (form.target ?? `${TARGET_PREFIX}${name}`).trim();
+  const account = (form.account ?? name).trim();
+  const document: Document = { volume: [{ name, size: form.size.trim(), store: form.store }] };
+  let secret = null;
+  if (form.exported) {
+    const initiators = form.initiators.split(/[\s,]+/).filter(Boolean);
+    const allow: Rule[] = [...form.hosts.map((host) => ({ host })), ...initiators.map((initiator) => ({ initiator }))];
+    document.target = [{ name: target, luns: { 0: name }, ...(form.chap && { chap: [account] }), ...(allow.length > 0 && { allow }) }];
+    if (form.chap && !accounts.some((known) => known.name === account)) {
+      secret = newSecret();
+      document.account = [{ name: account, secret }];
+    }
+    if (form.portal.trim()) document.portal = [{ address: form.portal.trim() }];
+  }
+  return { document, secret, target, account };
+}
+
+/** Which of our fields the server means: `volume/data.size` is the size. */
+function fieldOf(error: Refused | null, document: Document | null): keyof Form | null {
+  const field = error?.field;
+  if (!field || !document) return null;
+  const target = document.target?.[0]?.name;
+  if (field.startsWith("volume/")) return field.endsWith(".size") ? "size" : field.endsWith(".store") ? "store" : "name";
+  if (field.startsWith("account/")) return "account";
+  if (field.startsWith("portal/")) return "portal";
+  if (target !== undefined && field.startsWith(`target/${target}`)) {
+    const key = field.slice(`target/${target}`.length);
+    return key.startsWith(".allow") ? "initiators" : key.startsWith(".chap") ? "account" : "target";
+  }
+  return null;
+}
+
+export function Create() {
+  const inventory = useInventory();
+  const [form, setForm] = useState(EMPTY);
+  const [sent, setSent] = useState<Document | null>(null);
+  const [error, setError] = useState<Refused | null>(null);
+  const [busy, setBusy] = useState(false);
+  const [made, setMade] = useState<Made | null>(null);
+  const place = useRef<HTMLFormElement>(null);
+  const wrong = fieldOf(error, sent) ?? guess(error);
+  useEffect(() => {
+    if (wrong) place.current?.querySelector<HTMLElement>("[aria-invalid=true]")?.focus();
+  }, [error]);
+  if (made) return <Done made={made} onAnother={() => { setMade(null); setForm(EMPTY); }} />;
+  const set = (change: Partial<Form>) => setForm({ ...form, ...change });
+  const at = (field: keyof Form) => (wrong === field ? error!.message : null);
+  const accounts = inventory.document?.account ?? [];
+  const hosts = inventory.document?.host ?? [];
+  const account = form.account ?? form.name;
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    setBusy(true);
+    const { document, secret, target, account } = documentOf(form, accounts);
+    setSent(document);
+    try {
+      const changed = await ask<Changed>("POST", "/config/apply", { document, create: true, author: author() });
+      setMade({
+        name: form.name.trim(), target: form.exported ? target : null, account: form.exported && form.chap ? account : undefined, secret, changed,
+      });
+      setError(null);
+    } catch (refused) {
+      setError(refused as Refused);
+    }
+    setBusy(false);
+  };
+  return (
+    <form class="narrow" ref={place} onSubmit={submit} noValidate aria-busy={busy}>
+      <Heading title="Create a volume">Create a volume</Heading>
+      <Unmanaged shown={!inventory.managed} />
+      <Field label="Name" error={at("name")} hint="Lower-case letters, digits, dots and hyphens.">
+        {(attributes) => <input {...attributes} name="name" autocomplete="off" spellcheck={false} autoCapitalize="none" value={form.name} onInput={(event) => set({ name: event.currentTarget.value })} />}
+      </Field>
+      <Field label="Size" error={at("size")} hint="Such as 500MiB, 10GiB or 2TiB. It can grow later.">
+        {(attributes) => <input {...attributes} name="size" autocomplete="off" value={form.size} onInput={(event) => set({ size: event.currentTarget.value })} />}
+      </Field>
+      <Field label="Kept" error={at("store")}>
+        {(attributes) => (
+          <select {...attributes} name="store" value={form.store} onChange={(event) => set({ store: event.currentTarget.value })}>
+            <option value="file">in a file on the server's disk</option>
+            <option value="ram">in memory, until the server ends</option>
+            <option value="null">nowhere: for measurements</option>
+          </select>
+        )}
+      </Field>
+      <label class="check">
+        <input type="checkbox" name="exported" checked={form.exported} onChange={(event) => set({ exported: event.currentTarget.checked })} />
+        Export it, so that clients can use it
+      </label>
+      {form.exported && (
+        <fieldset>
+          <legend>Export</legend>
+          <Field label="Target" error={at("target")} hint="The iSCSI name by which clients find it.">
+            {(attributes) => (
+              <input {...attributes} name="target" autocomplete="off" spellcheck={false} value={form.target ?? `${TARGET_PREFIX}${form.name}`}
+                onInput={(event) => set({ target: event.currentTarget.value })} />
+            )}
+          </Field>
+          <label class="check">
+            <input type="checkbox" name="chap" checked={form.chap} onChange={(event) => set({ chap: event.currentTarget.checked })} />
+            Clients prove that they know a secret (CHAP)
+          </label>
+          {form.chap && (
+            <Field label="Account" error={at("account")} hint={accounts.some(({ name }) => name === account)
+              ? "It is there already, and keeps its secret."
+              : "Its secret is made, and shown once."}>
+              {(attributes) => (
+                <>
+                  <input {...attributes} name="account" autocomplete="off" spellcheck={false} list="accounts" value={account}
+                    onInput={(event) => set({ account: event.currentTarget.value })} />
+                  <datalist id="accounts">{accounts.slice(0, 100).map(({ name }) => <option value={name} />)}</datalist>
+                </>
+              )}
+            </Field>
+          )}
+          <Field label="Allowed initiators" error={at("initiators")} hint="iSCSI names, one a line; one may end with *. Nobody is kept out by his name if there are none.">
+            {(attributes) => (
+              <textarea {...attributes} name="initiators" rows={2} spellcheck={false} value={form.initiators}
+                onInput={(event) => set({ initiators: event.currentTarget.value })} />
+            )}
+          </Field>
+          {hosts.length > 0 && (
+            <fieldset class="choices">
+              <legend>Allowed hosts</legend>
+              {hosts.map(({ name }) => (
+                <label class="check" key={name}>
+                  <input type="checkbox" checked={form.hosts.includes(name)} onChange={(event) => set({
+                    hosts: event.currentTarget.checked ? [...form.hosts, name] : form.hosts.filter((host) => host !== name),
+                  })} />
+                  {name}
+                </label>
+              ))}
+            </fieldset>
+          )}
+          <Field label="Listen at, too" error={at("portal")} hint="Such as 0.0.0.0:3260, for clients on other machines. Leave it empty where the server listens already.">
+            {(attributes) => <input {...attributes} name="portal" autocomplete="off" value={form.portal} onInput={(event) => set({ portal: event.currentTarget.value })} />}
+          </Field>
+        </fieldset>
+      )}
+      {error && !wrong && <Trouble error={error} />}
+      <div class="actions">
+        <a class="button" href="/volumes">Cancel</a>
+        <button class="primary" disabled={busy || !inventory.managed}>{form.exported ? "Create and export" : "Create"}</button>
+      </div>
+    </form>
+  );
+}
+
+/** What is wrong with a name is told without a field: the name is what makes one. */
+function guess(error: Refused | null): keyof Form | null {
+  if (!error || error.field) return null;
+  if (error.message.startsWith("volume name") || /^there is a volume /.test(error.message)) return "name";
+  if (/^there is a target /.test(error.message)) return "target";
+  if (/^there is a portal /.test(error.message)) return "portal";
+  return null;
+}
+
+function Done(props: { made: Made; onAnother: () => void }) {
+  const { name, target, account, secret, changed } = props.made;
+  return (
+    <>
+      <Heading title={`${name} is there`}>{name} is there</Heading>
+      {changed.needs_restart.length > 0 && <p class="note">With the next start: {changed.needs_restart.join(", ")}.</p>}
+      {secret !== null && (
+        <section class="secret">
+          <h2>The secret of account {account}</h2>
+          <p class="secret-line"><code id="secret">{secret}</code> <Copy text={secret} what="the secret" /></p>
+          <p>Keep it: it is not shown again.</p>
+        </section>
+      )}
+      {target !== null && <Lines target={target} account={account} secret={secret} />}
+      <div class="actions">
+        <button type="button" onClick={props.onAnother}>Create another</button>
+        <a class="button primary" href={`/volumes/${encodeURIComponent(name)}`}>To the volume</a>
+      </div>
+    </>
+  );
+}

@@ -1,0 +1,129 @@
+// One sentence of health, and what the server does now.
+
+import { type LiveTarget, type Session, useResource } from "../api";
+import * as format from "../format";
+import { useInventory } from "../inventory";
+import { type Live, type Point, useLive } from "../live";
+import { Figure, Heading, Trouble } from "../parts/basics";
+import { Chart } from "../parts/chart";
+import { usePolledEntries } from "./events";
+
+export function Overview() {
+  const live = useLive();
+  const inventory = useInventory();
+  const { data: sessions, error } = useResource<{ sessions: Session[] }>("/sessions");
+  const { data: targets } = useResource<{ targets: LiveTarget[] }>("/targets");
+  const { entries } = usePolledEntries("?limit=20");
+  const points = live.points;
+  const last = points.at(-1);
+  const worries = worriesOf(targets?.targets ?? [], live, entries);
+  const things = [
+    format.many(inventory.volumes.length, "volume"),
+    format.many(targets?.targets.length ?? 0, "target"),
+    format.many(sessions?.sessions.length ?? 0, "session"),
+  ].join(", ");
+  const loaded = sessions !== null && targets !== null && inventory.loaded;
+  return (
+    <>
+      <Heading title="Overview">Overview</Heading>
+      <Trouble error={error} />
+      {loaded && (
+        <p class={worries.length > 0 ? "health worried" : "health"} role="status">
+          {worries.length > 0 ? `${worries.join("; ")}.` : "All is well."} <span class="quiet">{things}.</span>
+        </p>
+      )}
+      {inventory.loaded && inventory.volumes.length === 0 && inventory.managed && (
+        <p><a class="button primary" href="/create">Create the first volume</a></p>
+      )}
+      <Now point={last} />
+      <Charts points={points} />
+      <Busiest live={live} />
+    </>
+  );
+}
+
+/** What a person should look at. */
+function worriesOf(targets: LiveTarget[], live: Live, entries: { unix_seconds: number; severity?: string; message: string }[]): string[] {
+  const out = targets.filter(({ state }) => state === "draining" || state === "drained");
+  const worries = [];
+  if (live.link === "lost") worries.push("The server does not answer");
+  if (out.length === 1) worries.push(`Target ${out[0]!.name} is out of service`);
+  if (out.length > 1) worries.push(`${format.count(out.length)} targets are out of service`);
+  const hourAgo = Date.now() / 1000 - 3600;
+  const bad = entries.filter(({ severity, unix_seconds }) => (severity === "error" || severity === "warning") && unix_seconds > hourAgo);
+  if (bad.length > 0) worries.push(`${bad[0]!.message}${bad.length > 1 ? ` (and ${bad.length - 1} more events)` : ""}`);
+  return worries;
+}
+
+/** The last second in figures. */
+export function Now(props: { point: Point | undefined }) {
+  const { point } = props;
+  return (
+    <dl class="figures">
+      <Figure name="IOPS" value={format.iops(point?.iops ?? 0)} />
+      <Figure name="Throughput" value={format.throughput(point?.bytesPerSecond ?? 0)} />
+      <Figure name="p50" value={format.latency(point?.p50 ?? null)} />
+      <Figure name="p99" value={format.latency(point?.p99 ?? null)} />
+      <Figure name="p99.9" value={format.latency(point?.p999 ?? null)} />
+    </dl>
+  );
+}
+
+/** The last two minutes in charts. */
+export function Charts(props: { points: Point[] }) {
+  const { points } = props;
+  const times = points.map(({ at }) => at);
+  return (
+    <div class="charts">
+      <Chart title="Operations per second" times={times} format={format.iops} series={[
+        { label: "Read", colour: "--chart-1", values: points.map(({ byOperation }) => byOperation.read ?? 0) },
+        { label: "Write", colour: "--chart-2", values: points.map(({ byOperation }) => byOperation.write ?? 0) },
+        { label: "All", colour: "--chart-3", values: points.map(({ iops }) => iops) },
+      ]} />
+      <Chart title="Throughput" times={times} format={format.throughput} series={[
+        { label: "MB/s", colour: "--chart-1", values: points.map(({ bytesPerSecond }) => bytesPerSecond) },
+      ]} />
+      <Chart title="Latency" times={times} format={format.latency} series={[
+        { label: "p50", colour: "--chart-1", values: points.map(({ p50 }) => p50) },
+        { label: "p99", colour: "--chart-2", values: points.map(({ p99 }) => p99) },
+        { label: "p99.9", colour: "--chart-3", values: points.map(({ p999 }) => p999) },
+      ]} />
+    </div>
+  );
+}
+
+const SHOWN = 10;
+
+/** Which volumes are used most, and how slow they are: "which one is it?" */
+function Busiest(props: { live: Live }) {
+  const volumes = (props.live.statistics?.volumes ?? []).map((volume) => {
+    const seconds = volume.recent_seconds || 1;
+    const recent = volume.operations.flatMap(({ recent }) => (recent && recent.count > 0 ? [recent] : []));
+    const sum = (of: (recent: { count: number; bytes: number }) => number) => recent.reduce((all, one) => all + of(one), 0);
+    const p99 = recent.length ? Math.max(...recent.map(({ latency }) => latency.p99_nanoseconds)) : null;
+    return { name: volume.volume, queue: volume.queue_depth, iops: sum(({ count }) => count) / seconds, bytes: sum(({ bytes }) => bytes) / seconds, p99 };
+  });
+  const busy = volumes.filter(({ iops, queue }) => iops > 0 || queue > 0).sort((a, b) => b.iops - a.iops);
+  if (busy.length === 0) return null;
+  return (
+    <section>
+      <h2>Busiest volumes</h2>
+      <div class="scroll">
+        <table>
+          <thead><tr><th scope="col">Volume</th><th scope="col" class="number">IOPS</th><th scope="col" class="number">Throughput</th><th scope="col" class="number">p99</th><th scope="col" class="number">In flight</th></tr></thead>
+          <tbody>
+            {busy.slice(0, SHOWN).map((volume) => (
+              <tr key={volume.name}>
+                <th scope="row"><a href={`/volumes/${encodeURIComponent(volume.name)}`}>{volume.name}</a></th>
+                <td class="number">{format.iops(volume.iops)}</td>
+                <td class="number">{format.throughput(volume.bytes)}</td>
+                <td class="number">{format.latency(volume.p99)}</td>
+                <td class="number">{format.count(volume.queue)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </section>
+  );
+}

@@ -1,0 +1,192 @@
+// One volume: what it is, what it does, and what can be done to it.
+
+import { useState } from "preact/hooks";
+import { type Changed, type Document, type Edit, segment } from "../api";
+import * as format from "../format";
+import { type Inventory, type Shown, exportOf, useInventory } from "../inventory";
+import { useLive, useVolumePoints } from "../live";
+import { Copy, Field, Heading, Trouble } from "../parts/basics";
+import { ConfirmChange } from "../parts/change";
+import { Lines } from "../parts/lines";
+import { navigate } from "../router";
+import { Charts, Now } from "./overview";
+
+export function VolumeDetail(props: { name: string }) {
+  const inventory = useInventory();
+  const volume = inventory.volumes.find(({ name }) => name === props.name);
+  if (!volume) {
+    return (
+      <>
+        <Heading title={props.name}>{props.name}</Heading>
+        <Trouble error={inventory.error} />
+        {inventory.loaded && <p>There is no volume of this name. <a href="/volumes">To the volumes</a></p>}
+      </>
+    );
+  }
+  return <Detail volume={volume} inventory={inventory} />;
+}
+
+function Detail(props: { volume: Shown; inventory: Inventory }) {
+  const { volume, inventory } = props;
+  const { config } = volume;
+  const points = useVolumePoints(volume.name);
+  const account = exportOf(inventory.document, volume.name)?.target.chap?.[0];
+  return (
+    <>
+      <Heading title={volume.name}>{volume.name}</Heading>
+      <Now point={points.at(-1)} />
+      <Charts points={points} />
+      <Operations name={volume.name} />
+      <section>
+        <h2>What it is</h2>
+        <dl class="facts">
+          <dt>Size</dt><dd>{volume.sizeBytes === null ? "that of its file" : format.size(volume.sizeBytes)}</dd>
+          <dt>Reached as</dt>
+          <dd class="name">{volume.target ? <>{volume.target}, LUN {volume.lun} <Copy text={volume.target} what="the target's name" /></> : "It is not exported."}</dd>
+          {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{config["read-only"] && ", read-only"}</dd></>}
+          {config?.path && <><dt>File</dt><dd class="name">{config.path}</dd></>}
+          {config?.serial && <><dt>Serial number</dt><dd class="name">{config.serial} <Copy text={config.serial} what="the serial number" /></dd></>}
+          {config?.naa && <><dt>NAA identifier</dt><dd class="name">{config.naa} <Copy text={config.naa} what="the NAA identifier" /></dd></>}
+        </dl>
+      </section>
+      {volume.target && <Lines target={volume.target} account={account} secret={null} />}
+      {inventory.managed && config && <Changes volume={volume} inventory={inventory} />}
+    </>
+  );
+}
+
+/** What was asked of it since the server began, by operation. */
+function Operations(props: { name: string }) {
+  const { statistics } = useLive();
+  const volume = statistics?.volumes.find(({ volume }) => volume === props.name);
+  if (!volume) return <p class="quiet">Nobody has used it since the server began.</p>;
+  const seconds = volume.recent_seconds || 1;
+  const errors = Object.entries(volume.errors);
+  return (
+    <section>
+      <h2>By operation</h2>
+      <p class="quiet">Rates and latencies of the last {Math.max(1, Math.round(volume.recent_seconds))} seconds. In flight: {format.count(volume.queue_depth)}.</p>
+      <div class="scroll">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Operation</th><th scope="col" class="number">IOPS</th><th scope="col" class="number">p50</th><th scope="col" class="number">p99</th>
+              <th scope="col" class="number">p99.9</th><th scope="col" class="number">In all</th><th scope="col" class="number">Data</th>
+            </tr>
+          </thead>
+          <tbody>
+            {volume.operations.map(({ operation, count, bytes, recent }) => {
+              const latency = recent && recent.count > 0 ? recent.latency : null;
+              return (
+                <tr key={operation}>
+                  <th scope="row">{operation}</th>
+                  <td class="number">{format.iops((recent?.count ?? 0) / seconds)}</td>
+                  <td class="number">{format.latency(latency?.p50_nanoseconds ?? null)}</td>
+                  <td class="number">{format.latency(latency?.p99_nanoseconds ?? null)}</td>
+                  <td class="number">{format.latency(latency?.p999_nanoseconds ?? null)}</td>
+                  <td class="number">{format.count(count)}</td>
+                  <td class="number">{format.size(bytes)}</td>
+                </tr>
+              );
+            })}
+          </tbody>
+        </table>
+      </div>
+      {errors.length > 0 && <p class="trouble">Failed commands: {errors.map(([kind, count]) => `${kind} ${format.count(count)}`).join(", ")}.</p>}
+    </section>
+  );
+}
+
+type Pending = { title: string; verb: string; edit: Edit; after: (changed: Changed) => void };
+
+/** Grow, rename, delete. */
+function Changes(props: { volume: Shown; inventory: Inventory }) {
+  const { volume, inventory } = props;
+  const [size, setSize] = useState("");
+  const [name, setName] = useState("");
+  const [pending, setPending] = useState<Pending | null>(null);
+  const [deleting, setDeleting] = useState(false);
+  const [said, setSaid] = useState("");
+  const path = `/config/volume/${segment(volume.name)}`;
+  const grow = (event: Event) => {
+    event.preventDefault();
+    const edit: Edit = { method: "PATCH", path, body: { size: size.trim() } };
+    setPending({ title: `Grow ${volume.name}`, verb: "Grow", edit, after: () => {
+      setSize("");
+      setSaid("It has grown.");
+      inventory.reload();
+    } });
+  };
+  const rename = (event: Event) => {
+    event.preventDefault();
+    const edit: Edit = { method: "PATCH", path, body: { name: name.trim() } };
+    setPending({ title: `Rename ${volume.name}`, verb: "Rename", edit, after: () => navigate(`/volumes/${segment(name.trim())}`) });
+  };
+  return (
+    <section>
+      <h2>Change it</h2>
+      <p role="status">{said}</p>
+      <form class="line" onSubmit={grow} noValidate>
+        <Field label="New size" hint="Larger than it is, such as 20GiB.">
+          {(attributes) => <input {...attributes} value={size} onInput={(event) => setSize(event.currentTarget.value)} />}
+        </Field>
+        <button disabled={!size.trim()}>Grow</button>
+      </form>
+      <form class="line" onSubmit={rename} noValidate>
+        <Field label="New name" hint="Who uses it is not disturbed; its target keeps its name.">
+          {(attributes) => <input {...attributes} value={name} onInput={(event) => setName(event.currentTarget.value)} />}
+        </Field>
+        <button disabled={!name.trim()}>Rename</button>
+      </form>
+      <p><button type="button" class="danger" onClick={() => setDeleting(true)}>Delete this volume</button></p>
+      {pending && (
+        <ConfirmChange title={pending.title} verb={pending.verb} edit={pending.edit} onClose={() => setPending(null)}
+          onDone={(changed) => {
+            setPending(null);
+            pending.after(changed);
+          }} />
+      )}
+      {deleting && <Delete volume={volume} inventory={inventory} onClose={() => setDeleting(false)} />}
+    </section>
+  );
+}
+
+function Delete(props: { volume: Shown; inventory: Inventory; onClose: () => void }) {
+  const { volume, inventory } = props;
+  // As it was when the reader asked: what others change meanwhile is met by the revision.
+  const [document] = useState(inventory.document!);
+  const place = exportOf(document, volume.name);
+  const alone = place !== null && Object.keys(place.target.luns ?? {}).length === 1;
+  const [withTarget, setWithTarget] = useState(alone);
+  const body = { document: without(document, volume.name, withTarget ? place!.target.name : null), prune: true };
+  return (
+    <ConfirmChange title={`Delete ${volume.name}`} verb="Delete" edit={{ method: "POST", path: "/config/apply", body }}
+      onClose={props.onClose} onDone={() => navigate("/volumes")}>
+      {volume.config?.store === "file" && volume.config.path && (
+        <p>Its file stays on the server's disk: <code class="name">{volume.config.path}</code></p>
+      )}
+      {volume.config?.store === "ram" && <p>What is on it is lost.</p>}
+      {alone && (
+        <label class="check">
+          <input type="checkbox" checked={withTarget} onChange={(event) => setWithTarget(event.currentTarget.checked)} />
+          Its target goes, too: it has no other volume.
+        </label>
+      )}
+    </ConfirmChange>
+  );
+}
+
+/** The document without a volume, wherever it is spoken of, and without a target, if one is named. */
+function without(document: Document, volume: string, target: string | null): Document {
+  const keep = <T,>(luns: Record<string, T>) => Object.fromEntries(Object.entries(luns).filter(([, name]) => name !== volume));
+  return {
+    ...document,
+    volume: document.volume?.filter(({ name }) => name !== volume),
+    target: document.target?.filter(({ name }) => name !== target).map((target) => ({
+      ...target,
+      luns: keep(target.luns ?? {}),
+      allow: target.allow?.map((rule) =>
+        rule.luns && !Array.isArray(rule.luns) ? { ...rule, luns: keep(rule.luns) } : rule),
+    })),
+  };
+}

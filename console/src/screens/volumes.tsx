@@ -1,0 +1,58 @@
+// All volumes.
+
+import * as format from "../format";
+import { useInventory } from "../inventory";
+import { useLive } from "../live";
+import { Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
+
+export function Volumes() {
+  const inventory = useInventory();
+  const { statistics } = useLive();
+  const of = useFiltered(inventory.volumes, ({ name, target, store }) => `${name} ${target ?? ""} ${store ?? ""}`);
+  const used = new Map(statistics?.volumes.map((volume) => [volume.volume, volume]));
+  const rate = (name: string) => {
+    const volume = used.get(name);
+    const count = volume?.operations.reduce((all, { recent }) => all + (recent?.count ?? 0), 0) ?? 0;
+    return count / (volume?.recent_seconds || 1);
+  };
+  return (
+    <>
+      <Heading title="Volumes" actions={inventory.managed && <a class="button primary" href="/create">Create a volume</a>}>Volumes</Heading>
+      <Trouble error={inventory.error} />
+      <Unmanaged shown={!inventory.managed} />
+      {inventory.loaded && inventory.volumes.length === 0 && <p class="quiet">There are no volumes.</p>}
+      {inventory.volumes.length > 0 && (
+        <>
+          <Filter of={of} what="volumes" />
+          <div class="scroll">
+            <table>
+              <thead><tr><th scope="col">Name</th><th scope="col" class="number">Size</th><th scope="col">Store</th><th scope="col">Reached as</th><th scope="col" class="number">IOPS</th></tr></thead>
+              <tbody>
+                {of.shown.map((volume) => (
+                  <tr key={volume.name}>
+                    <th scope="row"><a href={`/volumes/${encodeURIComponent(volume.name)}`}>{volume.name}</a></th>
+                    <td class="number">{volume.sizeBytes === null ? "–" : format.size(volume.sizeBytes)}</td>
+                    <td>{volume.store ?? "–"}</td>
+                    <td class="name">{volume.target ? `${volume.target}, LUN ${volume.lun}` : <span class="quiet">not exported</span>}</td>
+                    <td class="number">{format.iops(rate(volume.name))}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          <Pages of={of} />
+        </>
+      )}
+    </>
+  );
+}
+
+/** Why nothing can be changed, where nothing can. */
+export function Unmanaged(props: { shown: boolean }) {
+  if (!props.shown) return null;
+  return (
+    <p class="note">
+      This server runs by its flags and file alone. Started with <code>--state FOLDER</code>, it can be changed here while it runs.
+    </p>
+  );
+}
