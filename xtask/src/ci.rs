@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use sarsen_proof::{process, program};
 
-use crate::{fuzz, instructions, package, requirements, shell, tidy};
+use crate::{console, fuzz, instructions, package, requirements, shell, tidy};
 
 /// For each target, in the short and in the full run.
 const FUZZ_SECONDS: (u64, u64) = (5, 60);
@@ -57,6 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     step("fuzzing", || fuzz::all(if options.full { long } else { short }))?;
     if options.full {
         step("licences and advisories", deny)?;
+        step("console", console::check)?;
         step("instructions", || instructions::run(&instructions::Options::default()))?;
     }
     println!("== tests, after {:.0} s; nothing follows them", begun.elapsed().as_secs_f64());

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -23,6 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::control::default_socket;
+use crate::lab::Results;
 
 /// Flags of `sarsen serve`. What flags say is added to what the file says.
 #[derive(clap::Args)]
@@ -231,6 +233,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     let config = arguments.config(&received).map_err(StartError::from)?;
     let volumes = config.volumes.clone();
     let server = Server::start(config)?;
+    server.show_lab(Arc::new(Results::usual()));
     announce(&server, &volumes, arguments.json).context("cannot write to stdout")?;
     service_manager::ready(&kept_names);
     let asked = async {

@@ -21,6 +21,7 @@ pub mod stores;
 mod targets;
 mod tls;
 mod trace;
+pub mod ways;
 
 pub use access::Object;
 pub use config::{Config, ConfigError};

@@ -16,7 +16,7 @@ use sarsen_scsi::{AccessError, AccessState, Array, TargetDevice};
 use tracing::{error, warn};
 
 use crate::config::{Config, ConfigError, Limits, Portal};
-use crate::control::{Api, Control, Opened, Web, WebError};
+use crate::control::{Api, Control, Lab, LabResults, Opened, Web, WebError};
 use crate::desired::{Desired, Invalid, OpenError, StateError};
 use crate::engine::{ChangeError, Engine, Force, Made, Prepared};
 use crate::events::Occurrence;
@@ -144,6 +144,7 @@ pub struct Server {
     cores: Arc<Cores>,
     engine: Arc<Engine>,
     desired: Option<Arc<Desired>>,
+    lab: Lab,
 }
 
 impl Server {
@@ -199,14 +200,20 @@ impl Server {
         let front = &engine.front;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         front.access.events.tell(&Occurrence::ServerStarted { version });
-        let api = Api { engine: engine.clone(), front: front.clone(), desired: desired.clone() };
+        let lab = Lab::default();
+        let api = Api {
+            engine: engine.clone(),
+            front: front.clone(),
+            desired: desired.clone(),
+            lab: lab.clone(),
+        };
         let control = control.map(|listener| Control::start(listener, api.clone()));
         let control = control.transpose().map_err(StartError::Cores)?;
         let isns = isns.map(|isns| Isns::start(isns, notices, front.clone()));
         let isns = isns.transpose().map_err(StartError::Cores)?;
         let web = web.map(|opened| Web::start(opened, api));
         let web = web.transpose().map_err(StartError::Cores)?;
-        Ok(Self { web, control, isns, cores, engine, desired })
+        Ok(Self { web, control, isns, cores, engine, desired, lab })
     }
 
     /// Opens what `desired`, which is finished, has and this server has not yet, and finds out who uses
@@ -272,6 +279,11 @@ impl Server {
     /// Looks at the certificates of portals now, instead of when the next connection comes in.
     pub fn reload_certificates(&self) {
         self.engine.reload_certificates();
+    }
+
+    /// Shows what the lab measured to who asks from now on.
+    pub fn show_lab(&self, results: Arc<dyn LabResults>) {
+        self.lab.take(results);
     }
 
     /// What is counted, as OpenMetrics text.

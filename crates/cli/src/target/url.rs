@@ -1,12 +1,11 @@
 //! `sarsen target url`: lines to paste where a disk is to be used.
 
-mod formats;
-
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use sarsen_initiator::Portal;
-use sarsen_node::control::schema::{self, Authentication, TargetList};
+use sarsen_node::control::schema::{self, TargetList};
+use sarsen_node::ways::{self, Client, Place, Way, ways};
 use serde::Serialize;
 
 use crate::control::Manner;
@@ -62,18 +61,17 @@ enum Format {
     Windows,
 }
 
-/// A way to a target's disks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Way {
-    portal: Portal,
-    /// The portal's group, where it is known.
-    group: Option<u16>,
-    tls: bool,
-    target: String,
-    luns: Vec<u16>,
-    /// Whom the initiator logs in as, if it has to.
-    user: Option<String>,
-    secret_file: String,
+impl From<Format> for ways::Format {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Libiscsi => Self::Libiscsi,
+            Format::Iscsiadm => Self::Iscsiadm,
+            Format::Qemu => Self::Qemu,
+            Format::Ipxe => Self::Ipxe,
+            Format::Esxi => Self::Esxi,
+            Format::Windows => Self::Windows,
+        }
+    }
 }
 
 /// The stable shape of `--json`.
@@ -95,15 +93,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let mut shown = Vec::new();
     for way in &ways {
-        let lines = match way.tls && arguments.format != Format::Libiscsi {
-            true => {
-                eprintln!(
-                    "sarsen: {} speaks TLS, which this client does not: put stunnel before it",
-                    way.portal
-                );
-                continue;
-            }
-            false => formats::lines(arguments.format, way),
+        let Some(lines) = way.lines(arguments.format.into()) else {
+            eprintln!(
+                "sarsen: {} speaks TLS, which this client does not: put stunnel before it",
+                way.portal
+            );
+            continue;
         };
         shown.push(Shown { target: way.target.clone(), portal: way.portal.to_string(), lines });
     }
@@ -119,7 +114,7 @@ fn explicit(arguments: &Arguments, portal: &Portal, target: &str) -> anyhow::Res
     let url = format!("iscsi://{portal}/{target}/{}", arguments.lun);
     let url: sarsen_initiator::Url = url.parse().map_err(|error| UsageError(format!("{error}")))?;
     Ok(Way {
-        portal: url.portal,
+        portal: Place { host: url.portal.host, port: url.portal.port },
         group: None,
         tls: false,
         target: url.target,
@@ -139,34 +134,12 @@ fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Resul
         return Err(NotFoundError(format!("there is no target {name}: {advice}")).into());
     }
     let host = arguments.host.clone().or_else(own_name);
-    let mut ways = Vec::new();
-    for target in targets {
-        let demanded = (target.authentication == Authentication::Chap).then(|| "USER".to_owned());
-        for portal in &target.portals {
-            ways.push(Way {
-                portal: reachable(&portal.address, host.as_deref())?,
-                group: Some(portal.group),
-                tls: portal.tls,
-                target: target.name.clone(),
-                luns: target.luns.iter().map(|unit| unit.lun).collect(),
-                user: arguments.user.clone().or_else(|| demanded.clone()),
-                secret_file: arguments.secret_file.clone(),
-            });
-        }
-    }
-    Ok(ways)
-}
-
-/// Where a client finds what listens at `address`.
-fn reachable(address: &str, host: Option<&str>) -> anyhow::Result<Portal> {
-    let mut portal: Portal = address.parse()?;
-    let ip: Option<std::net::IpAddr> = portal.host.parse().ok();
-    if let (Some(ip), Some(host)) = (ip, host)
-        && ip.is_unspecified()
-    {
-        portal.host = host.trim_matches(['[', ']']).to_owned();
-    }
-    Ok(portal)
+    let client = Client {
+        host: host.as_deref(),
+        user: arguments.user.as_deref(),
+        secret_file: &arguments.secret_file,
+    };
+    Ok(targets.into_iter().flat_map(|target| ways(target, client)).collect())
 }
 
 /// What this machine is called.
@@ -179,7 +152,7 @@ fn own_name() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use sarsen_node::control::schema::{TargetLun, TargetPortal, TargetState};
+    use sarsen_node::control::schema::{Authentication, TargetLun, TargetPortal, TargetState};
 
     use super::*;
 
@@ -194,34 +167,26 @@ mod tests {
         Line::try_parse_from(words).map(|line| line.arguments)
     }
 
-    fn target(name: &str, authentication: Authentication) -> schema::Target {
-        let portal = |address: &str, tls| TargetPortal { address: address.into(), group: 3, tls };
-        schema::Target {
+    #[test]
+    fn targets_of_the_server_are_those_that_are_named() {
+        let target = |name: &str| schema::Target {
             name: name.into(),
             alias: None,
             state: TargetState::InService,
             redirect: None,
             portal_groups: None,
             session_count: 0,
-            portals: vec![portal("0.0.0.0:3260", false), portal("[2001:db8::1]:3261", true)],
-            luns: vec![TargetLun { lun: 0 }, TargetLun { lun: 7 }],
-            authentication,
-        }
-    }
-
-    #[test]
-    fn a_target_of_the_server_is_reached_by_each_of_its_portals() {
-        let all =
-            [target("iqn.x:a", Authentication::None), target("iqn.x:b", Authentication::Chap)];
+            portals: vec![TargetPortal { address: "0.0.0.0:3260".into(), group: 1, tls: false }],
+            luns: vec![TargetLun { lun: 0 }],
+            authentication: Authentication::None,
+        };
+        let all = [target("iqn.x:a"), target("iqn.x:b")];
         let arguments = parse("iqn.x:b --host san.example").expect("valid");
-        let ways = of_server(&arguments, &all).expect("two");
-        let seen: Vec<_> = ways.iter().map(|way| (way.portal.to_string(), way.tls)).collect();
-        let expected = [("san.example:3260".into(), false), ("[2001:db8::1]:3261".into(), true)];
-        assert_eq!(seen, expected);
-        assert!(ways.iter().all(|way| way.user.as_deref() == Some("USER")), "CHAP is demanded");
-        assert!(ways.iter().all(|way| way.luns == [0, 7] && way.group == Some(3)));
-        let open = of_server(&parse("iqn.x:a").expect("valid"), &all).expect("two");
-        assert!(open.iter().all(|way| way.user.is_none()));
+        let ways = of_server(&arguments, &all).expect("one");
+        let seen: Vec<_> =
+            ways.iter().map(|way| (way.target.as_str(), way.portal.to_string())).collect();
+        assert_eq!(seen, [("iqn.x:b", "san.example:3260".to_owned())]);
+        assert_eq!(of_server(&parse("").expect("valid"), &all).expect("two").len(), 2);
         let absent = of_server(&parse("iqn.x:c").expect("valid"), &all).expect_err("absent");
         assert!(absent.downcast_ref::<NotFoundError>().is_some());
     }

@@ -469,7 +469,7 @@ fn wrong_body(error: &serde_json::Error) -> ApiError {
 }
 
 /// What stands behind the question mark; nothing is all as it is unless given.
-fn parse_query<T: DeserializeOwned>(query: Option<String>) -> Result<T, ApiError> {
+pub(super) fn parse_query<T: DeserializeOwned>(query: Option<String>) -> Result<T, ApiError> {
     let uri = format!("/?{}", query.unwrap_or_default());
     let uri = uri.parse().map_err(|_| ApiError::invalid(None, "the query is no query"))?;
     let Query(parsed) = Query::try_from_uri(&uri)

@@ -3,13 +3,16 @@
 
 mod client;
 mod config;
+mod console;
 mod error;
 mod events;
+mod lab;
 mod openapi;
 mod routes;
 pub mod schema;
 mod statistics;
 mod trace;
+mod ways;
 mod web;
 
 use std::io;
@@ -24,6 +27,8 @@ use tokio::sync::watch;
 use tracing::{error, warn};
 
 pub use self::client::{Client, ClientError, path_segment};
+pub(crate) use self::lab::Lab;
+pub use self::lab::{LabFormat, LabResults};
 pub use self::web::WebError;
 pub(crate) use self::web::{Opened, Web};
 use crate::desired::Desired;
@@ -44,11 +49,19 @@ pub(crate) struct Api {
     pub(crate) front: Arc<Front>,
     /// Of a server that has a state.
     pub(crate) desired: Option<Arc<Desired>>,
+    /// What the lab measured.
+    pub(crate) lab: Lab,
 }
 
 impl FromRef<Api> for Arc<Front> {
     fn from_ref(api: &Api) -> Self {
         api.front.clone()
+    }
+}
+
+impl FromRef<Api> for Lab {
+    fn from_ref(api: &Api) -> Self {
+        api.lab.clone()
     }
 }
 

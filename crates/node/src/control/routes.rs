@@ -23,7 +23,7 @@ use super::schema::{
     SessionKind, SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained,
     VolumeList, unix_seconds,
 };
-use super::{Api, VERSION, config, events, statistics, trace};
+use super::{Api, VERSION, config, events, lab, statistics, trace, ways};
 use crate::config::{Portal, Redirect, parse_redirect_address};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
 use crate::events::Occurrence;
@@ -65,7 +65,10 @@ pub(super) fn router(api: Api) -> Router {
         .route("/sessions", get(sessions))
         .route("/sessions/{tsih}/drain", post(drain_session))
         .route("/volumes", get(volumes))
+        .route("/lab/runs", get(lab::runs))
+        .route("/lab/runs/{id}/report", get(lab::report))
         .route("/targets", get(targets))
+        .route("/targets/{name}/lines", get(ways::lines))
         .route("/targets/{name}/drain", post(drain_target))
         .route("/targets/{name}/undrain", post(undrain_target))
         .merge(config::router());

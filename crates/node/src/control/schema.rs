@@ -336,6 +336,59 @@ pub struct RevisionList {
     pub revisions: Vec<Revision>,
 }
 
+/// `GET /v1/targets/{name}/lines`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetLines {
+    /// One for each portal.
+    pub ways: Vec<WayLines>,
+}
+
+/// What is pasted to reach a target by one of its portals.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WayLines {
+    /// Host and port.
+    pub portal: String,
+    /// Its portal group.
+    pub group: Option<u16>,
+    /// It is reached by TLS alone.
+    pub tls: bool,
+    /// For those clients that can reach it.
+    pub formats: Vec<FormatLines>,
+}
+
+/// What is pasted for one kind of client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FormatLines {
+    /// `libiscsi`, `iscsiadm`, `qemu`, `ipxe`, `esxi` or `windows`.
+    pub format: String,
+    /// In this order.
+    pub lines: Vec<String>,
+}
+
+/// `GET /v1/lab/runs`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LabRunList {
+    /// The oldest first.
+    pub runs: Vec<LabRun>,
+}
+
+/// A run of the lab.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LabRun {
+    /// Its number.
+    pub id: i64,
+    /// Which study.
+    pub study: String,
+    /// `full` or `quick`.
+    pub scale: String,
+    /// Who took part.
+    pub contestants: Vec<String>,
+    /// In seconds since 1970.
+    pub began_at: u64,
+    /// The same, once it is complete.
+    pub ended_at: Option<u64>,
+}
+
 /// The body of an answer that is none: status 400 and above.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailureBody {

@@ -27,7 +27,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info};
 
 use super::error::ApiError;
-use super::{Api, routes};
+use super::{Api, console, routes};
 use crate::config::{ApiConfig, TlsConfig};
 use crate::tls::{Tls, TlsError};
 
@@ -180,7 +180,11 @@ impl Drop for Web {
 
 fn router(api: Api, guard: Guard, secure: bool) -> Router {
     let login = Router::new().route("/v1/login", post(login)).with_state((guard.clone(), secure));
-    routes::router(api).layer(middleware::from_fn_with_state(guard, admit)).merge(login)
+    routes::router(api)
+        .fallback(console::file)
+        .layer(middleware::from_fn_with_state(guard, admit))
+        .merge(login)
+        .layer(middleware::from_fn(console::guarded))
 }
 
 /// Lets a request through, or does not.

@@ -141,11 +141,12 @@ fn power_shell(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Place;
     use super::*;
 
-    fn way(portal: &str, luns: &[u16], user: Option<&str>) -> Way {
+    fn way(host: &str, luns: &[u16], user: Option<&str>) -> Way {
         Way {
-            portal: portal.parse().expect("a portal"),
+            portal: Place { host: host.into(), port: 3260 },
             group: Some(1),
             tls: false,
             target: "iqn.2026-01.x:a".into(),
@@ -163,8 +164,8 @@ mod tests {
             "iscsi://192.0.2.1:3260/iqn.2026-01.x:a/5",
         ];
         assert_eq!(plain, expected);
-        let user = lines(Format::Libiscsi, &way("[2001:db8::1]:1", &[0], Some("host")));
-        assert_eq!(user, ["iscsi://host@[2001:db8::1]:1/iqn.2026-01.x:a/0"]);
+        let user = lines(Format::Libiscsi, &way("2001:db8::1", &[0], Some("host")));
+        assert_eq!(user, ["iscsi://host@[2001:db8::1]:3260/iqn.2026-01.x:a/0"]);
         let tls = Way { tls: true, ..way("box", &[0], None) };
         assert_eq!(lines(Format::Libiscsi, &tls), ["iscsis://box:3260/iqn.2026-01.x:a/0"]);
     }
@@ -203,7 +204,7 @@ mod tests {
 
     #[test]
     fn rfc4173_5_luns_are_hexadecimal_and_addresses_in_brackets() {
-        let lines = lines(Format::Ipxe, &way("[2001:db8::1]", &[0, 16, 256], Some("host")));
+        let lines = lines(Format::Ipxe, &way("2001:db8::1", &[0, 16, 256], Some("host")));
         let expected = [
             "set username host",
             "set password SECRET",

@@ -1,0 +1,165 @@
+//! The console: the page that a browser is given, and what it loads. It is built from `console/` by
+//! `cargo xtask console`, and is a part of the program.
+
+use axum::extract::Request;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use rust_embed::{EmbeddedFile, RustEmbed};
+
+use super::VERSION;
+use super::error::ApiError;
+
+/// As Vite wrote them.
+#[derive(RustEmbed)]
+#[folder = "../../console/dist"]
+struct Files;
+
+const PAGE: &str = "index.html";
+/// Files whose names change with what is in them.
+const ASSETS: &str = "assets/";
+/// The page loads its own files and asks its own server, and nobody shows it in a frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// An answer of the API is no page at all.
+const NO_PAGE: &str = "default-src 'none'; frame-ancestors 'none'";
+
+/// Answers what is no path of the API. The console has paths of its own, which all are its page.
+pub(super) async fn file(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    let path = uri.path();
+    let is_api =
+        path == VERSION || path.strip_prefix(VERSION).is_some_and(|rest| rest.starts_with('/'));
+    if is_api {
+        return ApiError::not_found(format!("there is no {path}")).into_response();
+    }
+    if !method.is_safe() {
+        let message = format!("{path} does not take {method}");
+        return ApiError::method_not_allowed(message).into_response();
+    }
+    let path = path.trim_start_matches('/');
+    match Files::get(path) {
+        Some(found) if path != PAGE => answer(&found, path, &headers),
+        None if path.starts_with(ASSETS) => {
+            ApiError::not_found(format!("there is no {}", uri.path())).into_response()
+        }
+        _ => {
+            let page = Files::get(PAGE).expect("the console has been built");
+            answer(&page, PAGE, &headers)
+        }
+    }
+}
+
+fn answer(file: &EmbeddedFile, path: &str, headers: &HeaderMap) -> Response {
+    let hash = file.metadata.sha256_hash();
+    let tag: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let tag = format!("\"{tag}\"");
+    let caching = match path.starts_with(ASSETS) {
+        true => "public, max-age=31536000, immutable",
+        false => "no-cache",
+    };
+    let known = headers.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
+    let is_known = known.is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
+    let described = [(ETAG, tag), (CACHE_CONTROL, caching.to_owned())];
+    if is_known {
+        return (StatusCode::NOT_MODIFIED, described).into_response();
+    }
+    let described = (described, [(CONTENT_SECURITY_POLICY, POLICY), (CONTENT_TYPE, kind(path))]);
+    (described.0, described.1, file.data.clone()).into_response()
+}
+
+/// What a file is, by its name.
+fn kind(path: &str) -> &'static str {
+    match path.rsplit_once('.').map_or("", |(_, ending)| ending) {
+        "html" => "text/html; charset=utf-8",
+        "js" => "text/javascript; charset=utf-8",
+        "css" => "text/css; charset=utf-8",
+        "svg" => "image/svg+xml",
+        _ => "application/octet-stream",
+    }
+}
+
+/// Tells browsers what they are not to do with an answer.
+pub(super) async fn guarded(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (X_FRAME_OPTIONS, "DENY"),
+        (REFERRER_POLICY, "no-referrer"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    // What the server says holds for now, and may be for its owner alone.
+    for (name, value) in [(CACHE_CONTROL, "no-store"), (CONTENT_SECURITY_POLICY, NO_PAGE)] {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(method: Method, path: &str, headers: HeaderMap) -> Response {
+        use futures_util::FutureExt as _;
+        let uri = path.parse().expect("a path");
+        file(method, uri, headers).now_or_never().expect("it waits for nothing")
+    }
+
+    fn header<'a>(response: &'a Response, name: &str) -> &'a str {
+        response.headers().get(name).map_or("", |value| value.to_str().expect("text"))
+    }
+
+    #[test]
+    fn every_path_that_is_not_the_apis_is_the_page() {
+        for path in ["/", "/volumes", "/volumes/a.js", "/index.html", "/v1x"] {
+            let response = ask(Method::GET, path, HeaderMap::new());
+            assert_eq!(response.status(), StatusCode::OK, "{path}");
+            assert_eq!(header(&response, "content-type"), "text/html; charset=utf-8");
+            assert_eq!(header(&response, "cache-control"), "no-cache");
+            assert!(header(&response, "content-security-policy").contains("script-src 'self'"));
+        }
+        for (method, path, status) in [
+            (Method::GET, "/v1", StatusCode::NOT_FOUND),
+            (Method::GET, "/v1/nothing", StatusCode::NOT_FOUND),
+            (Method::GET, "/assets/nothing.js", StatusCode::NOT_FOUND),
+            (Method::GET, "/assets/../index.html", StatusCode::NOT_FOUND),
+            (Method::POST, "/", StatusCode::METHOD_NOT_ALLOWED),
+        ] {
+            assert_eq!(ask(method, path, HeaderMap::new()).status(), status, "{path}");
+        }
+    }
+
+    #[test]
+    fn what_the_page_loads_is_there_and_is_kept_for_good() {
+        let page = Files::get(PAGE).expect("built");
+        let page = String::from_utf8(page.data.into_owned()).expect("text");
+        let loaded: Vec<_> = page.split('"').filter(|word| word.starts_with("/assets/")).collect();
+        assert_eq!(loaded.len(), 3, "a script, a style sheet and an icon: {page}");
+        for path in loaded {
+            let response = ask(Method::GET, path, HeaderMap::new());
+            assert_eq!(response.status(), StatusCode::OK, "{path}");
+            assert_ne!(header(&response, "content-type"), "application/octet-stream");
+            assert!(header(&response, "cache-control").contains("immutable"));
+        }
+        assert!(!page.contains("http://") && !page.contains("https://"), "{page}");
+    }
+
+    #[test]
+    fn a_page_that_is_known_is_not_sent_again() {
+        let tag = header(&ask(Method::GET, "/", HeaderMap::new()), "etag").to_owned();
+        let headers =
+            |tag: &str| HeaderMap::from_iter([(IF_NONE_MATCH, tag.parse().expect("a tag"))]);
+        for (known, status) in [
+            (tag.as_str(), StatusCode::NOT_MODIFIED),
+            (&format!("\"other\", {tag}"), StatusCode::NOT_MODIFIED),
+            ("\"other\"", StatusCode::OK),
+        ] {
+            assert_eq!(ask(Method::GET, "/", headers(known)).status(), status, "{known}");
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! `GET /v1/lab/runs`: what the lab measured. The lab is above this floor: who starts the server hands its
+//! results in.
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::extract::{Path, RawQuery, State};
+use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+
+use super::config::parse_query;
+use super::error::ApiError;
+use super::routes::{Answer, Json};
+use super::schema::{LabRun, LabRunList};
+
+/// A report brings its styles along; it asks nobody for anything, and is not this server's page.
+const REPORT_POLICY: &str =
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; sandbox";
+
+/// What the lab measured, as it is kept.
+pub trait LabResults: Send + Sync + fmt::Debug {
+    /// All runs, the oldest first, or why they cannot be read.
+    fn runs(&self) -> Result<Vec<LabRun>, String>;
+
+    /// The report of a run, if there is that run, or why it cannot be read.
+    fn report(&self, run: i64, format: LabFormat) -> Result<Option<Vec<u8>>, String>;
+}
+
+/// How a report is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LabFormat {
+    /// For programs.
+    #[default]
+    Json,
+    /// A page with charts, which loads nothing.
+    Html,
+}
+
+type Results = Option<Arc<dyn LabResults>>;
+
+pub(super) async fn runs(State(results): State<Results>) -> Answer<LabRunList> {
+    let Some(results) = results else { return Ok(Json(LabRunList { runs: Vec::new() })) };
+    let runs = read(move || results.runs()).await?;
+    Ok(Json(LabRunList { runs }))
+}
+
+pub(super) async fn report(
+    State(results): State<Results>,
+    Path(run): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, ApiError> {
+    #[derive(Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Wanted {
+        format: LabFormat,
+    }
+    let Wanted { format } = parse_query(query)?;
+    let number: Option<i64> = run.parse().ok();
+    let found = match results.zip(number) {
+        Some((results, number)) => read(move || results.report(number, format)).await?,
+        None => None,
+    };
+    let report = found.ok_or_else(|| {
+        ApiError::not_found(format!("the lab has no run {run}: `sarsen lab runs` has them"))
+    })?;
+    let kind = match format {
+        LabFormat::Json => "application/json",
+        LabFormat::Html => "text/html; charset=utf-8",
+    };
+    Ok(([(CONTENT_TYPE, kind), (CONTENT_SECURITY_POLICY, REPORT_POLICY)], report).into_response())
+}
+
+/// Reads the archive where nobody waits for the disk.
+async fn read<T: Send + 'static>(
+    reading: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(reading).await;
+    done.map_err(|_| ApiError::internal("reading the archive broke off; see the log"))?
+        .map_err(ApiError::internal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct One;
+
+    impl LabResults for One {
+        fn runs(&self) -> Result<Vec<LabRun>, String> {
+            Err("the archive is of another program".to_owned())
+        }
+
+        fn report(&self, run: i64, format: LabFormat) -> Result<Option<Vec<u8>>, String> {
+            Ok((run == 1).then(|| format!("{format:?}").into_bytes()))
+        }
+    }
+
+    async fn ask(run: &str, query: Option<&str>) -> Result<Response, ApiError> {
+        let (run, query) = (Path(run.to_owned()), RawQuery(query.map(str::to_owned)));
+        report(State(Some(Arc::new(One))), run, query).await
+    }
+
+    #[test]
+    fn reports_are_given_in_the_format_that_is_asked_for() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            for (query, kind) in
+                [(None, "application/json"), (Some("format=html"), "text/html; charset=utf-8")]
+            {
+                let response = ask("1", query).await.expect("there");
+                assert_eq!(response.headers()[CONTENT_TYPE], kind);
+                let policy = response.headers()[CONTENT_SECURITY_POLICY].to_str().expect("text");
+                assert!(policy.ends_with("sandbox"), "it runs nothing: {policy}");
+            }
+            for (run, query) in [("2", None), ("x", None), ("1", Some("format=exe"))] {
+                assert!(ask(run, query).await.is_err(), "{run} {query:?}");
+            }
+            assert!(runs(State(Some(Arc::new(One)))).await.is_err(), "the reason is told");
+            assert!(runs(State(None)).await.is_ok_and(|Json(list)| list.runs.is_empty()));
+        });
+    }
+}

@@ -1,0 +1,77 @@
+//! `GET /v1/targets/{name}/lines`: what is pasted where a target's disks are to be used.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, RawQuery, State};
+use serde::Deserialize;
+
+use super::config::parse_query;
+use super::error::ApiError;
+use super::routes::{self, Answer, Json};
+use super::schema::{FormatLines, TargetLines, WayLines};
+use crate::fronts::iscsi::Front;
+use crate::ways::{Client, Format, ways};
+
+/// What a query may say.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Wanted {
+    host: Option<String>,
+    user: Option<String>,
+    secret_file: Option<String>,
+}
+
+pub(super) async fn lines(
+    State(front): State<Arc<Front>>,
+    Path(name): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Answer<TargetLines> {
+    let Wanted { host, user, secret_file } = parse_query(query)?;
+    if host.as_deref().is_some_and(|host| !is_host(host)) {
+        let message = "write a name or an address, such as san.example or 10.0.0.1";
+        return Err(ApiError::invalid(Some("host"), message));
+    }
+    let Json(list) = routes::targets(State(front)).await;
+    let target = list.targets.iter().find(|target| target.name == name);
+    let target = target.ok_or_else(|| {
+        ApiError::not_found(format!("there is no target {name}: `sarsen target list` has them"))
+    })?;
+    let client = Client {
+        host: host.as_deref(),
+        user: user.as_deref(),
+        secret_file: secret_file.as_deref().unwrap_or("SECRET-FILE"),
+    };
+    let ways = ways(target, client).into_iter().map(|way| WayLines {
+        portal: way.portal.to_string(),
+        group: way.group,
+        tls: way.tls,
+        formats: Format::ALL
+            .into_iter()
+            .filter_map(|format| {
+                Some(FormatLines { format: format.name().to_owned(), lines: way.lines(format)? })
+            })
+            .collect(),
+    });
+    Ok(Json(TargetLines { ways: ways.collect() }))
+}
+
+/// Whoever can paste it can read it: what is no name must not become a command.
+fn is_host(text: &str) -> bool {
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b".:-_[]%".contains(&byte);
+    !text.is_empty() && !text.starts_with('-') && text.bytes().all(letter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_host_is_put_in_no_line() {
+        for host in ["san.example", "10.0.0.1", "[::1]", "fe80::1%eth0", "a_b-c"] {
+            assert!(is_host(host), "{host}");
+        }
+        for host in ["", "$(reboot)", "a b", "a;b", "a'b", "--help", "a/b"] {
+            assert!(!is_host(host), "{host}");
+        }
+    }
+}
