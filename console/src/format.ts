@@ -26,6 +26,7 @@ export function size(bytes: number): string {
 
 /** Bytes per second, in decimal units as networks have them. */
 export function throughput(bytesPerSecond: number): string {
+  if (bytesPerSecond === 0) return "0 MB/s";
   return `${short(bytesPerSecond / 1e6)} MB/s`;
 }
 
@@ -37,17 +38,24 @@ export function iops(value: number): string {
 /** A latency. */
 export function latency(nanoseconds: number | null): string {
   if (nanoseconds === null) return "–";
+  if (nanoseconds === 0) return "0";
   if (nanoseconds >= 1e9) return `${short(nanoseconds / 1e9)} s`;
   if (nanoseconds >= 1e6) return `${short(nanoseconds / 1e6)} ms`;
   return `${short(nanoseconds / 1e3)} µs`;
 }
 
+const two = (value: number) => String(value).padStart(2, "0");
+
+/** A time of day, in the reader's time zone. */
+export function clock(unixSeconds: number): string {
+  const time = new Date(unixSeconds * 1000);
+  return `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
+}
+
 /** A moment, in the reader's time zone. */
 export function moment(unixSeconds: number): string {
   const time = new Date(unixSeconds * 1000);
-  const two = (value: number) => String(value).padStart(2, "0");
-  const day = `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
-  return `${day} ${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
+  return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())} ${clock(unixSeconds)}`;
 }
 
 /** How many of something: "1 volume", "2,000 volumes". */

@@ -1,6 +1,8 @@
 // Volumes as they are served, and as the state has them, put together.
 
+import { useEffect } from "preact/hooks";
 import { type ConfigState, type Document, type LiveVolume, type Refused, type Rule, type Target, type Volume, isUnmanaged, useResource } from "./api";
+import { useEntries } from "./live";
 
 export interface Shown {
   name: string;
@@ -43,8 +45,17 @@ export function exportOf(document: Document | null, volume: string): { target: T
 
 /** Both, asked for again as they change. */
 export function useInventory(): Inventory {
-  const config = useResource<ConfigState>("/config");
-  const live = useResource<{ volumes: LiveVolume[] }>("/volumes");
+  // The whole is large where there are thousands: it is asked for again when its revision is another one.
+  const newest = useResource<{ revisions: { revision: number }[] }>("/config/revisions?limit=1", 3000);
+  const config = useResource<ConfigState>("/config", 60000);
+  const live = useResource<{ volumes: LiveVolume[] }>("/volumes", 60000);
+  useEntries(newest.reload);
+  const revision = newest.data?.revisions[0]?.revision;
+  useEffect(() => {
+    if (revision === undefined || config.data === null || revision <= config.data.revision) return;
+    config.reload();
+    live.reload();
+  }, [revision, config.data]);
   const document = config.data?.document ?? null;
   const volumes = new Map<string, Shown>();
   const places = new Map<string, { target: string; lun: number }>();

@@ -2,7 +2,7 @@
 // rates and latencies of the second between them.
 
 import { useEffect, useState } from "preact/hooks";
-import { get } from "./api";
+import { type Refused, get } from "./api";
 
 export interface Quantiles {
   p50_nanoseconds: number;
@@ -25,6 +25,8 @@ export interface VolumeStatistics {
   queue_depth: number;
   operations: OperationStatistics[];
   errors: Record<string, number>;
+  /** Commands that waited for a limit. */
+  limited?: number;
   recent_seconds: number;
 }
 
@@ -49,14 +51,17 @@ export interface Point extends Rates {
   at: number;
 }
 
+/** Something that happened. */
 export interface Entry {
   id: number;
-  unix_seconds: number;
+  unix_ms: number;
+  severity: "info" | "warning" | "error";
   kind: string;
-  severity?: string;
   message: string;
-  explanation?: string | null;
-  [key: string]: unknown;
+  /** What to do about it. */
+  remedy: string | null;
+  /** What it is about. */
+  subject: Record<string, string>;
 }
 
 export type Link = "connecting" | "live" | "lost";
@@ -74,6 +79,7 @@ export interface Live {
 const KEPT = 120;
 const POLL_MS = 1000;
 const RETRY_MS = 3000;
+const TOGETHER_MS = 300;
 
 /** The latency that so large a part of commands did not take longer than; buckets are counts by index. */
 export function quantile(buckets: Map<number, number>, bounds: number[], part: number): number | null {
@@ -124,6 +130,7 @@ let source: EventSource | null = null;
 let polling: ReturnType<typeof setTimeout> | null = null;
 const listeners = new Set<(live: Live) => void>();
 const entryListeners = new Set<() => void>();
+let telling: ReturnType<typeof setTimeout> | null = null;
 const watching = new Map<string, number>();
 
 function tell(change: Partial<Live>): void {
@@ -151,7 +158,9 @@ async function poll(): Promise<void> {
   try {
     if (!document.hidden) take(await get<Statistics>("/statistics"));
     if (source === null) polling = setTimeout(poll, POLL_MS);
-  } catch {
+  } catch (error) {
+    // Who has shown the token connects again.
+    if ((error as Refused).status === 401) return;
     tell({ link: "lost" });
     polling = setTimeout(connect, RETRY_MS);
   }
@@ -165,7 +174,13 @@ export function connect(): void {
   const opened = new EventSource("/v1/live");
   source = opened;
   opened.addEventListener("statistics", (event) => take(JSON.parse(event.data) as Statistics));
-  opened.addEventListener("event", () => entryListeners.forEach((listener) => listener()));
+  opened.addEventListener("event", () => {
+    // Many at once are one reason to look.
+    telling ??= setTimeout(() => {
+      telling = null;
+      for (const listener of entryListeners) listener();
+    }, TOGETHER_MS);
+  });
   opened.onerror = () => {
     if (opened !== source) return;
     if (opened.readyState === EventSource.CLOSED) {

@@ -7,6 +7,7 @@
 mod bench;
 mod ci;
 mod conformance;
+mod console;
 mod fuzz;
 mod instructions;
 mod package;
@@ -39,6 +40,8 @@ enum Chore {
     Fuzz(fuzz::Options),
     /// The program beside tgt, istgt and the limit, with one client, interleaved.
     Bench(bench::Options),
+    /// The console, built with npm: what is committed as console/dist.
+    Console,
     /// How many instructions an I/O takes, held against what was accepted (valgrind is wanted).
     Instructions(instructions::Options),
     /// What people install: a Debian package, a static program, an image for containers.
@@ -55,6 +58,7 @@ fn main() -> Result<()> {
         Chore::Scoreboard => conformance::scoreboard(),
         Chore::Fuzz(options) => fuzz::run(&options),
         Chore::Bench(options) => bench::run(&options),
+        Chore::Console => console::build(),
         Chore::Instructions(options) => instructions::run(&options),
         Chore::Package(options) => package::run(&options),
     }

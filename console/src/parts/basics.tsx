@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import type { Refused } from "../api";
+import { many } from "../format";
 
 /** A screen's heading, which is focused when the screen opens, so that who listens knows where he is. */
 export function Heading(props: { children: ComponentChildren; title: string; actions?: ComponentChildren }) {
@@ -124,14 +125,14 @@ export function useFiltered<T>(items: T[], text: (item: T) => string) {
 }
 
 /** The field in which a filter is typed, and how much it leaves. */
-export function Filter(props: { of: ReturnType<typeof useFiltered<never>> | ReturnType<typeof useFiltered<any>>; what: string }) {
+export function Filter(props: { of: { filter: string; setFilter: (value: string) => void; found: number; all: number }; what: string }) {
   const { of } = props;
   const id = useId();
   return (
     <div class="filter">
       <label for={id}>Filter</label>
       <input id={id} type="search" value={of.filter} onInput={(event) => of.setFilter(event.currentTarget.value)} />
-      <span role="status">{of.filter ? `${of.found} of ${of.all}` : of.all} {props.what}</span>
+      <span role="status">{of.filter && `${of.found} of `}{many(of.all, props.what)}</span>
     </div>
   );
 }

@@ -29,7 +29,6 @@ export function ConfirmChange(props: {
   const [plan, setPlan] = useState<Changed | null>(null);
   const [error, setError] = useState<Refused | null>(null);
   const [busy, setBusy] = useState(false);
-  const wanted = JSON.stringify(edit);
   useEffect(() => {
     let gone = false;
     setPlan(null);
@@ -39,7 +38,7 @@ export function ConfirmChange(props: {
       (refused: Refused) => gone || setError(refused),
     );
     return () => void (gone = true);
-  }, [wanted]);
+  }, [edit.method, edit.path, edit.body]);
   const interrupts = plan?.interrupts ?? [];
   const confirm = async () => {
     setBusy(true);

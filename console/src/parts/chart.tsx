@@ -2,6 +2,7 @@
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
+import { clock } from "../format";
 import { onThemeChange } from "../theme";
 
 export interface Series {
@@ -41,11 +42,11 @@ export function Chart(props: { title: string; times: number[]; series: Series[];
         legend: { live: true },
         scales: { y: { range: (_, __, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [
-          { ...lines, space: 80 },
+          { ...lines, space: 90, values: (_, ticks) => ticks.map(clock) },
           { ...lines, size: 72, values: (_, ticks) => ticks.map(format) },
         ],
         series: [
-          { label: "Time", value: (_, at) => (at === null ? "" : new Date(at * 1000).toLocaleTimeString()) },
+          { label: "Time", value: (_, at) => (at === null ? "" : clock(at)) },
           ...series.map(({ label, colour: name }) => ({
             label,
             stroke: colour(name),
@@ -69,7 +70,11 @@ export function Chart(props: { title: string; times: number[]; series: Series[];
       plot.current = null;
     };
   }, [labels]);
-  useEffect(() => plot.current?.setData(data()), [times]);
+  useEffect(() => {
+    plot.current?.setData(data());
+    // Where nobody points at a moment, the legend tells the last one.
+    if (plot.current?.cursor.idx == null) plot.current?.setLegend({ idx: times.length - 1 });
+  }, [times]);
   const lastOf = (values: (number | null)[]) => {
     const value = values.at(-1);
     return value === null || value === undefined ? "none" : format(value);

@@ -33,7 +33,7 @@ export function Access() {
       <Trouble error={error ?? inventory.error} />
       <Unmanaged shown={!inventory.managed} />
       {data && all.length === 0 && <p class="quiet">There are no targets.</p>}
-      {all.length > 0 && <Filter of={of} what="targets" />}
+      {all.length > 0 && <Filter of={of} what="target" />}
       <ul class="map" aria-label="Targets">
         {of.shown.map((row) => <MapRow key={row.name} row={row} document={inventory.document} onDone={done} />)}
       </ul>
@@ -165,7 +165,7 @@ function Hosts(props: { document: Document; onDone: () => void }) {
       {hosts.length === 0 && <p class="quiet">A host gives initiators a name of yours, for targets to let in.</p>}
       {hosts.length > 0 && (
         <>
-          <Filter of={of} what="hosts" />
+          <Filter of={of} what="host" />
           <div class="scroll">
             <table>
               <thead><tr><th scope="col">Host</th><th scope="col">Is</th><th scope="col">Reaches</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>

@@ -1,52 +1,65 @@
-// What happened, and what to make of it.
+// What happened, and what to do about it.
 
 import { useCallback, useState } from "preact/hooks";
-import { type Refused, useResource } from "../api";
+import { type Refused, segment, useResource } from "../api";
 import * as format from "../format";
 import { type Entry, useEntries } from "../live";
 import { Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
 
-/** The event log; a server that has none has no entries. */
-export function usePolledEntries(query: string): { entries: Entry[]; error: Refused | null; loaded: boolean } {
-  const { data, error, reload } = useResource<{ events: Entry[] }>(`/events${query}`);
+/** The event log, the newest first; a server that has none has no entries. */
+export function useLog(query: string): { entries: Entry[]; error: Refused | null; loaded: boolean } {
+  const { data, error, reload } = useResource<{ events: Entry[] }>(`/events${query}`, 15000);
   useEntries(reload);
-  return { entries: data?.events ?? [], error: error?.status === 404 ? null : error, loaded: data !== null };
+  return { entries: data?.events.toReversed() ?? [], error: error?.status === 404 ? null : error, loaded: data !== null };
 }
 
+const SEVERITIES = { info: "all", warning: "warnings and errors", error: "errors" };
+
 export function Events() {
-  const { entries, error, loaded } = usePolledEntries("?limit=1000");
+  const [severity, setSeverity] = useState<keyof typeof SEVERITIES>("info");
+  const { entries, error, loaded } = useLog(`?limit=1000&severity=${severity}`);
   const [kind, setKind] = useState("");
-  const kinds = [...new Set(entries.map((entry) => entry.kind))].sort();
+  const kinds = [...new Set([...entries.map((entry) => entry.kind), ...(kind ? [kind] : [])])].sort();
   const chosen = useCallback((entry: Entry) => kind === "" || entry.kind === kind, [kind]);
-  const of = useFiltered(entries.filter(chosen), (entry) => Object.values(entry).join(" "));
+  const of = useFiltered(entries.filter(chosen), ({ kind, message, subject }) => [kind, message, ...Object.values(subject)].join(" "));
   return (
     <>
       <Heading title="Events">Events</Heading>
       <Trouble error={error} />
-      {loaded && entries.length === 0 && <p class="quiet">Nothing has happened yet.</p>}
-      {entries.length > 0 && (
-        <>
-          <div class="filters">
-            <Filter of={of} what="events" />
-            <label>Kind{" "}
-              <select value={kind} onChange={(event) => setKind(event.currentTarget.value)}>
-                <option value="">all</option>
-                {kinds.map((kind) => <option value={kind}>{kind.replaceAll("_", " ")}</option>)}
-              </select>
-            </label>
-          </div>
-          <ol class="log" aria-label="Events">
-            {of.shown.map((entry) => (
-              <li key={entry.id} class={entry.severity}>
-                <p class="quiet"><time>{format.moment(entry.unix_seconds)}</time> {entry.kind.replaceAll("_", " ")}</p>
-                <p class="name">{entry.message}</p>
-                {entry.explanation && <p class="explanation">{entry.explanation}</p>}
-              </li>
-            ))}
-          </ol>
-          <Pages of={of} />
-        </>
-      )}
+      <div class="filters">
+        <Filter of={of} what="event" />
+        <label>Kind{" "}
+          <select value={kind} onChange={(event) => setKind(event.currentTarget.value)}>
+            <option value="">all</option>
+            {kinds.map((kind) => <option value={kind}>{words(kind)}</option>)}
+          </select>
+        </label>
+        <label>Severity{" "}
+          <select value={severity} onChange={(event) => setSeverity(event.currentTarget.value as keyof typeof SEVERITIES)}>
+            {Object.entries(SEVERITIES).map(([value, name]) => <option value={value}>{name}</option>)}
+          </select>
+        </label>
+      </div>
+      {loaded && entries.length === 0 && <p class="quiet">Nothing of the kind has happened.</p>}
+      <ol class="log" aria-label="Events">
+        {of.shown.map((entry) => <One key={entry.id} entry={entry} />)}
+      </ol>
+      <Pages of={of} />
     </>
+  );
+}
+
+const words = (kind: string) => kind.replaceAll("_", " ");
+
+function One(props: { entry: Entry }) {
+  const { severity, unix_ms, kind, message, remedy, subject } = props.entry;
+  const { volume } = subject;
+  return (
+    <li class={severity}>
+      <p class="quiet"><time dateTime={new Date(unix_ms).toISOString()}>{format.moment(unix_ms / 1000)}</time> {words(kind)}{severity === "info" ? "" : `, ${severity}`}</p>
+      <p class="name">{message}</p>
+      {remedy && <p class="remedy name"><strong>What to do:</strong> {remedy}</p>}
+      {volume && <p><a href={`/volumes/${segment(volume)}`}>To volume {volume}</a></p>}
+    </li>
   );
 }

@@ -3,17 +3,17 @@
 import { type LiveTarget, type Session, useResource } from "../api";
 import * as format from "../format";
 import { useInventory } from "../inventory";
-import { type Live, type Point, useLive } from "../live";
+import { type Entry, type Live, type Point, useLive } from "../live";
 import { Figure, Heading, Trouble } from "../parts/basics";
 import { Chart } from "../parts/chart";
-import { usePolledEntries } from "./events";
+import { useLog } from "./events";
 
 export function Overview() {
   const live = useLive();
   const inventory = useInventory();
   const { data: sessions, error } = useResource<{ sessions: Session[] }>("/sessions");
-  const { data: targets } = useResource<{ targets: LiveTarget[] }>("/targets");
-  const { entries } = usePolledEntries("?limit=20");
+  const { data: targets } = useResource<{ targets: LiveTarget[] }>("/targets", 10000);
+  const { entries } = useLog("?limit=20&severity=warning");
   const points = live.points;
   const last = points.at(-1);
   const worries = worriesOf(targets?.targets ?? [], live, entries);
@@ -29,7 +29,8 @@ export function Overview() {
       <Trouble error={error} />
       {loaded && (
         <p class={worries.length > 0 ? "health worried" : "health"} role="status">
-          {worries.length > 0 ? `${worries.join("; ")}.` : "All is well."} <span class="quiet">{things}.</span>
+          {worries.length > 0 ? <>{sentence(worries.join("; "))} <a href="/events">To the events</a></> : "All is well."}{" "}
+          <span class="quiet">{things}.</span>
         </p>
       )}
       {inventory.loaded && inventory.volumes.length === 0 && inventory.managed && (
@@ -42,18 +43,22 @@ export function Overview() {
   );
 }
 
+/** How long an event is a worry. */
+const LATELY_MS = 15 * 60 * 1000;
+
 /** What a person should look at. */
-function worriesOf(targets: LiveTarget[], live: Live, entries: { unix_seconds: number; severity?: string; message: string }[]): string[] {
+function worriesOf(targets: LiveTarget[], live: Live, entries: Entry[]): string[] {
   const out = targets.filter(({ state }) => state === "draining" || state === "drained");
   const worries = [];
   if (live.link === "lost") worries.push("The server does not answer");
   if (out.length === 1) worries.push(`Target ${out[0]!.name} is out of service`);
   if (out.length > 1) worries.push(`${format.count(out.length)} targets are out of service`);
-  const hourAgo = Date.now() / 1000 - 3600;
-  const bad = entries.filter(({ severity, unix_seconds }) => (severity === "error" || severity === "warning") && unix_seconds > hourAgo);
-  if (bad.length > 0) worries.push(`${bad[0]!.message}${bad.length > 1 ? ` (and ${bad.length - 1} more events)` : ""}`);
+  const late = entries.filter(({ unix_ms }) => unix_ms > Date.now() - LATELY_MS);
+  if (late.length > 0) worries.push(late[0]!.message);
   return worries;
 }
+
+const sentence = (text: string) => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
 
 /** The last second in figures. */
 export function Now(props: { point: Point | undefined }) {

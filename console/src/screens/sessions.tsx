@@ -15,7 +15,7 @@ export function Sessions() {
       <Heading title="Sessions">Sessions</Heading>
       <Trouble error={error} />
       {data?.sessions.length === 0 && <p class="quiet">Nobody is logged in.</p>}
-      {data !== null && data.sessions.length > 0 && <Filter of={of} what="sessions" />}
+      {data !== null && data.sessions.length > 0 && <Filter of={of} what="session" />}
       <ul class="cards" aria-label="Sessions">
         {of.shown.map((session) => (
           <li key={session.tsih} class="card">

@@ -1,6 +1,6 @@
 // One volume: what it is, what it does, and what can be done to it.
 
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { type Changed, type Document, type Edit, segment } from "../api";
 import * as format from "../format";
 import { type Inventory, type Shown, exportOf, useInventory } from "../inventory";
@@ -65,7 +65,7 @@ function Operations(props: { name: string }) {
   return (
     <section>
       <h2>By operation</h2>
-      <p class="quiet">Rates and latencies of the last {Math.max(1, Math.round(volume.recent_seconds))} seconds. In flight: {format.count(volume.queue_depth)}.</p>
+      <p class="quiet">Rates and latencies of the last {Math.max(1, Math.round(volume.recent_seconds))} seconds. In flight: {format.count(volume.queue_depth)}.{volume.limited ? ` Held back by limits: ${format.count(volume.limited)}.` : ""}</p>
       <div class="scroll">
         <table>
           <thead>
@@ -158,7 +158,10 @@ function Delete(props: { volume: Shown; inventory: Inventory; onClose: () => voi
   const place = exportOf(document, volume.name);
   const alone = place !== null && Object.keys(place.target.luns ?? {}).length === 1;
   const [withTarget, setWithTarget] = useState(alone);
-  const body = { document: without(document, volume.name, withTarget ? place!.target.name : null), prune: true };
+  const body = useMemo(
+    () => ({ document: without(document, volume.name, withTarget ? place!.target.name : null), prune: true }),
+    [document, withTarget],
+  );
   return (
     <ConfirmChange title={`Delete ${volume.name}`} verb="Delete" edit={{ method: "POST", path: "/config/apply", body }}
       onClose={props.onClose} onDone={() => navigate("/volumes")}>

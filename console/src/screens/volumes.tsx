@@ -23,7 +23,7 @@ export function Volumes() {
       {inventory.loaded && inventory.volumes.length === 0 && <p class="quiet">There are no volumes.</p>}
       {inventory.volumes.length > 0 && (
         <>
-          <Filter of={of} what="volumes" />
+          <Filter of={of} what="volume" />
           <div class="scroll">
             <table>
               <thead><tr><th scope="col">Name</th><th scope="col" class="number">Size</th><th scope="col">Store</th><th scope="col">Reached as</th><th scope="col" class="number">IOPS</th></tr></thead>

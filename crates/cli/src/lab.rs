@@ -2,6 +2,7 @@
 
 mod archive;
 mod progress;
+mod results;
 mod run;
 
 use std::fs;
@@ -19,6 +20,7 @@ use sarsen_lab::{fio, icf};
 use sarsen_node::config::{parse_cache, parse_size};
 use sarsen_node::stores::CacheMode;
 
+pub(crate) use self::results::Results;
 use crate::disk::variable;
 
 /// Verbs of the lab.

@@ -2,7 +2,7 @@
 //! results in.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::extract::{Path, RawQuery, State};
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
@@ -38,16 +38,27 @@ pub enum LabFormat {
     Html,
 }
 
-type Results = Option<Arc<dyn LabResults>>;
+/// What was handed in, once it was.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lab(Arc<OnceLock<Arc<dyn LabResults>>>);
 
-pub(super) async fn runs(State(results): State<Results>) -> Answer<LabRunList> {
-    let Some(results) = results else { return Ok(Json(LabRunList { runs: Vec::new() })) };
+impl Lab {
+    /// Takes results; the first ones stay.
+    pub(crate) fn take(&self, results: Arc<dyn LabResults>) {
+        let _ = self.0.set(results);
+    }
+}
+
+pub(super) async fn runs(State(Lab(results)): State<Lab>) -> Answer<LabRunList> {
+    let Some(results) = results.get().cloned() else {
+        return Ok(Json(LabRunList { runs: Vec::new() }));
+    };
     let runs = read(move || results.runs()).await?;
     Ok(Json(LabRunList { runs }))
 }
 
 pub(super) async fn report(
-    State(results): State<Results>,
+    State(Lab(results)): State<Lab>,
     Path(run): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
@@ -58,7 +69,7 @@ pub(super) async fn report(
     }
     let Wanted { format } = parse_query(query)?;
     let number: Option<i64> = run.parse().ok();
-    let found = match results.zip(number) {
+    let found = match results.get().cloned().zip(number) {
         Some((results, number)) => read(move || results.report(number, format)).await?,
         None => None,
     };
@@ -100,7 +111,13 @@ mod tests {
 
     async fn ask(run: &str, query: Option<&str>) -> Result<Response, ApiError> {
         let (run, query) = (Path(run.to_owned()), RawQuery(query.map(str::to_owned)));
-        report(State(Some(Arc::new(One))), run, query).await
+        report(State(lab()), run, query).await
+    }
+
+    fn lab() -> Lab {
+        let lab = Lab::default();
+        lab.take(Arc::new(One));
+        lab
     }
 
     #[test]
@@ -118,8 +135,8 @@ mod tests {
             for (run, query) in [("2", None), ("x", None), ("1", Some("format=exe"))] {
                 assert!(ask(run, query).await.is_err(), "{run} {query:?}");
             }
-            assert!(runs(State(Some(Arc::new(One)))).await.is_err(), "the reason is told");
-            assert!(runs(State(None)).await.is_ok_and(|Json(list)| list.runs.is_empty()));
+            assert!(runs(State(lab())).await.is_err(), "the reason is told");
+            assert!(runs(State(Lab::default())).await.is_ok_and(|Json(list)| list.runs.is_empty()));
         });
     }
 }

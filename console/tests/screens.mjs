@@ -1,0 +1,162 @@
+// Through every screen, with a client that uses the server. The API says what came of it.
+
+import assert from "node:assert/strict";
+import { api, base, open, picture, until, withPage } from "./browser.mjs";
+
+const INITIATOR = process.env.SARSEN_INITIATOR;
+const TARGET = process.env.SARSEN_TARGET;
+
+await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
+  const dialog = page.getByRole("dialog");
+  const heading = (name) => page.getByRole("heading", { level: 1, name, exact: true }).waitFor();
+  const revision = async () => (await api(page, "/config")).revision;
+  const figure = (name) => page.locator(".figure").filter({ has: page.locator("dt", { hasText: new RegExp(`^${name}$`) }) }).locator("dd");
+
+  // History: who changes something says so.
+  await page.goto(base);
+  await open(page, "History");
+  await page.getByLabel("You are").fill("Ada");
+  assert.match((await api(page, "/config/revisions")).revisions[0].author, /@/);
+
+  // Overview: it lives.
+  await open(page, "Overview");
+  await page.getByText(/1 session\b/).waitFor();
+  const isBusy = (text) => /[1-9]/.test(text ?? "");
+  await page.waitForFunction(() => [...document.querySelectorAll(".figure dd")].every((figure) => /[1-9]/.test(figure.textContent)));
+  assert.ok(isBusy(await figure("IOPS").textContent()));
+  await page.getByRole("table").getByRole("link", { name: "data" }).waitFor();
+  assert.equal(await page.locator(".chart canvas").count(), 3);
+  await picture(page, "overview");
+
+  // A volume: what it does, by operation.
+  await page.getByRole("table").getByRole("link", { name: "data" }).click();
+  await heading("data");
+  const read = page.getByRole("row", { name: /^read/ });
+  await read.waitFor();
+  await page.waitForFunction(() => [...document.querySelectorAll("tbody tr")].some((row) => /^read[1-9]/.test(row.textContent)));
+  assert.match(await read.textContent(), /µs|ms/);
+  await page.locator("pre[data-format=qemu]").waitFor();
+  await picture(page, "volume");
+
+  // It grows while it is used.
+  await page.getByLabel("New size").fill("1MiB");
+  await page.getByRole("button", { name: "Grow" }).click();
+  await dialog.getByRole("alert").waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  await page.getByLabel("New size").fill("128MiB");
+  await page.getByRole("button", { name: "Grow" }).click();
+  await dialog.getByText("size from 64MiB to 128MiB").waitFor();
+  assert.equal((await api(page, "/config/volume/data")).object.size, "64MiB", "not before it is confirmed");
+  await dialog.getByRole("button", { name: "Grow" }).click();
+  await page.getByText("It has grown.").waitFor();
+  assert.equal((await api(page, "/config/volume/data")).object.size, "128MiB");
+  await page.getByText("128 MiB").first().waitFor();
+
+  // It gets another name.
+  await page.getByLabel("New name").fill("store");
+  await page.getByRole("button", { name: "Rename" }).click();
+  await dialog.getByRole("button", { name: "Rename" }).click();
+  await heading("store");
+  assert.deepEqual(Object.values((await api(page, `/config/target/${encodeURIComponent(TARGET)}`)).object.luns), ["store"]);
+
+  // Volumes: a filter.
+  await open(page, "Volumes");
+  await page.getByRole("row", { name: /^idle/ }).waitFor();
+  await page.getByLabel("Filter").fill("store");
+  await page.getByText("1 of 2 volumes").waitFor();
+  assert.equal(await page.getByRole("row", { name: /^idle/ }).count(), 0);
+
+  // Access: a host, and who may reach a target.
+  await open(page, "Access");
+  await page.getByText("Add a host").click();
+  await page.getByLabel("Host name").fill("web");
+  await page.getByLabel("Its initiators").fill("Not a name");
+  await page.getByRole("button", { name: "Add", exact: true }).click();
+  await page.getByRole("alert").waitFor();
+  await page.getByLabel("Its initiators").fill("iqn.2026-11.proof:web*");
+  await page.getByRole("button", { name: "Add", exact: true }).click();
+  await page.getByText("Host web is there.").waitFor();
+  assert.deepEqual((await api(page, "/config/host/web")).object.initiators, ["iqn.2026-11.proof:web*"]);
+  await page.getByRole("button", { name: `Change access to ${TARGET}` }).click();
+  await dialog.getByLabel("Host web").check();
+  await dialog.getByLabel("Initiators").fill(INITIATOR);
+  await dialog.getByRole("button", { name: "Look what that changes" }).click();
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await page.getByRole("list", { name: "Targets" }).getByText("host web").waitFor();
+  const { allow } = (await api(page, `/config/target/${encodeURIComponent(TARGET)}`)).object;
+  assert.deepEqual(allow, [{ host: "web" }, { initiator: INITIATOR }]);
+  await page.getByRole("button", { name: `Copy the name ${TARGET}` }).click();
+  assert.equal(await page.evaluate(() => navigator.clipboard.readText()), TARGET);
+  await picture(page, "access");
+
+  // Sessions: what was negotiated; and its client is sent away.
+  await open(page, "Sessions");
+  const sessions = page.getByRole("list", { name: "Sessions" });
+  await sessions.getByText(INITIATOR).first().waitFor();
+  await sessions.getByText("1 connection, and what was negotiated").click();
+  const [session] = (await api(page, "/sessions")).sessions;
+  const burst = session.connections[0].keys.max_burst_length.toLocaleString("en");
+  await sessions.getByText("MaxBurstLength").locator("..").getByText(burst).waitFor();
+  await picture(page, "sessions");
+  await page.getByRole("button", { name: `Log out ${INITIATOR}` }).click();
+  await dialog.getByRole("button", { name: "Log out" }).click();
+  await dialog.getByText(/It logged out|It was dropped/).waitFor();
+  await dialog.getByRole("button", { name: "Close" }).click();
+  await until(page, "/sessions", ({ sessions }) => sessions.every(({ tsih }) => tsih !== session.tsih));
+
+  // A target out of service, and the overview that says so.
+  await open(page, "Access");
+  await page.getByRole("button", { name: `Take out of service: ${TARGET}` }).click();
+  await page.getByRole("list", { name: "Targets" }).getByText("out of service", { exact: true }).waitFor();
+  assert.equal((await api(page, "/targets")).targets.find(({ name }) => name === TARGET).state, "drained");
+  await open(page, "Overview");
+  await page.getByText(`Target ${TARGET} is out of service`).waitFor();
+  await open(page, "Access");
+  await page.getByRole("button", { name: `Put in service: ${TARGET}` }).click();
+  await page.getByRole("button", { name: `Take out of service: ${TARGET}` }).waitFor();
+  // Its client comes back by itself.
+  await until(page, "/sessions", ({ sessions }) => sessions.some(({ target }) => target === TARGET));
+
+  // What is in use goes after it was told whom that interrupts.
+  await open(page, "Volumes");
+  await page.getByRole("link", { name: "store", exact: true }).click();
+  await page.getByRole("button", { name: "Delete this volume" }).click();
+  await dialog.getByText(INITIATOR).first().waitFor();
+  await picture(page, "delete");
+  const before = await revision();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  assert.equal(await revision(), before);
+  await page.getByRole("button", { name: "Delete this volume" }).click();
+  await dialog.getByRole("button", { name: "Delete, and log them out" }).click();
+  await heading("Volumes");
+  const { document } = await api(page, "/config");
+  assert.deepEqual(document.volume.map(({ name }) => name), ["idle"]);
+  assert.deepEqual(document.target.map(({ name }) => name), ["iqn.2026-11.proof:idle"]);
+  assert.deepEqual(document.account.map(({ name }) => name), ["vm"], "what was not spoken of stays");
+
+  // Events: the failed login is explained.
+  await open(page, "Events");
+  await page.getByLabel("Kind").selectOption("login_refused");
+  const log = page.getByRole("list", { name: "Events" });
+  await log.getByText("wrong secret").first().waitFor();
+  await log.getByText("What to do:").first().waitFor();
+  assert.equal(await log.getByText("logged in").count(), 0, "the filter leaves others out");
+  await picture(page, "events");
+
+  // History: all of it, with a name.
+  await open(page, "History");
+  await page.getByText("volume store").first().waitFor();
+  const { revisions } = await api(page, "/config/revisions");
+  assert.equal(revisions[0].author, "Ada");
+  await picture(page, "history");
+
+  // The lab's results, with what was published beside them.
+  await open(page, "Lab");
+  await page.getByRole("link", { name: /^lunden/ }).click();
+  await page.locator("td.published").first().waitFor();
+  const whole = page.getByRole("link", { name: "Whole report" });
+  assert.match(await whole.getAttribute("href"), /^\/v1\/lab\/runs\/1\/report\?format=html$/);
+  const report = await page.request.get(new URL(await whole.getAttribute("href"), base).href);
+  assert.match(report.headers()["content-security-policy"], /sandbox/);
+  await picture(page, "lab");
+}, [/status of 4\d\d/]);

@@ -1,0 +1,249 @@
+//! A real browser uses the console of a real server, and the server says what came of it. Ignored by default:
+//! the browser is large. `cargo xtask ci --full` runs it. Pictures of what it saw stay in cargo's folder for tests.
+
+mod client;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_initiator::{Session, SessionOptions};
+use sarsen_io::time::{now, sleep_until};
+use sarsen_lab::archive::Archive;
+use sarsen_lab::record::{Run, Scale, Setting};
+use sarsen_proof::managed::Managed;
+use sarsen_proof::{process, program};
+use serde_json::Value;
+
+use client::run;
+
+/// A browser that clicks through everything on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(300);
+/// npm fetches a few packages.
+const PACKAGES_LIMIT: Duration = Duration::from_secs(300);
+/// Between attempts to come back.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../console");
+const INITIATOR: &str = "iqn.2026-11.proof:client";
+const TARGET: &str = "iqn.2026-11.proof:data";
+
+/// Lets the browser follow a script of `console/tests`, and gives what it says.
+fn follow(script: &str, console: &str, environment: &[(&str, &str)]) -> Result<Value> {
+    let source = Path::new(SOURCE);
+    if !source.join("node_modules/playwright-core").exists() {
+        let mut npm = Command::new("npm");
+        npm.args(["ci", "--no-audit", "--no-fund", "--prefix", SOURCE]);
+        process::output(&mut npm, PACKAGES_LIMIT).context("what drives the browser is missing")?;
+    }
+    let pictures = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console");
+    fs::create_dir_all(&pictures)?;
+    let mut node = Command::new("node");
+    node.arg(source.join("tests").join(script)).env("SARSEN_CONSOLE", console);
+    node.env("SARSEN_PICTURES", pictures).envs(environment.iter().copied());
+    let said = process::output(&mut node, LIMIT)?;
+    let last = said.lines().last().with_context(|| format!("{script} said nothing"))?;
+    serde_json::from_str(last).with_context(|| said.clone())
+}
+
+/// Where a server's console is, as its log tells.
+fn console(server: &Managed) -> Result<String> {
+    let log = server.log();
+    let (_, rest) = log.rsplit_once("the console is at ").with_context(|| log.clone())?;
+    let url = rest.split_whitespace().next().context("a URL")?;
+    Ok(url.trim_end_matches('/').to_owned())
+}
+
+fn start(folder: &Path) -> Result<(Managed, String)> {
+    let mut command = Command::new(program::path()?);
+    command.env("XDG_STATE_HOME", folder);
+    command.arg("serve").args(["--listen", "127.0.0.1:0", "--logout-grace", "1", "--json"]);
+    let server = Managed::start_command(command, folder, &["--api", "127.0.0.1:0"])?;
+    let console = console(&server)?;
+    Ok((server, console))
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_shows() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (server, console) = start(folder.path())?;
+    let made = follow("create.mjs", &console, &[])?;
+    let pasted = made["lines"]["qemu"].as_str().context("lines for QEMU")?;
+    // The machine is not started: the image's facts are enough.
+    let pasted: Vec<_> =
+        pasted.lines().filter(|line| !line.starts_with("qemu-system")).collect();
+    ensure!(pasted.len() == 2, "the secret's file, and qemu-img: {pasted:?}");
+    let paste = |lines: &str| {
+        let place = tempfile::tempdir()?;
+        let mut shell = Command::new("bash");
+        shell.args(["-e", "-c", lines]).current_dir(place.path());
+        process::output(&mut shell, LIMIT).map_err(anyhow::Error::from)
+    };
+    let said = paste(&pasted.join("\n"))?;
+    ensure!(said.contains("virtual size: 64 MiB"), "{said}");
+    let secret = made["secret"].as_str().context("a secret")?;
+    let wrong = pasted.join("\n").replace(secret, "not the secret..");
+    ensure!(paste(&wrong).is_err(), "another secret lets in, too");
+    // And our own verbs, with the same secret.
+    let url = format!("iscsi://vm@{}/iqn.2026-11.io.sarsen:data/0", server.portal()?);
+    let mut info = server.command(&["disk", "info", &url])?;
+    process::output(info.env("LIBISCSI_CHAP_PASSWORD", secret), LIMIT)?;
+    let history = server.run(&["history"])?;
+    ensure!(!history.contains(secret), "{history}");
+    server.stop()
+}
+
+/// Somebody who reads all the time, and comes back when he is sent away. Dropping him ends it.
+struct Reader {
+    done: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Reader {
+    fn start(url: &str) -> Result<Self> {
+        let url: sarsen_initiator::Url = url.parse()?;
+        let done = Arc::new(AtomicBool::new(false));
+        let told = done.clone();
+        let options =
+            SessionOptions { initiator_name: INITIATOR.to_owned(), ..SessionOptions::default() };
+        let reading = async move {
+            while !told.load(Ordering::Relaxed) {
+                let Ok(session) = Session::connect(&url, &options).await else {
+                    sleep_until(now() + RETRY_PAUSE).await;
+                    continue;
+                };
+                while !told.load(Ordering::Relaxed) && session.read(0, 8).await.is_ok() {}
+            }
+            Ok(())
+        };
+        let thread = Some(std::thread::spawn(move || run(reading)));
+        Ok(Self { done, thread })
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+const DOCUMENT: &str = r#"
+[[account]]
+name = "vm"
+secret = "a-secret-of-proofs"
+
+[[volume]]
+name = "data"
+store = "ram"
+size = "64MiB"
+
+[[volume]]
+name = "idle"
+store = "ram"
+size = "1MiB"
+
+[[target]]
+name = "iqn.2026-11.proof:data"
+luns = ["data"]
+chap = ["vm"]
+
+[[target]]
+name = "iqn.2026-11.proof:idle"
+luns = ["idle"]
+"#;
+
+/// A run of the lab, where a server whose state folder for users is this one looks for it.
+fn measured(folder: &Path) -> Result<()> {
+    let archive = Archive::open(&folder.join("sarsen/lab.sqlite"))?;
+    let id = archive.begin(&Run {
+        id: 0,
+        study: "lunden".to_owned(),
+        scale: Scale::Quick,
+        command: "sarsen lab run lunden --quick".to_owned(),
+        contestants: vec!["sarsen".to_owned()],
+        began_at: 1_790_000_000,
+        ended_at: None,
+        setting: Setting::default(),
+        samples: Vec::new(),
+    })?;
+    Ok(archive.end(id, 1_790_000_060)?)
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn every_screen_does_what_it_says_while_a_client_uses_the_server() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    measured(folder.path())?;
+    let (server, console) = start(folder.path())?;
+    server.applied(DOCUMENT, &[])?;
+    let url = |secret: &str| {
+        Ok::<_, anyhow::Error>(format!("iscsi://vm%{secret}@{}/{TARGET}/0", server.portal()?))
+    };
+    let wrong: sarsen_initiator::Url = url("not-the-secret-at-all")?.parse()?;
+    let refused =
+        run(async { Ok(Session::connect(&wrong, &SessionOptions::default()).await.is_err()) })?;
+    ensure!(refused, "another secret lets in, too");
+    let reader = Reader::start(&url("a-secret-of-proofs")?)?;
+    follow("screens.mjs", &console, &[("SARSEN_INITIATOR", INITIATOR), ("SARSEN_TARGET", TARGET)])?;
+    drop(reader);
+    server.stop()
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn thousands_of_volumes_fit_on_a_phone_by_day_and_by_night() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    measured(folder.path())?;
+    let (server, console) = start(folder.path())?;
+    let document: String = (0..5000)
+        .map(|number| {
+            format!(
+                "[[volume]]\nname = \"v{number}\"\nstore = \"null\"\nsize = \"1MiB\"\n\
+                 [[target]]\nname = \"iqn.2026-11.proof.a-name-that-is-rather-long:v{number}\"\n\
+                 luns = [\"v{number}\"]\n"
+            )
+        })
+        .collect();
+    server.applied(&document, &[])?;
+    follow("phone.mjs", &console, &[])?;
+    server.stop()
+}
+
+#[test]
+#[ignore = "starts a browser"]
+fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str, content: &str| -> Result<PathBuf> {
+        let path = folder.path().join(name);
+        fs::write(&path, content)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        Ok(path)
+    };
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()])?;
+    let certificate = file("api.pem", &made.cert.pem())?;
+    let key = file("api.key", &made.signing_key.serialize_pem())?;
+    let token = file("token", TOKEN)?;
+    // The loopback stands in for an address that others reach: both want the token where one is named.
+    let configuration = format!(
+        "[api]\nlisten = \"127.0.0.1:0\"\ncertificate = \"{}\"\nkey = \"{}\"\ntoken-file = \"{}\"\n",
+        certificate.display(),
+        key.display(),
+        token.display()
+    );
+    let configuration = file("sarsen.toml", &configuration)?;
+    let configuration = configuration.to_str().context("a path")?;
+    let server = Managed::start_with(folder.path(), &["--config", configuration])?;
+    server.applied(DOCUMENT, &[])?;
+    follow("token.mjs", &console(&server)?, &[("SARSEN_TOKEN", TOKEN)])?;
+    server.stop()
+}
