@@ -70,14 +70,14 @@ fn start(folder: &Path) -> Result<(Managed, String)> {
 
 #[test]
 #[ignore = "starts a browser"]
-fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_shows() -> Result<()> {
+fn one_form_by_keyboard_alone_makes_a_volume_that_qemu_uses_with_the_secret_it_shows() -> Result<()>
+{
     let folder = tempfile::tempdir()?;
     let (server, console) = start(folder.path())?;
     let made = follow("create.mjs", &console, &[])?;
     let pasted = made["lines"]["qemu"].as_str().context("lines for QEMU")?;
     // The machine is not started: the image's facts are enough.
-    let pasted: Vec<_> =
-        pasted.lines().filter(|line| !line.starts_with("qemu-system")).collect();
+    let pasted: Vec<_> = pasted.lines().filter(|line| !line.starts_with("qemu-system")).collect();
     ensure!(pasted.len() == 2, "the secret's file, and qemu-img: {pasted:?}");
     let paste = |lines: &str| {
         let place = tempfile::tempdir()?;

@@ -96,7 +96,10 @@ mod tests {
         };
         let id = archive.begin(&run).expect("begun");
         let listed = results.runs().expect("read");
-        assert_eq!((listed[0].id, listed[0].study.as_str(), listed[0].ended_at), (id, "lunden", None));
+        assert_eq!(
+            (listed[0].id, listed[0].study.as_str(), listed[0].ended_at),
+            (id, "lunden", None)
+        );
         let json = results.report(id, LabFormat::Json).expect("read").expect("there");
         assert!(String::from_utf8_lossy(&json).contains("\"published\""));
         let html = results.report(id, LabFormat::Html).expect("read").expect("there");

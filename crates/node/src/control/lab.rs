@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::config::parse_query;
 use super::error::ApiError;
+use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::schema::{LabRun, LabRunList};
 
@@ -49,6 +50,13 @@ impl Lab {
     }
 }
 
+/// What the lab measured on this machine.
+#[utoipa::path(
+    get,
+    tag = "lab",
+    path = "/v1/lab/runs",
+    responses((status = 200, body = LabRunList), Failures)
+)]
 pub(super) async fn runs(State(Lab(results)): State<Lab>) -> Answer<LabRunList> {
     let Some(results) = results.get().cloned() else {
         return Ok(Json(LabRunList { runs: Vec::new() }));
@@ -57,6 +65,23 @@ pub(super) async fn runs(State(Lab(results)): State<Lab>) -> Answer<LabRunList> 
     Ok(Json(LabRunList { runs }))
 }
 
+/// The report of a run of the lab, as JSON or as a page.
+#[utoipa::path(
+    get,
+    tag = "lab",
+    path = "/v1/lab/runs/{id}/report",
+    params(
+        ("id" = i64, Path, description = "The run's number"),
+        ("format" = Option<String>, Query, description = "`json` unless given, or `html`")
+    ),
+    responses(
+        (status = 200, content(
+            (Object = "application/json"),
+            (String = "text/html")
+        )),
+        Failures
+    )
+)]
 pub(super) async fn report(
     State(Lab(results)): State<Lab>,
     Path(run): Path<String>,

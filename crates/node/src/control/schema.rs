@@ -337,14 +337,14 @@ pub struct RevisionList {
 }
 
 /// `GET /v1/targets/{name}/lines`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetLines {
     /// One for each portal.
     pub ways: Vec<WayLines>,
 }
 
 /// What is pasted to reach a target by one of its portals.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WayLines {
     /// Host and port.
     pub portal: String,
@@ -357,7 +357,7 @@ pub struct WayLines {
 }
 
 /// What is pasted for one kind of client.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FormatLines {
     /// `libiscsi`, `iscsiadm`, `qemu`, `ipxe`, `esxi` or `windows`.
     pub format: String,
@@ -366,14 +366,14 @@ pub struct FormatLines {
 }
 
 /// `GET /v1/lab/runs`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LabRunList {
     /// The oldest first.
     pub runs: Vec<LabRun>,
 }
 
 /// A run of the lab.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LabRun {
     /// Its number.
     pub id: i64,

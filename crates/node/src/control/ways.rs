@@ -4,23 +4,37 @@ use std::sync::Arc;
 
 use axum::extract::{Path, RawQuery, State};
 use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::config::parse_query;
 use super::error::ApiError;
+use super::openapi::Failures;
 use super::routes::{self, Answer, Json};
 use super::schema::{FormatLines, TargetLines, WayLines};
 use crate::fronts::iscsi::Front;
 use crate::ways::{Client, Format, ways};
 
 /// What a query may say.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
-struct Wanted {
+pub(super) struct Wanted {
+    /// The name or address by which the client reaches a portal that listens on all addresses.
     host: Option<String>,
+    /// Whom it logs in as; USER stands there where it has to, and it is not said.
     user: Option<String>,
+    /// The file that has its secret; SECRET-FILE unless given.
     secret_file: Option<String>,
 }
 
+/// What is pasted where a target's disks are to be used, for each kind of client.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/targets/{name}/lines",
+    params(("name" = String, Path, description = "iSCSI name"), Wanted),
+    responses((status = 200, body = TargetLines), Failures)
+)]
 pub(super) async fn lines(
     State(front): State<Arc<Front>>,
     Path(name): Path<String>,
