@@ -36,7 +36,7 @@ export async function withPage(options, work, expected = []) {
       said = await work(page, context);
     } catch (error) {
       await picture(page, "failed");
-      throw error;
+      throw new Error(`at ${page.url()}, with complaints ${JSON.stringify(complaints)}`, { cause: error });
     }
     const unexpected = complaints.filter((text) => !expected.some((pattern) => pattern.test(text)));
     assert.deepEqual(unexpected, [], "the console is quiet");

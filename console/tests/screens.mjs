@@ -94,7 +94,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   const sessions = page.getByRole("list", { name: "Sessions" });
   await sessions.getByText(INITIATOR).first().waitFor();
   await sessions.getByText("1 connection, and what was negotiated").click();
-  const [session] = (await api(page, "/sessions")).sessions;
+  const { sessions: [session] } = await until(page, "/sessions", ({ sessions }) => sessions.length > 0);
   const burst = session.connections[0].keys.max_burst_length.toLocaleString("en");
   await sessions.getByText("MaxBurstLength").locator("..").getByText(burst).waitFor();
   await picture(page, "sessions");

@@ -24,8 +24,15 @@ function colour(name: string): string {
   return resolved;
 }
 
-export function Chart(props: { title: string; times: number[]; series: Series[]; format: (value: number) => string }) {
-  const { title, times, series, format } = props;
+export function Chart(props: {
+  title: string;
+  times: number[];
+  series: Series[];
+  format: (value: number) => string;
+  /** What the axis shows at least, so that little is not drawn large. */
+  least: number;
+}) {
+  const { title, times, series, format, least } = props;
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const labels = series.map(({ label }) => label).join();
@@ -40,7 +47,7 @@ export function Chart(props: { title: string; times: number[]; series: Series[];
         height: HEIGHT,
         cursor: { y: false, drag: { x: false, y: false } },
         legend: { live: true },
-        scales: { y: { range: (_, __, high) => [0, high > 0 ? high * 1.1 : 1] } },
+        scales: { y: { range: (_, __, high) => [0, Math.max(high * 1.1, least)] } },
         axes: [
           { ...lines, space: 90, values: (_, ticks) => ticks.map(clock) },
           { ...lines, size: 72, values: (_, ticks) => ticks.map(format) },
@@ -53,7 +60,7 @@ export function Chart(props: { title: string; times: number[]; series: Series[];
             width: 1.5,
             spanGaps: false,
             points: { show: false },
-            value: (_: uPlot, value: number | null) => (value === null ? "–" : format(value)),
+            value: (_: uPlot, value: number | null | undefined) => (value == null ? "–" : format(value)),
           })),
         ],
       };
@@ -73,7 +80,7 @@ export function Chart(props: { title: string; times: number[]; series: Series[];
   useEffect(() => {
     plot.current?.setData(data());
     // Where nobody points at a moment, the legend tells the last one.
-    if (plot.current?.cursor.idx == null) plot.current?.setLegend({ idx: times.length - 1 });
+    if (times.length > 0 && plot.current?.cursor.idx == null) plot.current?.setLegend({ idx: times.length - 1 });
   }, [times]);
   const lastOf = (values: (number | null)[]) => {
     const value = values.at(-1);

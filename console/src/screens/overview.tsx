@@ -80,15 +80,15 @@ export function Charts(props: { points: Point[] }) {
   const times = points.map(({ at }) => at);
   return (
     <div class="charts">
-      <Chart title="Operations per second" times={times} format={format.iops} series={[
+      <Chart title="Operations per second" times={times} format={format.iops} least={10} series={[
         { label: "Read", colour: "--chart-1", values: points.map(({ byOperation }) => byOperation.read ?? 0) },
         { label: "Write", colour: "--chart-2", values: points.map(({ byOperation }) => byOperation.write ?? 0) },
         { label: "All", colour: "--chart-3", values: points.map(({ iops }) => iops) },
       ]} />
-      <Chart title="Throughput" times={times} format={format.throughput} series={[
+      <Chart title="Throughput" times={times} format={format.throughput} least={1e6} series={[
         { label: "MB/s", colour: "--chart-1", values: points.map(({ bytesPerSecond }) => bytesPerSecond) },
       ]} />
-      <Chart title="Latency" times={times} format={format.latency} series={[
+      <Chart title="Latency" times={times} format={format.latency} least={1e5} series={[
         { label: "p50", colour: "--chart-1", values: points.map(({ p50 }) => p50) },
         { label: "p99", colour: "--chart-2", values: points.map(({ p99 }) => p99) },
         { label: "p99.9", colour: "--chart-3", values: points.map(({ p999 }) => p999) },

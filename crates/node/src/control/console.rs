@@ -63,12 +63,16 @@ fn answer(file: &EmbeddedFile, path: &str, headers: &HeaderMap) -> Response {
     };
     let known = headers.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
     let is_known = known.is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
-    let described = [(ETAG, tag), (CACHE_CONTROL, caching.to_owned())];
-    if is_known {
-        return (StatusCode::NOT_MODIFIED, described).into_response();
+    // A browser that has the file takes these headers in place of those that it came with.
+    let described = [
+        (ETAG, tag.as_str()),
+        (CACHE_CONTROL, caching),
+        (CONTENT_SECURITY_POLICY, POLICY),
+    ];
+    match is_known {
+        true => (StatusCode::NOT_MODIFIED, described).into_response(),
+        false => (described, [(CONTENT_TYPE, kind(path))], file.data.clone()).into_response(),
     }
-    let described = (described, [(CONTENT_SECURITY_POLICY, POLICY), (CONTENT_TYPE, kind(path))]);
-    (described.0, described.1, file.data.clone()).into_response()
 }
 
 /// What a file is, by its name.
@@ -159,7 +163,9 @@ mod tests {
             (&format!("\"other\", {tag}"), StatusCode::NOT_MODIFIED),
             ("\"other\"", StatusCode::OK),
         ] {
-            assert_eq!(ask(Method::GET, "/", headers(known)).status(), status, "{known}");
+            let response = ask(Method::GET, "/", headers(known));
+            assert_eq!(response.status(), status, "{known}");
+            assert_eq!(header(&response, "content-security-policy"), POLICY, "it stays its policy");
         }
     }
 }
