@@ -64,11 +64,8 @@ fn answer(file: &EmbeddedFile, path: &str, headers: &HeaderMap) -> Response {
     let known = headers.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
     let is_known = known.is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
     // A browser that has the file takes these headers in place of those that it came with.
-    let described = [
-        (ETAG, tag.as_str()),
-        (CACHE_CONTROL, caching),
-        (CONTENT_SECURITY_POLICY, POLICY),
-    ];
+    let described =
+        [(ETAG, tag.as_str()), (CACHE_CONTROL, caching), (CONTENT_SECURITY_POLICY, POLICY)];
     match is_known {
         true => (StatusCode::NOT_MODIFIED, described).into_response(),
         false => (described, [(CONTENT_TYPE, kind(path))], file.data.clone()).into_response(),
