@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result, ensure};
 use sarsen_initiator::{Session, SessionOptions};
 use sarsen_io::time::{now, sleep_until};
 use sarsen_lab::archive::Archive;
-use sarsen_lab::record::{Run, Scale, Setting};
+use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
 use sarsen_proof::managed::Managed;
 use sarsen_proof::{process, program};
 use serde_json::Value;
@@ -112,17 +112,19 @@ impl Reader {
         let told = done.clone();
         let options =
             SessionOptions { initiator_name: INITIATOR.to_owned(), ..SessionOptions::default() };
-        let reading = async move {
-            while !told.load(Ordering::Relaxed) {
-                let Ok(session) = Session::connect(&url, &options).await else {
-                    sleep_until(now() + RETRY_PAUSE).await;
-                    continue;
-                };
-                while !told.load(Ordering::Relaxed) && session.read(0, 8).await.is_ok() {}
-            }
-            Ok(())
-        };
-        let thread = Some(std::thread::spawn(move || run(reading)));
+        let thread = std::thread::spawn(move || {
+            run(async move {
+                while !told.load(Ordering::Relaxed) {
+                    let Ok(session) = Session::connect(&url, &options).await else {
+                        sleep_until(now() + RETRY_PAUSE).await;
+                        continue;
+                    };
+                    while !told.load(Ordering::Relaxed) && session.read(0, 8).await.is_ok() {}
+                }
+                Ok(())
+            })
+        });
+        let thread = Some(thread);
         Ok(Self { done, thread })
     }
 }
@@ -175,6 +177,10 @@ fn measured(folder: &Path) -> Result<()> {
         setting: Setting::default(),
         samples: Vec::new(),
     })?;
+    let figures = [("kib_per_s".to_owned(), 20_000.0)].into();
+    let labels = Labels::new().with("setup", "iscsi-3-vms").with("operation", "put_block");
+    let outcome = Outcome::Measured(Measures { figures, ..Measures::default() });
+    archive.add(id, &Sample { labels, repetition: 1, ended_at: 1_790_000_050, outcome })?;
     Ok(archive.end(id, 1_790_000_060)?)
 }
 

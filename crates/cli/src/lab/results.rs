@@ -65,7 +65,7 @@ impl LabResults for Results {
 
 #[cfg(test)]
 mod tests {
-    use sarsen_lab::record::{Scale, Setting};
+    use sarsen_lab::record::{Labels, Measures, Outcome, Sample, Scale, Setting};
 
     use super::*;
 
@@ -95,6 +95,11 @@ mod tests {
             samples: Vec::new(),
         };
         let id = archive.begin(&run).expect("begun");
+        let figures = [("kib_per_s".to_owned(), 20_000.0)].into();
+        let labels = Labels::new().with("setup", "iscsi-3-vms").with("operation", "put_block");
+        let outcome = Outcome::Measured(Measures { figures, ..Measures::default() });
+        let sample = Sample { labels, repetition: 1, ended_at: 2, outcome };
+        archive.add(id, &sample).expect("kept");
         let listed = results.runs().expect("read");
         assert_eq!(
             (listed[0].id, listed[0].study.as_str(), listed[0].ended_at),
