@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_initiator::{Session, SessionOptions};
+use sarsen_io::threads;
 use sarsen_io::time::{now, sleep_until};
 use sarsen_lab::archive::Archive;
 use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
@@ -112,7 +113,7 @@ impl Reader {
         let told = done.clone();
         let options =
             SessionOptions { initiator_name: INITIATOR.to_owned(), ..SessionOptions::default() };
-        let thread = std::thread::spawn(move || {
+        let thread = threads::spawn("reader", move || {
             run(async move {
                 while !told.load(Ordering::Relaxed) {
                     let Ok(session) = Session::connect(&url, &options).await else {
@@ -123,7 +124,7 @@ impl Reader {
                 }
                 Ok(())
             })
-        });
+        })?;
         let thread = Some(thread);
         Ok(Self { done, thread })
     }

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_io::threads;
 use sarsen_io::time::now;
 use sarsen_proof::managed::{self, Managed};
 use sarsen_proof::{process, program};
@@ -345,7 +346,7 @@ fn survives_kills(count: u32) -> Result<()> {
         let size = &volumes["volume"][0]["size"];
         ensure!(revision == 0 || parse_mebibytes(size) == Some(revision), "{revision}: {volumes}");
         let path = folder.path().to_owned();
-        let changing = std::thread::spawn(move || keep_changing(&path, revision));
+        let changing = threads::spawn("changes", move || keep_changing(&path, revision))?;
         // A moment that is different each time, and long enough for some changes.
         let micros = 1_000 + u64::from(round).wrapping_mul(0x9e37_79b9) % 60_000;
         let (_sender, nothing) = std::sync::mpsc::channel::<()>();

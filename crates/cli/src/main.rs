@@ -41,7 +41,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Verb {
     /// Serve volumes over iSCSI until SIGTERM or SIGINT.
-    Serve(serve::Arguments),
+    Serve(Box<serve::Arguments>),
     /// Let the server that runs become the program that is installed now. It keeps its process id and its
     /// listening sockets; initiators are asked to log out, and come back.
     Upgrade(control::Manner),
@@ -112,7 +112,7 @@ enum Verb {
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
     if tgtadm::is_meant(words.next().as_ref()) {
-        start_logging("warn");
+        start_logging("warn", LogFormat::Text);
         return tgtadm::run(words);
     }
     let arguments = Arguments::parse();
@@ -124,7 +124,7 @@ fn main() -> ExitCode {
     };
     start_logging(if serves { "info" } else { "warn" }, format);
     let outcome = match arguments.verb {
-        Verb::Serve(arguments) => serve::run(arguments),
+        Verb::Serve(arguments) => serve::run(&arguments),
         Verb::Upgrade(manner) => upgrade::run(&manner),
         Verb::Volume(verb) => volume::run(verb),
         Verb::Host(verb) => host::run(verb),

@@ -11,7 +11,7 @@ use crate::state::{self, ChangeManner};
 pub(crate) enum Verb {
     /// Listen on one more address.
     Create {
-        /// The address, such as 0.0.0.0:3260 or [::]:3260.
+        /// The address, such as `0.0.0.0:3260` or `[::]:3260`.
         address: String,
         /// Its portal group.
         #[arg(long, value_name = "TAG")]

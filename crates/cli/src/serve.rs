@@ -207,12 +207,12 @@ enum Ending {
     Replaced { program: PathBuf, sockets: Vec<Kept> },
 }
 
-pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Where this program was: another may lie there when it is to be replaced.
     let program = std::env::current_exe();
     // The main thread only waits; the cores have threads of their own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let ending = runtime.block_on(serve(&arguments, program.as_deref().ok()))?;
+    let ending = runtime.block_on(serve(arguments, program.as_deref().ok()))?;
     drop(runtime);
     let Ending::Replaced { program, sockets } = ending else { return Ok(()) };
     let mut command = Command::new(&program);

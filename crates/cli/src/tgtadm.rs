@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(number(&target("iqn.2026-11.x:a", Some(3))), 3);
         let derived = number(&target("iqn.2026-11.x:a", None));
         assert_eq!(derived, number(&target("iqn.2026-11.x:a", None)));
-        assert!(derived >= 1 << 29 && derived < 1 << 30);
+        assert!((1 << 29..1 << 30).contains(&derived));
         assert_ne!(derived, number(&target("iqn.2026-11.x:b", None)));
     }
 }

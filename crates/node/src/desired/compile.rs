@@ -302,7 +302,7 @@ mod tests {
             ("[limits]\nsessions = 0", "limits/.sessions", "write a number from 1"),
             ("[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = [\"a\"]", "", "there is no volume a"),
         ] {
-            let invalid = compile(text).err().expect(told);
+            let invalid = compile(text).expect_err(told);
             assert_eq!(invalid.field.as_deref().unwrap_or_default(), field, "{invalid}");
             assert!(invalid.message.contains(told), "{invalid}");
         }

@@ -1,4 +1,4 @@
-//! One truth: what the server is to be. It is kept in a [`store`], changed by [`Edit`]s that are planned, checked,
+//! One truth: what the server is to be. It is kept in a [`Store`], changed by [`Edit`]s that are planned, checked,
 //! prepared, kept and then made live, in this order, so that a change is whole or is not at all. [`document`] is
 //! how it is written.
 
@@ -12,8 +12,9 @@ mod store;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
+use sarsen_io::time;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as AsyncMutex;
 use tracing::info;
@@ -281,5 +282,5 @@ pub enum OpenError {
 }
 
 fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    time::wall_clock().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -67,7 +67,7 @@ impl Volume {
         self.store.geometry().byte_count()
     }
 
-    /// Makes sure that it can grow to so many bytes, of which nothing is seen until [`Self::grow`].
+    /// Makes sure that it can grow to so many bytes, of which nothing is seen until [`grow`].
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Reserved, StoreError> {
         if let StoreConfig::File { path, .. } = &self.config.store {
             return Reserved::in_file(path, bytes);

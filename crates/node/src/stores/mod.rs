@@ -1,4 +1,4 @@
-//! Disks that do I/O. [`open`] is the one place that opens one.
+//! Disks that do I/O. `open` is the one place that opens one.
 
 pub(crate) mod encrypted;
 mod file;
