@@ -1,5 +1,7 @@
 //! What a server is to be: made, changed, planned, refused and kept, as a person does it on the command line.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -370,4 +372,36 @@ fn a_killed_server_has_the_state_before_a_change_or_after_it() -> Result<()> {
 #[ignore = "takes minutes: cargo xtask ci --full"]
 fn a_thousand_kills_leave_a_state_before_or_after_a_change() -> Result<()> {
     survives_kills(1000)
+}
+
+/// What the API answers to a request of whoever is on this machine.
+fn asked(api: &str, path: &str, host: &str) -> Result<String> {
+    let address = api.trim_start_matches("http://").trim_end_matches('/');
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_read_timeout(Some(LIMIT))?;
+    write!(socket, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn who_is_on_this_machine_is_answered_but_no_secrets_and_no_data_and_no_strangers_page()
+-> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
+    server
+        .run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export", "--chap", "vm"])?;
+    let api = server.announced()["api"].as_str().context("where the API is")?.to_owned();
+    for (path, host, status) in [
+        ("/v1/config", "localhost", "200"),
+        ("/v1/config?secrets=true", "localhost", "403"),
+        ("/v1/trace?initiator=iqn.2026-11.proof:x", "localhost", "403"),
+        ("/v1/config", "a-page-of-somebody.example", "401"),
+        ("/v1/nothing", "127.0.0.1", "404"),
+    ] {
+        let answer = asked(&api, path, host)?;
+        ensure!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
+    }
+    server.stop()
 }

@@ -204,6 +204,7 @@ impl Server {
         let api = Api {
             engine: engine.clone(),
             front: front.clone(),
+            is_trusted: true,
             desired: desired.clone(),
             lab: lab.clone(),
         };

@@ -118,6 +118,7 @@ pub(super) async fn state(
         secrets: bool,
     }
     let wanted: Wanted = parse_query(query)?;
+    api.check_secrets(wanted.secrets)?;
     let Current { revision, objects } = desired(&api)?.current();
     let shown: Vec<Object> = objects
         .values()

@@ -27,6 +27,7 @@ use tokio::sync::watch;
 use tracing::{error, warn};
 
 pub use self::client::{Client, ClientError, path_segment};
+use self::error::ApiError;
 pub(crate) use self::lab::Lab;
 pub use self::lab::{LabFormat, LabResults};
 pub use self::web::WebError;
@@ -51,6 +52,21 @@ pub(crate) struct Api {
     pub(crate) desired: Option<Arc<Desired>>,
     /// What the lab measured.
     pub(crate) lab: Lab,
+    /// Who asks is the server's owner, or has shown the token: he may see secrets.
+    pub(crate) is_trusted: bool,
+}
+
+impl Api {
+    /// Lets who wants to see secrets see them, or does not.
+    fn check_secrets(&self, wanted: bool) -> Result<(), ApiError> {
+        match wanted && !self.is_trusted {
+            false => Ok(()),
+            true => Err(ApiError::forbidden(
+                "secrets are shown at the control socket, or to who shows the token: not to everybody on \
+                 this machine",
+            )),
+        }
+    }
 }
 
 impl FromRef<Api> for Arc<Front> {

@@ -2,7 +2,6 @@
 //! as a pcap file that goes on until its reader leaves.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
@@ -14,12 +13,16 @@ use serde::Deserialize;
 use tracing::warn;
 use utoipa::IntoParams;
 
+use super::Api;
 use super::error::ApiError;
 use super::openapi::Failures;
-use crate::fronts::iscsi::{Front, Message};
+use crate::fronts::iscsi::Message;
 use crate::trace::{Reader, trace};
 
 const CONTENT_TYPE: &str = "application/vnd.tcpdump.pcap";
+
+/// A trace has all that is read and written, whether or not it shows who proves what.
+const SHOWS_DATA: bool = true;
 
 /// Whom to trace when he comes.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -36,9 +39,11 @@ pub(super) struct Asked {
 /// What a session receives and sends from now on, as a pcap file that ends when its reader leaves.
 #[utoipa::path(get, tag = "server", path = "/v1/sessions/{tsih}/trace", params(("tsih" = String, Path)), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
 pub(super) async fn of_session(
-    State(front): State<Arc<Front>>,
+    State(api): State<Api>,
     Path(tsih): Path<String>,
 ) -> Result<Response, ApiError> {
+    api.check_secrets(SHOWS_DATA)?;
+    let front = api.front;
     let number: Option<u16> = tsih.parse().ok();
     let session = front.sessions.seated().into_iter().find(|seated| Some(seated.tsih) == number);
     let session = session.ok_or_else(|| {
@@ -56,11 +61,13 @@ pub(super) async fn of_session(
 /// What an initiator receives and sends from its next login on, in the same way.
 #[utoipa::path(get, tag = "server", path = "/v1/trace", params(Asked), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
 pub(super) async fn of_initiator(
-    State(front): State<Arc<Front>>,
+    State(api): State<Api>,
     query: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let Query(Asked { initiator, secrets }) =
         query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
+    api.check_secrets(SHOWS_DATA)?;
+    let front = api.front;
     warn!(initiator, secrets, "what this initiator does from its next login on is traced");
     Ok(answer(front.traces.expect(&initiator, secrets)))
 }

@@ -140,6 +140,7 @@ impl Web {
         let Opened { listener, address, tls, guard } = opened;
         let (closing, mut told) = watch::channel(false);
         let secure = tls.is_some();
+        let api = Api { is_trusted: matches!(guard, Guard::Token(_)), ..api };
         let thread = threads::spawn_runtime("api", move || async move {
             let router = router(api, guard, secure);
             let served = tokio::select! {
