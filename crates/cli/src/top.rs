@@ -263,7 +263,7 @@ mod tests {
         };
         let operations = [operation("read", reads), operation("write", writes)];
         let volume = json!({
-            "volume": "a", "queue_depth": 3, "operations": operations, "errors": { "x": 2 },
+            "volume": "a", "queue_depth": 3, "operations": operations, "errors": { "x": 2 }, "limited": 0,
             "recent_seconds": 10.0,
         });
         let session = json!({
