@@ -5,17 +5,23 @@ mod client;
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_io::time::now;
 use sarsen_node::control::Client;
 use sarsen_node::control::schema::events::EventList;
 use sarsen_node::control::schema::statistics::Statistics;
+use sarsen_proof::managed::Managed;
+use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, program};
 use sarsen_wire::iscsi::ScsiCommand;
 use tempfile::TempDir;
 
 use client::{Wire, run};
 
+/// Until something that is under way has happened.
+const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const NAME: &str = "iqn.2026-11.proof:host";
 const ISID: [u8; 6] = [0x80, 0, 0, 0, 0, 1];
@@ -31,15 +37,11 @@ struct Seen {
 
 impl Seen {
     fn start() -> Result<Self> {
-        Self::start_in(tempfile::tempdir()?, &[])
-    }
-
-    fn start_in(folder: TempDir, arguments: &[&str]) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
         let socket = folder.path().join("control.sock");
         let volumes = ["data", "idle"].map(|name| Volume::new(name, Backing::Ram, 8 * MIB));
         let path = socket.to_str().context("a path")?;
-        let all = [&["--control", path, "--logout-grace", "0"], arguments].concat();
-        let serving = Serving::start_with(&volumes, &all)?;
+        let serving = Serving::start_with(&volumes, &["--control", path, "--logout-grace", "0"])?;
         Ok(Self { serving, client: Client::new(&socket), folder })
     }
 
@@ -52,10 +54,6 @@ impl Seen {
 
     fn statistics(&self) -> Result<Statistics> {
         run(async { Ok(self.client.get("/statistics").await?) })
-    }
-
-    fn events(&self, query: &str) -> Result<EventList> {
-        run(async { Ok(self.client.get(&format!("/events{query}")).await?) })
     }
 
     /// `sarsen` at this server.
@@ -127,37 +125,46 @@ fn what_commands_do_is_seen_by_volume_and_session() -> Result<()> {
 #[test]
 fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let state = tempfile::tempdir()?;
-    let arguments = ["--state", state.path().to_str().context("a path")?];
-    let server = Seen::start_in(folder, &arguments)?;
-    let wire = server.login()?;
-    let mut nowhere = server.serving.url("data").clone();
-    nowhere.iqn += "x";
+    let server = Managed::start(folder.path())?;
+    let client = Client::new(&folder.path().join("control.sock"));
+    let events = |query: &str| -> Result<EventList> {
+        run(async { Ok(client.get(&format!("/events{query}")).await?) })
+    };
+    server.run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export"])?;
+    let url: Url = format!("iscsi://{}/iqn.2026-11.io.sarsen:data/0", server.portal()?).parse()?;
+    let wire = Wire::login(&url, NAME, ISID).with_context(|| server.log())?;
+    let nowhere = Url { iqn: format!("{}x", url.iqn), ..url };
     ensure!(Wire::login(&nowhere, NAME, ISID).is_err(), "there is no such target");
-    drop(wire);
-    let lost = loop {
-        let lost = server.events("?kind=connection_lost")?;
-        if !lost.events.is_empty() {
-            break lost;
+    // Who tells is another thread than who asks.
+    let told = |query: &str| -> Result<EventList> {
+        let deadline = now() + LIMIT;
+        loop {
+            let events = events(query)?;
+            if !events.events.is_empty() {
+                return Ok(events);
+            }
+            ensure!(now() < deadline, "nothing is told of {query}");
         }
     };
+    let refused = told("?severity=warning&kind=login_refused")?;
+    drop(wire);
+    let lost = told("?kind=connection_lost")?;
     assert_eq!(lost.events[0].subject["initiator"], NAME);
-    let refused = server.events("?severity=warning&kind=login_refused")?;
     let [refused] = &refused.events[..] else { anyhow::bail!("{refused:?}") };
     assert_eq!(refused.subject["reason"], "no_such_target");
     ensure!(refused.remedy.as_ref().is_some_and(|remedy| remedy.contains("discover")));
-    let said = server.command(&["event", "list", "--subject", NAME])?.output()?;
-    let said = String::from_utf8(said.stdout)?;
+    let said = server.run(&["event", "list", "--subject", NAME])?;
     ensure!(said.contains("login_refused") && said.contains("what to do"), "{said}");
-    let wrong = run(async { Ok(server.client.get::<EventList>("/events?sort=up").await) })?;
+    let wrong = run(async { Ok(client.get::<EventList>("/events?sort=up").await) })?;
     ensure!(wrong.is_err_and(|error| error.to_string().contains("sort")), "unknown keys");
-    server.serving.stop()?;
-    let again = Seen::start_in(tempfile::tempdir()?, &arguments)?;
-    let kinds: Vec<String> = again.events("")?.events.into_iter().map(|event| event.kind).collect();
+    server.stop()?;
+    let server = Managed::start(folder.path())?;
+    let kinds: Vec<String> = events("")?.events.into_iter().map(|event| event.kind).collect();
     assert_eq!(
         kinds,
         [
             "server_started",
+            "configuration_changed",
             "session_begun",
             "login_refused",
             "connection_lost",
@@ -165,12 +172,21 @@ fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Resul
             "server_started",
         ]
     );
-    again.serving.stop()
+    server.stop()
 }
 
 /// Waits until the server says that it traces.
 fn tracing(server: &Seen) -> Result<()> {
     server.serving.log_tells(|log| log.contains("is traced"))
+}
+
+/// Waits until the file has this frame; until then it may end within one.
+fn traced(trace: &Path, frame: &str) -> Result<()> {
+    let deadline = now() + LIMIT;
+    while !dissect(trace, &[]).is_ok_and(|frames| frames.contains(frame)) {
+        ensure!(now() < deadline, "{frame} is not traced");
+    }
+    Ok(())
 }
 
 /// Interrupts a trace, which ends it in good order.
@@ -212,6 +228,7 @@ fn a_trace_of_an_initiator_is_what_wireshark_takes_for_iscsi() -> Result<()> {
     wire.logout()?;
     while wire.next()?.is_some() {}
     drop(stranger);
+    traced(&out, "Logout Response")?;
     end(trace)?;
     let frames = dissect(&out, &[])?;
     for told in ["Login Command", "Login Response", "Write(10)", "Read(10)", "Data In", "Logout"] {
@@ -238,6 +255,7 @@ fn a_trace_of_a_session_that_stands_is_turned_on_and_off() -> Result<()> {
     // The connection hears of it no later than of what comes after it.
     let read = wire.read(0, 8)?;
     wire.end_of(read)?;
+    traced(&out, "Data In")?;
     end(trace)?;
     for _ in 0..3 {
         let write = wire.write(0, &[1; 512], false)?;
