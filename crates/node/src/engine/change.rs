@@ -11,7 +11,7 @@ use tracing::{error, info, warn};
 use super::closings::{Stores, flush};
 use super::diff::{Differences, Stay, TargetSteps, VolumeSteps};
 use super::portals::{Next, PortalSteps, Served, bind};
-use super::volumes::{NewFiles, Reserved, Volume, grow};
+use super::volumes::{NewFiles, Volume, grow};
 use super::{
     ChangeError, Engine, InterruptedSession, Interruption, Turn, not_opened, target_ports,
 };
@@ -66,7 +66,6 @@ struct Change {
     /// What was opened, by the name that is desired.
     opened: BTreeMap<String, Volume>,
     new_files: Vec<NewFiles>,
-    reserved: Vec<Reserved>,
     /// Something is withheld.
     is_held: bool,
     /// What was closed to make way.
@@ -111,10 +110,9 @@ impl Engine {
             targets: std::mem::take(&mut targets.losses),
             withheld_at: None,
         };
-        let mut reserved = Vec::new();
         for Stay { running: name, desired, grows_to } in &volumes.stays {
             if let (Some(bytes), Some(volume)) = (grows_to, running.volumes.get(name)) {
-                reserved.push(volume.reserve(*bytes).map_err(not_opened(&desired.name))?);
+                volume.check_growth(*bytes).map_err(not_opened(&desired.name))?;
             }
         }
         let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
@@ -138,7 +136,6 @@ impl Engine {
             losses,
             opened,
             new_files,
-            reserved,
             is_held: false,
             closed: Vec::new(),
             is_made: false,
@@ -344,7 +341,6 @@ impl Change {
     fn make(mut self) -> Made {
         self.is_made = true;
         self.new_files.drain(..).for_each(NewFiles::keep);
-        self.reserved.drain(..).for_each(Reserved::keep);
         let engine = self.engine().clone();
         let front = &engine.front;
         let mut running = engine.running();

@@ -192,7 +192,7 @@ impl Engine {
         exports.collect()
     }
 
-    /// The volumes that are open, by name, as far as they are not what the configuration says.
+    /// The volumes that are open, by name, and how large they are.
     pub(crate) fn volumes(&self) -> Vec<(String, Geometry)> {
         let running = self.running();
         let volumes = running.volumes.iter();

@@ -67,20 +67,21 @@ impl Volume {
         self.store.geometry().byte_count()
     }
 
-    /// Makes sure that it can grow to so many bytes, of which nothing is seen until [`grow`].
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<Reserved, StoreError> {
+    /// Finds out whether it can grow to so many bytes. A file stays as it is: were it longer than what is
+    /// kept of its volume when the power fails, the server would not start.
+    pub(crate) fn check_growth(&self, bytes: u64) -> Result<(), StoreError> {
         if let StoreConfig::File { path, .. } = &self.config.store {
-            return Reserved::in_file(path, bytes);
+            return check_file_growth(path, bytes);
         }
         if let Some(memory) = &self.memory {
             memory
                 .reserve(bytes >> self.config.block_size.shift())
                 .map_err(|source| StoreError::Memory { size: bytes, source })?;
         }
-        Ok(Reserved { cut: None })
+        Ok(())
     }
 
-    /// What makes it show so many bytes, which were reserved.
+    /// What makes it so large.
     pub(crate) fn growth(&self, bytes: u64) -> Growth {
         Growth {
             volume: self.config.name.clone(),
@@ -91,7 +92,7 @@ impl Volume {
     }
 }
 
-/// A volume that is to show more blocks, which are there.
+/// A volume that is to have more blocks.
 pub(crate) struct Growth {
     volume: String,
     store: Arc<dyn Store>,
@@ -99,7 +100,8 @@ pub(crate) struct Growth {
     block_count: u64,
 }
 
-/// Has volumes show what they have grown to, on a core, and waits for it; their initiators are told.
+/// Has volumes grow, on a core, and waits for it; their initiators are told. What is kept says already how large
+/// they are: a file that did not get there does when it is opened the next time.
 pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) {
     if growths.is_empty() {
         return;
@@ -119,47 +121,23 @@ pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) {
     let _ = wait.recv();
 }
 
-/// Room behind a file's end, which is given back when this is dropped.
-pub(crate) struct Reserved {
-    cut: Option<(PathBuf, u64)>,
-}
-
-impl Reserved {
-    fn in_file(path: &Path, bytes: u64) -> Result<Self, StoreError> {
-        let system = |what| {
-            let path = path.to_owned();
-            move |source| StoreError::System { path, what, source }
-        };
-        let opened = OpenOptions::new().write(true).open(path);
-        let mut file = opened.map_err(system("open it to make it larger"))?;
-        let is_file = file.metadata().map_err(system("find out what it is"))?.is_file();
-        let length = file.seek(SeekFrom::End(0)).map_err(system("find its length"))?;
-        if length >= bytes {
-            return Ok(Self { cut: None });
-        }
-        if !is_file {
-            let problem = format!("has {length} bytes, not {bytes}: make the device larger first");
-            return Err(StoreError::Unfit { path: path.to_owned(), problem });
-        }
-        file.set_len(bytes).map_err(system("make it larger"))?;
-        Ok(Self { cut: Some((path.to_owned(), length)) })
+/// A file may be made so long, and a device is.
+fn check_file_growth(path: &Path, bytes: u64) -> Result<(), StoreError> {
+    let system = |what| {
+        let path = path.to_owned();
+        move |source| StoreError::System { path, what, source }
+    };
+    let opened = OpenOptions::new().write(true).open(path);
+    let mut file = opened.map_err(system("open it to make it larger"))?;
+    let is_file = file.metadata().map_err(system("find out what it is"))?.is_file();
+    let length = file.seek(SeekFrom::End(0)).map_err(system("find its length"))?;
+    if !is_file && length < bytes {
+        let problem = format!("has {length} bytes, not {bytes}: make the device larger first");
+        return Err(StoreError::Unfit { path: path.to_owned(), problem });
     }
-
-    /// It is used.
-    pub(crate) fn keep(mut self) {
-        self.cut = None;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if let Some((path, length)) = self.cut.take() {
-            let cut = OpenOptions::new().write(true).open(&path);
-            if let Err(error) = cut.and_then(|file| file.set_len(length)) {
-                warn!(path = %path.display(), %error, "the file stays larger than its volume");
-            }
-        }
-    }
+    // No file system lets a place be sought that its files cannot have (lseek(2), EINVAL).
+    file.seek(SeekFrom::Start(bytes)).map_err(system("make it so large"))?;
+    Ok(())
 }
 
 /// Files and folders that were not there before a volume was opened, and go with this unless they are
