@@ -76,7 +76,7 @@ impl AccountConfig {
 }
 
 /// The content of a file that is its owner's alone; what a secret cannot have is not read to its end.
-fn read_private(path: &std::path::Path) -> Result<Vec<u8>, String> {
+pub(crate) fn read_private(path: &std::path::Path) -> Result<Vec<u8>, String> {
     let remedy = |error: std::io::Error| format!("cannot read the secret: {error}");
     let file = File::open(path).map_err(remedy)?;
     // Of the open file: one that is put in its place meanwhile is not the one that is read.

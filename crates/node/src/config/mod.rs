@@ -34,6 +34,7 @@ use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS, ProtectionType};
 use crate::stores::CacheMode;
 
 pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
+pub(crate) use self::account::read_private;
 pub use self::account::{AccountConfig, SecretSource, parse_account};
 pub use self::api::{ApiConfig, parse_api};
 pub use self::certificate::CertificatePattern;

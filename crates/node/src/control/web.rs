@@ -28,7 +28,7 @@ use tracing::{debug, error, info};
 
 use super::error::ApiError;
 use super::{Api, console, routes};
-use crate::config::{ApiConfig, TlsConfig};
+use crate::config::{ApiConfig, TlsConfig, read_private};
 use crate::tls::{Tls, TlsError};
 
 /// How long a client may take for its handshake.
@@ -72,6 +72,14 @@ pub enum WebError {
         path: PathBuf,
         /// The system's error.
         source: io::Error,
+    },
+    /// Others can read the token, or nobody can.
+    #[error("{}: {what}", path.display())]
+    Private {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong, and the remedy.
+        what: String,
     },
     /// The token is too short to be one.
     #[error("{}: a token has 16 characters at least", .0.display())]
@@ -296,8 +304,9 @@ async fn login(
 
 /// The token in a file that others cannot read.
 fn read_token(path: &Path) -> Result<String, WebError> {
-    let file = |source| WebError::File { path: path.to_owned(), source };
-    let token = fs::read_to_string(path).map_err(file)?.trim().to_owned();
+    let bytes = read_private(path);
+    let bytes = bytes.map_err(|what| WebError::Private { path: path.to_owned(), what })?;
+    let token = String::from_utf8_lossy(&bytes).trim().to_owned();
     match token.len() >= 16 && token.bytes().all(|byte| byte.is_ascii_graphic() && byte != b';') {
         true => Ok(token),
         false => Err(WebError::Token(path.to_owned())),
@@ -485,7 +494,10 @@ mod tests {
         let made = fs::read(&tls.certificate).expect("there");
         own_certificate(folder.path()).expect("there");
         assert_eq!(fs::read(&tls.certificate).expect("there"), made);
-        fs::write(folder.path().join("short"), "abc").expect("written");
+        keep(&folder.path().join("short"), b"abc").expect("written");
+        fs::write(folder.path().join("open"), "0123456789abcdef").expect("written");
+        let told = read_token(&folder.path().join("open")).expect_err("others read it").to_string();
+        assert!(told.contains("chmod 600"), "{told}");
         assert!(matches!(read_token(&folder.path().join("short")), Err(WebError::Token(_))));
         let config = ApiConfig {
             address: "0.0.0.0:0".parse().expect("an address"),

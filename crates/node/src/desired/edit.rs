@@ -92,7 +92,10 @@ fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
     let key = object.key();
     let before = objects.get(&key);
     match (&mut object, before.map(|before| &**before)) {
-        (Object::Volume(volume), Some(Object::Volume(before))) => keep_identity(volume, before),
+        (Object::Volume(volume), Some(Object::Volume(before))) => {
+            keep_identity(volume, before);
+            complete(volume, folder);
+        }
         (Object::Volume(volume), _) => complete(volume, folder),
         (Object::Account(account), Some(Object::Account(before))) => keep_secret(account, before),
         _ => {}
@@ -104,25 +107,32 @@ fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
 
 /// What a new volume gets for life.
 fn complete(volume: &mut Volume, folder: &Path) {
-    if volume.store == "file" && volume.path.is_none() {
-        let path = folder.join(VOLUMES).join(format!("{}.img", volume.name));
-        volume.path = Some(path.display().to_string());
-    }
+    let number = || sarsen_io::random::number();
     // A real device says itself who it is.
     if volume.store != "sg" {
-        let number = || sarsen_io::random::number();
         volume.serial.get_or_insert_with(|| format!("{:016x}", number()));
         // 3h: locally assigned.
         volume.naa.get_or_insert_with(|| format!("3{:015x}", number() >> 4));
     }
+    if volume.store == "file" && volume.path.is_none() {
+        let (folder, name) = (folder.join(VOLUMES), &volume.name);
+        let path = folder.join(format!("{name}.img"));
+        // A volume of that name was there before, and its data are: they are not this one's.
+        let path = match path.exists() {
+            true => folder.join(format!("{name}-{:016x}.img", number())),
+            false => path,
+        };
+        volume.path = Some(path.display().to_string());
+    }
 }
 
-/// A document that does not say who a volume is, or where, does not make another one of it.
+/// A document that does not say who a volume is, or where, does not make another one of it. With another kind
+/// of store it is another one.
 fn keep_identity(volume: &mut Volume, before: &Volume) {
-    if volume.store == before.store {
-        let path = || before.path.clone();
-        volume.path = volume.path.take().or_else(path);
+    if volume.store != before.store {
+        return;
     }
+    volume.path = volume.path.take().or_else(|| before.path.clone());
     volume.serial = volume.serial.take().or_else(|| before.serial.clone());
     volume.naa = volume.naa.take().or_else(|| before.naa.clone());
     volume.size = volume.size.take().or_else(|| before.size.clone());
@@ -152,11 +162,16 @@ fn patch(
     let mut value = serde_json::to_value(&**before).expect("our own types are JSON");
     merge(&mut value, patch);
     let text = serde_json::to_vec(&value).expect("it is JSON");
-    let object = Object::from_json(key.kind, &text).map_err(|error| invalid(error.to_string()))?;
+    let object = Object::from_json(key.kind, &text);
+    let mut object = object.map_err(|error| invalid(error.to_string()))?;
     let new = object.key();
     if new != *key {
         if objects.contains_key(&new) {
             return Err(ChangeRefused::Exists(new));
+        }
+        if let (Object::Volume(volume), Object::Volume(before)) = (&mut object, &**before) {
+            keep_identity(volume, before);
+            complete(volume, folder);
         }
         objects.remove(key);
         rename(objects, key, &new.name);
@@ -328,5 +343,26 @@ mod tests {
         let patched = Edit::Patch(key("a"), json!({ "size": "1GiB", "serial": null }));
         after(&mut objects, patched).expect("valid");
         assert!(volume(&objects, "a").serial.is_some(), "identity is not taken away");
+        let serial = volume(&objects, "a").serial;
+        let patch = json!({ "name": "b", "serial": null, "naa": null });
+        after(&mut objects, Edit::Patch(key("a"), patch)).expect("valid");
+        assert_eq!(volume(&objects, "b").serial, serial, "nor with the name");
+        let memory = document("[[volume]]\nname = \"b\"\nstore = \"ram\"\nsize = \"1MiB\"");
+        after(&mut objects, Edit::Apply(memory)).expect("valid");
+        let memory = volume(&objects, "b");
+        assert!(memory.path.is_none() && memory.serial.is_some() && memory.serial != serial);
+    }
+
+    #[test]
+    fn a_new_volume_does_not_get_the_data_of_one_that_had_its_name() {
+        let state = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(state.path().join(VOLUMES)).expect("made");
+        let old = state.path().join(VOLUMES).join("a.img");
+        std::fs::write(&old, b"somebody's").expect("written");
+        let mut objects = Objects::new();
+        let new = Edit::Apply(document("[[volume]]\nname = \"a\"\nsize = \"1MiB\""));
+        new.carry_out(&mut objects, state.path()).expect("valid");
+        let path = volume(&objects, "a").path.expect("a path");
+        assert!(path.ends_with(".img") && path.contains("/volumes/a-"), "{path}");
     }
 }

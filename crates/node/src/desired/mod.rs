@@ -249,7 +249,7 @@ impl Desired {
             .map(|key| (key, None))
             .chain(put.map(|(key, object)| (key, Some(&**object))))
             .collect();
-        store.commit(&revision, &writes)?;
+        store.commit(&revision, &writes, &objects)?;
         let made = ready.make();
         changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
         changed.sessions_ended = made.sessions_ended;

@@ -152,14 +152,16 @@ impl Store {
         read().map_err(|what| damaged(&path, what))
     }
 
-    /// Keeps a change, whole; it is on disk when this returns.
+    /// Keeps a change, whole; it is on disk when this returns. `writes` make of the revision before it `all` that
+    /// there is with it.
     pub(super) fn commit(
         &mut self,
         revision: &Revision,
         writes: &[Write<'_>],
+        all: &Objects,
     ) -> Result<(), StateError> {
         let path = self.path.clone();
-        let result = keep(self.database()?, revision, writes);
+        let result = keep(self.database()?, revision, writes, all);
         if result.is_err() {
             // After an error of its disk, a database wants to be opened again.
             self.database = None;
@@ -236,10 +238,28 @@ fn begin(database: &Database) -> Result<(), redb::Error> {
     Ok(())
 }
 
-fn keep(database: &Database, revision: &Revision, writes: &[Write<'_>]) -> Result<(), redb::Error> {
+fn keep(
+    database: &Database,
+    revision: &Revision,
+    writes: &[Write<'_>],
+    all: &Objects,
+) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     {
+        let mut numbers = transaction.open_table(NUMBERS)?;
+        let kept = numbers.get("revision")?.map_or(0, |revision| revision.value());
         let mut objects = transaction.open_table(OBJECTS)?;
+        // A change that was answered with an error may be on the disk all the same: then what is there is not
+        // what the writes are made for.
+        let whole: Vec<Write<'_>>;
+        let writes = match kept + 1 == revision.revision {
+            true => writes,
+            false => {
+                objects.retain(|_, _| false)?;
+                whole = all.iter().map(|(key, object)| (key, Some(&**object))).collect();
+                &whole
+            }
+        };
         for (key, object) in writes {
             let key = key.to_string();
             match object {
@@ -258,7 +278,7 @@ fn keep(database: &Database, revision: &Revision, writes: &[Write<'_>]) -> Resul
         if let Some(old) = revision.revision.checked_sub(HISTORY) {
             revisions.remove(old)?;
         }
-        transaction.open_table(NUMBERS)?.insert("revision", revision.revision)?;
+        numbers.insert("revision", revision.revision)?;
     }
     transaction.commit()?;
     Ok(())
@@ -301,8 +321,12 @@ mod tests {
         let mut store = Store::open(&path).expect("opened");
         assert_eq!(store.load().expect("read"), (Objects::new(), 0));
         let (a, b) = (host("a"), host("b"));
-        store.commit(&revision(1), &[(&a.key(), Some(&a)), (&b.key(), Some(&b))]).expect("kept");
-        store.commit(&revision(2), &[(&a.key(), None)]).expect("kept");
+        let all = |list: &[&Object]| -> Objects {
+            list.iter().map(|object| (object.key(), Arc::new((*object).clone()))).collect()
+        };
+        let both = [(&a.key(), Some(&a)), (&b.key(), Some(&b))];
+        store.commit(&revision(1), &both, &all(&[&a, &b])).expect("kept");
+        store.commit(&revision(2), &[(&a.key(), None)], &all(&[&b])).expect("kept");
         assert!(matches!(Store::open(&path), Err(StateError::InUse(_))), "it is locked");
         drop(store);
         let mut store = Store::open(&path).expect("opened again");
@@ -316,6 +340,18 @@ mod tests {
             &std::fs::metadata(path.join(FILE)).expect("a file").permissions(),
         );
         assert_eq!(mode & 0o777, 0o600, "it holds secrets");
+    }
+
+    #[test]
+    fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut store = Store::open(folder.path()).expect("opened");
+        let (a, b) = (host("a"), host("b"));
+        let only = |object: &Object| Objects::from([(object.key(), Arc::new(object.clone()))]);
+        // Who asked for it was told that it is not kept.
+        store.commit(&revision(1), &[(&a.key(), Some(&a))], &only(&a)).expect("kept");
+        store.commit(&revision(1), &[(&b.key(), Some(&b))], &only(&b)).expect("kept");
+        assert_eq!(store.load().expect("read"), (only(&b), 1));
     }
 
     #[test]
