@@ -283,12 +283,17 @@ fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw", "-c", "write -P 7 0 1M", "-c", "read -P 7 0 1M"]).arg(&url);
     process::output(&mut qemu, LIMIT)?;
-    // Where there is room again, changes are kept again.
-    let pruned = "[[volume]]\nname = \"data\"\nstore = \"ram\"\nsize = \"8MiB\"\n";
-    let target = "[[target]]\nname = \"iqn.2026-11.io.sarsen:data\"\nluns = [\"data\"]\n";
-    let output = server.apply(&format!("{pruned}{target}"), &["--prune"])?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() || stderr.contains("is not kept"), "{stderr}");
+    // Where there is room again, changes are kept again, and none of what was refused is there.
+    let mut enlarge = Command::new("nsenter");
+    let pid = server.pid().to_string();
+    enlarge.args(["--target", &pid, "--user", "--mount", "--preserve-credentials"]);
+    enlarge.args(["mount", "-o", "remount,size=64m"]).arg(&state);
+    process::output(&mut enlarge, LIMIT)?;
+    server.run(&["host", "create", "afterwards"])?;
+    let history = server.json(&["history"])?;
+    ensure!(history["revisions"][0]["revision"] == revision + 1, "{history}");
+    let hosts = server.json(&["host", "list"])?;
+    ensure!(hosts["host"].as_array().map(Vec::len) == Some((revision as usize - 1) * 1000 + 1));
     server.stop()
 }
 

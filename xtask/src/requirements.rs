@@ -6,9 +6,9 @@ use anyhow::Result;
 
 use crate::shell;
 
-/// Wanted by every run: the real clients, servers to move in from and the scripts that drive one, a name server, a
-/// tunnel, a dissector, a benchmark whose figures are
-/// read, libFuzzer's compiler, and what starts services and judges their units.
+/// Wanted by every run: the real clients, servers to move in from and the scripts that drive one, a name
+/// server, a tunnel, a dissector, a benchmark whose figures are read, libFuzzer's compiler, and what starts
+/// services and judges their units.
 const ALWAYS: &[&str] = &[
     "bonnie++",
     "g++",

@@ -41,6 +41,13 @@ pub(crate) enum Verb {
         #[command(flatten)]
         manner: Manner,
     },
+    #[command(flatten)]
+    One(OneVerb),
+}
+
+/// Those of them that are about one.
+#[derive(Subcommand)]
+pub(crate) enum OneVerb {
     /// Show one, as a document has it.
     Show {
         /// Its name.
@@ -80,17 +87,24 @@ pub(crate) enum Verb {
 pub(crate) fn run(kind: Kind, verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::List { manner } => list(kind, &manner),
-        Verb::Show { name, manner } => show(kind, &name, &manner),
-        Verb::Set { name, settings, manner } => {
+        Verb::One(verb) => run_one(kind, verb),
+    }
+}
+
+/// The same of those that are about one.
+pub(crate) fn run_one(kind: Kind, verb: OneVerb) -> anyhow::Result<()> {
+    match verb {
+        OneVerb::Show { name, manner } => show(kind, &name, &manner),
+        OneVerb::Set { name, settings, manner } => {
             let fields = settings.iter().map(|setting| parse_setting(setting));
             let fields = fields.collect::<Result<Map<_, _>, _>>()?;
             patch(&Key::new(kind, &name), &Value::Object(fields), &manner)
         }
-        Verb::Rename { name, new_name, manner } => {
+        OneVerb::Rename { name, new_name, manner } => {
             let field = if kind == Kind::Portal { "address" } else { "name" };
             patch(&Key::new(kind, &name), &serde_json::json!({ field: new_name }), &manner)
         }
-        Verb::Delete { name, manner } => {
+        OneVerb::Delete { name, manner } => {
             let client = manner.client();
             let path = format!("{}{}", path(&Key::new(kind, &name)), manner.query());
             let changed: Changed = on_a_core(async { Ok(client.delete(&path).await?) })?;

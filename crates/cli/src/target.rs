@@ -74,39 +74,8 @@ pub(crate) enum Verb {
         #[command(flatten)]
         manner: ChangeManner,
     },
-    /// Show one, as a document has it.
-    Show {
-        /// Its iSCSI name.
-        name: String,
-        #[command(flatten)]
-        manner: Manner,
-    },
-    /// Change keys of one: KEY=VALUE, or KEY= to take it away. A value may be JSON.
-    Set {
-        /// Its iSCSI name.
-        name: String,
-        /// What is changed, such as alias=disks.
-        #[arg(required = true, value_name = "KEY=VALUE")]
-        settings: Vec<String>,
-        #[command(flatten)]
-        manner: ChangeManner,
-    },
-    /// Give a target another iSCSI name: who uses it has to log in anew.
-    Rename {
-        /// Its iSCSI name.
-        name: String,
-        /// Its new one.
-        new_name: String,
-        #[command(flatten)]
-        manner: ChangeManner,
-    },
-    /// Take one away. Its volumes stay.
-    Delete {
-        /// Its iSCSI name.
-        name: String,
-        #[command(flatten)]
-        manner: ChangeManner,
-    },
+    #[command(flatten)]
+    One(state::OneVerb),
     /// Take a target out of service: new sessions are turned away or sent on, those that are there
     /// are asked to log out, and dropped if they do not in time.
     Drain {
@@ -181,16 +150,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             })?;
             set_lun(name, lun, None, revision, manner)
         }
-        Verb::Show { name, manner } => state::run(Kind::Target, state::Verb::Show { name, manner }),
-        Verb::Set { name, settings, manner } => {
-            state::run(Kind::Target, state::Verb::Set { name, settings, manner })
-        }
-        Verb::Rename { name, new_name, manner } => {
-            state::run(Kind::Target, state::Verb::Rename { name, new_name, manner })
-        }
-        Verb::Delete { name, manner } => {
-            state::run(Kind::Target, state::Verb::Delete { name, manner })
-        }
+        Verb::One(verb) => state::run_one(Kind::Target, verb),
         Verb::Drain { name, grace, redirect, permanent, manner } => {
             let client = manner.client();
             let redirect = redirect.map(|address| Redirect { address, permanent });
@@ -251,7 +211,7 @@ fn set_lun(
     let patch = serde_json::json!({ lun.to_string(): volume });
     let manner = ChangeManner { revision: manner.revision.or(Some(seen)), ..manner };
     let settings = vec![format!("luns={patch}")];
-    state::run(Kind::Target, state::Verb::Set { name, settings, manner })
+    state::run_one(Kind::Target, state::OneVerb::Set { name, settings, manner })
 }
 
 fn render(targets: &[Target]) -> String {

@@ -79,7 +79,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Create(create) => create.run(),
         Verb::Resize { name, size, manner } => {
             let settings = vec![format!("size={size}")];
-            state::run(Kind::Volume, state::Verb::Set { name, settings, manner })
+            state::run_one(Kind::Volume, state::OneVerb::Set { name, settings, manner })
         }
         Verb::Common(verb) => state::run(Kind::Volume, verb),
     }

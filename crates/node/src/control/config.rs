@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use utoipa::IntoParams;
 
 use super::Api;
 use super::error::ApiError;
@@ -64,12 +65,19 @@ pub(super) enum Only {
 }
 
 /// What may be said beside what is to be done.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
-struct Manner {
+#[into_params(parameter_in = Query)]
+pub(super) struct Manner {
+    /// The revision that it is made for.
     revision: Option<u64>,
+    /// Log clients out of what is taken away.
+    #[param(required = false)]
     force: bool,
+    /// Only plan it.
+    #[param(required = false)]
     dry_run: bool,
+    /// How long clients have for that.
     grace_seconds: Option<u16>,
 }
 
@@ -244,10 +252,7 @@ pub(super) async fn show(
     path = "/v1/config/{kind}",
     params(
         ("kind" = Kind, Path),
-        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
-        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
-        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
-        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        Manner,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -275,10 +280,7 @@ pub(super) async fn add(
     params(
         ("kind" = Kind, Path),
         ("name" = String, Path),
-        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
-        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
-        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
-        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        Manner,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -311,10 +313,7 @@ pub(super) async fn put(
     path = "/v1/config/{kind}",
     params(
         ("kind" = Only, Path),
-        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
-        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
-        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
-        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        Manner,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -338,10 +337,7 @@ pub(super) async fn put_only(
     path = "/v1/config/{kind}",
     params(
         ("kind" = Only, Path),
-        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
-        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
-        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
-        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        Manner,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     responses((status = 200, body = Changed), Failures)
@@ -375,10 +371,7 @@ fn only(kind: &str) -> Result<(), ApiError> {
     params(
         ("kind" = Kind, Path),
         ("name" = String, Path),
-        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
-        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
-        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
-        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        Manner,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -404,10 +397,7 @@ pub(super) async fn patch(
     params(
         ("kind" = Kind, Path),
         ("name" = String, Path),
-        ("revision" = Option<u64>, Query, description = "The revision that it is made for"),
-        ("force" = Option<bool>, Query, description = "Log clients out of what is taken away"),
-        ("dry_run" = Option<bool>, Query, description = "Only plan it"),
-        ("grace_seconds" = Option<u16>, Query, description = "How long clients have for that"),
+        Manner,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     responses((status = 200, body = Changed), Failures)
