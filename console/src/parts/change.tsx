@@ -21,11 +21,13 @@ export function ConfirmChange(props: {
   title: string;
   verb: string;
   edit: Edit;
+  /** The revision that the edit was made of, where it says more than what it changes. */
+  seen?: number;
   children?: ComponentChildren;
   onDone: (changed: Changed) => void;
   onClose: () => void;
 }) {
-  const { edit } = props;
+  const { edit, seen } = props;
   const [plan, setPlan] = useState<Changed | null>(null);
   const [error, setError] = useState<Refused | null>(null);
   const [busy, setBusy] = useState(false);
@@ -33,7 +35,7 @@ export function ConfirmChange(props: {
     let gone = false;
     setPlan(null);
     setError(null);
-    change(edit, { dryRun: true }).then(
+    change(edit, { dryRun: true, revision: seen }).then(
       (plan) => gone || setPlan(plan),
       (refused: Refused) => gone || setError(refused),
     );
@@ -44,7 +46,7 @@ export function ConfirmChange(props: {
     setBusy(true);
     try {
       // At the revision that was shown: what others changed meanwhile is looked at first.
-      const done = await change(edit, { force: interrupts.length > 0, revision: plan!.revision });
+      const done = await change(edit, { force: interrupts.length > 0, revision: seen ?? plan!.revision });
       props.onDone(done);
     } catch (refused) {
       setError(refused as Refused);

@@ -153,8 +153,9 @@ function Changes(props: { volume: Shown; inventory: Inventory }) {
 
 function Delete(props: { volume: Shown; inventory: Inventory; onClose: () => void }) {
   const { volume, inventory } = props;
-  // As it was when the reader asked: what others change meanwhile is met by the revision.
-  const [document] = useState(inventory.document!);
+  // As it was when the reader asked. All that it does not list goes: at another revision it is refused, so that
+  // what others have made meanwhile does not go with it.
+  const [{ document, seen }] = useState({ document: inventory.document!, seen: inventory.revision ?? 0 });
   const place = exportOf(document, volume.name);
   const alone = place !== null && Object.keys(place.target.luns ?? {}).length === 1;
   const [withTarget, setWithTarget] = useState(alone);
@@ -163,7 +164,7 @@ function Delete(props: { volume: Shown; inventory: Inventory; onClose: () => voi
     [document, withTarget],
   );
   return (
-    <ConfirmChange title={`Delete ${volume.name}`} verb="Delete" edit={{ method: "POST", path: "/config/apply", body }}
+    <ConfirmChange title={`Delete ${volume.name}`} verb="Delete" edit={{ method: "POST", path: "/config/apply", body }} seen={seen}
       onClose={props.onClose} onDone={() => navigate("/volumes")}>
       {volume.config?.store === "file" && volume.config.path && (
         <p>Its file stays on the server's disk: <code class="name">{volume.config.path}</code></p>
