@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_initiator::{Session, SessionOptions};
 use sarsen_io::time::now;
 use sarsen_node::control::Client;
 use sarsen_node::control::schema::events::EventList;
@@ -267,4 +268,73 @@ fn a_trace_of_a_session_that_stands_is_turned_on_and_off() -> Result<()> {
     let unknown = server.command(&["session", "trace", "65000", "--out", path])?.output()?;
     assert_eq!(unknown.status.code(), Some(3), "not found");
     server.serving.stop()
+}
+
+/// The values of a key in a trace, whatever is around them.
+fn values<'a>(trace: &'a [u8], key: &str) -> Vec<&'a [u8]> {
+    let starts = trace.windows(key.len()).enumerate().filter(|(_, at)| *at == key.as_bytes());
+    let values = starts.map(|(start, _)| {
+        let rest = &trace[start + key.len()..];
+        &rest[..rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len())]
+    });
+    values.collect()
+}
+
+/// Both ends prove who they are.
+#[test]
+fn what_proves_who_somebody_is_is_in_a_trace_only_if_it_is_asked_for() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.io.sarsen:data";
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
+    let secret = folder.path().join("secret");
+    let other = folder.path().join("other");
+    std::fs::write(&secret, "one-direction\n")?;
+    std::fs::write(&other, "and-the-other\n")?;
+    let create = ["volume", "create", "data", "8MiB", "--store", "ram", "--export", "--chap", "vm"];
+    let from = |path: &Path| path.display().to_string();
+    server.run(&[&create[..], &["--secret-from", &from(&secret)]].concat())?;
+    server.run(&["account", "create", "san", "--secret-from", &from(&other)])?;
+    server.run(&["target", "set", TARGET, "own-account=san"])?;
+    let proofs = "target_user=san&target_password=and-the-other";
+    let url = format!("iscsi://vm%one-direction@{}/{TARGET}/0?{proofs}", server.portal()?);
+    let url: sarsen_initiator::Url = url.parse()?;
+    let options = SessionOptions { initiator_name: NAME.to_owned(), ..SessionOptions::default() };
+    let trace = |more: &[&str]| -> Result<Vec<u8>> {
+        let out = folder.path().join("login.pcap");
+        let traced_before = server.log().matches("is traced").count();
+        let path = from(&out);
+        let arguments = ["session", "trace", "--initiator", NAME, "--out", &path];
+        let mut command = server.command(&[&arguments[..], more].concat())?;
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let deadline = now() + LIMIT;
+        while server.log().matches("is traced").count() == traced_before {
+            ensure!(now() < deadline, "{}", server.log());
+        }
+        run(async { Ok(Session::connect(&url, &options).await?.logout().await?) })?;
+        traced(&out, "Logout Response")?;
+        end(child)?;
+        Ok(std::fs::read(&out)?)
+    };
+    let hidden = trace(&[])?;
+    let shown = trace(&["--secrets"])?;
+    // Who it is stays, and so does the length of what proves it.
+    ensure!(values(&hidden, "CHAP_N=") == [&b"vm"[..], b"san"], "{:?}", values(&hidden, "CHAP_N="));
+    for key in ["CHAP_R=", "CHAP_C="] {
+        let (hidden, shown) = (values(&hidden, key), values(&shown, key));
+        ensure!(hidden.len() == 2 && shown.len() == 2, "{key}: {hidden:?} {shown:?}");
+        ensure!(hidden.concat().iter().all(|byte| *byte == b'*'), "{key}: {hidden:?}");
+        ensure!(shown.iter().all(|value| value.starts_with(b"0x")), "{key}: {shown:?}");
+        let lengths = |values: &[&[u8]]| values.iter().map(|value| value.len()).collect::<Vec<_>>();
+        ensure!(lengths(&hidden) == lengths(&shown), "{key}: {hidden:?} {shown:?}");
+    }
+    // Everybody on this machine may ask there, and is shown nothing.
+    let api = server.announced()["api"].as_str().context("where the API is")?;
+    let out = from(&folder.path().join("stranger.pcap"));
+    for secrets in [&[][..], &["--secrets"]] {
+        let arguments = ["session", "trace", "--initiator", NAME, "--out", &out, "--control", api];
+        let said = server.refused(1, &[&arguments[..], secrets].concat())?;
+        ensure!(said.contains("control socket"), "{said}");
+        ensure!(std::fs::read(&out)?.is_empty(), "something was traced");
+    }
+    server.stop()
 }

@@ -69,7 +69,7 @@ pub(crate) fn diff(arguments: &DiffArguments) -> anyhow::Result<()> {
     let DiffArguments { file, prune, manner } = arguments;
     let document = read(file)?;
     let apply = Apply { document, prune: *prune, dry_run: true, ..Apply::default() };
-    let client = manner.client();
+    let client = manner.client()?;
     let changed = on_a_core(async { Ok(client.post("/config/apply", &apply).await?) })?;
     state::report(&changed, manner.json)
 }
@@ -77,7 +77,7 @@ pub(crate) fn diff(arguments: &DiffArguments) -> anyhow::Result<()> {
 /// `sarsen export`.
 pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
     let ExportArguments { secrets, manner } = arguments;
-    let (client, path) = (manner.client(), format!("/config?secrets={secrets}"));
+    let (client, path) = (manner.client()?, format!("/config?secrets={secrets}"));
     let state: ConfigState = on_a_core(async { Ok(client.get(&path).await?) })?;
     match manner.json {
         true => print_line(&serde_json::to_string(&state.document)?),
@@ -88,7 +88,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
 /// `sarsen history`.
 pub(crate) fn history(arguments: &HistoryArguments) -> anyhow::Result<()> {
     let HistoryArguments { limit, manner } = arguments;
-    let (client, path) = (manner.client(), format!("/config/revisions?limit={limit}"));
+    let (client, path) = (manner.client()?, format!("/config/revisions?limit={limit}"));
     let list: RevisionList = on_a_core(async { Ok(client.get(&path).await?) })?;
     if manner.json {
         return print_line(&serde_json::to_string(&list)?);

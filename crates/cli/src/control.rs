@@ -1,12 +1,16 @@
 //! What the verbs that speak to a running server share.
 
+use std::env::var_os;
+use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use sarsen_node::control::{Client, PATH_VARIABLE, schema::Drained};
+use sarsen_node::control::{
+    ADDRESS_VARIABLE, Address, CA_VARIABLE, Client, Credentials, TOKEN_VARIABLE, schema::Drained,
+};
 
 use crate::disk::print_line;
-use crate::exit::DegradedError;
+use crate::exit::{DegradedError, UsageError};
 
 /// Where the packaged service has its socket, and who is root.
 const DEFAULT_PATH: &str = "/run/sarsen/control.sock";
@@ -14,7 +18,7 @@ const DEFAULT_PATH: &str = "/run/sarsen/control.sock";
 /// Where a server of who runs this has its socket, unless it is told: the packaged service's, or, where there
 /// is none and a session's folder is, there.
 pub(crate) fn default_socket() -> PathBuf {
-    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let own = var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     match own {
         Some(own) if !is_root && !Path::new(DEFAULT_PATH).exists() => {
@@ -27,10 +31,19 @@ pub(crate) fn default_socket() -> PathBuf {
 /// Which server, and how its answer is shown.
 #[derive(clap::Args)]
 pub(crate) struct Manner {
-    /// The server's control socket, as `sarsen serve --control` was given it; SARSEN_CONTROL in the
-    /// environment, or /run/sarsen/control.sock, unless given.
-    #[arg(long, value_name = "PATH")]
-    control: Option<PathBuf>,
+    /// The server: the path of its control socket, as `sarsen serve --control` was given it, or the URL of its
+    /// API, such as https://san.example:3280; SARSEN_CONTROL in the environment, or /run/sarsen/control.sock,
+    /// unless given.
+    #[arg(long, value_name = "PATH|URL")]
+    control: Option<OsString>,
+    /// At a URL: the file that holds the server's token (api.token of its state folder), readable by its owner
+    /// alone; SARSEN_TOKEN_FILE in the environment unless given.
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// At a URL: certificates of who vouches for the server, or the server's own (api.pem of its state folder);
+    /// SARSEN_CA in the environment, or whom this machine trusts, unless given.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// Print the result as one line of JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -38,16 +51,30 @@ pub(crate) struct Manner {
 
 impl Manner {
     /// The server that is meant.
-    pub(crate) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> anyhow::Result<Client> {
         self.client_or(None)
     }
 
     /// The same; unless the flag names it, the one at `path`.
-    pub(crate) fn client_or(&self, path: Option<&Path>) -> Client {
-        let named = self.control.clone().or_else(|| path.map(Path::to_owned));
-        let path = named.or_else(|| std::env::var_os(PATH_VARIABLE).map(PathBuf::from));
-        Client::new(&path.unwrap_or_else(default_socket))
+    pub(crate) fn client_or(&self, path: Option<&Path>) -> anyhow::Result<Client> {
+        let named = self.control.clone().or_else(|| path.map(|path| path.as_os_str().to_owned()));
+        let Self { token_file, ca, .. } = self;
+        client(named, Credentials { token_file: token_file.clone(), ca: ca.clone() })
     }
+}
+
+/// Of the server that is named, or else the one that the environment names.
+pub(crate) fn client(named: Option<OsString>, given: Credentials) -> anyhow::Result<Client> {
+    let address = match named.or_else(|| var_os(ADDRESS_VARIABLE)) {
+        Some(named) => Address::parse(&named).map_err(|error| UsageError(error.to_string()))?,
+        None => Address::Socket(default_socket()),
+    };
+    let or = |given: Option<PathBuf>, name| given.or_else(|| var_os(name).map(PathBuf::from));
+    let credentials = Credentials {
+        token_file: or(given.token_file, TOKEN_VARIABLE),
+        ca: or(given.ca, CA_VARIABLE),
+    };
+    Ok(Client::open(address, &credentials)?)
 }
 
 /// Tells what became of the sessions that were to go.

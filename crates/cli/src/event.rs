@@ -69,7 +69,7 @@ impl List {
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     let Verb::List(list) = verb;
-    let (client, query) = (list.manner.client(), list.query());
+    let (client, query) = (list.manner.client()?, list.query());
     on_a_core(async {
         let found: EventList = client.get(&format!("/events{query}")).await?;
         if !list.follow {

@@ -13,8 +13,8 @@ use sarsen_lab::load::LoadError;
 use sarsen_lab::study::RunError;
 use sarsen_lab::study::lunden::LundenError;
 use sarsen_node::StartError;
-use sarsen_node::control::ClientError;
 use sarsen_node::control::schema::ErrorCode;
+use sarsen_node::control::{Address, ClientError};
 
 /// Something failed.
 const FAILED: u8 = 1;
@@ -165,12 +165,20 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
 
 fn control(error: &ClientError) -> (u8, Option<&'static str>) {
     match error {
-        ClientError::Unreachable { source, .. } => match source.kind() {
+        ClientError::Unreachable { address: Address::Socket(_), source } => match source.kind() {
             ErrorKind::PermissionDenied => {
                 (FAILED, Some("be the user that the server runs as, or root"))
             }
             _ => (UNREACHABLE, Some("is a server running there, with --control and this path?")),
         },
+        ClientError::Unreachable { .. } => (
+            UNREACHABLE,
+            Some("is a server's API served there, with --api, and the way to it open?"),
+        ),
+        ClientError::Token(_)
+        | ClientError::Tls(_)
+        | ClientError::Untrusted { .. }
+        | ClientError::Unauthorized { .. } => (FAILED, None),
         ClientError::Refused(failure) => match failure.code {
             ErrorCode::Invalid => (USAGE, None),
             ErrorCode::NotFound => (NOT_FOUND, None),
@@ -279,7 +287,8 @@ mod tests {
     }
 
     fn unreachable(kind: ErrorKind) -> ClientError {
-        ClientError::Unreachable { path: PathBuf::from("/x"), source: io::Error::from(kind) }
+        let address = Address::Socket(PathBuf::from("/x"));
+        ClientError::Unreachable { address, source: io::Error::from(kind) }
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let client = arguments.manner.client();
+    let client = arguments.manner.client()?;
     let text = on_a_core(async { Ok(client.get_text("/metrics").await?) })?;
     if arguments.manner.json {
         return print_line(&serde_json::to_string(&text)?);

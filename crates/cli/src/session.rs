@@ -59,7 +59,7 @@ pub(crate) enum Verb {
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::List { manner } => {
-            let client = manner.client();
+            let client = manner.client()?;
             let list: SessionList = on_a_core(async { Ok(client.get("/sessions").await?) })?;
             if manner.json {
                 return print_line(&serde_json::to_string(&list)?);
@@ -78,7 +78,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             trace(&path, &out, seconds, &manner)
         }
         Verb::Drain { tsih, grace, manner } => {
-            let client = manner.client();
+            let client = manner.client()?;
             let request = DrainSession { grace_seconds: Some(grace) };
             let path = format!("/sessions/{tsih}/drain");
             let drained: Drained = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
@@ -90,7 +90,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
 /// Writes a trace for as long as it is to go on.
 fn trace(path: &str, out: &Path, seconds: Option<u64>, manner: &Manner) -> anyhow::Result<()> {
     let mut file = File::create(out).with_context(|| format!("{}", out.display()))?;
-    let client = manner.client();
+    let client = manner.client()?;
     let mut count = 0;
     let mut outcome = Ok(());
     on_a_core(async {

@@ -105,7 +105,7 @@ pub(crate) fn run_one(kind: Kind, verb: OneVerb) -> anyhow::Result<()> {
             patch(&Key::new(kind, &name), &serde_json::json!({ field: new_name }), &manner)
         }
         OneVerb::Delete { name, manner } => {
-            let client = manner.client();
+            let client = manner.client()?;
             let path = format!("{}{}", path(&Key::new(kind, &name)), manner.query());
             let changed: Changed = on_a_core(async { Ok(client.delete(&path).await?) })?;
             report(&changed, manner.manner.json)
@@ -119,8 +119,8 @@ fn path(key: &Key) -> String {
 
 impl ChangeManner {
     /// The server that is meant, asked in the name of who runs this.
-    pub(crate) fn client(&self) -> Client {
-        self.manner.client().with_author(author())
+    pub(crate) fn client(&self) -> anyhow::Result<Client> {
+        Ok(self.manner.client()?.with_author(author()))
     }
 
     fn query(&self) -> String {
@@ -148,7 +148,7 @@ impl ChangeManner {
 
     /// Sends it.
     pub(crate) fn ask(&self, apply: &Apply) -> anyhow::Result<Changed> {
-        let client = self.client();
+        let client = self.client()?;
         on_a_core(async { Ok(client.post("/config/apply", apply).await?) })
     }
 
@@ -168,7 +168,7 @@ fn author() -> String {
 }
 
 fn patch(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<()> {
-    let client = manner.client();
+    let client = manner.client()?;
     let path = format!("{}{}", path(key), manner.query());
     let changed: Changed = on_a_core(async { Ok(client.patch(&path, patch).await?) })?;
     report(&changed, manner.manner.json)
@@ -217,7 +217,7 @@ pub(crate) fn state(client: &Client) -> anyhow::Result<ConfigState> {
 }
 
 fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
-    let ConfigState { document, .. } = state(&manner.client())?;
+    let ConfigState { document, .. } = state(&manner.client()?)?;
     let objects: Vec<Object> =
         document.into_objects().filter(|object| object.kind() == kind).collect();
     if manner.json {
@@ -243,7 +243,7 @@ fn details(object: &Object) -> String {
 }
 
 fn show(kind: Kind, name: &str, manner: &Manner) -> anyhow::Result<()> {
-    let ConfigState { document, .. } = state(&manner.client())?;
+    let ConfigState { document, .. } = state(&manner.client()?)?;
     let found = document
         .into_objects()
         .find(|object| object.kind() == kind && object.name() == name)

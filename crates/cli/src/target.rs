@@ -105,7 +105,7 @@ pub(crate) enum Verb {
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::List { manner } => {
-            let client = manner.client();
+            let client = manner.client()?;
             let list: TargetList = on_a_core(async { Ok(client.get("/targets").await?) })?;
             match manner.json {
                 true => print_line(&serde_json::to_string(&list)?),
@@ -152,7 +152,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         }
         Verb::One(verb) => state::run_one(Kind::Target, verb),
         Verb::Drain { name, grace, redirect, permanent, manner } => {
-            let client = manner.client();
+            let client = manner.client()?;
             let redirect = redirect.map(|address| Redirect { address, permanent });
             let request = DrainTarget { grace_seconds: Some(grace), redirect };
             let path = format!("/targets/{}/drain", path_segment(&name));
@@ -160,7 +160,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             report_drain(&drained, manner.json)
         }
         Verb::Undrain { name, manner } => {
-            let client = manner.client();
+            let client = manner.client()?;
             let path = format!("/targets/{}/undrain", path_segment(&name));
             let undrained: Undrained = on_a_core(async { Ok(client.post(&path, &()).await?) })?;
             match manner.json {
@@ -194,7 +194,7 @@ fn parse_luns(texts: &[String]) -> Result<Luns, UsageError> {
 
 /// The volumes that a target serves, and the revision at which it does.
 fn luns_of(name: &str, manner: &ChangeManner) -> anyhow::Result<(BTreeMap<u16, String>, u64)> {
-    let ConfigState { document, revision } = state::state(&manner.client())?;
+    let ConfigState { document, revision } = state::state(&manner.client()?)?;
     let target = document.target.into_iter().find(|target| target.name == name);
     let target = target.ok_or_else(|| NotFoundError(format!("there is no target {name}")))?;
     Ok((target.luns.0, revision))

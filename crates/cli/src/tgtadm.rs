@@ -17,11 +17,11 @@ use clap::Parser;
 use sarsen_node::control::schema::{
     ConfigState, DrainSession, Drained, ErrorCode, ServedVolume, Session, SessionList, VolumeList,
 };
-use sarsen_node::control::{Client, ClientError, PATH_VARIABLE};
+use sarsen_node::control::{Client, ClientError, Credentials};
 use sarsen_node::desired::Document;
 use sarsen_node::desired::document::Target;
 
-use crate::control::default_socket;
+use crate::control::client;
 use crate::disk::{on_a_core, print_line};
 use crate::state::print;
 
@@ -171,7 +171,7 @@ fn carry_out(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.lld != "iscsi" {
         return Err(Failure::NoDriver);
     }
-    let server = Server::new();
+    let server = Server::new()?;
     let mode = match arguments.mode.as_str() {
         "lun" | "lu" => "logicalunit",
         "connection" => "conn",
@@ -209,9 +209,9 @@ struct World {
 }
 
 impl Server {
-    fn new() -> Self {
-        let path = std::env::var_os(PATH_VARIABLE).map_or_else(default_socket, Into::into);
-        Self { client: Client::new(&path).with_author("tgtadm".to_owned()) }
+    fn new() -> anyhow::Result<Self> {
+        let client = client(None, Credentials::default())?;
+        Ok(Self { client: client.with_author("tgtadm".to_owned()) })
     }
 
     fn world(&self) -> Result<World, Failure> {

@@ -73,7 +73,7 @@ struct Counts {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     on_a_core(async {
-        let client = arguments.manner.client();
+        let client = arguments.manner.client()?;
         let is_terminal = std::io::stdout().is_terminal() && !arguments.manner.json;
         let looks = arguments.count.or((!is_terminal).then_some(1));
         let mut before: Statistics = client.get("/statistics").await?;

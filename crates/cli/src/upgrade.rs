@@ -5,11 +5,12 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use sarsen_io::local::LocalStream;
 use sarsen_io::{handover, time};
-use sarsen_node::control::schema::TargetList;
+use sarsen_node::control::{Address, schema::TargetList};
 use serde::Serialize;
 
 use crate::control::Manner;
 use crate::disk::{on_a_core, print_line};
+use crate::exit::UsageError;
 
 /// A server that has to flush much may take so long.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -35,10 +36,14 @@ pub(crate) fn run(manner: &Manner) -> anyhow::Result<()> {
 }
 
 async fn upgrade(manner: &Manner) -> anyhow::Result<Upgraded> {
-    let client = manner.client();
+    let client = manner.client()?;
+    let Address::Socket(socket) = client.address() else {
+        let message = "a server is replaced on its own machine: give its control socket, not a URL";
+        return Err(UsageError(message.to_owned()).into());
+    };
     // What does not answer at all is told as of every other verb.
     let _: TargetList = client.get("/targets").await?;
-    let old = LocalStream::connect(client.path()).await.context("the server went away")?;
+    let old = LocalStream::connect(socket).await.context("the server went away")?;
     let process = old.peer_process().context("the kernel does not say whose the socket is")?;
     handover::ask(process).with_context(|| format!("process {process} cannot be asked"))?;
     let deadline = time::now() + LIMIT;

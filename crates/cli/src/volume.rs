@@ -91,7 +91,7 @@ impl Create {
         document.target.extend(self.target());
         let mut made = None;
         if let Some(name) = &self.chap {
-            let known = state::state(&self.manner.client())?.document.account;
+            let known = state::state(&self.manner.client()?)?.document.account;
             let is_known = known.iter().any(|account| account.name == *name);
             if !is_known || self.secret.is_given() {
                 let Given { secret, is_new } = self.secret.take()?;

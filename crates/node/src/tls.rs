@@ -4,6 +4,7 @@
 //! renewed while the server runs. What is wrong with new ones is told once; the old ones stay.
 
 mod certificate;
+mod client;
 #[cfg(test)]
 mod tests;
 mod verifier;
@@ -24,6 +25,7 @@ use tracing::{error, info};
 
 pub(crate) use self::certificate::ClientCertificate;
 use self::certificate::check_validity;
+pub(crate) use self::client::{Untrusted, client_config, fingerprint};
 use self::verifier::ClientVerifier;
 use crate::config::TlsConfig;
 
@@ -69,6 +71,12 @@ pub enum TlsError {
         /// The certificate's file.
         certificate: PathBuf,
     },
+    /// There is nobody whom a client could believe.
+    #[error(
+        "this machine has no list of whom it trusts to vouch for servers (ca-certificates): give the server's own \
+         certificate with --ca"
+    )]
+    NoAuthorities,
     /// It is a kind of key or certificate that cannot be used.
     #[error(
         "{path} cannot be used: {source}: use ECDSA P-256 or P-384, Ed25519, or RSA of 2048 bits"

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use sarsen_io::file::{File, OpenOptions};
 use sarsen_node::config::{self, Config, StoreConfig};
-use sarsen_node::control::ClientError;
 use sarsen_node::control::schema::TargetList;
+use sarsen_node::control::{Address, ClientError};
 
 use super::Finding;
 use crate::control::Manner;
@@ -93,7 +93,8 @@ pub(super) struct RunningServer {
 /// Asks the server that the flags, or else the configuration, name.
 pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer {
     let client = manner.client_or(config.and_then(|config| config.control.as_deref()));
-    let asked: anyhow::Result<TargetList> = on_a_core(async { Ok(client.get("/targets").await?) });
+    let asked: anyhow::Result<TargetList> =
+        client.and_then(|client| on_a_core(async { Ok(client.get("/targets").await?) }));
     judge(asked.map(|list| list.targets.len()))
 }
 
@@ -107,19 +108,32 @@ fn judge(asked: anyhow::Result<usize>) -> RunningServer {
         Err(error) => error,
     };
     let finding = match error.downcast_ref() {
-        Some(ClientError::Unreachable { path, source }) => match source.kind() {
-            ErrorKind::PermissionDenied => Finding::warning(
-                CHECK,
-                format!("{} is closed to this user", path.display()),
-                "be the user that the server runs as, or root",
-            ),
-            ErrorKind::ConnectionRefused => Finding::warning(
-                CHECK,
-                format!("{} is there and nobody answers: the server has died", path.display()),
-                "see its log (journalctl -u sarsen), and start it",
-            ),
-            _ => Finding::ok(CHECK, format!("no server runs with {}", path.display())),
-        },
+        Some(ClientError::Unreachable { address: address @ Address::Socket(_), source }) => {
+            match source.kind() {
+                ErrorKind::PermissionDenied => Finding::warning(
+                    CHECK,
+                    format!("{address} is closed to this user"),
+                    "be the user that the server runs as, or root",
+                ),
+                ErrorKind::ConnectionRefused => Finding::warning(
+                    CHECK,
+                    format!("{address} is there and nobody answers: the server has died"),
+                    "see its log (journalctl -u sarsen), and start it",
+                ),
+                _ => Finding::ok(CHECK, format!("no server runs with {address}")),
+            }
+        }
+        Some(
+            error @ (ClientError::Unreachable { .. }
+            | ClientError::Token(_)
+            | ClientError::Tls(_)
+            | ClientError::Untrusted { .. }
+            | ClientError::Unauthorized { .. }),
+        ) => Finding::warning(
+            CHECK,
+            format!("the server cannot be asked: {error}"),
+            "see --control, --token-file and --ca",
+        ),
         _ => Finding::warning(
             CHECK,
             format!("a server answers, and not as it should: {error:#}"),
@@ -173,7 +187,7 @@ mod tests {
     fn a_server_that_died_is_told_from_none() {
         let level = |kind: ErrorKind| {
             let source = io::Error::from(kind);
-            let error = ClientError::Unreachable { path: "/x".into(), source };
+            let error = ClientError::Unreachable { address: Address::Socket("/x".into()), source };
             judge(Err(error.into())).finding.level
         };
         assert_eq!(level(ErrorKind::NotFound), Level::Ok);

@@ -86,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let ways = match (&arguments.portal, &arguments.explicit) {
         (Some(portal), Some(target)) => vec![explicit(arguments, portal, target)?],
         _ => {
-            let client = arguments.manner.client();
+            let client = arguments.manner.client()?;
             let list: TargetList = on_a_core(async { Ok(client.get("/targets").await?) })?;
             of_server(arguments, &list.targets)?
         }

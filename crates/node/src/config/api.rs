@@ -23,7 +23,7 @@ use super::file::{Source, unknown_key};
 use super::tls::TlsConfig;
 
 /// The port of the API where none is given.
-const DEFAULT_PORT: u16 = 3280;
+pub(crate) const DEFAULT_API_PORT: u16 = 3280;
 const KEYS: &[&str] = &["listen", "certificate", "key", "token-file"];
 
 /// See the module.
@@ -49,9 +49,9 @@ pub fn parse_api(text: &str) -> Result<ApiConfig, String> {
     let bare = text.trim_start_matches('[').trim_end_matches(']');
     let address = text
         .parse()
-        .or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, DEFAULT_PORT)))
+        .or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, DEFAULT_API_PORT)))
         .map_err(|_: std::net::AddrParseError| {
-            format!("{text:?} is not an address: write 127.0.0.1:{DEFAULT_PORT}")
+            format!("{text:?} is not an address: write 127.0.0.1:{DEFAULT_API_PORT}")
         })?;
     Ok(ApiConfig { address, tls: None, token_file: None })
 }

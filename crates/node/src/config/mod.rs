@@ -36,6 +36,7 @@ use crate::stores::CacheMode;
 pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
 pub(crate) use self::account::read_private;
 pub use self::account::{AccountConfig, SecretSource, parse_account};
+pub(crate) use self::api::DEFAULT_API_PORT;
 pub use self::api::{ApiConfig, parse_api};
 pub use self::certificate::CertificatePattern;
 pub(crate) use self::different::Different;

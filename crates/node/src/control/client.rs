@@ -1,35 +1,74 @@
-//! The other end of the control socket, for the command line.
+//! A client of the API, for the command line: at the control socket, or on the network.
+
+mod address;
 
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
-use sarsen_io::local;
+use rustls::pki_types::ServerName;
+use rustls::{CertificateError, ClientConfig, OtherError};
+use sarsen_io::{local, time};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
+pub use self::address::{Address, AddressError, Host};
 use super::VERSION;
 use super::config::AUTHOR;
 use super::schema::{ErrorCode, Failure, FailureBody};
+use super::web::{self, WebError};
+use crate::tls::{TlsError, Untrusted, client_config};
 
 /// The longest answer that is taken, in bytes: twenty thousand sessions have room.
 const ANSWER_LIMIT: usize = 64 << 20;
+/// How long a server may take until it can be asked, its handshake included.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
 
 /// Why a server could not be asked, or what it said.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers at the socket.
-    #[error("{}: {source}", path.display())]
+    /// Nobody answers there.
+    #[error("{address}: {source}")]
     Unreachable {
-        /// The socket.
-        path: PathBuf,
+        /// Where.
+        address: Address,
         /// The system's error.
         source: io::Error,
+    },
+    /// The file with the token cannot be used.
+    #[error("the token: {0}")]
+    Token(#[from] WebError),
+    /// What is to vouch for the server cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// Who answers is not known to be the server.
+    #[error(
+        "{address}: {what}: if that is the fingerprint of the server's own, which its log tells, take that \
+         certificate here (api.pem in its state folder) and give it with --ca"
+    )]
+    Untrusted {
+        /// Where.
+        address: Address,
+        /// What is wrong with its certificate.
+        what: String,
+    },
+    /// The server wants a token, or another one.
+    #[error("{}", unauthorized(.address, .token.as_deref()))]
+    Unauthorized {
+        /// Where.
+        address: Address,
+        /// The file whose token it does not take.
+        token: Option<PathBuf>,
     },
     /// The server says no.
     #[error("{}", .0.message)]
@@ -39,18 +78,67 @@ pub enum ClientError {
     Broken(String),
 }
 
-/// Asks a server at its control socket.
+fn unauthorized(address: &Address, token: Option<&Path>) -> String {
+    const OWN: &str = "the server keeps its own in api.token of its state folder";
+    match token {
+        Some(file) => format!(
+            "{address} does not take the token in {}: give another with --token-file FILE ({OWN})",
+            file.display()
+        ),
+        None => format!(
+            "{address} wants a token: give the file that holds it with --token-file FILE ({OWN})"
+        ),
+    }
+}
+
+/// What a client shows, and by what it knows the server, on the network.
+#[derive(Clone, Debug, Default)]
+pub struct Credentials {
+    /// The file that holds the token.
+    pub token_file: Option<PathBuf>,
+    /// Certificates of who vouches for the server, or the server's own; unless given, those that this machine
+    /// trusts.
+    pub ca: Option<PathBuf>,
+}
+
+/// Asks a server.
 #[derive(Clone, Debug)]
 pub struct Client {
-    path: PathBuf,
+    address: Address,
+    tls: Option<Arc<ClientConfig>>,
+    /// The file, and what is shown of it.
+    token: Option<(PathBuf, HeaderValue)>,
     /// Who asks, as the state's history will have it.
     author: Option<String>,
+    connect_time: Duration,
 }
 
 impl Client {
     /// Of the server whose socket is at `path`; nothing is asked yet.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), author: None }
+        Self::at(Address::Socket(path.to_owned()))
+    }
+
+    /// Of the server at `address`; files are read, and nothing is asked yet.
+    pub fn open(address: Address, credentials: &Credentials) -> Result<Self, ClientError> {
+        let mut client = Self::at(address);
+        if let Address::Socket(_) = client.address {
+            return Ok(client);
+        }
+        if let Address::Https(_) = client.address {
+            client.tls = Some(client_config(credentials.ca.as_deref())?);
+        }
+        if let Some(file) = &credentials.token_file {
+            let token = format!("Bearer {}", web::read_token(file)?);
+            let mut token = HeaderValue::try_from(token).map_err(broken)?;
+            token.set_sensitive(true);
+            client.token = Some((file.clone(), token));
+        }
+        Ok(client)
+    }
+
+    fn at(address: Address) -> Self {
+        Self { address, tls: None, token: None, author: None, connect_time: CONNECT_TIME }
     }
 
     /// The same, asking in somebody's name.
@@ -59,8 +147,8 @@ impl Client {
     }
 
     /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// `GET`s a path below the version.
@@ -114,7 +202,7 @@ impl Client {
             let mut body = response.into_body();
             if !status.is_success() {
                 let body = Limited::new(body, ANSWER_LIMIT).collect().await.map_err(broken)?;
-                return Err(refused(status, &body.to_bytes()));
+                return Err(self.refused(status, &body.to_bytes()));
             }
             while let Some(frame) = body.frame().await {
                 if let Ok(piece) = frame.map_err(broken)?.into_data()
@@ -155,7 +243,7 @@ impl Client {
             let response = sender.send_request(request).await.map_err(broken)?;
             let status = response.status();
             let body = Limited::new(response.into_body(), ANSWER_LIMIT).collect().await;
-            Ok((status, body.map_err(broken)?.to_bytes()))
+            Ok::<_, ClientError>((status, body.map_err(broken)?.to_bytes()))
         };
         // Its own errors are the answer's, too.
         let (answer, _) = tokio::join!(answer, connection);
@@ -163,15 +251,51 @@ impl Client {
         if status.is_success() {
             return Ok(body);
         }
-        Err(refused(status, &body))
+        Err(self.refused(status, &body))
     }
 
     async fn connect(
         &self,
     ) -> Result<(Sender, impl Future<Output = hyper::Result<()>>), ClientError> {
-        let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
-        let socket = local::connect(&self.path).await.map_err(unreachable)?;
-        hyper::client::conn::http1::handshake(TokioIo::new(socket)).await.map_err(broken)
+        let stream = tokio::select! {
+            stream = self.reach() => stream?,
+            () = time::sleep_until(time::now() + self.connect_time) => {
+                return Err(self.unreachable(io::ErrorKind::TimedOut.into()));
+            }
+        };
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)
+    }
+
+    /// A stream on which it can be asked.
+    async fn reach(&self) -> Result<Box<dyn ByteStream>, ClientError> {
+        let host = match &self.address {
+            Address::Socket(path) => {
+                let socket = local::connect(path).await;
+                return Ok(Box::new(socket.map_err(|error| self.unreachable(error))?));
+            }
+            Address::Https(host) | Address::Http(host) => host,
+        };
+        let socket = TcpStream::connect((host.name.as_str(), host.port)).await;
+        let socket = socket.map_err(|error| self.unreachable(error))?;
+        let Some(tls) = &self.tls else { return Ok(Box::new(socket)) };
+        let name = ServerName::try_from(host.name.clone()).map_err(broken)?;
+        let shaken = TlsConnector::from(tls.clone()).connect(name, socket).await;
+        Ok(Box::new(shaken.map_err(|error| self.no_handshake(error))?))
+    }
+
+    fn unreachable(&self, source: io::Error) -> ClientError {
+        ClientError::Unreachable { address: self.address.clone(), source }
+    }
+
+    fn no_handshake(&self, error: io::Error) -> ClientError {
+        match sarsen_io::tls::cause(&error) {
+            Some(rustls::Error::InvalidCertificate(CertificateError::Other(OtherError(other))))
+                if other.is::<Untrusted>() =>
+            {
+                ClientError::Untrusted { address: self.address.clone(), what: other.to_string() }
+            }
+            _ => self.unreachable(error),
+        }
     }
 
     fn request(
@@ -180,28 +304,43 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<Request<Full<Bytes>>, ClientError> {
-        Request::builder()
+        let host = match &self.address {
+            Address::Socket(_) => "sarsen".to_owned(),
+            Address::Https(host) | Address::Http(host) => host.to_string(),
+        };
+        let mut request = Request::builder()
             .method(method)
             .uri(format!("{VERSION}{path}"))
-            .header(HOST, "sarsen")
+            .header(HOST, host)
             .header(CONTENT_TYPE, "application/json")
-            .header(AUTHOR, self.author.as_deref().unwrap_or("sarsen"))
-            .body(Full::new(body))
-            .map_err(broken)
+            .header(AUTHOR, self.author.as_deref().unwrap_or("sarsen"));
+        if let Some((_, token)) = &self.token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        request.body(Full::new(body)).map_err(broken)
+    }
+
+    /// What an answer says that is none.
+    fn refused(&self, status: StatusCode, body: &[u8]) -> ClientError {
+        if status == StatusCode::UNAUTHORIZED {
+            let token = self.token.as_ref().map(|(file, _)| file.clone());
+            return ClientError::Unauthorized { address: self.address.clone(), token };
+        }
+        let failure = serde_json::from_slice(body).map(|FailureBody { error }| error);
+        ClientError::Refused(failure.unwrap_or_else(|_| Failure {
+            code: ErrorCode::Unknown,
+            message: format!("the server answers with status {status}"),
+            field: None,
+        }))
     }
 }
 
 type Sender = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
 
-/// What an answer says that is none.
-fn refused(status: StatusCode, body: &[u8]) -> ClientError {
-    let failure = serde_json::from_slice(body).map(|FailureBody { error }| error);
-    ClientError::Refused(failure.unwrap_or_else(|_| Failure {
-        code: ErrorCode::Unknown,
-        message: format!("the server answers with status {status}"),
-        field: None,
-    }))
-}
+/// What HTTP is spoken on.
+trait ByteStream: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> ByteStream for T {}
 
 fn broken(error: impl std::fmt::Display) -> ClientError {
     ClientError::Broken(error.to_string())
@@ -218,4 +357,42 @@ pub fn path_segment(text: &str) -> String {
         }
         path
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_io::cores::{FileEngine, block_on};
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_says_nothing_is_not_waited_for_any_longer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let ca = folder.path().join("ca.pem");
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("made");
+        std::fs::write(&ca, made.cert.pem()).expect("written");
+        // Its backlog takes the connection, and nobody shakes hands.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
+        let url = format!("https://{}", silent.local_addr().expect("its address"));
+        let address = Address::parse(url.as_ref()).expect("an address");
+        let credentials = Credentials { ca: Some(ca), token_file: None };
+        let client = Client::open(address, &credentials).expect("opened");
+        let client = Client { connect_time: Duration::from_millis(10), ..client };
+        let asked = block_on(FileEngine::Pool, client.get_text("/targets")).expect("runs");
+        let Err(ClientError::Unreachable { source, .. }) = asked else { panic!("{asked:?}") };
+        assert_eq!(source.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn the_token_is_not_in_what_is_printed_of_a_client() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("token");
+        web::keep(&file, b"0123456789abcdef\n").expect("written");
+        let address = Address::parse("http://127.0.0.1:1".as_ref()).expect("an address");
+        let credentials = Credentials { ca: None, token_file: Some(file) };
+        let client = Client::open(address, &credentials).expect("opened");
+        let request = client.request(Method::GET, "/", Bytes::new()).expect("a request");
+        assert_eq!(request.headers()[AUTHORIZATION], "Bearer 0123456789abcdef");
+        assert!(!format!("{client:?}{request:?}").contains("0123456789abcdef"));
+    }
 }

@@ -26,7 +26,9 @@ use sarsen_io::{threads, time};
 use tokio::sync::watch;
 use tracing::{error, warn};
 
-pub use self::client::{Client, ClientError, path_segment};
+pub use self::client::{
+    Address, AddressError, Client, ClientError, Credentials, Host, path_segment,
+};
 use self::error::ApiError;
 pub(crate) use self::lab::Lab;
 pub use self::lab::{LabFormat, LabResults};
@@ -36,8 +38,12 @@ use crate::desired::Desired;
 use crate::engine::Engine;
 use crate::fronts::iscsi::Front;
 
-/// Names the socket where no flag does.
-pub const PATH_VARIABLE: &str = "SARSEN_CONTROL";
+/// Names the socket or the URL where no flag does.
+pub const ADDRESS_VARIABLE: &str = "SARSEN_CONTROL";
+/// Names the file with the token where no flag does.
+pub const TOKEN_VARIABLE: &str = "SARSEN_TOKEN_FILE";
+/// Names the file of who vouches for the server where no flag does.
+pub const CA_VARIABLE: &str = "SARSEN_CA";
 /// The first part of every path: what is under it only ever grows.
 const VERSION: &str = "/v1";
 /// Between attempts to accept.

@@ -18,6 +18,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use sarsen_io::net::Listener;
+use sarsen_io::tls::pem;
 use sarsen_io::{threads, time};
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
@@ -29,7 +30,7 @@ use tracing::{debug, error, info};
 use super::error::ApiError;
 use super::{Api, console, routes};
 use crate::config::{ApiConfig, TlsConfig, read_private};
-use crate::tls::{Tls, TlsError};
+use crate::tls::{Tls, TlsError, fingerprint};
 
 /// How long a client may take for its handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
@@ -111,6 +112,8 @@ pub(crate) struct Opened {
     listener: Listener,
     address: SocketAddr,
     tls: Option<Arc<Tls>>,
+    /// By which a client that is shown its certificate knows it.
+    fingerprint: Option<String>,
     guard: Guard,
 }
 
@@ -119,8 +122,8 @@ impl Opened {
     pub(crate) fn open(config: &ApiConfig, state: Option<&Path>) -> Result<Self, WebError> {
         let listen = |source| WebError::Listen { address: config.address, source };
         let nowhere = |what, key| move || WebError::Nowhere { address: config.address, what, key };
-        let (tls, guard) = if config.is_open() {
-            (None, Guard::Local)
+        let (tls, fingerprint, guard) = if config.is_open() {
+            (None, None, Guard::Local)
         } else {
             let tls = match (&config.tls, config.address.ip().is_loopback()) {
                 (Some(tls), _) => Some(tls.clone()),
@@ -135,17 +138,19 @@ impl Opened {
                 Some(path) => read_token(path)?,
                 None => own_token(state.ok_or_else(nowhere("token", "token-file"))?)?,
             };
-            (tls.as_ref().map(Tls::open).transpose()?.map(Arc::new), Guard::Token(token.into()))
+            let fingerprint = tls.as_ref().map(fingerprint_of).transpose()?;
+            let tls = tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
+            (tls, fingerprint, Guard::Token(token.into()))
         };
         let listener = Listener::bind(config.address).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        Ok(Self { listener, address, tls, guard })
+        Ok(Self { listener, address, tls, fingerprint, guard })
     }
 }
 
 impl Web {
     pub(crate) fn start(opened: Opened, api: Api) -> io::Result<Self> {
-        let Opened { listener, address, tls, guard } = opened;
+        let Opened { listener, address, tls, fingerprint, guard } = opened;
         let (closing, mut told) = watch::channel(false);
         let secure = tls.is_some();
         let api = Api { is_trusted: matches!(guard, Guard::Token(_)), ..api };
@@ -167,7 +172,10 @@ impl Web {
         })?;
         let scheme = if secure { "https" } else { "http" };
         let url = format!("{scheme}://{address}/");
-        info!("the console is at {url}");
+        match fingerprint {
+            None => info!("the console is at {url}"),
+            Some(sha256) => info!(sha256, "the console is at {url}"),
+        }
         Ok(Self { url, closing, thread: Some(thread) })
     }
 
@@ -303,7 +311,7 @@ async fn login(
 }
 
 /// The token in a file that others cannot read.
-fn read_token(path: &Path) -> Result<String, WebError> {
+pub(super) fn read_token(path: &Path) -> Result<String, WebError> {
     let bytes = read_private(path);
     let bytes = bytes.map_err(|what| WebError::Private { path: path.to_owned(), what })?;
     let token = String::from_utf8_lossy(&bytes).trim().to_owned();
@@ -311,6 +319,12 @@ fn read_token(path: &Path) -> Result<String, WebError> {
         true => Ok(token),
         false => Err(WebError::Token(path.to_owned())),
     }
+}
+
+/// Of the certificate that is shown first.
+fn fingerprint_of(tls: &TlsConfig) -> Result<String, WebError> {
+    let chain = pem::certificates(&tls.certificate).map_err(TlsError::from)?;
+    Ok(chain.first().map(fingerprint).unwrap_or_default())
 }
 
 /// The token in the state folder, where one is made the first time.
@@ -343,7 +357,7 @@ fn own_certificate(folder: &Path) -> Result<TlsConfig, WebError> {
 }
 
 /// Writes a file of the owner's alone, whole or not at all.
-fn keep(path: &Path, content: &[u8]) -> Result<(), WebError> {
+pub(super) fn keep(path: &Path, content: &[u8]) -> Result<(), WebError> {
     let file = |source| WebError::File { path: path.to_owned(), source };
     let new = path.with_extension("new");
     let mut options = fs::OpenOptions::new();

@@ -1,0 +1,219 @@
+//! The command line from afar: the API by TLS with a token, and what keeps anybody else out.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::managed::Managed;
+use sarsen_proof::program;
+use serde_json::Value;
+
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+const NOT_FOUND: i32 = 3;
+const UNREACHABLE: i32 = 6;
+
+/// A server whose API is on the network, with the token and the certificate that it made itself.
+struct Remote {
+    server: Managed,
+    url: String,
+    folder: tempfile::TempDir,
+}
+
+impl Remote {
+    fn start() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let server = Managed::start_with(folder.path(), &["--api", "0.0.0.0:0"])?;
+        let api = server.announced()["api"].as_str().context("where the API is")?;
+        // A name that the certificate does not have.
+        let url = api.trim_end_matches('/').replace("0.0.0.0", "127.0.0.1");
+        ensure!(url.starts_with("https://"), "{url}");
+        Ok(Self { server, url, folder })
+    }
+
+    fn token(&self) -> PathBuf {
+        self.folder.path().join("state/api.token")
+    }
+
+    fn certificate(&self) -> PathBuf {
+        self.folder.path().join("state/api.pem")
+    }
+
+    /// A command that knows nothing of this machine but what is in its environment.
+    fn command(
+        &self,
+        token: Option<&Path>,
+        ca: Option<&Path>,
+        arguments: &[&str],
+    ) -> Result<Command> {
+        let mut command = ask(&self.url, arguments)?;
+        token.map(|token| command.env("SARSEN_TOKEN_FILE", token));
+        ca.map(|ca| command.env("SARSEN_CA", ca));
+        Ok(command)
+    }
+
+    fn known(&self, arguments: &[&str]) -> Result<Command> {
+        self.command(Some(&self.token()), Some(&self.certificate()), arguments)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        let Output { status, stdout, stderr } = self.known(arguments)?.output()?;
+        let stderr = String::from_utf8_lossy(&stderr);
+        ensure!(status.success(), "{arguments:?}: {status}: {stderr}{}", self.server.log());
+        Ok(String::from_utf8(stdout)?)
+    }
+
+    fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let said = self.run(&[arguments, &["--json"]].concat())?;
+        serde_json::from_str(&said).with_context(|| said.clone())
+    }
+}
+
+fn ask(address: &str, arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=5", "60"]).arg(program::path()?).args(arguments);
+    command.args(["--control", address]).stdin(Stdio::null());
+    command.env_remove("SARSEN_TOKEN_FILE").env_remove("SARSEN_CA");
+    Ok(command)
+}
+
+/// What is said by what must fail with this code.
+fn refused(code: i32, command: &mut Command) -> Result<String> {
+    let Output { status, stdout, stderr } = command.output()?;
+    let said = String::from_utf8(stderr)?;
+    ensure!(status.code() == Some(code), "{command:?} ends with {status}: {said}");
+    ensure!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
+    Ok(said)
+}
+
+/// The server's certificate is trusted by its file, whatever name it was reached under.
+#[test]
+fn every_kind_of_verb_works_by_tls_with_the_token() -> Result<()> {
+    let remote = Remote::start()?;
+    let made = remote.json(&["volume", "create", "data", "8MiB", "--store", "ram", "--export"])?;
+    ensure!(made["revision"].is_u64(), "{made}");
+    remote.run(&["volume", "set", "data", "iops=1000"])?;
+    let shown = remote.json(&["volume", "show", "data"])?;
+    ensure!(shown["name"] == "data" && shown["iops"] == 1000, "{shown}");
+    ensure!(remote.run(&["target", "list"])?.contains(":data"), "no target is listed");
+    ensure!(remote.run(&["metrics"])?.ends_with("# EOF\n"), "the metrics have no end");
+    let top = remote.json(&["top", "--count", "1"])?;
+    ensure!(top["volumes"].is_array() && top["sessions"].is_array(), "{top}");
+    let history = remote.json(&["history"])?;
+    ensure!(history.to_string().contains("data"), "{history}");
+    let missing = refused(NOT_FOUND, &mut remote.known(&["volume", "show", "none"])?)?;
+    ensure!(missing.contains("none"), "{missing}");
+    let upgrade = refused(USAGE, &mut remote.known(&["upgrade"])?)?;
+    ensure!(upgrade.contains("control socket"), "{upgrade}");
+    remote.run(&["target", "delete", "iqn.2026-11.io.sarsen:data"])?;
+    remote.run(&["volume", "delete", "data"])?;
+    remote.server.stop()
+}
+
+/// The token is worth what the socket is: who shows it is shown secrets.
+#[test]
+fn who_shows_the_token_may_see_secrets_and_follow_what_happens() -> Result<()> {
+    let remote = Remote::start()?;
+    remote.run(&["volume", "create", "a", "1MiB", "--store", "ram", "--export", "--chap", "vm"])?;
+    let secret = remote.server.run(&["export", "--secrets"])?;
+    ensure!(remote.run(&["export", "--secrets"])? == secret, "not what the socket shows");
+    ensure!(remote.run(&["export"])? != secret, "secrets are there unasked");
+
+    let mut follow = remote.known(&["event", "list", "--follow", "--json"])?;
+    let mut follow = follow.stdout(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(follow.stdout.take().context("its stdout")?).lines();
+    let first: Value = serde_json::from_str(&lines.next().context("what was before")??)?;
+    ensure!(first["id"].is_u64(), "{first}");
+    remote.run(&["volume", "create", "later", "1MiB", "--store", "ram"])?;
+    let seen = lines.map_while(Result::ok).any(|line| line.contains("later"));
+    ensure!(seen, "what happens later is not told");
+    // It ends with the server that it asks.
+    remote.server.stop()?;
+    follow.wait()?;
+    Ok(())
+}
+
+#[test]
+fn nobody_is_let_in_without_the_token_nor_with_another() -> Result<()> {
+    let remote = Remote::start()?;
+    let ca = remote.certificate();
+    let list = ["session", "list"];
+    let none = refused(FAILED, &mut remote.command(None, Some(&ca), &list)?)?;
+    ensure!(none.contains("wants a token") && none.contains("--token-file"), "{none}");
+    let other = remote.folder.path().join("other");
+    fs::write(&other, "0123456789abcdef0123456789abcdef\n")?;
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o600))?;
+    let wrong = refused(FAILED, &mut remote.command(Some(&other), Some(&ca), &list)?)?;
+    ensure!(wrong.contains("does not take the token in"), "{wrong}");
+    ensure!(!wrong.contains("0123456789"), "{wrong}");
+    // Of the streaming kind, too.
+    let arguments = ["session", "trace", "1", "--out", "/dev/null"];
+    let wrong = refused(FAILED, &mut remote.command(Some(&other), Some(&ca), &arguments)?)?;
+    ensure!(wrong.contains("does not take the token in"), "{wrong}");
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o644))?;
+    let open = refused(FAILED, &mut remote.command(Some(&other), Some(&ca), &list)?)?;
+    ensure!(open.contains("chmod 600"), "{open}");
+    remote.server.stop()
+}
+
+#[test]
+fn a_server_that_is_not_known_is_not_asked() -> Result<()> {
+    let remote = Remote::start()?;
+    let token = remote.token();
+    let list = ["session", "list"];
+    // Whom this machine trusts, which is not the server itself.
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+    let other = remote.folder.path().join("other.pem");
+    fs::write(&other, made.cert.pem())?;
+    let mut of_system = remote.command(Some(&token), None, &list)?;
+    let system = refused(FAILED, of_system.env("SSL_CERT_FILE", &other))?;
+    let given = refused(FAILED, &mut remote.command(Some(&token), Some(&other), &list)?)?;
+    let log = remote.server.log();
+    let (_, rest) = log.split_once("sha256=").with_context(|| log.clone())?;
+    let told: String = rest
+        .chars()
+        .skip_while(|at| *at == '"')
+        .take_while(|at| at.is_ascii_hexdigit() || *at == ':')
+        .collect();
+    ensure!(told.len() == 95, "{told}");
+    for said in [system, given] {
+        ensure!(said.contains(&told) && said.contains("--ca"), "{said}\nnot {told}");
+    }
+    let absent = remote.folder.path().join("absent");
+    let absent = refused(FAILED, &mut remote.command(Some(&token), Some(&absent), &list)?)?;
+    ensure!(absent.contains("cannot read"), "{absent}");
+    remote.server.stop()
+}
+
+#[test]
+fn no_token_goes_over_the_network_in_clear() -> Result<()> {
+    let list = ["session", "list"];
+    let clear = refused(USAGE, &mut ask("http://192.0.2.1:3280", &list)?)?;
+    ensure!(clear.contains("https://HOST:PORT"), "{clear}");
+    let secret = refused(USAGE, &mut ask("https://me:hidden@192.0.2.1", &list)?)?;
+    ensure!(!secret.contains("hidden"), "{secret}");
+    let gone = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let nobody = refused(UNREACHABLE, &mut ask(&format!("http://{gone}"), &list)?)?;
+    ensure!(nobody.contains("--api"), "{nobody}");
+    // On this machine it is everybody's, but for secrets.
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start_with(folder.path(), &["--api", "127.0.0.1:0"])?;
+    let api = server.announced()["api"].as_str().context("where the API is")?.to_owned();
+    ensure!(ask(&api, &list)?.output()?.status.success(), "{}", server.log());
+    let secrets = refused(FAILED, &mut ask(&api, &["export", "--secrets"])?)?;
+    ensure!(secrets.contains("control socket"), "{secrets}");
+    // TLS to what speaks none.
+    let tls = api.replace("http://", "https://");
+    let mut tls = ask(&tls, &list)?;
+    refused(UNREACHABLE, tls.env("SARSEN_CA", own_certificate(folder.path())?))?;
+    server.stop()
+}
+
+fn own_certificate(folder: &Path) -> Result<PathBuf> {
+    let path = folder.join("any.pem");
+    fs::write(&path, rcgen::generate_simple_self_signed(["localhost".to_owned()])?.cert.pem())?;
+    Ok(path)
+}
