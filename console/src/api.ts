@@ -2,7 +2,16 @@
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 
-export interface Volume {
+/** What a volume or a host may have, and what it is to have at least. */
+export interface Limits {
+  iops?: number;
+  bandwidth?: string;
+  burst?: string;
+  share?: number;
+  "minimum-iops"?: number;
+}
+
+export interface Volume extends Limits {
   name: string;
   store: string;
   path?: string;
@@ -29,15 +38,22 @@ export interface Target {
   alias?: string;
   luns?: Record<string, string>;
   chap?: string[];
+  "own-account"?: string;
   allow?: Rule[];
 }
 
-export interface Host {
+export interface Host extends Limits {
   name: string;
   initiators?: string[];
   address?: string;
   account?: string;
   certificate?: string;
+}
+
+export interface Portal {
+  address: string;
+  group?: number;
+  tls?: object;
 }
 
 export interface Account {
@@ -51,7 +67,8 @@ export interface Document {
   target?: Target[];
   host?: Host[];
   account?: Account[];
-  portal?: { address: string; group?: number }[];
+  portal?: Portal[];
+  discovery?: { chap?: string[]; "own-account"?: string };
 }
 
 export interface ConfigState {
@@ -71,6 +88,7 @@ export interface Changed {
   revision: number;
   steps: Step[];
   interrupts: { object: string; initiators: string[] }[];
+  interrupted_sessions: number;
   needs_restart: string[];
   dry_run: boolean;
 }
@@ -189,16 +207,15 @@ export interface Edit {
   method: "PATCH" | "DELETE" | "POST";
   path: string;
   body?: unknown;
+  /** What goes is taken out of whatever names it. */
+  cascade?: boolean;
 }
 
 /** What an edit would do, or does. */
 export function change(edit: Edit, manner: { dryRun?: boolean; force?: boolean; revision?: number }): Promise<Changed> {
   const { dryRun = false, force = false, revision } = manner;
-  if (edit.path === "/config/apply") {
-    const body = { ...(edit.body as object), dry_run: dryRun, force, revision };
-    return ask("POST", edit.path, body);
-  }
   const query = new URLSearchParams();
+  if (edit.cascade) query.set("cascade", "true");
   if (dryRun) query.set("dry_run", "true");
   if (force) query.set("force", "true");
   if (revision !== undefined) query.set("revision", String(revision));
@@ -249,6 +266,11 @@ export function useResource<T>(path: string | null, everyMs = 5000): Resource<T>
   const reload = useCallback(() => setRound((before) => before + 1), []);
   const current = state.path === path;
   return { data: current ? state.data : null, error: current ? state.error : null, reload };
+}
+
+/** What is wrong with a key of a thing, where it is that key: `volume/data.size` is about `size`. */
+export function wrongWith(error: Refused | null, key: string): string | null {
+  return error?.field?.endsWith(`.${key}`) ? error.message : null;
 }
 
 /** A server that runs by its flags and file alone has nothing to be changed. */

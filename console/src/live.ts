@@ -34,6 +34,13 @@ export interface Statistics {
   unix_seconds: number;
   bucket_bounds_nanoseconds: number[];
   volumes: VolumeStatistics[];
+  sessions: SessionStatistics[];
+}
+
+export interface SessionStatistics {
+  tsih: number;
+  initiator: string;
+  volumes: { volume: string; queue_depth: number; operations: { count: number; bytes: number }[] }[];
 }
 
 /** What was done in a second or so. */
@@ -41,6 +48,8 @@ export interface Rates {
   iops: number;
   bytesPerSecond: number;
   byOperation: Record<string, number>;
+  /** Commands that had to wait for a limit, a second. */
+  limited: number;
   p50: number | null;
   p99: number | null;
   p999: number | null;
@@ -71,6 +80,8 @@ export interface Live {
   statistics: Statistics | null;
   /** Of all volumes, the oldest first. */
   points: Point[];
+  /** The frame before, and how long ago it was. */
+  before: { statistics: Statistics; seconds: number } | null;
   /** Of the volumes that somebody looks at. */
   watched: Map<string, Point[]>;
 }
@@ -97,16 +108,19 @@ export function quantile(buckets: Map<number, number>, bounds: number[], part: n
 /** What was done between two frames, to all volumes or to one. */
 export function rates(before: Statistics, after: Statistics, seconds: number, only?: string): Rates {
   const old = new Map<string, OperationStatistics>();
-  for (const { volume, operations } of before.volumes) {
+  let limited = 0;
+  for (const { volume, operations, limited: waited = 0 } of before.volumes) {
     if (only !== undefined && volume !== only) continue;
+    limited -= waited;
     for (const operation of operations) old.set(`${volume}/${operation.operation}`, operation);
   }
   const buckets = new Map<number, number>();
   const byOperation: Record<string, number> = {};
   let operations = 0;
   let bytes = 0;
-  for (const { volume, operations: list } of after.volumes) {
+  for (const { volume, operations: list, limited: waited = 0 } of after.volumes) {
     if (only !== undefined && volume !== only) continue;
+    limited += waited;
     for (const now of list) {
       let was = old.get(`${volume}/${now.operation}`);
       // A volume that was taken away and came back counts from nothing.
@@ -121,10 +135,33 @@ export function rates(before: Statistics, after: Statistics, seconds: number, on
     }
   }
   const at = (part: number) => quantile(buckets, after.bucket_bounds_nanoseconds, part);
-  return { iops: operations / seconds, bytesPerSecond: bytes / seconds, byOperation, p50: at(0.5), p99: at(0.99), p999: at(0.999) };
+  const perSecond = (value: number) => Math.max(0, value / seconds);
+  return { iops: perSecond(operations), bytesPerSecond: perSecond(bytes), limited: perSecond(limited), byOperation, p50: at(0.5), p99: at(0.99), p999: at(0.999) };
 }
 
-let now: Live = { link: "connecting", statistics: null, points: [], watched: new Map() };
+/** What some initiators do, over all volumes. */
+export function ratesOf(live: Live, isOne: (initiator: string) => boolean): { iops: number; bytesPerSecond: number } {
+  let iops = 0;
+  let bytesPerSecond = 0;
+  if (live.before === null || live.statistics === null) return { iops, bytesPerSecond };
+  const { statistics: before, seconds } = live.before;
+  const done = (session: SessionStatistics) => {
+    const operations = session.volumes.flatMap(({ operations }) => operations);
+    return { count: operations.reduce((all, { count }) => all + count, 0), bytes: operations.reduce((all, { bytes }) => all + bytes, 0) };
+  };
+  const old = new Map(before.sessions.map((session) => [session.tsih, session]));
+  for (const session of live.statistics.sessions) {
+    if (!isOne(session.initiator)) continue;
+    const was = old.get(session.tsih);
+    const then = was ? done(was) : { count: 0, bytes: 0 };
+    const now = done(session);
+    iops += Math.max(0, now.count - then.count) / seconds;
+    bytesPerSecond += Math.max(0, now.bytes - then.bytes) / seconds;
+  }
+  return { iops, bytesPerSecond };
+}
+
+let now: Live = { link: "connecting", statistics: null, before: null, points: [], watched: new Map() };
 let arrived = 0;
 let source: EventSource | null = null;
 let polling: ReturnType<typeof setTimeout> | null = null;
@@ -145,12 +182,12 @@ function take(statistics: Statistics): void {
   // Frames that waited for each other say nothing of a second.
   if (before && seconds < 0.2) return;
   arrived = moment;
-  if (!before || seconds > 10) return tell({ link: "live", statistics });
+  if (!before || seconds > 10) return tell({ link: "live", statistics, before: null });
   const at = Date.now() / 1000;
   const add = (points: Point[], only?: string) =>
     [...points, { at, ...rates(before, statistics, seconds, only) }].slice(-KEPT);
   const watched = new Map([...watching.keys()].map((name) => [name, add(now.watched.get(name) ?? [], name)]));
-  tell({ link: "live", statistics, points: add(now.points), watched });
+  tell({ link: "live", statistics, before: { statistics: before, seconds }, points: add(now.points), watched });
 }
 
 async function poll(): Promise<void> {

@@ -38,6 +38,55 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await page.locator("pre[data-format=qemu]").waitFor();
   await picture(page, "volume");
 
+  // It is limited: what is wrong is told at its field, what it may have is in force, and goes again.
+  const limits = async () => {
+    const { iops, bandwidth, burst, share } = (await api(page, "/config/volume/data")).object;
+    return { iops, bandwidth, burst, share };
+  };
+  const plan = page.getByRole("button", { name: "Look what that changes" });
+  const isWrong = async (label, told) => {
+    await page.getByRole("alert").filter({ hasText: told }).waitFor();
+    assert.equal(await page.getByLabel(label).getAttribute("aria-invalid"), "true", label);
+    assert.equal(await page.evaluate(() => document.activeElement.labels[0].textContent), label);
+  };
+  for (const [label, wrong, told, right] of [
+    ["IOPS at most", "many", "is not a whole number", "400"],
+    ["Bandwidth at most", "fast", "is not a size", "200MiB"],
+    ["Burst", "2h", "up to 3600s", ""],
+    ["Share", "10001", "from 1 to 10000", "150"],
+    ["IOPS at least", "500", "above iops = 400", ""],
+  ]) {
+    await page.getByLabel(label).fill(wrong);
+    await plan.click();
+    await isWrong(label, told);
+    await page.getByLabel(label).fill(right);
+  }
+  await page.getByLabel("Share").press("Enter");
+  await dialog.getByText("iops from nothing to 400").waitFor();
+  assert.equal((await limits()).iops, undefined, "not before it is confirmed");
+  await picture(page, "limits");
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await page.getByText("Its limits are in force.").waitFor();
+  assert.deepEqual(await limits(), { iops: 400, bandwidth: "200MiB", burst: undefined, share: 150 });
+  const waited = figure("Had to wait");
+  await page.waitForFunction(() => [...document.querySelectorAll(".figure")].some((one) => /^Had to wait[1-9]/.test(one.textContent)));
+  assert.match(await waited.textContent(), /[1-9].* a second/);
+  await picture(page, "limited");
+  for (const label of ["IOPS at most", "Bandwidth at most", "Share"]) await page.getByLabel(label).fill("");
+  await plan.click();
+  await dialog.getByText("iops from 400 to nothing").waitFor();
+  // Somebody else was faster: who it was, and what he did, is told, and it is looked at again.
+  const other = await page.request.patch(`${base}/v1/config/volume/idle`, { data: { share: 7 }, headers: { "sarsen-author": "Bob" } });
+  assert.equal(other.status(), 200);
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await dialog.getByText(/Bob, .*volume idle: share none -> 7/).waitFor();
+  assert.equal((await limits()).iops, 400);
+  await dialog.getByRole("button", { name: "Look again" }).click();
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  assert.deepEqual(await limits(), { iops: undefined, bandwidth: undefined, burst: undefined, share: undefined });
+  await page.waitForFunction(() => document.querySelector("input[name=iops]").value === "");
+
   // It grows while it is used.
   await page.getByLabel("New size").fill("1MiB");
   await page.getByRole("button", { name: "Grow" }).click();
@@ -89,6 +138,63 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   assert.equal(await page.evaluate(() => navigator.clipboard.readText()), TARGET);
   await picture(page, "access");
 
+  // A host may have so much, and what it has is beside that.
+  await page.getByLabel("Its initiators").fill(INITIATOR);
+  await page.getByLabel("Host name").fill("client");
+  await page.getByRole("button", { name: "Add", exact: true }).click();
+  await page.getByText("Host client is there.").waitFor();
+  await page.getByRole("button", { name: "Limits of host client" }).click();
+  await page.waitForFunction(() => /IOPS now[1-9]/.test(document.querySelector("dialog")?.textContent ?? ""));
+  await dialog.getByLabel("IOPS at most").fill("0");
+  await dialog.getByRole("button", { name: "Look what that changes" }).click();
+  await dialog.getByRole("alert").filter({ hasText: "from 1 on" }).waitFor();
+  assert.equal(await dialog.getByLabel("IOPS at most").getAttribute("aria-invalid"), "true");
+  await dialog.getByLabel("IOPS at most").fill("1200");
+  await picture(page, "host-limits");
+  await dialog.getByRole("button", { name: "Look what that changes" }).click();
+  await dialog.getByText("change host client: iops from nothing to 1200").waitFor();
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await page.getByRole("row", { name: /^client/ }).getByText("at most 1,200 IOPS").waitFor();
+  assert.equal((await api(page, "/config/host/client")).object.iops, 1200);
+
+  // What goes is taken out of the rules that name it; not where everybody would be let in by that.
+  await page.getByRole("button", { name: "Remove host web" }).click();
+  await dialog.getByText(`change target ${TARGET}`).waitFor();
+  await dialog.getByRole("button", { name: "Remove", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  assert.deepEqual((await api(page, `/config/target/${encodeURIComponent(TARGET)}`)).object.allow, [{ initiator: INITIATOR }]);
+  await page.getByRole("button", { name: "Remove account vm" }).click();
+  await dialog.getByRole("alert").filter({ hasText: "everybody would be" }).waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+
+  // Accounts and portals.
+  await page.getByText("Add an account").click();
+  await page.getByLabel("Account name").fill("backup");
+  await page.getByRole("region", { name: "Accounts" }).getByRole("button", { name: "Add", exact: true }).click();
+  await page.getByRole("heading", { name: "The secret of account backup" }).waitFor();
+  const secret = await page.locator(".secret-line code").textContent();
+  await page.getByRole("button", { name: "New secret for account backup" }).click();
+  await dialog.getByText("secret from (hidden) to (hidden)").waitFor();
+  await dialog.getByRole("button", { name: "Change", exact: true }).click();
+  await page.waitForFunction((old) => document.querySelector(".secret-line code").textContent !== old, secret);
+  await page.getByRole("button", { name: "Remove account backup" }).click();
+  await dialog.getByRole("button", { name: "Remove", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  assert.deepEqual((await api(page, "/config/account")).account.map(({ name }) => name), ["vm"]);
+  await page.getByText("Add a portal").click();
+  await page.getByRole("textbox", { name: "Address" }).fill("somewhere");
+  const addPortal = page.getByRole("region", { name: "Portals" }).getByRole("button", { name: "Add", exact: true });
+  await addPortal.click();
+  await page.getByRole("alert").filter({ hasText: "is not an address" }).waitFor();
+  await page.getByRole("textbox", { name: "Address" }).fill("127.0.0.1:0");
+  await addPortal.click();
+  await page.getByText("The server listens at 127.0.0.1:0.").waitFor();
+  await picture(page, "accounts");
+  await page.getByRole("button", { name: "Remove portal 127.0.0.1:0" }).click();
+  await dialog.getByRole("button", { name: "Remove", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  assert.equal((await api(page, "/config/portal")).portal, undefined);
+
   // Sessions: what was negotiated; and its client is sent away.
   await open(page, "Sessions");
   const sessions = page.getByRole("list", { name: "Sessions" });
@@ -122,6 +228,8 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await page.getByRole("link", { name: "store", exact: true }).click();
   await page.getByRole("button", { name: "Delete this volume" }).click();
   await dialog.getByText(INITIATOR).first().waitFor();
+  await dialog.getByText("In use: 1 session is logged out first.").waitFor();
+  await dialog.getByText(`remove target ${TARGET}`).waitFor();
   await picture(page, "delete");
   const before = await revision();
   await dialog.getByRole("button", { name: "Cancel" }).click();
@@ -133,6 +241,14 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   assert.deepEqual(document.volume.map(({ name }) => name), ["idle"]);
   assert.deepEqual(document.target.map(({ name }) => name), ["iqn.2026-11.proof:idle"]);
   assert.deepEqual(document.account.map(({ name }) => name), ["vm"], "what was not spoken of stays");
+
+  // A target goes without its volumes.
+  await open(page, "Access");
+  await page.getByRole("button", { name: "Remove target iqn.2026-11.proof:idle" }).click();
+  await dialog.getByRole("button", { name: "Remove", exact: true }).click();
+  await dialog.waitFor({ state: "detached" });
+  assert.equal((await api(page, "/config/target")).target, undefined);
+  assert.equal((await api(page, "/config/volume")).volume.length, 1);
 
   // Events: the failed login is explained.
   await open(page, "Events");

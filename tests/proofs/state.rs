@@ -206,8 +206,13 @@ fn what_is_in_use_goes_only_when_it_is_forced() -> Result<()> {
     let _user = user(&portal, "iqn.2026-11.io.sarsen:used", 0)?;
     wait_for_sessions(&server, 1)?;
     // Others come and go meanwhile.
-    server.run(&["target", "delete", "iqn.2026-11.io.sarsen:other"])?;
-    server.run(&["volume", "delete", "other"])?;
+    let named = server.refused(USAGE, &["volume", "delete", "other"])?;
+    ensure!(named.contains("there is no volume other"), "{named}");
+    let gone = server.run(&["volume", "delete", "other", "--cascade"])?;
+    let expected = "- volume other\n- target iqn.2026-11.io.sarsen:other\ndone: revision 3\n";
+    ensure!(gone == expected, "{gone}");
+    let planned = server.json(&["volume", "delete", "used", "--cascade", "--dry-run"])?;
+    ensure!(planned["interrupted_sessions"] == 1, "{planned}");
     server.run(&["volume", "resize", "used", "16MiB"])?;
     let target = "iqn.2026-11.io.sarsen:used";
     let refused = server.refused(CONFLICT, &["target", "delete", target])?;

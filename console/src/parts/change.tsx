@@ -2,16 +2,16 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { type Changed, type Edit, type Refused, type Step, change } from "../api";
+import { type Changed, type Edit, type Refused, type Revision, type Step, change, get } from "../api";
+import * as format from "../format";
 import { Dialog, Trouble } from "./basics";
 
 /** A step in words. */
 export function stepInWords(step: Step): string {
-  const verb = { add: "add", rename: "rename", change: "change", remove: "remove" }[step.action] ?? step.action;
   const value = (value: unknown) => (value === null || value === undefined ? "nothing" : typeof value === "string" ? value : JSON.stringify(value));
   const changes = (step.changes ?? []).map(({ field, from, to }) => `${field} from ${value(from)} to ${value(to)}`);
   const name = step.new_name ? `${step.name} to ${step.new_name}` : step.name;
-  return `${verb} ${step.kind} ${name}${changes.length ? `: ${changes.join(", ")}` : ""}`;
+  return `${step.action} ${step.kind} ${name}${changes.length ? `: ${changes.join(", ")}` : ""}`;
 }
 
 const STEPS = 20;
@@ -21,66 +21,94 @@ export function ConfirmChange(props: {
   title: string;
   verb: string;
   edit: Edit;
-  /** The revision that the edit was made of, where it says more than what it changes. */
-  seen?: number;
   children?: ComponentChildren;
   onDone: (changed: Changed) => void;
   onClose: () => void;
 }) {
-  const { edit, seen } = props;
+  const { edit } = props;
   const [plan, setPlan] = useState<Changed | null>(null);
   const [error, setError] = useState<Refused | null>(null);
   const [busy, setBusy] = useState(false);
+  const [round, setRound] = useState(0);
   useEffect(() => {
     let gone = false;
-    setPlan(null);
     setError(null);
-    change(edit, { dryRun: true, revision: seen }).then(
+    change(edit, { dryRun: true }).then(
       (plan) => gone || setPlan(plan),
       (refused: Refused) => gone || setError(refused),
     );
     return () => void (gone = true);
-  }, [edit.method, edit.path, edit.body]);
+  }, [edit.method, edit.path, edit.body, round]);
   const interrupts = plan?.interrupts ?? [];
   const confirm = async () => {
     setBusy(true);
     try {
       // At the revision that was shown: what others changed meanwhile is looked at first.
-      const done = await change(edit, { force: interrupts.length > 0, revision: seen ?? plan!.revision });
-      props.onDone(done);
+      props.onDone(await change(edit, { force: interrupts.length > 0, revision: plan!.revision }));
     } catch (refused) {
       setError(refused as Refused);
       setBusy(false);
     }
   };
+  const isOld = error?.code === "revision_conflict";
+  const lookAgain = () => {
+    setPlan(null);
+    setRound(round + 1);
+  };
   return (
     <Dialog title={props.title} onClose={props.onClose}>
       {props.children}
-      {plan && (
-        <div role="status">
-          <ul class="plan">
-            {plan.steps.slice(0, STEPS).map((step) => <li>{stepInWords(step)}</li>)}
-            {plan.steps.length > STEPS && <li>and {plan.steps.length - STEPS} more</li>}
-          </ul>
-          {interrupts.length > 0 && (
-            <div class="trouble">
-              <p>In use. These are logged out first:</p>
-              <ul>
-                {interrupts.map(({ object, initiators }) => <li><strong>{object}</strong>: {initiators.join(", ")}</li>)}
-              </ul>
-            </div>
-          )}
-          {plan.needs_restart.length > 0 && <p>With the next start: {plan.needs_restart.join(", ")}.</p>}
-        </div>
-      )}
+      {plan && <Plan plan={plan} />}
       {!plan && !error && <p role="status">Asking the server what this would do.</p>}
       <Trouble error={error} />
+      {isOld && plan && <Meanwhile since={plan.revision} />}
       <div class="actions">
         <button type="button" onClick={props.onClose}>Cancel</button>
-        <button type="button" class={interrupts.length > 0 ? "danger" : "primary"} disabled={!plan || busy} onClick={confirm}>
-          {interrupts.length > 0 ? `${props.verb}, and log them out` : props.verb}
-        </button>
+        {error && (isOld || !plan)
+          ? <button type="button" class="primary" onClick={lookAgain}>Look again</button>
+          : (
+            <button type="button" class={interrupts.length > 0 ? "danger" : "primary"} disabled={!plan || busy || plan.steps.length === 0} onClick={confirm}>
+              {interrupts.length > 0 ? `${props.verb}, and log them out` : props.verb}
+            </button>
+          )}
       </div>
     </Dialog>
+  );
+}
+
+function Plan(props: { plan: Changed }) {
+  const { steps, interrupts, interrupted_sessions: sessions, needs_restart } = props.plan;
+  return (
+    <div role="status">
+      {steps.length === 0 && <p>It is so already: there is nothing to change.</p>}
+      <ul class="plan">
+        {steps.slice(0, STEPS).map((step) => <li>{stepInWords(step)}</li>)}
+        {steps.length > STEPS && <li>and {steps.length - STEPS} more</li>}
+      </ul>
+      {interrupts.length > 0 && (
+        <div class="trouble">
+          <p>In use: {format.many(sessions, "session")} {sessions === 1 ? "is" : "are"} logged out first.</p>
+          <ul>
+            {interrupts.map(({ object, initiators }) => <li><strong>{object}</strong>: {initiators.join(", ")}</li>)}
+          </ul>
+        </div>
+      )}
+      {needs_restart.length > 0 && <p>With the next start: {needs_restart.join(", ")}.</p>}
+    </div>
+  );
+}
+
+/** What others have changed since a revision was looked at. */
+function Meanwhile(props: { since: number }) {
+  const [revisions, setRevisions] = useState<Revision[]>([]);
+  useEffect(() => {
+    get<{ revisions: Revision[] }>(`/config/revisions?limit=${STEPS}`).then(({ revisions }) => setRevisions(revisions), () => {});
+  }, []);
+  return (
+    <ul class="plan">
+      {revisions.filter(({ revision }) => revision > props.since).map(({ revision, author, at_unix_seconds, summary }) => (
+        <li key={revision}>{author}, {format.moment(at_unix_seconds)}: {summary.join("; ")}</li>
+      ))}
+    </ul>
   );
 }

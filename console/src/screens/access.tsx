@@ -1,11 +1,14 @@
 // Who may reach what: hosts, targets and volumes as one map.
 
 import { useState } from "preact/hooks";
-import { type Document, type Edit, type Host, type LiveTarget, type Refused, type Rule, type Target, ask, segment, useResource } from "../api";
+import { type Document, type Edit, type LiveTarget, type Refused, type Rule, type Target, ask, segment, useResource } from "../api";
 import * as format from "../format";
 import { ruleInWords, useInventory } from "../inventory";
 import { Copy, Dialog, Field, Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
 import { ConfirmChange } from "../parts/change";
+import { Accounts } from "./accounts";
+import { Hosts } from "./hosts";
+import { Portals } from "./portals";
 import { Unmanaged } from "./volumes";
 
 interface Row {
@@ -32,13 +35,21 @@ export function Access() {
       <Heading title="Access">Who may reach what</Heading>
       <Trouble error={error ?? inventory.error} />
       <Unmanaged shown={!inventory.managed} />
-      {data && all.length === 0 && <p class="quiet">There are no targets.</p>}
+      {data && inventory.loaded && all.length === 0 && (
+        <p class="quiet">There are no targets{inventory.managed ? <>: <a href="/create">create a volume and export it</a>.</> : "."}</p>
+      )}
       {all.length > 0 && <Filter of={of} what="target" />}
       <ul class="map" aria-label="Targets">
         {of.shown.map((row) => <MapRow key={row.name} row={row} document={inventory.document} onDone={done} />)}
       </ul>
       <Pages of={of} />
-      {inventory.document && <Hosts document={inventory.document} onDone={done} />}
+      {inventory.document && (
+        <>
+          <Hosts document={inventory.document} onDone={done} />
+          <Accounts document={inventory.document} onDone={done} />
+          <Portals document={inventory.document} onDone={done} />
+        </>
+      )}
     </>
   );
 }
@@ -48,6 +59,7 @@ const STATES = { in_service: "in service", draining: "clients are being logged o
 function MapRow(props: { row: Row; document: Document | null; onDone: () => void }) {
   const { name, live, config } = props.row;
   const [editing, setEditing] = useState(false);
+  const [removing, setRemoving] = useState(false);
   const [error, setError] = useState<Refused | null>(null);
   const drained = live?.state === "drained" || live?.state === "draining";
   const serve = async () => {
@@ -84,6 +96,7 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
         <div class="actions">
           {config && <button type="button" onClick={() => setEditing(true)} aria-label={`Change access to ${name}`}>Change access</button>}
           {live && <button type="button" onClick={serve} aria-label={`${drained ? "Put in service" : "Take out of service"}: ${name}`}>{drained ? "Put in service" : "Take out of service"}</button>}
+          {config && <button type="button" class="danger" onClick={() => setRemoving(true)} aria-label={`Remove target ${name}`}>Remove</button>}
         </div>
       </div>
       <div class="map-volumes">
@@ -94,6 +107,15 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
             : live?.luns.map(({ lun }) => <li>LUN {lun}</li>)}
         </ul>
       </div>
+      {removing && (
+        <ConfirmChange title={`Remove target ${name}`} verb="Remove" edit={{ method: "DELETE", path: `/config/target/${segment(name)}` }}
+          onClose={() => setRemoving(false)} onDone={() => {
+            setRemoving(false);
+            props.onDone();
+          }}>
+          <p>Its volumes stay, and are not reached by this name any more.</p>
+        </ConfirmChange>
+      )}
       {editing && config && <EditAccess target={config} document={props.document!} onClose={() => setEditing(false)} onDone={() => {
         setEditing(false);
         props.onDone();
@@ -149,115 +171,5 @@ function EditAccess(props: { target: Target; document: Document; onClose: () => 
         </div>
       </form>
     </Dialog>
-  );
-}
-
-/** Initiators under names of ours, and what each may reach. */
-function Hosts(props: { document: Document; onDone: () => void }) {
-  const { document } = props;
-  const hosts = document.host ?? [];
-  const [removing, setRemoving] = useState<string | null>(null);
-  const of = useFiltered(hosts, ({ name, initiators }) => `${name} ${initiators?.join(" ") ?? ""}`);
-  const reaches = (host: string) => (document.target ?? []).filter(({ allow }) => allow?.some((rule) => rule.host === host));
-  return (
-    <section>
-      <h2>Hosts</h2>
-      {hosts.length === 0 && <p class="quiet">A host gives initiators a name of yours, for targets to let in.</p>}
-      {hosts.length > 0 && (
-        <>
-          <Filter of={of} what="host" />
-          <div class="scroll">
-            <table>
-              <thead><tr><th scope="col">Host</th><th scope="col">Is</th><th scope="col">Reaches</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
-              <tbody>
-                {of.shown.map((host) => (
-                  <tr key={host.name}>
-                    <th scope="row">{host.name}</th>
-                    <td class="name">{hostInWords(host)}{host.initiators?.map((name) => <> <Copy text={name} what={name} /></>)}</td>
-                    <td class="name">{reaches(host.name).map(({ name }) => <div>{name}</div>)}</td>
-                    <td><button type="button" onClick={() => setRemoving(host.name)} aria-label={`Remove host ${host.name}`}>Remove</button></td>
-                  </tr>
-                ))}
-              </tbody>
-            </table>
-          </div>
-          <Pages of={of} />
-        </>
-      )}
-      <AddHost accounts={(document.account ?? []).map(({ name }) => name)} onDone={props.onDone} />
-      {removing !== null && (
-        <ConfirmChange title={`Remove host ${removing}`} verb="Remove" edit={{ method: "DELETE", path: `/config/host/${segment(removing)}` }}
-          onClose={() => setRemoving(null)} onDone={() => {
-            setRemoving(null);
-            props.onDone();
-          }} />
-      )}
-    </section>
-  );
-}
-
-function hostInWords(host: Host): string {
-  return [
-    host.initiators?.join(", ") || "any initiator",
-    host.address && `from ${host.address}`,
-    host.account && `as account ${host.account}`,
-    host.certificate && `with the certificate of ${host.certificate}`,
-  ].filter(Boolean).join(" ");
-}
-
-function AddHost(props: { accounts: string[]; onDone: () => void }) {
-  const [name, setName] = useState("");
-  const [initiators, setInitiators] = useState("");
-  const [address, setAddress] = useState("");
-  const [account, setAccount] = useState("");
-  const [error, setError] = useState<Refused | null>(null);
-  const [said, setSaid] = useState("");
-  const at = (key: string) => (error?.field?.endsWith(`.${key}`) ? error.message : null);
-  const placed = ["initiators", "address", "account"].some((key) => at(key));
-  const submit = async (event: Event) => {
-    event.preventDefault();
-    const names = initiators.split(/[\s,]+/).filter(Boolean);
-    const body: Host = {
-      name: name.trim(),
-      ...(names.length > 0 && { initiators: names }),
-      ...(address.trim() && { address: address.trim() }),
-      ...(account && { account }),
-    };
-    try {
-      await ask("POST", "/config/host", body);
-      setSaid(`Host ${body.name} is there.`);
-      [setName, setInitiators, setAddress, setAccount].forEach((set) => set(""));
-      setError(null);
-      props.onDone();
-    } catch (refused) {
-      setSaid("");
-      setError(refused as Refused);
-    }
-  };
-  return (
-    <details class="add">
-      <summary>Add a host</summary>
-      <form class="narrow" onSubmit={submit} noValidate>
-        <Field label="Host name" error={error && !placed ? error.message : null}>
-          {(attributes) => <input {...attributes} autocomplete="off" value={name} onInput={(event) => setName(event.currentTarget.value)} />}
-        </Field>
-        <Field label="Its initiators" error={at("initiators")} hint="iSCSI names, one a line; one may end with *.">
-          {(attributes) => <textarea {...attributes} rows={2} spellcheck={false} value={initiators} onInput={(event) => setInitiators(event.currentTarget.value)} />}
-        </Field>
-        <Field label="Comes from" error={at("address")} hint="An address or a network, such as 10.0.0.0/24. Anywhere if empty.">
-          {(attributes) => <input {...attributes} value={address} onInput={(event) => setAddress(event.currentTarget.value)} />}
-        </Field>
-        <Field label="Logs in as" error={at("account")}>
-          {(attributes) => (
-            <select {...attributes} value={account} onChange={(event) => setAccount(event.currentTarget.value)}>
-              <option value="">any account, or none</option>
-              {props.accounts.map((name) => <option value={name}>{name}</option>)}
-            </select>
-          )}
-        </Field>
-        <button class="primary">Add</button>
-        <p role="status">{said}</p>
-      </form>
-    </details>
   );
 }

@@ -1,12 +1,13 @@
 // One volume: what it is, what it does, and what can be done to it.
 
-import { useMemo, useState } from "preact/hooks";
-import { type Changed, type Document, type Edit, segment } from "../api";
+import { useState } from "preact/hooks";
+import { type Changed, type Edit, type Volume, segment } from "../api";
 import * as format from "../format";
 import { type Inventory, type Shown, exportOf, useInventory } from "../inventory";
-import { useLive, useVolumePoints } from "../live";
-import { Copy, Field, Heading, Trouble } from "../parts/basics";
+import { type Point, useLive, useVolumePoints } from "../live";
+import { Copy, Field, Figure, Heading, Trouble } from "../parts/basics";
 import { ConfirmChange } from "../parts/change";
+import { LimitsForm, limitsOf } from "../parts/limits";
 import { Lines } from "../parts/lines";
 import { navigate } from "../router";
 import { Charts, Now } from "./overview";
@@ -50,7 +51,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
         </dl>
       </section>
       {volume.target && <Lines target={volume.target} account={account} secret={null} />}
-      {inventory.managed && config && <Changes volume={volume} inventory={inventory} />}
+      {inventory.managed && config && <Changes volume={volume} config={config} point={points.at(-1)} onDone={inventory.reload} />}
     </>
   );
 }
@@ -99,22 +100,28 @@ function Operations(props: { name: string }) {
 
 type Pending = { title: string; verb: string; edit: Edit; after: (changed: Changed) => void };
 
-/** Grow, rename, delete. */
-function Changes(props: { volume: Shown; inventory: Inventory }) {
-  const { volume, inventory } = props;
+/** What it may have of the server, beside what it has now; grow, rename, delete. */
+function Changes(props: { volume: Shown; config: Volume; point: Point | undefined; onDone: () => void }) {
+  const { volume, config, point, onDone } = props;
   const [size, setSize] = useState("");
   const [name, setName] = useState("");
   const [pending, setPending] = useState<Pending | null>(null);
-  const [deleting, setDeleting] = useState(false);
   const [said, setSaid] = useState("");
   const path = `/config/volume/${segment(volume.name)}`;
+  const done = (what: string) => {
+    setSaid(what);
+    onDone();
+  };
+  const limit = (edit: Edit) => {
+    setSaid("");
+    setPending({ title: `Limits of ${volume.name}`, verb: "Change", edit, after: () => done("Its limits are in force.") });
+  };
   const grow = (event: Event) => {
     event.preventDefault();
     const edit: Edit = { method: "PATCH", path, body: { size: size.trim() } };
     setPending({ title: `Grow ${volume.name}`, verb: "Grow", edit, after: () => {
       setSize("");
-      setSaid("It has grown.");
-      inventory.reload();
+      done("It has grown.");
     } });
   };
   const rename = (event: Event) => {
@@ -122,75 +129,55 @@ function Changes(props: { volume: Shown; inventory: Inventory }) {
     const edit: Edit = { method: "PATCH", path, body: { name: name.trim() } };
     setPending({ title: `Rename ${volume.name}`, verb: "Rename", edit, after: () => navigate(`/volumes/${segment(name.trim())}`) });
   };
+  const remove = () => {
+    const edit: Edit = { method: "DELETE", path, cascade: true };
+    setPending({ title: `Delete ${volume.name}`, verb: "Delete", edit, after: () => navigate("/volumes") });
+  };
   return (
-    <section>
-      <h2>Change it</h2>
-      <p role="status">{said}</p>
-      <form class="line" onSubmit={grow} noValidate>
-        <Field label="New size" hint="Larger than it is, such as 20GiB.">
-          {(attributes) => <input {...attributes} value={size} onInput={(event) => setSize(event.currentTarget.value)} />}
-        </Field>
-        <button disabled={!size.trim()}>Grow</button>
-      </form>
-      <form class="line" onSubmit={rename} noValidate>
-        <Field label="New name" hint="Who uses it is not disturbed; its target keeps its name.">
-          {(attributes) => <input {...attributes} value={name} onInput={(event) => setName(event.currentTarget.value)} />}
-        </Field>
-        <button disabled={!name.trim()}>Rename</button>
-      </form>
-      <p><button type="button" class="danger" onClick={() => setDeleting(true)}>Delete this volume</button></p>
+    <>
+      <section>
+        <h2>Limits and share</h2>
+        <dl class="figures">
+          <Figure name="IOPS now" value={format.iops(point?.iops ?? 0)} />
+          <Figure name="Throughput now" value={format.throughput(point?.bytesPerSecond ?? 0)} />
+          <Figure name="Had to wait" value={format.iops(point?.limited ?? 0)} unit="a second" />
+        </dl>
+        <LimitsForm limits={limitsOf(config)} path={path} onPlanned={limit} />
+      </section>
+      <section>
+        <h2>Change it</h2>
+        <p role="status">{said}</p>
+        <form class="line" onSubmit={grow} noValidate>
+          <Field label="New size" hint="Larger than it is, such as 20GiB.">
+            {(attributes) => <input {...attributes} autocomplete="off" value={size} onInput={(event) => setSize(event.currentTarget.value)} />}
+          </Field>
+          <button disabled={!size.trim()}>Grow</button>
+        </form>
+        <form class="line" onSubmit={rename} noValidate>
+          <Field label="New name" hint="Who uses it is not disturbed; its target keeps its name.">
+            {(attributes) => <input {...attributes} autocomplete="off" spellcheck={false} autoCapitalize="none" value={name} onInput={(event) => setName(event.currentTarget.value)} />}
+          </Field>
+          <button disabled={!name.trim()}>Rename</button>
+        </form>
+        <p><button type="button" class="danger" onClick={remove}>Delete this volume</button></p>
+      </section>
       {pending && (
         <ConfirmChange title={pending.title} verb={pending.verb} edit={pending.edit} onClose={() => setPending(null)}
           onDone={(changed) => {
             setPending(null);
             pending.after(changed);
-          }} />
+          }}>
+          {pending.edit.method === "DELETE" && <Left config={config} />}
+        </ConfirmChange>
       )}
-      {deleting && <Delete volume={volume} inventory={inventory} onClose={() => setDeleting(false)} />}
-    </section>
+    </>
   );
 }
 
-function Delete(props: { volume: Shown; inventory: Inventory; onClose: () => void }) {
-  const { volume, inventory } = props;
-  // As it was when the reader asked. All that it does not list goes: at another revision it is refused, so that
-  // what others have made meanwhile does not go with it.
-  const [{ document, seen }] = useState({ document: inventory.document!, seen: inventory.revision ?? 0 });
-  const place = exportOf(document, volume.name);
-  const alone = place !== null && Object.keys(place.target.luns ?? {}).length === 1;
-  const [withTarget, setWithTarget] = useState(alone);
-  const body = useMemo(
-    () => ({ document: without(document, volume.name, withTarget ? place!.target.name : null), prune: true }),
-    [document, withTarget],
-  );
-  return (
-    <ConfirmChange title={`Delete ${volume.name}`} verb="Delete" edit={{ method: "POST", path: "/config/apply", body }} seen={seen}
-      onClose={props.onClose} onDone={() => navigate("/volumes")}>
-      {volume.config?.store === "file" && volume.config.path && (
-        <p>Its file stays on the server's disk: <code class="name">{volume.config.path}</code></p>
-      )}
-      {volume.config?.store === "ram" && <p>What is on it is lost.</p>}
-      {alone && (
-        <label class="check">
-          <input type="checkbox" checked={withTarget} onChange={(event) => setWithTarget(event.currentTarget.checked)} />
-          Its target goes, too: it has no other volume.
-        </label>
-      )}
-    </ConfirmChange>
-  );
-}
-
-/** The document without a volume, wherever it is spoken of, and without a target, if one is named. */
-function without(document: Document, volume: string, target: string | null): Document {
-  const keep = <T,>(luns: Record<string, T>) => Object.fromEntries(Object.entries(luns).filter(([, name]) => name !== volume));
-  return {
-    ...document,
-    volume: document.volume?.filter(({ name }) => name !== volume),
-    target: document.target?.filter(({ name }) => name !== target).map((target) => ({
-      ...target,
-      luns: keep(target.luns ?? {}),
-      allow: target.allow?.map((rule) =>
-        rule.luns && !Array.isArray(rule.luns) ? { ...rule, luns: keep(rule.luns) } : rule),
-    })),
-  };
+/** What is left of a volume that is deleted. */
+function Left(props: { config: Volume }) {
+  const { store, path } = props.config;
+  if (store === "ram") return <p>What is on it is lost.</p>;
+  if (path === undefined) return null;
+  return <p>Its data stay on the server: <code class="name">{path}</code></p>;
 }

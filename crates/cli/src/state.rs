@@ -78,6 +78,10 @@ pub(crate) enum OneVerb {
     Delete {
         /// Its name.
         name: String,
+        /// Take it out of whatever names it as well: targets, rules, lists of accounts. A target that loses its
+        /// last volume by that goes, too.
+        #[arg(long)]
+        cascade: bool,
         #[command(flatten)]
         manner: ChangeManner,
     },
@@ -104,9 +108,10 @@ pub(crate) fn run_one(kind: Kind, verb: OneVerb) -> anyhow::Result<()> {
             let field = if kind == Kind::Portal { "address" } else { "name" };
             patch(&Key::new(kind, &name), &serde_json::json!({ field: new_name }), &manner)
         }
-        OneVerb::Delete { name, manner } => {
+        OneVerb::Delete { name, cascade, manner } => {
             let client = manner.client()?;
-            let path = format!("{}{}", path(&Key::new(kind, &name)), manner.query());
+            let (path, query) = (path(&Key::new(kind, &name)), manner.query());
+            let path = format!("{path}{query}&cascade={cascade}");
             let changed: Changed = on_a_core(async { Ok(client.delete(&path).await?) })?;
             report(&changed, manner.manner.json)
         }
@@ -202,6 +207,10 @@ fn render(changed: &Changed) -> String {
         let verb = if changed.dry_run { "would lose" } else { "lost" };
         format!("! {} {verb} {}", interruption.initiators.join(", "), interruption.object)
     }));
+    if changed.interrupted_sessions > 0 {
+        let verb = if changed.dry_run { "would be logged out" } else { "logged out" };
+        lines.push(format!("! {verb}: {} in all", sessions(changed.interrupted_sessions)));
+    }
     lines.extend(changed.needs_restart.iter().map(|what| format!("! {what}: with the next start")));
     lines.push(match (changed.steps.is_empty(), changed.dry_run) {
         (true, _) => format!("nothing to do: revision {}", changed.revision),
@@ -209,6 +218,10 @@ fn render(changed: &Changed) -> String {
         (false, false) => format!("done: revision {}", changed.revision),
     });
     lines.join("\n")
+}
+
+fn sessions(count: usize) -> String {
+    format!("{count} session{}", if count == 1 { "" } else { "s" })
 }
 
 /// The state, whole.
@@ -301,13 +314,14 @@ mod tests {
             revision: 7,
             steps: vec![step],
             interrupts: vec![interruption],
+            interrupted_sessions: 1,
             needs_restart: vec!["limits.memory".into()],
             sessions_ended: 0,
             dry_run: false,
         };
         assert_eq!(
             render(&changed),
-            "+ volume a\n! iqn.x:h lost volume b\n! limits.memory: with the next start\n\
+            "+ volume a\n! iqn.x:h lost volume b\n! logged out: 1 session in all\n! limits.memory: with the next start\n\
              done: revision 7"
         );
         assert_eq!(render(&Changed::default()), "nothing to do: revision 0");

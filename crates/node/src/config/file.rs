@@ -325,7 +325,7 @@ pub(super) fn volume_from_settings(
         }
     }
     let missing = |key: &str| ConfigError::new(place, format!("the volume has no {key}: add it"));
-    qos.check().map_err(|message| ConfigError::new(place, message))?;
+    qos.check().map_err(|(key, message)| ConfigError::new(&places[key], message))?;
     let name = name.ok_or_else(|| missing("name"))?;
     let store = store.ok_or_else(|| missing("store"))?;
     let is_device = store == "sg";

@@ -104,7 +104,10 @@ pub(super) fn parse_host_table(
             other => return Err(unknown_key(&source.place(key.span().start), other, KEYS)),
         }
     }
-    host.qos.check().map_err(|message| ConfigError::new(&place, message))?;
+    host.qos.check().map_err(|(wrong, message)| {
+        let key = entries.keys().find(|key| key.get_ref() == wrong);
+        ConfigError::new(key.map_or(place.clone(), |key| source.place(key.span().start)), message)
+    })?;
     if host.name.is_empty() || host.name.contains(char::is_control) {
         return Err(ConfigError::new(&place, "the host has no name: add it"));
     }

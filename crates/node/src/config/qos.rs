@@ -76,19 +76,20 @@ impl QosConfig {
         }
     }
 
-    /// What contradicts itself.
-    pub(super) fn check(&self) -> Result<(), String> {
+    /// What contradicts itself: a key, and why.
+    pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.burst.is_some() && self.iops.is_none() && self.bandwidth.is_none() {
-            return Err(
-                "burst says how long what is left of iops and bandwidth is saved: give one of \
-                        them, or leave burst out"
-                    .into(),
-            );
+            let message = "burst says how long what is left of iops and bandwidth is saved: give one of \
+                           them, or leave burst out";
+            return Err(("burst", message.to_owned()));
         }
         match (self.minimum_iops, self.iops) {
-            (Some(minimum), Some(most)) if minimum > most => Err(format!(
-                "minimum-iops = {minimum} is above iops = {most}: no more than that is let through"
-            )),
+            (Some(minimum), Some(most)) if minimum > most => {
+                let message = format!(
+                    "minimum-iops = {minimum} is above iops = {most}: no more than that is let through"
+                );
+                Err(("minimum-iops", message))
+            }
             _ => Ok(()),
         }
     }

@@ -95,6 +95,35 @@ impl Manner {
     }
 }
 
+/// The same where a thing is taken away.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, default)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Removal {
+    /// The revision that it is made for.
+    revision: Option<u64>,
+    /// Log clients out of what is taken away.
+    #[param(required = false)]
+    force: bool,
+    /// Only plan it.
+    #[param(required = false)]
+    dry_run: bool,
+    /// How long clients have for that.
+    grace_seconds: Option<u16>,
+    /// Take it out of whatever names it as well: out of targets, rules and lists of accounts. A target that loses
+    /// its last volume by that goes, too. Refused where it would let in whom nothing else keeps out.
+    #[param(required = false)]
+    cascade: bool,
+}
+
+impl Removal {
+    fn change(self, key: Key, headers: &HeaderMap) -> Result<Change, ApiError> {
+        let Self { revision, force, dry_run, grace_seconds, cascade } = self;
+        let edit = if cascade { Edit::RemoveEverywhere(key) } else { Edit::Remove(key) };
+        Manner { revision, force, dry_run, grace_seconds }.change(edit, headers)
+    }
+}
+
 fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
     let author = author.unwrap_or(NOBODY);
     match author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
@@ -337,7 +366,7 @@ pub(super) async fn put_only(
     path = "/v1/config/{kind}",
     params(
         ("kind" = Only, Path),
-        Manner,
+        Removal,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     responses((status = 200, body = Changed), Failures)
@@ -397,7 +426,7 @@ pub(super) async fn patch(
     params(
         ("kind" = Kind, Path),
         ("name" = String, Path),
-        Manner,
+        Removal,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     responses((status = 200, body = Changed), Failures)
@@ -408,8 +437,8 @@ pub(super) async fn remove(
     RawQuery(query): RawQuery,
     headers: HeaderMap,
 ) -> Answer<Changed> {
-    let edit = Edit::Remove(Key::new(parse_kind(&kind)?, &name));
-    let change = parse_query::<Manner>(query)?.change(edit, &headers)?;
+    let key = Key::new(parse_kind(&kind)?, &name);
+    let change = parse_query::<Removal>(query)?.change(key, &headers)?;
     carry_out(desired(&api)?, change).await.map(Json)
 }
 

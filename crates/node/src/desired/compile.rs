@@ -283,6 +283,12 @@ mod tests {
                 "\"big\" is not a size",
             ),
             (
+                "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = 512\niops = 5\nminimum-iops = 6",
+                "volume/a.minimum-iops",
+                "above iops = 5",
+            ),
+            ("[[host]]\nname = \"h\"\nburst = \"2s\"", "host/h.burst", "give one of them"),
+            (
                 "[[target]]\nname = \"iqn.2026-11.x:t\"\nallow = [{ initiator = \"Q\" }]",
                 "target/iqn.2026-11.x:t.allow.initiator",
                 "write an iSCSI name",

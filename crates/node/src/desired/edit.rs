@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::ChangeRefused;
+use super::cascade::take_out;
 use super::document::{Account, Document, ShownLuns, Target, Volume};
 use super::object::{Key, Kind, Object, Objects};
 use super::store::VOLUMES;
@@ -21,6 +22,8 @@ pub enum Edit {
     Patch(Key, serde_json::Value),
     /// It is gone.
     Remove(Key),
+    /// It is gone, and out of whatever spoke of it; a target that has lost its last volume is gone, too.
+    RemoveEverywhere(Key),
     /// All that a document lists is there, and nothing had those names.
     Create(Document),
     /// All that a document lists is there.
@@ -44,6 +47,11 @@ impl Edit {
             Self::Add(object) => put(objects, object, folder),
             Self::Remove(key) => {
                 find(objects, &key)?;
+                objects.remove(&key);
+            }
+            Self::RemoveEverywhere(key) => {
+                find(objects, &key)?;
+                take_out(objects, &key)?;
                 objects.remove(&key);
             }
             Self::Patch(key, patch) => self::patch(objects, &key, &patch, folder)?,

@@ -2,6 +2,7 @@
 //! prepared, kept and then made live, in this order, so that a change is whole or is not at all. [`document`] is
 //! how it is written.
 
+mod cascade;
 mod compile;
 pub mod document;
 mod edit;
@@ -58,6 +59,9 @@ pub struct Changed {
     pub steps: Vec<Step>,
     /// What of it clients notice: they use what is taken away.
     pub interrupts: Vec<Interruption>,
+    /// How many sessions are, or would be, logged out for that.
+    #[serde(default)]
+    pub interrupted_sessions: usize,
     /// What of it takes effect with the next start.
     pub needs_restart: Vec<String>,
     /// Sessions that were ended since they are not let in any more.
@@ -227,7 +231,11 @@ impl Desired {
         let Changing { store, engine, .. } = &mut *changing;
         let engine = engine.as_ref().expect("a server that answers has an engine");
         let prepared = engine.prepare(config, false)?;
-        changed.interrupts = prepared.interrupts().iter().map(Interruption::of).collect();
+        let interrupts = prepared.interrupts();
+        changed.interrupts = interrupts.iter().map(Interruption::of).collect();
+        let sessions = interrupts.iter().flat_map(|interruption| &interruption.sessions);
+        changed.interrupted_sessions =
+            sessions.map(|session| session.tsih).collect::<BTreeSet<_>>().len();
         if change.dry_run {
             return Ok(changed);
         }

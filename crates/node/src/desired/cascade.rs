@@ -1,0 +1,193 @@
+//! A thing that goes is taken out of whatever speaks of it. Nobody is let in by that who was not before: a
+//! condition that would be the last one has to be changed by who knows what is meant.
+
+use std::sync::Arc;
+
+use super::Invalid;
+use super::document::{Rule, ShownLuns, Target};
+use super::object::{Key, Kind, Object, Objects};
+
+/// Whatever speaks of `key` does not any more. A target that loses its last volume by that goes, too.
+pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> {
+    let mut empty = Vec::new();
+    for (other, object) in objects.iter_mut() {
+        let mut changed = (**object).clone();
+        match (&mut changed, key.kind) {
+            (Object::Target(target), Kind::Volume) => {
+                take_volume_out(target, &key.name);
+            }
+            (Object::Target(target), Kind::Account | Kind::Host) => {
+                take_rules_out(target, key, other)?;
+            }
+            (Object::Discovery(discovery), Kind::Account) => {
+                take_account_out(&mut discovery.chap, &mut discovery.own_account, key, other)?;
+            }
+            (Object::Host(host), Kind::Account) if host.account.as_ref() == Some(&key.name) => {
+                let message = format!(
+                    "host {} is who logs in with account {}: give it another one, or remove it first",
+                    host.name, key.name
+                );
+                return Err(Invalid { field: Some(format!("{other}.account")), message });
+            }
+            _ => {}
+        }
+        if changed != **object {
+            if matches!(&changed, Object::Target(target) if target.luns.0.is_empty()) {
+                empty.push(other.clone());
+            }
+            *object = Arc::new(changed);
+        }
+    }
+    if key.kind == Kind::Volume {
+        empty.iter().for_each(|target| drop(objects.remove(target)));
+    }
+    Ok(())
+}
+
+/// Rules that showed it alone stay, and show nothing.
+fn take_volume_out(target: &mut Target, volume: &str) {
+    target.luns.0.retain(|_, name| name != volume);
+    let luns = &target.luns.0;
+    for rule in &mut target.allow {
+        match &mut rule.luns {
+            Some(ShownLuns::Volumes(shown)) => shown.retain(|_, name| name != volume),
+            Some(ShownLuns::Numbers(shown)) => shown.retain(|lun| luns.contains_key(lun)),
+            None => {}
+        }
+    }
+}
+
+fn take_rules_out(target: &mut Target, key: &Key, of: &Key) -> Result<(), Invalid> {
+    let speaks = |rule: &Rule| match key.kind {
+        Kind::Host => rule.host.as_ref() == Some(&key.name),
+        _ => rule.account.as_ref() == Some(&key.name),
+    };
+    let rules = target.allow.len();
+    target.allow.retain(|rule| !speaks(rule));
+    if target.allow.is_empty() && rules > 0 {
+        return Err(last(key, of, "allow"));
+    }
+    match key.kind {
+        Kind::Account => take_account_out(&mut target.chap, &mut target.own_account, key, of),
+        _ => Ok(()),
+    }
+}
+
+fn take_account_out(
+    chap: &mut Vec<String>,
+    own_account: &mut Option<String>,
+    key: &Key,
+    of: &Key,
+) -> Result<(), Invalid> {
+    let accounts = chap.len();
+    chap.retain(|name| *name != key.name);
+    if chap.is_empty() && accounts > 0 {
+        return Err(last(key, of, "chap"));
+    }
+    own_account.take_if(|name| *name == key.name);
+    Ok(())
+}
+
+fn last(key: &Key, of: &Key, field: &str) -> Invalid {
+    let what = if of.name.is_empty() { "discovery" } else { &of.name };
+    let message = format!(
+        "{} {} is the last that {what} lets in: without it everybody would be. Let somebody else in there, \
+         or remove that first",
+        key.kind.word(),
+        key.name
+    );
+    Invalid { field: Some(format!("{of}.{field}")), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::document::Document;
+    use super::*;
+
+    const BEGIN: &str = r#"
+        [[account]]
+        name = "x"
+        [[account]]
+        name = "y"
+        [[host]]
+        name = "h"
+        [[host]]
+        name = "of-y"
+        account = "y"
+        [[volume]]
+        name = "a"
+        [[volume]]
+        name = "b"
+        [[target]]
+        name = "iqn.x:alone"
+        luns = ["a"]
+        [[target]]
+        name = "iqn.x:both"
+        luns = { 0 = "a", 7 = "b" }
+        chap = ["x", "y"]
+        own-account = "x"
+        allow = [
+            { host = "h", luns = { 3 = "a" } },
+            { account = "x", luns = [0, 7] },
+            { initiator = "iqn.x:z" },
+        ]
+        [[target]]
+        name = "iqn.x:other"
+        luns = ["b"]
+        chap = ["y"]
+        [[target]]
+        name = "iqn.x:third"
+        allow = [{ host = "h" }]
+    "#;
+
+    fn after(kind: Kind, name: &str) -> Result<Document, Invalid> {
+        let document: Document = toml::from_str(BEGIN).expect("a document");
+        let objects = document.into_objects();
+        let mut objects: Objects = objects.map(|object| (object.key(), Arc::new(object))).collect();
+        take_out(&mut objects, &Key::new(kind, name))?;
+        Ok(Document::of(objects.values().map(|object| &**object)))
+    }
+
+    fn names(document: &Document) -> Vec<&str> {
+        document.target.iter().map(|target| target.name.as_str()).collect()
+    }
+
+    #[test]
+    fn a_volume_goes_out_of_targets_and_rules_and_a_target_that_had_no_other_goes() {
+        let document = after(Kind::Volume, "a").expect("nobody is let in by it");
+        // The third target had none before: it is none of this.
+        assert_eq!(names(&document), ["iqn.x:both", "iqn.x:other", "iqn.x:third"]);
+        let both = &document.target[0];
+        assert_eq!(both.luns.0.values().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(both.allow.len(), 3, "a rule that shows nothing lets nobody see more");
+        assert_eq!(both.allow[0].luns, Some(ShownLuns::Volumes(Default::default())));
+        assert_eq!(both.allow[1].luns, Some(ShownLuns::Numbers(vec![7])));
+        let before: Document = toml::from_str(BEGIN).expect("a document");
+        assert_eq!(document.target[1..], before.target[2..], "who does not speak of it stays");
+    }
+
+    #[test]
+    fn an_account_goes_out_of_targets_and_rules() {
+        let document = after(Kind::Account, "x").expect("others are let in");
+        let both = &document.target[1];
+        assert_eq!((both.chap.as_slice(), &both.own_account), (&["y".to_owned()][..], &None));
+        assert_eq!(both.allow.len(), 2);
+    }
+
+    #[test]
+    fn nobody_is_let_in_by_what_goes() {
+        for (kind, name, field, told) in [
+            (Kind::Account, "y", "host/of-y.account", "give it another one"),
+            (Kind::Host, "h", "target/iqn.x:third.allow", "everybody would be"),
+        ] {
+            let refused = after(kind, name).expect_err(told);
+            assert_eq!(refused.field.as_deref(), Some(field), "{refused}");
+            assert!(refused.message.contains(told), "{refused}");
+        }
+        let mut target =
+            Target { name: "iqn.x:t".into(), chap: vec!["y".into()], ..Target::default() };
+        let (account, of) = (Key::new(Kind::Account, "y"), Key::new(Kind::Target, "iqn.x:t"));
+        let refused = take_rules_out(&mut target, &account, &of).expect_err("the last account");
+        assert_eq!(refused.field.as_deref(), Some("target/iqn.x:t.chap"));
+    }
+}
