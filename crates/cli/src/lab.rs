@@ -35,7 +35,11 @@ pub(crate) enum Verb {
     /// Run a study: measure several targets as others did before, and report it beside their figures.
     Run(run::Arguments),
     /// List the studies.
-    Studies,
+    Studies {
+        /// Print each as a line of JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// List the access specifications that are known by name, or write them as an Iometer file.
     Specs(SpecsArguments),
     /// List the runs that were made here.
@@ -53,6 +57,9 @@ pub(crate) struct SpecsArguments {
     /// Where an Iometer file with all of them goes.
     #[arg(long, value_name = "FILE")]
     icf: Option<PathBuf>,
+    /// Print each as a line of JSON.
+    #[arg(long, conflicts_with = "icf")]
+    json: bool,
 }
 
 #[derive(clap::Args)]
@@ -164,9 +171,13 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Load(arguments) => run_load(&arguments),
         Verb::Replay(arguments) => run_replay(&arguments),
         Verb::Run(arguments) => run::run(&arguments),
-        Verb::Studies => {
+        Verb::Studies { json } => {
             for study in study::ALL {
-                println!("{}: {}", study.name(), study.about());
+                let (name, about) = (study.name(), study.about());
+                match json {
+                    true => println!("{}", serde_json::json!({ "study": name, "about": about })),
+                    false => println!("{name}: {about}"),
+                }
             }
             Ok(())
         }
@@ -196,6 +207,14 @@ fn list_specs(arguments: &SpecsArguments) -> anyhow::Result<()> {
     }
     for NamedAccess { name, access } in &access::NAMED {
         let Access { block_bytes, read_percent, random_percent, queue_depth } = access;
+        if arguments.json {
+            let line = serde_json::json!({
+                "name": name, "block_bytes": block_bytes, "read_percent": read_percent,
+                "random_percent": random_percent, "queue_depth": queue_depth,
+            });
+            println!("{line}");
+            continue;
+        }
         println!(
             "{name}: {block_bytes} bytes, {read_percent} % reads, {random_percent} % random, \
              {queue_depth} open"

@@ -1,0 +1,373 @@
+//! What `--json` prints, verb by verb: one document on standard output and nothing else, and of the names and types
+//! that `docs/json.md` lists. `SARSEN_WRITE=1` writes that file anew.
+
+mod client;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_initiator::{Session, SessionOptions};
+use sarsen_lab::access;
+use sarsen_lab::archive::Archive;
+use sarsen_lab::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
+use sarsen_lab::study;
+use sarsen_proof::managed::Managed;
+use sarsen_proof::program;
+use serde_json::Value;
+
+use client::run;
+
+const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
+const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/node/src/import/samples");
+const HEAD: &str = "# What `--json` prints\n\n\
+    One document on one line of standard output, or one a line where it says so; everything else goes to standard\n\
+    error. Names and types stay, and what is added is new. `?`: not always there; `[]`: each of a list; `*`: any name.\n";
+const TARGET: &str = "iqn.2026-11.io.sarsen:data";
+const SECRET: &str = "a-secret-of-proofs";
+/// Whose keys are names of things.
+const MAPS: [&str; 5] = ["errors", "figures", "labels", "luns", "subject"];
+/// What a field was and is to be, whatever that is.
+const ANY: [&str; 2] = [".from", ".to"];
+const EVENTS: &str = "`event list`; with `--follow` each of `events` on a line";
+const NOT_FOUND: i32 = 3;
+const DEGRADED: i32 = 5;
+
+/// What was seen at one place of the documents of a verb.
+#[derive(Default)]
+struct Place {
+    types: BTreeSet<&'static str>,
+    count: usize,
+    objects: usize,
+}
+
+/// What the documents of a verb have in common.
+#[derive(Default)]
+struct Shape {
+    places: BTreeMap<String, Place>,
+}
+
+impl Shape {
+    fn see(&mut self, path: &str, value: &Value) {
+        let is_any = ANY.iter().any(|any| path.ends_with(any));
+        let place = self.places.entry(path.to_owned()).or_default();
+        place.count += 1;
+        if is_any {
+            place.types.insert("anything");
+            return;
+        }
+        place.objects += usize::from(value.is_object());
+        place.types.insert(match value {
+            Value::Null => "null",
+            Value::Bool(_) => "boolean",
+            Value::Number(number) if number.is_f64() => "number",
+            Value::Number(_) => "integer",
+            Value::String(_) => "string",
+            Value::Array(_) => "list",
+            Value::Object(_) => "object",
+        });
+        match value {
+            Value::Array(items) => {
+                items.iter().for_each(|item| self.see(&format!("{path}[]"), item));
+            }
+            Value::Object(fields) => {
+                let is_map = MAPS.iter().any(|map| path.rsplit('.').next() == Some(map));
+                for (key, value) in fields {
+                    let key = if is_map { "*" } else { key };
+                    self.see(&format!("{path}.{key}"), value);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn render(&self) -> String {
+        let mut text = String::new();
+        for (path, place) in &self.places {
+            let parent = path.rsplit_once('.').and_then(|(parent, _)| self.places.get(parent));
+            let is_optional = !path.ends_with(['*', ']'])
+                && parent.is_some_and(|parent| parent.objects > place.count);
+            // What is in it says the same.
+            let is_plain = place.types.len() == 1 && !is_optional;
+            let has_inner = self.places.keys().any(|other| {
+                let inner = other.strip_prefix(path.as_str());
+                inner.is_some_and(|inner| inner.starts_with(['.', '[']))
+            });
+            if is_plain && has_inner {
+                continue;
+            }
+            let types: Vec<_> = place.types.iter().copied().collect();
+            let path = if path.is_empty() { "itself" } else { path.trim_start_matches('.') };
+            let mark = if is_optional { "?" } else { "" };
+            let _ = writeln!(text, "{path}{mark}: {}", types.join(" or "));
+        }
+        text
+    }
+}
+
+/// Sections of the file, in the order in which they were first seen.
+#[derive(Default)]
+struct Shapes(Vec<(&'static str, Shape)>);
+
+impl Shapes {
+    fn shape(&mut self, title: &'static str) -> &mut Shape {
+        let known = self.0.iter().position(|(known, _)| *known == title);
+        let index = known.unwrap_or_else(|| {
+            self.0.push((title, Shape::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[index].1
+    }
+
+    /// Runs what ends with this code, and sees what it prints: so many documents.
+    fn ask(
+        &mut self,
+        title: &'static str,
+        mut command: Command,
+        code: i32,
+        documents: usize,
+    ) -> Result<Value> {
+        let Output { status, stdout, stderr } = command.arg("--json").output()?;
+        let (said, told) = (String::from_utf8(stdout)?, String::from_utf8_lossy(&stderr));
+        ensure!(status.code() == Some(code), "{command:?}: {status}: {said}{told}");
+        let lines: Vec<&str> = said.lines().collect();
+        ensure!(lines.len() == documents, "{command:?} prints {} lines: {said}", lines.len());
+        ensure!(!said.contains(SECRET), "{command:?} prints a secret: {said}");
+        let mut last = Value::Null;
+        for line in lines {
+            last = serde_json::from_str(line).with_context(|| format!("{command:?}: {line}"))?;
+            self.shape(title).see("", &last);
+        }
+        Ok(last)
+    }
+
+    fn render(&self) -> String {
+        let sections = self
+            .0
+            .iter()
+            .map(|(title, shape)| format!("\n## {title}\n\n```\n{}```\n", shape.render()));
+        HEAD.to_owned() + &sections.collect::<String>()
+    }
+}
+
+/// Everything that is asked of one server.
+struct Asking<'a> {
+    server: &'a Managed,
+    folder: &'a Path,
+    shapes: Shapes,
+}
+
+impl Asking<'_> {
+    fn ask(&mut self, title: &'static str, line: &str) -> Result<Value> {
+        self.ask_as(title, line, 0)
+    }
+
+    fn ask_as(&mut self, title: &'static str, line: &str, code: i32) -> Result<Value> {
+        let folder = self.folder.display().to_string();
+        let line = line.replace("FOLDER", &folder).replace("TARGET", TARGET);
+        let words: Vec<&str> = line.split(' ').collect();
+        let mut command = self.server.command(&words)?;
+        command.env("LIBISCSI_CHAP_PASSWORD", SECRET);
+        self.shapes.ask(title, command, code, 1)
+    }
+
+    fn change(&mut self, line: &str) -> Result<()> {
+        const TITLE: &str = "Every change: `create`, `set`, `rename` and `delete` of every noun, `volume resize`, \
+                             `target attach|detach`, `apply`, `diff`";
+        self.ask(TITLE, line).map(drop)
+    }
+}
+
+#[test]
+fn what_programs_read_keeps_its_names_and_types() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let folder = folder.path();
+    let server = Managed::start_with(folder, &["--api", "127.0.0.1:0"])?;
+    fs::write(folder.join("secret"), SECRET)?;
+    let mut asking = Asking { server: &server, folder, shapes: Shapes::default() };
+    changes(&mut asking)?;
+    let url: sarsen_initiator::Url =
+        format!("iscsi://vm%{SECRET}@{}/{TARGET}/0", server.portal()?).parse()?;
+    run(async {
+        let session = Session::connect(&url, &SessionOptions::default()).await?;
+        session.read(0, 1).await?;
+        session.read(u64::MAX / 4096, 1).await.err();
+        questions(&mut asking)?;
+        // It is asked to, when it next has a turn.
+        while session.read(0, 1).await.is_ok() {}
+        Ok(())
+    })?;
+    let portal = server.portal()?.to_owned();
+    disks(&mut asking, &portal)?;
+    removals(&mut asking)?;
+    let mut shapes = asking.shapes;
+    server.stop()?;
+    let restarted = Managed::start_with(folder, &["--api", "127.0.0.1:0"])?;
+    shapes.shape("`serve`").see("", restarted.announced());
+    restarted.stop()?;
+    laboratory(&mut shapes, folder)?;
+    let said = shapes.render();
+    if std::env::var_os("SARSEN_WRITE").is_some() {
+        fs::write(COMMITTED, &said)?;
+    }
+    let committed = fs::read_to_string(COMMITTED).unwrap_or_default();
+    ensure!(
+        said == committed,
+        "what --json prints is not what docs/json.md says: if names were only added, run it with SARSEN_WRITE=1. \
+         {}",
+        difference(&committed, &said)
+    );
+    Ok(())
+}
+
+fn difference(old: &str, new: &str) -> String {
+    let named = |text: &str| -> BTreeSet<String> {
+        let sections = text.split("\n## ").filter_map(|section| section.split_once('\n'));
+        let lines = sections
+            .flat_map(|(title, rest)| rest.lines().map(move |line| format!("{title}: {line}")));
+        lines.collect()
+    };
+    let (old, new) = (named(old), named(new));
+    let (less, more) = (old.difference(&new), new.difference(&old));
+    let less = less.map(|line| format!("\n- {line}"));
+    less.chain(more.map(|line| format!("\n+ {line}"))).collect()
+}
+
+fn changes(asking: &mut Asking<'_>) -> Result<()> {
+    asking.change(
+        "volume create data 8MiB --store ram --export --chap vm --secret-from FOLDER/secret",
+    )?;
+    asking.change("volume create other 8MiB --path FOLDER/other.img --store file")?;
+    asking.change("volume set data iops=100000 alias=")?;
+    asking.change("volume resize other 16MiB --dry-run")?;
+    asking.change("volume resize other 16MiB")?;
+    asking.change("target attach TARGET other --lun 1")?;
+    asking.change("host create web --initiator iqn.2026-11.proof:web --address 10.0.0.0/8")?;
+    asking.change("host rename web www")?;
+    asking.change("account create spare --secret-from FOLDER/secret")?;
+    asking.change("portal create 127.0.0.1:0 --group 2")?;
+    asking.change("target create iqn.2026-11.proof:empty --alias none --host www")?;
+    fs::write(asking.folder.join("document.json"), r#"{"host":[{"name":"applied"}]}"#)?;
+    asking.change("diff -f FOLDER/document.json")?;
+    asking.change("apply -f FOLDER/document.json")
+}
+
+fn questions(asking: &mut Asking<'_>) -> Result<()> {
+    asking.ask("`volume list`", "volume list")?;
+    asking.ask("`volume show`", "volume show data")?;
+    asking.ask("`target list`", "target list")?;
+    asking.ask("`target show`", "target show TARGET")?;
+    for format in ["iscsiadm", "qemu", "ipxe", "esxi", "windows"] {
+        asking.ask("`target url`", &format!("target url TARGET --format {format}"))?;
+    }
+    asking.ask("`host list`", "host list")?;
+    asking.ask("`host show`", "host show www")?;
+    asking.ask("`account list`", "account list")?;
+    asking.ask("`account show`", "account show vm")?;
+    asking.ask("`portal list`", "portal list")?;
+    asking.ask("`portal show`", "portal show 127.0.0.1:0")?;
+    asking.ask("`export`", "export")?;
+    asking.ask("`history`", "history")?;
+    let nowhere = format!("disk info iscsi://{}/iqn.2026-11.proof:none/0", asking.server.portal()?);
+    asking.server.refused(NOT_FOUND, &nowhere.split(' ').collect::<Vec<_>>())?;
+    // Who tells of it is another thread.
+    while !asking.server.run(&["event", "list"])?.contains("login_refused") {}
+    asking.ask(EVENTS, "event list")?;
+    let sessions = asking.ask("`session list`", "session list")?;
+    asking.change("target delete TARGET --force --dry-run")?;
+    asking.ask("`top`, a line each", "top --count 1")?;
+    let metrics = asking.ask("`metrics`, as OpenMetrics has them", "metrics")?;
+    ensure!(metrics.is_string(), "{metrics}");
+    asking.ask_as("`doctor`", "doctor --config FOLDER/absent.toml", 1)?;
+    let tsih = sessions["sessions"][0]["tsih"].to_string();
+    let trace = format!("session trace {tsih} --out FOLDER/trace.pcap --seconds 0");
+    asking.ask("`session trace`", &trace)?;
+    let drain = format!("session drain {tsih} --grace 0");
+    asking.ask("`session drain`, `target drain`", &drain)?;
+    let drain = "target drain TARGET --grace 0 --redirect 127.0.0.1:3260";
+    asking.ask("`session drain`, `target drain`", drain)?;
+    asking.ask("`target list`", "target list")?;
+    asking.ask("`target undrain`", "target undrain TARGET")?;
+    Ok(())
+}
+
+fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
+    let disk = |lun: u8| format!("iscsi://vm@{portal}/{TARGET}/{lun}");
+    let (data, other) = (disk(0), disk(1));
+    const MOVED: &str = "`disk read`, `disk write`, `disk copy`";
+    asking.ask("`disk info`", &format!("disk info {data}"))?;
+    asking.ask(MOVED, &format!("disk read {data} FOLDER/read.img"))?;
+    asking.ask(MOVED, &format!("disk write FOLDER/read.img {data}"))?;
+    asking.ask(MOVED, &format!("disk copy {data} {other}"))?;
+    asking.ask("`disk verify`", &format!("disk verify {data} FOLDER/read.img"))?;
+    fs::write(asking.folder.join("differs"), [7; 512])?;
+    asking.ask_as("`disk verify`", &format!("disk verify {data} FOLDER/differs"), 1)?;
+    asking.ask("`disk erase`", &format!("disk erase {other} --destroy"))?;
+    asking.ask("`discover`", &format!("discover {portal}"))?;
+    let sample = format!("import tgt {SAMPLES}/targets.conf --dry-run");
+    asking.ask_as("`import`", &sample, DEGRADED)?;
+    Ok(())
+}
+
+fn removals(asking: &mut Asking<'_>) -> Result<()> {
+    asking.change("target detach TARGET other")?;
+    asking.change("volume rename other another")?;
+    asking.change("volume delete another")?;
+    asking.change("target delete iqn.2026-11.proof:empty")?;
+    asking.change("host delete applied")?;
+    asking.change("account delete spare")
+}
+
+fn laboratory(shapes: &mut Shapes, folder: &Path) -> Result<()> {
+    let archive = folder.join("lab.sqlite");
+    for _ in 0..2 {
+        measured(&archive)?;
+    }
+    let program = program::path()?;
+    let command = |arguments: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(arguments).stdin(Stdio::null());
+        command
+    };
+    let archive = archive.to_str().context("a path")?;
+    let at = |words: &[&str]| command(&[words, &["--archive", archive]].concat());
+    shapes.ask("`lab runs`, a line each", at(&["lab", "runs"]), 0, 2)?;
+    shapes.ask("`lab compare`", at(&["lab", "compare", "1", "2"]), 0, 1)?;
+    shapes.ask("`lab studies`, a line each", command(&["lab", "studies"]), 0, study::ALL.len())?;
+    shapes.ask("`lab specs`, a line each", command(&["lab", "specs"]), 0, access::NAMED.len())?;
+    let image = folder.join("image").display().to_string();
+    fs::write(&image, vec![0; 1 << 20])?;
+    let load = ["lab", "load", image.as_str(), "--seconds", "0.5", "--warm-up", "0"];
+    shapes.ask("`lab load`, `lab replay`", command(&load), 0, 1)?;
+    let requests = folder.join("requests.csv").display().to_string();
+    fs::write(&requests, "0.0,R,0,4096\n0.1,W,4096,4096\n")?;
+    let replay = ["lab", "replay", requests.as_str(), image.as_str()];
+    shapes.ask("`lab load`, `lab replay`", command(&replay), 0, 1)?;
+    Ok(())
+}
+
+/// A run in the archive.
+fn measured(path: &Path) -> Result<()> {
+    let archive = Archive::open(path)?;
+    let id = archive.begin(&Run {
+        id: 0,
+        study: "lunden".to_owned(),
+        scale: Scale::Quick,
+        command: "sarsen lab run lunden --quick".to_owned(),
+        contestants: vec!["sarsen".to_owned()],
+        began_at: 1_790_000_000,
+        ended_at: None,
+        setting: Setting::default(),
+        samples: Vec::new(),
+    })?;
+    for repetition in 1..=3 {
+        let figures = [("iops".to_owned(), 1000.0 * f64::from(repetition))].into();
+        let labels = Labels::new().with("setup", "a").with("operation", "b");
+        let outcome = Outcome::Measured(Measures { figures, ..Measures::default() });
+        archive.add(id, &Sample { labels, repetition, ended_at: 1_790_000_050, outcome })?;
+    }
+    Ok(archive.end(id, 1_790_000_060)?)
+}
