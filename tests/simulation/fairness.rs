@@ -81,26 +81,46 @@ impl Store for OneByOne {
     }
 }
 
-/// A portal with units `a` and `b` at LUN 0 and 1, on one disk.
+/// No simulation lasts so long.
+const HANGS: Duration = Duration::from_secs(1 << 30);
+
+/// How long a disk takes for a command, and when it has nothing to do any more.
+type Disk = (Duration, Arc<Mutex<Option<Instant>>>);
+
+/// A portal with units `a`, `b` and so on at the LUNs from 0.
 struct Fair {
     portal: SimulatedPortal,
     next_port: Cell<u16>,
+    unit_count: u8,
 }
 
 impl Fair {
+    /// With two units on one disk.
     fn new(takes: Duration) -> Rc<Self> {
         let idle_at: Arc<Mutex<Option<Instant>>> = Arc::default();
-        let unit = |(number, name): (u16, &str)| {
+        Self::on(&[(takes, idle_at.clone()), (takes, idle_at)])
+    }
+
+    /// With units on disks of their own.
+    fn apart(takes: &[Duration]) -> Rc<Self> {
+        let disks: Vec<_> = takes.iter().map(|takes| (*takes, Arc::default())).collect();
+        Self::on(&disks)
+    }
+
+    fn on(disks: &[Disk]) -> Rc<Self> {
+        let unit = |(number, (takes, idle_at)): (u16, &Disk)| {
             let memory = Arc::new(MemoryStore::new(BlockSize::B512, 4096));
-            let store = Arc::new(OneByOne { memory, takes, idle_at: idle_at.clone() });
-            let parts = Parts::disk(Identity::new(name, TARGET), store);
+            let store = OneByOne { memory, takes: *takes, idle_at: idle_at.clone() };
+            let name = char::from(b'a' + number as u8).to_string();
+            let parts = Parts::disk(Identity::new(&name, TARGET), Arc::new(store));
             (Lun(number), LogicalUnit::of_parts(parts).expect("nothing was kept"))
         };
-        let units: BTreeMap<_, _> = [(0, "a"), (1, "b")].map(unit).into();
+        let units: BTreeMap<_, _> = (0..).zip(disks).map(unit).collect();
+        let unit_count = units.len() as u8;
         let address = SocketAddr::from(([192, 0, 2, 1], 3260));
         let settings = Settings::default();
         let portal = SimulatedPortal::new(settings, address, Arc::new(Nothing), TARGET, units);
-        Rc::new(Self { portal, next_port: Cell::new(1024) })
+        Rc::new(Self { portal, next_port: Cell::new(1024), unit_count })
     }
 
     /// A session to which nothing is left to tell.
@@ -117,7 +137,7 @@ impl Fair {
         let link = Link::new(side, options, 1);
         let mut client = Client { link, last: 0, sent: HashMap::new() };
         while !matches!(client.event(time::now() + SECOND).await, Some(Event::LoggedIn)) {}
-        for lun in [0, 1, 0, 1] {
+        for lun in (0..self.unit_count).chain(0..self.unit_count) {
             client.ask(lun, &[0], 0);
             client.answer(time::now() + SECOND).await.expect("it is ready, or tells why not");
         }
@@ -387,6 +407,74 @@ fn a_limit_that_changes_holds_for_what_waits_already() {
             let answer = client.answer(deadline).await.expect("it goes");
             assert!(answer.took < Duration::from_millis(1), "nothing is limited");
         }
+    });
+}
+
+#[test]
+fn a_host_that_is_no_longer_limited_or_has_another_name_does_not_wait() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut client = fair.login("iqn.2026-11.test:one").await;
+        for then in [[].as_slice(), &[("renamed", iops(1000))]] {
+            fair.portal.govern_hosts(&[("host", iops(1))], 64);
+            for _ in 0..90 {
+                client.read(0, 1).expect("the window is open");
+            }
+            client.answer(time::now() + SLACK).await.expect("the first goes at once");
+            fair.portal.govern_hosts(then, 64);
+            let deadline = time::now() + SLACK;
+            for left in (0..89).rev() {
+                assert!(client.answer(deadline).await.is_some(), "{left} are left");
+            }
+        }
+    });
+}
+
+/// How many commands each unit answers in ten seconds that sessions of their own ask for without end.
+async fn apart(takes: &[Duration], qos: &[QosConfig], in_service: usize) -> Vec<u64> {
+    let fair = Fair::apart(takes);
+    let governed: Vec<_> = ["a", "b", "c"].into_iter().zip(qos.iter().copied()).collect();
+    fair.portal.govern(&governed, in_service);
+    let mut readings = Vec::new();
+    for lun in 0..fair.unit_count {
+        let mut client = fair.login(&format!("iqn.2026-11.test:{lun}")).await;
+        readings.push(tokio::task::spawn_local(async move {
+            client.keep_reading(lun, 1, 90, time::now() + 10 * SECOND).await.good
+        }));
+        // The others are ahead.
+        time::sleep_until(time::now() + Duration::from_millis(10)).await;
+    }
+    let mut good = Vec::new();
+    for reading in readings {
+        good.push(reading.await.expect("it ends"));
+    }
+    good
+}
+
+#[test]
+fn a_store_that_hangs_holds_up_no_other_volume() {
+    run(async {
+        let nothing = QosConfig::default();
+        let minimum = QosConfig { minimum_iops: NonZeroU64::new(100), ..nothing };
+        let share = QosConfig { share: NonZeroU64::new(100), ..nothing };
+        let fast = Duration::from_millis(1);
+        let good = apart(&[HANGS, fast], &[nothing, minimum], 4).await;
+        assert!(good[0] == 0 && good[1] > 9_900, "{good:?}");
+        // Two have all places, but for a second.
+        let good = apart(&[HANGS, HANGS, fast], &[share, share, nothing], 4).await;
+        assert!(good[2] > 8_900, "{good:?}");
+        let good = apart(&[HANGS, HANGS, fast], &[nothing, nothing, minimum], 4).await;
+        assert!(good[2] > 8_900 + 90, "{good:?}: its minimum does not wait");
+    });
+}
+
+#[test]
+fn a_slow_store_does_not_slow_down_a_volume_of_the_same_share() {
+    run(async {
+        let share = QosConfig { share: NonZeroU64::new(100), ..QosConfig::default() };
+        let takes = [Duration::from_millis(100), Duration::from_millis(1)];
+        let good = apart(&takes, &[share, share], 8).await;
+        assert!((95..=101).contains(&good[0]) && good[1] > 9_900, "{good:?}");
     });
 }
 

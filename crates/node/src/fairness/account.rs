@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use sarsen_io::time;
+
 use super::bucket::{Bucket, Ticket};
 use crate::config::{DEFAULT_SHARE, QosConfig};
 
@@ -17,6 +19,8 @@ pub(crate) struct Account {
     number: u64,
     /// Commands have to ask.
     is_governed: AtomicBool,
+    /// It may not use all that it wants.
+    is_limited: AtomicBool,
     standing: Mutex<Standing>,
 }
 
@@ -44,6 +48,7 @@ impl Account {
         Self {
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             is_governed: AtomicBool::new(false),
+            is_limited: AtomicBool::new(false),
             standing: Mutex::new(Standing {
                 commands: bucket(),
                 bytes: bucket(),
@@ -60,6 +65,7 @@ impl Account {
 
     /// What holds from here on, also for what waits.
     pub(super) fn set(&self, qos: &QosConfig, now: Instant) {
+        self.is_limited.store(qos.has_limits(), Ordering::Relaxed);
         let mut standing = self.standing();
         standing.commands.set(qos.iops, qos.burst(), 1, now);
         standing.bytes.set(qos.bandwidth, qos.burst(), 0, now);
@@ -71,6 +77,11 @@ impl Account {
     #[inline]
     pub(crate) fn is_governed(&self) -> bool {
         self.is_governed.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may not use all that it wants.
+    pub(super) fn is_limited(&self) -> bool {
+        self.is_limited.load(Ordering::Relaxed)
     }
 
     pub(super) fn govern(&self, is_governed: bool) {
@@ -112,9 +123,10 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         if !self.is_spent {
+            let now = time::now();
             let mut standing = self.account.standing();
-            standing.commands.give_back(1);
-            standing.bytes.give_back(self.cost.bytes);
+            standing.commands.give_back(self.commands, 1, now);
+            standing.bytes.give_back(self.bytes, self.cost.bytes, now);
         }
     }
 }
@@ -139,15 +151,22 @@ impl Parties {
         (self.volume.number, self.host.as_ref().map_or(0, |host| host.number))
     }
 
-    /// The tag of a command, by what its parties have asked for already.
+    /// The volume, by its number.
+    pub(super) fn volume(&self) -> u64 {
+        self.volume.number
+    }
+
+    /// The tag of a command: where it starts by what the volume, or the host, has asked for already,
+    /// whichever is later. Each moves on from its own start alone, or a busy volume would put its
+    /// hosts behind on all others.
     pub(super) fn take_tag(&self, now_served: u64, weight: u64) -> u64 {
-        let own = self.accounts().map(|account| account.standing().tag).max().unwrap_or(0);
-        let tag = own.max(now_served);
-        for account in self.accounts() {
+        let start = |account: &Arc<Account>| {
             let mut standing = account.standing();
-            standing.tag = tag + weight * TAG_STEP / standing.share;
-        }
-        tag
+            let start = standing.tag.max(now_served);
+            standing.tag = start + weight * TAG_STEP / standing.share;
+            start
+        };
+        self.accounts().map(start).max().unwrap_or(now_served)
     }
 
     /// Whether one of them has not had its minimum.

@@ -7,28 +7,33 @@ use std::time::{Duration, Instant};
 
 const NANO: i128 = 1_000_000_000;
 
-/// See the module.
+/// See the module. Amounts are in billionths.
 #[derive(Debug)]
 pub(super) struct Bucket {
     /// In a second; without one there is no limit.
     rate: Option<NonZeroU64>,
-    /// In billionths, as is the balance: what is saved at most.
+    /// What is saved at most.
     capacity: i128,
-    /// What is saved, or owed by those that have taken.
-    balance: i128,
-    since: Instant,
-    /// All that was ever taken.
+    /// All that ever came in.
+    income: i128,
+    /// What of it is gone or promised: what is above the income is still to come.
     taken: i128,
+    since: Instant,
+    /// Counts how often a limit began or ceased.
+    era: u64,
 }
 
-/// All that was taken when something was, with it.
+/// How much must have come in before whoever took something may go.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ticket(i128);
+pub(super) struct Ticket {
+    due: i128,
+    era: u64,
+}
 
 impl Bucket {
     /// Without a limit.
     pub(super) fn new(now: Instant) -> Self {
-        Self { rate: None, capacity: 0, balance: 0, since: now, taken: 0 }
+        Self { rate: None, capacity: 0, income: 0, taken: 0, since: now, era: 0 }
     }
 
     /// From here on there is so much in a second, of which at least `least` and at most what comes
@@ -43,41 +48,41 @@ impl Bucket {
         self.settle(now);
         let saved = |rate: NonZeroU64| i128::from(rate.get()) * burst.as_nanos() as i128;
         self.capacity = rate.map_or(0, saved).max(i128::from(least) * NANO);
-        self.balance = match self.rate {
-            Some(_) => self.balance.min(self.capacity),
-            None => self.capacity,
-        };
+        if self.rate.is_some() != rate.is_some() {
+            self.era += 1;
+            self.taken = self.income - self.capacity;
+        }
         self.rate = rate;
+        self.settle(now);
     }
 
     fn settle(&mut self, now: Instant) {
-        let Some(rate) = self.rate else {
-            self.since = now;
-            return;
-        };
-        let elapsed = now.saturating_duration_since(self.since);
-        let income = i128::from(rate.get()) * elapsed.as_nanos() as i128;
-        self.balance = (self.balance + income).min(self.capacity);
+        if let Some(rate) = self.rate {
+            let elapsed = now.saturating_duration_since(self.since);
+            self.income += i128::from(rate.get()) * elapsed.as_nanos() as i128;
+            self.taken = self.taken.max(self.income - self.capacity);
+        }
         self.since = self.since.max(now);
     }
 
     /// Takes so much.
     pub(super) fn take(&mut self, amount: u64, now: Instant) -> Ticket {
         self.settle(now);
-        self.taken += i128::from(amount);
         if self.rate.is_some() {
-            self.balance -= i128::from(amount) * NANO;
+            self.taken += i128::from(amount) * NANO;
         }
-        Ticket(self.taken)
+        Ticket { due: self.taken, era: self.era }
     }
 
-    /// How long it takes until what was taken has come in.
+    /// How long it takes until what was taken has come in. What was taken before the limit was set is
+    /// free to go.
     pub(super) fn left(&mut self, ticket: Ticket, now: Instant) -> Duration {
         self.settle(now);
-        let Some(rate) = self.rate else { return Duration::ZERO };
-        let own = self.balance + (self.taken - ticket.0) * NANO;
+        let Some(rate) = self.rate.filter(|_| ticket.era == self.era) else {
+            return Duration::ZERO;
+        };
         let rate = i128::from(rate.get());
-        match -own {
+        match ticket.due - self.income {
             ..=0 => Duration::ZERO,
             debt => {
                 Duration::from_nanos(u64::try_from((debt + rate - 1) / rate).unwrap_or(u64::MAX))
@@ -85,25 +90,25 @@ impl Bucket {
         }
     }
 
-    /// What was taken is not used.
-    pub(super) fn give_back(&mut self, amount: u64) {
-        self.taken -= i128::from(amount);
-        if self.rate.is_some() {
-            self.balance = (self.balance + i128::from(amount) * NANO).min(self.capacity);
+    /// What was taken with that ticket is not used.
+    pub(super) fn give_back(&mut self, ticket: Ticket, amount: u64, now: Instant) {
+        self.settle(now);
+        if self.rate.is_some() && ticket.era == self.era {
+            self.taken -= i128::from(amount) * NANO;
+            self.settle(now);
         }
     }
 
     /// Whether one has come in already. Without a rate none ever does.
     pub(super) fn has_saved(&mut self, now: Instant) -> bool {
         self.settle(now);
-        self.rate.is_some() && self.balance >= NANO
+        self.rate.is_some() && self.income - self.taken >= NANO
     }
 
     /// Takes that one.
     pub(super) fn take_saved(&mut self, now: Instant) {
         if self.has_saved(now) {
-            self.balance -= NANO;
-            self.taken += 1;
+            self.taken += NANO;
         }
     }
 }
@@ -159,11 +164,34 @@ mod tests {
         let second = bucket.take(5, now);
         let third = bucket.take(1, now);
         assert_eq!(bucket.left(first, now), Duration::ZERO);
-        bucket.give_back(5);
+        bucket.give_back(second, 5, now);
         assert_eq!(bucket.left(third, now), 6 * MILLISECOND, "its time stays");
         let fourth = bucket.take(1, now);
         assert_eq!(bucket.left(fourth, now), 2 * MILLISECOND, "there is room again");
-        let _ = second;
+    }
+
+    #[test]
+    fn who_waits_goes_in_the_end_however_much_was_given_back_before_him() {
+        let now = time::now();
+        let mut bucket = limited(1000, Duration::ZERO, now);
+        let many = bucket.take(50, now);
+        let waiting = bucket.take(1, now);
+        bucket.give_back(many, 50, now);
+        let later = now + 30 * MILLISECOND;
+        assert_eq!(bucket.left(waiting, later), 20 * MILLISECOND);
+        assert_eq!(bucket.left(waiting, now + 50 * MILLISECOND), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_was_taken_while_there_was_no_limit_is_not_given_back_to_one() {
+        let now = time::now();
+        let mut bucket = Bucket::new(now);
+        let free = bucket.take(1000, now);
+        bucket.set(NonZeroU64::new(1000), Duration::ZERO, 1, now);
+        bucket.take(11, now);
+        bucket.give_back(free, 1000, now);
+        let next = bucket.take(1, now);
+        assert_eq!(bucket.left(next, now), 11 * MILLISECOND);
     }
 
     #[test]

@@ -2,16 +2,24 @@
 //! waits here. Above it, whoever has not had his minimum goes first; the others go by start-time fair
 //! queuing over so many places: whose share is twice another's is served twice as much, and none that
 //! waits is passed by for ever.
+//!
+//! A store that is slow, or hangs, holds up its own volume only: no volume has all places, and what has
+//! been carried out for long takes no other's.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sarsen_io::time;
 use tokio::sync::oneshot;
 
 use super::account::Parties;
+
+/// What one volume leaves to others is this part of the places, and one at least.
+const LEFT_TO_OTHERS: usize = 8;
+/// A command that is carried out for so long counts as one of its volume only: its store may hang.
+const LONG: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Default)]
@@ -24,7 +32,11 @@ pub(super) struct Dispatcher {
 struct State {
     /// Commands that are carried out at once.
     places: usize,
-    taken: usize,
+    /// Those that take a place: when each was begun, and its number.
+    taken: BTreeSet<(Instant, u64)>,
+    last_number: u64,
+    /// How many are carried out of each volume, for however long.
+    under_way: BTreeMap<u64, usize>,
     /// What waits, by those whom it is for. None is empty.
     flows: BTreeMap<(u64, u64), Flow>,
     /// The tag of what was begun last.
@@ -43,7 +55,11 @@ struct Waiting {
 
 /// A command's leave to be carried out; when this is dropped, another may.
 #[derive(Debug)]
-pub(crate) struct Place(Option<Arc<Dispatcher>>);
+pub(crate) struct Place {
+    dispatcher: Option<Arc<Dispatcher>>,
+    volume: u64,
+    begun: (Instant, u64),
+}
 
 impl std::fmt::Debug for Dispatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -51,10 +67,19 @@ impl std::fmt::Debug for Dispatcher {
     }
 }
 
+impl Place {
+    /// Gives it back, and lets nobody go.
+    fn forget(mut self) {
+        if let Some(dispatcher) = self.dispatcher.take() {
+            dispatcher.state().end(self.volume, self.begun);
+        }
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(dispatcher) = self.0.take() {
-            dispatcher.state().taken -= 1;
+        if let Some(dispatcher) = self.dispatcher.take() {
+            dispatcher.state().end(self.volume, self.begun);
             dispatcher.serve(time::now());
         }
     }
@@ -78,7 +103,7 @@ impl Dispatcher {
     }
 
     /// Asks for a place for a command of that weight; gives it, or what it will come by.
-    pub(super) fn enter(
+    fn enter(
         self: &Arc<Self>,
         parties: &Parties,
         weight: u64,
@@ -86,11 +111,9 @@ impl Dispatcher {
     ) -> Result<Place, oneshot::Receiver<Place>> {
         let mut state = self.state();
         let tag = parties.take_tag(state.now_served, weight);
-        if state.taken < state.places && state.flows.is_empty() {
-            state.taken += 1;
-            state.now_served = state.now_served.max(tag);
-            parties.take_minimum(now);
-            return Ok(Place(Some(self.clone())));
+        state.forget_long(now);
+        if state.flows.is_empty() && state.has_room(parties, now) {
+            return Ok(self.take(&mut state, parties, tag, now));
         }
         let (go, waiting) = oneshot::channel();
         let flow = state
@@ -104,40 +127,96 @@ impl Dispatcher {
         Err(waiting)
     }
 
+    /// The place of a command of that weight, when it has come.
+    pub(super) async fn place(self: &Arc<Self>, parties: &Parties, weight: u64) -> Option<Place> {
+        let mut waiting = match self.enter(parties, weight, time::now()) {
+            Ok(place) => return Some(place),
+            Err(waiting) => waiting,
+        };
+        loop {
+            tokio::select! {
+                biased;
+                place = &mut waiting => return place.ok(),
+                // Where all hang, nobody else looks.
+                () = time::sleep_until(time::now() + LONG) => self.serve(time::now()),
+            }
+        }
+    }
+
+    fn take(
+        self: &Arc<Self>,
+        state: &mut State,
+        parties: &Parties,
+        tag: u64,
+        now: Instant,
+    ) -> Place {
+        let volume = parties.volume();
+        state.now_served = state.now_served.max(tag);
+        state.last_number += 1;
+        let begun = (now, state.last_number);
+        state.taken.insert(begun);
+        *state.under_way.entry(volume).or_default() += 1;
+        parties.take_minimum(now);
+        Place { dispatcher: Some(self.clone()), volume, begun }
+    }
+
     /// Gives places to those that wait.
     fn serve(self: &Arc<Self>, now: Instant) {
         loop {
             let mut state = self.state();
-            let Some(next) = state.next(now) else { return };
-            state.taken += 1;
+            state.forget_long(now);
+            let Some((parties, next)) = state.next(now) else { return };
+            let place = self.take(&mut state, &parties, next.tag, now);
             drop(state);
-            // One that was aborted does not take it.
-            if let Err(mut place) = next.go.send(Place(Some(self.clone()))) {
-                place.0 = None;
-                self.state().taken -= 1;
+            // One that was aborted just now does not take it.
+            if let Err(place) = next.go.send(place) {
+                place.forget();
             }
         }
     }
 }
 
 impl State {
-    fn next(&mut self, now: Instant) -> Option<Waiting> {
-        if self.taken >= self.places {
-            return None;
+    fn end(&mut self, volume: u64, begun: (Instant, u64)) {
+        self.taken.remove(&begun);
+        if let Some(count) = self.under_way.get_mut(&volume) {
+            *count -= 1;
+            if *count == 0 {
+                self.under_way.remove(&volume);
+            }
         }
+    }
+
+    /// What is carried out for long leaves its place to others.
+    fn forget_long(&mut self, now: Instant) {
+        while self.taken.first().is_some_and(|(begun, _)| *begun + LONG <= now) {
+            self.taken.pop_first();
+        }
+    }
+
+    /// Whether a command of these may go. Who has not had his minimum has one place in any case.
+    fn has_room(&self, parties: &Parties, now: Instant) -> bool {
+        let under_way = self.under_way.get(&parties.volume()).copied().unwrap_or(0);
+        let most = self.places - (self.places / LEFT_TO_OTHERS).max(1);
+        under_way < most.max(1)
+            && (self.taken.len() < self.places || under_way == 0 && parties.has_minimum(now))
+    }
+
+    /// Whose turn it is, of those that were not aborted.
+    fn next(&mut self, now: Instant) -> Option<(Parties, Waiting)> {
+        self.flows.retain(|_, flow| {
+            while flow.queue.front().is_some_and(|first| first.go.is_closed()) {
+                flow.queue.pop_front();
+            }
+            !flow.queue.is_empty()
+        });
         let tag = |flow: &Flow| flow.queue.front().map_or(u64::MAX, |first| first.tag);
-        let flows = || self.flows.iter();
+        let flows = || self.flows.iter().filter(|(_, flow)| self.has_room(&flow.parties, now));
         let has_claim = |flow: &Flow| flow.parties.has_minimum(now);
         let claimed = flows().filter(|(_, flow)| has_claim(flow)).min_by_key(|(_, flow)| tag(flow));
         let (&key, _) = claimed.or_else(|| flows().min_by_key(|(_, flow)| tag(flow)))?;
         let flow = self.flows.get_mut(&key)?;
-        let next = flow.queue.pop_front()?;
-        flow.parties.take_minimum(now);
-        if flow.queue.is_empty() {
-            self.flows.remove(&key);
-        }
-        self.now_served = self.now_served.max(next.tag);
-        Some(next)
+        Some((flow.parties.clone(), flow.queue.pop_front()?))
     }
 }
 
@@ -161,6 +240,10 @@ mod tests {
         Parties::new(Arc::new(account), None)
     }
 
+    fn account(now: Instant) -> Arc<Account> {
+        Arc::new(Account::new(now))
+    }
+
     fn of_places(count: usize, now: Instant) -> Arc<Dispatcher> {
         let dispatcher: Arc<Dispatcher> = Arc::default();
         dispatcher.set(Some(count), now);
@@ -182,9 +265,9 @@ mod tests {
     fn nobody_waits_while_there_are_places() {
         let now = time::now();
         let dispatcher = of_places(2, now);
-        let one = parties(100, 0, now);
+        let [one, other] = [0; 2].map(|_| parties(100, 0, now));
         let first = dispatcher.enter(&one, 1, now).expect("a place");
-        let _second = dispatcher.enter(&one, 1, now).expect("a place");
+        let _second = dispatcher.enter(&other, 1, now).expect("a place");
         let mut third = dispatcher.enter(&one, 1, now).expect_err("none is left");
         assert!(third.try_recv().is_err());
         drop(first);
@@ -214,21 +297,87 @@ mod tests {
     }
 
     #[test]
+    fn a_command_to_a_busy_volume_does_not_put_its_host_behind_on_others() {
+        let now = time::now();
+        let dispatcher = of_places(1, now);
+        let [busy, idle, host, other] = std::array::from_fn(|_| account(now));
+        let of = |volume: &Arc<Account>, host: &Arc<Account>| {
+            Parties::new(volume.clone(), Some(host.clone()))
+        };
+        let mut place = dispatcher.enter(&of(&busy, &other), 1, now).expect("the first");
+        let mut waiting: Waiters = Vec::new();
+        let mut wait = |who: usize, parties: Parties| {
+            waiting.push((who, dispatcher.enter(&parties, 1, now).expect_err("it waits")));
+        };
+        (0..100).for_each(|_| wait(0, of(&busy, &other)));
+        wait(1, of(&busy, &host));
+        (0..10).for_each(|_| wait(2, of(&idle, &host)));
+        let mut served = [0; 3];
+        for _ in 0..30 {
+            let (who, next) = next(&mut waiting, place);
+            served[who] += 1;
+            place = next;
+        }
+        assert_eq!(served[2], 10, "{served:?}");
+    }
+
+    #[test]
     fn a_minimum_goes_ahead_of_others_and_no_further() {
         let now = time::now();
         let mut state = State { places: usize::MAX, ..State::default() };
+        let mut waiters = Vec::new();
         for (parties, count) in [(parties(10_000, 0, now), 2000), (parties(1, 1000, now), 500)] {
-            let waiting = |_| Waiting { tag: parties.take_tag(0, 1), go: oneshot::channel().0 };
+            let waiting = |_| {
+                let (go, waiter) = oneshot::channel();
+                waiters.push(waiter);
+                Waiting { tag: parties.take_tag(0, 1), go }
+            };
             let queue = (0..count).map(waiting).collect();
             state.flows.insert(parties.key(), Flow { parties, queue });
         }
         let quiet = *state.flows.keys().next_back().expect("two");
         // A store that carries out 10,000 a second, for a tenth of one.
         for command in 0..1000 {
-            assert!(state.next(now + Duration::from_micros(100) * command).is_some());
+            let now = now + Duration::from_micros(100) * command;
+            let (parties, _) = state.next(now).expect("all wait");
+            parties.take_minimum(now);
         }
         let served = 500 - state.flows[&quiet].queue.len();
         assert!((105..=115).contains(&served), "{served}: a hundred, and what was saved");
+    }
+
+    #[test]
+    fn what_was_aborted_uses_up_no_minimum() {
+        let now = time::now();
+        let dispatcher = of_places(1, now);
+        let claims = parties(1, 100, now);
+        let _first = dispatcher.enter(&parties(100, 0, now), 1, now).expect("the first");
+        claims.take_minimum(now);
+        for _ in 0..3 {
+            drop(dispatcher.enter(&claims, 1, now).expect_err("it waits"));
+        }
+        let later = now + Duration::from_millis(10);
+        dispatcher.serve(later);
+        assert!(claims.has_minimum(later), "one has come in since");
+    }
+
+    #[test]
+    fn no_volume_has_all_places() {
+        let now = time::now();
+        let dispatcher = of_places(8, now);
+        let [hung, other, third] = [0; 3].map(|_| parties(100, 0, now));
+        let _held: Vec<_> =
+            (0..7).map(|_| dispatcher.enter(&hung, 1, now).expect("a place")).collect();
+        let mut waiting = dispatcher.enter(&hung, 1, now).expect_err("the last is left to others");
+        let mut gone = dispatcher.enter(&other, 1, now).expect_err("others wait");
+        let place = gone.try_recv().expect("it need not wait");
+        assert!(waiting.try_recv().is_err());
+        let mut late = dispatcher.enter(&third, 1, now).expect_err("none is left");
+        assert!(late.try_recv().is_err());
+        dispatcher.serve(now + LONG);
+        assert!(late.try_recv().is_ok(), "what takes long takes no place");
+        assert!(waiting.try_recv().is_err(), "its volume has as many as it may");
+        drop(place);
     }
 
     #[test]

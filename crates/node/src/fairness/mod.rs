@@ -20,6 +20,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use sarsen_io::time;
+use tokio::sync::Notify;
 
 pub(crate) use self::account::{Account, Cost};
 use self::account::{Charge, Parties};
@@ -27,8 +28,6 @@ use self::dispatch::{Dispatcher, Place};
 use crate::config::{Config, HostConfig, QosConfig};
 use crate::tls::ClientCertificate;
 
-/// Who waits looks so often whether the limits have changed.
-const PATIENCE: Duration = Duration::from_millis(50);
 /// A command weighs one, and one more for so many bytes.
 const BYTES_OF_WEIGHT: u64 = 32 << 10;
 
@@ -36,6 +35,8 @@ const BYTES_OF_WEIGHT: u64 = 32 << 10;
 #[derive(Default)]
 pub(crate) struct Fairness {
     dispatcher: Arc<Dispatcher>,
+    /// Told to those that wait when limits have changed.
+    changed: Arc<Notify>,
     /// Counts the changes of hosts.
     generation: AtomicU64,
     state: RwLock<State>,
@@ -119,26 +120,29 @@ pub(crate) struct Wait {
     parties: Parties,
     cost: Cost,
     dispatcher: Arc<Dispatcher>,
+    changed: Arc<Notify>,
     _queued: Queued,
 }
 
 impl Wait {
     /// Waits until the command may be carried out; what is given is to be kept until it has been.
     pub(crate) async fn ended(self) -> Option<Place> {
-        let Self { charges, parties, cost, dispatcher, _queued } = self;
+        let Self { charges, parties, cost, dispatcher, changed, _queued } = self;
         loop {
+            // Hears of every change from here on.
+            let changed = changed.notified();
             let now = time::now();
             let left = longest(&charges, now);
             if left.is_zero() {
                 break;
             }
-            time::sleep_until(now + left.min(PATIENCE)).await;
+            tokio::select! {
+                () = time::sleep_until(now + left) => {}
+                () = changed => {}
+            }
         }
         let place = match dispatcher.is_on() {
-            true => match dispatcher.enter(&parties, cost.weight(), time::now()) {
-                Ok(place) => Some(place),
-                Err(waiting) => waiting.await.ok(),
-            },
+            true => dispatcher.place(&parties, cost.weight()).await,
             false => None,
         };
         charges.into_iter().for_each(Charge::spend);
@@ -173,18 +177,20 @@ impl Fairness {
         let now = time::now();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let has_say = |host: &&HostConfig| host.qos.has_limits() || host.qos.has_claims();
-        let known = std::mem::take(&mut state.hosts);
+        let mut known = std::mem::take(&mut state.hosts);
         state.hosts = hosts
             .iter()
             .filter(has_say)
             .map(|host| {
-                let same = known.iter().find(|(other, _)| other.name == host.name);
-                let account = same.map(|(_, account)| account.clone());
+                let same = known.iter().position(|(other, _)| other.name == host.name);
+                let account = same.map(|same| known.swap_remove(same).1);
                 let account = account.unwrap_or_else(|| Arc::new(Account::new(now)));
                 account.set(&host.qos, now);
                 (host.clone(), account)
             })
             .collect();
+        // What waits for those that are no longer limited, or are gone, is free to go.
+        known.iter().for_each(|(_, account)| account.set(&QosConfig::default(), now));
         let claims = by_volume.values().chain(hosts.iter().map(|host| &host.qos));
         let has_claims = { claims }.any(QosConfig::has_claims);
         state.is_general = has_claims || !state.hosts.is_empty();
@@ -201,6 +207,7 @@ impl Fairness {
         drop(state);
         self.generation.fetch_add(1, Ordering::Release);
         self.dispatcher.set(has_claims.then_some(places), now);
+        self.changed.notify_waiters();
     }
 
     /// A volume's account.
@@ -241,6 +248,9 @@ impl Fairness {
         queue: &Arc<Queue>,
         room: Option<Room>,
     ) -> Verdict {
+        if host.is_none() && !volume.is_limited() && !self.dispatcher.is_on() {
+            return Verdict::Now;
+        }
         let now = time::now();
         let parties = Parties::new(volume.clone(), host.cloned());
         let charge = |account: &Arc<Account>| Charge::new(account.clone(), cost, now);
@@ -259,7 +269,7 @@ impl Fairness {
             return Verdict::Full;
         }
         let _queued = Queued::new(queue.clone(), bytes);
-        let dispatcher = self.dispatcher.clone();
-        Verdict::After(Wait { charges, parties, cost, dispatcher, _queued })
+        let (dispatcher, changed) = (self.dispatcher.clone(), self.changed.clone());
+        Verdict::After(Wait { charges, parties, cost, dispatcher, changed, _queued })
     }
 }

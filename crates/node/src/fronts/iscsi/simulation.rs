@@ -11,7 +11,7 @@ use sarsen_proto::iscsi::target::Settings;
 use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 
 use super::{Front, connection};
-use crate::config::{Limits, QosConfig};
+use crate::config::{HostConfig, Limits, QosConfig};
 
 /// One target behind one portal, without cores, sockets or a configuration: what connections run
 /// on is the caller's thread and the caller's time.
@@ -37,6 +37,21 @@ impl Portal {
     pub fn govern(&self, volumes: &[(&str, QosConfig)], in_service: usize) {
         let volumes = volumes.iter().map(|(name, qos)| ((*name).to_owned(), *qos));
         self.front.fairness.set(volumes.collect(), &[], in_service);
+    }
+
+    /// The same of hosts, each of which all initiators are of: the first is asked.
+    pub fn govern_hosts(&self, hosts: &[(&str, QosConfig)], in_service: usize) {
+        let host = |(name, qos): &(&str, QosConfig)| HostConfig {
+            name: (*name).to_owned(),
+            initiators: Vec::new(),
+            address: None,
+            account: None,
+            certificate: None,
+            qos: *qos,
+            place: String::new(),
+        };
+        let hosts: Vec<_> = hosts.iter().map(host).collect();
+        self.front.fairness.set(BTreeMap::new(), &hosts, in_service);
     }
 
     /// Serves a connection to its end, and to the end of what was begun with it.
