@@ -150,6 +150,9 @@ export class Refused extends Error {
   }
 }
 
+/** Told when everything on the screen is to be asked for again. */
+export const AGAIN = "console:again";
+
 /** Told when the server wants the token. */
 export const LOCKED = "console:locked";
 
@@ -257,8 +260,10 @@ export function useResource<T>(path: string | null, everyMs = 5000): Resource<T>
     };
     void load();
     const timer = setInterval(() => document.hidden || void load(), everyMs);
+    addEventListener(AGAIN, load);
     return () => {
       gone = true;
+      removeEventListener(AGAIN, load);
       text.current = "";
       clearInterval(timer);
     };

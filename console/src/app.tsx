@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { LOCKED } from "./api";
+import { AGAIN, LOCKED } from "./api";
 import { connect, useLive } from "./live";
 import { followLinks, usePath } from "./router";
 import { Access } from "./screens/access";
@@ -83,9 +83,18 @@ function screen(path: string[]): ComponentChildren {
 /** Says when what is shown may be old. */
 function Lost() {
   const { link } = useLive();
+  const askNow = () => {
+    dispatchEvent(new Event(AGAIN));
+    connect();
+  };
   return (
     <div role="status" class="lost-place">
-      {link === "lost" && <p class="lost">The server does not answer; what is shown may be old. Trying again.</p>}
+      {link === "lost" && (
+        <p class="lost">
+          The server does not answer: what is shown may be old. It is asked again every few seconds.
+          <button type="button" onClick={askNow}>Ask now</button>
+        </p>
+      )}
     </div>
   );
 }

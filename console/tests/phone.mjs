@@ -40,4 +40,15 @@ await withPage({ viewport: { width: 320, height: 640 }, colorScheme: "dark", has
   // A path that is none of ours is told from one that is.
   await page.goto(`${base}/nowhere`);
   await page.getByText("There is no such page.").waitFor();
-});
+  // A server that is away is told, and is asked again when somebody says so.
+  await page.route("**/v1/**", (route) => route.abort());
+  await page.goto(`${base}/sessions`);
+  await page.getByText("what is shown may be old").waitFor();
+  await page.getByRole("alert").filter({ hasText: "is it running, and reachable" }).waitFor();
+  assert.equal(await isTooWide(page), false, "what is told of it sticks out");
+  await picture(page, "phone-lost");
+  await page.unroute("**/v1/**");
+  await page.getByRole("button", { name: "Ask now" }).click();
+  await page.getByText("Nobody is logged in.").waitFor();
+  await page.getByText("what is shown may be old").waitFor({ state: "detached" });
+}, [/ERR_FAILED/]);

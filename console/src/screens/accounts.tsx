@@ -48,13 +48,13 @@ export function Accounts(props: { document: Document; onDone: () => void }) {
         <>
           <Filter of={of} what="account" />
           <div class="scroll">
-            <table>
+            <table class="stack">
               <thead><tr><th scope="col">Account</th><th scope="col">Used by</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
               <tbody>
                 {of.shown.map(({ name }) => (
                   <tr key={name}>
                     <th scope="row" class="name">{name}</th>
-                    <td class="name">{usersOf(document, name).map((user) => <div>{user}</div>)}</td>
+                    <td class="name" data-label="Used by">{usersOf(document, name).map((user) => <div>{user}</div>)}</td>
                     <td>
                       <div class="row-actions">
                         <button type="button" onClick={() => renew(name)} aria-label={`New secret for account ${name}`}>New secret</button>

@@ -35,7 +35,7 @@ export function History() {
           {(attributes) => <input {...attributes} value={name} maxLength={100} onInput={(event) => setName(event.currentTarget.value)} />}
         </Field>
       </div>
-      {newest.data && revisions.length === 0 && <p class="quiet">Nothing was changed yet.</p>}
+      {newest.data && revisions.length === 0 && <p class="quiet">Nothing was changed yet. Whatever is changed, here, on the command line or by the API, is listed here with who did it.</p>}
       <ol class="log" aria-label="Revisions">
         {revisions.map(({ revision, at_unix_seconds, author, summary }) => (
           <li key={revision}>

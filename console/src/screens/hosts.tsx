@@ -28,15 +28,15 @@ export function Hosts(props: { document: Document; onDone: () => void }) {
         <>
           <Filter of={of} what="host" />
           <div class="scroll">
-            <table>
+            <table class="stack">
               <thead><tr><th scope="col">Host</th><th scope="col">Is</th><th scope="col">Reaches</th><th scope="col">Limits and share</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
               <tbody>
                 {of.shown.map((host) => (
                   <tr key={host.name}>
                     <th scope="row">{host.name}</th>
-                    <td class="name">{hostInWords(host)}{host.initiators?.map((name) => <> <Copy text={name} what={name} /></>)}</td>
-                    <td class="name">{reaches(host.name).map(({ name }) => <div>{name}</div>)}</td>
-                    <td>{limitsInWords(host) || <span class="quiet">none</span>}</td>
+                    <td class="name" data-label="Is">{hostInWords(host)}{host.initiators?.map((name) => <> <Copy text={name} what={name} /></>)}</td>
+                    <td class="name" data-label="Reaches">{reaches(host.name).map(({ name }) => <div>{name}</div>)}</td>
+                    <td data-label="Limits and share">{limitsInWords(host) || <span class="quiet">none</span>}</td>
                     <td>
                       <div class="row-actions">
                         <button type="button" onClick={() => setLimiting(host)} aria-label={`Limits of host ${host.name}`}>Limits</button>

@@ -55,7 +55,7 @@ function Runs() {
     <>
       <Heading title="Lab">Lab</Heading>
       <Trouble error={error} />
-      {data?.runs.length === 0 && <p class="quiet">The lab has measured nothing here yet: see <code>sarsen lab --help</code>.</p>}
+      {data?.runs.length === 0 && <p class="quiet">The lab has measured nothing on this machine yet. <code>sarsen lab studies</code> tells what it can measure, and <code>sarsen lab run</code> does it.</p>}
       {data !== null && data.runs.length > 0 && (
         <div class="scroll">
           <table>

@@ -67,9 +67,9 @@ export function Now(props: { point: Point | undefined }) {
     <dl class="figures">
       <Figure name="IOPS" value={format.iops(point?.iops ?? 0)} />
       <Figure name="Throughput" value={format.throughput(point?.bytesPerSecond ?? 0)} />
-      <Figure name="p50" value={format.latency(point?.p50 ?? null)} />
-      <Figure name="p99" value={format.latency(point?.p99 ?? null)} />
-      <Figure name="p99.9" value={format.latency(point?.p999 ?? null)} />
+      <Figure name="p50 latency" value={format.latency(point?.p50 ?? null)} />
+      <Figure name="p99 latency" value={format.latency(point?.p99 ?? null)} />
+      <Figure name="p99.9 latency" value={format.latency(point?.p999 ?? null)} />
     </dl>
   );
 }

@@ -16,15 +16,19 @@ export function Portals(props: { document: Document; onDone: () => void }) {
       )}
       {portals.length > 0 && (
         <div class="scroll">
-          <table>
+          <table class="stack">
             <thead><tr><th scope="col">Address</th><th scope="col" class="number">Group</th><th scope="col">TLS</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
             <tbody>
               {portals.map(({ address, group = 1, tls }) => (
                 <tr key={address}>
                   <th scope="row" class="name">{address} <Copy text={address} what={`the address ${address}`} /></th>
-                  <td class="number">{group}</td>
-                  <td>{tls ? "yes" : "no"}</td>
-                  <td><button type="button" class="danger" onClick={() => setRemoving(address)} aria-label={`Remove portal ${address}`}>Remove</button></td>
+                  <td class="number" data-label="Group">{group}</td>
+                  <td data-label="TLS">{tls ? "yes" : "no"}</td>
+                  <td>
+                    <div class="row-actions">
+                      <button type="button" class="danger" onClick={() => setRemoving(address)} aria-label={`Remove portal ${address}`}>Remove</button>
+                    </div>
+                  </td>
                 </tr>
               ))}
             </tbody>

@@ -14,7 +14,7 @@ export function Sessions() {
     <>
       <Heading title="Sessions">Sessions</Heading>
       <Trouble error={error} />
-      {data?.sessions.length === 0 && <p class="quiet">Nobody is logged in.</p>}
+      {data?.sessions.length === 0 && <p class="quiet">Nobody is logged in. The page of each <a href="/volumes">volume</a> has lines to paste where it is to be used; logins that were refused are among the <a href="/events">events</a>.</p>}
       {data !== null && data.sessions.length > 0 && <Filter of={of} what="session" />}
       <ul class="cards" aria-label="Sessions">
         {of.shown.map((session) => (

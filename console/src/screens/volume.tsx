@@ -93,7 +93,7 @@ function Operations(props: { name: string }) {
           </tbody>
         </table>
       </div>
-      {errors.length > 0 && <p class="trouble">Failed commands: {errors.map(([kind, count]) => `${kind} ${format.count(count)}`).join(", ")}.</p>}
+      {errors.length > 0 && <p class="trouble">Failed commands: {errors.map(([kind, count]) => `${kind.replaceAll("_", " ")} ${format.count(count)}`).join(", ")}.</p>}
     </section>
   );
 }

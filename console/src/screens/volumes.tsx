@@ -20,21 +20,21 @@ export function Volumes() {
       <Heading title="Volumes" actions={inventory.managed && <a class="button primary" href="/create">Create a volume</a>}>Volumes</Heading>
       <Trouble error={inventory.error} />
       <Unmanaged shown={!inventory.managed} />
-      {inventory.loaded && inventory.volumes.length === 0 && <p class="quiet">There are no volumes.</p>}
+      {inventory.loaded && inventory.volumes.length === 0 && <p class="quiet">There are no volumes yet. A volume is a disk that clients use over the network{inventory.managed ? <>: <a href="/create">create one</a>.</> : "."}</p>}
       {inventory.volumes.length > 0 && (
         <>
           <Filter of={of} what="volume" />
           <div class="scroll">
-            <table>
+            <table class="stack">
               <thead><tr><th scope="col">Name</th><th scope="col" class="number">Size</th><th scope="col">Store</th><th scope="col">Reached as</th><th scope="col" class="number">IOPS</th></tr></thead>
               <tbody>
                 {of.shown.map((volume) => (
                   <tr key={volume.name}>
                     <th scope="row"><a href={`/volumes/${encodeURIComponent(volume.name)}`}>{volume.name}</a></th>
-                    <td class="number">{volume.sizeBytes === null ? "–" : format.size(volume.sizeBytes)}</td>
-                    <td>{volume.store ?? "–"}</td>
-                    <td class="name">{volume.target ? `${volume.target}, LUN ${volume.lun}` : <span class="quiet">not exported</span>}</td>
-                    <td class="number">{format.iops(rate(volume.name))}</td>
+                    <td class="number" data-label="Size">{volume.sizeBytes === null ? "–" : format.size(volume.sizeBytes)}</td>
+                    <td data-label="Store">{volume.store ?? "–"}</td>
+                    <td class="name" data-label="Reached as">{volume.target ? `${volume.target}, LUN ${volume.lun}` : <span class="quiet">not exported</span>}</td>
+                    <td class="number" data-label="IOPS">{format.iops(rate(volume.name))}</td>
                   </tr>
                 ))}
               </tbody>

@@ -1,9 +1,10 @@
 //! What can happen, and how it is told: how severe it is, in a sentence, and what to do.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use sarsen_proto::iscsi::target::RefusalReason;
+use sarsen_wire::iscsi::LoginStatus;
 
 use crate::control::schema::events::{Event, Severity};
 use crate::statistics::Failure;
@@ -35,6 +36,23 @@ pub(crate) enum Occurrence {
     LoginRefused {
         subject: Subject,
         reason: RefusalReason,
+    },
+    /// It came to no end: the initiator broke the protocol, or fell silent.
+    LoginBrokenOff {
+        subject: Subject,
+        why: String,
+    },
+    /// The refusals of a source were too many to tell each.
+    LoginsNotTold {
+        source: IpAddr,
+        count: u64,
+    },
+    /// Before a word was said: a limit is reached.
+    ConnectionsTurnedAway {
+        peer: SocketAddr,
+        count: u64,
+        limit: &'static str,
+        why: String,
     },
     /// Before the login.
     HandshakeFailed {
@@ -101,6 +119,9 @@ impl Occurrence {
             Self::LoggedIn { joins: false, .. } => ("session_begun", Severity::Info),
             Self::LoggedIn { joins: true, .. } => ("connection_added", Severity::Info),
             Self::LoginRefused { .. } => ("login_refused", Severity::Warning),
+            Self::LoginBrokenOff { .. } => ("login_broken_off", Severity::Warning),
+            Self::LoginsNotTold { .. } => ("logins_not_told", Severity::Warning),
+            Self::ConnectionsTurnedAway { .. } => ("connections_turned_away", Severity::Warning),
             Self::HandshakeFailed { .. } => ("handshake_failed", Severity::Warning),
             Self::LoggedOut { .. } => ("logged_out", Severity::Info),
             Self::ConnectionLost { .. } => ("connection_lost", Severity::Warning),
@@ -122,7 +143,27 @@ impl Occurrence {
                 format!("{} {what}", subject.who())
             }
             Self::LoginRefused { subject, reason } => {
-                format!("the login of {} was refused: {reason}", subject.who())
+                let account = subject.account.as_ref();
+                let account = account.map_or(String::new(), |name| format!(" as account {name}"));
+                // Who broke the rules has not said where he wanted to go.
+                let who = match reason.status() {
+                    LoginStatus::InitiatorError | LoginStatus::MissingParameter => subject.name(),
+                    _ => subject.who(),
+                };
+                format!("the login of {who}{account} was refused: {reason}")
+            }
+            Self::LoginBrokenOff { subject, why } => {
+                format!("the login of {} broke off: {why}", subject.name())
+            }
+            Self::LoginsNotTold { source, count } => {
+                format!("{count} more logins from {source} were refused within seconds")
+            }
+            Self::ConnectionsTurnedAway { peer, count, why, .. } => {
+                let what = match count {
+                    1 => "a connection was".to_owned(),
+                    count => format!("{count} connections were"),
+                };
+                format!("{what} closed at once, from {}: {why}", peer.ip())
             }
             Self::HandshakeFailed { peer, why } => {
                 format!("the TLS handshake with {peer} failed: {why}")
@@ -157,6 +198,19 @@ impl Occurrence {
     fn remedy(&self) -> Option<String> {
         Some(match self {
             Self::LoginRefused { reason, .. } => remedy(*reason).to_owned(),
+            Self::LoginBrokenOff { .. } => {
+                "if it comes again, see whether the network between them drops packets, and update the \
+                 initiator; `sarsen session trace --initiator` shows what it sends"
+                    .to_owned()
+            }
+            Self::LoginsNotTold { .. } => {
+                "the reasons are in the entries before: correct what they name, or keep whoever is at \
+                 that address from trying"
+                    .to_owned()
+            }
+            Self::ConnectionsTurnedAway { limit, .. } => format!(
+                "raise limits.{limit} if they are wanted; `sarsen session list` tells who has so many"
+            ),
             Self::HandshakeFailed { .. } => {
                 "hold the client's certificate against the portal's client-ca, and its name and time \
                  of validity; a client that speaks no TLS needs a portal without it"
@@ -193,6 +247,7 @@ impl Occurrence {
         match self {
             Self::LoggedIn { subject, .. }
             | Self::LoginRefused { subject, .. }
+            | Self::LoginBrokenOff { subject, .. }
             | Self::LoggedOut { subject }
             | Self::ConnectionLost { subject, .. }
             | Self::AccessRevoked { subject, .. } => {
@@ -207,6 +262,11 @@ impl Occurrence {
                 }
             }
             Self::HandshakeFailed { peer, .. } => add("peer", Some(peer.to_string())),
+            Self::LoginsNotTold { source, .. } => add("peer", Some(source.to_string())),
+            Self::ConnectionsTurnedAway { peer, limit, .. } => {
+                add("peer", Some(peer.to_string()));
+                add("limit", Some((*limit).to_owned()));
+            }
             Self::TargetDrained { target, .. } | Self::TargetInService { target } => {
                 add("target", Some(target.clone()));
             }
@@ -229,11 +289,12 @@ impl Occurrence {
 
 impl Subject {
     fn who(&self) -> String {
+        format!("{} to {}", self.name(), self.target.as_deref().unwrap_or("discovery"))
+    }
+
+    fn name(&self) -> String {
         let initiator = self.initiator.as_deref().unwrap_or("an initiator that gave no name");
-        match &self.target {
-            Some(target) => format!("{initiator} ({}) to {target}", self.peer),
-            None => format!("{initiator} ({}) to discovery", self.peer),
-        }
+        format!("{initiator} ({})", self.peer)
     }
 }
 
@@ -244,8 +305,12 @@ fn remedy(reason: RefusalReason) -> &'static str {
         MovedTemporarily | MovedPermanently => {
             "nothing, if the initiator follows; else give it the new address"
         }
-        Malformed | MissingParameter | UnknownSessionType | InvalidDuringLogin => {
-            "the initiator breaks the protocol: trace its session, and tell its makers"
+        Malformed | UnknownSessionType | InvalidDuringLogin => {
+            "the initiator breaks the protocol: update it; `sarsen session trace --initiator` shows what \
+             it sends, for its makers"
+        }
+        MissingParameter => {
+            "the initiator does not say its own name, or the target's: set both there"
         }
         NoCommonMethod => {
             "let the initiator use CHAP, with an algorithm of the target's list; without CHAP at the \
@@ -268,7 +333,10 @@ fn remedy(reason: RefusalReason) -> &'static str {
             "the initiator wants the target to prove who it is: give the target an own-account, or turn \
              mutual CHAP off at the initiator"
         }
-        SameSecret => "the initiator's two secrets are the same: give own-account another one",
+        SameSecret => {
+            "the account and the target's own-account have one secret, which proves nothing: give one of \
+             them another, here and at the initiator"
+        }
         InitiatorNotAllowed => {
             "add the initiator's name to a rule (allow) of the target, if it is to get in"
         }
@@ -278,14 +346,20 @@ fn remedy(reason: RefusalReason) -> &'static str {
         AccountNotAllowed => {
             "list the account in chap, or in a rule, of the target, if it is to get in"
         }
-        CertificateNotAllowed => "add the name in the client's certificate to a rule of the target",
+        CertificateNotAllowed => {
+            "add the name in the client's certificate to a rule of the target, if it is to get in; a \
+             client without one has to be given one"
+        }
         AccessRevoked => {
             "its access was taken away on purpose: give it back by a rule, or let the initiator forget the target"
         }
         NoSuchTarget => {
             "the initiator asks for a target that is not here: let it discover targets anew, or correct the name"
         }
-        UnsupportedVersion => "the initiator is not one of RFC 7143",
+        UnsupportedVersion => {
+            "the initiator does not speak the iSCSI of RFC 7143: update it, or find out what is at that \
+             address"
+        }
         TooManyConnections => {
             "raise limits.connections-per-session, or lower the initiator's number of connections"
         }
@@ -294,11 +368,13 @@ fn remedy(reason: RefusalReason) -> &'static str {
         }
         NoSuchSession => "nothing: the initiator begins a session anew when its own is gone",
         NotInService => {
-            "the target is drained, or the server ends: `sarsen target undrain` brings it back"
+            "the target was taken out of service: `sarsen target undrain` brings it back; if the server \
+             ends, start it again"
         }
         OutOfResources => {
-            "there is no room: see limits.sessions and limits.sessions-per-target, and who has so many; \
-             or a store holds the session that this one replaces"
+            "there is no room: raise limits.sessions or limits.sessions-per-target, or send away whom \
+             `sarsen session list` shows too often; where a store holds the session that this one \
+             replaces, see to its disk"
         }
     }
 }
@@ -321,10 +397,92 @@ mod tests {
         let event = Occurrence::LoginRefused { subject, reason }.event(7, 8);
         assert_eq!(
             event.message,
-            "the login of iqn.x:host (192.0.2.7:4711) to iqn.x:disk was refused: wrong secret"
+            "the login of iqn.x:host (192.0.2.7:4711) to iqn.x:disk as account web was refused: \
+             wrong secret"
         );
         assert!(event.remedy.expect("some").contains("secret of its account"));
         assert_eq!(event.subject["reason"], "wrong_secret");
         assert_eq!((event.id, event.unix_ms, event.severity), (7, 8, Severity::Warning));
+    }
+    #[test]
+    fn each_refusal_says_what_to_do() {
+        use RefusalReason::*;
+        let subject = Subject {
+            peer: SocketAddr::from(([192, 0, 2, 7], 4711)),
+            initiator: Some("iqn.x:host".into()),
+            target: Some("iqn.x:disk".into()),
+            account: None,
+            tsih: None,
+            cid: None,
+        };
+        // What a person does begins with one of these; "nothing" is said where there is nothing to do.
+        const DEEDS: [&str; 17] = [
+            "nothing",
+            "update",
+            "set both",
+            "let the",
+            "give",
+            "correct",
+            "find out",
+            "turn",
+            "add",
+            "list",
+            "raise",
+            "lower",
+            "undrain",
+            "send away",
+            "start",
+            "take",
+            "forget",
+        ];
+        for reason in [
+            MovedTemporarily,
+            MovedPermanently,
+            Malformed,
+            NoCommonMethod,
+            ProofMissing,
+            UnknownAccount,
+            WrongSecret,
+            ReflectedChallenge,
+            NoOwnCredentials,
+            SameSecret,
+            InitiatorNotAllowed,
+            AddressNotAllowed,
+            AccountNotAllowed,
+            CertificateNotAllowed,
+            AccessRevoked,
+            NoSuchTarget,
+            UnsupportedVersion,
+            TooManyConnections,
+            MissingParameter,
+            CannotIncludeInSession,
+            UnknownSessionType,
+            NoSuchSession,
+            InvalidDuringLogin,
+            NotInService,
+            OutOfResources,
+        ] {
+            let event = Occurrence::LoginRefused { subject: subject.clone(), reason }.event(1, 2);
+            for told in ["iqn.x:host", "192.0.2.7:4711", &reason.to_string()] {
+                assert!(event.message.contains(told), "{reason:?}: {}", event.message);
+            }
+            let remedy = event.remedy.expect("a remedy");
+            assert!(DEEDS.iter().any(|deed| remedy.contains(deed)), "{reason:?}: {remedy}");
+        }
+    }
+
+    #[test]
+    fn what_is_turned_away_before_it_says_a_word_is_told_with_its_limit() {
+        let peer = SocketAddr::from(([192, 0, 2, 7], 4711));
+        let away = |count| Occurrence::ConnectionsTurnedAway {
+            peer,
+            count,
+            limit: "logins-per-source",
+            why: "too many".into(),
+        };
+        let event = away(1).event(1, 2);
+        assert_eq!(event.message, "a connection was closed at once, from 192.0.2.7: too many");
+        assert!(event.remedy.expect("a remedy").starts_with("raise limits.logins-per-source"));
+        assert!(away(7).event(1, 2).message.starts_with("7 connections were"));
     }
 }

@@ -114,6 +114,9 @@ pub(super) async fn serve(
         End::Closed(reason) => {
             let Whose { tsih, cid, initiator, target } = driver.whose();
             info!(%peer, tsih, cid, initiator, target, %reason, "connection closed");
+            if driver.subject.is_none() {
+                driver.view.tell_broken_off(&reason);
+            }
         }
         End::Socket(error) => {
             let Whose { tsih, cid, initiator, target } = driver.whose();

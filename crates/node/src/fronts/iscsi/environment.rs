@@ -7,7 +7,7 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
-    self, Admission, Environment, Refusal, RefusalReason, TargetRecord, Welcome,
+    self, Admission, CloseReason, Environment, Refusal, RefusalReason, TargetRecord, Welcome,
 };
 use sarsen_scsi::{Cdb, InitiatorPort, Lun, LunView, NexusHandle, TaskAttribute};
 use tokio::sync::mpsc;
@@ -124,6 +124,17 @@ impl View {
             self.front.access.events.tell(&Occurrence::LoginRefused { subject, reason });
         });
     }
+
+    /// Tells of a login that came to no end, where somebody has said who he is: who says nothing is none.
+    pub(super) fn tell_broken_off(&self, reason: &CloseReason) {
+        let subject = self.subject();
+        if subject.initiator.is_some() {
+            tell(&self.front.access, subject.peer, || {
+                let why = reason.to_string();
+                self.front.access.events.tell(&Occurrence::LoginBrokenOff { subject, why });
+            });
+        }
+    }
 }
 
 /// Writes of a refusal, unless its source has filled enough lines.
@@ -136,6 +147,7 @@ pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce())
                 time::sleep_until(deadline).await;
                 let left_out = access.storm.close(source);
                 warn!(%source, left_out, "more logins were refused");
+                access.events.tell(&Occurrence::LoginsNotTold { source, count: left_out });
             });
         }
         Telling::LeaveOut => {}

@@ -14,6 +14,7 @@ use super::handshake::shake_hands;
 use super::sources::TurnedAway;
 use super::{Front, connection};
 use crate::config::{self, TlsConfig};
+use crate::events::Occurrence;
 use crate::tls::Tls;
 
 /// A portal as those know it who came through it.
@@ -187,6 +188,9 @@ impl Doorman {
                     front.access.metrics.turned_away(full.limit());
                     if let Some(count) = tell {
                         warn!(%peer, count, "connections closed as they came: {full}");
+                        let (limit, why) = (full.limit(), full.to_string());
+                        let away = Occurrence::ConnectionsTurnedAway { peer, count, limit, why };
+                        front.access.events.tell(&away);
                     }
                     // Whoever is turned away by the thousand leaves the core to others in between.
                     drop(socket);
