@@ -6,6 +6,7 @@ mod client;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,6 +14,8 @@ use futures_util::future::join_all;
 use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_initiator::SessionError;
+use sarsen_proof::managed::Managed;
+use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{AsyncEvent, AsyncMessage, LogoutResponsePdu, Opcode};
 
@@ -209,4 +212,31 @@ fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
     is_in_the_file(&path, &acknowledged)?;
     println!("{SESSIONS} sessions, {} writes acknowledged, all in the file", acknowledged.len());
     Ok(())
+}
+
+/// It waits for a client that does not go, and is called off; the server ends as ever.
+#[test]
+fn a_forced_change_that_waits_for_a_client_does_not_hold_up_the_end() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "data", "8MiB", "--export"])?;
+    let target = "iqn.2026-11.io.sarsen:data";
+    let url = Url { portal: server.portal()?.into(), iqn: target.into(), lun: 0, user: None };
+    let mut wire = Wire::login(&url, NAME, [0x80, 0, 0, 0, 0, 1])?;
+    wire.settle()?;
+    let written = wire.write(0, &fill(0), false)?;
+    wire.end_of(written)?;
+    let mut change = server.command(&["target", "delete", target, "--force", "--grace", "3600"])?;
+    let change = change.stderr(Stdio::piped()).spawn()?;
+    while wire.next()?.context("it is asked to go")?.asynchronous_event()
+        != Some(AsyncEvent::LogoutRequest)
+    {}
+    server.stop()?;
+    let change = change.wait_with_output()?;
+    let told = String::from_utf8_lossy(&change.stderr);
+    ensure!(!change.status.success() && told.contains("the server ends"), "{told}");
+    is_in_the_file(&folder.path().join("state/volumes/data.img"), &[0])?;
+    let server = Managed::start(folder.path())?;
+    ensure!(server.run(&["target", "list"])?.contains(target), "nothing was changed");
+    server.stop()
 }

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -236,6 +237,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     server.show_lab(Arc::new(Results::usual()));
     announce(&server, &volumes, arguments.json).context("cannot write to stdout")?;
     service_manager::ready(&kept_names);
+    let mut reloading: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
     let asked = async {
         loop {
             tokio::select! {
@@ -251,7 +253,11 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
                     Ok(program) => return Some(program),
                     Err(error) => error!("SIGUSR2: nothing was changed: {error:#}"),
                 },
-                _ = hang_up.recv() => reload(&server, arguments, &received).await,
+                // One that comes meanwhile is seen then.
+                _ = hang_up.recv(), if reloading.is_none() => {
+                    reloading = Some(Box::pin(reload(&server, arguments, &received)));
+                }
+                () = end_of(&mut reloading) => reloading = None,
             }
         }
     };
@@ -259,6 +265,11 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
         successor = asked => successor,
         () = service_manager::watch(&server) => unreachable!("it does not end"),
     };
+    tokio::join!(server.end_changes(), async {
+        if let Some(reload) = reloading {
+            reload.await;
+        }
+    });
     // Who connects after this waits for the next server, if there is one.
     let sockets = handover::keep().context("the listening sockets cannot be kept")?;
     let ending = match successor {
@@ -277,6 +288,14 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
         (false, Ending::Replaced { .. }) => error!("not everything could be brought to disk"),
     }
     Ok(ending)
+}
+
+/// The end of what is being done; there is none where nothing is.
+async fn end_of(work: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
+    }
 }
 
 /// What is to take over, if it runs at all.

@@ -235,13 +235,6 @@ impl Server {
         Ok(answer?)
     }
 
-    fn delete(&self, path: &str) -> Result<(), Failure> {
-        let answer: Result<serde_json::Value, _> =
-            on_a_core(async { Ok(self.client.delete(path).await) })?;
-        answer?;
-        Ok(())
-    }
-
     /// Ends the session, whichever of its connections was named.
     fn drop_session(&self, arguments: &Arguments) -> Result<(), Failure> {
         let world = self.world()?;

@@ -106,6 +106,22 @@ fn try_lock(fd: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool> {
     }
 }
 
+/// Opens a regular file or a block device to read it, without ever waiting for another program as who opens a
+/// pipe does. Other kinds of file are InvalidInput.
+pub fn open_to_read(path: &Path) -> io::Result<fs::File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
+    match metadata.is_file() || metadata.file_type().is_block_device() {
+        true => Ok(file),
+        false => Err(unfit()),
+    }
+}
+
+fn unfit() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a block device")
+}
+
 impl File {
     /// Opens a regular file or a block device; blocks the thread while it does. Other kinds of
     /// file are InvalidInput, as is a file system that refuses O_DIRECT.
@@ -127,10 +143,7 @@ impl File {
         let file = fs::File::from(fd);
         let metadata = file.metadata()?;
         if is_device(&metadata) != expect_device || !(metadata.is_file() || is_device(&metadata)) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "neither a regular file nor a block device",
-            ));
+            return Err(unfit());
         }
         let opened = Opened::new(file.into(), !options.direct);
         Ok(Self { opened: Arc::new(opened), block_device: expect_device })

@@ -302,11 +302,22 @@ impl Server {
         self.cores.file_engine()
     }
 
+    /// Ends when no change is under way, and none will be: one that waits for its sessions to go is called off,
+    /// as if it had never been asked for.
+    pub async fn end_changes(&self) {
+        self.engine.end_changes();
+        if let Some(desired) = &self.desired {
+            desired.settle().await;
+        }
+    }
+
     /// Ends in good order: no new connections, initiators are asked to log out and have `grace`
     /// for it, commands in flight finish, and every store is flushed. Says whether all of it
     /// worked; what did not is in the log.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
         self.engine.front.access.events.tell(&Occurrence::ServerStopping);
+        // Who asked for one is still there to be told, and so is the thread whose timers it waits by.
+        self.end_changes().await;
         drop(self.web.take());
         drop(self.control.take());
         if let Some(isns) = &self.isns {

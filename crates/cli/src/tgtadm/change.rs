@@ -1,9 +1,8 @@
 //! What `tgtadm` changes: from the state as it is, the things that are to be another way, and what is to go.
 
-use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::{Apply, ErrorCode};
 use sarsen_node::desired::document::{Account, Rule, Target, Volume};
-use sarsen_node::desired::{Changed, Document};
+use sarsen_node::desired::{Changed, Document, Key, Kind};
 use sarsen_node::import::{NOBODY, tgt_unit};
 
 use super::{ATTEMPTS, Arguments, Failure, Server, World, code, number, params};
@@ -19,8 +18,8 @@ const EVERYBODY: &str = "ALL";
 struct Steps {
     /// Things that are to be there as they are here.
     apply: Document,
-    /// Things that are to go then: kind and name.
-    remove: Vec<(&'static str, String)>,
+    /// Things that are to go then.
+    remove: Vec<Key>,
 }
 
 type Plan = fn(&World, &Arguments) -> Result<Steps, Failure>;
@@ -64,21 +63,13 @@ pub(super) fn carry_out(
 
 impl Server {
     fn make(&self, world: &World, steps: Steps, force: bool) -> Result<(), Failure> {
-        let mut revision = Some(world.revision);
-        if steps.apply != Document::default() {
-            let (document, grace_seconds) = (steps.apply, Some(GRACE));
-            let apply = Apply { document, revision, force, grace_seconds, ..Apply::default() };
-            let changed: Changed = self.post("/config/apply", &apply)?;
-            revision = Some(changed.revision);
+        let Steps { apply: document, remove } = steps;
+        if document == Document::default() && remove.is_empty() {
+            return Ok(());
         }
-        for (kind, name) in steps.remove {
-            let expected =
-                revision.take().map_or(String::new(), |revision| format!("&revision={revision}"));
-            let name = path_segment(&name);
-            self.delete(&format!(
-                "/config/{kind}/{name}?force={force}&grace_seconds={GRACE}{expected}"
-            ))?;
-        }
+        let (revision, grace_seconds) = (Some(world.revision), Some(GRACE));
+        let apply = Apply { document, remove, revision, force, grace_seconds, ..Apply::default() };
+        let _: Changed = self.post("/config/apply", &apply)?;
         Ok(())
     }
 }
@@ -119,8 +110,8 @@ fn delete_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure>
         return Err(Failure::TargetActive);
     }
     let units = target.luns.0.values().filter(|name| name.starts_with(UNIT_PREFIX));
-    let units = units.map(|name| ("volume", name.clone()));
-    let remove = [("target", target.name.clone())].into_iter().chain(units).collect();
+    let units = units.map(|name| Key::new(Kind::Volume, name));
+    let remove = [Key::new(Kind::Target, &target.name)].into_iter().chain(units).collect();
     Ok(Steps { remove, ..Steps::default() })
 }
 
@@ -238,7 +229,7 @@ fn delete_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
     let name = name.clone();
     target.luns.0.remove(&lun);
     let is_own = name.starts_with(UNIT_PREFIX);
-    let remove = if is_own { vec![("volume", name)] } else { Vec::new() };
+    let remove = if is_own { vec![Key::new(Kind::Volume, &name)] } else { Vec::new() };
     Ok(Steps { remove, ..changed(target) })
 }
 
@@ -294,14 +285,19 @@ fn delete_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure
             apply.discovery = Some(without);
         }
     }
-    Ok(Steps { apply, remove: vec![("account", name.clone())] })
+    Ok(Steps { apply, remove: vec![Key::new(Kind::Account, name)] })
 }
 
 /// An account is no one's of a target any more.
 fn release(target: &mut Target, name: &str) {
     target.chap.retain(|known| known != name);
     target.own_account.take_if(|own| own == name || target.chap.is_empty());
+    let had_rules = !target.allow.is_empty();
     target.allow.retain(|rule| rule.account.as_deref() != Some(name));
+    // Without a rule everybody would be let in.
+    if had_rules && target.allow.is_empty() {
+        target.allow.push(nobody());
+    }
 }
 
 fn bind_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
@@ -366,10 +362,10 @@ mod tests {
             document.volume.extend(volume);
             document.account.extend(account);
             document.discovery = discovery.or(document.discovery.take());
-            for (kind, name) in steps.remove {
+            for Key { kind, name } in steps.remove {
                 match kind {
-                    "target" => document.target.retain(|target| target.name != name),
-                    "volume" => document.volume.retain(|volume| volume.name != name),
+                    Kind::Target => document.target.retain(|target| target.name != name),
+                    Kind::Volume => document.volume.retain(|volume| volume.name != name),
                     _ => document.account.retain(|account| account.name != name),
                 }
             }
@@ -422,6 +418,24 @@ mod tests {
         let document = after(&[NEW, account, own, bound, outgoing, (delete_account, "--user web")]);
         assert!(document.target[0].chap.is_empty() && document.target[0].own_account.is_none());
         assert_eq!(document.account.len(), 1);
+    }
+
+    #[test]
+    fn a_target_that_loses_the_account_of_its_last_rule_lets_nobody_in() {
+        let target = Target {
+            name: "iqn.2026-11.x:a".into(),
+            tid: Some(7),
+            allow: vec![Rule { account: Some("web".into()), ..Rule::default() }],
+            ..Target::default()
+        };
+        let account = Account { name: "web".into(), ..Account::default() };
+        let document =
+            Document { target: vec![target], account: vec![account], ..Document::default() };
+        let world = World { revision: 0, document, volumes: Vec::new(), sessions: Vec::new() };
+        for plan in [delete_account as Plan, unbind_account] {
+            let steps = plan(&world, &arguments("--tid 7 --user web")).expect("planned");
+            assert_eq!(steps.apply.target[0].allow, [nobody()]);
+        }
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::file::open_to_read;
+
 /// Many times the longest chain, and a bundle of a system's roots.
 const LENGTH_LIMIT: u64 = 4 << 20;
 /// Permissions of others than the owner and the group.
@@ -86,7 +88,7 @@ pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
 }
 
 fn open(path: &Path) -> Result<fs::File, PemError> {
-    fs::File::open(path).map_err(unreadable(path))
+    open_to_read(path).map_err(unreadable(path))
 }
 
 fn read(file: &fs::File, path: &Path) -> Result<Vec<u8>, PemError> {
@@ -144,5 +146,10 @@ mod tests {
         let folder = folder.path().join("file.pem.d");
         fs::create_dir(&folder).unwrap();
         assert!(told(certificates(&folder).unwrap_err()).contains("cannot read"));
+        // Who opens a pipe would wait for ever for who writes there.
+        let pipe = folder.join("pipe");
+        let mode = rustix::fs::Mode::RUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(told(private_key(&pipe).unwrap_err()).contains("neither a regular file"));
     }
 }

@@ -1,11 +1,11 @@
 //! Accounts: with which names and secrets initiators prove who they are, and targets. The secret is
 //! never in the configuration's own text, which is shown around, but in a file or a variable.
 
-use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
+use sarsen_io::file::open_to_read;
 use sarsen_proto::iscsi::chap::Secret;
 use sarsen_wire::iscsi::text::MAX_VALUE_LENGTH;
 
@@ -78,7 +78,7 @@ impl AccountConfig {
 /// The content of a file that is its owner's alone; what a secret cannot have is not read to its end.
 pub(crate) fn read_private(path: &std::path::Path) -> Result<Vec<u8>, String> {
     let remedy = |error: std::io::Error| format!("cannot read the secret: {error}");
-    let file = File::open(path).map_err(remedy)?;
+    let file = open_to_read(path).map_err(remedy)?;
     // Of the open file: one that is put in its place meanwhile is not the one that is read.
     let mode = file.metadata().map_err(remedy)?.permissions().mode();
     if mode & OTHERS != 0 {
@@ -196,6 +196,14 @@ mod tests {
             assert!(message.contains(told), "{message}");
             assert!(message.starts_with("--account host=") && !message.contains("twelve bytes"));
         }
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+        assert!(made.success());
+        // Who opens a pipe would wait for ever for who writes there.
+        let account = parse_account(&format!("host={}", pipe.display())).expect("an account");
+        let message = account.read_secret().expect_err("no file").to_string();
+        assert!(message.contains("neither a regular file"), "{message}");
         let nowhere = parse_account("host=/nonexistent/secret").expect("an account");
         let message = nowhere.read_secret().expect_err("no file").to_string();
         assert!(message.contains("cannot read the secret: "), "{message}");

@@ -26,6 +26,8 @@ use crate::desired::{
 const DOCUMENT_LIMIT: usize = 64 << 20;
 /// How long initiators have to log out of what is taken away unless the request says.
 const GRACE: u16 = 10;
+/// The longest that a request may say.
+const LONGEST_GRACE: u16 = 3600;
 /// Who changes something and does not say who he is.
 const NOBODY: &str = "unknown";
 /// The header in which he says it.
@@ -82,14 +84,21 @@ pub(super) struct Manner {
 }
 
 impl Manner {
-    fn change(self, edit: Edit, headers: &HeaderMap) -> Result<Change, ApiError> {
+    fn change(self, edits: Vec<Edit>, headers: &HeaderMap) -> Result<Change, ApiError> {
+        let grace = self.grace_seconds.unwrap_or(GRACE);
+        if grace > LONGEST_GRACE {
+            let message = format!(
+                "grace_seconds: {LONGEST_GRACE} at most: nothing else can be changed meanwhile"
+            );
+            return Err(ApiError::invalid(Some("grace_seconds"), message));
+        }
         let author = headers.get(AUTHOR).map(|value| value.to_str().unwrap_or_default());
         Ok(Change {
-            edits: vec![edit],
+            edits,
             expected: self.revision,
             author: checked_author(author)?,
             force: self.force,
-            grace: Duration::from_secs(self.grace_seconds.unwrap_or(GRACE).into()),
+            grace: Duration::from_secs(grace.into()),
             dry_run: self.dry_run,
         })
     }
@@ -120,7 +129,7 @@ impl Removal {
     fn change(self, key: Key, headers: &HeaderMap) -> Result<Change, ApiError> {
         let Self { revision, force, dry_run, grace_seconds, cascade } = self;
         let edit = if cascade { Edit::RemoveEverywhere(key) } else { Edit::Remove(key) };
-        Manner { revision, force, dry_run, grace_seconds }.change(edit, headers)
+        Manner { revision, force, dry_run, grace_seconds }.change(vec![edit], headers)
     }
 }
 
@@ -181,7 +190,7 @@ pub(super) async fn apply(
     body: Bytes,
 ) -> Answer<Changed> {
     let desired = desired(&api)?;
-    let Apply { document, create, prune, dry_run, force, revision, grace_seconds, author } =
+    let Apply { document, remove, create, prune, dry_run, force, revision, grace_seconds, author } =
         json(&body)?;
     let edit = match (create, prune) {
         (true, true) => {
@@ -193,7 +202,8 @@ pub(super) async fn apply(
         (false, false) => Edit::Apply(document),
     };
     let manner = Manner { revision, force, dry_run, grace_seconds };
-    let change = manner.change(edit, &headers)?;
+    let edits = [edit].into_iter().chain(remove.into_iter().map(Edit::Remove)).collect();
+    let change = manner.change(edits, &headers)?;
     let author = match author {
         Some(author) => checked_author(Some(&author))?,
         None => change.author,
@@ -229,7 +239,10 @@ pub(super) async fn revisions(
         let message = format!("before: revisions are numbers up to {LAST_REVISION}");
         return Err(ApiError::invalid(Some("before"), message));
     }
-    let history = desired(&api)?.history(before, limit).await;
+    let desired = desired(&api)?;
+    let history = tokio::task::spawn_blocking(move || desired.history(before, limit)).await;
+    let history =
+        history.map_err(|_| ApiError::internal("the history cannot be read; see the log"))?;
     Ok(Json(RevisionList { revisions: history.map_err(state_failed)? }))
 }
 
@@ -295,7 +308,7 @@ pub(super) async fn add(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let object = parse_object(parse_kind(&kind)?, &body)?;
-    let change = parse_query::<Manner>(query)?.change(Edit::Add(object), &headers)?;
+    let change = parse_query::<Manner>(query)?.change(vec![Edit::Add(object)], &headers)?;
     let changed = carry_out(desired(&api)?, change).await?;
     let status = if changed.dry_run { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(changed)).into_response())
@@ -331,7 +344,7 @@ pub(super) async fn put(
         );
         return Err(ApiError::invalid(Some("name"), message));
     }
-    let change = parse_query::<Manner>(query)?.change(Edit::Put(object), &headers)?;
+    let change = parse_query::<Manner>(query)?.change(vec![Edit::Put(object)], &headers)?;
     carry_out(desired(&api)?, change).await.map(Json)
 }
 
@@ -414,7 +427,7 @@ pub(super) async fn patch(
     body: Bytes,
 ) -> Answer<Changed> {
     let edit = Edit::Patch(Key::new(parse_kind(&kind)?, &name), json(&body)?);
-    let change = parse_query::<Manner>(query)?.change(edit, &headers)?;
+    let change = parse_query::<Manner>(query)?.change(vec![edit], &headers)?;
     carry_out(desired(&api)?, change).await.map(Json)
 }
 
@@ -495,4 +508,20 @@ pub(super) fn parse_query<T: DeserializeOwned>(query: Option<String>) -> Result<
     let Query(parsed) = Query::try_from_uri(&uri)
         .map_err(|error| ApiError::invalid(None, format!("the query: {error}")))?;
     Ok(parsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_keeps_others_from_changing_anything_for_hours() {
+        let change = |grace_seconds| {
+            let manner = Manner { grace_seconds: Some(grace_seconds), ..Manner::default() };
+            manner.change(Vec::new(), &HeaderMap::new())
+        };
+        assert_eq!(change(LONGEST_GRACE).expect("taken").grace, Duration::from_secs(3600));
+        let refused = format!("{:?}", change(LONGEST_GRACE + 1).expect_err("refused"));
+        assert!(refused.contains("field: Some(\"grace_seconds\")"), "{refused}");
+    }
 }

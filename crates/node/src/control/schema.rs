@@ -9,7 +9,7 @@ use sarsen_proto::iscsi::{DigestKind, Parameters};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::desired::{Document, Object, Revision};
+use crate::desired::{Document, Key, Object, Revision};
 
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -306,6 +306,9 @@ pub struct ConfigObject {
 pub struct Apply {
     /// What is to be there.
     pub document: Document,
+    /// What is to go then, in the same change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remove: Vec<Key>,
     /// What it lists is to be new: a name that is taken is a conflict.
     #[serde(default)]
     pub create: bool,

@@ -28,6 +28,7 @@ pub use self::edit::Edit;
 pub use self::object::{Key, Kind, Object, Objects};
 use self::plan::summary;
 pub use self::plan::{Action, FieldChange, Step, plan};
+use self::store::History;
 pub use self::store::{Revision, StateError, Store};
 use crate::config::{Config, ConfigError};
 use crate::engine::{self, ChangeError, Engine, Force, Made};
@@ -134,6 +135,8 @@ fn told(interruptions: &[Interruption]) -> String {
 /// The state of a server that runs.
 pub struct Desired {
     folder: PathBuf,
+    /// What changes left.
+    kept: History,
     /// One change at a time.
     changing: AsyncMutex<Changing>,
     /// What holds now.
@@ -160,13 +163,14 @@ impl Desired {
     /// The state in `folder`, and the configuration that it comes to for a server with these settings of
     /// its own.
     pub fn open(folder: &Path, base: Config) -> Result<(Self, Config), OpenError> {
-        let mut store = Store::open(folder)?;
+        let store = Store::open(folder)?;
         let (objects, revision) = store.load()?;
         let mut compiler = Compiler::new(base);
         let config = compiler.compile(&objects)?;
         let current = Current { revision, objects: Arc::new(objects) };
         let desired = Self {
             folder: folder.to_owned(),
+            kept: store.reader(),
             changing: AsyncMutex::new(Changing { store, compiler, engine: None }),
             current: Mutex::new(current),
         };
@@ -188,8 +192,14 @@ impl Desired {
     }
 
     /// The changes before the one of that number, the last of them first.
-    pub async fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
-        self.changing.lock().await.store.history(before, limit)
+    /// Blocks the thread for a moment, but waits for no change.
+    pub fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
+        self.kept.history(before, limit)
+    }
+
+    /// Ends when no change is under way. Those that wait are made, or refused, first.
+    pub(crate) async fn settle(&self) {
+        drop(self.changing.lock().await);
     }
 
     /// Takes over other settings of the server's own, and reads secrets again, as far as it can be done while

@@ -58,11 +58,14 @@ impl Kind {
 }
 
 /// Which thing: of a kind there is one of each name. Those of which there is one have an empty name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ObjectKey)]
 pub struct Key {
     /// Its kind.
     pub kind: Kind,
     /// Its name.
+    #[serde(default)]
     pub name: String,
 }
 

@@ -5,7 +5,7 @@ use std::fs::{DirBuilder, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use redb::backends::FileBackend;
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
@@ -85,9 +85,56 @@ pub(super) type Write<'a> = (&'a Key, Option<&'a Object>);
 
 /// The file.
 pub struct Store {
+    file: File,
+}
+
+/// What changes left in the file, for who reads it while another one is made.
+pub(super) struct History {
+    file: File,
+}
+
+#[derive(Clone)]
+struct File {
     path: PathBuf,
-    /// None after an error of the disk, until it is opened again.
-    database: Option<Database>,
+    /// None after an error of the disk, until it is opened again. Who only uses it does not exclude others.
+    database: Arc<RwLock<Option<Database>>>,
+}
+
+impl File {
+    /// Does something with the database, which is opened again where an error has closed it.
+    fn with<T>(&self, work: impl FnOnce(&Database) -> T) -> Result<T, StateError> {
+        let read = || self.database.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(database) = &*read() {
+            return Ok(work(database));
+        }
+        let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
+        if database.is_none() {
+            *database = Some(open(&self.path)?);
+        }
+        Ok(work(database.as_ref().expect("just opened")))
+    }
+
+    /// After an error of its disk, a database wants to be opened again.
+    fn close(&self) {
+        *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+impl History {
+    /// The changes before the one of that number, the last of them first.
+    pub(super) fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
+        let read = |database: &Database| -> Result<Vec<Revision>, String> {
+            let transaction = database.begin_read().map_err(text)?;
+            let table = transaction.open_table(REVISIONS).map_err(text)?;
+            let entries = table.range(..before).map_err(text)?.rev().take(limit);
+            let revision = |entry: Result<(_, redb::AccessGuard<'_, &[u8]>), _>| {
+                let (_, body) = entry.map_err(text)?;
+                serde_json::from_slice(body.value()).map_err(text)
+            };
+            entries.map(revision).collect()
+        };
+        self.file.with(read)?.map_err(|what| damaged(&self.file.path, what))
+    }
 }
 
 impl Store {
@@ -97,43 +144,37 @@ impl Store {
         for folder in [folder, &folder.join(VOLUMES)] {
             DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(open)?;
         }
-        let mut store = Self { path: folder.join(FILE), database: None };
+        let store = Self { file: File { path: folder.join(FILE), database: Arc::default() } };
         store.check_format()?;
         Ok(store)
     }
 
-    /// The database, opened again where an error has closed it.
-    fn database(&mut self) -> Result<&Database, StateError> {
-        if self.database.is_none() {
-            self.database = Some(open(&self.path)?);
-        }
-        Ok(self.database.as_ref().expect("just opened"))
+    /// Reads what changes left beside this.
+    pub(super) fn reader(&self) -> History {
+        History { file: self.file.clone() }
     }
 
-    fn check_format(&mut self) -> Result<(), StateError> {
-        let path = self.path.clone();
-        let database = self.database()?;
-        let numbers = read_numbers(database).map_err(|error| damaged(&path, error))?;
-        match numbers.format {
-            None => {
-                let result = begin(database);
-                result.map_err(|error| write_error(&path, error))
+    fn check_format(&self) -> Result<(), StateError> {
+        let path = &self.file.path;
+        let check = |database: &Database| {
+            let numbers = read_numbers(database).map_err(|error| damaged(path, error))?;
+            match numbers.format {
+                None => begin(database).map_err(|error| write_error(path, error)),
+                Some(FORMAT) => Ok(()),
+                Some(format) => Err(damaged(
+                    path,
+                    format!(
+                        "it is of format {format}, and this version writes {FORMAT}: use a newer one"
+                    ),
+                )),
             }
-            Some(FORMAT) => Ok(()),
-            Some(format) => Err(damaged(
-                &path,
-                format!(
-                    "it is of format {format}, and this version writes {FORMAT}: use a newer one"
-                ),
-            )),
-        }
+        };
+        self.file.with(check)?
     }
 
     /// All that is kept, and its revision.
-    pub fn load(&mut self) -> Result<(Objects, u64), StateError> {
-        let path = self.path.clone();
-        let database = self.database()?;
-        let read = || -> Result<(Objects, u64), String> {
+    pub fn load(&self) -> Result<(Objects, u64), StateError> {
+        let read = |database: &Database| -> Result<(Objects, u64), String> {
             let numbers = read_numbers(database)?;
             let transaction = database.begin_read().map_err(text)?;
             let table = transaction.open_table(OBJECTS).map_err(text)?;
@@ -149,41 +190,22 @@ impl Store {
             }
             Ok((objects, numbers.revision))
         };
-        read().map_err(|what| damaged(&path, what))
+        self.file.with(read)?.map_err(|what| damaged(&self.file.path, what))
     }
 
     /// Keeps a change, whole; it is on disk when this returns. `writes` make of the revision before it `all` that
     /// there is with it.
     pub(super) fn commit(
-        &mut self,
+        &self,
         revision: &Revision,
         writes: &[Write<'_>],
         all: &Objects,
     ) -> Result<(), StateError> {
-        let path = self.path.clone();
-        let result = keep(self.database()?, revision, writes, all);
+        let result = self.file.with(|database| keep(database, revision, writes, all))?;
         if result.is_err() {
-            // After an error of its disk, a database wants to be opened again.
-            self.database = None;
+            self.file.close();
         }
-        result.map_err(|error| write_error(&path, error))
-    }
-
-    /// The changes before the one of that number, the last of them first.
-    pub fn history(&mut self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
-        let path = self.path.clone();
-        let database = self.database()?;
-        let read = || -> Result<Vec<Revision>, String> {
-            let transaction = database.begin_read().map_err(text)?;
-            let table = transaction.open_table(REVISIONS).map_err(text)?;
-            let entries = table.range(..before).map_err(text)?.rev().take(limit);
-            let revision = |entry: Result<(_, redb::AccessGuard<'_, &[u8]>), _>| {
-                let (_, body) = entry.map_err(text)?;
-                serde_json::from_slice(body.value()).map_err(text)
-            };
-            entries.map(revision).collect()
-        };
-        read().map_err(|what| damaged(&path, what))
+        result.map_err(|error| write_error(&self.file.path, error))
     }
 }
 
@@ -318,7 +340,7 @@ mod tests {
     fn what_was_kept_is_there_again() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("state");
-        let mut store = Store::open(&path).expect("opened");
+        let store = Store::open(&path).expect("opened");
         assert_eq!(store.load().expect("read"), (Objects::new(), 0));
         let (a, b) = (host("a"), host("b"));
         let all = |list: &[&Object]| -> Objects {
@@ -329,13 +351,13 @@ mod tests {
         store.commit(&revision(2), &[(&a.key(), None)], &all(&[&b])).expect("kept");
         assert!(matches!(Store::open(&path), Err(StateError::InUse(_))), "it is locked");
         drop(store);
-        let mut store = Store::open(&path).expect("opened again");
+        let store = Store::open(&path).expect("opened again");
         let (objects, number) = store.load().expect("read");
         assert_eq!((number, objects.len()), (2, 1));
         assert_eq!(*objects[&b.key()], b);
-        let history = store.history(u64::MAX, 5).expect("read");
+        let history = store.reader().history(u64::MAX, 5).expect("read");
         assert_eq!(history, [revision(2), revision(1)]);
-        assert_eq!(store.history(2, 5).expect("read"), [revision(1)]);
+        assert_eq!(store.reader().history(2, 5).expect("read"), [revision(1)]);
         let mode = std::os::unix::fs::PermissionsExt::mode(
             &std::fs::metadata(path.join(FILE)).expect("a file").permissions(),
         );
@@ -345,13 +367,28 @@ mod tests {
     #[test]
     fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut store = Store::open(folder.path()).expect("opened");
+        let store = Store::open(folder.path()).expect("opened");
         let (a, b) = (host("a"), host("b"));
         let only = |object: &Object| Objects::from([(object.key(), Arc::new(object.clone()))]);
         // Who asked for it was told that it is not kept.
         store.commit(&revision(1), &[(&a.key(), Some(&a))], &only(&a)).expect("kept");
         store.commit(&revision(1), &[(&b.key(), Some(&b))], &only(&b)).expect("kept");
         assert_eq!(store.load().expect("read"), (only(&b), 1));
+    }
+
+    #[test]
+    fn the_history_is_read_while_a_change_is_kept() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path()).expect("opened");
+        let a = host("a");
+        let all = Objects::from([(a.key(), Arc::new(a.clone()))]);
+        store.commit(&revision(1), &[(&a.key(), Some(&a))], &all).expect("kept");
+        let history = store.reader();
+        let meanwhile = store.file.with(|database| {
+            let _changing = database.begin_write().expect("begun");
+            history.history(u64::MAX, 5)
+        });
+        assert_eq!(meanwhile.expect("open").expect("read"), [revision(1)]);
     }
 
     #[test]

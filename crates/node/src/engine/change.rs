@@ -178,7 +178,11 @@ impl Prepared {
             && !sessions.is_empty()
         {
             info!(sessions = sessions.len(), "sessions are asked to log out: what they use goes");
-            send_away(&sessions, grace, std::future::pending()).await;
+            let engine = change.engine().clone();
+            tokio::select! {
+                _ = send_away(&sessions, grace, std::future::pending()) => {}
+                () = engine.ending() => return Err(ChangeError::ServerEnds),
+            }
         }
         change.close_portals().await?;
         change.close_volumes().await?;
@@ -293,6 +297,7 @@ impl Change {
             tokio::select! {
                 _ = &mut ended => {}
                 () = time::sleep_until(time::now() + ENDING_LIMIT) => {}
+                () = engine.ending() => {}
             }
             if let Some(unit) = still_there.upgrade() {
                 engine

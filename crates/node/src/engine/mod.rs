@@ -20,6 +20,7 @@ use sarsen_block::Geometry;
 use sarsen_io::cores::Cores;
 use sarsen_scsi::AccessState;
 use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
+use tokio::sync::watch;
 
 pub(crate) use self::change::Force;
 pub use self::change::{Made, Prepared, Ready};
@@ -57,6 +58,9 @@ pub enum ChangeError {
     /// Another change is being made.
     #[error("another change is being made: try again when it is done")]
     UnderWay,
+    /// The server ends.
+    #[error("the server ends: nothing was changed")]
+    ServerEnds,
 }
 
 impl From<ConfigError> for ChangeError {
@@ -106,6 +110,8 @@ pub(crate) struct Engine {
     doorman: Doorman,
     running: Mutex<Running>,
     is_changing: AtomicBool,
+    /// No more changes: the server ends.
+    is_ending: watch::Sender<bool>,
     closings: Closings,
 }
 
@@ -156,6 +162,7 @@ impl Engine {
             layer,
             running: Mutex::new(Running { config: started, ..Running::default() }),
             is_changing: AtomicBool::new(false),
+            is_ending: watch::Sender::default(),
             closings: Closings::default(),
         })
     }
@@ -205,6 +212,17 @@ impl Engine {
         portals.iter().filter_map(|portal| portal.certificates()).for_each(|tls| tls.reload());
     }
 
+    /// From here on no change begins, and one that waits for others to go is called off.
+    pub(crate) fn end_changes(&self) {
+        self.is_ending.send_replace(true);
+    }
+
+    /// Waits until there are no more changes to be.
+    async fn ending(&self) {
+        // Its sender lives for as long as this is looked at.
+        let _ = self.is_ending.subscribe().wait_for(|ending| *ending).await;
+    }
+
     /// Accepts nobody any more; when this answers, nobody is being accepted.
     pub(crate) async fn stop_accepting(&self) {
         let portals = std::mem::take(&mut self.running().portals);
@@ -249,6 +267,9 @@ struct Turn(Arc<Engine>);
 
 impl Turn {
     fn take(engine: &Arc<Engine>) -> Result<Self, ChangeError> {
+        if *engine.is_ending.borrow() {
+            return Err(ChangeError::ServerEnds);
+        }
         match engine.is_changing.swap(true, Ordering::AcqRel) {
             true => Err(ChangeError::UnderWay),
             false => Ok(Self(engine.clone())),

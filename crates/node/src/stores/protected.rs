@@ -2,7 +2,7 @@
 //! by which a file of one is known. Their blocks do not lie as a plain volume's do, so a file is
 //! never served as what it is not.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sarsen_block::layers::{HEADER_BYTES, ProtectedStore};
 use sarsen_block::{BlockSize, Store};
+use sarsen_io::file::open_to_read;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{FileOptions, FileStore, RamStore, StoreError};
@@ -53,7 +54,7 @@ enum Found {
 }
 
 fn look_at(path: &Path) -> io::Result<Found> {
-    let file = match File::open(path) {
+    let file = match open_to_read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Empty),
         file => file?,
     };
@@ -233,10 +234,16 @@ mod tests {
         assert_eq!(fs::metadata(&image).expect("is there").len(), 4096, "it did not grow");
         refuse_as_plain(&image).expect("is plain");
         refuse_as_plain(&folder.path().join("absent")).expect("is nothing");
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+        assert!(made.success());
+        // Who opens a pipe would wait for ever for who writes there.
+        let told = error(refuse_as_plain(&pipe));
+        assert!(told.contains("neither a regular file"), "{told}");
 
         // The server was killed between making the file and writing its header.
         let made = folder.path().join("made");
-        File::create(&made).and_then(|file| file.set_len(8192)).expect("makes");
+        fs::File::create(&made).and_then(|file| file.set_len(8192)).expect("makes");
         drop(open_file(&FileOptions { path: made, ..opened }).expect("is finished"));
     }
 }
