@@ -21,7 +21,7 @@ use super::openapi::Failures;
 use super::routes::Json;
 use super::schema::events::{Event, EventList, Severity};
 use super::statistics::collect;
-use crate::events::Filter;
+use crate::events::{Filter, Found};
 use crate::fronts::iscsi::Front;
 
 /// Events of one answer, unless the request says fewer.
@@ -73,8 +73,15 @@ pub(super) async fn events(
     query: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Json<EventList>, ApiError> {
     let (filter, limit) = asked(query)?;
-    let found = front.access.events.query(&filter, limit);
-    Ok(Json(EventList { events: found.into_iter().map(Arc::unwrap_or_clone).collect() }))
+    let Found { events, .. } = query_aside(front, filter, limit).await;
+    Ok(Json(EventList { events: events.into_iter().map(Arc::unwrap_or_clone).collect() }))
+}
+
+/// Looks where others need not wait for it: it may read the file.
+async fn query_aside(front: Arc<Front>, filter: Filter, limit: usize) -> Found {
+    let query = move || front.access.events.query(&filter, limit);
+    // A panic there has been reported.
+    tokio::task::spawn_blocking(query).await.unwrap_or_default()
 }
 
 /// What one listener has still to be told.
@@ -114,11 +121,14 @@ impl Listener {
                 return told.data(text(&event));
             }
             self.changes.mark_unchanged();
-            let found = self.front.access.events.query(&self.filter, LIMIT);
-            if let Some(last) = found.last() {
-                self.filter.after = last.id;
-                self.due.extend(found.into_iter().map(Arc::unwrap_or_clone));
-                continue;
+            if self.filter.after == 0 || *self.changes.borrow() > self.filter.after {
+                let Found { events, seen } =
+                    query_aside(self.front.clone(), self.filter.clone(), LIMIT).await;
+                self.filter.after = self.filter.after.max(seen);
+                self.due.extend(events.into_iter().map(Arc::unwrap_or_clone));
+                if !self.due.is_empty() {
+                    continue;
+                }
             }
             tokio::select! {
                 changed = self.changes.changed() => {

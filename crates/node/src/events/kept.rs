@@ -44,15 +44,29 @@ impl Keeper {
         Ok(Self { database, closing, kept, thread: Some(thread) })
     }
 
-    /// The events from one number up to another, oldest first; none where the file cannot be read.
-    pub(super) fn between(&self, from: u64, to: u64) -> Vec<Event> {
+    /// The events from one number up to another that are meant, at most so many: the oldest first or, `backwards`,
+    /// the newest first. None where the file cannot be read. Blocks the thread.
+    pub(super) fn find(
+        &self,
+        (from, to): (u64, u64),
+        is_meant: impl Fn(&Event) -> bool,
+        limit: usize,
+        backwards: bool,
+    ) -> Vec<Event> {
+        if from >= to || limit == 0 {
+            return Vec::new();
+        }
         let read = || -> Result<Vec<Event>, redb::Error> {
             let transaction = self.database.begin_read()?;
             let table = transaction.open_table(EVENTS)?;
+            let mut range = table.range(from..to)?;
             let mut events = Vec::new();
-            for entry in table.range(from..to)? {
+            while events.len() < limit {
+                let entry = if backwards { range.next_back() } else { range.next() };
+                let Some(entry) = entry else { break };
                 // One of a later version that makes no sense here is left out.
-                events.extend(serde_json::from_slice::<Event>(entry?.1.value()));
+                let event = serde_json::from_slice::<Event>(entry?.1.value());
+                events.extend(event.ok().filter(&is_meant));
             }
             Ok(events)
         };

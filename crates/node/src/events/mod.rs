@@ -82,6 +82,14 @@ impl Filter {
     }
 }
 
+/// What was found.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) events: Vec<Arc<Event>>,
+    /// The newest event that was looked at: who wants what follows looks after this one.
+    pub(crate) seen: u64,
+}
+
 impl Recent {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -150,23 +158,31 @@ impl EventLog {
     }
 
     /// Those that are meant, newest last: the newest of them if there are more than `limit`, or, after
-    /// one that is named, the oldest.
-    pub(crate) fn query(&self, filter: &Filter, limit: usize) -> Vec<Arc<Event>> {
+    /// one that is named, the oldest. Blocks the thread: it reads the file where memory does not do.
+    pub(crate) fn query(&self, filter: &Filter, limit: usize) -> Found {
         let recent = self.recent.after(0);
         let oldest = recent.first().map_or(u64::MAX, |event| event.id);
-        let mut found: Vec<Arc<Event>> = match &self.keeper {
-            Some(keeper) if filter.after + 1 < oldest => {
-                let older = keeper.between(filter.after + 1, oldest).into_iter();
-                older.map(Arc::new).chain(recent).collect()
-            }
-            _ => recent,
+        let newest = recent.last().map_or_else(|| self.recent.state().last_id, |event| event.id);
+        let in_file = |limit, backwards| {
+            let range = (filter.after.saturating_add(1), oldest);
+            let keeper = self.keeper.iter();
+            let older = keeper
+                .flat_map(|keeper| keeper.find(range, |event| filter.fits(event), limit, backwards));
+            older.map(Arc::new).collect::<Vec<_>>()
         };
-        found.retain(|event| filter.fits(event));
-        match filter.after {
-            0 => drop(found.drain(..found.len().saturating_sub(limit))),
-            _ => found.truncate(limit),
-        }
-        found
+        let meant = recent.into_iter().filter(|event| filter.fits(event));
+        let events: Vec<Arc<Event>> = match filter.after {
+            0 => {
+                let mut backwards: Vec<_> = meant.rev().take(limit).collect();
+                backwards.extend(in_file(limit - backwards.len(), true));
+                backwards.reverse();
+                backwards
+            }
+            _ => in_file(limit, false).into_iter().chain(meant).take(limit).collect(),
+        };
+        let is_cut = filter.after != 0 && events.len() == limit;
+        let last = events.last().filter(|_| is_cut);
+        Found { seen: last.map_or(newest, |event| event.id).max(filter.after), events }
     }
 
     /// Tells the number of the newest event whenever there is another.
@@ -193,11 +209,11 @@ mod tests {
         log.tell(&Occurrence::ServerStarted { version: "1".into() });
         log.tell(&drained("iqn.x:a"));
         log.tell_failure("data", "iqn.x:host", Failure::MediumError);
-        let all = log.query(&Filter::default(), 10);
+        let all = log.query(&Filter::default(), 10).events;
         assert_eq!(kinds(&all), ["server_started", "target_drained", "volume_error"]);
         assert!(all[2].remedy.is_some() && all[2].message.contains("data"), "{:?}", all[2]);
         let meant = |filter: Filter| {
-            let found = log.query(&filter, 10);
+            let found = log.query(&filter, 10).events;
             found.iter().map(|event| event.id).collect::<Vec<_>>()
         };
         assert_eq!(meant(Filter { after: 1, ..Filter::default() }), [2, 3]);
@@ -206,9 +222,27 @@ mod tests {
         let severity = Some(Severity::Error);
         assert_eq!(meant(Filter { severity, ..Filter::default() }), [3]);
         assert!(meant(Filter { since_unix_ms: u64::MAX, ..Filter::default() }).is_empty());
-        assert_eq!(log.query(&Filter::default(), 1)[0].id, 3, "the newest");
+        assert_eq!(log.query(&Filter::default(), 1).events[0].id, 3, "the newest");
         let after = Filter { after: 1, ..Filter::default() };
-        assert_eq!(log.query(&after, 1)[0].id, 2, "the next");
+        assert_eq!(log.query(&after, 1).events[0].id, 2, "the next");
+    }
+
+    #[test]
+    fn who_finds_nothing_is_told_how_far_he_looked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for log in [EventLog::default(), EventLog::open(folder.path())] {
+            (0..3).for_each(|_| log.tell(&drained("iqn.x:a")));
+            let after = |after, kind: Option<&str>, limit| {
+                let kind = kind.map(str::to_owned);
+                let found = log.query(&Filter { after, kind, ..Filter::default() }, limit);
+                (found.events.len(), found.seen)
+            };
+            assert_eq!(after(1, Some("nothing"), 10), (0, 3));
+            assert_eq!(after(1, None, 1), (1, 2), "there may be more");
+            assert_eq!(after(1, None, 10), (2, 3));
+            assert_eq!(after(0, None, 1), (1, 3), "the newest is the last");
+            assert_eq!(after(u64::MAX, None, 10), (0, u64::MAX));
+        }
     }
 
     #[test]
@@ -219,7 +253,7 @@ mod tests {
             log.tell_failure("data", "iqn.x:host", Failure::UnitAttention);
         }
         log.tell_failure("other", "iqn.x:host", Failure::MediumError);
-        assert_eq!(log.query(&Filter::default(), 1000).len(), 2);
+        assert_eq!(log.query(&Filter::default(), 1000).events.len(), 2);
     }
 
     #[test]
@@ -232,9 +266,33 @@ mod tests {
         drop(log);
         let log = EventLog::open(folder.path());
         log.tell(&drained("iqn.x:b"));
-        let found = log.query(&Filter::default(), 10);
-        assert_eq!(found.iter().map(|event| event.id).collect::<Vec<_>>(), [1, 2, 3, 4]);
-        assert_eq!(found[0].subject["target"], "iqn.x:a");
+        let ids = |filter: Filter, limit| {
+            let found = log.query(&filter, limit).events;
+            found.iter().map(|event| event.id).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(Filter::default(), 10), [1, 2, 3, 4]);
+        assert_eq!(ids(Filter::default(), 2), [3, 4], "the newest, of the file and of memory");
+        assert_eq!(ids(Filter { after: 1, ..Filter::default() }, 2), [2, 3]);
+        let subject = Some("iqn.x:a".to_owned());
+        assert_eq!(ids(Filter { subject, ..Filter::default() }, 2), [2, 3]);
+    }
+
+    #[test]
+    fn no_more_of_the_file_is_read_than_is_asked_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = EventLog::open(folder.path());
+        (0..100).for_each(|_| log.tell(&drained("iqn.x:a")));
+        drop(log);
+        let log = EventLog::open(folder.path());
+        let looked_at = std::cell::Cell::new(0);
+        let keeper = log.keeper.as_ref().expect("a file");
+        let every_second = |event: &Event| {
+            looked_at.set(looked_at.get() + 1);
+            event.id.is_multiple_of(2)
+        };
+        let found = keeper.find((1, u64::MAX), every_second, 2, true);
+        assert_eq!(found.iter().map(|event| event.id).collect::<Vec<_>>(), [100, 98]);
+        assert_eq!(looked_at.get(), 3);
     }
 
     #[test]
@@ -252,7 +310,7 @@ mod tests {
             }
         }
         let found = log.query(&Filter { after: 100, ..Filter::default() }, 1);
-        assert_eq!(found[0].id, 101);
+        assert_eq!(found.events[0].id, 101);
         assert_eq!(log.recent.state().events.len(), IN_MEMORY);
     }
 
@@ -261,7 +319,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let log = EventLog::open(&folder.path().join("is not there"));
         log.tell(&drained("iqn.x:a"));
-        let found = log.query(&Filter::default(), 10);
+        let found = log.query(&Filter::default(), 10).events;
         assert_eq!(kinds(&found), ["events_not_kept", "target_drained"]);
     }
 }
