@@ -13,11 +13,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
-use super::Api;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
+use super::{Api, places};
 use crate::desired::{
     Change, ChangeRefused, Changed, Current, Desired, Document, Edit, Key, Kind, Object, StateError,
 };
@@ -189,7 +189,6 @@ pub(super) async fn apply(
     headers: HeaderMap,
     body: Bytes,
 ) -> Answer<Changed> {
-    let desired = desired(&api)?;
     let Apply { document, remove, create, prune, dry_run, force, revision, grace_seconds, author } =
         json(&body)?;
     let edit = match (create, prune) {
@@ -208,7 +207,7 @@ pub(super) async fn apply(
         Some(author) => checked_author(Some(&author))?,
         None => change.author,
     };
-    carry_out(desired, Change { author, ..change }).await.map(Json)
+    carry_out(&api, Change { author, ..change }).await.map(Json)
 }
 
 /// The last changes.
@@ -309,7 +308,7 @@ pub(super) async fn add(
 ) -> Result<Response, ApiError> {
     let object = parse_object(parse_kind(&kind)?, &body)?;
     let change = parse_query::<Manner>(query)?.change(vec![Edit::Add(object)], &headers)?;
-    let changed = carry_out(desired(&api)?, change).await?;
+    let changed = carry_out(&api, change).await?;
     let status = if changed.dry_run { StatusCode::OK } else { StatusCode::CREATED };
     Ok((status, Json(changed)).into_response())
 }
@@ -345,7 +344,7 @@ pub(super) async fn put(
         return Err(ApiError::invalid(Some("name"), message));
     }
     let change = parse_query::<Manner>(query)?.change(vec![Edit::Put(object)], &headers)?;
-    carry_out(desired(&api)?, change).await.map(Json)
+    carry_out(&api, change).await.map(Json)
 }
 
 /// Puts the one thing of its kind there.
@@ -428,7 +427,7 @@ pub(super) async fn patch(
 ) -> Answer<Changed> {
     let edit = Edit::Patch(Key::new(parse_kind(&kind)?, &name), json(&body)?);
     let change = parse_query::<Manner>(query)?.change(vec![edit], &headers)?;
-    carry_out(desired(&api)?, change).await.map(Json)
+    carry_out(&api, change).await.map(Json)
 }
 
 /// Takes a thing away.
@@ -452,17 +451,20 @@ pub(super) async fn remove(
 ) -> Answer<Changed> {
     let key = Key::new(parse_kind(&kind)?, &name);
     let change = parse_query::<Removal>(query)?.change(key, &headers)?;
-    carry_out(desired(&api)?, change).await.map(Json)
+    carry_out(&api, change).await.map(Json)
 }
 
 /// Makes a change, also when its client goes away meanwhile, and where others need not wait for it: it opens
 /// files and writes to the disk.
-async fn carry_out(desired: Arc<Desired>, change: Change) -> Result<Changed, ApiError> {
+async fn carry_out(api: &Api, change: Change) -> Result<Changed, ApiError> {
+    let (desired, is_trusted) = (desired(api)?, api.is_trusted);
     let runtime = tokio::runtime::Handle::current();
-    let task = tokio::task::spawn_blocking(move || runtime.block_on(desired.change(change)));
-    let changed =
-        task.await.map_err(|_| ApiError::internal("the change broke off; see the log"))?;
-    changed.map_err(refused)
+    let task = tokio::task::spawn_blocking(move || {
+        let current = desired.current().objects;
+        places::check(&change.edits, &current, desired.folder(), is_trusted)?;
+        runtime.block_on(desired.change(change)).map_err(refused)
+    });
+    task.await.map_err(|_| ApiError::internal("the change broke off; see the log"))?
 }
 
 fn refused(refused: ChangeRefused) -> ApiError {

@@ -65,6 +65,12 @@ impl ApiError {
         Self::new(ErrorCode::Forbidden, message)
     }
 
+    /// This field is not his who asks.
+    pub(super) fn forbidden_field(field: &str, message: impl Into<String>) -> Self {
+        let field = Some(field.to_owned());
+        Self(Failure { code: ErrorCode::Forbidden, message: message.into(), field })
+    }
+
     pub(super) fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Internal, message)
     }

@@ -8,6 +8,7 @@ mod error;
 mod events;
 mod lab;
 mod openapi;
+mod places;
 mod routes;
 pub mod schema;
 mod statistics;

@@ -15,7 +15,7 @@ pub(super) enum Failures {
     /// The token was not shown.
     #[response(status = 401)]
     Unauthorized(FailureBody),
-    /// It comes from another page.
+    /// It comes from another page, or names what is for the server's owner.
     #[response(status = 403)]
     Forbidden(FailureBody),
     /// What it names does not exist.

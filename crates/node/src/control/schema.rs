@@ -430,7 +430,7 @@ pub enum ErrorCode {
     Unable,
     /// The token was not shown.
     Unauthorized,
-    /// It comes from another page.
+    /// It comes from another page, or names what is for the server's owner.
     Forbidden,
     /// The server runs by its flags and file alone.
     NoState,

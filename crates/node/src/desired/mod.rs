@@ -191,6 +191,11 @@ impl Desired {
         self.current_mut().clone()
     }
 
+    /// Where it is kept.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The changes before the one of that number, the last of them first.
     /// Blocks the thread for a moment, but waits for no change.
     pub fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {

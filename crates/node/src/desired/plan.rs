@@ -71,17 +71,66 @@ impl fmt::Display for Step {
         if let Some(new_name) = new_name {
             write!(f, " -> {new_name}")?;
         }
-        for (index, FieldChange { field, from, to }) in changes.iter().enumerate() {
-            let value = |value: &Option<Value>| match value {
-                None => "none".to_owned(),
-                Some(Value::String(text)) => text.clone(),
-                Some(value) => value.to_string(),
-            };
+        for (index, change) in changes.iter().enumerate() {
             let separator = if index == 0 { ":" } else { "," };
-            write!(f, "{separator} {field} {} -> {}", value(from), value(to))?;
+            write!(f, "{separator} {change}")?;
         }
         Ok(())
     }
+}
+
+/// `size 1GiB -> 2GiB`; of long lists and tables, how much of them is another: `luns 3 added, 1 gone`.
+impl fmt::Display for FieldChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { field, from, to } = self;
+        let value = |value: &Option<Value>| match value {
+            None => "none".to_owned(),
+            Some(Value::String(text)) => text.clone(),
+            Some(value) => value.to_string(),
+        };
+        let (before, after) = (value(from), value(to));
+        if before.len().max(after.len()) > LONGEST_VALUE
+            && let Some(counted) = counted(from.as_ref(), to.as_ref())
+        {
+            return write!(f, "{field} {counted}");
+        }
+        write!(f, "{field} {} -> {}", cut(before), cut(after))
+    }
+}
+
+/// Bytes of a value that are told.
+const LONGEST_VALUE: usize = 200;
+
+fn cut(mut text: String) -> String {
+    if text.len() > LONGEST_VALUE {
+        text.truncate(text.floor_char_boundary(LONGEST_VALUE));
+        text.push('…');
+    }
+    text
+}
+
+/// How much of a list or a table is another; None of other values.
+fn counted(from: Option<&Value>, to: Option<&Value>) -> Option<String> {
+    let parts = |value: Option<&Value>| -> Option<BTreeMap<String, String>> {
+        match value {
+            None => Some(BTreeMap::new()),
+            Some(Value::Object(table)) => {
+                Some(table.iter().map(|(key, value)| (key.clone(), value.to_string())).collect())
+            }
+            Some(Value::Array(list)) => {
+                Some(list.iter().map(|value| (value.to_string(), String::new())).collect())
+            }
+            Some(_) => None,
+        }
+    };
+    let (before, after) = (parts(from)?, parts(to)?);
+    let added = after.keys().filter(|key| !before.contains_key(*key)).count();
+    let gone = before.keys().filter(|key| !after.contains_key(*key)).count();
+    let changed = after.iter().filter(|(key, value)| before.get(*key).is_some_and(|b| b != *value));
+    let counts = [(added, "added"), (changed.count(), "changed"), (gone, "gone")];
+    let told = counts.iter().filter(|(count, _)| *count != 0);
+    let told: Vec<String> = told.map(|(count, what)| format!("{count} {what}")).collect();
+    Some(if told.is_empty() { "in another order".to_owned() } else { told.join(", ") })
 }
 
 /// What makes `desired` of `current`: names that change first, then what is new, then what is changed, and
@@ -214,6 +263,24 @@ mod tests {
         assert_eq!(lines(a, &b), ["~ volume a -> b"]);
         let stranger = b.replace("s1", "s2");
         assert_eq!(lines(a, &stranger), ["+ volume b", "- volume a"]);
+    }
+
+    #[test]
+    fn what_is_kept_of_a_change_has_a_limit() {
+        let target = |luns: std::ops::Range<u16>, alias: &str| {
+            let luns: Vec<String> = luns.map(|lun| format!("{lun} = \"v{lun}\"")).collect();
+            format!(
+                "[[target]]\nname = \"iqn.x:t\"\nalias = \"{alias}\"\n[target.luns]\n{}\n",
+                luns.join("\n")
+            )
+        };
+        let few = lines(&target(0..1, "a"), &target(1..2, "a"));
+        assert_eq!(few, [r#"~ target iqn.x:t: luns {"0":"v0"} -> {"1":"v1"}"#]);
+        let many = lines(&target(1..10_000, "a"), &target(0..9_998, "a"));
+        assert_eq!(many, ["~ target iqn.x:t: luns 1 added, 2 gone"]);
+        let long = lines(&target(0..1, "a"), &target(0..1, &"ä".repeat(5000)));
+        let told = format!("~ target iqn.x:t: alias a -> {}…", "ä".repeat(100));
+        assert_eq!(long, [told]);
     }
 
     #[test]

@@ -166,8 +166,9 @@ impl EventLog {
         let in_file = |limit, backwards| {
             let range = (filter.after.saturating_add(1), oldest);
             let keeper = self.keeper.iter();
-            let older = keeper
-                .flat_map(|keeper| keeper.find(range, |event| filter.fits(event), limit, backwards));
+            let older = keeper.flat_map(|keeper| {
+                keeper.find(range, |event| filter.fits(event), limit, backwards)
+            });
             older.map(Arc::new).collect::<Vec<_>>()
         };
         let meant = recent.into_iter().filter(|event| filter.fits(event));
