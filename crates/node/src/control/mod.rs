@@ -3,6 +3,7 @@
 
 mod client;
 mod config;
+mod connections;
 mod console;
 mod error;
 mod events;

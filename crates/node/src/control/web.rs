@@ -8,7 +8,6 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -18,24 +17,19 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use sarsen_io::net::Listener;
+use sarsen_io::threads;
 use sarsen_io::tls::pem;
-use sarsen_io::{threads, time};
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
-use tokio::net::TcpStream;
-use tokio::sync::{mpsc, watch};
-use tokio_rustls::TlsAcceptor;
-use tracing::{debug, error, info};
+use tokio::sync::watch;
+use tracing::info;
 
+use super::connections::{self, Limits};
 use super::error::ApiError;
 use super::{Api, console, routes};
 use crate::config::{ApiConfig, TlsConfig, read_private};
 use crate::tls::{Tls, TlsError, fingerprint};
 
-/// How long a client may take for its handshake.
-const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// Connections whose handshake is done and that wait to be taken.
-const WAITING: usize = 64;
 const SECRET_MODE: u32 = 0o600;
 /// The cookie in which a browser shows the token.
 const COOKIE: &str = "sarsen-token";
@@ -156,18 +150,10 @@ impl Web {
         let api = Api { is_trusted: matches!(guard, Guard::Token(_)), ..api };
         let thread = threads::spawn_runtime("api", move || async move {
             let router = router(api, guard, secure);
-            let served = tokio::select! {
-                served = async {
-                    match tls {
-                        None => axum::serve(Plain { listener, address }, router).await,
-                        Some(tls) => axum::serve(encrypted(listener, address, tls), router).await,
-                    }
-                } => served,
+            tokio::select! {
+                () = connections::serve(listener, tls, router, Limits::default()) => {}
                 // What is being answered is cut off: the server ends.
-                _ = told.wait_for(|closing| *closing) => Ok(()),
-            };
-            if let Err(error) = served {
-                error!(%error, "the API is served no more");
+                _ = told.wait_for(|closing| *closing) => {}
             }
         })?;
         let scheme = if secure { "https" } else { "http" };
@@ -340,7 +326,7 @@ fn own_token(folder: &Path) -> Result<String, WebError> {
 }
 
 /// The certificate in the state folder, where one that vouches for itself is made the first time.
-fn own_certificate(folder: &Path) -> Result<TlsConfig, WebError> {
+pub(super) fn own_certificate(folder: &Path) -> Result<TlsConfig, WebError> {
     let (certificate, key) = (folder.join("api.pem"), folder.join("api.key"));
     if !certificate.exists() {
         let file = |source| WebError::File { path: certificate.clone(), source };
@@ -365,90 +351,6 @@ pub(super) fn keep(path: &Path, content: &[u8]) -> Result<(), WebError> {
     let mut opened = options.open(&new).map_err(file)?;
     opened.write_all(content).and_then(|()| opened.sync_all()).map_err(file)?;
     fs::rename(&new, path).map_err(file)
-}
-
-/// Connections as they come.
-struct Plain {
-    listener: Listener,
-    address: SocketAddr,
-}
-
-impl axum::serve::Listener for Plain {
-    type Io = TcpStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        next_connection(&self.listener).await
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.address)
-    }
-}
-
-async fn next_connection(listener: &Listener) -> (TcpStream, SocketAddr) {
-    loop {
-        match listener.accept().await {
-            Ok((socket, peer)) => match nonblocking(socket) {
-                Ok(stream) => return (stream, peer),
-                Err(error) => debug!(%peer, %error, "a client of the API ended as it began"),
-            },
-            Err(error) => {
-                error!(%error, "the API's port accepts nobody any more");
-                std::future::pending::<()>().await;
-            }
-        }
-    }
-}
-
-fn nonblocking(socket: std::net::TcpStream) -> io::Result<TcpStream> {
-    socket.set_nonblocking(true)?;
-    TcpStream::from_std(socket)
-}
-
-/// Connections whose handshake is done: one that takes its time keeps nobody waiting.
-struct Encrypted {
-    done: mpsc::Receiver<(tokio_rustls::server::TlsStream<TcpStream>, SocketAddr)>,
-    address: SocketAddr,
-}
-
-fn encrypted(listener: Listener, address: SocketAddr, tls: Arc<Tls>) -> Encrypted {
-    let (sender, done) = mpsc::channel(WAITING);
-    tokio::spawn(async move {
-        loop {
-            let (stream, peer) = next_connection(&listener).await;
-            let acceptor = TlsAcceptor::from(tls.current(time::now()).server.clone());
-            let sender = sender.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    shaken = acceptor.accept(stream) => match shaken {
-                        Ok(stream) => drop(sender.send((stream, peer)).await),
-                        Err(error) => debug!(%peer, %error, "a handshake with the API failed"),
-                    },
-                    () = time::sleep_until(time::now() + HANDSHAKE_TIME) => {
-                        debug!(%peer, "a handshake with the API took too long");
-                    }
-                }
-            });
-        }
-    });
-    Encrypted { done, address }
-}
-
-impl axum::serve::Listener for Encrypted {
-    type Io = tokio_rustls::server::TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
-        match self.done.recv().await {
-            Some(accepted) => accepted,
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.address)
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,287 @@
+//! Connections to the API's port. Who connects need not have shown who he is, so nobody stays for saying
+//! nothing, and there is an end to how many there are: others wait until one goes.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use futures_util::StreamExt as _;
+use futures_util::stream::unfold;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use sarsen_io::net::Listener;
+use sarsen_io::time;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tracing::{debug, error, warn};
+
+use crate::tls::Tls;
+
+/// A client that has gone without a word is given up after so long.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What clients may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// At once. A browser takes six for each of its windows.
+    pub(super) connections: usize,
+    /// For the handshake of TLS.
+    pub(super) handshake: Duration,
+    /// For the head of a request, from the end of the one before it.
+    pub(super) head: Duration,
+    /// For its body.
+    pub(super) body: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 512,
+            handshake: Duration::from_secs(10),
+            head: Duration::from_secs(30),
+            body: Duration::from_secs(120),
+        }
+    }
+}
+
+/// Answers whoever comes. Does not end.
+pub(super) async fn serve(
+    listener: Listener,
+    tls: Option<Arc<Tls>>,
+    router: Router,
+    limits: Limits,
+) {
+    if let Err(error) = listener.give_up_after(SILENCE, SILENCE) {
+        warn!(%error, "clients of the API that have gone without a word keep their places");
+    }
+    let in_time = move |request, next| body_in_time(request, next, limits.body);
+    let router = router.layer(middleware::from_fn(in_time));
+    let places = Arc::new(Semaphore::new(limits.connections));
+    loop {
+        // Others wait in the backlog.
+        let place = places.clone().acquire_owned().await.expect("it is never closed");
+        let (stream, peer) = next_connection(&listener).await;
+        let (tls, router) = (tls.clone(), router.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            match tls {
+                None => answer(stream, peer, router, limits).await,
+                Some(tls) => {
+                    if let Some(stream) = shake_hands(stream, peer, &tls, limits).await {
+                        answer(stream, peer, router, limits).await;
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn shake_hands(
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: &Tls,
+    limits: Limits,
+) -> Option<tokio_rustls::server::TlsStream<TcpStream>> {
+    let acceptor = TlsAcceptor::from(tls.current(time::now()).server.clone());
+    tokio::select! {
+        shaken = acceptor.accept(stream) => match shaken {
+            Ok(stream) => return Some(stream),
+            Err(error) => debug!(%peer, %error, "a handshake with the API failed"),
+        },
+        () = time::sleep_until(time::now() + limits.handshake) => {
+            debug!(%peer, "a handshake with the API took too long");
+        }
+    }
+    None
+}
+
+/// Answers one client's requests.
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    peer: SocketAddr,
+    router: Router,
+    limits: Limits,
+) {
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.head);
+    let service = TowerToHyperService::new(router);
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+        debug!(%peer, %error, "a client of the API broke off");
+    }
+}
+
+/// A body that does not come breaks off.
+async fn body_in_time(request: Request, next: Next, limit: Duration) -> Response {
+    let deadline = time::now() + limit;
+    let request = request.map(|body| {
+        Body::from_stream(unfold(body.into_data_stream(), move |mut body| async move {
+            let part = tokio::select! {
+                part = body.next() => part?,
+                () = time::sleep_until(deadline) => {
+                    Err(axum::Error::new(io::Error::from(io::ErrorKind::TimedOut)))
+                }
+            };
+            Some((part, body))
+        }))
+    });
+    next.run(request).await
+}
+
+async fn next_connection(listener: &Listener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok((socket, peer)) => match nonblocking(socket) {
+                Ok(stream) => return (stream, peer),
+                Err(error) => debug!(%peer, %error, "a client of the API ended as it began"),
+            },
+            Err(error) => {
+                error!(%error, "the API's port accepts nobody any more");
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+fn nonblocking(socket: std::net::TcpStream) -> io::Result<TcpStream> {
+    socket.set_nonblocking(true)?;
+    TcpStream::from_std(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream as Client;
+
+    use axum::body::Bytes;
+    use axum::routing::get;
+    use sarsen_io::threads;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    /// Clients of a port that answers until they have done.
+    fn with(
+        router: Router,
+        tls: Option<Arc<Tls>>,
+        limits: Limits,
+        clients: impl FnOnce(SocketAddr),
+    ) {
+        let listener = Listener::bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let (done, end) = oneshot::channel::<()>();
+        let thread = threads::spawn_runtime("api", move || async move {
+            tokio::select! {
+                () = serve(listener, tls, router, limits) => {}
+                _ = end => {}
+            }
+        });
+        clients(address);
+        drop(done);
+        thread.expect("a thread").join().expect("it ends well");
+    }
+
+    fn client(address: SocketAddr, says: &str) -> Client {
+        let mut client = Client::connect(address).expect("connected");
+        client.set_read_timeout(Some(LONG)).expect("set");
+        client.write_all(says.as_bytes()).expect("sent");
+        client
+    }
+
+    fn rest(mut client: Client) -> String {
+        let mut rest = String::new();
+        client.read_to_string(&mut rest).expect("it is ended");
+        rest
+    }
+
+    const REQUEST: &str = "GET / HTTP/1.1\r\nhost: localhost\r\n\r\n";
+
+    /// An answer's first bytes, which are all of it.
+    fn asked(client: &mut Client) {
+        client.write_all(REQUEST.as_bytes()).expect("sent");
+        let mut answer = [0; 4096];
+        let length = client.read(&mut answer).expect("an answer");
+        assert!(answer[..length].starts_with(b"HTTP/1.1 200"));
+    }
+
+    fn limits() -> Limits {
+        Limits { connections: 8, handshake: LONG, head: LONG, body: LONG }
+    }
+
+    #[test]
+    fn who_says_nothing_is_ended() {
+        let router =
+            || Router::new().route("/", get(|| async { "ok" }).post(|body: Bytes| async { body }));
+        with(router(), None, Limits { head: SHORT, ..limits() }, |address| {
+            assert_eq!(rest(client(address, "")), "");
+            assert_eq!(rest(client(address, "GET / HTTP/1.1\r\nho")), "");
+            let after_one = rest(client(address, REQUEST));
+            assert!(after_one.ends_with("ok"), "{after_one}");
+        });
+        with(router(), None, Limits { body: SHORT, ..limits() }, |address| {
+            let half = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhalf";
+            let told = rest(client(address, half));
+            assert!(told.starts_with("HTTP/1.1 400"), "{told}");
+        });
+        let folder = tempfile::tempdir().expect("a folder");
+        let certificate = crate::control::web::own_certificate(folder.path()).expect("made");
+        let tls = Some(Arc::new(Tls::open(&certificate).expect("it can be used")));
+        with(router(), tls, Limits { handshake: SHORT, ..limits() }, |address| {
+            assert_eq!(rest(client(address, "")), "");
+        });
+    }
+
+    #[test]
+    fn who_is_told_what_happens_stays() {
+        let (happens, happened) = oneshot::channel::<&str>();
+        let happened = Arc::new(std::sync::Mutex::new(Some(happened)));
+        let stream = move || {
+            let happened = happened.lock().expect("held").take().expect("asked once");
+            let told = futures_util::stream::once(happened);
+            async { Body::from_stream(told) }
+        };
+        let router = Router::new().route("/", get(stream));
+        with(router, None, Limits { head: SHORT, body: SHORT, ..limits() }, |address| {
+            let mut listener =
+                client(address, &REQUEST.replace("host", "connection: close\r\nhost"));
+            let mut first = [0; 15];
+            listener.read_exact(&mut first).expect("a head");
+            assert_eq!(&first, b"HTTP/1.1 200 OK");
+            // Others' time is over meanwhile.
+            assert_eq!(rest(client(address, "")), "");
+            happens.send("it happened").expect("somebody listens");
+            let told = rest(listener);
+            assert!(told.contains("it happened"), "{told}");
+        });
+    }
+
+    #[test]
+    fn more_than_there_are_places_wait_for_one() {
+        let router = Router::new().route("/", get(|| async { "ok" }));
+        with(router, None, Limits { connections: 1, ..limits() }, |address| {
+            let mut first = client(address, "");
+            asked(&mut first);
+            let mut second = client(address, REQUEST);
+            (0..100).for_each(|_| asked(&mut first));
+            second.set_nonblocking(true).expect("set");
+            let nothing = second.read(&mut [0; 1]).expect_err("nobody answers").kind();
+            assert_eq!(nothing, io::ErrorKind::WouldBlock);
+            second.set_nonblocking(false).expect("set");
+            drop(first);
+            let mut answer = [0; 15];
+            second.read_exact(&mut answer).expect("there is a place");
+            assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        });
+    }
+}
