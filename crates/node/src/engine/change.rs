@@ -356,7 +356,7 @@ impl Change {
         if self.desired.limits != running.config.limits {
             front.set_limits(&self.desired.limits);
         }
-        running.config = std::mem::take(&mut self.desired);
+        running.config = Arc::new(std::mem::take(&mut self.desired));
         if is_fairness_changed {
             front.fairness.apply(&running.config);
         }
@@ -364,6 +364,7 @@ impl Change {
         self.make_targets(running);
         let sessions_ended =
             front.access.replace(self.policy.clone(), &front.targets, &self.losses);
+        engine.show(running);
         engine.closings.begin(gone, engine.cores.clone());
         front.targets.tell();
         Made { needs_restart, sessions_ended }
@@ -490,7 +491,8 @@ impl Change {
                 Err(error) => {
                     error!(volume = config.name, %error, "the volume could not be opened again");
                     // The next change opens it anew.
-                    running.config.volumes.retain(|volume| volume.name != config.name);
+                    let volumes = &mut Arc::make_mut(&mut running.config).volumes;
+                    volumes.retain(|volume| volume.name != config.name);
                 }
             }
         }
@@ -511,6 +513,7 @@ impl Change {
                 found.device.set_luns(running.luns(target));
             }
         }
+        engine.show(&running);
     }
 }
 

@@ -108,7 +108,9 @@ pub(crate) struct Engine {
     machine: String,
     layer: Box<Layer>,
     doorman: Doorman,
+    /// Held while files are opened: who answers others looks at `shown`.
     running: Mutex<Running>,
+    shown: Mutex<Shown>,
     is_changing: AtomicBool,
     /// No more changes: the server ends.
     is_ending: watch::Sender<bool>,
@@ -118,9 +120,18 @@ pub(crate) struct Engine {
 /// What runs.
 #[derive(Default)]
 struct Running {
-    config: Config,
+    config: Arc<Config>,
     volumes: BTreeMap<String, Volume>,
     portals: Vec<Served>,
+}
+
+/// What is told of it, as it was when the last change was made.
+#[derive(Clone, Default)]
+struct Shown {
+    config: Arc<Config>,
+    /// The volumes that are open.
+    volumes: Arc<BTreeMap<String, Geometry>>,
+    portals: Arc<Vec<Portal>>,
 }
 
 impl Running {
@@ -153,6 +164,7 @@ impl Engine {
             targets: Vec::new(),
             ..config.clone()
         };
+        let config = Arc::new(started);
         Arc::new(Self {
             doorman: Doorman::new(front.clone(), cores),
             front,
@@ -160,7 +172,8 @@ impl Engine {
             array,
             machine: volumes::machine_identity(),
             layer,
-            running: Mutex::new(Running { config: started, ..Running::default() }),
+            shown: Mutex::new(Shown { config: config.clone(), ..Shown::default() }),
+            running: Mutex::new(Running { config, ..Running::default() }),
             is_changing: AtomicBool::new(false),
             is_ending: watch::Sender::default(),
             closings: Closings::default(),
@@ -171,22 +184,38 @@ impl Engine {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn shown(&self) -> Shown {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From here on this is what is told.
+    fn show(&self, running: &Running) {
+        let volumes = running.volumes.iter();
+        let volumes = volumes.map(|(name, volume)| (name.clone(), volume.store.geometry()));
+        let portals = running.portals.iter().map(|one| one.portal.config());
+        let shown = Shown {
+            config: running.config.clone(),
+            volumes: Arc::new(volumes.collect()),
+            portals: Arc::new(portals.collect()),
+        };
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+    }
+
     /// What it runs by.
     pub(crate) fn config(&self) -> Config {
-        self.running().config.clone()
+        (*self.shown().config).clone()
     }
 
     /// What clients can reach, in the order of the configuration.
     pub(crate) fn exports(&self) -> Vec<Export> {
-        let running = self.running();
-        let portals: Vec<Portal> = running.portals.iter().map(|one| one.portal.config()).collect();
-        let exports = running.config.targets.iter().flat_map(|target| {
+        let Shown { config, volumes, portals } = self.shown();
+        let exports = config.targets.iter().flat_map(|target| {
             let export = |(&lun, name): (&u16, &String)| {
                 Some(Export {
                     volume: name.clone(),
                     target: target.name.clone(),
                     lun,
-                    size: running.volumes.get(name)?.size(),
+                    size: volumes.get(name)?.byte_count(),
                     urls: portals
                         .iter()
                         .filter(|portal| target.is_reached_through(portal.group))
@@ -201,9 +230,8 @@ impl Engine {
 
     /// The volumes that are open, by name, and how large they are.
     pub(crate) fn volumes(&self) -> Vec<(String, Geometry)> {
-        let running = self.running();
-        let volumes = running.volumes.iter();
-        volumes.map(|(name, volume)| (name.clone(), volume.store.geometry())).collect()
+        let volumes = self.shown().volumes;
+        volumes.iter().map(|(name, geometry)| (name.clone(), *geometry)).collect()
     }
 
     /// Looks at the certificates of portals now, instead of when the next connection comes in.
@@ -286,4 +314,40 @@ impl Drop for Turn {
 /// A volume that could not be opened.
 fn not_opened(volume: &str) -> impl Fn(StoreError) -> StartError + '_ {
     |source| StartError::Store { volume: volume.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+    use crate::config::{parse_portal, parse_volume};
+    use crate::host::Beneath;
+
+    #[test]
+    fn who_asks_what_there_is_waits_for_no_change() {
+        let target = TargetConfig {
+            name: "iqn.2026-11.test:t".into(),
+            luns: BTreeMap::from([(0, "a".into())]),
+            ..TargetConfig::default()
+        };
+        let config = Config {
+            listen: vec![parse_portal("127.0.0.1:0").expect("a portal")],
+            cores: NonZeroUsize::new(1),
+            volumes: vec![parse_volume("a=ram:1MiB").expect("a volume")],
+            targets: vec![target],
+            ..Config::default()
+        };
+        let config = config.finish().expect("valid");
+        let cores = Cores::start(config.cores, config.io_engine, config.spin).expect("cores");
+        let cores = Arc::new(cores);
+        let array = Array::new(Arc::new(Beneath::new(&cores)));
+        let engine = Engine::new(&config, &cores, array, Box::new(|_, store| store));
+        engine.prepare(config, true).expect("prepared").into_ready().make();
+        let _changing = engine.running();
+        let exports = engine.exports();
+        assert_eq!((exports.len(), exports[0].size, exports[0].urls.len()), (1, 1 << 20, 1));
+        assert_eq!(engine.volumes()[0].0, "a");
+        assert_eq!(engine.config().targets.len(), 1);
+    }
 }
