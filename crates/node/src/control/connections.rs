@@ -254,7 +254,7 @@ mod tests {
         let router = Router::new().route("/", get(stream));
         with(router, None, Limits { head: SHORT, body: SHORT, ..limits() }, |address| {
             let mut listener =
-                client(address, &REQUEST.replace("host", "connection: close\r\nhost"));
+                client(address, &REQUEST.replace("host:", "connection: close\r\nhost:"));
             let mut first = [0; 15];
             listener.read_exact(&mut first).expect("a head");
             assert_eq!(&first, b"HTTP/1.1 200 OK");
