@@ -3,6 +3,7 @@
 
 mod client;
 
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -268,6 +269,57 @@ fn a_trace_of_a_session_that_stands_is_turned_on_and_off() -> Result<()> {
     let unknown = server.command(&["session", "trace", "65000", "--out", path])?.output()?;
     assert_eq!(unknown.status.code(), Some(3), "not found");
     server.serving.stop()
+}
+
+/// `sarsen top` on a terminal of its own, where the first look has been drawn.
+struct OnTerminal {
+    process: Child,
+    out: std::process::ChildStdout,
+    seen: Vec<u8>,
+}
+
+impl OnTerminal {
+    fn start(server: &Seen) -> Result<Self> {
+        let top = format!("stty rows 12 cols 100; {} top", program::path()?.display());
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", "60", "script", "-qefc", &top, "/dev/null"]);
+        command.env("SARSEN_CONTROL", server.folder.path().join("control.sock"));
+        command.env("TERM", "xterm").env("SHELL", "/bin/sh");
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let out = process.stdout.take().context("its stdout")?;
+        let mut started = Self { process, out, seen: Vec::new() };
+        while !String::from_utf8_lossy(&started.seen).contains("DEPTH") {
+            let mut piece = [0; 4096];
+            let count = started.out.read(&mut piece)?;
+            ensure!(count > 0, "{}", String::from_utf8_lossy(&started.seen));
+            started.seen.extend_from_slice(&piece[..count]);
+        }
+        Ok(started)
+    }
+
+    /// How it ends, and what is on the terminal after that was given back.
+    fn end(mut self) -> Result<(Option<i32>, String)> {
+        self.out.read_to_end(&mut self.seen)?;
+        let code = self.process.wait()?.code();
+        let seen = String::from_utf8_lossy(&self.seen).into_owned();
+        let (_, drawn) = seen.split_once("\x1b[?1049h").context("the other screen is not taken")?;
+        let (_, after) = drawn.rsplit_once("\x1b[?1049l").context("it is not given back")?;
+        Ok((code, after.to_owned()))
+    }
+}
+
+#[test]
+fn top_gives_the_terminal_back_when_one_leaves_and_when_the_server_does() -> Result<()> {
+    let server = Seen::start()?;
+    let mut left = OnTerminal::start(&server)?;
+    left.process.stdin.take().context("its keys")?.write_all(b"sq")?;
+    let (code, after) = left.end()?;
+    ensure!(code == Some(0) && !after.contains("sarsen"), "{code:?}: {after}");
+    let alone = OnTerminal::start(&server)?;
+    server.serving.stop()?;
+    let (code, after) = alone.end()?;
+    ensure!(code == Some(6) && after.contains("sarsen: "), "{code:?}: {after}");
+    Ok(())
 }
 
 /// The values of a key in a trace, whatever is around them.

@@ -1,19 +1,26 @@
 //! `sarsen top`: who is busy, and who is slow, second after second.
 
+mod screen;
+
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
+use crossterm::event::{Event, EventStream};
+use futures_util::StreamExt as _;
+use ratatui::DefaultTerminal;
 use sarsen_io::time;
+use sarsen_node::control::Client;
 use sarsen_node::control::schema::statistics::{SessionVolume, Statistics, VolumeStatistics};
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
+use self::screen::Screen;
 use crate::control::{Manner, table};
 use crate::disk::on_a_core;
 use crate::state::print;
 
-/// To the upper left corner, and nothing below.
-const BEGIN_AGAIN: &str = "\u{1b}[H\u{1b}[J";
 const NANOSECONDS: f64 = 1e9;
 
 /// Flags of `sarsen top`.
@@ -25,7 +32,7 @@ pub(crate) struct Arguments {
     /// End after so many looks; without a terminal after one.
     #[arg(short = 'n', long, value_name = "COUNT")]
     count: Option<u64>,
-    /// So many of the busiest.
+    /// So many of the busiest; on a terminal as many as there is room for.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     lines: usize,
     #[command(flatten)]
@@ -72,28 +79,99 @@ struct Counts {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { interval, count, lines, manner } = arguments;
+    let client = manner.client()?;
+    let is_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     on_a_core(async {
-        let client = arguments.manner.client()?;
-        let is_terminal = std::io::stdout().is_terminal() && !arguments.manner.json;
-        let looks = arguments.count.or((!is_terminal).then_some(1));
-        let mut before: Statistics = client.get("/statistics").await?;
-        let mut then = time::now();
-        let mut done = 0;
-        while looks.is_none_or(|looks| done < looks) {
-            let next = then + Duration::from_secs(arguments.interval.into());
-            time::sleep_until(next).await;
-            let after: Statistics = client.get("/statistics").await?;
-            let now = time::now();
-            let look = Look::between(&before, &after, now.duration_since(then).as_secs_f64());
-            match (arguments.manner.json, is_terminal) {
-                (true, _) => print(&format!("{}\n", serde_json::to_string(&look)?))?,
-                (false, true) => print(&format!("{BEGIN_AGAIN}{}", look.render(arguments.lines)))?,
-                (false, false) => print(&look.render(arguments.lines))?,
-            }
-            (before, then, done) = (after, now, done + 1);
+        let looks = Looks::begin(client, Duration::from_secs((*interval).into())).await?;
+        match is_terminal && !manner.json {
+            true => watch(looks, *count).await,
+            false => tell(looks, count.unwrap_or(1), *lines, manner.json).await,
         }
-        Ok(())
     })
+}
+
+/// Looks at a server, an interval between them.
+struct Looks {
+    client: Client,
+    interval: Duration,
+    before: Statistics,
+    then: Instant,
+}
+
+impl Looks {
+    async fn begin(client: Client, interval: Duration) -> anyhow::Result<Self> {
+        let before = client.get("/statistics").await?;
+        Ok(Self { client, interval, before, then: time::now() })
+    }
+
+    /// The next one. Whoever stops waiting for it has lost nothing.
+    async fn next(&mut self) -> anyhow::Result<Look> {
+        time::sleep_until(self.then + self.interval).await;
+        let after: Statistics = self.client.get("/statistics").await?;
+        let now = time::now();
+        let seconds = now.duration_since(self.then).as_secs_f64();
+        let look = Look::between(&self.before, &after, seconds);
+        (self.before, self.then) = (after, now);
+        Ok(look)
+    }
+}
+
+/// Prints so many looks.
+async fn tell(mut looks: Looks, count: u64, lines: usize, json: bool) -> anyhow::Result<()> {
+    for _ in 0..count {
+        let look = looks.next().await?;
+        match json {
+            true => print(&format!("{}\n", serde_json::to_string(&look)?))?,
+            false => print(&look.render(lines))?,
+        }
+    }
+    Ok(())
+}
+
+/// A terminal that is given back as it was, however this ends.
+struct Borrowed(DefaultTerminal);
+
+impl Borrowed {
+    fn take() -> anyhow::Result<Self> {
+        ratatui::try_init().map(Self).or_else(|error| {
+            ratatui::restore();
+            Err(error).context("this terminal cannot be drawn on: use --count or --json")
+        })
+    }
+}
+
+impl Drop for Borrowed {
+    fn drop(&mut self) {
+        ratatui::restore();
+    }
+}
+
+/// Shows looks on the terminal, and does what keys say, until one says to leave.
+async fn watch(mut looks: Looks, count: Option<u64>) -> anyhow::Result<()> {
+    let has_colour = std::env::var_os("NO_COLOR").is_none();
+    let mut screen = Screen::new(looks.client.address().to_string(), has_colour);
+    let mut ended = signal(SignalKind::terminate())?;
+    let mut terminal = Borrowed::take()?;
+    let mut keys = EventStream::new();
+    let mut done = 0;
+    while count.is_none_or(|count| done < count) {
+        terminal.0.draw(|frame| screen.draw(frame))?;
+        tokio::select! {
+            look = looks.next() => {
+                screen.show(look?);
+                done += 1;
+            }
+            event = keys.next() => match event.transpose()? {
+                Some(Event::Key(key)) if screen.press(key).is_break() => break,
+                // Another size is seen when it is drawn.
+                Some(_) => {}
+                None => break,
+            },
+            _ = ended.recv() => break,
+        }
+    }
+    Ok(())
 }
 
 impl Look {
@@ -137,8 +215,7 @@ impl Look {
         });
         let (mut volumes, mut sessions): (Vec<_>, Vec<_>) = (volumes.collect(), sessions.collect());
         for rows in [&mut volumes, &mut sessions] {
-            let busy = |row: &Row| row.reads_per_second + row.writes_per_second;
-            rows.sort_by(|a, b| busy(b).total_cmp(&busy(a)));
+            rows.sort_by(|a, b| b.iops().total_cmp(&a.iops()));
         }
         Self { unix_seconds: after.unix_seconds, volumes, sessions }
     }
@@ -177,6 +254,21 @@ impl Row {
         ]
     }
 
+    fn iops(&self) -> f64 {
+        self.reads_per_second + self.writes_per_second
+    }
+
+    /// Bytes a second, in both directions.
+    fn bandwidth(&self) -> f64 {
+        self.read_bytes_per_second + self.write_bytes_per_second
+    }
+
+    /// Its handle and whose it is.
+    fn session(&self) -> String {
+        let initiator = self.initiator.as_deref().unwrap_or_default();
+        format!("{} {initiator}", self.tsih.unwrap_or_default())
+    }
+
     fn cells_of_volume(&self) -> [String; 8] {
         let [a, b, c, d, e] = self.rates();
         let p99 = self.p99_microseconds.map_or("-".to_owned(), |p99| format!("{p99:.0}"));
@@ -185,9 +277,7 @@ impl Row {
 
     fn cells_of_session(&self) -> [String; 8] {
         let [a, b, c, d, e] = self.rates();
-        let (tsih, initiator) = (self.tsih.unwrap_or_default(), self.initiator.as_deref());
-        let session = format!("{tsih} {}", initiator.unwrap_or_default());
-        [a, b, c, d, e, self.queue_depth.to_string(), session, self.volume.clone()]
+        [a, b, c, d, e, self.queue_depth.to_string(), self.session(), self.volume.clone()]
     }
 }
 
