@@ -129,16 +129,20 @@ fn update_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure>
     }
 }
 
-/// The rule of an address, or a name.
+/// The rule of an address, a name, or a name at an address. What tgtd makes of both is the name alone, wherever it
+/// comes from: who gives both means both.
 fn rule_of(arguments: &Arguments) -> Result<Rule, Failure> {
-    match (&arguments.initiator_address, &arguments.initiator_name) {
-        (Some(address), _) if address == EVERYBODY => Ok(Rule::default()),
-        (Some(address), _) => Ok(Rule { address: Some(address.clone()), ..Rule::default() }),
-        (None, Some(name)) => Ok(Rule { initiator: Some(name.clone()), ..Rule::default() }),
-        (None, None) => {
-            Err(Failure::Invalid("give --initiator-address or --initiator-name".into()))
-        }
+    let (address, initiator) = (&arguments.initiator_address, &arguments.initiator_name);
+    if address.is_none() && initiator.is_none() {
+        let message = "give --initiator-address or --initiator-name";
+        return Err(Failure::Invalid(message.into()));
     }
+    if initiator.as_ref().is_some_and(|name| name.contains('*')) {
+        let message = "* stands for nothing in a name here: give the whole one, or write a rule of the target";
+        return Err(Failure::Invalid(message.into()));
+    }
+    let address = address.clone().filter(|address| address != EVERYBODY);
+    Ok(Rule { address, initiator: initiator.clone(), ..Rule::default() })
 }
 
 fn bind(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
@@ -407,6 +411,19 @@ mod tests {
     }
 
     #[test]
+    fn who_is_bound_by_both_has_to_have_both() {
+        let both = (bind as Plan, "--tid 7 -I 10.0.0.1 -Q iqn.2026-11.x:host");
+        let name = Some("iqn.2026-11.x:host".to_owned());
+        let rule = Rule { address: Some("10.0.0.1".into()), initiator: name, ..Rule::default() };
+        assert_eq!(after(&[NEW, both]).target[0].allow, [rule.clone()]);
+        let of_all = (bind as Plan, "--tid 7 -I ALL -Q iqn.2026-11.x:host");
+        let anywhere = Rule { address: None, ..rule };
+        assert_eq!(after(&[NEW, of_all]).target[0].allow, [anywhere.clone()]);
+        let no_more = (unbind as Plan, "--tid 7 -I 10.0.0.1 -Q iqn.2026-11.x:host");
+        assert_eq!(after(&[NEW, both, of_all, no_more]).target[0].allow, [anywhere]);
+    }
+
+    #[test]
     fn accounts_are_bound_and_go_wherever_they_are_bound() {
         let account = (new_account as Plan, "--user web --password secretpass12");
         let own = (new_account as Plan, "--user san --password secretpass34");
@@ -453,6 +470,11 @@ mod tests {
             (new_unit, "--tid 7 --lun 1 -b /x", "this logical unit number already exists"),
             (delete_unit, "--tid 7 --lun 2", "can't find the logical unit"),
             (unbind, "--tid 7 -I ALL", "this access control rule does not exist"),
+            (
+                bind,
+                "--tid 7 -Q iqn.2026-11.x:*",
+                "* stands for nothing in a name here: give the whole one, or write a rule of the target",
+            ),
             (delete_account, "--user x", "can't find the account"),
             (bind_account, "--tid 7 --user x", "can't find the account"),
             (new_unit, "--tid 7 --lun 2 -b /x -Y tape", "this operation isn't supported"),

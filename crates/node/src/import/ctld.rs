@@ -9,6 +9,7 @@ use std::path::Path;
 use sarsen_scsi::Designator;
 
 use super::draft::{Draft, Shown, TargetDraft, every_address, naa};
+use super::strictest::common_rules;
 use super::ucl::{self, Node};
 use super::{Files, ImportError, Imported};
 use crate::config::parse_redirect_address;
@@ -23,6 +24,7 @@ const LONGEST_DEVICE_ID: usize = 64;
 /// The portal group of targets that name none.
 const DEFAULT: &str = "default";
 const OPEN: &str = "no-authentication";
+const CLOSED: &str = "no-access";
 /// What is of interest to ctld alone.
 const OF_THE_DAEMON: [&str; 4] = ["debug", "maxproc", "pidfile", "timeout"];
 /// Options of a LUN that sarsen takes from the file or device itself.
@@ -64,6 +66,9 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
             _ => {}
         }
     }
+    let discovery: Vec<Access> =
+        world.groups.values().map(|group| group.discovery.clone()).collect();
+    take_discovery(&mut draft, &path.display().to_string(), &discovery);
     for node in &nodes {
         match node.key.as_str() {
             "target" => {
@@ -109,18 +114,31 @@ struct World {
     volumes: BTreeMap<String, String>,
 }
 
+#[derive(Default)]
 struct PortalGroup {
     tag: u16,
+    discovery: Access,
     listen: Vec<(String, String)>,
     redirect: Option<String>,
+}
+
+/// What is asked of who wants in, by how strict it is.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Demand {
+    /// Nothing is said: ctld lets in nobody.
+    #[default]
+    Unsaid,
+    /// Nothing.
+    Nothing,
+    Proof,
+    /// Nobody is let in.
+    Denied,
 }
 
 /// Who may log in.
 #[derive(Clone, Default)]
 struct Access {
-    /// Nobody has to prove anything.
-    is_open: bool,
-    wants_proof: bool,
+    demand: Demand,
     accounts: Vec<String>,
     own_account: Option<String>,
     names: Vec<String>,
@@ -137,17 +155,18 @@ impl Access {
         for setting in &node.nodes {
             let place = &setting.place;
             match setting.key.as_str() {
-                "auth-type" => match setting.word() {
-                    "none" => access.is_open = true,
-                    "chap" | "chap-mutual" | "deny" => access.wants_proof = true,
-                    _ => draft.lose(
-                        place,
-                        told(setting),
-                        "sarsen knows none and CHAP: nobody is let in",
-                    ),
-                },
+                "auth-type" => access.want(match setting.word() {
+                    "none" => Demand::Nothing,
+                    "chap" | "chap-mutual" => Demand::Proof,
+                    "deny" => Demand::Denied,
+                    _ => {
+                        let remedy = "sarsen knows none and CHAP: nobody is let in";
+                        draft.lose(place, told(setting), remedy);
+                        Demand::Denied
+                    }
+                }),
                 "chap" | "chap-mutual" => {
-                    access.wants_proof = true;
+                    access.want(Demand::Proof);
                     for words in credentials(setting) {
                         access.take(draft, place, &words);
                     }
@@ -173,6 +192,11 @@ impl Access {
         access
     }
 
+    /// Of several demands the strictest holds.
+    fn want(&mut self, demand: Demand) {
+        self.demand = self.demand.max(demand);
+    }
+
     fn take(&mut self, draft: &mut Draft, place: &str, words: &[String]) {
         let word = |index: usize| words.get(index).map_or("", String::as_str);
         self.accounts.extend(draft.account(place, word(0), word(1)));
@@ -193,20 +217,18 @@ impl Access {
         }
     }
 
-    /// Rules for each name from each address.
-    fn apply(&self, target: &mut TargetDraft) {
-        target.is_closed = !self.is_open || self.has_names || self.has_addresses;
-        if self.wants_proof && !self.is_open {
-            self.accounts.iter().for_each(|account| target.accept(account));
-            target.target.own_account.clone_from(&self.own_account);
-            if self.accounts.is_empty() {
-                return;
-            }
-        } else if !self.is_open {
-            // Neither accounts nor `auth-type none`: names and addresses alone let in.
-            if !self.has_names && !self.has_addresses {
-                return;
-            }
+    fn lets_in(&self) -> bool {
+        match self.demand {
+            Demand::Nothing => true,
+            Demand::Proof => !self.accounts.is_empty(),
+            Demand::Unsaid | Demand::Denied => false,
+        }
+    }
+
+    /// A rule for each name from each address.
+    fn rules(&self) -> Vec<Rule> {
+        if !self.lets_in() {
+            return Vec::new();
         }
         let options = |has: bool, values: &[String]| -> Vec<Option<String>> {
             match has {
@@ -214,16 +236,51 @@ impl Access {
                 false => vec![None],
             }
         };
-        if !self.has_names && !self.has_addresses {
-            target.is_closed = false;
-            return;
-        }
+        let mut rules = Vec::new();
         for initiator in options(self.has_names, &self.names) {
             for address in options(self.has_addresses, &self.addresses) {
-                let rule = Rule { initiator: initiator.clone(), address, ..Rule::default() };
-                target.target.allow.push(rule);
+                rules.push(Rule { initiator: initiator.clone(), address, ..Rule::default() });
             }
         }
+        rules
+    }
+
+    /// The accounts that all accept that want proof, or `None` where none does.
+    fn common_accounts(all: &[Self]) -> Option<Vec<String>> {
+        let mut strict = all.iter().filter(|access| access.demand == Demand::Proof);
+        let mut accounts = strict.next()?.accounts.clone();
+        for access in strict {
+            accounts.retain(|account| access.accounts.contains(account));
+        }
+        Some(accounts)
+    }
+
+    /// Lets in whom each of the portal groups does.
+    fn apply(draft: &mut Draft, all: &[Self], target: &mut TargetDraft) {
+        let lists: Vec<Vec<Rule>> = all.iter().map(Self::rules).collect();
+        let accounts = Self::common_accounts(all);
+        let is_same = |other: &Self| {
+            (other.rules(), other.demand) == (all[0].rules(), all[0].demand)
+                && other.accounts == all[0].accounts
+        };
+        if !all.iter().all(is_same) {
+            let remedy = "a target has the same rules at all its portals: only who got in through each of them, with \
+                          the same proof, is let in";
+            let what = format!("auth-groups of single portal groups of {}", target.target.name);
+            let place = target.place.clone();
+            draft.lose(&place, what, remedy);
+        }
+        let rules = match &accounts {
+            Some(accounts) if accounts.is_empty() => Vec::new(),
+            _ => common_rules(&lists),
+        };
+        target.is_closed = !rules.contains(&Rule::default());
+        if target.is_closed {
+            target.target.allow = rules;
+        }
+        accounts.unwrap_or_default().iter().for_each(|account| target.accept(account));
+        let own = all.iter().filter(|access| access.demand == Demand::Proof);
+        target.target.own_account = own.filter_map(|access| access.own_account.clone()).next();
     }
 }
 
@@ -245,7 +302,8 @@ fn credentials(setting: &Node) -> Vec<Vec<String>> {
 fn take_portal_group(draft: &mut Draft, world: &World, node: &Node) -> PortalGroup {
     let tag = node.value("tag").and_then(|tag| tag.parse().ok()).filter(|tag| *tag != 0);
     let tag = tag.unwrap_or(world.groups.len() as u16 + 1);
-    let mut group = PortalGroup { tag, listen: Vec::new(), redirect: None };
+    let mut group = PortalGroup { tag, ..PortalGroup::default() };
+    let mut discovery = None;
     for setting in &node.nodes {
         let place = setting.place.clone();
         match setting.key.as_str() {
@@ -257,7 +315,9 @@ fn take_portal_group(draft: &mut Draft, world: &World, node: &Node) -> PortalGro
                 draft.lose(&place, told(setting), "sarsen speaks iSCSI over TCP: clients need that")
             }
             "redirect" => group.redirect = Some(setting.word().to_owned()),
-            "discovery-auth-group" => take_discovery(draft, world, setting),
+            "discovery-auth-group" => {
+                discovery = Some(find_access(draft, world, &place, setting.word()));
+            }
             "discovery-filter" if setting.word() != "none" => draft.note(
                 &place,
                 told(setting),
@@ -267,36 +327,27 @@ fn take_portal_group(draft: &mut Draft, world: &World, node: &Node) -> PortalGro
             _ => draft.note(&place, told(setting), "sarsen has nothing of that kind"),
         }
     }
+    group.discovery = discovery.unwrap_or_else(|| find_access(draft, world, &node.place, DEFAULT));
     group
 }
 
-fn take_discovery(draft: &mut Draft, world: &World, setting: &Node) {
-    let name = setting.word();
-    if name == OPEN {
-        return;
-    }
-    let Some(access) = world.access.get(name) else {
-        draft.note(
-            &setting.place,
-            told(setting),
-            "whoever looks for targets is told of those that he may log in to",
-        );
-        return;
+/// All portal groups of the server have one rule here. Where none is said, ctld shows nobody anything.
+fn take_discovery(draft: &mut Draft, place: &str, all: &[Access]) {
+    let accounts = Access::common_accounts(all);
+    let is_closed = match &accounts {
+        Some(accounts) => accounts.is_empty(),
+        // Whoever looks is told of what he may log in to; who else may not look cannot be said.
+        None => all.iter().any(|access| access.has_names || access.has_addresses),
     };
-    if access.wants_proof && access.accounts.is_empty() {
-        draft.lose(
-            &setting.place,
-            told(setting),
-            "everybody may look for targets: set discovery.chap",
-        );
+    if is_closed || all.is_empty() || !all.iter().all(Access::lets_in) {
+        draft.close_discovery(place);
+        return;
     }
+    let Some(accounts) = accounts else { return };
+    let own = all.iter().find_map(|access| access.own_account.clone());
     let discovery = draft.discovery();
-    for account in &access.accounts {
-        if !discovery.chap.contains(account) {
-            discovery.chap.push(account.clone());
-        }
-    }
-    discovery.own_account = discovery.own_account.take().or(access.own_account.clone());
+    discovery.chap = accounts;
+    discovery.own_account = own;
 }
 
 fn with_port(address: &str) -> String {
@@ -316,12 +367,14 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
     }
     let mut groups = Vec::new();
     let mut access = Access::of(draft, node);
-    let mut own = access.wants_proof || access.is_open || access.has_names || access.has_addresses;
-    let mut named_access = Vec::new();
+    let mut is_own = access.demand != Demand::Unsaid || access.has_names || access.has_addresses;
     for setting in &node.nodes {
         let place = setting.place.clone();
         match setting.key.as_str() {
-            "auth-group" => named_access.push((place, setting.word().to_owned())),
+            "auth-group" => {
+                is_own = true;
+                access = find_access(draft, world, &place, setting.word());
+            }
             "portal-group" => {
                 let object = setting.value("name").map(|name| {
                     let access = setting.value("auth-group-name").or(setting.value("auth-group"));
@@ -329,8 +382,8 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
                 });
                 let (group, access) = object
                     .unwrap_or_else(|| (setting.word().to_owned(), setting.words.get(1).cloned()));
-                named_access.extend(access.map(|access| (place.clone(), access)));
-                groups.push((place, group));
+                let access = access.map(|name| find_access(draft, world, &place, &name));
+                groups.push((place, group, access));
             }
             "redirect" => redirect(draft, &place, &mut target, setting.word()),
             "port" | "offload" => {
@@ -341,36 +394,18 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
             _ => draft.note(&place, told(setting), "sarsen has nothing of that kind"),
         }
     }
-    named_access.dedup_by(|one, other| one.1 == other.1);
-    if named_access.len() > 1 {
-        let what = "auth-groups of single portal groups";
-        draft.lose(
-            &node.place,
-            what,
-            "a target has the same rules at all its portals: those of the first",
-        );
+    if groups.is_empty() {
+        groups.push((node.place.clone(), DEFAULT.to_owned(), None));
     }
-    if let (false, Some((place, name))) = (own, named_access.first()) {
-        own = true;
-        match (name.as_str(), world.access.get(name)) {
-            (_, Some(named)) => access = named.clone(),
-            (OPEN, None) => access.is_open = true,
-            (DEFAULT, None) => {}
-            (_, None) => {
-                draft.lose(place, format!("auth-group {name}"), "there is none: nobody is let in")
-            }
-        }
-    }
-    if !own {
+    if !is_own && groups.iter().any(|(_, _, own)| own.is_none()) {
         let what = format!("target {name} without an auth-group");
         draft.note(&node.place, what, "ctld let in nobody, as it is here");
+        access = find_access(draft, world, &node.place, DEFAULT);
     }
-    access.apply(&mut target);
-    if groups.is_empty() {
-        groups.push((node.place.clone(), DEFAULT.to_owned()));
-    }
+    let of_groups = groups.iter().map(|(_, _, own)| own.as_ref().unwrap_or(&access).clone());
+    Access::apply(draft, &of_groups.collect::<Vec<_>>(), &mut target);
     let mut ways = Vec::new();
-    for (place, name) in groups {
+    for (place, name, _) in groups {
         match (world.groups.get(&name), name.as_str()) {
             (Some(group), _) => {
                 let all = group.listen.iter();
@@ -388,6 +423,19 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
     let index = draft.add_target(target);
     for (place, tag, address) in ways {
         draft.reach(&place, index, tag, &address);
+    }
+}
+
+/// An auth-group by its name. What is not there lets in nobody.
+fn find_access(draft: &mut Draft, world: &World, place: &str, name: &str) -> Access {
+    match (world.access.get(name), name) {
+        (Some(access), _) => access.clone(),
+        (None, OPEN) => Access { demand: Demand::Nothing, ..Access::default() },
+        (None, DEFAULT | CLOSED) => Access::default(),
+        (None, _) => {
+            draft.lose(place, format!("auth-group {name}"), "there is none: nobody is let in");
+            Access::default()
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
+use sarsen_io::random;
 use sarsen_scsi::{Designator, Naa};
 
 use super::portals::{Assigned, Ways};
@@ -29,6 +30,8 @@ pub(super) struct Draft {
     complaints: Vec<Complaint>,
     /// The target that a volume is served by, and its number there.
     served: BTreeMap<String, (String, u16)>,
+    /// Not everybody may look for targets: where that is said.
+    closed_discovery: Option<String>,
     refused_accounts: BTreeSet<String>,
     ways: Ways,
     drafts: Vec<TargetDraft>,
@@ -47,6 +50,10 @@ pub(super) struct TargetDraft {
     pub(super) preferred: Option<u16>,
     /// Nobody who fits no rule is let in.
     pub(super) is_closed: bool,
+    /// Somebody whom the file speaks of could not be carried: what is for everybody else is not for him.
+    pub(super) leaves_out: bool,
+    /// Its file says nothing of portals.
+    pub(super) is_everywhere: bool,
 }
 
 /// Whom a rule lets in and what it shows, before it is known what nobody may write.
@@ -210,8 +217,10 @@ impl Draft {
                 self.lose(
                     place,
                     format!("another secret for the account {name}"),
-                    "an account has one secret here, the first: give this initiator an account of its own",
+                    "an account has one secret here, the first, and who has another is not let in by it: give this \
+                     initiator an account of its own",
                 );
+                return None;
             }
             return Some(name.to_owned());
         }
@@ -244,6 +253,11 @@ impl Draft {
     /// Who may look for targets.
     pub(super) fn discovery(&mut self) -> &mut Discovery {
         self.document.discovery.get_or_insert_default()
+    }
+
+    /// Unless an account is carried, nobody may look for targets.
+    pub(super) fn close_discovery(&mut self, place: &str) {
+        self.closed_discovery.get_or_insert(place.to_owned());
     }
 
     /// One more target. Its number is for [`Draft::reach`].
@@ -303,11 +317,18 @@ impl Draft {
         for Showing { place, mut rule, mut shown, protected: mut luns } in showings {
             let all = !shown.is_empty() && luns.len() == shown.len();
             if !all {
-                luns.retain(|lun| shown.get(lun).is_some_and(|volume| writable.contains(volume)));
+                let can_be = |name: &String| {
+                    let own = self.document.volume.iter().find(|volume| volume.name == *name);
+                    own.is_some_and(can_be_protected)
+                };
+                luns.retain(|lun| {
+                    let volume = shown.get(lun);
+                    volume.is_some_and(|name| writable.contains(name) || !can_be(name))
+                });
             }
             for name in protected.difference(&writable).filter(|_| !all) {
                 let can_be =
-                    |volume: &&mut Volume| ["file", "ram", "null"].contains(&volume.store.as_str());
+                    |volume: &&mut Volume| can_be_protected(volume) && volume.store != "iso";
                 if let Some(volume) = self.volume(name).filter(can_be) {
                     volume.read_only = true;
                 }
@@ -373,8 +394,22 @@ impl Draft {
         }
     }
 
-    /// An initiator's name that a rule can be about.
+    /// An initiator's name that a rule can be about. No character of it stands for others.
     pub(super) fn initiator(&mut self, place: &str, text: &str) -> Option<String> {
+        let name = text.to_ascii_lowercase();
+        if target_name_fault(&name).is_none() {
+            return Some(name);
+        }
+        self.lose(
+            place,
+            format!("the initiator {text}"),
+            "it is no iSCSI name: who has it is not let in; add rules for them",
+        );
+        None
+    }
+
+    /// Initiators' names that a rule can be about.
+    pub(super) fn initiators(&mut self, place: &str, text: &str) -> Option<String> {
         let name = text.to_ascii_lowercase();
         let beginning = name.strip_suffix('*');
         let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.:".contains(&b);
@@ -408,16 +443,35 @@ impl Draft {
             Some(assigned) => assigned.portals,
             None => vec![Portal { address: "0.0.0.0:3260".into(), ..Portal::default() }],
         };
+        if let Some(place) = self.closed_discovery.take() {
+            self.let_nobody_look(&place);
+        }
         self.keep_apart_own_accounts();
         self.name_hosts();
         Imported { document: self.document, complaints: self.complaints }
     }
 
+    fn let_nobody_look(&mut self, place: &str) {
+        if self.document.discovery.as_ref().is_some_and(|discovery| !discovery.chap.is_empty()) {
+            return;
+        }
+        // An account whose secret nobody is told.
+        let secret = [random::number(), random::number()].map(|part| format!("{part:016x}"));
+        let (name, secret) = (NOBODY.to_owned(), Some(secret.concat()));
+        self.document.account.push(Account { name: name.clone(), secret, ..Account::default() });
+        self.document.discovery = Some(Discovery { chap: vec![name], ..Discovery::default() });
+        self.lose(
+            place,
+            "who may look for targets",
+            "nobody may: there was no account for it, or none that can be one here; set discovery.chap",
+        );
+    }
+
     fn finish_target(&mut self, index: usize, draft: TargetDraft, assigned: Option<&Assigned>) {
-        let TargetDraft { mut target, place, states, preferred, is_closed } = draft;
+        let TargetDraft { mut target, place, states, preferred, mut is_closed, .. } = draft;
+        let mut all = BTreeSet::new();
         if let Some(assigned) = assigned {
             let own = assigned.groups.iter().filter(|((target, _), _)| *target == index);
-            let mut all = BTreeSet::new();
             for ((_, tag), groups) in own {
                 all.extend(groups);
                 if let Some(state) = states.get(tag) {
@@ -430,12 +484,20 @@ impl Draft {
                 }
             }
             let every: BTreeSet<u16> = assigned.groups.values().flatten().copied().collect();
-            if all.is_empty() {
-                let what = format!("target {}", target.name);
-                self.lose(&place, what, "it had no portal: it is reached through all of them here");
-            } else if all != every {
-                target.groups = Some(all.into_iter().collect());
+            if !all.is_empty() && all != every {
+                target.groups = Some(all.iter().copied().collect());
             }
+        }
+        if all.is_empty() && !draft.is_everywhere {
+            let what = format!("target {}", target.name);
+            let remedy = "it had no portal, or none that can be one here: nobody is let in; write its addresses as \
+                          [[portal]], their group into its groups, and rules";
+            self.lose(&place, what, remedy);
+            target.allow.clear();
+            is_closed = true;
+        }
+        if draft.leaves_out {
+            is_closed |= self.keep_named(&place, &mut target, is_closed);
         }
         if let Some(fault) = target_name_fault(&target.name) {
             let allowed =
@@ -472,9 +534,25 @@ impl Draft {
         if target.allow.is_empty() && is_closed {
             target.allow.push(Rule { initiator: Some(NOBODY.into()), ..Rule::default() });
             let what = format!("target {}", target.name);
-            self.note(&place, what, "nobody was let in, and nobody is: add rules for who is to be");
+            self.note(&place, what, "nobody is let in: add rules for who is to be");
         }
         self.document.target.push(target);
+    }
+
+    /// Who could not be carried does not get in as one of all others; says whether there were others.
+    fn keep_named(&mut self, place: &str, target: &mut Target, is_closed: bool) -> bool {
+        let is_named =
+            |rule: &Rule| rule.initiator.as_ref().is_some_and(|name| !name.ends_with('*'));
+        let is_open = target.allow.is_empty() && !is_closed;
+        if !is_open && target.allow.iter().all(is_named) {
+            return false;
+        }
+        target.allow.retain(is_named);
+        let what = format!("who else gets in to {}", target.name);
+        let remedy = "some initiators had rules of their own, which could not be carried, and would be among them: \
+                      only those that rules name are let in; add rules for the others";
+        self.lose(place, what, remedy);
+        true
     }
 
     /// Nobody may prove to be a target who can log in as an initiator.
@@ -588,9 +666,12 @@ fn order_rules(rules: &mut Vec<Rule>) {
             && rule.account.is_none()
             && rule.certificate.is_none()
     };
-    let (open, rest): (Vec<_>, Vec<_>) = rules.drain(..).partition(is_open);
-    rules.extend(rest);
-    rules.extend(open.into_iter().take(1));
+    rules.sort_by_key(is_open);
+}
+
+/// Nobody writes it where that is said of the volume.
+fn can_be_protected(volume: &Volume) -> bool {
+    ["file", "ram", "null", "iso"].contains(&volume.store.as_str())
 }
 
 fn volume_name(wanted: &str) -> String {

@@ -9,6 +9,7 @@ use std::path::Path;
 use sarsen_scsi::Designator;
 
 use super::draft::{Draft, Shown, TargetDraft, naa};
+use super::strictest::common_rules;
 use super::{Files, ImportError, Imported};
 use crate::desired::document::{Rule, Size, Volume};
 
@@ -266,11 +267,7 @@ fn take_global(draft: &mut Draft, global: &Section, accounts: &Accounts) {
                 draft.discovery().chap.clone_from(&group.accounts);
                 draft.discovery().own_account.clone_from(&group.own);
             }
-            _ => draft.lose(
-                &global.place,
-                "discovery with CHAP",
-                "its accounts could not be carried: everybody may look for targets; set discovery.chap",
-            ),
+            _ => draft.close_discovery(&global.place),
         }
     }
     for setting in &global.settings {
@@ -309,13 +306,6 @@ fn take_unit(
     target.is_closed = true;
     target.target.alias = unit.word("TargetAlias", 0).map(str::to_owned);
     let kind = unit.word("UnitType", 0).unwrap_or_default().to_ascii_lowercase();
-    if unit.word("UnitOnline", 0).is_some_and(|online| !online.eq_ignore_ascii_case("Yes")) {
-        draft.lose(
-            &unit.place,
-            format!("{name} is offline"),
-            "it is served: `sarsen target drain` ends that",
-        );
-    }
     for lun in 0..LUNS {
         let key = format!("LUN{lun}");
         if unit.word(&key, 0).is_some()
@@ -325,33 +315,40 @@ fn take_unit(
         }
     }
     let mut ways = Vec::new();
-    let mut initiator_groups = Vec::new();
+    let mut lists: BTreeMap<&str, Vec<Rule>> = BTreeMap::new();
     for mapping in unit.all("Mapping") {
         let find = |name: &str| sections.iter().find(|section| section.is(name));
-        match find(mapping.word(0)) {
-            Some(group) => {
-                let tag = group.number().and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
-                for portal in group.all("Portal") {
-                    ways.push((portal.place.clone(), tag, with_port(portal.word(1))));
-                }
-            }
-            None => draft.lose(&mapping.place, mapping.told(), "there is no such portal group"),
+        let (Some(portals), Some(initiators)) = (find(mapping.word(0)), find(mapping.word(1)))
+        else {
+            let remedy = "there is no such portal group, or no such initiator group: left out";
+            draft.lose(&mapping.place, mapping.told(), remedy);
+            continue;
+        };
+        let tag = portals.number().and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
+        for portal in portals.all("Portal") {
+            ways.push((portal.place.clone(), tag, with_port(portal.word(1))));
         }
-        match find(mapping.word(1)) {
-            Some(group) => initiator_groups.push(group),
-            None => draft.lose(&mapping.place, mapping.told(), "there is no such initiator group"),
-        }
+        let rules = take_initiators(draft, initiators, &mut target);
+        lists.entry(&portals.name).or_default().extend(rules);
     }
-    initiator_groups.dedup_by(|one, other| one.name == other.name);
-    if initiator_groups.len() > 1 {
-        draft.note(
+    let lists: Vec<Vec<Rule>> = lists.into_values().collect();
+    if lists.iter().any(|list| *list != lists[0]) {
+        draft.lose(
             &unit.place,
             "initiator groups of single portal groups",
-            "here each of their initiators is let in through all of the target's portals",
+            "a target has the same rules at all its portals: only who got in through each of them is let in",
         );
     }
-    for group in initiator_groups {
-        take_initiators(draft, group, &mut target);
+    let rules = common_rules(&lists);
+    target.is_closed = !rules.contains(&Rule::default());
+    if target.is_closed {
+        target.target.allow = rules;
+    }
+    if unit.word("UnitOnline", 0).is_some_and(|online| !online.eq_ignore_ascii_case("Yes")) {
+        target.is_closed = true;
+        target.target.allow.clear();
+        let remedy = "nobody is let in: add rules for who is to be";
+        draft.lose(&unit.place, format!("{name} is offline"), remedy);
     }
     take_proof(draft, unit, &mut target, accounts);
     for setting in &unit.settings {
@@ -385,19 +382,26 @@ fn with_port(address: &str) -> String {
 }
 
 /// Whoever has one of the names, and comes from one of the networks.
-fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft) {
+fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft) -> Vec<Rule> {
     let values =
         |key: &'static str| group.all(key).map(|setting| (&setting.place, setting.word(0)));
     let is_all = |text: &str| text.eq_ignore_ascii_case("ALL");
+    let is_refused = |name: &str| {
+        values("InitiatorName").any(|(_, other)| other.strip_prefix('!') == Some(name))
+    };
     let mut names = Vec::new();
     for (place, name) in values("InitiatorName") {
         match name.strip_prefix('!') {
-            Some(_) => draft.lose(
-                place,
-                format!("InitiatorName {name}, which is not let in"),
-                "rules here let in: who is not to be let in is in none of them; look whether it is",
-            ),
+            Some(_) => {
+                target.leaves_out = true;
+                draft.lose(
+                    place,
+                    format!("InitiatorName {name}, which is not let in"),
+                    "rules here let in: who is not to be let in is in none of them",
+                );
+            }
             None if is_all(name) => names.push(None),
+            None if is_refused(name) => {}
             None => names.extend(draft.initiator(place, name).map(Some)),
         }
     }
@@ -408,18 +412,14 @@ fn take_initiators(draft: &mut Draft, group: &Section, target: &mut TargetDraft)
             false => networks.extend(draft.network(place, network).map(Some)),
         }
     }
+    let mut rules = Vec::new();
     for initiator in &names {
         for address in &networks {
             let (initiator, address) = (initiator.clone(), address.clone());
-            if initiator.is_none() && address.is_none() {
-                target.is_closed = false;
-            }
-            target.target.allow.push(Rule { initiator, address, ..Rule::default() });
+            rules.push(Rule { initiator, address, ..Rule::default() });
         }
     }
-    if !target.is_closed {
-        target.target.allow.clear();
-    }
+    rules
 }
 
 fn take_proof(draft: &mut Draft, unit: &Section, target: &mut TargetDraft, accounts: &Accounts) {

@@ -11,6 +11,7 @@ use sarsen_scsi::Designator;
 
 use super::draft::{Draft, Showing, Shown, TargetDraft, naa};
 use super::json::Fields;
+use super::strictest::{Common, common_showings};
 use super::{ImportError, Imported};
 use crate::desired::document::{Rule, Size, Volume};
 
@@ -313,11 +314,12 @@ fn take_fabric(draft: &mut Draft, mut module: Fields<'_>) {
         return;
     }
     if let Some((user, password)) = incoming {
-        if let Some(account) = draft.account(&place, &user, &password) {
-            draft.discovery().chap = vec![account];
-        } else {
-            close_discovery(draft, &place);
-        }
+        let account = draft.account(&place, &user, &password);
+        draft.discovery().chap.extend(account);
+        draft.close_discovery(&place);
+    } else if enabled == Some(true) {
+        // CHAP without an account is nobody's.
+        draft.close_discovery(&place);
     }
     if let Some((user, password)) = outgoing {
         let account = draft.account(&place, &user, &password);
@@ -326,14 +328,6 @@ fn take_fabric(draft: &mut Draft, mut module: Fields<'_>) {
     // Attributes of the module are the kernel's own.
     module.object("attributes");
     module.finish(draft);
-}
-
-fn close_discovery(draft: &mut Draft, place: &str) {
-    draft.lose(
-        place,
-        "discovery with CHAP",
-        "its account could not be carried, so that everybody may look for targets: set discovery.chap",
-    );
 }
 
 fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
@@ -346,11 +340,10 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
         return;
     }
     let mut target = TargetDraft::new(&place, &name);
-    target.is_closed = true;
     let mut groups = Vec::new();
     for mut group in fields.list(draft, "tpgs") {
         let tag = group.number("tag").and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
-        if group.flag("enable") == Some(false) {
+        if group.flag("enable") != Some(true) {
             let what = format!("portal group {tag} of {name}, which was not enabled");
             draft.note(&group.place, what, "left out");
             continue;
@@ -372,7 +365,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     let (mut ways, mut showings) = (Vec::new(), Vec::new());
     for (tag, mut group, units) in groups {
         take_parameters(draft, &mut group, &mut target);
-        take_access(draft, &mut group, &mut target, &mut showings, &units, demands_proof);
+        showings.push(take_access(draft, &mut group, &mut target, &units, demands_proof));
         for mut portal in group.list(draft, "portals") {
             ways.push((portal.place.clone(), tag, address(&mut portal)));
             for kind in ["iser", "offload"] {
@@ -390,11 +383,43 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
         group.finish(draft);
     }
     fields.finish(draft);
+    let showings = join(draft, &mut target, showings);
+    target.is_closed = showings.iter().all(|showing| showing.rule.initiator.is_some());
     draft.show(&mut target, showings);
     let index = draft.add_target(target);
     for (place, tag, address) in ways {
         draft.reach(&place, index, tag, &address);
     }
+}
+
+/// The rules of all portal groups as those of their target.
+fn join(draft: &mut Draft, target: &mut TargetDraft, groups: Vec<Vec<Showing>>) -> Vec<Showing> {
+    let mut showings = Vec::new();
+    let who = |initiator: &Option<String>| {
+        initiator.clone().unwrap_or_else(|| "who has no rule of his own".to_owned())
+    };
+    for common in common_showings(groups) {
+        match common {
+            Common::Same(showing) => showings.push(showing),
+            Common::Less(showing) => {
+                let what =
+                    format!("what {} finds at single portal groups", who(&showing.rule.initiator));
+                let remedy = "a target has the same rules at all its portals: he finds what he found at each of them, \
+                              and may write what he might at each";
+                draft.lose(&showing.place, what, remedy);
+                showings.push(showing);
+            }
+            Common::Nobody { place, initiator } => {
+                let what = format!("{} at single portal groups", who(&initiator));
+                let remedy = "a target has the same rules at all its portals, and another portal group does not let \
+                              him in, or asks for another account: he is not let in; add a rule if he may come \
+                              through all of them";
+                draft.lose(&place, what, remedy);
+                target.leaves_out |= initiator.is_some();
+            }
+        }
+    }
+    showings
 }
 
 fn address(portal: &mut Fields<'_>) -> String {
@@ -514,25 +539,26 @@ fn take_access(
     draft: &mut Draft,
     group: &mut Fields<'_>,
     target: &mut TargetDraft,
-    showings: &mut Vec<Showing>,
     units: &BTreeMap<u64, String>,
     demands_proof: bool,
-) {
-    let (mut everybody, mut protected) = (false, true);
+) -> Vec<Showing> {
+    let mut showings = Vec::new();
+    let (mut everybody, mut protected, mut all_protected) = (false, true, false);
     if let Some(mut attributes) = group.object("attributes") {
         everybody = attributes.flag("generate_node_acls").unwrap_or(false);
         protected = attributes.flag("demo_mode_write_protect").unwrap_or(true);
-        if attributes.flag("prod_mode_write_protect") == Some(true) {
-            let what = "prod_mode_write_protect = 1";
-            draft.lose(
-                &attributes.place,
-                what,
-                "initiators with rules could not write: add read-only to them",
-            );
-        }
+        all_protected = attributes.flag("prod_mode_write_protect").unwrap_or(false);
     }
     for acl in group.list(draft, "node_acls") {
-        take_acl(draft, acl, target, showings, units, demands_proof);
+        match take_acl(draft, acl, target, units, demands_proof) {
+            Some(mut showing) => {
+                if all_protected {
+                    showing.protected = showing.shown.keys().copied().collect();
+                }
+                showings.push(showing);
+            }
+            None => target.leaves_out = true,
+        }
     }
     for mut named in group.list(draft, "node_acl_groups") {
         let name = named.text("name").unwrap_or_default();
@@ -544,7 +570,7 @@ fn take_access(
     }
     let own = if demands_proof { take_accounts(draft, group, target) } else { forget(group) };
     if !everybody {
-        return;
+        return showings;
     }
     let mut rule = Rule::default();
     match (demands_proof, own) {
@@ -559,7 +585,7 @@ fn take_access(
                 "demo mode with CHAP and no account",
                 "nobody could log in by it: left out",
             );
-            return;
+            return showings;
         }
         (false, _) => {}
     }
@@ -567,8 +593,8 @@ fn take_access(
         units.iter().filter_map(|(lun, volume)| Some((u16::try_from(*lun).ok()?, volume.clone())));
     let shown: BTreeMap<u16, String> = shown.collect();
     let protected = if protected { shown.keys().copied().collect() } else { BTreeSet::new() };
-    target.is_closed = false;
     showings.push(Showing { place: group.place.clone(), rule, shown, protected });
+    showings
 }
 
 /// Accounts that nobody asks for.
@@ -580,14 +606,14 @@ fn forget(fields: &mut Fields<'_>) -> Option<Option<String>> {
     None
 }
 
+/// `None` where who is meant is not let in.
 fn take_acl(
     draft: &mut Draft,
     mut acl: Fields<'_>,
     target: &mut TargetDraft,
-    showings: &mut Vec<Showing>,
     units: &BTreeMap<u64, String>,
     demands_proof: bool,
-) {
+) -> Option<Showing> {
     let place = acl.place.clone();
     let name = acl.text("node_wwn").unwrap_or_default();
     let account =
@@ -621,20 +647,20 @@ fn take_acl(
         draft.note(&place, format!("tag = {tag}"), "a host may have that name");
     }
     acl.finish(draft);
-    let Some(initiator) = draft.initiator(&place, &name) else { return };
+    let initiator = draft.initiator(&place, &name)?;
     let account = match (demands_proof, account) {
         (false, _) => None,
         (true, Some(Some(account))) => {
             target.accept(&account);
             Some(account)
         }
-        (true, Some(None)) => return,
+        (true, Some(None)) => return None,
         (true, None) => {
             let what = format!("{name} without an account, where CHAP is wanted");
             draft.note(&place, what, "it could not log in: left out");
-            return;
+            return None;
         }
     };
     let rule = Rule { initiator: Some(initiator), account, ..Rule::default() };
-    showings.push(Showing { place, rule, shown, protected });
+    Some(Showing { place, rule, shown, protected })
 }

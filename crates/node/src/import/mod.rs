@@ -12,6 +12,7 @@ mod json;
 mod lio;
 mod portals;
 mod scst;
+mod strictest;
 mod tgt;
 mod ucl;
 

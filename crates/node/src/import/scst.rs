@@ -429,20 +429,19 @@ fn take_groups(draft: &mut Draft, root: &[Node]) -> States {
 }
 
 fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &States) {
+    // What is not enabled by the file is not (iscsi-scst/README).
+    let is_enabled = driver.is_on("enabled");
     for node in &driver.nodes {
         match node.kind() {
-            "TARGET" => take_target(draft, node, devices, states),
+            "TARGET" if is_enabled => take_target(draft, node, devices, states),
+            "TARGET" => {
+                let what = format!("target {} while iSCSI was not enabled", node.value());
+                draft.note(&node.place, what, "left out: nobody could log in to it");
+            }
             "IncomingUser" => {
-                if let Some(account) = take_account(draft, node) {
-                    draft.discovery().chap.push(account);
-                } else {
-                    let what = "discovery with CHAP";
-                    draft.lose(
-                        &node.place,
-                        what,
-                        "everybody may look for targets: set discovery.chap",
-                    );
-                }
+                let account = take_account(draft, node);
+                draft.discovery().chap.extend(account);
+                draft.close_discovery(&node.place);
             }
             "OutgoingUser" => {
                 let account = take_account(draft, node);
@@ -453,10 +452,7 @@ fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &Sta
                 node.told(),
                 "start sarsen with --isns SERVER[:PORT]; who may log in is said by rules",
             ),
-            "enabled" if node.value() != "0" => {}
-            "enabled" => {
-                draft.note(&node.place, "iSCSI was not enabled", "what it has is served here")
-            }
+            "enabled" => {}
             _ => draft.note(&node.place, node.told(), "sarsen has nothing of that kind"),
         }
     }
@@ -471,7 +467,7 @@ fn take_account(draft: &mut Draft, node: &Node) -> Option<String> {
 
 fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &States) {
     let name = node.value();
-    if node.attribute("enabled") == Some("0") {
+    if !node.is_on("enabled") {
         draft.note(&node.place, format!("target {name}, which was not enabled"), "left out");
         return;
     }
@@ -489,11 +485,6 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
             "OutgoingUser" => target.target.own_account = take_account(draft, attribute),
             "alias" => target.target.alias = Some(attribute.value().to_owned()),
             "allowed_portal" => portals.push(attribute),
-            "per_portal_acl" if attribute.value() != "0" => draft.lose(
-                &attribute.place,
-                attribute.told(),
-                "rules here are about initiators, whichever portal they come through",
-            ),
             "per_portal_acl" | "enabled" | "rel_tgt_id" | "cpu_mask" => {}
             key if SECTIONS.contains(&key) || OF_THE_KERNEL.contains(&key) => {}
             key if NEGOTIATED.contains(&key) => draft.note(
@@ -587,6 +578,7 @@ fn take_units(
 
 /// Initiators of groups see the groups' LUNs, all others those of the target, if it has any.
 fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices: &Devices) {
+    let by_portal = node.is_on("per_portal_acl");
     let own = take_units(draft, node, target, devices);
     let groups: Vec<(&Node, Units)> = node
         .within("GROUP")
@@ -596,9 +588,10 @@ fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices
     for (group, units) in groups {
         for initiator in group.within("INITIATOR") {
             let name = initiator.value();
-            let bare = name.split_once('#').map_or(name, |(name, _)| name);
-            let Some(name) = draft.initiator(&initiator.place, bare) else { continue };
-            showings.push(units.showing(&group.place, Some(name)));
+            match take_initiator(draft, initiator, name, by_portal) {
+                Some(name) => showings.push(units.showing(&group.place, Some(name))),
+                None => target.leaves_out = true,
+            }
         }
         for attribute in &group.nodes {
             let key = attribute.key.as_str();
@@ -612,6 +605,21 @@ fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices
         showings.push(own.showing(&node.place, None));
     }
     draft.show(target, showings);
+}
+
+/// Where access goes by portal, a name is one at a portal: `iqn.2026-11.example:host#10.0.0.1`.
+fn take_initiator(draft: &mut Draft, node: &Node, name: &str, by_portal: bool) -> Option<String> {
+    let anywhere = match name.split_once('#') {
+        Some((bare, "*")) if by_portal => Some(bare),
+        None if !by_portal || name.ends_with('*') => Some(name),
+        _ => None,
+    };
+    if anywhere.is_none() {
+        let remedy =
+            "rules here are about initiators, whichever portal they come through: it is not let in";
+        draft.lose(&node.place, format!("the initiator {name}"), remedy);
+    }
+    draft.initiators(&node.place, anywhere?)
 }
 
 impl Units {

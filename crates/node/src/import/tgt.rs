@@ -114,8 +114,7 @@ fn take_global(draft: &mut Draft, item: &Item) {
             if let Some(account) = take_account(draft, item) {
                 draft.discovery().chap.push(account);
             } else {
-                let what = "discovery with CHAP";
-                draft.lose(place, what, "everybody may look for targets: set discovery.chap");
+                draft.close_discovery(place);
             }
         }
         "outgoingdiscoveryuser" => {
@@ -171,7 +170,9 @@ fn take_target(
     }
     let mut target = TargetDraft::new(place, name);
     take_stores(draft, &mut target, items, number);
-    let (mut addresses, mut names, mut wants_proof) = (Vec::new(), Vec::new(), false);
+    target.is_everywhere = true;
+    let (mut addresses, mut names) = (Vec::new(), Vec::new());
+    let (mut wants_proof, mut is_offline) = (false, false);
     for item in items {
         match item.key.as_str() {
             "incominguser" => {
@@ -199,17 +200,14 @@ fn take_target(
                 "sarsen negotiates what both sides can; [limits] say what it takes",
             ),
             "state" if item.value != "ready" => {
-                draft.lose(
-                    &item.place,
-                    told(item),
-                    "the target is served: `sarsen target drain` ends that",
-                );
+                is_offline = true;
+                draft.lose(&item.place, told(item), "nobody is let in: add rules for who is to be");
             }
             _ => draft.note(&item.place, told(item), "sarsen has nothing of that kind"),
         }
     }
     take_rules(draft, &mut target, &addresses, &names);
-    if wants_proof && target.target.chap.is_empty() {
+    if is_offline || wants_proof && target.target.chap.is_empty() {
         // Accounts were wanted and none could be carried.
         target.target.allow.clear();
         target.is_closed = true;
@@ -217,7 +215,7 @@ fn take_target(
     draft.add_target(target);
 }
 
-/// tgt lets in whose address or whose name fits.
+/// tgtd lets in whose address or whose name fits: it refuses whom neither does (usr/iscsi/iscsid.c).
 fn take_rules(draft: &mut Draft, target: &mut TargetDraft, addresses: &[&Item], names: &[&Item]) {
     if addresses.is_empty() && names.is_empty() || addresses.iter().any(|item| item.value == "ALL")
     {
@@ -225,7 +223,7 @@ fn take_rules(draft: &mut Draft, target: &mut TargetDraft, addresses: &[&Item], 
     }
     target.is_closed = true;
     if let ([], [first, ..]) = (addresses, names) {
-        draft.note(
+        draft.lose(
             &first.place,
             "initiator-name without initiator-address",
             "tgt-admin lets in everybody then; here only these names are",
@@ -329,6 +327,11 @@ fn take_store(
     number: Number,
     lun: u64,
 ) -> Option<String> {
+    if settings.value("online") == Some("0") {
+        let remedy = "left out: take that line out, and import again, to have it";
+        draft.lose(store.place, format!("{} is offline", store.path), remedy);
+        return None;
+    }
     let kind = kind_of(draft, store, settings)?;
     let path = Some(store.path.to_owned());
     let mut volume = match kind {
@@ -396,9 +399,6 @@ fn cache_of(settings: &Settings<'_>) -> Option<&'static str> {
 }
 
 fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
-    if settings.value("online") == Some("0") {
-        draft.lose(store.place, format!("{} is offline", store.path), "it is served");
-    }
     for key in HINTS.iter().chain(&["bsopts", "params"]) {
         let Some(item) = settings.item(key) else { continue };
         draft.note(
