@@ -131,6 +131,11 @@ pub(crate) fn begin_after<P: 'static>(
         if !place.turn().await {
             return Completion::with_status(Status::TaskAborted);
         }
+        let wait = async {
+            let permit = wait.await;
+            place.unblocked(&entrant).await;
+            permit
+        };
         let Some(permit) = unless(patience.ended(), wait).await else {
             return place.end(Completion::with_status(Status::TaskAborted));
         };

@@ -382,6 +382,14 @@ impl Place {
         .await
     }
 
+    /// Waits until no auto contingent allegiance holds the task up that was established since it began.
+    pub(crate) async fn unblocked(&self, entrant: &Entrant) {
+        std::future::poll_fn(|context| {
+            self.tally.set.state().queue.poll_unblocked(entrant, context.waker())
+        })
+        .await;
+    }
+
     /// The task has ended, with this.
     pub(crate) fn end(self, mut completion: Completion) -> Completion {
         self.tally.end(Some(&self), self.naca, &mut completion);

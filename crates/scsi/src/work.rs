@@ -111,26 +111,37 @@ struct LongCommand {
 /// The commands of a unit that take long. A session that is gone, or a reset, would wait for each
 /// of them for minutes or hours otherwise.
 #[derive(Default)]
-pub(crate) struct LongCommands(Mutex<Vec<LongCommand>>);
+pub(crate) struct LongCommands(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    commands: Vec<LongCommand>,
+    /// With so many, those that have ended are looked for: each is looked at twice or so in its life.
+    most: usize,
+}
 
 impl LongCommands {
-    fn commands(&self) -> MutexGuard<'_, Vec<LongCommand>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The command of that name is carried out by `command`, until that is dropped.
     pub(crate) fn add(&self, nexus: NexusId, name: u64, command: Arc<dyn EndEarly>) {
-        let mut commands = self.commands();
-        commands.retain(|known| known.command.strong_count() > 0);
+        let Known { commands, most } = &mut *self.known();
+        if commands.len() >= *most {
+            commands.retain(|known| known.command.strong_count() > 0);
+            *most = 2 * commands.len() + 16;
+        }
         commands.push(LongCommand { nexus, name, command: Arc::downgrade(&command) });
     }
 
     /// Ends those of a nexus for which `is_meant` says so, by their names.
     pub(crate) fn end(&self, nexus: NexusId, is_meant: impl Fn(u64) -> bool) {
-        let commands = self.commands();
-        let meant = commands.iter().filter(|known| known.nexus == nexus && is_meant(known.name));
-        let meant: Vec<_> = meant.filter_map(|known| known.command.upgrade()).collect();
-        drop(commands);
+        let known = self.known();
+        let meant = |one: &&LongCommand| one.nexus == nexus && is_meant(one.name);
+        let meant = known.commands.iter().filter(meant);
+        let meant: Vec<_> = meant.filter_map(|one| one.command.upgrade()).collect();
+        drop(known);
         meant.iter().for_each(|command| command.end_early());
     }
 }

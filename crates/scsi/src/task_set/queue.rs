@@ -109,6 +109,8 @@ pub(super) struct Queue {
     special_count: usize,
     /// The nexuses that have an auto contingent allegiance.
     faulted: Vec<NexusId>,
+    /// Of tasks that have begun, were not carried out yet, and wait for an allegiance to end.
+    held_up: Vec<Waker>,
 }
 
 /// What waits before a task in its task set.
@@ -335,10 +337,26 @@ impl Queue {
 
     pub(super) fn clear_aca(&mut self, nexus: NexusId) {
         self.faulted.retain(|&faulted| faulted != nexus);
+        self.held_up.drain(..).for_each(Waker::wake);
     }
 
     pub(super) fn clear_all_aca(&mut self) {
         self.faulted.clear();
+        self.held_up.drain(..).for_each(Waker::wake);
+    }
+
+    /// Whether a task that waited for something else may be carried out: not while an allegiance blocks
+    /// it that was established meanwhile (SAM-5 5.9.3).
+    pub(super) fn poll_unblocked(&mut self, entrant: &Entrant, waker: &Waker) -> Poll<()> {
+        let Entrant { nexus, attribute, passes_aca, .. } = *entrant;
+        let passes = passes_aca && !self.faulted.contains(&nexus);
+        if passes || attribute == TaskAttribute::Aca || !self.is_blocked(nexus) {
+            return Poll::Ready(());
+        }
+        if !self.held_up.iter().any(|known| known.will_wake(waker)) {
+            self.held_up.push(waker.clone());
+        }
+        Poll::Pending
     }
 
     /// Numbers of the tasks of a nexus that have not begun: all, or those of one name.

@@ -447,6 +447,27 @@ fn a_command_that_is_made_to_wait_has_its_place_among_the_tasks() {
 }
 
 #[test]
+fn sam5_5_9_3_an_aca_holds_up_what_was_made_to_wait_before_it() {
+    let mut fixture = Fixture::new();
+    let failing = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, NACA];
+    let gates = [gate(), gate()];
+    let opened = gates.each_ref().map(|(is_open, _)| is_open.clone());
+    let [mut first, mut second] = gates.map(|(_, wait)| {
+        let mut write = after(&mut fixture.nexus, write_of(0, 1, Simple), wait);
+        assert!(waits(&mut write));
+        write
+    });
+    assert_eq!(additional(&ended(&mut fixture.nexus, plain(&failing))), Some(0x2100));
+    opened.iter().for_each(|is_open| is_open.set(true));
+    assert!(waits(&mut first) && waits(&mut second), "they are blocked");
+    fixture.nexus.clear_aca(Lun(0));
+    assert_eq!(finish(first).status, Status::Good);
+    ended(&mut fixture.nexus, plain(&failing));
+    fixture.nexus.abort_all();
+    assert_eq!(finish(second).status, Status::TaskAborted);
+}
+
+#[test]
 fn sam5_7_2_a_command_that_is_made_to_wait_ends_when_it_is_aborted() {
     let mut fixture = Fixture::new();
     let permit = Rc::new(());
