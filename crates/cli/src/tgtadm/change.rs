@@ -473,7 +473,7 @@ mod tests {
             (
                 bind,
                 "--tid 7 -Q iqn.2026-11.x:*",
-                "* stands for nothing in a name here: give the whole one, or write a rule of the target",
+                "invalid request: * stands for nothing in a name here: give the whole one, or write a rule of the target",
             ),
             (delete_account, "--user x", "can't find the account"),
             (bind_account, "--tid 7 --user x", "can't find the account"),

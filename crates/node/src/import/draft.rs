@@ -658,7 +658,7 @@ pub(super) fn naa(digits: &str) -> Option<Designator> {
 }
 
 /// A rule without conditions comes last, or the others were never asked.
-fn order_rules(rules: &mut Vec<Rule>) {
+fn order_rules(rules: &mut [Rule]) {
     let is_open = |rule: &Rule| {
         rule.host.is_none()
             && rule.initiator.is_none()

@@ -501,7 +501,7 @@ fn acl(name: &str, luns: &[(u16, u16, bool)]) -> serde_json::Value {
     serde_json::json!({"node_wwn": name, "mapped_luns": mapped.collect::<Vec<_>>()})
 }
 
-fn group(everybody: u8, acls: &[serde_json::Value]) -> serde_json::Value {
+fn group(everybody: u8, acls: &[&serde_json::Value]) -> serde_json::Value {
     serde_json::json!({"node_acls": acls, "attributes":
         {"authentication": 0, "generate_node_acls": everybody, "demo_mode_write_protect": 0}})
 }
@@ -514,10 +514,7 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
     let none = || serde_json::json!({"name": "iscsi"});
     let both = acl(A, &[(0, 0, false), (1, 1, false)]);
     let one = acl(A, &[(0, 0, false)]);
-    let imported = lio(
-        [group(0, &[both.clone(), acl(B, &[(0, 1, false)])]), group(0, &[one.clone()])],
-        none(),
-    );
+    let imported = lio([group(0, &[&both, &acl(B, &[(0, 1, false)])]), group(0, &[&one])], none());
     let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
     assert_eq!((rule.initiator.as_deref(), rule.read_only), (Some(A), false));
     assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
@@ -525,11 +522,11 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
     assert_told(&imported, Weight::Loss, "node_acls[1]", "iqn.2026-11.x:b at single portal groups");
     // One of them may not write.
     let protected = acl(A, &[(0, 0, true)]);
-    let imported = lio([group(0, &[one.clone()]), group(0, &[protected])], none());
+    let imported = lio([group(0, &[&one]), group(0, &[&protected])], none());
     let rule = &target(&imported, ":a").allow[0];
     assert!(rule.read_only || volume(&imported, "one").read_only, "{rule:#?}");
     // Demo mode at one of them alone opens nothing.
-    let imported = lio([group(1, &[]), group(0, &[one.clone()])], none());
+    let imported = lio([group(1, &[]), group(0, &[&one])], none());
     let allow = &target(&imported, ":a").allow;
     assert_eq!((allow.len(), allow[0].initiator.as_deref()), (1, Some(A)), "{allow:#?}");
     assert_told(&imported, Weight::Loss, "tpgs[0]", "who has no rule of his own");
@@ -542,7 +539,7 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
 #[test]
 fn who_had_rules_that_cannot_be_here_is_not_let_in_with_all_others() {
     let bad = acl("iqn.2026-11.x:un_der", &[(0, 0, false)]);
-    let groups = [group(1, &[bad.clone()]), group(1, &[bad])];
+    let groups = [group(1, &[&bad]), group(1, &[&bad])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
     assert_eq!(target(&imported, ":a").allow, [nobody()]);
     assert_told(&imported, Weight::Loss, "targets[0]", "who else gets in");
@@ -551,7 +548,7 @@ fn who_had_rules_that_cannot_be_here_is_not_let_in_with_all_others() {
 #[test]
 fn a_real_device_that_nobody_may_write_is_hidden_where_others_may_be_written() {
     let acl = acl(A, &[(0, 0, false), (2, 2, true)]);
-    let groups = [group(0, &[acl.clone()]), group(0, &[acl])];
+    let groups = [group(0, &[&acl]), group(0, &[&acl])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
     assert_eq!(target(&imported, ":a").allow[0].luns, Some(ShownLuns::Numbers(vec![0])));
     assert_told(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 2 alone");
@@ -560,7 +557,7 @@ fn a_real_device_that_nobody_may_write_is_hidden_where_others_may_be_written() {
 #[test]
 fn what_lio_protects_as_a_whole_is_not_written() {
     let one = || {
-        let mut group = group(0, &[acl(A, &[(0, 0, false)])]);
+        let mut group = group(0, &[&acl(A, &[(0, 0, false)])]);
         group["attributes"]["prod_mode_write_protect"] = 1.into();
         group
     };
