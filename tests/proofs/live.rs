@@ -402,7 +402,7 @@ fn what_is_read_again_is_taken_over_unless_somebody_uses_what_would_go() -> Resu
             config.targets[1].login.rules = vec![rule.clone()];
         };
         let made = server.reload(config(desired)?).await?;
-        let expected = Made { needs_restart: vec!["cores"], sessions_ended: 1 };
+        let expected = Made { needs_restart: vec!["cores"], sessions_ended: 1, ..Made::default() };
         ensure!(made == expected, "{made:?}");
         ensure!(told(&session).await.is_err() && connect(&server, B, 0).await.is_err());
         let only = connect(&server, A, 0).await?;

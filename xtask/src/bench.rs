@@ -5,6 +5,7 @@
 mod contestants;
 mod files;
 mod generator;
+mod neighbours;
 mod points;
 mod report;
 mod results;
@@ -24,6 +25,7 @@ use sarsen_proof::{process, program};
 use serde_json::{Value, json};
 
 use contestants::{Entrant, Field, Way};
+use neighbours::Noise;
 use points::{Group, Point};
 use results::{Figures, Results};
 
@@ -168,7 +170,11 @@ fn measure(client: &Path, entrant: &Entrant, point: &Point, seconds: f64) -> Res
         Way::Fio { path } => files::measure(path, point, seconds).with_context(what),
         Way::Load { url, pids } => {
             let _idle = sessions::open_idle(url, entrant.idle).with_context(what)?;
-            load(client, url, pids, point, seconds).with_context(what)
+            let neighbour = entrant.neighbour.as_ref();
+            let noise = neighbour.map(|url| Noise::start(client, url, seconds));
+            let figures = load(client, url, pids, point, seconds).with_context(what)?;
+            noise.map_or(Ok(()), Noise::end).with_context(what)?;
+            Ok(figures)
         }
     }
 }
@@ -190,12 +196,21 @@ fn load(client: &Path, url: &Url, pids: &[u32], point: &Point, seconds: f64) -> 
     if point.digests {
         command.args(["--header-digest", "--data-digest"]);
     }
+    if let Some(rate) = point.rate {
+        // As long as a neighbour takes to be at work.
+        command.arg("--rate").arg(rate.to_string());
+        command.arg("--warm-up").arg(neighbours::AHEAD.as_secs_f64().to_string());
+    }
     for pid in pids {
         command.arg("--pid").arg(pid.to_string());
     }
     command.arg("--seconds").arg(seconds.to_string());
-    let said = process::output(&mut command, Duration::from_secs_f64(seconds) + GRACE)?;
-    let line = said.lines().rev().find(|line| line.starts_with('{'));
+    said(&process::output(&mut command, Duration::from_secs_f64(seconds) + GRACE)?)
+}
+
+/// What the load generator has measured.
+fn said(output: &str) -> Result<Figures> {
+    let line = output.lines().rev().find(|line| line.starts_with('{'));
     let result: Value = serde_json::from_str(line.context("the load generator's result")?)?;
     ensure!(result["errors"].as_u64() == Some(0), "not without errors: {result}");
     Ok(serde_json::from_value(result)?)

@@ -318,7 +318,10 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
         Err(error) => Err(error.into()),
     };
     match reloaded {
-        Ok(Made { needs_restart, sessions_ended }) => {
+        Ok(Made { needs_restart, sessions_ended, problems }) => {
+            for problem in problems {
+                error!("SIGHUP: {problem}");
+            }
             for key in needs_restart {
                 warn!("SIGHUP: {key} was changed: that needs a restart");
             }

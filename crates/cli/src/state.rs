@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::control::{Manner, table};
 use crate::disk::{on_a_core, print_line};
-use crate::exit::{NotFoundError, UsageError};
+use crate::exit::{DegradedError, NotFoundError, UsageError};
 
 /// How a change is made.
 #[derive(clap::Args)]
@@ -196,9 +196,14 @@ fn parse_setting(text: &str) -> Result<(String, Value), UsageError> {
 /// Tells what was done.
 pub(crate) fn report(changed: &Changed, json: bool) -> anyhow::Result<()> {
     if json {
-        return print_line(&serde_json::to_string(changed)?);
+        print_line(&serde_json::to_string(changed)?)?;
+    } else {
+        print_line(&render(changed))?;
     }
-    print_line(&render(changed))
+    match changed.problems.is_empty() {
+        true => Ok(()),
+        false => Err(DegradedError(changed.problems.join("; ")).into()),
+    }
 }
 
 fn render(changed: &Changed) -> String {
@@ -317,6 +322,7 @@ mod tests {
             interrupted_sessions: 1,
             needs_restart: vec!["limits.memory".into()],
             sessions_ended: 0,
+            problems: Vec::new(),
             dry_run: false,
         };
         assert_eq!(

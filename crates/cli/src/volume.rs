@@ -109,7 +109,7 @@ impl Create {
         Volume {
             name: self.name.clone(),
             store: self.store.clone(),
-            path: self.path.clone(),
+            path: self.path.as_deref().map(absolute),
             size: self.size.clone().map(Size),
             block_size: self.block_size,
             cache: self.cache.clone(),
@@ -139,4 +139,9 @@ impl Create {
             ..Target::default()
         })
     }
+}
+
+/// The server has another folder than who calls this.
+fn absolute(path: &str) -> String {
+    std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| path.display().to_string())
 }

@@ -18,7 +18,7 @@ use tracing::{error, warn};
 use crate::config::{Config, ConfigError, Limits, Portal};
 use crate::control::{Api, Control, Lab, LabResults, Opened, Web, WebError};
 use crate::desired::{Desired, Invalid, OpenError, StateError};
-use crate::engine::{ChangeError, Engine, Force, Made, Prepared};
+use crate::engine::{Cause, ChangeError, Engine, Force, Made, Prepared};
 use crate::events::Occurrence;
 use crate::host::Beneath;
 use crate::isns::{self, Isns};
@@ -188,7 +188,8 @@ impl Server {
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let engine = Engine::new(&config, &cores, array, Box::new(layer));
         let isns = config.isns.clone();
-        let prepared = engine.prepare(config, true).map_err(|error| match error {
+        let cause = Cause::Start { has_state: desired.is_some() };
+        let prepared = engine.prepare(config, cause).map_err(|error| match error {
             ChangeError::Open(error) => error,
             other => unreachable!("nothing runs that could be in the way: {other}"),
         })?;
@@ -221,7 +222,7 @@ impl Server {
     /// what would be taken away. Nobody sees anything of it until it is made; to drop it is to undo it.
     /// Blocks the thread.
     pub fn prepare(&self, desired: Config) -> Result<Prepared, ChangeError> {
-        self.engine.prepare(desired, false)
+        self.engine.prepare(desired, Cause::Edit)
     }
 
     /// Takes over a changed configuration, secrets included: all of it or, where something is wrong with
@@ -231,7 +232,7 @@ impl Server {
             Some(state) => return state.rebase(desired).await,
             None => desired,
         };
-        let prepared = self.engine.prepare(desired, true)?;
+        let prepared = self.engine.prepare(desired, Cause::Reload)?;
         let made = prepared.clear_by(Force::Revoked).await?.make();
         let (what, author) = ("the configuration was read again".to_owned(), "SIGHUP".to_owned());
         let changed = Occurrence::ConfigurationChanged { revision: None, author, what };

@@ -85,7 +85,7 @@ impl fmt::Display for Naa {
 }
 
 /// A name of a logical unit (SPC-4 7.8.6).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Designator {
     /// NAA.
     Naa(Naa),

@@ -20,7 +20,7 @@ use sarsen_proof::{process, program};
 use tempfile::TempDir;
 
 use super::points::Group;
-use super::{Options, files};
+use super::{Options, files, neighbours};
 
 pub(super) const SARSEN: &str = "sarsen";
 /// Ours where it never spins.
@@ -62,6 +62,8 @@ pub(super) struct Entrant {
     pub(super) is_peer: bool,
     /// To be written over first, so that nobody reads holes.
     pub(super) is_empty: bool,
+    /// A volume that all is asked of meanwhile.
+    pub(super) neighbour: Option<Url>,
 }
 
 /// How a contestant is measured.
@@ -75,7 +77,8 @@ pub(super) enum Way {
 impl Entrant {
     pub(super) fn new(name: impl Into<String>, way: Way) -> Self {
         let name = name.into();
-        Self { name, way, idle: 0, restless: None, is_peer: false, is_empty: false }
+        let (idle, restless, neighbour) = (0, None, None);
+        Self { name, way, idle, restless, is_peer: false, is_empty: false, neighbour }
     }
 
     /// A volume of a program that runs.
@@ -124,7 +127,7 @@ struct Limit {
     _folder: TempDir,
 }
 
-fn loopback() -> Network {
+pub(super) fn loopback() -> Network {
     Network::build(&[LinkProfile::loopback()])
 }
 
@@ -164,6 +167,7 @@ pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<F
         Group::Files => files::start(program, options),
         Group::Luns => units(program),
         Group::Idle => crowd(program),
+        Group::Neighbours => neighbours::start(program),
         Group::StartUp => Ok(Field::default()),
     }
 }

@@ -19,6 +19,8 @@ pub(super) enum Group {
     Luns,
     /// One idle session beside the busy one, and a thousand.
     Idle,
+    /// A volume that little is asked of, alone and beside one that all is asked of, with limits and without.
+    Neighbours,
     /// How long it takes to start with ten thousand logical units.
     StartUp,
 }
@@ -33,6 +35,7 @@ impl Group {
             Self::Files => "Files",
             Self::Luns => "Logical units",
             Self::Idle => "Idle sessions",
+            Self::Neighbours => "Neighbours",
             Self::StartUp => "Start-up",
         }
     }
@@ -49,6 +52,8 @@ pub(super) struct Point {
     pub(super) sessions: u32,
     /// Header and data digests.
     pub(super) digests: bool,
+    /// I/Os a second, begun by the clock; as many as there can be unless given.
+    pub(super) rate: Option<u32>,
 }
 
 impl Point {
@@ -61,8 +66,8 @@ impl Point {
         depth: u32,
     ) -> Self {
         let name = name.into();
-        let (sessions, digests) = (1, false);
-        Self { name, block_bytes, read_percent, random_percent, depth, sessions, digests }
+        let (sessions, digests, rate) = (1, false, None);
+        Self { name, block_bytes, read_percent, random_percent, depth, sessions, digests, rate }
     }
 
     /// Random I/O of one kind over some sessions.
@@ -83,6 +88,8 @@ pub(super) const LARGE_WRITES: &str = "Maximum Write Throughput";
 /// 4 KiB reads in the groups where reads and writes are the points.
 pub(super) const READS: &str = "4K random read, depth 32";
 pub(super) const WRITES: &str = "4K random write, depth 32";
+/// What a client asks that is served well by the volume it has.
+pub(super) const STEADY: &str = "4K random read, 1,000 a second";
 /// Behind a point's name, where it is with digests.
 pub(super) const WITH_DIGESTS: &str = ", digests";
 
@@ -117,6 +124,10 @@ pub(super) fn of(group: Group) -> Vec<Point> {
         }
         Group::Files => reads_and_writes(),
         Group::Luns | Group::Idle => vec![Point::new(READS, 4 * KIB, 100, 100, 32)],
+        Group::Neighbours => {
+            let point = Point::new(STEADY, 4 * KIB, 100, 100, 16);
+            vec![Point { rate: Some(1000), ..point }]
+        }
         Group::StartUp => Vec::new(),
     }
 }

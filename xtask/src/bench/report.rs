@@ -89,7 +89,7 @@ pub(super) fn verdicts(verdicts: &[Verdict]) -> String {
     for verdict in verdicts {
         let measured = match (&verdict.measured, &verdict.place) {
             (None, _) => "not measured".to_owned(),
-            (Some(measured), None) => format!("{measured:.2}"),
+            (Some(measured), None) => format!("{measured:.3}"),
             (Some(measured), Some(place)) => format!("{measured:.2} ({place})"),
         };
         let met = match verdict.is_met() {

@@ -10,8 +10,9 @@ use super::contestants::{
     ONE_CORE, SARSEN, SLEEPING, TGT,
 };
 use super::files;
+use super::neighbours::{ALONE, BESIDE_LIMITED};
 use super::points::{
-    self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, READS, WITH_DIGESTS, WRITES, small_name,
+    self, DEPTHS, Group, LARGE_READS, LARGE_WRITES, READS, STEADY, WITH_DIGESTS, WRITES, small_name,
 };
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
 use super::start_up::Changes;
@@ -269,6 +270,13 @@ fn against_itself<'a>() -> Vec<Demand<'a>> {
             pairs: crowds,
         },
     ];
+    demands.push(Demand {
+        what: "p99 beside a limited neighbour × alone".into(),
+        group: Group::Neighbours,
+        figure: P99,
+        bound: Bound::AtMost(1.2),
+        pairs: same_points([STEADY.to_owned()], BESIDE_LIMITED, ALONE),
+    });
     for (what, group, over, under) in [
         ("1,000 units", Group::Luns, LUNS_MANY, LUNS_ONE),
         ("1,000 idle sessions", Group::Idle, IDLE_MANY, IDLE_ONE),

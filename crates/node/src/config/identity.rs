@@ -16,7 +16,12 @@
 //! designators = ["t10:IET     00010001", "naa:60000000000000000e00000000010001"]
 //! ```
 
+use std::collections::HashMap;
+use std::path::Path;
+
 use sarsen_scsi::{Designator, Naa};
+
+use super::{StoreConfig, VolumeConfig};
 
 /// What is said of a volume's identity; the rest is derived.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +91,50 @@ impl IdentityConfig {
     }
 }
 
+/// What two volumes cannot both have.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Mark<'a> {
+    Serial(&'a str),
+    Naa(Naa),
+    Designator(&'a Designator),
+    Path(&'a Path),
+}
+
+impl Mark<'_> {
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Serial(_) => "serial",
+            Self::Naa(_) => "naa",
+            Self::Designator(_) => "designator",
+            Self::Path(_) => "path",
+        }
+    }
+}
+
+/// Two disks that say that they are one are mixed up by every multipath driver, and two volumes over one file
+/// overwrite each other.
+pub(super) fn check_unique(volumes: &[VolumeConfig]) -> Result<(), String> {
+    let mut known = HashMap::new();
+    for volume in volumes {
+        let VolumeConfig { name, identity, store, read_only, .. } = volume;
+        let path = match store {
+            StoreConfig::File { path, .. } if !read_only => Some(Mark::Path(path)),
+            _ => None,
+        };
+        let given = identity.designators.iter().flatten().map(Mark::Designator);
+        // Where nothing else is said, the identifier follows from the serial number.
+        let own = identity.naa.map(Mark::Naa).or(identity.serial.as_deref().map(Mark::Serial));
+        let own = own.filter(|_| identity.designators.is_none());
+        for mark in given.chain(own).chain(path) {
+            if let Some(other) = known.insert(mark, name) {
+                let key = mark.key();
+                return Err(format!("volumes {other} and {name} have one {key}: each has its own"));
+            }
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -119,5 +168,24 @@ mod tests {
             let message = identity.take(key, value.to_owned()).expect_err(value);
             assert!(message.starts_with(&format!("{key} = {value:?}: ")), "{message}");
         }
+    }
+
+    #[test]
+    fn no_two_volumes_are_one_or_lie_over_one_another() {
+        let both = |first: &str, second: &str| {
+            let volume = |text: &str| super::super::parse_volume(text).expect(text);
+            check_unique(&[volume(first), volume(second)])
+        };
+        for (first, second, key) in [
+            ("a=ram:1MiB,serial=s", "b=ram:1MiB,serial=s", "serial"),
+            ("a=ram:1MiB,naa=3000000000000001", "b=ram:1MiB,naa=3000000000000001", "naa"),
+            ("a=ram:1MiB,designators=name:x", "b=ram:1MiB,designators=name:x", "designator"),
+            ("a=file:/d:1MiB", "b=file:/d:1MiB", "path"),
+        ] {
+            let told = both(first, second).expect_err(key);
+            assert_eq!(told, format!("volumes a and b have one {key}: each has its own"));
+        }
+        both("a=ram:1MiB,serial=s,naa=3000000000000001", "b=ram:1MiB,serial=s").expect("two disks");
+        both("a=file:/d,read-only", "b=file:/d,read-only").expect("nobody writes");
     }
 }

@@ -340,6 +340,7 @@ impl Config {
                 return wrong(format!("two volumes are named {}: rename one", volume.name));
             }
         }
+        identity::check_unique(&self.volumes).or_else(wrong)?;
         let mut target_names = HashSet::new();
         let mut exported = HashSet::new();
         for target in &self.targets {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use sarsen_proto::iscsi::chap::Secret;
 
-use super::document::{Account, Document};
-use super::object::{Key, Object, Objects};
+use super::document::{Account, Document, Volume};
+use super::object::{Key, Object, Objects, differences};
 use crate::config::{
     AccessConfig, AccountConfig, Config, ConfigError, HostConfig, Limits, Portal, SecretSource,
     TargetConfig, VolumeConfig, parse_file,
@@ -55,21 +55,22 @@ impl Compiler {
 
     /// The configuration that these things come to.
     pub(super) fn compile(&mut self, objects: &Objects) -> Result<Config, Invalid> {
-        let is_same = |key: &Key, known: &Arc<Object>| {
-            objects.get(key).is_some_and(|object| Arc::ptr_eq(object, known))
-        };
-        self.parts.retain(|key, (known, _)| is_same(key, known));
-        let mut config = self.base.clone();
-        for (key, object) in objects {
-            let part = match self.parts.get(key) {
-                Some((_, part)) => part.clone(),
-                None => {
-                    let part = part_of(key, object)?;
-                    self.parts.insert(key.clone(), (object.clone(), part.clone()));
-                    part
+        let known = self.parts.iter().map(|(key, (object, _))| (key, object));
+        let different = differences(known, objects);
+        let different: Vec<_> =
+            different.map(|one| (one.key.clone(), one.after.cloned())).collect();
+        for (key, object) in different {
+            match object {
+                Some(object) => {
+                    let part = part_of(&key, &object)?;
+                    self.parts.insert(key, (object, part));
                 }
-            };
-            match part {
+                None => drop(self.parts.remove(&key)),
+            }
+        }
+        let mut config = self.base.clone();
+        for (_, part) in self.parts.values() {
+            match part.clone() {
                 Part::Portal(portal) => config.listen.push(portal),
                 Part::Account(account) => config.accounts.push(account),
                 Part::Host(host) => config.hosts.push(host),
@@ -97,6 +98,13 @@ fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
         let account = AccountConfig { name: name.clone(), secret: source, place: key.to_string() };
         account.read_secret().map_err(|error| wrong(&error.message))?;
         return Ok(Part::Account(account));
+    }
+    if let Object::Volume(Volume { path: Some(path), .. }) = object
+        && Path::new(path).is_relative()
+    {
+        let message =
+            format!("{path:?} is another file wherever the server is started: write it from / on");
+        return Err(Invalid { field: Some(format!("{key}.path")), message });
     }
     let text = rendered(object);
     let parsed = parse_file(Path::new(&key.to_string()), &text);

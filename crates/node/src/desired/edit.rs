@@ -1,15 +1,16 @@
 //! What can be done to a state.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
 use super::ChangeRefused;
 use super::cascade::take_out;
 use super::document::{Account, Document, ShownLuns, Target, Volume};
-use super::object::{Key, Kind, Object, Objects};
+use super::object::{Key, Kind, Object, Objects, serial};
 use super::store::VOLUMES;
 use crate::config::nearest;
+use crate::keeper;
 
 /// One thing that is done to a state.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ impl Edit {
         folder: &Path,
     ) -> Result<(), ChangeRefused> {
         match self {
-            Self::Put(object) => put(objects, object, folder),
+            Self::Put(object) => drop(apply(objects, Document::of([&object]), folder)?),
             Self::Add(object) if objects.contains_key(&object.key()) => {
                 return Err(ChangeRefused::Exists(object.key()));
             }
@@ -84,16 +85,40 @@ fn apply(
     document: Document,
     folder: &Path,
 ) -> Result<BTreeSet<Key>, ChangeRefused> {
+    let all: Vec<Object> = document.into_objects().collect();
     let mut listed = BTreeSet::new();
-    for object in document.into_objects() {
-        let key = object.key();
-        if !listed.insert(key.clone()) {
+    for key in all.iter().map(Object::key) {
+        if let Some(key) = listed.replace(key) {
             let message = format!("{} {} is listed twice: remove one", key.kind.word(), key.name);
             return Err(super::Invalid { field: Some(key.to_string()), message }.into());
+        }
+    }
+    let unlisted = objects.iter().filter(|(key, _)| !listed.contains(key));
+    let mut by_serial: HashMap<String, Key> = unlisted
+        .filter_map(|(key, object)| Some((serial(object)?.to_owned(), key.clone())))
+        .collect();
+    for object in all {
+        let new = object.key();
+        // A volume is known by its serial number, whatever its name.
+        if !objects.contains_key(&new)
+            && let Some(old) = serial(&object).and_then(|serial| by_serial.remove(serial))
+            && objects.get(&old).is_some_and(|old| has_same_naa(&object, old))
+        {
+            rename(objects, &old, &new.name);
         }
         put(objects, object, folder);
     }
     Ok(listed)
+}
+
+/// Unless it is said, it is.
+fn has_same_naa(object: &Object, before: &Object) -> bool {
+    match (object, before) {
+        (Object::Volume(volume), Object::Volume(before)) => {
+            volume.naa.is_none() || volume.naa == before.naa
+        }
+        _ => false,
+    }
 }
 
 fn put(objects: &mut Objects, mut object: Object, folder: &Path) {
@@ -125,8 +150,9 @@ fn complete(volume: &mut Volume, folder: &Path) {
     if volume.store == "file" && volume.path.is_none() {
         let (folder, name) = (folder.join(VOLUMES), &volume.name);
         let path = folder.join(format!("{name}.img"));
-        // A volume of that name was there before, and its data are: they are not this one's.
-        let path = match path.exists() {
+        // A volume of that name was there before, and its data are, or what it kept beside them: they are not
+        // this one's.
+        let path = match path.exists() || keeper::beside(&path).exists() {
             true => folder.join(format!("{name}-{:016x}.img", number())),
             false => path,
         };
@@ -134,16 +160,24 @@ fn complete(volume: &mut Volume, folder: &Path) {
     }
 }
 
-/// A document that does not say who a volume is, or where, does not make another one of it. With another kind
-/// of store it is another one.
+/// A document that does not say who a volume is, where, or how its data lie there, does not make another one of
+/// it. With another kind of store, or another serial number, it is another one.
 fn keep_identity(volume: &mut Volume, before: &Volume) {
-    if volume.store != before.store {
+    let is_another = volume.serial.is_some() && volume.serial != before.serial;
+    if volume.store != before.store || is_another {
         return;
     }
-    volume.path = volume.path.take().or_else(|| before.path.clone());
-    volume.serial = volume.serial.take().or_else(|| before.serial.clone());
-    volume.naa = volume.naa.take().or_else(|| before.naa.clone());
+    let keep = |own: &mut Option<String>, before: &Option<String>| {
+        *own = own.take().or_else(|| before.clone());
+    };
+    keep(&mut volume.path, &before.path);
+    keep(&mut volume.serial, &before.serial);
+    keep(&mut volume.naa, &before.naa);
+    keep(&mut volume.state, &before.state);
     volume.size = volume.size.take().or_else(|| before.size.clone());
+    volume.block_size = volume.block_size.or(before.block_size);
+    volume.protection = volume.protection.or(before.protection);
+    volume.encrypted |= before.encrypted;
 }
 
 /// A document without the secret, as it is shown, does not take it away.
@@ -171,20 +205,13 @@ fn patch(
     merge(&mut value, patch);
     let text = serde_json::to_vec(&value).expect("it is JSON");
     let object = Object::from_json(key.kind, &text);
-    let mut object = object.map_err(|error| invalid(error.to_string()))?;
+    let object = object.map_err(|error| invalid(error.to_string()))?;
     let new = object.key();
     if new != *key {
         if objects.contains_key(&new) {
             return Err(ChangeRefused::Exists(new));
         }
-        if let (Object::Volume(volume), Object::Volume(before)) = (&mut object, &**before) {
-            keep_identity(volume, before);
-            complete(volume, folder);
-        }
-        objects.remove(key);
         rename(objects, key, &new.name);
-        objects.insert(new, Arc::new(object));
-        return Ok(());
     }
     put(objects, object, folder);
     Ok(())
@@ -208,8 +235,11 @@ fn merge(value: &mut serde_json::Value, patch: &serde_json::Value) {
     }
 }
 
-/// Whoever speaks of a thing speaks of it by its new name.
+/// It is what it was under a new name, and whoever speaks of it does by that.
 fn rename(objects: &mut Objects, key: &Key, new: &str) {
+    if let Some(object) = objects.remove(key) {
+        objects.insert(Key::new(key.kind, new), object);
+    }
     let old = key.name.as_str();
     let change = |name: &mut String| {
         if name == old {
@@ -278,6 +308,48 @@ mod tests {
         let mut objects = Objects::new();
         after(&mut objects, Edit::Apply(document(BEGIN))).expect("valid");
         objects
+    }
+
+    #[test]
+    fn a_document_with_a_known_serial_number_renames_and_keeps_all_that_the_data_need() {
+        let mut objects = begun();
+        let known = volume(&objects, "a");
+        let serial = known.serial.clone().expect("one was made");
+        let text = format!("[[volume]]\nname = \"b\"\nserial = \"{serial}\"\n");
+        let all = after(&mut objects, Edit::Apply(document(&text))).expect("valid");
+        assert_eq!(volume(&objects, "b"), Volume { name: "b".into(), ..known });
+        assert!(!all.contains("\"a\"") && all.contains("0 = \"b\""), "{all}");
+    }
+
+    #[test]
+    fn what_a_volume_was_made_with_stays_with_it_unless_it_is_another_one() {
+        let mut objects = Objects::new();
+        let made = "[[volume]]\nname = \"a\"\nblock-size = 4096\nstate = \"/s\"\nprotection = 1\nencrypted = true\n";
+        after(&mut objects, Edit::Apply(document(made))).expect("valid");
+        let known = volume(&objects, "a");
+        let said_less = "[[volume]]\nname = \"a\"\niops = 5\n";
+        after(&mut objects, Edit::Apply(document(said_less))).expect("valid");
+        assert_eq!(volume(&objects, "a"), Volume { iops: Some(5), ..known.clone() });
+        let other = "[[volume]]\nname = \"a\"\nserial = \"other\"\n";
+        after(&mut objects, Edit::Apply(document(other))).expect("valid");
+        let other = volume(&objects, "a");
+        assert!(other.naa != known.naa && other.block_size.is_none(), "{other:?}");
+    }
+
+    #[test]
+    fn two_volumes_whose_names_change_hands_keep_their_files() {
+        let mut objects = Objects::new();
+        let both = |first: &str, second: &str| {
+            format!(
+                "[[volume]]\nname = \"{first}\"\nserial = \"s1\"\npath = \"/1\"\n\
+                 [[volume]]\nname = \"{second}\"\nserial = \"s2\"\npath = \"/2\"\n"
+            )
+        };
+        after(&mut objects, Edit::Apply(document(&both("a", "b")))).expect("valid");
+        after(&mut objects, Edit::Apply(document(&both("b", "a")))).expect("valid");
+        let of = |name: &str| (volume(&objects, name).serial, volume(&objects, name).path);
+        assert_eq!(of("b"), (Some("s1".into()), Some("/1".into())));
+        assert_eq!(of("a"), (Some("s2".into()), Some("/2".into())));
     }
 
     fn volume(objects: &Objects, name: &str) -> Volume {

@@ -25,13 +25,14 @@ use self::compile::Compiler;
 pub use self::compile::Invalid;
 pub use self::document::Document;
 pub use self::edit::Edit;
+use self::object::differences;
 pub use self::object::{Key, Kind, Object, Objects};
 use self::plan::summary;
 pub use self::plan::{Action, FieldChange, Step, plan};
 use self::store::History;
 pub use self::store::{Revision, StateError, Store};
 use crate::config::{Config, ConfigError};
-use crate::engine::{self, ChangeError, Engine, Force, Made};
+use crate::engine::{self, Cause, ChangeError, Engine, Force, Made};
 use crate::events::Occurrence;
 
 /// A change that somebody wants.
@@ -67,6 +68,10 @@ pub struct Changed {
     pub needs_restart: Vec<String>,
     /// Sessions that were ended since they are not let in any more.
     pub sessions_ended: usize,
+    /// What of it is kept and has not come about, such as a growth that the disk did not allow: the next change
+    /// tries it again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub problems: Vec<String>,
     /// Nothing was done, as it was asked.
     pub dry_run: bool,
 }
@@ -163,6 +168,8 @@ impl Desired {
     /// The state in `folder`, and the configuration that it comes to for a server with these settings of
     /// its own.
     pub fn open(folder: &Path, base: Config) -> Result<(Self, Config), OpenError> {
+        // Paths under it are kept, and hold wherever the server is started the next time.
+        let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let store = Store::open(folder)?;
         let (objects, revision) = store.load()?;
         let mut compiler = Compiler::new(base);
@@ -216,7 +223,7 @@ impl Desired {
             ConfigError::new(invalid.field.unwrap_or_else(|| "the state".into()), invalid.message)
         })?;
         let engine = changing.engine.as_ref().expect("a server that answers has an engine");
-        let made = engine.prepare(config, true)?.clear_by(Force::Revoked).await?.make();
+        let made = engine.prepare(config, Cause::Reload)?.clear_by(Force::Revoked).await?.make();
         changing.compiler = compiler;
         Ok(made)
     }
@@ -245,7 +252,7 @@ impl Desired {
         }
         let Changing { store, engine, .. } = &mut *changing;
         let engine = engine.as_ref().expect("a server that answers has an engine");
-        let prepared = engine.prepare(config, false)?;
+        let prepared = engine.prepare(config, Cause::Edit)?;
         let interrupts = prepared.interrupts();
         changed.interrupts = interrupts.iter().map(Interruption::of).collect();
         let sessions = interrupts.iter().flat_map(|interruption| &interruption.sessions);
@@ -264,18 +271,14 @@ impl Desired {
             author: change.author,
             summary: summary(&changed.steps),
         };
-        let removed = before.objects.keys().filter(|key| !objects.contains_key(*key));
-        let put = objects.iter().filter(|(key, object)| {
-            !before.objects.get(*key).is_some_and(|known| Arc::ptr_eq(known, object))
-        });
-        let writes: Vec<store::Write<'_>> = removed
-            .map(|key| (key, None))
-            .chain(put.map(|(key, object)| (key, Some(&**object))))
-            .collect();
+        let different = differences(&*before.objects, &objects);
+        let writes: Vec<store::Write<'_>> =
+            different.map(|one| (one.key, one.after.map(|object| &**object))).collect();
         store.commit(&revision, &writes, &objects)?;
         let made = ready.make();
         changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
         changed.sessions_ended = made.sessions_ended;
+        changed.problems = made.problems;
         changed.revision = revision.revision;
         info!(
             revision = revision.revision,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use itertools::{EitherOrBoth, Itertools as _};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -160,6 +161,47 @@ impl Object {
 
 /// All things there are.
 pub type Objects = BTreeMap<Key, Arc<Object>>;
+
+/// What a volume is known by.
+pub(super) fn serial(object: &Object) -> Option<&str> {
+    match object {
+        Object::Volume(volume) => volume.serial.as_deref(),
+        _ => None,
+    }
+}
+
+/// A key under which one set has something else than the other.
+pub(super) struct Difference<'a> {
+    pub(super) key: &'a Key,
+    pub(super) before: Option<&'a Arc<Object>>,
+    pub(super) after: Option<&'a Arc<Object>>,
+}
+
+/// In what two sets differ, both in the order of their keys. Most of ten thousand things are the very same, which
+/// is seen without looking at them.
+pub(super) fn differences<'a>(
+    before: impl IntoIterator<Item = (&'a Key, &'a Arc<Object>)>,
+    after: impl IntoIterator<Item = (&'a Key, &'a Arc<Object>)>,
+) -> impl Iterator<Item = Difference<'a>> {
+    let pairs =
+        before.into_iter().merge_join_by(after, |(before, _), (after, _)| before.cmp(after));
+    pairs.filter_map(|pair| match pair {
+        EitherOrBoth::Both((_, before), (_, after))
+            if Arc::ptr_eq(before, after) || before == after =>
+        {
+            None
+        }
+        EitherOrBoth::Both((key, before), (_, after)) => {
+            Some(Difference { key, before: Some(before), after: Some(after) })
+        }
+        EitherOrBoth::Left((key, before)) => {
+            Some(Difference { key, before: Some(before), after: None })
+        }
+        EitherOrBoth::Right((key, after)) => {
+            Some(Difference { key, before: None, after: Some(after) })
+        }
+    })
+}
 
 impl Document {
     /// What it lists.

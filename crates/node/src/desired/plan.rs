@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::object::{Key, Kind, Object, Objects};
+use super::object::{Difference, Key, Kind, Object, Objects, differences, serial};
 
 /// One thing that is done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -136,13 +136,17 @@ fn counted(from: Option<&Value>, to: Option<&Value>) -> Option<String> {
 /// What makes `desired` of `current`: names that change first, then what is new, then what is changed, and
 /// last what goes.
 pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
-    let is_gone = |key: &&Key| !desired.contains_key(*key);
-    let mut gone: BTreeMap<&Key, &Arc<Object>> =
-        current.iter().filter(|(key, _)| is_gone(key)).collect();
-    let mut by_serial: BTreeMap<&str, &Key> =
-        gone.iter().filter_map(|(key, object)| Some((serial(object)?, *key))).collect();
+    let different: Vec<_> = differences(current, desired).collect();
+    let mut gone: BTreeMap<&Key, &Arc<Object>> = BTreeMap::new();
+    let mut by_serial: BTreeMap<&str, &Key> = BTreeMap::new();
+    for Difference { key, before, .. } in different.iter().filter(|one| one.after.is_none()) {
+        let before = before.expect("a difference has two sides, or one");
+        gone.insert(key, before);
+        by_serial.extend(serial(before).map(|serial| (serial, *key)));
+    }
     let mut steps = Vec::new();
-    for (key, object) in desired {
+    for Difference { key, before, after } in different {
+        let Some(after) = after else { continue };
         let step = |action| Step {
             action,
             kind: key.kind,
@@ -150,19 +154,18 @@ pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
             new_name: None,
             changes: Vec::new(),
         };
-        match current.get(key) {
-            Some(before) if Arc::ptr_eq(before, object) || before == object => {}
+        match before {
             Some(before) => {
-                steps.push(Step { changes: changes(before, object), ..step(Action::Change) });
+                steps.push(Step { changes: changes(before, after), ..step(Action::Change) });
             }
             // A volume is known by its serial number, whatever its name.
-            None => match serial(object).and_then(|serial| by_serial.remove(serial)) {
+            None => match serial(after).and_then(|serial| by_serial.remove(serial)) {
                 Some(old) => {
                     let before = gone.remove(old).expect("it is one of those that go");
                     steps.push(Step {
                         name: old.name.clone(),
                         new_name: Some(key.name.clone()),
-                        changes: changes(before, object),
+                        changes: changes(before, after),
                         ..step(Action::Rename)
                     });
                 }
@@ -185,13 +188,6 @@ pub fn plan(current: &Objects, desired: &Objects) -> Vec<Step> {
     };
     steps.sort_by_key(order);
     steps
-}
-
-fn serial(object: &Object) -> Option<&str> {
-    match object {
-        Object::Volume(volume) => volume.serial.as_deref(),
-        _ => None,
-    }
 }
 
 /// Key by key, the names aside.

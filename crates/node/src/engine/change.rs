@@ -18,8 +18,10 @@ use super::{
 use crate::access::{Compiled, Losses, Object, Policy, SessionKey, TargetLoss};
 use crate::config::{Config, QosConfig, VolumeConfig};
 use crate::drain::send_away;
+use crate::events::Occurrence;
 use crate::fronts::iscsi::{Mailbox, Seated};
 use crate::server::StartError;
+use crate::stores::Occasion;
 use crate::targets::Target;
 
 /// A volume whose sessions have gone still has commands to end; longer than this nobody waits.
@@ -43,6 +45,22 @@ pub struct Made {
     pub needs_restart: Vec<&'static str>,
     /// Sessions that were ended, for they are not let in any more.
     pub sessions_ended: usize,
+    /// What of it did not come about, though it is kept: it is tried again with the next change.
+    pub problems: Vec<String>,
+}
+
+/// Why something is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The server starts. One that has a state knows all of its volumes.
+    Start {
+        /// Whether it has.
+        has_state: bool,
+    },
+    /// Somebody wants something else.
+    Edit,
+    /// All is read again, secrets included.
+    Reload,
 }
 
 /// Whom a change may log out.
@@ -59,12 +77,14 @@ struct Change {
     policy: Arc<Policy>,
     portals: PortalSteps,
     volumes: VolumeSteps,
-    /// The targets of those that are late.
-    late_scopes: Vec<Option<String>>,
+    /// Of those that are late, the targets, and why they are opened.
+    late: Vec<(Option<String>, Occasion)>,
     targets: TargetSteps,
     losses: Losses,
     /// What was opened, by the name that is desired.
     opened: BTreeMap<String, Volume>,
+    /// What could not be opened, and is done without.
+    absent: Vec<VolumeConfig>,
     new_files: Vec<NewFiles>,
     /// Something is withheld.
     is_held: bool,
@@ -83,12 +103,11 @@ struct Closed {
 
 impl Engine {
     /// Opens what `desired`, which is finished, has and what runs has not, and finds out who would lose
-    /// something. Nobody sees anything of it. With `reads_all` every secret is read again. Blocks the
-    /// thread, which is no core.
+    /// something. Nobody sees anything of it. Blocks the thread, which is no core.
     pub(crate) fn prepare(
         self: &Arc<Self>,
-        desired: Config,
-        reads_all: bool,
+        mut desired: Config,
+        cause: Cause,
     ) -> Result<Prepared, ChangeError> {
         let turn = Turn::take(self)?;
         let running = self.running();
@@ -98,7 +117,7 @@ impl Engine {
             policy: &before,
             config: &running.config,
             targets: &different.targets,
-            reads_all,
+            reads_all: !matches!(cause, Cause::Edit),
         };
         let policy = Arc::new(Policy::compile(&desired, Some(&before))?);
         // Ports before files: a port in use leaves no new file behind, not even for a moment.
@@ -116,14 +135,36 @@ impl Engine {
             }
         }
         let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
-        let scopes: Vec<_> = volumes.opens.iter().map(scope).collect();
-        let late_scopes = volumes.late.iter().map(scope).collect();
+        let how = |config: &VolumeConfig| {
+            let is_known =
+                cause == Cause::Start { has_state: true } || different.knows(&running, config);
+            (scope(config), if is_known { Occasion::Return } else { Occasion::Change })
+        };
+        let opens: Vec<_> = volumes.opens.iter().map(how).collect();
+        let late = volumes.late.iter().map(how).collect();
+        let was_absent = running.absent.clone();
         drop(running);
         let mut new_files = Vec::new();
         let mut opened = BTreeMap::new();
-        for (config, scope) in volumes.opens.iter().zip(scopes) {
-            let volume = self.open_volume(config, scope.as_deref(), &mut new_files)?;
-            opened.insert(config.name.clone(), volume);
+        let mut absent = Vec::new();
+        for (config, (scope, occasion)) in volumes.opens.iter().zip(opens) {
+            match self.open_volume(config, scope.as_deref(), occasion, &mut new_files) {
+                Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
+                // One disk that is away does not keep the others from being served, or changed.
+                Err(error)
+                    if cause == Cause::Start { has_state: true } || was_absent.contains(config) =>
+                {
+                    error!(volume = config.name, %error, "the volume cannot be served");
+                    let (volume, error) = (config.name.clone(), error.to_string());
+                    self.front.access.events.tell(&Occurrence::VolumeAbsent { volume, error });
+                    absent.push(config.clone());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let is_open = |volume: &VolumeConfig| !absent.contains(volume);
+        if !absent.is_empty() {
+            desired.volumes.retain(is_open);
         }
         let change = Change {
             turn,
@@ -131,10 +172,11 @@ impl Engine {
             policy,
             portals,
             volumes,
-            late_scopes,
+            late,
             targets,
             losses,
             opened,
+            absent,
             new_files,
             is_held: false,
             closed: Vec::new(),
@@ -148,10 +190,12 @@ impl Engine {
         &self,
         config: &VolumeConfig,
         scope: Option<&str>,
+        occasion: Occasion,
         new_files: &mut Vec<NewFiles>,
     ) -> Result<Volume, StartError> {
         new_files.push(NewFiles::missing_of(config));
-        Volume::open(config, scope, &self.machine, &*self.layer).map_err(not_opened(&config.name))
+        let opened = Volume::open(config, scope, &self.machine, &*self.layer, occasion);
+        opened.map_err(not_opened(&config.name))
     }
 }
 
@@ -336,8 +380,9 @@ impl Change {
 
     fn open_late(&mut self) -> Result<(), ChangeError> {
         let engine = self.engine().clone();
-        for (config, scope) in self.volumes.late.iter().zip(&self.late_scopes) {
-            let volume = engine.open_volume(config, scope.as_deref(), &mut self.new_files)?;
+        for (config, (scope, occasion)) in self.volumes.late.iter().zip(&self.late) {
+            let volume =
+                engine.open_volume(config, scope.as_deref(), *occasion, &mut self.new_files)?;
             self.opened.insert(config.name.clone(), volume);
         }
         Ok(())
@@ -351,12 +396,25 @@ impl Change {
         let mut running = engine.running();
         let running = &mut *running;
         let is_fairness_changed = self.changes_fairness(running);
-        let gone = self.make_volumes(&mut running.volumes);
+        let (gone, not_grown) = self.make_volumes(&mut running.volumes);
         let needs_restart = keep_what_was_started(&running.config, &mut self.desired);
         if self.desired.limits != running.config.limits {
             front.set_limits(&self.desired.limits);
         }
+        let mut problems = Vec::new();
+        for (name, error) in not_grown {
+            problems.push(format!("volume {name} could not be made larger: {error}"));
+            // The next change tries it.
+            let is = |volume: &&mut VolumeConfig| volume.name == name;
+            if let (Some(volume), Some(config)) =
+                (running.volumes.get_mut(&name), self.desired.volumes.iter_mut().find(is))
+            {
+                volume.tell_size();
+                config.clone_from(&volume.config);
+            }
+        }
         running.config = Arc::new(std::mem::take(&mut self.desired));
+        running.absent = std::mem::take(&mut self.absent);
         if is_fairness_changed {
             front.fairness.apply(&running.config);
         }
@@ -367,7 +425,7 @@ impl Change {
         engine.show(running);
         engine.closings.begin(gone, engine.cores.clone());
         front.targets.tell();
-        Made { needs_restart, sessions_ended }
+        Made { needs_restart, sessions_ended, problems }
     }
 
     /// Whether anything has another say in what is carried out first.
@@ -384,8 +442,11 @@ impl Change {
             || { stays }.any(has_say)
     }
 
-    /// Gives those that have gone.
-    fn make_volumes(&mut self, volumes: &mut BTreeMap<String, Volume>) -> Vec<Volume> {
+    /// Gives those that have gone, and those that are not as large as they were to be.
+    fn make_volumes(
+        &mut self,
+        volumes: &mut BTreeMap<String, Volume>,
+    ) -> (Vec<Volume>, Vec<(String, String)>) {
         let closes = self.volumes.closes.iter();
         let gone = closes.filter_map(|name| volumes.remove(name)).collect();
         let stays = std::mem::take(&mut self.volumes.stays).into_iter();
@@ -401,9 +462,15 @@ impl Change {
             growths.extend(grows_to.map(|bytes| volume.growth(bytes)));
             volumes.insert(volume.config.name.clone(), volume);
         }
-        grow(&self.engine().cores, growths);
+        let mut not_grown = grow(&self.engine().cores, growths);
+        for (name, volume) in &self.opened {
+            if let Err(error) = volume.settle() {
+                error!(volume = name, %error, "the volume is not as large as it is to be");
+                not_grown.push((name.clone(), error.to_string()));
+            }
+        }
         volumes.append(&mut self.opened);
-        gone
+        (gone, not_grown)
     }
 
     fn make_portals(&mut self, portals: &mut Vec<Served>, config: &Config) {
@@ -486,13 +553,16 @@ impl Change {
         self.portals.next.clear();
         let mut running = engine.running();
         for Closed { config, scope } in std::mem::take(&mut self.closed) {
-            match Volume::open(&config, scope.as_deref(), &engine.machine, &*engine.layer) {
+            let (machine, layer, occasion) = (&engine.machine, &*engine.layer, Occasion::Return);
+            let opened = Volume::open(&config, scope.as_deref(), machine, layer, occasion);
+            match opened.and_then(|volume| volume.settle().map(|()| volume)) {
                 Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),
                 Err(error) => {
                     error!(volume = config.name, %error, "the volume could not be opened again");
-                    // The next change opens it anew.
+                    // The next change tries it.
                     let volumes = &mut Arc::make_mut(&mut running.config).volumes;
                     volumes.retain(|volume| volume.name != config.name);
+                    running.absent.push(config);
                 }
             }
         }

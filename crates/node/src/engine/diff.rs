@@ -61,6 +61,19 @@ impl<'a> Differences<'a> {
         Self { volumes, targets, scopes }
     }
 
+    /// Whether a volume that is to be opened was there before, under its serial number or with its file.
+    pub(super) fn knows(&self, running: &Running, volume: &VolumeConfig) -> bool {
+        let serial = &volume.identity.serial;
+        let places = places(volume);
+        let is_it = |known: &VolumeConfig| {
+            serial.is_some() && known.identity.serial == *serial
+                || places.first().is_some_and(|place| self::places(known).first() == Some(place))
+        };
+        let known = running.volumes.get(&volume.name).map(|known| &known.config);
+        let known = known.into_iter().chain(&running.absent);
+        known.chain(self.volumes.old.iter().copied()).any(is_it)
+    }
+
     /// The target that a volume's identity is derived from, where it brings none along.
     pub(super) fn scope(&self, running: &'a Running, volume: &VolumeConfig) -> Option<&'a str> {
         if volume.identity.serial.is_some() {
@@ -115,7 +128,12 @@ impl VolumeSteps {
                     left.remove(old.config.name.as_str());
                     steps.take(old, volume, different.scope(running, volume), machine)?;
                 }
-                None => steps.opens.push(volume.clone()),
+                None => {
+                    if let Some(old) = left.get(volume.name.as_str()) {
+                        refuse_loss_of_memory(old, volume)?;
+                    }
+                    steps.opens.push(volume.clone());
+                }
             }
         }
         steps.closes.extend(left.into_keys().map(str::to_owned));
@@ -226,6 +244,18 @@ fn with_live_part_of(config: &VolumeConfig, other: &VolumeConfig) -> VolumeConfi
     config
 }
 
+/// Nothing that is called like a volume in memory comes in its place by the way.
+fn refuse_loss_of_memory(old: &Volume, desired: &VolumeConfig) -> Result<(), ChangeError> {
+    if !matches!(old.config.store, StoreConfig::Ram { .. }) {
+        return Ok(());
+    }
+    Err(ChangeError::Impossible {
+        volume: desired.name.clone(),
+        why: "is in memory, and what it holds would be lost with this change: remove it and make another one"
+            .into(),
+    })
+}
+
 fn fate(
     old: &Volume,
     desired: &VolumeConfig,
@@ -244,15 +274,17 @@ fn fate(
             render_size(wanted)
         ));
     }
+    if is_same_place && !in_memory && old.config.block_size != desired.block_size {
+        return refuse(format!(
+            "was written in blocks of {} bytes, and would be something else in blocks of {}: leave block-size as it \
+             is",
+            old.config.block_size.bytes(),
+            desired.block_size.bytes()
+        ));
+    }
     let stays_open = with_live_part_of(&old.config, desired) == *desired;
     if !stays_open || has_other_identity {
-        if in_memory {
-            return refuse(
-                "is in memory, and what it holds would be lost with this change: remove it and make \
-                 another one"
-                    .into(),
-            );
-        }
+        refuse_loss_of_memory(old, desired)?;
         return Ok(Fate::Replaced);
     }
     if wanted == now {
@@ -305,7 +337,6 @@ impl TargetSteps {
             true => running.config.targets.iter().map(|old| (old.name.as_str(), old)).collect(),
             false => different.targets.old.iter().map(|old| (old.name.as_str(), *old)).collect(),
         };
-        let replaces = opened.iter().any(|name| volumes.closes.contains(*name));
         let mut candidates: Vec<(usize, &TargetConfig, Option<&TargetConfig>)> = match all_change {
             true => {
                 let all = desired.targets.iter().enumerate();
@@ -317,13 +348,20 @@ impl TargetSteps {
                     .collect()
             }
         };
-        if replaces && !all_change {
-            let known: HashSet<usize> = candidates.iter().map(|(index, ..)| *index).collect();
-            let all =
-                desired.targets.iter().enumerate().filter(|(index, _)| !known.contains(index));
-            // They are the same, with another unit behind a number.
+        // Names that mean another unit than before.
+        let renamed = stays.iter().filter(|(desired, running)| desired != running);
+        let mut other_units: HashSet<&str> = opened.clone();
+        other_units.extend(renamed.map(|(desired, _)| *desired));
+        for (_, target, _) in &candidates {
+            for name in target.luns.values() {
+                other_units.remove(name.as_str());
+            }
+        }
+        if !other_units.is_empty() {
+            // A volume is in one target, and those that are left are in none of `candidates`.
+            let all = desired.targets.iter().enumerate();
             let renewed = all.filter(|(_, target)| {
-                target.luns.values().any(|name| opened.contains(name.as_str()))
+                target.luns.values().any(|name| other_units.contains(name.as_str()))
             });
             candidates.extend(renewed.map(|(index, target)| (index, target, Some(target))));
         }

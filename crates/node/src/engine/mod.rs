@@ -22,14 +22,14 @@ use sarsen_scsi::AccessState;
 use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
 use tokio::sync::watch;
 
-pub(crate) use self::change::Force;
+pub(crate) use self::change::{Cause, Force};
 pub use self::change::{Made, Prepared, Ready};
 use self::closings::{Closings, Stores};
 use self::portals::Served;
 pub(crate) use self::volumes::Layer;
 use self::volumes::Volume;
 use crate::access::Object;
-use crate::config::{Config, ConfigError, Portal, TargetConfig};
+use crate::config::{Config, ConfigError, Portal, TargetConfig, VolumeConfig};
 use crate::events::EventLog;
 use crate::fronts::iscsi::{Doorman, Front};
 use crate::server::{Export, StartError};
@@ -122,6 +122,8 @@ pub(crate) struct Engine {
 struct Running {
     config: Arc<Config>,
     volumes: BTreeMap<String, Volume>,
+    /// Those that could not be opened and that the configuration here is without: each change tries them again.
+    absent: Vec<VolumeConfig>,
     portals: Vec<Served>,
 }
 

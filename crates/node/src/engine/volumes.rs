@@ -1,7 +1,7 @@
 //! Volumes that are open: how they are opened, made larger and closed.
 
-use std::fs::{self, OpenOptions};
-use std::io::{Seek as _, SeekFrom};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak, mpsc};
 
@@ -13,7 +13,7 @@ use tracing::{error, warn};
 
 use crate::config::{StoreConfig, VolumeConfig};
 use crate::keeper;
-use crate::stores::{self, Opened, RamStore, StoreError};
+use crate::stores::{self, FileStore, Occasion, Opened, RamStore, StoreError};
 
 /// Where the installation's own identity is (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -30,24 +30,27 @@ pub(crate) struct Volume {
     /// What the unit is over, but for encryption: what is flushed and resized.
     pub(crate) store: Arc<dyn Store>,
     memory: Option<Arc<RamStore>>,
+    file: Option<Arc<FileStore>>,
     /// Ends when the unit has: when nobody has it and none of its commands is carried out.
     pub(crate) ended: oneshot::Receiver<()>,
 }
 
 impl Volume {
-    /// Opens it, in the state that it was left in. Blocks the thread.
+    /// Opens it, in the state that it was left in; it has to be [settled](Self::settle) before anybody uses it.
+    /// Blocks the thread.
     pub(crate) fn open(
         config: &VolumeConfig,
         scope: Option<&str>,
         machine: &str,
         layer: &Layer,
+        occasion: Occasion,
     ) -> Result<Self, StoreError> {
-        let Opened { store, memory } = stores::open(config)?;
+        let Opened { store, memory, file } = stores::open(config, occasion)?;
         let store = layer(&config.name, store);
         let (companion, ended) = oneshot::channel::<()>();
         let unit = logical_unit(config, scope, machine, store.clone(), companion)?;
         let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
-        Ok(Self { config: config.clone(), scope, unit, store, memory, ended })
+        Ok(Self { config: config.clone(), scope, unit, store, memory, file, ended })
     }
 
     /// One that was to be closed and has not ended.
@@ -59,7 +62,22 @@ impl Volume {
         ended: oneshot::Receiver<()>,
     ) -> Self {
         // Memory is never closed for another one.
-        Self { config, scope, unit, store, memory: None, ended }
+        Self { config, scope, unit, store, memory: None, file: None, ended }
+    }
+
+    /// Has its configuration say how large it is, where it could not become what was configured.
+    pub(crate) fn tell_size(&mut self) {
+        let now = self.size();
+        match &mut self.config.store {
+            StoreConfig::Ram { size, .. } | StoreConfig::Null { size } => *size = now,
+            StoreConfig::File { size, .. } => *size = Some(now),
+            StoreConfig::Sg { .. } | StoreConfig::Iso { .. } => {}
+        }
+    }
+
+    /// Makes its file as long as it is to be, which it was not to be before that was kept.
+    pub(crate) fn settle(&self) -> Result<(), StoreError> {
+        self.file.as_ref().map_or(Ok(()), |file| file.settle())
     }
 
     /// Bytes.
@@ -71,7 +89,7 @@ impl Volume {
     /// kept of its volume when the power fails, the server would not start.
     pub(crate) fn check_growth(&self, bytes: u64) -> Result<(), StoreError> {
         if let StoreConfig::File { path, .. } = &self.config.store {
-            return check_file_growth(path, bytes);
+            return stores::check_growth(path, bytes);
         }
         if let Some(memory) = &self.memory {
             memory
@@ -100,44 +118,26 @@ pub(crate) struct Growth {
     block_count: u64,
 }
 
-/// Has volumes grow, on a core, and waits for it; their initiators are told. What is kept says already how large
-/// they are: a file that did not get there does when it is opened the next time.
-pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) {
+/// Has volumes grow, on a core, and waits for it; their initiators are told. Gives those that did not, and why.
+pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) -> Vec<(String, String)> {
     if growths.is_empty() {
-        return;
+        return Vec::new();
     }
-    let (done, wait) = mpsc::channel::<()>();
-    let Some(cores) = cores.upgrade() else { return };
+    let (done, failures) = mpsc::channel();
+    let Some(cores) = cores.upgrade() else { return Vec::new() };
     cores.spawn_on(0, move || async move {
         for Growth { volume, store, unit, block_count } in growths {
             match store.resize(block_count).wait().await {
                 Ok(()) => unit.capacity_changed(),
-                Err(source) => error!(volume, error = %source, "the volume could not grow"),
+                Err(source) => {
+                    error!(volume, error = %source, "the volume could not grow");
+                    let _ = done.send((volume, source.to_string()));
+                }
             }
         }
-        drop(done);
     });
-    // Its sender is dropped when all of them have.
-    let _ = wait.recv();
-}
-
-/// A file may be made so long, and a device is.
-fn check_file_growth(path: &Path, bytes: u64) -> Result<(), StoreError> {
-    let system = |what| {
-        let path = path.to_owned();
-        move |source| StoreError::System { path, what, source }
-    };
-    let opened = OpenOptions::new().write(true).open(path);
-    let mut file = opened.map_err(system("open it to make it larger"))?;
-    let is_file = file.metadata().map_err(system("find out what it is"))?.is_file();
-    let length = file.seek(SeekFrom::End(0)).map_err(system("find its length"))?;
-    if !is_file && length < bytes {
-        let problem = format!("has {length} bytes, not {bytes}: make the device larger first");
-        return Err(StoreError::Unfit { path: path.to_owned(), problem });
-    }
-    // No file system lets a place be sought that its files cannot have (lseek(2), EINVAL).
-    file.seek(SeekFrom::Start(bytes)).map_err(system("make it so large"))?;
-    Ok(())
+    // It ends when all of them have.
+    failures.into_iter().collect()
 }
 
 /// Files and folders that were not there before a volume was opened, and go with this unless they are
@@ -148,9 +148,11 @@ pub(crate) struct NewFiles {
 }
 
 impl NewFiles {
-    /// Those of the volume's files that are not there yet.
+    /// Those of the volume's files that are not there yet. A link is, wherever it leads.
     pub(crate) fn missing_of(config: &VolumeConfig) -> Self {
-        let missing = |path: &PathBuf| matches!(fs::exists(path), Ok(false));
+        let missing = |path: &PathBuf| {
+            fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+        };
         Self { paths: places(config).into_iter().filter(missing).collect() }
     }
 

@@ -91,6 +91,11 @@ pub(crate) enum Occurrence {
         initiator: String,
         failure: Failure,
     },
+    /// A volume that is to be there cannot be served.
+    VolumeAbsent {
+        volume: String,
+        error: String,
+    },
     EventsNotKept {
         path: String,
         error: String,
@@ -130,6 +135,7 @@ impl Occurrence {
             Self::TargetInService { .. } => ("target_in_service", Severity::Info),
             Self::ConfigurationChanged { .. } => ("configuration_changed", Severity::Info),
             Self::VolumeError { .. } => ("volume_error", Severity::Error),
+            Self::VolumeAbsent { .. } => ("volume_absent", Severity::Error),
             Self::EventsNotKept { .. } => ("events_not_kept", Severity::Error),
         }
     }
@@ -189,6 +195,9 @@ impl Occurrence {
             Self::VolumeError { volume, failure, .. } => {
                 format!("volume {volume} answered a command with {}", failure.name())
             }
+            Self::VolumeAbsent { volume, error } => {
+                format!("volume {volume} is not served: {error}")
+            }
             Self::EventsNotKept { path, error } => {
                 format!("events are kept in memory alone: {path}: {error}")
             }
@@ -227,6 +236,11 @@ impl Occurrence {
             }
             Self::VolumeError { .. } => {
                 "the store below failed: look at its disk and at the kernel's log".to_owned()
+            }
+            Self::VolumeAbsent { .. } => {
+                "mend what is said there, then have the server read its configuration again (SIGHUP, or \
+                 `systemctl reload sarsen`); any change tries it, too"
+                    .to_owned()
             }
             Self::EventsNotKept { .. } => {
                 "make room on the state folder's disk, or make the folder writable; then the file is \
@@ -279,6 +293,7 @@ impl Occurrence {
                 add("initiator", Some(initiator.clone()));
                 add("error", Some(failure.name().to_owned()));
             }
+            Self::VolumeAbsent { volume, .. } => add("volume", Some(volume.clone())),
             Self::EventsNotKept { path, .. } => add("path", Some(path.clone())),
             Self::ServerStarted { version } => add("version", Some(version.clone())),
             Self::ServerStopping => {}

@@ -169,13 +169,20 @@ mod tests {
     use super::*;
     use crate::config::parse_volume;
     use crate::keeper;
+    use crate::stores::Occasion;
 
     type Opened = Result<Option<Arc<EncryptedStore>>, StoreError>;
+
+    fn settled(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
+        let opened = super::super::open(volume, Occasion::Change)?;
+        opened.file.map_or(Ok(()), |file| file.settle())?;
+        Ok(opened.store)
+    }
 
     /// A volume as a server opens it.
     fn opened(text: &str) -> Opened {
         let volume = parse_volume(text).expect("valid");
-        let below = super::super::open(&volume)?.store;
+        let below = settled(&volume)?;
         let keeper = keeper::open(&volume)?;
         open(&volume, &below, keeper.as_ref())
     }
@@ -309,7 +316,7 @@ mod tests {
         let path = folder.path().join("disk");
         let text = format!("a=file:{},size=1MiB,encrypted", path.display());
         let volume = parse_volume(&text).expect("valid");
-        let below = super::super::open(&volume).expect("opens").store;
+        let below = settled(&volume).expect("opens");
         let message = open(&volume, &below, None).err().expect("is refused").to_string();
         assert!(message.contains("state = FOLDER"), "{message}");
     }

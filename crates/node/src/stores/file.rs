@@ -1,6 +1,6 @@
 //! A disk in a regular file or on a block device.
 
-use std::io;
+use std::io::{self, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{error, warn};
 
 use super::latch::{Claim, Latch};
-use super::{CacheMode, LOCK_PATIENCE, StoreError};
+use super::{CacheMode, LOCK_PATIENCE, Occasion, StoreError};
 
 /// What to open and how.
 #[derive(Clone, Debug)]
@@ -51,13 +51,20 @@ struct State {
 impl FileStore {
     /// Opens, or makes, and locks.
     pub fn open(options: &FileOptions) -> Result<Self, StoreError> {
+        let store = Self::prepare(options, Occasion::Change)?;
+        store.settle()?;
+        Ok(store)
+    }
+
+    /// The same, and the file stays as long as it is until it is [settled](Self::settle).
+    pub(crate) fn prepare(options: &FileOptions, occasion: Occasion) -> Result<Self, StoreError> {
         let path = &options.path;
         let system = |what| {
             let path = path.clone();
             move |source| StoreError::System { path, what, source }
         };
         let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
-        let file = open_file(options)?;
+        let file = open_file(options, occasion)?;
         let locked = file.lock_within(!options.read_only, LOCK_PATIENCE);
         if !locked.map_err(system("lock it"))? {
             return Err(StoreError::InUse { path: path.clone() });
@@ -79,7 +86,7 @@ impl FileStore {
                 )));
             }
         }
-        let length = fit_length(&file, options)?;
+        let length = wanted_length(&file, options)?;
         if length == 0 || !length.is_multiple_of(block) {
             return Err(unfit(format!(
                 "has {length} bytes, which is not a multiple of the block size, {block}: \
@@ -120,6 +127,22 @@ impl FileStore {
                 protection: false,
                 is_lasting: true,
             },
+        })
+    }
+
+    /// Makes the file as long as it is to be. Blocks the thread.
+    pub(crate) fn settle(&self) -> Result<(), StoreError> {
+        let path = &self.state.path;
+        let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
+        let length = self.file.length().map_err(system("find its length"))?;
+        let wanted = self.geometry().byte_count();
+        if length >= wanted {
+            return Ok(());
+        }
+        self.file.set_length_now(wanted).map_err(|source| {
+            // It has what it has.
+            self.state.block_count.store(length >> self.block_size.shift(), Ordering::Release);
+            system("make it as large as it is to be")(source)
         })
     }
 
@@ -386,14 +409,18 @@ impl Store for FileStore {
     }
 }
 
-fn open_file(options: &FileOptions) -> Result<File, StoreError> {
+fn open_file(options: &FileOptions, occasion: Occasion) -> Result<File, StoreError> {
     let path = &options.path;
+    let may_make = options.size.is_some() && !options.read_only;
     let open_options = OpenOptions {
         read_only: options.read_only,
-        create: options.size.is_some() && !options.read_only,
+        create: may_make && occasion == Occasion::Change,
         direct: options.cache.is_direct(),
     };
     File::open(path, open_options).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound if occasion == Occasion::Return => {
+            StoreError::Gone { path: path.clone() }
+        }
         io::ErrorKind::NotFound if options.size.is_none() => {
             StoreError::NotFound { path: path.clone() }
         }
@@ -408,28 +435,42 @@ fn open_file(options: &FileOptions) -> Result<File, StoreError> {
     })
 }
 
-/// Brings a file to the size that is wanted, and gives its length.
-fn fit_length(file: &File, options: &FileOptions) -> Result<u64, StoreError> {
-    let system = |what| {
-        let path = options.path.clone();
-        move |source| StoreError::System { path, what, source }
-    };
+/// How long a file is to be, which it can be.
+fn wanted_length(file: &File, options: &FileOptions) -> Result<u64, StoreError> {
+    let path = &options.path;
+    let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
     let length = file.length().map_err(system("find its length"))?;
     let Some(size) = options.size.filter(|&size| size != length) else { return Ok(length) };
     if length > size || options.read_only || file.is_block_device() {
         return Err(StoreError::Unfit {
-            path: options.path.clone(),
+            path: path.clone(),
             problem: format!("has {length} bytes, not {size}: correct the size or leave it out"),
         });
     }
-    file.set_length_now(size).map_err(system("make it as large as it is to be"))?;
+    check_growth(path, size)?;
     if length == 0 {
         // A flush makes the file durable, but not its name in the folder (fsync(2)).
-        let folder = options.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")));
         folder.and_then(|folder| folder.sync_all()).map_err(system("make its name durable"))?;
     }
     Ok(size)
+}
+
+/// Finds out whether a file may be made so long, and a device is, and leaves it as it is.
+pub(crate) fn check_growth(path: &Path, bytes: u64) -> Result<(), StoreError> {
+    let system = |what| move |source| StoreError::System { path: path.to_owned(), what, source };
+    let opened = std::fs::OpenOptions::new().write(true).open(path);
+    let mut file = opened.map_err(system("open it to make it larger"))?;
+    let is_file = file.metadata().map_err(system("find out what it is"))?.is_file();
+    let length = file.seek(SeekFrom::End(0)).map_err(system("find its length"))?;
+    if !is_file && length < bytes {
+        let problem = format!("has {length} bytes, not {bytes}: make the device larger first");
+        return Err(StoreError::Unfit { path: path.to_owned(), problem });
+    }
+    // No file system lets a place be sought that its files cannot have (lseek(2), EINVAL).
+    file.seek(SeekFrom::Start(bytes)).map_err(system("make it so large"))?;
+    Ok(())
 }
 
 #[cfg(test)]

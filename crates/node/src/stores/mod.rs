@@ -18,6 +18,7 @@ use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
 use sarsen_block::{BlockSize, Lba, Store};
 use tracing::warn;
 
+pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub use self::null::NullStore;
 pub use self::ram::RamStore;
@@ -55,12 +56,31 @@ impl CacheMode {
     }
 }
 
+/// Why a volume is opened, and with it whether its file may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// It may be new: a file that is not there is made.
+    Change,
+    /// It was there before: where its file is not, clients must not be shown an empty disk that says that it
+    /// is the one they know.
+    Return,
+}
+
 /// Why a store could not be opened: what, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file is not there.
     #[error("{path} does not exist: create it, or give the volume a size to have it made")]
     NotFound {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file of a volume that was there before is not.
+    #[error(
+        "{path} is not there, and what the volume holds is not: mount its file system, or bring the file \
+         back, and have the server read its configuration again; an empty one is not put in its place"
+    )]
+    Gone {
         /// The file.
         path: PathBuf,
     },
@@ -142,13 +162,16 @@ pub(crate) struct Opened {
     pub(crate) store: Arc<dyn Store>,
     /// The memory that is its lowest layer, where it is and can grow.
     pub(crate) memory: Option<Arc<RamStore>>,
+    /// The file that is, which may have to be settled.
+    pub(crate) file: Option<Arc<FileStore>>,
 }
 
 /// Opens a volume's store, with the layers that its configuration asks for, but for the one that
 /// needs what the volume keeps (see `encrypted`).
-pub(crate) fn open(volume: &VolumeConfig) -> Result<Opened, StoreError> {
+/// A file is as long as it was until it is settled.
+pub(crate) fn open(volume: &VolumeConfig, occasion: Occasion) -> Result<Opened, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
-    let mut memory = None;
+    let (mut memory, file) = (None, None);
     let store: Arc<dyn Store> = match &volume.store {
         StoreConfig::Ram { size, limit } => {
             let store = match volume.protection {
@@ -167,28 +190,30 @@ pub(crate) fn open(volume: &VolumeConfig) -> Result<Opened, StoreError> {
                 cache: *cache,
                 read_only: volume.read_only,
             };
-            let store = match volume.protection {
-                Some(_) => protected::open_file(&options)?,
+            let (store, file): (Arc<dyn Store>, _) = match volume.protection {
+                Some(_) => protected::open_file(&options, occasion)?,
                 None => {
                     protected::refuse_as_plain(path)?;
-                    Arc::new(FileStore::open(&options)?)
+                    let file = Arc::new(FileStore::prepare(&options, occasion)?);
+                    (file.clone(), file)
                 }
             };
             // It is read-only by itself.
-            return Ok(Opened { store: plant(volume, store)?, memory });
+            return Ok(Opened { store: plant(volume, store)?, memory, file: Some(file) });
         }
         // The device is asked by commands (see `pass_through`): there are no blocks of ours.
         StoreConfig::Sg { .. } => {
-            return Ok(Opened { store: Arc::new(NullStore::new(volume.block_size, 0)), memory });
+            let store = Arc::new(NullStore::new(volume.block_size, 0));
+            return Ok(Opened { store, memory, file });
         }
         StoreConfig::Iso { path } => {
             let store = plant(volume, Arc::new(open_image(path)?))?;
-            return Ok(Opened { store, memory });
+            return Ok(Opened { store, memory, file });
         }
     };
     let store = plant(volume, store)?;
     let store = if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store };
-    Ok(Opened { store, memory })
+    Ok(Opened { store, memory, file })
 }
 
 /// An image of a CD. One that ends within a block is not whole, and what a drive would give of that

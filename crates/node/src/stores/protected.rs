@@ -13,7 +13,7 @@ use sarsen_block::{BlockSize, Store};
 use sarsen_io::file::open_to_read;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{FileOptions, FileStore, RamStore, StoreError};
+use super::{FileOptions, FileStore, Occasion, RamStore, StoreError};
 
 const MAGIC: [u8; 8] = *b"sarsen\x1ap";
 const VERSION: u8 = 1;
@@ -95,7 +95,10 @@ pub(super) fn refuse_as_plain(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Opens, or makes, a file with protection information. `options` are of the volume as it is seen.
-pub(super) fn open_file(options: &FileOptions) -> Result<Arc<dyn Store>, StoreError> {
+pub(super) fn open_file(
+    options: &FileOptions,
+    occasion: Occasion,
+) -> Result<(Arc<dyn Store>, Arc<FileStore>), StoreError> {
     let path = &options.path;
     let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
     let header = Header::of(options.block_size);
@@ -127,14 +130,14 @@ pub(super) fn open_file(options: &FileOptions) -> Result<Arc<dyn Store>, StoreEr
     };
     let size = options.size.map(below).transpose()?;
     let options_below = FileOptions { size, block_size: BlockSize::B512, ..options.clone() };
-    let store = Arc::new(FileStore::open(&options_below)?);
+    let file = Arc::new(FileStore::prepare(&options_below, occasion)?);
     if is_new {
         write_header(path, &header).map_err(|source| {
             let what = "write its header";
             StoreError::System { path: path.clone(), what, source }
         })?;
     }
-    Ok(Arc::new(protect(store, options.block_size)))
+    Ok((Arc::new(protect(file.clone(), options.block_size)), file))
 }
 
 fn write_header(path: &Path, header: &Header) -> io::Result<()> {
@@ -174,6 +177,12 @@ mod tests {
     use super::super::CacheMode;
     use super::*;
 
+    fn opened_file(options: &FileOptions) -> Result<Arc<dyn Store>, StoreError> {
+        let (store, file) = open_file(options, Occasion::Change)?;
+        file.settle()?;
+        Ok(store)
+    }
+
     const SIZE: u64 = 2 << 20;
 
     fn options(path: PathBuf, cache: CacheMode, block_size: BlockSize) -> FileOptions {
@@ -188,7 +197,7 @@ mod tests {
                 for block_size in [BlockSize::B512, BlockSize::B4096] {
                     let folder = tempfile::tempdir().expect("a folder");
                     let path = folder.path().join("disk");
-                    let store = match open_file(&options(path, cache, block_size)) {
+                    let store = match opened_file(&options(path, cache, block_size)) {
                         // A file system of 4 KiB sectors has no direct I/O for smaller blocks.
                         Err(StoreError::Unfit { problem, .. }) if cache.is_direct() => {
                             assert!(problem.contains("direct I/O"), "{problem}");
@@ -217,19 +226,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("disk");
         let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
-        drop(open_file(&opened).expect("is made"));
-        drop(open_file(&opened).expect("is known again"));
+        drop(opened_file(&opened).expect("is made"));
+        drop(opened_file(&opened).expect("is known again"));
         let error = |result: Result<(), StoreError>| result.expect_err("is refused").to_string();
         let plain = error(refuse_as_plain(&path));
         assert!(plain.contains("set protection"), "{plain}");
         let large = FileOptions { block_size: BlockSize::B4096, ..opened.clone() };
-        let told = error(open_file(&large).map(drop));
+        let told = error(opened_file(&large).map(drop));
         assert!(told.contains("set block-size = 512"), "{told}");
 
         let image = folder.path().join("image");
         fs::write(&image, [1; 4096]).expect("writes");
         let told =
-            error(open_file(&FileOptions { path: image.clone(), ..opened.clone() }).map(drop));
+            error(opened_file(&FileOptions { path: image.clone(), ..opened.clone() }).map(drop));
         assert!(told.contains("without protection"), "{told}");
         assert_eq!(fs::metadata(&image).expect("is there").len(), 4096, "it did not grow");
         refuse_as_plain(&image).expect("is plain");
@@ -244,6 +253,6 @@ mod tests {
         // The server was killed between making the file and writing its header.
         let made = folder.path().join("made");
         fs::File::create(&made).and_then(|file| file.set_len(8192)).expect("makes");
-        drop(open_file(&FileOptions { path: made, ..opened }).expect("is finished"));
+        drop(opened_file(&FileOptions { path: made, ..opened }).expect("is finished"));
     }
 }

@@ -1,0 +1,198 @@
+//! What people's only copy of their data hangs on: no change, planned, made or refused, and no start puts an empty
+//! disk, or another one, in the place of one that clients know.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::managed::Managed;
+use sarsen_proof::process;
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const FAILED: i32 = 1;
+const CONFLICT: i32 = 4;
+
+fn url(server: &Managed, target: &str) -> Result<String> {
+    Ok(format!("iscsi://{}/iqn.2026-11.io.sarsen:{target}/0", server.portal()?))
+}
+
+fn qemu_io(url: &str, commands: &[&str]) -> Result<()> {
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw"]).args(commands.iter().flat_map(|command| ["-c", command])).arg(url);
+    let said = process::output(&mut qemu, LIMIT)?;
+    ensure!(!said.contains("Pattern verification failed"), "{said}");
+    Ok(())
+}
+
+/// Marks a disk, so that it is known again.
+fn mark(url: &str) -> Result<()> {
+    qemu_io(url, &["write -P 0x5a 0 1M", "flush"])
+}
+
+fn is_marked(url: &str) -> Result<()> {
+    qemu_io(url, &["read -P 0x5a 0 1M"])
+}
+
+fn serial(server: &Managed, target: &str) -> Result<Value> {
+    Ok(server.json(&["disk", "info", &url(server, target)?])?["serial"].clone())
+}
+
+fn events(server: &Managed, kind: &str) -> Result<usize> {
+    let events = server.json(&["event", "list", "--kind", kind])?;
+    Ok(events["events"].as_array().map_or(0, Vec::len))
+}
+
+#[test]
+fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (path, away) = (folder.path().join("disk.img"), folder.path().join("away"));
+    let file = path.to_str().context("a path")?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "kept", "8MiB", "--path", file, "--export"])?;
+    server.run(&["volume", "create", "other", "8MiB", "--export"])?;
+    mark(&url(&server, "kept")?)?;
+    server.stop()?;
+    fs::rename(&path, &away)?;
+    // As on a morning when its file system is not mounted yet.
+    let server = Managed::start(folder.path())?;
+    ensure!(!path.exists(), "an empty file was made");
+    ensure!(events(&server, "volume_absent")? == 1, "{}", server.log());
+    ensure!(qemu_io(&url(&server, "kept")?, &["read 0 1M"]).is_err(), "something is served");
+    // All else goes on, and can be changed.
+    qemu_io(&url(&server, "other")?, &["write 0 1M"])?;
+    server.run(&["volume", "create", "third", "1MiB", "--store", "ram", "--export"])?;
+    ensure!(!path.exists(), "an empty file was made by the way");
+    fs::rename(&away, &path)?;
+    server.run(&["volume", "delete", "third", "--force"])?;
+    is_marked(&url(&server, "kept")?)?;
+    server.stop()
+}
+
+#[test]
+fn a_document_that_calls_a_disk_by_another_name_means_the_same_disk() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "old", "8MiB", "--export"])?;
+    mark(&url(&server, "old")?)?;
+    let before = serial(&server, "old")?;
+    let document = format!(
+        "[[volume]]\nname = \"new\"\nserial = {before}\n\
+         [[target]]\nname = \"iqn.2026-11.io.sarsen:old\"\nluns = [\"new\"]\n"
+    );
+    let said = server.applied(&document, &["--prune"])?;
+    ensure!(said.starts_with("~ volume old -> new"), "{said}");
+    is_marked(&url(&server, "old")?)?;
+    ensure!(serial(&server, "old")? == before);
+    server.stop()
+}
+
+#[test]
+fn names_that_change_hands_change_what_a_number_is_and_are_said_to() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "a", "8MiB", "--export"])?;
+    server.run(&["volume", "create", "b", "8MiB", "--export"])?;
+    mark(&url(&server, "a")?)?;
+    let exported = server.run(&["export"])?;
+    let swapped = exported.replace("name = \"a\"", "name = \"?\"");
+    let swapped = swapped.replace("name = \"b\"", "name = \"a\"").replace("\"?\"", "\"b\"");
+    ensure!(swapped != exported, "{exported}");
+    let (a, b) = (serial(&server, "a")?, serial(&server, "b")?);
+    server.applied(&swapped, &[])?;
+    // At once, and not with the next change of the target or the next start.
+    ensure!(serial(&server, "a")? == b && serial(&server, "b")? == a);
+    is_marked(&url(&server, "b")?)?;
+    server.kill()?;
+    let server = Managed::start(folder.path())?;
+    ensure!(serial(&server, "a")? == b);
+    is_marked(&url(&server, "b")?)?;
+    server.stop()
+}
+
+#[test]
+fn what_is_in_memory_is_not_lost_by_the_way() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "scratch", "8MiB", "--store", "ram", "--export"])?;
+    mark(&url(&server, "scratch")?)?;
+    // A document that forgot the kind of store, and a serial number that makes another disk of it.
+    let output = server.apply("[[volume]]\nname = \"scratch\"\nsize = \"8MiB\"\n", &[])?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && told.contains("is in memory"), "{told}");
+    let refused = server.refused(FAILED, &["volume", "set", "scratch", "serial=other"])?;
+    ensure!(refused.contains("is in memory"), "{refused}");
+    is_marked(&url(&server, "scratch")?)?;
+    server.stop()
+}
+
+fn length(path: &Path) -> Result<u64> {
+    Ok(fs::metadata(path)?.len())
+}
+
+#[test]
+fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("old.img");
+    fs::write(&path, [7; 4096])?;
+    let file = path.to_str().context("a path")?;
+    let server = Managed::start(folder.path())?;
+    let create = ["volume", "create", "x", "8MiB", "--path", file];
+    server.run(&[&create[..], &["--dry-run"]].concat())?;
+    ensure!(length(&path)? == 4096, "a plan made it longer");
+    let mut twice = server.run(&["export"])?;
+    twice += &format!("[[volume]]\nname = \"x\"\npath = {file:?}\nsize = \"8MiB\"\n");
+    twice += "[[volume]]\nname = \"y\"\nserial = \"s\"\nsize = \"8MiB\"\n";
+    let refused = twice.clone() + "[[volume]]\nname = \"z\"\nserial = \"s\"\nsize = \"8MiB\"\n";
+    let output = server.apply(&refused, &[])?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(told.contains("volumes y and z have one serial"), "{told}");
+    ensure!(length(&path)? == 4096, "a change that was refused made it longer");
+    server.run(&create)?;
+    ensure!(length(&path)? == 8 << 20 && fs::read(&path)?[..4096] == [7; 4096]);
+    server.stop()
+}
+
+#[test]
+fn a_disk_that_is_opened_otherwise_and_grows_is_long_only_when_that_is_kept() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("disk.img");
+    let file = path.to_str().context("a path")?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "x", "8MiB", "--path", file, "--export"])?;
+    mark(&url(&server, "x")?)?;
+    let larger = ["volume", "set", "x", "size=16MiB", "cache=writethrough"];
+    server.run(&[&larger[..], &["--dry-run"]].concat())?;
+    ensure!(length(&path)? == 8 << 20);
+    server.run(&larger)?;
+    ensure!(length(&path)? == 16 << 20);
+    is_marked(&url(&server, "x")?)?;
+    qemu_io(&url(&server, "x")?, &["write 15M 1M"])?;
+    // Blocks of another size would be other data.
+    let refused = server.refused(FAILED, &["volume", "set", "x", "block-size=4096"])?;
+    ensure!(refused.contains("leave block-size as it is"), "{refused}");
+    server.stop()
+}
+
+#[test]
+fn a_new_disk_has_nothing_of_one_that_had_its_name() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "a", "8MiB", "--export"])?;
+    mark(&url(&server, "a")?)?;
+    let shown = server.json(&["volume", "show", "a"])?;
+    let path = shown["path"].as_str().context("its path")?.to_owned();
+    ensure!(Path::new(&path).is_absolute(), "{path}");
+    server.run(&["target", "delete", "iqn.2026-11.io.sarsen:a"])?;
+    server.run(&["volume", "delete", "a"])?;
+    // Its image alone is taken away; what it kept beside it is not.
+    fs::remove_file(&path)?;
+    server.run(&["volume", "create", "a", "8MiB", "--export"])?;
+    let again = server.json(&["volume", "show", "a"])?;
+    ensure!(again["path"] != shown["path"], "{again}");
+    qemu_io(&url(&server, "a")?, &["read -P 0 0 1M"])?;
+    ensure!(server.refused(CONFLICT, &["volume", "create", "a", "8MiB"])?.contains("already"));
+    server.stop()
+}

@@ -1,0 +1,84 @@
+//! A volume that little is asked of, and how long its client waits while another volume's clients ask for all
+//! that they can get: with a limit on those, and without.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use sarsen_initiator::Url;
+use sarsen_lab::load::Endpoint;
+use sarsen_proof::process;
+
+use super::contestants::{Entrant, Field, Way, loopback, serve};
+use super::{GRACE, said};
+
+pub(super) const ALONE: &str = "alone";
+pub(super) const BESIDE_LIMITED: &str = "beside a limited neighbour";
+pub(super) const BESIDE_UNLIMITED: &str = "beside a neighbour without limits";
+
+/// From the start of the neighbour until the other is measured; it asks all of that time.
+pub(super) const AHEAD: Duration = Duration::from_secs(1);
+/// The neighbour goes on for so long after the other has ended.
+const BEHIND: Duration = Duration::from_millis(500);
+const TARGET: &str = "iqn.2026-11.invalid.example:neighbours";
+const VOLUMES: [(&str, &str); 3] =
+    [("steady", ""), ("limited", "iops = 1000\n"), ("unlimited", "")];
+
+/// One server for all three.
+pub(super) fn start(program: &Path) -> Result<Field> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("neighbours.toml");
+    let volume = |(name, limits): (&str, &str)| {
+        format!("[[volume]]\nname = \"{name}\"\nstore = \"ram\"\nsize = \"256MiB\"\n{limits}")
+    };
+    let target =
+        format!("[[target]]\nname = \"{TARGET}\"\nluns = {:?}\n", VOLUMES.map(|(name, _)| name));
+    fs::write(&path, VOLUMES.map(volume).concat() + &target)?;
+    let running = serve(program, &["--config".into(), path.display().to_string()])?;
+    let network = loopback();
+    let link = network.links().first().context("loopback")?;
+    let url = |volume| match running.endpoint(volume, link)? {
+        Endpoint::Iscsi(url) => Ok(url),
+        _ => bail!("{} does not speak iSCSI", running.name()),
+    };
+    let mut field = Field::default();
+    for (name, neighbour) in
+        [(ALONE, None), (BESIDE_LIMITED, Some("limited")), (BESIDE_UNLIMITED, Some("unlimited"))]
+    {
+        let way = Way::Load { url: url("steady")?, pids: running.pids() };
+        let neighbour = neighbour.map(url).transpose()?;
+        let is_empty = neighbour.is_none();
+        field.entrants.push(Entrant { neighbour, is_empty, ..Entrant::new(name, way) });
+    }
+    field.running.push(running);
+    field.folders.push(folder);
+    Ok(field)
+}
+
+/// Who asks for all that there is.
+pub(super) struct Noise(JoinHandle<Result<String>>);
+
+impl Noise {
+    /// Around a measurement that takes so many seconds.
+    pub(super) fn start(client: &Path, url: &Url, seconds: f64) -> Self {
+        let seconds = seconds + (AHEAD + BEHIND).as_secs_f64();
+        let mut command = Command::new(client);
+        command.args(["lab", "load", "--json", "--destroy"]).arg(url.to_string());
+        command
+            .args("--block-size 64KiB --read 50 --random 100 --depth 32 --sessions 2".split(' '));
+        command.args(["--warm-up", "0", "--seconds"]).arg(seconds.to_string());
+        let limit = Duration::from_secs_f64(seconds) + GRACE;
+        Self(thread::spawn(move || Ok(process::output(&mut command, limit)?)))
+    }
+
+    /// Waits until it has ended. That it got nothing is an error: nobody was beside it then.
+    pub(super) fn end(self) -> Result<()> {
+        let output = self.0.join().map_err(|_| anyhow!("the neighbour's thread panicked"))??;
+        let figures = said(&output).context("the neighbour")?;
+        eprintln!("the neighbour had {:.0} I/Os a second", figures.iops);
+        Ok(())
+    }
+}
