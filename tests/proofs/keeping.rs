@@ -66,7 +66,7 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     server.run(&["volume", "create", "third", "1MiB", "--store", "ram", "--export"])?;
     ensure!(!path.exists(), "an empty file was made by the way");
     fs::rename(&away, &path)?;
-    server.run(&["volume", "delete", "third", "--force"])?;
+    server.run(&["volume", "create", "fourth", "1MiB", "--store", "ram"])?;
     is_marked(&url(&server, "kept")?)?;
     server.stop()
 }
@@ -144,11 +144,12 @@ fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() 
     ensure!(length(&path)? == 4096, "a plan made it longer");
     let mut twice = server.run(&["export"])?;
     twice += &format!("[[volume]]\nname = \"x\"\npath = {file:?}\nsize = \"8MiB\"\n");
-    twice += "[[volume]]\nname = \"y\"\nserial = \"s\"\nsize = \"8MiB\"\n";
-    let refused = twice.clone() + "[[volume]]\nname = \"z\"\nserial = \"s\"\nsize = \"8MiB\"\n";
+    twice += "[[volume]]\nname = \"y\"\nnaa = \"3000000000000001\"\nsize = \"8MiB\"\n";
+    let refused =
+        twice.clone() + "[[volume]]\nname = \"z\"\nnaa = \"3000000000000001\"\nsize = \"8MiB\"\n";
     let output = server.apply(&refused, &[])?;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(told.contains("volumes y and z have one serial"), "{told}");
+    ensure!(told.contains("volumes y and z have one naa"), "{told}");
     ensure!(length(&path)? == 4096, "a change that was refused made it longer");
     server.run(&create)?;
     ensure!(length(&path)? == 8 << 20 && fs::read(&path)?[..4096] == [7; 4096]);
@@ -189,6 +190,7 @@ fn a_new_disk_has_nothing_of_one_that_had_its_name() -> Result<()> {
     server.run(&["volume", "delete", "a"])?;
     // Its image alone is taken away; what it kept beside it is not.
     fs::remove_file(&path)?;
+    fs::create_dir(format!("{path}.state"))?;
     server.run(&["volume", "create", "a", "8MiB", "--export"])?;
     let again = server.json(&["volume", "show", "a"])?;
     ensure!(again["path"] != shown["path"], "{again}");

@@ -151,9 +151,8 @@ impl Engine {
             match self.open_volume(config, scope.as_deref(), occasion, &mut new_files) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
                 // One disk that is away does not keep the others from being served, or changed.
-                Err(error)
-                    if cause == Cause::Start { has_state: true } || was_absent.contains(config) =>
-                {
+                Err(_) if was_absent.contains(config) => absent.push(config.clone()),
+                Err(error) if cause == Cause::Start { has_state: true } => {
                     error!(volume = config.name, %error, "the volume cannot be served");
                     let (volume, error) = (config.name.clone(), error.to_string());
                     self.front.access.events.tell(&Occurrence::VolumeAbsent { volume, error });

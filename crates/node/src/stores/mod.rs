@@ -77,8 +77,8 @@ pub enum StoreError {
     },
     /// The file of a volume that was there before is not.
     #[error(
-        "{path} is not there, and what the volume holds is not: mount its file system, or bring the file \
-         back, and have the server read its configuration again; an empty one is not put in its place"
+        "{path}, where the volume's data are, is not there, and an empty file is not put in its place: mount \
+         its file system, or bring the file back, and have the server read its configuration again"
     )]
     Gone {
         /// The file.
