@@ -345,7 +345,11 @@ mod tests {
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let engine = Engine::new(&config, &cores, array, Box::new(|_, store| store));
-        engine.prepare(config, true).expect("prepared").into_ready().make();
+        engine
+            .prepare(config, Cause::Start { has_state: false })
+            .expect("prepared")
+            .into_ready()
+            .make();
         let _changing = engine.running();
         let exports = engine.exports();
         assert_eq!((exports.len(), exports[0].size, exports[0].urls.len()), (1, 1 << 20, 1));
