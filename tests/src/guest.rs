@@ -2,7 +2,7 @@
 //! archive in memory, needing neither root nor KVM.
 //!
 //! `tests/guest/` holds the guest's first program (`init`) and its scenarios; a [`Guest`] plays one
-//! and powers off. A scenario reports with lines `RESULT name value`. What is downloaded is kept in
+//! and powers off, or stays as a server. A scenario reports with lines `RESULT name value`. What is downloaded is kept in
 //! `tests/guest/cache`.
 
 mod archive;
@@ -11,14 +11,15 @@ mod disc;
 mod modules;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use tempfile::TempDir;
 
-use crate::process;
+use crate::process::{self, Daemon};
 use archive::Archive;
 
 /// Where the host's loopback is, seen from inside QEMU's user network.
@@ -27,6 +28,7 @@ pub const HOST: &str = "10.0.2.2";
 /// Emulation is slow, and slower still beside other work.
 const LIMIT: Duration = Duration::from_secs(600);
 const MEMORY_MIB: u32 = 512;
+const QEMU: &str = "qemu-system-x86_64";
 /// On a busy machine emulated timer ticks come so late that the kernel takes the timer for broken;
 /// it is not to look.
 const KERNEL_ARGUMENTS: &str =
@@ -60,6 +62,36 @@ pub struct Guest {
     environment: String,
     files: Vec<(String, PathBuf)>,
     devices: Vec<String>,
+    forwards: Vec<(u16, u16)>,
+}
+
+/// A guest that stays until this is dropped.
+#[derive(Debug)]
+pub struct Staying {
+    daemon: Daemon,
+    work: TempDir,
+}
+
+impl Staying {
+    /// What its scenario reported; waits until it has.
+    pub fn result(&self, name: &str) -> Result<String> {
+        let mut found = None;
+        let ready = self.daemon.wait_until(LIMIT, || -> Result<bool> {
+            let console = self.console()?;
+            // The last line may not be whole yet.
+            let whole = console.rfind('\n').map_or("", |end| &console[..end]);
+            found = results(whole).remove(name);
+            Ok(found.is_some())
+        });
+        ready.with_context(|| self.console().unwrap_or_default())?;
+        found.context("a result")
+    }
+
+    /// All that its console showed.
+    pub fn console(&self) -> Result<String> {
+        let bytes = fs::read(self.work.path().join("console"))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
 }
 
 impl Guest {
@@ -70,6 +102,7 @@ impl Guest {
             environment: exports(environment)?,
             files: Vec::new(),
             devices: Vec::new(),
+            forwards: Vec::new(),
         })
     }
 
@@ -85,21 +118,49 @@ impl Guest {
         self
     }
 
+    /// With a TCP port of its own that is reached at one of the host's loopback.
+    pub fn forward(mut self, host: u16, own: u16) -> Self {
+        self.forwards.push((host, own));
+        self
+    }
+
     /// Boots it from its kernel and its archive.
     pub fn run(&self) -> Result<Played> {
-        let base = base::prepare(&folder())?;
         let work = tempfile::tempdir()?;
-        let initrd = work.path().join("initrd");
+        let mut qemu = Command::new(QEMU);
+        self.boot(&mut qemu, work.path())?;
+        self.play(&mut qemu)
+    }
+
+    /// Boots it and lets it run: its scenario does not end.
+    pub fn start(&self) -> Result<Staying> {
+        let work = tempfile::tempdir()?;
+        let console = File::create(work.path().join("console"))?;
+        let errors = console.try_clone()?;
+        let mut booted = Ok(());
+        let daemon = Daemon::start(&[], Path::new(QEMU), |qemu| {
+            booted = self.boot(qemu.stdout(console).stderr(errors), work.path());
+        })?;
+        booted?;
+        Ok(Staying { daemon, work })
+    }
+
+    fn boot(&self, qemu: &mut Command, work: &Path) -> Result<()> {
+        let base = base::prepare(&folder())?;
+        let initrd = work.join("initrd");
         self.write_archive(&base.archive, &initrd)?;
-        let mut qemu = self.machine();
+        self.machine(qemu);
         qemu.arg("-kernel").arg(&base.kernel).arg("-initrd").arg(&initrd);
-        self.play(qemu.args(["-append", KERNEL_ARGUMENTS]))
+        qemu.args(["-append", KERNEL_ARGUMENTS]);
+        Ok(())
     }
 
     /// Boots it from what its devices hold: the kernel and the archive are there (see
     /// [`Self::write_disc`]).
     pub fn run_from_disc(&self) -> Result<Played> {
-        self.play(&mut self.machine())
+        let mut qemu = Command::new(QEMU);
+        self.machine(&mut qemu);
+        self.play(&mut qemu)
     }
 
     /// Makes the image of a CD that boots this guest and holds `payload` under that name.
@@ -132,14 +193,17 @@ impl Guest {
         archive.finish()
     }
 
-    fn machine(&self) -> Command {
-        let mut qemu = Command::new("qemu-system-x86_64");
+    fn machine(&self, qemu: &mut Command) {
+        let forwards = self.forwards.iter();
+        let forwards = forwards
+            .map(|(host, own)| format!(",hostfwd=tcp:127.0.0.1:{host}-:{own}"))
+            .collect::<String>();
+        let network = format!("user,id=net{forwards}");
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(["-accel", "tcg", "-cpu", "max,la57=off", "-m", &MEMORY_MIB.to_string()])
-            .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile="])
+            .args(["-netdev", &network, "-device", "virtio-net-pci,netdev=net,romfile="])
             .args(["-serial", "stdio", "-monitor", "none"])
             .args(&self.devices);
-        qemu
     }
 
     fn play(&self, qemu: &mut Command) -> Result<Played> {

@@ -7,33 +7,45 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use sarsen_node::desired::Document;
+use sarsen_node::desired::{Changed, Document};
 use sarsen_node::import::{self, Complaint, Files, Imported, Origin};
 use serde::Serialize;
 
 use crate::disk::print_line;
 use crate::exit::{DegradedError, UsageError};
+use crate::state::{self, ChangeManner};
+
+/// What says how a change is made, where there is one.
+const OF_A_CHANGE: [&str; 4] = ["force", "grace", "revision", "control"];
 
 /// Flags of `sarsen import`.
 #[derive(clap::Args)]
+#[command(mut_args(only_with_a_change))]
 pub(crate) struct Arguments {
     /// Whose configuration it is.
     #[arg(value_name = "PROGRAM")]
     from: Program,
     /// The file: saveconfig.json, targets.conf, scst.conf, ctl.conf or istgt.conf.
     file: PathBuf,
-    /// Only tell what would become of it: --out is not written.
-    #[arg(long)]
-    dry_run: bool,
+    /// Send the document to the running server, as `sarsen apply` does: planned, whole or not at all, and nothing
+    /// that it has is taken away.
+    #[arg(long, conflicts_with = "out")]
+    apply: bool,
     /// Write the document there, with its secrets, for `sarsen apply -f`; nobody but its owner can read it.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// Show secrets in what is printed.
     #[arg(long)]
     secrets: bool,
-    /// Print the document and what could not be carried as one line of JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    manner: ChangeManner,
+}
+
+fn only_with_a_change(arg: clap::Arg) -> clap::Arg {
+    match OF_A_CHANGE.contains(&arg.get_id().as_str()) {
+        true => arg.requires("apply"),
+        false => arg,
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -113,6 +125,8 @@ fn matches(pattern: &[char], name: &[char]) -> bool {
 struct Answer<'a> {
     document: &'a Document,
     not_carried: &'a [Complaint],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<Changed>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -120,11 +134,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let text = Disk.read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let imported = import::import(arguments.from.into(), path, &text, &Disk)
         .map_err(|error| UsageError(error.to_string()))?;
-    if let (Some(out), false) = (&arguments.out, arguments.dry_run) {
+    if let (Some(out), false) = (&arguments.out, arguments.manner.dry_run) {
         write_private(out, &toml::to_string(&imported.document)?)
             .with_context(|| format!("cannot write {}", out.display()))?;
     }
-    print(arguments, &imported)?;
+    match arguments.manner.manner.json {
+        true => print_json(arguments, &imported)?,
+        false => print(arguments, &imported)?,
+    }
     let lost = imported.complaints.iter().filter(|one| one.weight == import::Weight::Loss).count();
     if lost > 0 {
         let message =
@@ -134,22 +151,43 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
+/// Sends it to the running server, which has portals of its own.
+fn apply(manner: &ChangeManner, imported: &Imported) -> anyhow::Result<Changed> {
     let mut document = imported.document.clone();
-    let hidden = document.account.iter().filter(|account| account.secret.is_some()).count();
+    if imported.assumes_portals {
+        document.portal.clear();
+    }
+    manner.ask(&manner.apply(document))
+}
+
+fn shown(arguments: &Arguments, imported: &Imported) -> Document {
+    let mut document = imported.document.clone();
     if !arguments.secrets {
         document.account.iter_mut().for_each(|account| account.secret = None);
     }
-    if arguments.json {
-        let answer = Answer { document: &document, not_carried: &imported.complaints };
-        return print_line(&serde_json::to_string(&answer)?);
-    }
-    if arguments.out.is_none() {
-        print_line(toml::to_string(&document)?.trim_end())?;
+    document
+}
+
+fn print_json(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
+    let changed = match arguments.apply {
+        true => Some(apply(&arguments.manner, imported)?),
+        false => None,
+    };
+    let document = &shown(arguments, imported);
+    let answer = Answer { document, not_carried: &imported.complaints, changed };
+    print_line(&serde_json::to_string(&answer)?)
+}
+
+fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
+    if arguments.out.is_none() && !arguments.apply {
+        print_line(toml::to_string(&shown(arguments, imported))?.trim_end())?;
+        let accounts = imported.document.account.iter();
+        let hidden = accounts.filter(|account| account.secret.is_some()).count();
         if hidden > 0 && !arguments.secrets {
             eprintln!("{hidden} secrets are not shown: --out FILE has them, or give --secrets");
         }
     }
+    // Before the server is asked: whoever reads why it refuses knows what it was asked for.
     for complaint in &imported.complaints {
         let weight = match complaint.weight {
             import::Weight::Note => "note",
@@ -157,7 +195,13 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
         };
         eprintln!("{weight}  {complaint}");
     }
-    Ok(())
+    if !arguments.apply {
+        return Ok(());
+    }
+    if imported.assumes_portals {
+        eprintln!("note  where it listened is not in the file: the server's own portals are kept");
+    }
+    state::report(&apply(&arguments.manner, imported)?, false)
 }
 
 /// With mode 0600, also where it was there before.

@@ -1,5 +1,5 @@
 //! What every guest starts from: Debian's kernel, and an archive with busybox, open-iscsi, e2fsprogs,
-//! eject, sg3-utils, bonnie++ and the modules they want. Downloaded with apt into a private state, so that nothing is
+//! eject, sg3-utils, bonnie++, rtslib and the modules they want. Downloaded with apt into a private state, so that nothing is
 //! installed and no root is needed; kept until the recipe changes.
 
 use std::fs::{self, File};
@@ -20,8 +20,16 @@ const RECIPE_VERSION: u32 = 1;
 const KERNEL: &str = "linux-image-amd64";
 
 /// What scenarios call; their libraries follow from Debian's dependencies.
-const PACKAGES: &[&str] =
-    &["bonnie++", "busybox-static", "e2fsprogs", "eject", "open-iscsi", "sg3-utils"];
+const PACKAGES: &[&str] = &[
+    "bonnie++",
+    "busybox-static",
+    "e2fsprogs",
+    "eject",
+    "libc-bin",
+    "open-iscsi",
+    "python3-rtslib-fb",
+    "sg3-utils",
+];
 
 /// Drawn in by dependencies, never used: package management, perl, udev (the kernel's devtmpfs
 /// names the disks).
@@ -59,6 +67,9 @@ const MODULES: &[&str] = &[
     "sr_mod",
     "scsi_dh_alua",
     "iscsi_tcp",
+    "iscsi_target_mod",
+    "target_core_file",
+    "target_core_iblock",
     "ext4",
     "isofs",
 ];

@@ -34,6 +34,7 @@ pub(super) struct Draft {
     closed_discovery: Option<String>,
     refused_accounts: BTreeSet<String>,
     ways: Ways,
+    assumes_portals: bool,
     drafts: Vec<TargetDraft>,
 }
 
@@ -365,6 +366,11 @@ impl Draft {
         }
     }
 
+    /// Wherever targets are reached, the file does not say so.
+    pub(super) fn assume_portals(&mut self) {
+        self.assumes_portals = true;
+    }
+
     /// An address that a rule can be about: an address or a network.
     pub(super) fn network(&mut self, place: &str, text: &str) -> Option<String> {
         let bare = text.replace(['[', ']'], "");
@@ -448,7 +454,11 @@ impl Draft {
         }
         self.keep_apart_own_accounts();
         self.name_hosts();
-        Imported { document: self.document, complaints: self.complaints }
+        Imported {
+            document: self.document,
+            complaints: self.complaints,
+            assumes_portals: self.assumes_portals,
+        }
     }
 
     fn let_nobody_look(&mut self, place: &str) {

@@ -17,6 +17,8 @@ use crate::desired::document::{Rule, Size, Volume};
 
 const VENDOR: &str = "LIO-ORG";
 const REVISION: &str = "4.0";
+/// What the kernel leaves of a backstore's name as its model (dev_set_t10_wwn_model_alias).
+const LONGEST_ALIAS: usize = 15;
 /// NAA 6h and the company.
 const NAA_BEGIN: &str = "6001405";
 const NAA_DIGITS: usize = 32;
@@ -170,7 +172,7 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
     }
     if volume.store != "sg" {
         let model = match (alias, plugin.as_str()) {
-            (Kept::WithAlias, _) => name.chars().take(16).collect(),
+            (Kept::WithAlias, _) => name.chars().take(LONGEST_ALIAS).collect(),
             (_, "fileio") => "FILEIO".to_owned(),
             (_, "block" | "iblock") => "IBLOCK".to_owned(),
             _ => "RAMDISK-MCP".to_owned(),
@@ -351,6 +353,8 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
         let units = take_units(draft, &mut group, &mut target, tag, stores);
         groups.push((tag, group, units));
     }
+    // rtslib writes them in no order.
+    groups.sort_by_key(|(tag, ..)| *tag);
     let demands: BTreeSet<bool> =
         groups.iter_mut().map(|(_, group, _)| demands_proof(group)).collect();
     let demands_proof = demands.contains(&true);

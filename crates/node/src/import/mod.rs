@@ -48,6 +48,8 @@ pub struct Imported {
     pub document: Document,
     /// What could not be carried, in the order of the file.
     pub complaints: Vec<Complaint>,
+    /// The file does not say where the program listened: the document's portal is what it usually is.
+    pub assumes_portals: bool,
 }
 
 impl Imported {

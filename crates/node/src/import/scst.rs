@@ -17,6 +17,8 @@ const FILE_VENDOR: &str = "SCST_FIO";
 const DEVICE_VENDOR: &str = "SCST_BIO";
 /// Of SCST 3.11.
 const REVISION: &str = "3110";
+/// What t10_dev_id of a device has room for.
+const LONGEST_DEVICE_ID: usize = 25;
 const SECTIONS: [&str; 10] = [
     "HANDLER",
     "DEVICE",
@@ -98,6 +100,10 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
         if !known.contains(&node.key.as_str()) && !OF_THE_KERNEL.contains(&node.key.as_str()) {
             draft.note(&node.place, node.told(), "sarsen has nothing of that kind");
         }
+    }
+    let targets = root.iter().flat_map(|driver| driver.within("TARGET"));
+    if targets.flat_map(|target| target.within("allowed_portal")).next().is_none() {
+        draft.assume_portals();
     }
     let file = path.display().to_string();
     draft.note(
@@ -355,7 +361,7 @@ fn identify(draft: &mut Draft, handler: &str, device: &Node, volume: &mut Volume
     let name = device.value();
     let with_end = [name.as_bytes(), &[0]].concat();
     let number = u64::from(setup_id) << 32 | u64::from(kernel_crc32c(&with_end));
-    let made = format!("{number:x}-{name}");
+    let made: String = format!("{number:x}-{name}").chars().take(LONGEST_DEVICE_ID).collect();
     let or = |key: &str, default: &str| device.attribute(key).unwrap_or(default).to_owned();
     let vendor =
         or("t10_vend_id", if handler == "vdisk_blockio" { DEVICE_VENDOR } else { FILE_VENDOR });

@@ -77,6 +77,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
     let items = apache::parse(path, text, files)?;
     let mut draft = Draft::default();
     let file = path.display().to_string();
+    draft.assume_portals();
     draft.note(
         &file,
         "where tgtd listens, which is on its command line",

@@ -1,0 +1,95 @@
+//! The examples that Debian's tgt comes with: what of each is carried, and that the rest is told.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_proof::{process, program};
+use serde_json::Value;
+
+use crate::client::LIMIT;
+
+const FOLDER: &str = "/usr/share/doc/tgt/examples";
+
+/// The document, and each loss as `LINE: what`.
+fn import(name: &str) -> Result<(Value, Vec<String>)> {
+    const DEGRADED: i32 = 5;
+    let file = Path::new(FOLDER).join(name);
+    let mut command = Command::new(program::path()?);
+    command.args(["import", "tgt", "--json"]).arg(&file);
+    let finished = process::finish(&mut command, LIMIT)?;
+    let code = finished.status.and_then(|status| status.code());
+    ensure!(code == Some(DEGRADED), "{code:?}: {}", finished.output);
+    let line = finished.output.lines().next().context("an answer")?;
+    let answer: Value = serde_json::from_str(line)?;
+    let told = answer["not_carried"].as_array().context("what was not carried")?;
+    let lost = told.iter().filter(|one| one["weight"] == "loss").map(|one| {
+        let [place, what] = ["place", "what"].map(|key| one[key].as_str().unwrap_or_default());
+        let place = place.rsplit(':').next().unwrap_or_default();
+        format!("{place}: {what}")
+    });
+    Ok((answer["document"].clone(), lost.collect()))
+}
+
+#[test]
+fn the_example_of_tgt_becomes_its_targets_and_each_field_that_is_lost_is_told() -> Result<()> {
+    let (document, lost) = import("targets.conf.example")?;
+    // tgt serves a device through as many targets as name it; here the first has it.
+    const TARGET: &str = "iqn.2008-09.com.example:server.target";
+    let too = |line: u16, volume: &str, lun: u16, target: u16| {
+        format!("{line}: volume {volume} as LUN {lun} of {TARGET}{target}, too")
+    };
+    let asked = |line: u16, key: &str, device: &str| {
+        format!("{line}: {key} of {device}, which tgt-admin asked the device for")
+    };
+    let mut expected = vec![
+        asked(44, "vendor_id", "/dev/sdd"),
+        asked(66, "product_id", "/dev/sdb"),
+        asked(67, "product_id", "/dev/sdc"),
+        asked(68, "product_id", "/dev/sdd"),
+        asked(100, "product_id", "/dev/sdd"),
+        asked(107, "product_id", "/dev/sda"),
+        too(67, "sdc", 4, 4),
+        too(68, "sdd", 5, 4),
+        too(100, "sdd", 1, 5),
+        too(191, "somedevice", 10, 6),
+        too(200, "somedevice", 1, 7),
+        too(205, "somedevice", 1, 8),
+        too(209, "somedevice2", 2, 8),
+        too(221, "somedevice", 1, 9),
+        "182: the account userA".to_owned(),
+    ];
+    let mut lost = lost;
+    lost.sort();
+    expected.sort();
+    ensure!(lost == expected, "{lost:#?}");
+    let targets = document["target"].as_array().context("targets")?;
+    ensure!(targets.len() == 9, "{targets:#?}");
+    ensure!(targets[2]["luns"]["3"] == "somedevice3", "{targets:#?}");
+    ensure!(targets[4]["chap"] == serde_json::json!(["user1", "user2"]), "{targets:#?}");
+    ensure!(targets[4]["allow"][1]["address"] == "192.168.200.5", "{targets:#?}");
+    let volumes = document["volume"].as_array().context("volumes")?;
+    let volume = |name: &str| volumes.iter().find(|volume| volume["name"] == name);
+    let third = volume("somedevice3").context("a volume")?;
+    ensure!(third["cache"] == "writethrough" && third["vendor"] == "MyCompan", "{third}");
+    ensure!(volume("sdb1").context("a volume")?["serial"] == "SERIAL", "{volumes:#?}");
+    Ok(())
+}
+
+#[test]
+fn the_tape_libraries_of_tgt_are_told_to_be_lost_whole() -> Result<()> {
+    let cannot = |line: u16, path: &str, kind: &str| {
+        format!("{line}: {path} as device-type {kind}, bs-type rdwr")
+    };
+    let tape = |line, path: &str| cannot(line, &format!("/root/tapes/{path}"), "tape");
+    let changer = |line| cannot(line, "/root/smc", "changer");
+    let l700 = vec![changer(57), tape(27, "notape1"), tape(37, "notape2"), tape(47, "notape3")];
+    let msl2024 = vec![changer(38), tape(24, "notape")];
+    for (name, expected) in [("targets.conf.vtl.L700", l700), ("targets.conf.vtl.MSL2024", msl2024)]
+    {
+        let (document, lost) = import(name)?;
+        ensure!(lost == expected, "{name}: {lost:#?}");
+        ensure!(document.get("volume").is_none(), "{name}: {document}");
+    }
+    Ok(())
+}
