@@ -290,6 +290,28 @@ fn so_many_bytes_a_second_are_let_through_however_large_the_commands() {
 }
 
 #[test]
+fn bytes_are_counted_by_the_cdb_whatever_the_initiator_expects() {
+    run(async {
+        let fair = Fair::new(Duration::ZERO);
+        let mut client = fair.login("iqn.2026-11.test:one").await;
+        let bandwidth = NonZeroU64::new(64 << 10);
+        let qos = QosConfig { bandwidth, burst: Some(Duration::ZERO), ..QosConfig::default() };
+        fair.portal.govern(&[("a", qos)], 64);
+        let read = |blocks| [0x28, 0, 0, 0, 0, 0, 0, 0, blocks, 0];
+        let eighth = Duration::from_micros(7_813);
+        for (blocks, expected) in [(1, 64 << 20), (128, 512), (128, 0), (1, 512)] {
+            client.ask(0, &read(blocks), expected).expect("the window is open");
+            let answer = client.answer(time::now() + 10 * SECOND).await.expect("it goes");
+            let due = eighth * u32::from(blocks);
+            assert!(
+                answer.took + SLACK >= due && answer.took <= due + SLACK,
+                "{blocks} {expected}"
+            );
+        }
+    });
+}
+
+#[test]
 fn what_was_not_used_is_saved_for_as_long_as_the_burst() {
     run(async {
         let fair = Fair::new(Duration::ZERO);

@@ -279,7 +279,10 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
             Ending::Stopped
         }
     };
-    let clean = server.shutdown(Duration::from_secs(arguments.logout_grace)).await;
+    let clean = tokio::select! {
+        clean = server.shutdown(Duration::from_secs(arguments.logout_grace)) => clean,
+        () = service_manager::watch_end() => unreachable!("it does not end"),
+    };
     match (clean, &ending) {
         (true, _) => {}
         (false, Ending::Stopped) => {

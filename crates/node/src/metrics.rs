@@ -1,6 +1,7 @@
 //! What is counted, as OpenMetrics text.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -9,10 +10,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sarsen_proto::iscsi::target::RefusalReason;
 
+use crate::fronts::iscsi::Full;
 use crate::statistics::{Exposition, Statistics};
 
 /// What the text is (OpenMetrics 1.0.0).
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The reason of a handshake that is broken off before the login.
+const CERTIFICATE: &str = "certificate";
 
 /// See the module. Counted where a login ends, never on the way of a command: what commands do is in
 /// the statistics.
@@ -26,7 +31,7 @@ pub(crate) struct Metrics {
     turned_away: Family<TurnedAway, Counter>,
     connections: Gauge,
     memory: Gauge,
-    memory_refused: Gauge,
+    memory_refused: Counter,
 }
 
 /// What there is at a moment.
@@ -53,7 +58,7 @@ struct Refused {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("sarsen");
-        let (logins, refused) = (Counter::default(), Family::default());
+        let (logins, refused) = (Counter::default(), Family::<Refused, Counter>::default());
         let (sessions, revoked) = (Gauge::default(), Counter::default());
         registry.register("logins", "Connections that were let in", logins.clone());
         let help = "Logins that were refused, by reason";
@@ -61,16 +66,24 @@ impl Default for Metrics {
         registry.register("sessions", "Sessions that stand", sessions.clone());
         let help = "Sessions that were ended since access was revoked";
         registry.register("access_revoked", help, revoked.clone());
-        let turned_away = Family::default();
+        let turned_away = Family::<TurnedAway, Counter>::default();
         let help = "Connections that were closed as they came, by the limit that they passed";
         registry.register("connections_turned_away", help, turned_away.clone());
         let (connections, memory) = (Gauge::default(), Gauge::default());
         registry.register("connections", "Open connections", connections.clone());
         let help = "Memory that commands have of what all share (limits.memory)";
         registry.register("command_memory_bytes", help, memory.clone());
-        let memory_refused = Gauge::default();
+        let memory_refused = Counter::default();
         let help = "How often a command waited because others had all of limits.memory";
         registry.register("command_memory_waits", help, memory_refused.clone());
+        // From the start on, so that the first burst is a rise that alerts see.
+        let reasons = RefusalReason::ALL.iter().map(|reason| reason.name());
+        for reason in reasons.chain([CERTIFICATE]) {
+            drop(refused.get_or_create(&Refused { reason }));
+        }
+        for full in Full::ALL {
+            drop(turned_away.get_or_create(&TurnedAway { limit: full.limit() }));
+        }
         let statistics: Arc<Statistics> = Arc::default();
         registry.register_collector(Box::new(Exposition(statistics.clone())));
         Self {
@@ -101,7 +114,7 @@ impl Metrics {
 
     /// A handshake was broken off before the login, for want of a client certificate that holds.
     pub(crate) fn refused_certificate(&self) {
-        self.refused.get_or_create(&Refused { reason: "certificate" }).inc();
+        self.refused.get_or_create(&Refused { reason: CERTIFICATE }).inc();
     }
 
     /// So many sessions were ended, for access was revoked.
@@ -120,10 +133,10 @@ impl Metrics {
             (&self.sessions, moment.sessions),
             (&self.connections, moment.connections),
             (&self.memory, moment.memory),
-            (&self.memory_refused, moment.memory_refused),
         ] {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }
+        self.memory_refused.inner().store(moment.memory_refused as u64, Ordering::Relaxed);
         let mut text = String::new();
         // A String takes everything.
         let _ = text::encode(&mut text, &self.registry);
@@ -209,6 +222,24 @@ mod tests {
     }
 
     #[test]
+    fn what_alerts_wait_for_is_there_before_it_happens() {
+        let metrics = Metrics::default();
+        let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
+        meter.begin();
+        let text = metrics.render(Moment::default());
+        for line in [
+            "sarsen_volume_errors_total{volume=\"data\",kind=\"medium_error\"} 0",
+            "sarsen_volume_errors_total{volume=\"data\",kind=\"hardware_error\"} 0",
+            "sarsen_logins_refused_total{reason=\"wrong_secret\"} 0",
+            "sarsen_logins_refused_total{reason=\"certificate\"} 0",
+            "sarsen_connections_turned_away_total{limit=\"connections-per-source\"} 0",
+            "# TYPE sarsen_command_memory_waits counter",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
     fn logins_are_counted_and_refusals_by_reason() {
         let metrics = Metrics::default();
         metrics.let_in();
@@ -232,7 +263,7 @@ mod tests {
             "sarsen_connections_turned_away_total{limit=\"connections\"} 1",
             "sarsen_connections 8",
             "sarsen_command_memory_bytes 4096",
-            "sarsen_command_memory_waits 2",
+            "sarsen_command_memory_waits_total 2",
             "# EOF",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");

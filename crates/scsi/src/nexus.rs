@@ -3,6 +3,7 @@
 
 use crate::attention::{Attentions, Listener};
 use crate::command_table::{Flags, Row};
+use crate::commands::block::moved_bytes;
 use crate::commands::without_unit;
 use crate::execution::{Execution, begin_after, begin_asking, begin_plain, refuse_full};
 pub(crate) use crate::logical_unit::NexusId;
@@ -345,6 +346,13 @@ impl NexusHandle {
     pub fn refuse_full(&mut self, lun: Lun) -> Option<Completion> {
         self.refresh();
         self.attachments.get(&lun).map(refuse_full)
+    }
+
+    /// How many bytes a command moves, compares or fills, by its CDB and what came with it.
+    pub fn moved_bytes(&mut self, lun: Option<Lun>, command: &Command) -> u64 {
+        self.refresh();
+        let attachment = lun.and_then(|lun| self.attachments.get(&lun));
+        attachment.map_or(0, |attachment| moved_bytes(command, &attachment.unit))
     }
 
     /// How many units are shown.

@@ -59,6 +59,15 @@ pub(super) async fn watch(server: &Server) {
     }
 }
 
+/// The same while the server ends, when its cores answer no more: what is brought to disk may take long.
+pub(super) async fn watch_end() {
+    let Some(limit) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    loop {
+        tell(&[NotifyState::Watchdog]);
+        time::sleep_until(time::now() + interval(limit)).await;
+    }
+}
+
 /// Twice would do; once more, one may come late.
 fn interval(limit: Duration) -> Duration {
     limit / 3

@@ -13,6 +13,10 @@
 //! share = 200
 //! ```
 //!
+//! Bandwidth is counted by what the CDB names, whatever the initiator expects: the blocks of a READ, WRITE or
+//! VERIFY, both halves of a COMPARE AND WRITE, the blocks that a WRITE SAME fills unless with zeroes. UNMAP
+//! and the others count what is sent with them, PRE-FETCH and EXTENDED COPY none of their blocks.
+//!
 //! A host has the same keys, for all that its initiators do together.
 
 use std::num::NonZeroU64;

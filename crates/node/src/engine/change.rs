@@ -395,6 +395,9 @@ impl Change {
         let mut running = engine.running();
         let running = &mut *running;
         let is_fairness_changed = self.changes_fairness(running);
+        let mut stays = self.volumes.stays.iter();
+        let are_names_gone =
+            !self.volumes.closes.is_empty() || stays.any(|stay| stay.running != stay.desired.name);
         let (gone, not_grown) = self.make_volumes(&mut running.volumes);
         let needs_restart = keep_what_was_started(&running.config, &mut self.desired);
         if self.desired.limits != running.config.limits {
@@ -414,6 +417,11 @@ impl Change {
         }
         running.config = Arc::new(std::mem::take(&mut self.desired));
         running.absent = std::mem::take(&mut self.absent);
+        if are_names_gone {
+            let volumes = &running.config.volumes;
+            let names: HashSet<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+            front.access.metrics.statistics.keep(|name| names.contains(name));
+        }
         if is_fairness_changed {
             front.fairness.apply(&running.config);
         }

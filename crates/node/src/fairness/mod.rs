@@ -244,14 +244,14 @@ impl Fairness {
         &self,
         volume: &Arc<Account>,
         host: Option<&Arc<Account>>,
-        cost: Cost,
+        cost: impl FnOnce() -> Cost,
         queue: &Arc<Queue>,
         room: Option<Room>,
     ) -> Verdict {
         if host.is_none() && !volume.is_limited() && !self.dispatcher.is_on() {
             return Verdict::Now;
         }
-        let now = time::now();
+        let (cost, now) = (cost(), time::now());
         let parties = Parties::new(volume.clone(), host.cloned());
         let charge = |account: &Arc<Account>| Charge::new(account.clone(), cost, now);
         let charges: Vec<Charge> = parties.accounts().map(charge).collect();

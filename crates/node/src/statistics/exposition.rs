@@ -9,7 +9,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
 use super::histogram::{Histogram, exposed_bounds};
-use super::meter::OperationTotals;
+use super::meter::{Failure, OperationTotals};
 use super::{Statistics, VolumeTotals};
 
 /// See the module.
@@ -98,7 +98,10 @@ fn failures(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeTotals]) -> fm
     let help = "Commands that failed or were aborted, by sense key or status";
     let mut metric = encoder.encode_descriptor("volume_errors", help, None, MetricType::Counter)?;
     for VolumeTotals { volume, all, .. } in volumes {
-        for (failure, count) in all.failures() {
+        // Alerts wait for these: the first must be a rise.
+        let alerted = |failure| matches!(failure, Failure::MediumError | Failure::HardwareError);
+        let shown = |(failure, count): &(Failure, u64)| *count > 0 || alerted(*failure);
+        for (failure, count) in Failure::ALL.into_iter().zip(all.failures).filter(shown) {
             let labels = [("volume", volume.as_str()), ("kind", failure.name())];
             metric.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
         }

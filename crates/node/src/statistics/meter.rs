@@ -311,6 +311,7 @@ impl Totals {
         all.filter_map(|(operation, totals)| Some((operation, totals.as_ref()?)))
     }
 
+    /// Those that there were.
     pub(crate) fn failures(&self) -> impl Iterator<Item = (Failure, u64)> {
         Failure::ALL.into_iter().zip(self.failures).filter(|(_, count)| *count > 0)
     }

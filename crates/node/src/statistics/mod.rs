@@ -37,10 +37,12 @@ struct Volume {
     past_progress: u64,
     initiators: BTreeMap<String, Initiator>,
     recent: Recent,
+    /// There is no such volume any more: it is forgotten with its last meter.
+    is_removed: bool,
 }
 
 /// One that is connected.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Initiator {
     /// Of its connections that have ended.
     past: Totals,
@@ -68,6 +70,10 @@ impl Volume {
     /// Changes whenever a command begins or ends.
     fn progress(&self) -> u64 {
         self.meters().fold(self.past_progress, |sum, meter| sum.wrapping_add(meter.progress()))
+    }
+
+    fn is_forgotten(&self) -> bool {
+        self.is_removed && self.initiators.is_empty()
     }
 
     fn meters(&self) -> impl Iterator<Item = &Arc<Meter>> {
@@ -115,12 +121,23 @@ impl Drop for Metered {
         {
             volume.past.merge(&gone.past);
         }
+        if volume.is_forgotten() {
+            volumes.remove(&self.volume);
+        }
     }
 }
 
 impl Statistics {
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<String, Volume>> {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets volumes for which `exists` does not say so, as soon as nobody uses them.
+    pub(crate) fn keep(&self, exists: impl Fn(&str) -> bool) {
+        self.volumes().retain(|name, volume| {
+            volume.is_removed = !exists(name);
+            !volume.is_forgotten()
+        });
     }
 
     /// A connection uses a volume for the first time.
@@ -137,17 +154,23 @@ impl Statistics {
 
     /// All volumes that were used, by name.
     pub(crate) fn totals(&self) -> Vec<VolumeTotals> {
-        let volumes = self.volumes();
-        let of = |(name, volume): (&String, &Volume)| VolumeTotals {
-            volume: name.clone(),
-            all: volume.totals(),
-            initiators: volume
-                .initiators
-                .iter()
-                .map(|(name, initiator)| (name.clone(), initiator.totals()))
-                .collect(),
+        let held = self.volumes();
+        let copy = |(name, volume): (&String, &Volume)| {
+            (name.clone(), volume.past.clone(), volume.initiators.clone())
         };
-        volumes.iter().map(of).collect()
+        let volumes: Vec<_> = held.iter().map(copy).collect();
+        drop(held);
+        // Whoever connects does not wait for the sums.
+        let of = |(volume, mut all, initiators): (String, Totals, BTreeMap<String, Initiator>)| {
+            let sum = |(name, initiator): (String, Initiator)| {
+                let totals = initiator.totals();
+                all.merge(&totals);
+                (name, totals)
+            };
+            let initiators = initiators.into_iter().map(sum).collect();
+            VolumeTotals { volume, all, initiators }
+        };
+        volumes.into_iter().map(of).collect()
     }
 
     /// What each session that stands did with each volume.
@@ -220,6 +243,19 @@ mod tests {
         assert_eq!(counts(), (3, 0, Vec::new()), "what was under way was not answered");
         assert_eq!(statistics.totals()[0].all.failures().collect::<Vec<_>>(), [(Failure::Busy, 1)]);
         assert!(statistics.sessions().is_empty());
+    }
+
+    #[test]
+    fn a_volume_that_is_removed_is_forgotten_with_its_last_meter() {
+        let statistics: Arc<Statistics> = Arc::default();
+        let meters = ["a", "b", "c"].map(|volume| statistics.meter(volume, "iqn.x:a", 1));
+        let [a, b, c] = meters;
+        drop((a, c));
+        let volumes = || statistics.totals().into_iter().map(|one| one.volume).collect::<Vec<_>>();
+        statistics.keep(|name| name == "c");
+        assert_eq!(volumes(), ["b", "c"], "b is used");
+        drop(b);
+        assert_eq!(volumes(), ["c"]);
     }
 
     #[test]

@@ -1,43 +1,74 @@
-//! Hides what proves who somebody is: the values of CHAP_R and CHAP_C, wherever the stream is cut. Their
-//! length stays, so that the PDUs around them make sense.
+//! Hides what proves who somebody is: the values of CHAP_R and CHAP_C, wherever the stream is cut, into
+//! PDUs, too (RFC 7143 §6.2: the C bit). Their length stays, so that the PDUs around them make sense.
+
+use sarsen_wire::iscsi::BASIC_HEADER_LENGTH;
 
 use super::capture::Way;
 
 const KEYS: [&[u8]; 2] = [b"CHAP_R=", b"CHAP_C="];
 
-/// How far each direction is within a key, or that it is within a value.
+/// How far each direction is.
 #[derive(Default)]
 pub(super) struct Mask {
     ways: [State; 2],
 }
 
+/// A direction that began between two PDUs. There are no digests before the login is over.
 #[derive(Default)]
 struct State {
+    /// Bytes of this PDU that have come.
+    at: usize,
+    /// TotalAHSLength and DataSegmentLength (RFC 7143 §11.2.1).
+    lengths: [u8; 4],
     /// Bytes of a key that were seen; both keys differ in one byte only.
     seen: usize,
     is_value: bool,
+}
+
+impl State {
+    /// Whether the next byte is one of a text.
+    fn is_text(&mut self, byte: u8) -> bool {
+        let at = self.at;
+        self.at += 1;
+        if let Some(length) = at.checked_sub(4).and_then(|place| self.lengths.get_mut(place)) {
+            *length = byte;
+        }
+        let [ahs_words, high, middle, low] = self.lengths;
+        let begin = BASIC_HEADER_LENGTH + 4 * usize::from(ahs_words);
+        let end = begin + u32::from_be_bytes([0, high, middle, low]) as usize;
+        if self.at >= BASIC_HEADER_LENGTH && self.at >= end.next_multiple_of(4) {
+            self.at = 0;
+        }
+        (begin..end).contains(&at)
+    }
+
+    fn hide(&mut self, byte: &mut u8) {
+        if self.is_value {
+            // RFC 7143 §6.1: a value ends with a byte of zero.
+            self.is_value = *byte != 0;
+            if self.is_value {
+                *byte = b'*';
+            }
+            return;
+        }
+        let goes_on = |seen: usize| KEYS.iter().any(|key| key[seen] == *byte);
+        self.seen = match (goes_on(self.seen), goes_on(0)) {
+            (true, _) => self.seen + 1,
+            (false, true) => 1,
+            (false, false) => 0,
+        };
+        if self.seen == KEYS[0].len() {
+            (self.seen, self.is_value) = (0, true);
+        }
+    }
 }
 
 impl Mask {
     pub(super) fn hide(&mut self, way: Way, bytes: &mut [u8]) {
         let state = &mut self.ways[way as usize];
         for byte in bytes {
-            if state.is_value {
-                // RFC 7143 §6.1: a value ends with a byte of zero.
-                state.is_value = *byte != 0;
-                if state.is_value {
-                    *byte = b'*';
-                }
-                continue;
-            }
-            let goes_on = |seen: usize| KEYS.iter().any(|key| key[seen] == *byte);
-            state.seen = match (goes_on(state.seen), goes_on(0)) {
-                (true, _) => state.seen + 1,
-                (false, true) => 1,
-                (false, false) => 0,
-            };
-            if state.seen == KEYS[0].len() {
-                *state = State { seen: 0, is_value: true };
+            if state.is_text(*byte) {
+                state.hide(byte);
             }
         }
     }
@@ -47,18 +78,36 @@ impl Mask {
 mod tests {
     use super::*;
 
+    /// Login requests with a text that is cut there.
+    fn pdus(text: &[u8], cut: usize) -> Vec<u8> {
+        let (first, second) = text.split_at(cut);
+        let mut bytes = Vec::new();
+        for part in [first, second] {
+            let mut header = [0; BASIC_HEADER_LENGTH];
+            header[0] = 0x43;
+            header[7] = part.len() as u8;
+            bytes.extend_from_slice(&header);
+            bytes.extend_from_slice(part);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+        }
+        bytes
+    }
+
     #[test]
     fn values_that_prove_something_are_hidden_however_the_stream_is_cut() {
         let text = b"CHAP_N=web\0CHAP_R=0x1234\0CHAP_I=7\0CHAP_C=0bAA\0CHAP_A=5\0";
         let hidden = b"CHAP_N=web\0CHAP_R=******\0CHAP_I=7\0CHAP_C=****\0CHAP_A=5\0";
         for cut in 0..text.len() {
-            let mut mask = Mask::default();
-            let mut copy = text.to_vec();
-            let (first, second) = copy.split_at_mut(cut);
-            mask.hide(Way::ToTarget, first);
-            mask.hide(Way::ToInitiator, &mut b"CHAP_R=".to_vec());
-            mask.hide(Way::ToTarget, second);
-            assert_eq!(copy, hidden, "cut at {cut}");
+            let (stream, hidden) = (pdus(text, cut), pdus(hidden, cut));
+            for cut in 0..stream.len() {
+                let mut mask = Mask::default();
+                let mut copy = stream.clone();
+                let (first, second) = copy.split_at_mut(cut);
+                mask.hide(Way::ToTarget, first);
+                mask.hide(Way::ToInitiator, &mut pdus(b"CHAP_R=", 3));
+                mask.hide(Way::ToTarget, second);
+                assert_eq!(copy, hidden, "cut at {cut}");
+            }
         }
     }
 }

@@ -1,9 +1,10 @@
 //! READ and WRITE (SBC-3 5.10 to 5.14, 5.32 to 5.36), and what all block CDBs have in common.
 
-use super::Task;
 use super::tagged::Tagged;
+use super::{Task, provisioning};
+use crate::pass_through::TRANSFER_LIMIT;
 use crate::protection::{CdbTags, ProtectField};
-use crate::{Cdb, Completion, LogicalUnit, ProtectionType, Sense};
+use crate::{Cdb, Command, Completion, LogicalUnit, ProtectionType, Sense};
 use sarsen_block::{BlockError, Data, Extent, Io, PROTECTION_BYTES};
 use sarsen_wire::scsi::{cdb as wire, opcode};
 use std::sync::Arc;
@@ -120,6 +121,35 @@ pub(crate) fn extent(cdb: &Cdb) -> Option<Extent> {
         | opcode::READ_16
         | opcode::WRITE_16 => BlockCdb::parse(cdb).ok().map(|transfer| transfer.extent),
         _ => None,
+    }
+}
+
+/// How many bytes a command moves, or has the medium compare or fill: by its CDB and what came with it,
+/// whatever the initiator expects to receive. What will be refused moves nothing.
+pub(crate) fn moved_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
+    let sent = command.data_out.as_ref().map_or(0, |data| data.len() as u64);
+    let expected = || sent + command.expected_data_in_length.min(TRANSFER_LIMIT as u64);
+    if unit.pass_through().is_some() {
+        return expected();
+    }
+    match command.cdb.operation_code() {
+        opcode::READ_6
+        | opcode::READ_10
+        | opcode::READ_12
+        | opcode::READ_16
+        | opcode::VERIFY_10
+        | opcode::VERIFY_12
+        | opcode::VERIFY_16
+        | opcode::VARIABLE_LENGTH => {
+            let transfer = BlockCdb::parse_transfer(&command.cdb, unit);
+            let bytes = |transfer: BlockCdb| transfer.byte_count(unit, transfer.extent.block_count);
+            transfer.map_or(0, |transfer| bytes(transfer) as u64).max(sent)
+        }
+        opcode::WRITE_SAME_10 | opcode::WRITE_SAME_16 => {
+            provisioning::filled_bytes(command, unit).unwrap_or(0).max(sent)
+        }
+        opcode::READ_CD | opcode::READ_CD_MSF => expected(),
+        _ => sent,
     }
 }
 

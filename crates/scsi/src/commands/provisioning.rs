@@ -3,7 +3,7 @@
 use super::block::BlockCdb;
 use super::tagged::Tagged;
 use super::{Task, parameter_data};
-use crate::{Cdb, Completion, LogicalUnit, Sense};
+use crate::{Cdb, Command, Completion, LogicalUnit, Sense};
 use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io, Store};
 use sarsen_wire::scsi::{cdb as wire, opcode, report};
 use std::sync::Arc;
@@ -170,6 +170,15 @@ fn give_back(
         }
         Ok(Completion::good())
     })
+}
+
+/// Bytes that a WRITE SAME writes: none where it gives blocks back, or makes them zero.
+pub(crate) fn filled_bytes(command: &Command, unit: &LogicalUnit) -> Option<u64> {
+    let same = WriteSame::parse(&command.cdb, unit).ok()?;
+    let is_zero =
+        || command.data_out.as_ref().is_none_or(|data| data.iter().all(|&byte| byte == 0));
+    let writes = same.given_back.is_none() && !same.no_data_out && !is_zero();
+    writes.then(|| same.command.extent.block_count << unit.geometry().block_size.shift())
 }
 
 pub(crate) fn write_same_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {

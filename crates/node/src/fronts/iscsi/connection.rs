@@ -284,7 +284,7 @@ impl<'a> Driver<'a> {
         let execution = match self.observer.governed(begun) {
             None => nexus.begin(lun, request),
             Some(account) => {
-                let verdict = self.toll.judge(account, nexus, begun.operation, &request);
+                let verdict = self.toll.judge(account, nexus, lun, begun.operation, &request);
                 self.begin_governed(lun, request, begun, verdict)
             }
         };

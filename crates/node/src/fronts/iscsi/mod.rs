@@ -26,7 +26,7 @@ pub(crate) use self::roster::{Attendance, Roster};
 pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
 #[cfg(feature = "simulation")]
 pub use self::simulation::Portal as SimulatedPortal;
-pub(crate) use self::sources::Sources;
+pub(crate) use self::sources::{Full, Sources};
 use crate::access::Access;
 use crate::config::Limits;
 use crate::drain::Drains;

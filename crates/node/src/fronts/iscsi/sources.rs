@@ -33,7 +33,7 @@ impl From<IpAddr> for Source {
 
 /// Which limit a connection would have passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Full {
+pub(crate) enum Full {
     /// See [`Limits::connections`].
     #[error("there are as many connections as limits.connections allows")]
     Connections,
@@ -46,8 +46,10 @@ pub(super) enum Full {
 }
 
 impl Full {
+    pub(crate) const ALL: [Self; 3] = [Self::Connections, Self::Source, Self::Logins];
+
     /// As the configuration names it.
-    pub(super) const fn limit(self) -> &'static str {
+    pub(crate) const fn limit(self) -> &'static str {
         match self {
             Self::Connections => "connections",
             Self::Source => "connections-per-source",

@@ -101,6 +101,35 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
+    /// Every one.
+    pub const ALL: [Self; 25] = [
+        Self::MovedTemporarily,
+        Self::MovedPermanently,
+        Self::Malformed,
+        Self::NoCommonMethod,
+        Self::ProofMissing,
+        Self::UnknownAccount,
+        Self::WrongSecret,
+        Self::ReflectedChallenge,
+        Self::NoOwnCredentials,
+        Self::SameSecret,
+        Self::InitiatorNotAllowed,
+        Self::AddressNotAllowed,
+        Self::AccountNotAllowed,
+        Self::CertificateNotAllowed,
+        Self::AccessRevoked,
+        Self::NoSuchTarget,
+        Self::UnsupportedVersion,
+        Self::TooManyConnections,
+        Self::MissingParameter,
+        Self::CannotIncludeInSession,
+        Self::UnknownSessionType,
+        Self::NoSuchSession,
+        Self::InvalidDuringLogin,
+        Self::NotInService,
+        Self::OutOfResources,
+    ];
+
     /// The status of the response (RFC 7143 §11.13.5).
     pub const fn status(self) -> LoginStatus {
         match self {

@@ -25,6 +25,40 @@ pub(super) struct Begun {
     /// Of Data-Out.
     bytes: u32,
     pub(super) operation: Operation,
+    /// It counts as aborted already, whatever it ends with.
+    is_aborted: bool,
+}
+
+/// Where LUNs lead, while the units are the same.
+#[derive(Default)]
+struct Places {
+    found: HashMap<Lun, u32>,
+    generation: u64,
+    /// The last that was looked up.
+    latest: Option<(Lun, u32)>,
+}
+
+impl Places {
+    #[inline]
+    fn latest(&self, generation: u64, lun: Option<Lun>) -> Option<u32> {
+        match self.latest {
+            Some((latest, place)) if lun == Some(latest) && self.generation == generation => {
+                Some(place)
+            }
+            _ => None,
+        }
+    }
+
+    #[cold]
+    fn look_up(&mut self, generation: u64, lun: Option<Lun>, find: impl FnOnce(Lun) -> u32) -> u32 {
+        if self.generation != generation {
+            *self = Self { generation, ..Self::default() };
+        }
+        let Some(lun) = lun else { return NOWHERE };
+        let place = *self.found.entry(lun).or_insert_with(|| find(lun));
+        self.latest = Some((lun, place));
+        place
+    }
 }
 
 /// Commands, alike and one after the other, whose answers are ready to be sent.
@@ -55,11 +89,7 @@ pub(super) struct Observer {
     arrived: u64,
     /// Volumes that were used. None goes before the connection does: commands name them by place.
     used: Vec<Used>,
-    /// What was found of LUNs while the units were these.
-    places: HashMap<Lun, u32>,
-    generation: u64,
-    /// The last that was looked up.
-    latest: (Lun, u32),
+    places: Places,
     answered: Vec<Answered>,
 }
 
@@ -74,9 +104,7 @@ impl Observer {
             origin: time::now(),
             arrived: 0,
             used: Vec::new(),
-            places: HashMap::new(),
-            generation: 0,
-            latest: (Lun::ZERO, NOWHERE),
+            places: Places::default(),
             answered: Vec::new(),
         }
     }
@@ -102,34 +130,22 @@ impl Observer {
         data_out: usize,
     ) -> Begun {
         let generation = nexus.generation();
-        let place = match lun {
-            Some(lun) if self.latest == (lun, self.latest.1) && self.generation == generation => {
-                self.latest.1
-            }
-            lun => self.look_up(nexus, generation, lun),
+        let place = match self.places.latest(generation, lun) {
+            Some(place) => place,
+            None => self.look_up(nexus, generation, lun),
         };
         if let Some(used) = self.used.get(place as usize) {
             used.meter.begin();
         }
-        Begun { at: self.arrived, place, bytes: data_out as u32, operation: Operation::of(cdb) }
+        let (at, bytes, operation) = (self.arrived, data_out as u32, Operation::of(cdb));
+        Begun { at, place, bytes, operation, is_aborted: false }
     }
 
     #[cold]
     fn look_up(&mut self, nexus: &mut NexusHandle, generation: u64, lun: Option<Lun>) -> u32 {
-        if self.generation != generation {
-            self.generation = generation;
-            self.places.clear();
-        }
-        let Some(lun) = lun else { return NOWHERE };
-        let place = match self.places.get(&lun) {
-            Some(place) => *place,
-            None => {
-                let place = self.place(nexus, lun);
-                self.places.insert(lun, place);
-                place
-            }
-        };
-        self.latest = (lun, place);
+        let mut places = std::mem::take(&mut self.places);
+        let place = places.look_up(generation, lun, |lun| self.place(nexus, lun));
+        self.places = places;
         place
     }
 
@@ -162,16 +178,19 @@ impl Observer {
 
     /// Of a command that another connection began, and counts.
     pub(super) fn elsewhere(&self) -> Begun {
-        Begun { at: self.arrived, place: NOWHERE, bytes: 0, operation: Operation::Other }
+        let (at, operation) = (self.arrived, Operation::Other);
+        Begun { at, place: NOWHERE, bytes: 0, operation, is_aborted: false }
     }
 
     /// A command has ended.
     #[inline]
     pub(super) fn end(&mut self, begun: Begun, completion: &Completion) {
-        if let Some(failure) = Failure::of(completion) {
+        if let Some(failure) = Failure::of(completion)
+            && !begun.is_aborted
+        {
             self.fail(begun, failure);
         }
-        let Begun { at, place, bytes, operation } = begun;
+        let Begun { at, place, bytes, operation, .. } = begun;
         let bytes = u64::from(bytes) + completion.data_in.len() as u64;
         match self.answered.last_mut() {
             Some(last) if (last.at, last.place, last.operation) == (at, place, operation) => {
@@ -183,8 +202,14 @@ impl Observer {
     }
 
     /// A command will not be answered as it would have been.
+    pub(super) fn abort(&self, begun: &mut Begun) {
+        if !std::mem::replace(&mut begun.is_aborted, true) {
+            self.fail(*begun, Failure::Aborted);
+        }
+    }
+
     #[cold]
-    pub(super) fn fail(&self, begun: Begun, failure: Failure) {
+    fn fail(&self, begun: Begun, failure: Failure) {
         if let Some(used) = self.used.get(begun.place as usize) {
             used.meter.fail(failure);
             self.events.tell_failure(&used.volume, &self.initiator, failure);
@@ -206,5 +231,22 @@ impl Observer {
                 used.meter.end(operation, now - at, count.into(), bytes);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_lun_led_to_is_forgotten_when_the_units_change() {
+        let mut places = Places::default();
+        assert_eq!(places.look_up(1, Some(Lun(0)), |_| 7), 7);
+        assert_eq!(places.latest(1, Some(Lun(0))), Some(7));
+        assert_eq!(places.latest(1, Some(Lun(1))), None);
+        // The first that comes after a change is for no unit.
+        assert_eq!(places.look_up(2, None, |_| 8), NOWHERE);
+        assert_eq!(places.latest(2, Some(Lun(0))), None);
+        assert_eq!(places.look_up(2, Some(Lun(0)), |_| 9), 9);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sarsen_proto::iscsi::target::{Admission, Settings};
-use sarsen_scsi::{Cdb, Command, NexusHandle};
+use sarsen_scsi::{Cdb, Command, Lun, NexusHandle};
 use sarsen_wire::scsi::opcode;
 
 use crate::access::Origin;
@@ -48,7 +48,8 @@ impl Toll {
     pub(super) fn judge(
         &mut self,
         volume: &Arc<Account>,
-        nexus: &NexusHandle,
+        nexus: &mut NexusHandle,
+        lun: Option<Lun>,
         operation: Operation,
         command: &Command,
     ) -> Verdict {
@@ -69,8 +70,7 @@ impl Toll {
         }
         // Who uses one unit alone may fill his window with what waits for it.
         let room = (nexus.unit_count() > 1).then_some(self.room);
-        let data_out = command.data_out.as_ref().map_or(0, |data| data.len() as u64);
-        let cost = Cost { bytes: data_out + command.expected_data_in_length };
+        let cost = || Cost { bytes: nexus.moved_bytes(lun, command) };
         self.fairness.judge(volume, self.host.as_ref(), cost, &self.queue, room)
     }
 }

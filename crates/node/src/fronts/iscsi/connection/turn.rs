@@ -13,7 +13,6 @@ use sarsen_proto::iscsi::target::{CloseReason, Event};
 
 use super::{Driver, End, UnderWay};
 use crate::fronts::iscsi::Front;
-use crate::statistics::Failure;
 use crate::trace::{Tap, Way};
 
 /// Bytes that one thread receives into; an idle connection holds none.
@@ -156,9 +155,9 @@ impl<'a> Driver<'a> {
             match event {
                 Event::Command(command) => self.execute(command),
                 Event::Aborted(tasks) => {
-                    let aborted = |one: &&UnderWay| tasks.contains(&one.task);
-                    self.pending.iter().filter(aborted).for_each(|one| {
-                        self.observer.fail(one.begun, Failure::Aborted);
+                    let aborted = |one: &&mut UnderWay| tasks.contains(&one.task);
+                    self.pending.iter_mut().filter(aborted).for_each(|one| {
+                        self.observer.abort(&mut one.begun);
                     });
                     let names: Vec<u64> = tasks.iter().map(|task| task.number()).collect();
                     if let Some(nexus) = &mut self.view.nexus {
