@@ -415,10 +415,10 @@ mod tests {
         let both = (bind as Plan, "--tid 7 -I 10.0.0.1 -Q iqn.2026-11.x:host");
         let name = Some("iqn.2026-11.x:host".to_owned());
         let rule = Rule { address: Some("10.0.0.1".into()), initiator: name, ..Rule::default() };
-        assert_eq!(after(&[NEW, both]).target[0].allow, [rule.clone()]);
+        assert_eq!(after(&[NEW, both]).target[0].allow, std::slice::from_ref(&rule));
         let of_all = (bind as Plan, "--tid 7 -I ALL -Q iqn.2026-11.x:host");
         let anywhere = Rule { address: None, ..rule };
-        assert_eq!(after(&[NEW, of_all]).target[0].allow, [anywhere.clone()]);
+        assert_eq!(after(&[NEW, of_all]).target[0].allow, std::slice::from_ref(&anywhere));
         let no_more = (unbind as Plan, "--tid 7 -I 10.0.0.1 -Q iqn.2026-11.x:host");
         assert_eq!(after(&[NEW, both, of_all, no_more]).target[0].allow, [anywhere]);
     }
