@@ -283,13 +283,17 @@ fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()
         ensure!(first_bytes(&path)? == [2; 512]);
         let session = connect(&server, B, 0).await?;
         ensure!(*session.read(0, 1).await? == [2; 512]);
-        // Blocks of another size are a mistake that shows when it is opened: the old one comes back.
+        // A mistake that shows when it is opened: the old one comes back.
         session.logout().await?;
-        std::fs::OpenOptions::new().write(true).open(&path)?.set_len(MIB + 512)?;
-        let desired = with(",block-size=4096")?;
+        let desired = with(",fault=lost-write@1000000")?;
         let failed = server.prepare(desired)?.clear(Some(LIMIT)).await.err();
-        ensure!(failed.is_some(), "no whole blocks");
-        std::fs::OpenOptions::new().write(true).open(&path)?.set_len(MIB)?;
+        ensure!(failed.is_some(), "there is no such block");
+        let session = connect(&server, B, 0).await?;
+        ensure!(*session.read(0, 1).await? == [2; 512]);
+        session.logout().await?;
+        // Other blocks would be other data, and are refused at once.
+        let error = server.prepare(with(",block-size=4096")?).err().context("refused")?;
+        ensure!(error.to_string().contains("leave block-size as it is"), "{error}");
         busy.end().await?.logout().await?;
         ensure!(server.shutdown(LIMIT).await);
         Ok(())

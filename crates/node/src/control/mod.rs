@@ -48,6 +48,8 @@ pub const TOKEN_VARIABLE: &str = "SARSEN_TOKEN_FILE";
 pub const CA_VARIABLE: &str = "SARSEN_CA";
 /// The first part of every path: what is under it only ever grows.
 const VERSION: &str = "/v1";
+/// When the server ends, what is being answered has so long.
+const LAST_ANSWERS: Duration = Duration::from_millis(500);
 /// Between attempts to accept.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -98,23 +100,31 @@ pub(crate) struct Control {
 impl Control {
     /// Serves there what can be asked.
     pub(crate) fn start(listener: LocalListener, api: Api) -> io::Result<Self> {
-        let (closing, mut told) = watch::channel(false);
+        let (closing, mut closing_told) = watch::channel(false);
         let thread = threads::spawn_runtime("control", move || async move {
             let connections = match listener.connections() {
                 Ok(connections) => connections,
                 Err(error) => return error!(%error, "the control socket cannot be served"),
             };
             let counted = api.front.access.metrics.statistics.clone();
+            let mut asked_to = closing_told.clone();
             let serving = axum::serve(Connections(connections), routes::router(api));
+            let serving = serving.with_graceful_shutdown(async move {
+                let _ = asked_to.wait_for(|closing| *closing).await;
+            });
+            let cut_off = async {
+                let _ = closing_told.wait_for(|closing| *closing).await;
+                time::sleep_until(time::now() + LAST_ANSWERS).await;
+            };
             tokio::select! {
-                ended = serving => {
+                ended = serving.into_future() => {
                     if let Err(error) = ended {
                         error!(%error, "the control socket is served no more");
                     }
                 }
                 () = statistics::sample(counted) => {}
-                // What is being answered is cut off: the server ends.
-                _ = told.wait_for(|closing| *closing) => {}
+                // What never ends, such as a trace, ends with the server.
+                () = cut_off => {}
             }
             drop(listener);
         })?;

@@ -467,7 +467,7 @@ fn a_target_without_portals_is_no_target_of_all_of_them() {
 fn lio(groups: [serde_json::Value; 2], iscsi: serde_json::Value) -> Imported {
     let disk = |name: &str, plugin: &str| {
         serde_json::json!({"name": name, "plugin": plugin, "dev": "/dev/sg3", "size": 1048576,
-            "wwn": "7c1b6f0e-58a9-4c41-9d6e-0c5b7a2f9e13", "attributes": {"block_size": 512}})
+            "wwn": format!("7c1b6f0e-58a9-4c41-9d6e-{name}"), "attributes": {"block_size": 512}})
     };
     let luns = serde_json::json!([
         {"index": 0, "storage_object": "/backstores/ramdisk/one"},
