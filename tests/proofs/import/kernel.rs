@@ -17,6 +17,8 @@ const DB: (&str, &str) = ("db", "secretpass56");
 const GUEST: (&str, &str) = ("guest", "secretpass78");
 /// Where the guest's portal groups listen.
 const PORTS: [u16; 2] = [3260, 3261];
+/// The attempt at a target whose portal groups differ.
+const UNEQUAL: usize = 18;
 
 fn disks(lun: u16) -> Attempt {
     Attempt::new("iqn.2003-01.org.linux-iscsi.proof:disks", lun)
@@ -26,6 +28,7 @@ fn attempts() -> Vec<Attempt> {
     // Of both proving who they are, libiscsi and this target have not the same idea.
     let web = |lun| disks(lun).from(SATURN).by(WEB.0, WEB.1).of(SAN.0, SAN.1).without_libiscsi();
     let db = |lun| disks(lun).from(JUPITER).by(DB.0, DB.1);
+    let unequal = |lun| Attempt::new("iqn.2003-01.org.linux-iscsi.proof:unequal", lun);
     let open = |lun| Attempt::new("iqn.2003-01.org.linux-iscsi.proof:open", lun);
     let shown = |lun| Attempt::new("iqn.2003-01.org.linux-iscsi.proof:shown", lun);
     vec![
@@ -47,6 +50,8 @@ fn attempts() -> Vec<Attempt> {
         web(0).of(SAN.0, "secretpass35"),
         db(0).through(1),
         open(0).through(1),
+        unequal(0).from(SATURN).by(WEB.0, WEB.1),
+        unequal(7).from(SATURN).by(WEB.0, "secretpass13"),
         Attempt::new("iqn.2003-01.org.linux-iscsi.proof:closed", 0),
         Attempt::new("iqn.2003-01.org.linux-iscsi.proof:closed", 0).from(SATURN),
         Attempt::new("iqn.2003-01.org.linux-iscsi.proof:none", 0),
@@ -84,15 +89,22 @@ fn what_the_kernel_served_is_known_by_the_same_names_and_lets_in_the_same_initia
         });
         ports.fold(moved, |text, (old, new)| text.replace(&old, &new))
     })?;
-    // What an initiator is shown through one portal group it is shown through all, and that is told.
-    let told = sarsen.said.lines().find(|line| line.contains("through one portal group alone"));
-    let told = told.with_context(|| sarsen.said.clone())?;
-    ensure!(told.starts_with("lost") && told.contains(SATURN), "{told}");
-    for known in before[2].iter_mut() {
-        known.luns = vec![0, 7];
+    // Where portal groups differ, what only one of them gives is given by none, and that is told.
+    for (who, what) in
+        [(SATURN, "finds at single portal groups"), (JUPITER, "at single portal groups")]
+    {
+        let mut told = sarsen.said.lines().filter(|line| line.starts_with("lost"));
+        let is_told = told.any(|line| line.contains(&format!("{who} {what}")));
+        ensure!(is_told, "{who}: {}", sarsen.said);
+    }
+    for known in before[UNEQUAL].iter_mut() {
+        known.luns = vec![0];
     }
     let count = compare(&before, &attempts, &sarsen.ports)?;
-    ensure!(count == 8, "{count} got in: {before:#?}");
+    ensure!(count == 9, "{count} got in: {before:#?}");
+    let refused = Attempt::new("iqn.2003-01.org.linux-iscsi.proof:unequal", 0);
+    let refused = refused.from(JUPITER).by(DB.0, DB.1);
+    ensure!(carry_out(&[refused], &sarsen.ports)?[0].is_none(), "{}", refused.told());
     for (way, access) in ways.iter().zip(access) {
         let (before, after) = (access?, way.access(&sarsen.ports)?);
         ensure!(before == after, "{}: {before:?} before, {after:?} now", way.told());

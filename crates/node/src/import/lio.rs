@@ -444,7 +444,7 @@ fn take_units(
     stores: &Stores,
 ) -> BTreeMap<u64, String> {
     let mut units = BTreeMap::new();
-    let mut states = BTreeSet::new();
+    let mut states = BTreeMap::new();
     for mut lun in group.list(draft, "luns") {
         let place = lun.place.clone();
         let index = lun.number("index").unwrap_or_default();
@@ -464,15 +464,16 @@ fn take_units(
             units.insert(index, store.volume.clone());
         }
         if let Some(state) = alua.and_then(|name| store.groups.get(&name)) {
-            states.insert(*state);
+            states.insert(index, *state);
         }
         lun.finish(draft);
     }
-    if states.len() > 1 {
+    if states.values().collect::<BTreeSet<_>>().len() > 1 {
         let what = format!("different access states of LUNs in portal group {tag}");
-        draft.lose(&group.place, what, "a target has one for each group here: the first is taken");
+        let remedy = "a target has one for each group here: that of the lowest LUN is taken";
+        draft.lose(&group.place, what, remedy);
     }
-    if let Some((state, preferred)) = states.first() {
+    if let Some((_, (state, preferred))) = states.first_key_value() {
         if *state != "optimized" {
             target.states.insert(tag, state);
         }
