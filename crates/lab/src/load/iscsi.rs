@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll;
 use rustix::fs::Timespec;
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 use sarsen_initiator::Url;
 
 use super::client::{Client, Place};
@@ -21,6 +24,8 @@ const SCRATCH_LENGTH: usize = 512 * 1024;
 const READY_LIMIT: usize = 64;
 /// Shorter waits are not left to the kernel, which wakes a thread this much too late.
 const WAKE_UP_DELAY: Duration = Duration::from_micros(100);
+/// What the wait calls its alarm; sockets have the numbers of their clients.
+const ALARM: u64 = u64::MAX;
 
 /// See [`super::run`].
 pub(super) fn put_on(
@@ -118,6 +123,8 @@ fn leave(engine: &mut Engine, clients: &mut [Client], tally: &mut Tally) {
 /// Waits for the sockets. A single one is waited for in the receive call itself.
 struct Engine {
     epoll: rustix::fd::OwnedFd,
+    /// Goes off when the next I/O is to begin: the time-out of a wait is of whole milliseconds (epoll_wait(2)).
+    alarm: rustix::fd::OwnedFd,
     events: Vec<epoll::Event>,
     scratch: Vec<u8>,
     /// I/Os begin by the clock, not only when others have ended.
@@ -136,10 +143,14 @@ impl Engine {
             )
             .map_err(system("watch a socket"))?;
         }
+        let alarm = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC);
+        let alarm = alarm.map_err(system("make a timer"))?;
+        let data = epoll::EventData::new_u64(ALARM);
+        epoll::add(&epoll, &alarm, data, epoll::EventFlags::IN).map_err(system("watch a timer"))?;
         let none =
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let (events, scratch) = (vec![none; READY_LIMIT], vec![0; SCRATCH_LENGTH]);
-        Ok(Self { epoll, events, scratch, timed: false })
+        Ok(Self { epoll, alarm, events, scratch, timed: false })
     }
 
     /// Turns until then, or, without a time, once.
@@ -184,8 +195,14 @@ impl Engine {
             self.watch(client, 0)?;
             return Ok(now);
         }
-        let wait = if self.timed { wait_of(clients) } else { WAIT_LIMIT };
-        let timeout = Timespec { tv_sec: 0, tv_nsec: wait.subsec_nanos().into() };
+        let mut wait = WAIT_LIMIT;
+        if self.timed {
+            match wait_of(clients) {
+                Duration::ZERO => wait = Duration::ZERO,
+                due => self.set_alarm(due)?,
+            }
+        }
+        let timeout = timespec(wait);
         let ready = match epoll::wait(&self.epoll, &mut self.events[..], Some(&timeout)) {
             Ok(ready) => ready,
             Err(Errno::INTR) => 0,
@@ -194,6 +211,9 @@ impl Engine {
         for place in 0..ready {
             let event = self.events[place];
             let index = event.data.u64();
+            if index == ALARM {
+                continue;
+            }
             let client = &mut clients[index as usize];
             let flags = event.flags;
             if flags.intersects(!epoll::EventFlags::OUT) {
@@ -213,6 +233,13 @@ impl Engine {
         Ok(now)
     }
 
+    /// What went off before is forgotten with it.
+    fn set_alarm(&self, wait: Duration) -> Result<(), LoadError> {
+        let time = Itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(wait) };
+        let set = timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &time);
+        set.map(drop).map_err(system("set a timer"))
+    }
+
     /// Waits for room to send exactly while a socket has none.
     fn watch(&self, client: &mut Client, index: u64) -> Result<(), LoadError> {
         if client.is_blocked() == client.watched_for_room {
@@ -227,6 +254,11 @@ impl Engine {
         epoll::modify(&self.epoll, client.socket(), epoll::EventData::new_u64(index), flags)
             .map_err(system("watch a socket"))
     }
+}
+
+/// Of less than a second.
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() }
 }
 
 /// How long nothing is to be begun.
