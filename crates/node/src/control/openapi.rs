@@ -1,7 +1,9 @@
 //! The OpenAPI document, of the routes and types themselves. `docs/openapi.json` is what it says, and only grows.
 
 use axum::response::{IntoResponse, Response};
-use utoipa::{IntoResponses, OpenApi};
+use utoipa::openapi::schema::{AnyOf, OneOf};
+use utoipa::openapi::{OpenApi as OpenApiDocument, RefOr, Schema};
+use utoipa::{IntoResponses, Modify, OpenApi};
 
 use super::schema::FailureBody;
 
@@ -48,6 +50,7 @@ pub(super) enum Failures {
         description = "What a server is to be (`/v1/config`), what it is, and what it does.",
         license(name = "Apache-2.0 OR MIT", identifier = "Apache-2.0 OR MIT")
     ),
+    modifiers(&AnyKind),
     components(schemas(FailureBody, super::config::Only, crate::desired::document::Scalar)),
     paths(
         openapi,
@@ -80,6 +83,21 @@ pub(super) enum Failures {
     )
 )]
 struct Document;
+
+/// A thing is of the kind that was asked for, and may look as if it were of another one, too.
+struct AnyKind;
+
+impl Modify for AnyKind {
+    fn modify(&self, document: &mut OpenApiDocument) {
+        let Some(components) = &mut document.components else { return };
+        if let Some(RefOr::T(schema)) = components.schemas.get_mut("ConfigBody")
+            && let Schema::OneOf(OneOf { items, .. }) = schema
+        {
+            let items = std::mem::take(items);
+            *schema = Schema::AnyOf(AnyOf { items, ..AnyOf::default() });
+        }
+    }
+}
 
 /// This document.
 #[utoipa::path(get, tag = "server", path = "/v1/openapi.json", responses((status = 200, body = Object), Failures))]

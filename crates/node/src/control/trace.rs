@@ -17,7 +17,7 @@ use super::Api;
 use super::error::ApiError;
 use super::openapi::Failures;
 use crate::fronts::iscsi::Message;
-use crate::trace::{Reader, trace};
+use crate::trace::{Reader, TRACES};
 
 const CONTENT_TYPE: &str = "application/vnd.tcpdump.pcap";
 
@@ -49,7 +49,7 @@ pub(super) async fn of_session(
     let session = session.ok_or_else(|| {
         ApiError::not_found(format!("there is no session {tsih}: `sarsen session list` has them"))
     })?;
-    let (writer, reader) = trace();
+    let (writer, reader) = front.traces.begin().ok_or_else(too_many)?;
     for mailbox in &session.mailboxes {
         // A connection that is gone has nothing to tell.
         let _ = mailbox.send(Message::Trace { writer: writer.clone() });
@@ -68,13 +68,18 @@ pub(super) async fn of_initiator(
         query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     api.check_secrets(SHOWS_DATA)?;
     let front = api.front;
+    let reader = front.traces.expect(&initiator, secrets).ok_or_else(too_many)?;
     warn!(initiator, secrets, "what this initiator does from its next login on is traced");
-    Ok(answer(front.traces.expect(&initiator, secrets)))
+    Ok(answer(reader))
+}
+
+fn too_many() -> ApiError {
+    ApiError::conflict(format!("{TRACES} traces are being read: end one of them first"))
 }
 
 fn answer(reader: Reader) -> Response {
     let pieces = unfold(reader, |mut reader| async move {
-        let piece = reader.recv().await?;
+        let piece = reader.next().await?;
         Some((Ok::<Bytes, Infallible>(piece.into()), reader))
     });
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], Body::from_stream(pieces)).into_response()

@@ -6,40 +6,29 @@
 
 mod capture;
 mod mask;
+mod pipe;
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sarsen_block::Piece;
 use sarsen_io::time;
-use tokio::sync::mpsc;
+use tokio::sync::Semaphore;
 
 use self::capture::Conversation;
 pub(crate) use self::capture::{Way, file_header};
 use self::mask::Mask;
+pub(crate) use self::pipe::{Reader, Writer};
 
-/// Chunks of a trace that its reader has not taken; what comes beyond is left out.
-const UNREAD: usize = 4096;
+/// So many are read at once.
+pub(crate) const TRACES: usize = 16;
 /// Bytes that are kept of a connection until it is known whose it is.
 const UNDECIDED: usize = 256 << 10;
 
-/// The end of a trace that somebody reads.
-pub(crate) type Reader = mpsc::Receiver<Vec<u8>>;
-/// The end into which connections write.
-pub(crate) type Writer = mpsc::Sender<Vec<u8>>;
-
-/// A trace, empty but for the file's header.
-pub(crate) fn trace() -> (Writer, Reader) {
-    let (writer, reader) = mpsc::channel(UNREAD);
-    // There is room for one.
-    let _ = writer.try_send(file_header());
-    (writer, reader)
-}
-
-/// The traces of initiators that are to come.
-#[derive(Default)]
+/// Traces that are read, and those of initiators that are to come.
 pub(crate) struct Traces {
+    places: Arc<Semaphore>,
     count: AtomicUsize,
     expected: Mutex<Vec<Expected>>,
 }
@@ -50,7 +39,21 @@ struct Expected {
     writer: Writer,
 }
 
+impl Default for Traces {
+    fn default() -> Self {
+        let places = Arc::new(Semaphore::new(TRACES));
+        Self { places, count: AtomicUsize::default(), expected: Mutex::default() }
+    }
+}
+
 impl Traces {
+    /// A trace, empty but for the file's header; none where there are too many.
+    pub(crate) fn begin(&self) -> Option<(Writer, Reader)> {
+        let (writer, reader) = pipe::pipe(self.places.clone().try_acquire_owned().ok()?);
+        writer.write(file_header());
+        Some((writer, reader))
+    }
+
     fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
         let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         // Those that nobody reads any more.
@@ -59,13 +62,13 @@ impl Traces {
         expected
     }
 
-    /// From here on connections of that initiator are traced, until nobody reads that.
-    pub(crate) fn expect(&self, initiator: &str, with_secrets: bool) -> Reader {
-        let (writer, reader) = trace();
+    /// From here on connections of that initiator are traced, until nobody reads that; none where there are too many.
+    pub(crate) fn expect(&self, initiator: &str, with_secrets: bool) -> Option<Reader> {
+        let (writer, reader) = self.begin()?;
         let mut expected = self.expected();
         expected.push(Expected { initiator: initiator.to_owned(), with_secrets, writer });
         self.count.store(expected.len(), Ordering::Relaxed);
-        reader
+        Some(reader)
     }
 
     /// A tap for a connection that has just begun, if anybody is expected.
@@ -191,13 +194,12 @@ impl Tap {
     }
 
     fn has_room(&self) -> bool {
-        matches!(&self.flow, Flow::Open(writer) if writer.capacity() > 0)
+        matches!(&self.flow, Flow::Open(writer) if writer.has_room())
     }
 
     fn write(&self, records: Vec<u8>) {
         if let Flow::Open(writer) = &self.flow {
-            // A reader that is gone, or that another connection filled meanwhile.
-            let _ = writer.try_send(records);
+            writer.write(records);
         }
     }
 }

@@ -27,7 +27,7 @@ use sarsen_proto::iscsi::target::{
 use sarsen_scsi::{self as scsi, Execution, Lun, NexusHandle, TaskAbort};
 use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementResponse};
 use tokio::sync::{mpsc, oneshot};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use self::observer::{Begun, Observer};
 use self::toll::Toll;
@@ -634,6 +634,10 @@ impl<'a> Driver<'a> {
                 self.machine.resume(&mut self.view)?;
                 self.machine.adopt(adoption, claim);
                 drop(turn);
+            }
+            // The first one goes on, and the other ends as it began.
+            Message::Trace { .. } if self.tap.as_ref().is_some_and(|tap| !tap.is_over()) => {
+                warn!("this connection is traced already");
             }
             Message::Trace { writer } => {
                 self.tap = Some(Tap::at(self.view.origin.peer, self.view.local, writer));
