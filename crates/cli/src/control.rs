@@ -32,7 +32,7 @@ pub(crate) fn default_socket() -> PathBuf {
 #[derive(clap::Args)]
 pub(crate) struct Manner {
     /// The server: the path of its control socket, as `sarsen serve --control` was given it, or the URL of its
-    /// API, such as https://san.example:3280; SARSEN_CONTROL in the environment, or /run/sarsen/control.sock,
+    /// API, such as `https://san.example:3280`; SARSEN_CONTROL in the environment, or /run/sarsen/control.sock,
     /// unless given.
     #[arg(long, value_name = "PATH|URL")]
     control: Option<OsString>,
