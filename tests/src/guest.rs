@@ -27,7 +27,7 @@ pub const HOST: &str = "10.0.2.2";
 
 /// Emulation is slow, and slower still beside other work.
 const LIMIT: Duration = Duration::from_secs(600);
-const MEMORY_MIB: u32 = 512;
+const MEMORY_MIB: u32 = 1024;
 const QEMU: &str = "qemu-system-x86_64";
 /// On a busy machine emulated timer ticks come so late that the kernel takes the timer for broken;
 /// it is not to look.
