@@ -3,10 +3,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use sarsen_io::time::now;
 use sarsen_proof::managed::Managed;
 use sarsen_proof::process;
 use serde_json::Value;
@@ -68,6 +69,50 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     fs::rename(&away, &path)?;
     server.run(&["volume", "create", "fourth", "1MiB", "--store", "ram"])?;
     is_marked(&url(&server, "kept")?)?;
+    server.stop()
+}
+
+/// A program that has a session until it is dropped: `qemu-io` waits for its next command.
+struct User(Child);
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_disk_that_comes_back_beside_one_that_is_used_disturbs_nobody() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.proof:both";
+    let folder = tempfile::tempdir()?;
+    let (path, away) = (folder.path().join("disk.img"), folder.path().join("away"));
+    let server = Managed::start(folder.path())?;
+    let document = format!(
+        "[[volume]]\nname = \"kept\"\npath = {path:?}\nsize = \"8MiB\"\n\
+         [[volume]]\nname = \"used\"\nsize = \"8MiB\"\n\
+         [[target]]\nname = \"{TARGET}\"\nluns = [\"used\", \"kept\"]\n"
+    );
+    server.applied(&document, &[])?;
+    mark(&format!("iscsi://{}/{TARGET}/1", server.portal()?))?;
+    server.stop()?;
+    fs::rename(&path, &away)?;
+    let server = Managed::start(folder.path())?;
+    let used = format!("iscsi://{}/{TARGET}/0", server.portal()?);
+    let mut qemu = Command::new("qemu-io");
+    qemu.args(["-f", "raw", &used]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let user = User(qemu.stderr(Stdio::null()).spawn()?);
+    let deadline = now() + LIMIT;
+    while server.json(&["session", "list"])?["sessions"].as_array().is_none_or(Vec::is_empty) {
+        ensure!(now() < deadline, "no session: {}", server.log());
+    }
+    // While it is away, and when it is back, others' changes need no force.
+    server.run(&["volume", "create", "first", "1MiB", "--store", "ram"])?;
+    fs::rename(&away, &path)?;
+    server.run(&["volume", "create", "second", "1MiB", "--store", "ram"])?;
+    is_marked(&format!("iscsi://{}/{TARGET}/1", server.portal()?))?;
+    ensure!(events(&server, "connection_lost")? == 0, "{}", server.log());
+    drop(user);
     server.stop()
 }
 

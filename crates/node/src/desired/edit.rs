@@ -94,14 +94,17 @@ fn apply(
         }
     }
     let unlisted = objects.iter().filter(|(key, _)| !listed.contains(key));
-    let mut by_serial: HashMap<String, Key> = unlisted
-        .filter_map(|(key, object)| Some((serial(object)?.to_owned(), key.clone())))
-        .collect();
+    // Of two that came from elsewhere with one number, none is meant by it.
+    let mut by_serial: HashMap<String, Option<Key>> = HashMap::new();
+    for (key, serial) in unlisted.filter_map(|(key, object)| Some((key, serial(object)?))) {
+        let known = by_serial.entry(serial.to_owned());
+        known.and_modify(|known| *known = None).or_insert_with(|| Some(key.clone()));
+    }
     for object in all {
         let new = object.key();
         // A volume is known by its serial number, whatever its name.
         if !objects.contains_key(&new)
-            && let Some(old) = serial(&object).and_then(|serial| by_serial.remove(serial))
+            && let Some(old) = serial(&object).and_then(|serial| by_serial.remove(serial)?)
             && objects.get(&old).is_some_and(|old| has_same_naa(&object, old))
         {
             rename(objects, &old, &new.name);
@@ -319,6 +322,18 @@ mod tests {
         let all = after(&mut objects, Edit::Apply(document(&text))).expect("valid");
         assert_eq!(volume(&objects, "b"), Volume { name: "b".into(), ..known });
         assert!(!all.contains("\"a\"") && all.contains("0 = \"b\""), "{all}");
+    }
+
+    #[test]
+    fn a_serial_number_that_two_volumes_have_renames_none() {
+        let mut objects = Objects::new();
+        let volume_of = |name: &str| format!("[[volume]]\nname = \"{name}\"\nserial = \"s\"\n");
+        let both = volume_of("a") + &volume_of("b");
+        after(&mut objects, Edit::Apply(document(&both))).expect("valid");
+        let known = [volume(&objects, "a"), volume(&objects, "b")];
+        after(&mut objects, Edit::Apply(document(&volume_of("c")))).expect("valid");
+        assert_eq!([volume(&objects, "a"), volume(&objects, "b")], known);
+        assert!(known.iter().all(|known| known.path != volume(&objects, "c").path));
     }
 
     #[test]

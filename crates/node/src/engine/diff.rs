@@ -128,12 +128,12 @@ impl VolumeSteps {
                     left.remove(old.config.name.as_str());
                     steps.take(old, volume, different.scope(running, volume), machine)?;
                 }
-                None => {
-                    if let Some(old) = left.get(volume.name.as_str()) {
-                        refuse_loss_of_memory(old, volume)?;
-                    }
-                    steps.opens.push(volume.clone());
-                }
+                None => steps.opens.push(volume.clone()),
+            }
+        }
+        for volume in &steps.opens {
+            if let Some(old) = left.get(volume.name.as_str()) {
+                refuse_loss_of_memory(old, volume)?;
             }
         }
         steps.closes.extend(left.into_keys().map(str::to_owned));
@@ -383,7 +383,9 @@ impl TargetSteps {
                         && *stays.get(new.as_str()).unwrap_or(&new.as_str()) == name
                 })
             };
-            let lost = old.luns.iter().filter(|(lun, name)| !is_same_unit(lun, name));
+            // Of a volume that could not be opened nobody has anything to lose.
+            let served = old.luns.iter().filter(|(_, name)| running.volumes.contains_key(*name));
+            let lost = served.filter(|(lun, name)| !is_same_unit(lun, name));
             let luns: BTreeMap<u16, Object> = lost
                 .map(|(&lun, name)| match volumes.closes.contains(name) {
                     true => (lun, Object::Volume(name.clone())),
