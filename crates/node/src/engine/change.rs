@@ -425,10 +425,11 @@ impl Change {
         if is_fairness_changed {
             front.fairness.apply(&running.config);
         }
-        self.make_portals(&mut running.portals, &running.config);
         self.make_targets(running);
         let sessions_ended =
             front.access.replace(self.policy.clone(), &front.targets, &self.losses);
+        // Whoever comes through a new one finds what he comes for, and its rules.
+        self.make_portals(&mut running.portals, &running.config);
         engine.show(running);
         engine.closings.begin(gone, engine.cores.clone());
         front.targets.tell();
