@@ -7,10 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::error::ApiError;
-use crate::desired::{Edit, Key, Kind, Object, Objects};
+use crate::desired::{Edit, Key, Kind, Object, Objects, VOLUMES};
 
-/// Under the state folder, where volumes are whose place nobody names.
-const VOLUMES: &str = "volumes";
 /// How their files end.
 const IMAGE: &str = "img";
 

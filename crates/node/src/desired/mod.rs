@@ -30,6 +30,7 @@ pub use self::object::{Key, Kind, Object, Objects};
 use self::plan::summary;
 pub use self::plan::{Action, FieldChange, Step, plan};
 use self::store::History;
+pub(crate) use self::store::VOLUMES;
 pub use self::store::{Revision, StateError, Store};
 use crate::config::{Config, ConfigError};
 use crate::engine::{self, Cause, ChangeError, Engine, Force, Made};

@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use super::object::{Key, Object, Objects};
 
 /// Under the state folder, where volumes are whose place nobody names.
-pub(super) const VOLUMES: &str = "volumes";
+pub(crate) const VOLUMES: &str = "volumes";
 const FILE: &str = "state.redb";
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
