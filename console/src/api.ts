@@ -120,6 +120,14 @@ export interface Session {
   connections: Connection[];
 }
 
+/** A thing that is not as it is to be; the server does without it. */
+export interface Problem {
+  kind: string;
+  name: string;
+  problem: string;
+  since_unix_seconds: number;
+}
+
 export interface LiveTarget {
   name: string;
   state: "in_service" | "draining" | "drained" | "unknown";

@@ -2,6 +2,8 @@
 //! disk, or another one, in the place of one that clients know.
 
 use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -13,6 +15,7 @@ use sarsen_proof::process;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
+const SECRET: &str = "twelve-or-more";
 const FAILED: i32 = 1;
 const CONFLICT: i32 = 4;
 
@@ -60,7 +63,7 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     // As on a morning when its file system is not mounted yet.
     let server = Managed::start(folder.path())?;
     ensure!(!path.exists(), "an empty file was made");
-    ensure!(events(&server, "volume_absent")? == 1, "{}", server.log());
+    ensure!(events(&server, "problem")? == 1, "{}", server.log());
     ensure!(qemu_io(&url(&server, "kept")?, &["read 0 1M"]).is_err(), "something is served");
     // All else goes on, and can be changed.
     qemu_io(&url(&server, "other")?, &["write 0 1M"])?;
@@ -69,6 +72,81 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     fs::rename(&away, &path)?;
     server.run(&["volume", "create", "fourth", "1MiB", "--store", "ram"])?;
     is_marked(&url(&server, "kept")?)?;
+    ensure!(events(&server, "problem_solved")? == 1 && lacks(&server)?.is_empty());
+    server.stop()
+}
+
+/// What `doctor` says that the server does without.
+fn lacks(server: &Managed) -> Result<Vec<String>> {
+    let said = server.command(&["doctor", "--json"])?.output()?.stdout;
+    let said: Value = serde_json::from_slice(&said)?;
+    let findings = said["findings"].as_array().context("findings")?.iter();
+    let of_server = findings.filter(|one| one["check"] == "server" && one["level"] == "problem");
+    Ok(of_server.map(|one| one["finding"].to_string()).collect())
+}
+
+#[test]
+fn a_server_starts_without_what_is_not_there_and_takes_it_up_by_itself() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.proof:guarded";
+    let folder = tempfile::tempdir()?;
+    let place = |name: &str| folder.path().join(name);
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+    fs::write(place("certificate"), made.cert.pem())?;
+    for (name, text) in [("key", made.signing_key.serialize_pem()), ("secret", SECRET.into())] {
+        fs::write(place(name), text)?;
+        fs::set_permissions(place(name), fs::Permissions::from_mode(0o600))?;
+    }
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?;
+    drop(taken);
+    let server = Managed::start(folder.path())?;
+    let document = format!(
+        "[[portal]]\naddress = \"{address}\"\n\
+         [[portal]]\naddress = \"127.0.0.1:0\"\ngroup = 2\n\
+         tls = {{ certificate = {:?}, key = {:?} }}\n\
+         [[account]]\nname = \"host\"\nsecret-file = {:?}\n\
+         [[volume]]\nname = \"kept\"\nsize = \"8MiB\"\n\
+         [[target]]\nname = \"{TARGET}\"\nluns = [\"kept\"]\nchap = [\"host\"]\n\
+         [[volume]]\nname = \"open\"\nsize = \"8MiB\"\n\
+         [[target]]\nname = \"iqn.2026-11.io.sarsen:open\"\nluns = [\"open\"]\n",
+        place("certificate"),
+        place("key"),
+        place("secret"),
+    );
+    server.applied(&document, &[])?;
+    server.stop()?;
+    // As when another program is quicker, and a file system with secrets is not mounted yet.
+    let taken = TcpListener::bind(address)?;
+    for name in ["certificate", "secret"] {
+        fs::rename(place(name), place(&format!("{name}-away")))?;
+    }
+    let insisting = Managed::start_with(folder.path(), &["--listen", &address.to_string()]);
+    ensure!(insisting.is_err(), "who names a portal is told at once");
+    let server = Managed::start(folder.path())?;
+    let lacking = lacks(&server)?;
+    ensure!(lacking.len() == 3, "{lacking:?}");
+    for told in [&*address.to_string(), "certificate", "account/host"] {
+        ensure!(lacking.iter().any(|one| one.contains(told)), "{told}: {lacking:?}");
+    }
+    let list = server.run(&["portal", "list"])?;
+    ensure!(list.contains(&format!("! cannot listen on {address}")), "{list}");
+    qemu_io(&url(&server, "open")?, &["write 0 1M"])?;
+    let guarded = |portal: &str| format!("iscsi://host%{SECRET}@{portal}/{TARGET}/0");
+    let refused = qemu_io(&guarded(server.portal()?), &["read 0 1M"]);
+    ensure!(refused.is_err(), "nobody is let in whose secret is not known");
+    // What was never right is refused all the same.
+    let wrong = format!("[[account]]\nname = \"b\"\nsecret-file = {:?}\n", place("nowhere"));
+    ensure!(!server.apply(&wrong, &[])?.status.success());
+    drop(taken);
+    for name in ["certificate", "secret"] {
+        fs::rename(place(&format!("{name}-away")), place(name))?;
+    }
+    let deadline = now() + LIMIT;
+    while events(&server, "problem_solved")? < 3 {
+        ensure!(now() < deadline, "{:?} {}", lacks(&server)?, server.log());
+    }
+    ensure!(lacks(&server)?.is_empty() && events(&server, "problem")? == 3, "{}", server.log());
+    qemu_io(&guarded(&address.to_string()), &["write 0 1M"])?;
     server.stop()
 }
 

@@ -1,6 +1,6 @@
 // One sentence of health, and what the server does now.
 
-import { type LiveTarget, type Session, useResource } from "../api";
+import { type LiveTarget, type Problem, type Session, useResource } from "../api";
 import * as format from "../format";
 import { useInventory } from "../inventory";
 import { type Entry, type Live, type Point, useLive } from "../live";
@@ -16,13 +16,14 @@ export function Overview() {
   const { entries } = useLog("?limit=20&severity=warning");
   const points = live.points;
   const last = points.at(-1);
-  const worries = worriesOf(targets?.targets ?? [], live, entries);
+  const { data: lacks } = useResource<{ problems: Problem[] }>("/problems");
+  const worries = worriesOf(lacks?.problems ?? [], targets?.targets ?? [], live, entries);
   const things = [
     format.many(inventory.volumes.length, "volume"),
     format.many(targets?.targets.length ?? 0, "target"),
     format.many(sessions?.sessions.length ?? 0, "session"),
   ].join(", ");
-  const loaded = sessions !== null && targets !== null && inventory.loaded;
+  const loaded = sessions !== null && targets !== null && lacks !== null && inventory.loaded;
   return (
     <>
       <Heading title="Overview">Overview</Heading>
@@ -47,13 +48,15 @@ export function Overview() {
 const LATELY_MS = 15 * 60 * 1000;
 
 /** What a person should look at. */
-function worriesOf(targets: LiveTarget[], live: Live, entries: Entry[]): string[] {
+function worriesOf(problems: Problem[], targets: LiveTarget[], live: Live, entries: Entry[]): string[] {
   const out = targets.filter(({ state }) => state === "draining" || state === "drained");
   const worries = [];
   if (live.link === "lost") worries.push("The server does not answer");
+  worries.push(...problems.map(({ problem }) => problem));
   if (out.length === 1) worries.push(`Target ${out[0]!.name} is out of service`);
   if (out.length > 1) worries.push(`${format.count(out.length)} targets are out of service`);
-  const late = entries.filter(({ unix_ms }) => unix_ms > Date.now() - LATELY_MS);
+  // What is a problem still has been named, and what is none any more is no worry.
+  const late = entries.filter(({ kind, unix_ms }) => kind !== "problem" && unix_ms > Date.now() - LATELY_MS);
   if (late.length > 0) worries.push(late[0]!.message);
   return worries;
 }

@@ -264,6 +264,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     let successor = tokio::select! {
         successor = asked => successor,
         () = service_manager::watch(&server) => unreachable!("it does not end"),
+        () = server.retry() => unreachable!("it does not end"),
     };
     tokio::join!(server.end_changes(), async {
         if let Some(reload) = reloading {

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use anyhow::Context;
 use clap::Subcommand;
-use sarsen_node::control::schema::{Apply, ConfigState};
+use sarsen_node::control::schema::{Apply, ConfigState, ProblemList};
 use sarsen_node::control::{Client, path_segment};
 use sarsen_node::desired::{Changed, Document, Key, Kind, Object};
 use serde_json::{Map, Value};
@@ -235,7 +235,8 @@ pub(crate) fn state(client: &Client) -> anyhow::Result<ConfigState> {
 }
 
 fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
-    let ConfigState { document, .. } = state(&manner.client()?)?;
+    let client = manner.client()?;
+    let ConfigState { document, .. } = state(&client)?;
     let objects: Vec<Object> =
         document.into_objects().filter(|object| object.kind() == kind).collect();
     if manner.json {
@@ -244,7 +245,11 @@ fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
     let rows: Vec<[String; 2]> =
         objects.iter().map(|object| [object.name().to_owned(), details(object)]).collect();
     let head = kind.word().to_uppercase();
-    print_line(&table([&head, "IS"], &rows))
+    let ProblemList { problems } = on_a_core(async { Ok(client.get("/problems").await?) })?;
+    let own = problems.iter().filter(|problem| problem.kind == kind);
+    let lines = [table([&head, "IS"], &rows)].into_iter();
+    let lines = lines.chain(own.map(|problem| format!("! {}", problem.problem)));
+    print_line(&lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// A thing's keys, but its name, on one line.

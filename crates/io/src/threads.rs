@@ -5,6 +5,9 @@ use std::io;
 use std::panic::resume_unwind;
 use std::thread::{Builder, JoinHandle, scope};
 
+use tokio::runtime::Handle;
+use tokio::task::JoinError;
+
 /// Starts a thread; `name` is what the system's tools show, of which the kernel keeps 15 bytes.
 pub fn spawn<T: Send + 'static>(
     name: &str,
@@ -21,6 +24,15 @@ pub fn spawn_runtime<F: Future<Output = ()>>(
 ) -> io::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     spawn(name, move || runtime.block_on(async move { make().await }))
+}
+
+/// Does `work`, which may block, on a thread of its own, where the runtime's other tasks do not wait for it; also
+/// when who waits for it here goes away. An error is its panic, or the runtime's end.
+pub async fn aside<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> Result<T, JoinError> {
+    let runtime = Handle::current();
+    tokio::task::spawn_blocking(move || runtime.block_on(work)).await
 }
 
 /// Does `aside` on a thread of its own while the caller does `here`, and gives what both gave. A

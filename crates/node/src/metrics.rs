@@ -32,6 +32,7 @@ pub(crate) struct Metrics {
     connections: Gauge,
     memory: Gauge,
     memory_refused: Counter,
+    problems: Gauge,
 }
 
 /// What there is at a moment.
@@ -76,6 +77,9 @@ impl Default for Metrics {
         let memory_refused = Counter::default();
         let help = "How often a command waited because others had all of limits.memory";
         registry.register("command_memory_waits", help, memory_refused.clone());
+        let problems = Gauge::default();
+        let help = "Things that are not as they are desired, and that the server does without";
+        registry.register("problems", help, problems.clone());
         // From the start on, so that the first burst is a rise that alerts see.
         let reasons = RefusalReason::ALL.iter().map(|reason| reason.name());
         for reason in reasons.chain([CERTIFICATE]) {
@@ -97,6 +101,7 @@ impl Default for Metrics {
             connections,
             memory,
             memory_refused,
+            problems,
         }
     }
 }
@@ -125,6 +130,11 @@ impl Metrics {
     /// A connection was closed as it came.
     pub(crate) fn turned_away(&self, limit: &'static str) {
         self.turned_away.get_or_create(&TurnedAway { limit }).inc();
+    }
+
+    /// So many things are not as they are desired from here on.
+    pub(crate) fn lacks(&self, problems: usize) {
+        self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 
     /// All of it, with what there is at this moment.

@@ -11,6 +11,7 @@ use sarsen_block::Store;
 use sarsen_io::cores::{Cores, FileEngine};
 use sarsen_io::local::LocalListener;
 use sarsen_io::net::Listener;
+use sarsen_io::{threads, time};
 use sarsen_proto::iscsi::digest;
 use sarsen_scsi::{AccessError, AccessState, Array, TargetDevice};
 use tracing::{error, warn};
@@ -24,6 +25,9 @@ use crate::host::Beneath;
 use crate::isns::{self, Isns};
 use crate::stores::StoreError;
 use crate::tls::TlsError;
+
+/// How often what the server does without is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Why a server did not start. Nothing of it is left running.
 #[derive(Debug, thiserror::Error)]
@@ -188,7 +192,7 @@ impl Server {
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let engine = Engine::new(&config, &cores, array, Box::new(layer));
         let isns = config.isns.clone();
-        let cause = Cause::Start { has_state: desired.is_some() };
+        let cause = Cause::Start(desired.as_ref().map(Desired::managed));
         let prepared = engine.prepare(config, cause).map_err(|error| match error {
             ChangeError::Open(error) => error,
             other => unreachable!("nothing runs that could be in the way: {other}"),
@@ -228,16 +232,32 @@ impl Server {
     /// Takes over a changed configuration, secrets included: all of it or, where something is wrong with
     /// it or in use, nothing. Sessions that are not let in any more are ended.
     pub async fn reload(&self, desired: Config) -> Result<Made, ChangeError> {
-        let desired = match &self.desired {
-            Some(state) => return state.rebase(desired).await,
-            None => desired,
-        };
-        let prepared = self.engine.prepare(desired, Cause::Reload)?;
-        let made = prepared.clear_by(Force::Revoked).await?.make();
-        let (what, author) = ("the configuration was read again".to_owned(), "SIGHUP".to_owned());
-        let changed = Occurrence::ConfigurationChanged { revision: None, author, what };
-        self.engine.front.access.events.tell(&changed);
-        Ok(made)
+        let (state, engine) = (self.desired.clone(), self.engine.clone());
+        let reloading = threads::aside(async move {
+            if let Some(state) = state {
+                return state.rebase(desired).await;
+            }
+            let prepared = engine.prepare(desired, Cause::Reload)?;
+            let made = prepared.clear_by(Force::Revoked).await?.make();
+            let what = "the configuration was read again".to_owned();
+            let author = "SIGHUP".to_owned();
+            let changed = Occurrence::ConfigurationChanged { revision: None, author, what };
+            engine.front.access.events.tell(&changed);
+            Ok(made)
+        });
+        reloading.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff))
+    }
+
+    /// Tries, every now and then, what the server does without. Does not end.
+    pub async fn retry(&self) {
+        let Some(desired) = &self.desired else { return std::future::pending().await };
+        loop {
+            time::sleep_until(time::now() + RETRY_INTERVAL).await;
+            let desired = desired.clone();
+            if threads::aside(async move { desired.retry().await }).await.is_err() {
+                error!("what the server does without could not be tried again");
+            }
+        }
     }
 
     /// What it runs by.

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sarsen_io::file::{File, OpenOptions};
 use sarsen_node::config::{self, Config, StoreConfig};
-use sarsen_node::control::schema::TargetList;
+use sarsen_node::control::schema::{Problem, ProblemList, TargetList};
 use sarsen_node::control::{Address, ClientError};
 
 use super::Finding;
@@ -87,23 +87,37 @@ fn store(volume: &str, path: &Path, opened: std::io::Result<()>) -> Finding {
 /// What is known of the server that runs here.
 pub(super) struct RunningServer {
     pub(super) running: bool,
-    pub(super) finding: Finding,
+    pub(super) findings: Vec<Finding>,
 }
 
 /// Asks the server that the flags, or else the configuration, name.
 pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer {
     let client = manner.client_or(config.and_then(|config| config.control.as_deref()));
-    let asked: anyhow::Result<TargetList> =
-        client.and_then(|client| on_a_core(async { Ok(client.get("/targets").await?) }));
-    judge(asked.map(|list| list.targets.len()))
+    let asked = client.and_then(|client| {
+        on_a_core(async {
+            let targets: TargetList = client.get("/targets").await?;
+            let problems: ProblemList = client.get("/problems").await?;
+            Ok((targets.targets.len(), problems.problems))
+        })
+    });
+    judge(asked)
 }
 
-fn judge(asked: anyhow::Result<usize>) -> RunningServer {
+/// From how many targets a server has, and what it lacks.
+fn judge(asked: anyhow::Result<(usize, Vec<Problem>)>) -> RunningServer {
     const CHECK: &str = "server";
     let error = match asked {
-        Ok(targets) => {
-            let finding = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
-            return RunningServer { running: true, finding };
+        Ok((targets, problems)) => {
+            let runs = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
+            let lacks = problems.into_iter().map(|Problem { problem, .. }| {
+                let remedy =
+                    "mend that: the server does without it, and tries it again every ten seconds";
+                Finding::problem(CHECK, problem, remedy)
+            });
+            return RunningServer {
+                running: true,
+                findings: [runs].into_iter().chain(lacks).collect(),
+            };
         }
         Err(error) => error,
     };
@@ -140,13 +154,15 @@ fn judge(asked: anyhow::Result<usize>) -> RunningServer {
             "see that it and this program are of one version",
         ),
     };
-    RunningServer { running: false, finding }
+    RunningServer { running: false, findings: vec![finding] }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::io;
+
+    use sarsen_node::desired::Kind;
 
     use super::super::Level;
     use super::*;
@@ -188,15 +204,25 @@ mod tests {
         let level = |kind: ErrorKind| {
             let source = io::Error::from(kind);
             let error = ClientError::Unreachable { address: Address::Socket("/x".into()), source };
-            judge(Err(error.into())).finding.level
+            judge(Err(error.into())).findings[0].level
         };
         assert_eq!(level(ErrorKind::NotFound), Level::Ok);
         assert_eq!(level(ErrorKind::ConnectionRefused), Level::Warning);
         assert_eq!(level(ErrorKind::PermissionDenied), Level::Warning);
         assert_eq!(
-            judge(Err(ClientError::Broken("x".into()).into())).finding.level,
+            judge(Err(ClientError::Broken("x".into()).into())).findings[0].level,
             Level::Warning
         );
-        assert!(judge(Ok(3)).running);
+        assert!(judge(Ok((3, Vec::new()))).running);
+    }
+
+    #[test]
+    fn what_a_server_does_without_is_a_problem() {
+        let problem = "volume kept: /mnt/kept.img: cannot open it".to_owned();
+        let lacks =
+            Problem { kind: Kind::Volume, name: "kept".into(), problem, since_unix_seconds: 1 };
+        let server = judge(Ok((3, vec![lacks])));
+        let levels: Vec<_> = server.findings.iter().map(|finding| finding.level).collect();
+        assert_eq!((server.running, levels), (true, vec![Level::Ok, Level::Problem]));
     }
 }

@@ -124,7 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(config) = &config {
         findings.extend(configuration::findings(config));
     }
-    findings.push(server.finding);
+    findings.extend(server.findings);
     let report = Report::new(findings);
     match arguments.manner.json {
         true => print_line(&serde_json::to_string(&report)?)?,

@@ -42,6 +42,8 @@ struct Secrets {
     /// Of the accounts that are not a target's own.
     initiators: BTreeMap<String, Secret>,
     own: BTreeMap<String, Secret>,
+    /// Accounts whose secret is not where it is to be, and why: nobody can prove to be one of them.
+    unread: BTreeMap<String, String>,
 }
 
 /// A policy with what it was made from, of which the next one is made: what has not changed is not
@@ -53,6 +55,8 @@ pub(crate) struct Compiled<'a> {
     pub(crate) targets: &'a Different<'a, TargetConfig>,
     /// Secrets may have been changed where they are: all are read again.
     pub(crate) reads_all: bool,
+    /// Accounts from this one on are done without where their secret is not there.
+    pub(crate) may_lack_from: usize,
 }
 
 /// What holds for one target, or for discovery. The default lets in everybody.
@@ -74,7 +78,7 @@ struct Rule {
 
 impl Policy {
     /// Reads the secrets of a finished configuration: those of accounts that `before` does not know, or
-    /// all of them.
+    /// all of them. What was done without before still is if it is not there.
     pub(crate) fn compile(
         config: &Config,
         before: Option<&Compiled<'_>>,
@@ -209,6 +213,11 @@ impl Policy {
         self.secrets.initiators.get(account)
     }
 
+    /// Accounts that nobody can prove to be, since their secret could not be read, and why not.
+    pub(crate) fn unread(&self) -> &BTreeMap<String, String> {
+        &self.secrets.unread
+    }
+
     /// With what the target proves who it is, or discovery.
     pub(crate) fn own_credentials(&self, target: Option<&str>) -> Option<&Credentials> {
         self.door(target).ok()?.own.as_ref()
@@ -224,28 +233,39 @@ fn most_telling(results: impl Iterator<Item = Result<(), RefusalReason>>) -> Opt
 
 impl Secrets {
     fn read(config: &Config, before: Option<&Compiled<'_>>) -> Result<Self, ConfigError> {
-        let before = before.filter(|before| !before.reads_all);
         let known: HashMap<&str, &AccountConfig> = before
             .iter()
             .flat_map(|before| &before.config.accounts)
             .map(|account| (account.name.as_str(), account))
             .collect();
+        let may_lack_from = before.map_or(usize::MAX, |before| before.may_lack_from);
+        let unread = before.map(|before| &before.policy.secrets.unread);
+        let before = before.filter(|before| !before.reads_all);
         let logins = config.targets.iter().map(|target| &target.login);
         let own: BTreeSet<&str> = logins
             .chain([&config.discovery])
             .filter_map(|access| Some(access.own_account.as_ref()?.value.as_str()))
             .collect();
         let mut secrets = Self::default();
-        for account in &config.accounts {
+        for (number, account) in config.accounts.iter().enumerate() {
             let is_known = known.get(account.name.as_str()).is_some_and(|known| {
                 // Where it was written says nothing of what is there.
                 known.secret == account.secret
             });
             let kept = before.filter(|_| is_known).and_then(|before| {
-                let Self { initiators, own } = &*before.policy.secrets;
+                let Self { initiators, own, .. } = &*before.policy.secrets;
                 initiators.get(&account.name).or_else(|| own.get(&account.name)).cloned()
             });
-            let secret = kept.map_or_else(|| account.read_secret(), Ok)?;
+            let was_unread =
+                is_known && unread.is_some_and(|unread| unread.contains_key(&account.name));
+            let secret = match kept.map_or_else(|| account.read_secret(), Ok) {
+                Ok(secret) => secret,
+                Err(error) if was_unread || number >= may_lack_from => {
+                    secrets.unread.insert(account.name.clone(), error.to_string());
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             let list = match own.contains(account.name.as_str()) {
                 true => &mut secrets.own,
                 false => &mut secrets.initiators,
@@ -270,6 +290,8 @@ impl Door {
         by_secret: &HashMap<&str, &str>,
     ) -> Result<Self, ConfigError> {
         let own = match &access.own_account {
+            // Who wants a proof does not get one, and stays away.
+            Some(Placed { value: name, .. }) if secrets.unread.contains_key(name) => None,
             Some(Placed { value: name, place }) => {
                 let Some(secret) = secrets.own.get(name).cloned() else {
                     unreachable!("a finished configuration names accounts that exist")

@@ -9,6 +9,7 @@ use axum::extract::{DefaultBodyLimit, Path, Query, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use sarsen_io::threads;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
@@ -458,13 +459,12 @@ pub(super) async fn remove(
 /// files and writes to the disk.
 async fn carry_out(api: &Api, change: Change) -> Result<Changed, ApiError> {
     let (desired, is_trusted) = (desired(api)?, api.is_trusted);
-    let runtime = tokio::runtime::Handle::current();
-    let task = tokio::task::spawn_blocking(move || {
+    let changing = threads::aside(async move {
         let current = desired.current().objects;
         places::check(&change.edits, &current, desired.folder(), is_trusted)?;
-        runtime.block_on(desired.change(change)).map_err(refused)
+        desired.change(change).await.map_err(refused)
     });
-    task.await.map_err(|_| ApiError::internal("the change broke off; see the log"))?
+    changing.await.map_err(|_| ApiError::internal("the change broke off; see the log"))?
 }
 
 fn refused(refused: ChangeRefused) -> ApiError {

@@ -59,6 +59,7 @@ pub(super) enum Failures {
         super::routes::drain_session,
         super::routes::volumes,
         super::routes::targets,
+        super::routes::problems,
         super::ways::lines,
         super::lab::runs,
         super::lab::report,

@@ -19,13 +19,15 @@ use tracing::info;
 use super::error::ApiError;
 use super::openapi::{self, Failures};
 use super::schema::{
-    self, Authentication, Connection, DrainSession, DrainTarget, Drained, ServedVolume, Session,
-    SessionKind, SessionList, TargetList, TargetLun, TargetPortal, TargetState, Undrained,
-    VolumeList, unix_seconds,
+    self, Authentication, Connection, DrainSession, DrainTarget, Drained, ProblemList,
+    ServedVolume, Session, SessionKind, SessionList, TargetList, TargetLun, TargetPortal,
+    TargetState, Undrained, VolumeList, unix_seconds,
 };
 use super::{Api, VERSION, config, events, lab, statistics, trace, ways};
 use crate::config::{Portal, Redirect, parse_redirect_address};
+use crate::desired::Key;
 use crate::drain::{Outcome, Service, UnderWay, send_away};
+use crate::engine;
 use crate::events::Occurrence;
 use crate::fronts::iscsi::{Attendance, Front, Mailbox};
 use crate::metrics;
@@ -67,6 +69,7 @@ pub(super) fn router(api: Api) -> Router {
         .route("/volumes", get(volumes))
         .route("/lab/runs", get(lab::runs))
         .route("/lab/runs/{id}/report", get(lab::report))
+        .route("/problems", get(problems))
         .route("/targets", get(targets))
         .route("/targets/{name}/lines", get(ways::lines))
         .route("/targets/{name}/drain", post(drain_target))
@@ -179,6 +182,26 @@ pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
         ServedVolume { name, size_bytes: geometry.byte_count(), block_size, target, lun, urls }
     };
     Json(VolumeList { volumes: api.engine.volumes().into_iter().map(volume).collect() })
+}
+
+/// What is not as it is desired.
+#[utoipa::path(
+    get,
+    tag = "server",
+    path = "/v1/problems",
+    responses((status = 200, body = ProblemList), Failures)
+)]
+pub(super) async fn problems(State(api): State<Api>) -> Json<ProblemList> {
+    let problem = |problem: &engine::Problem| {
+        let Key { kind, name } = problem.lacking.key();
+        schema::Problem {
+            kind,
+            name,
+            problem: problem.why.clone(),
+            since_unix_seconds: unix_seconds(problem.since),
+        }
+    };
+    Json(ProblemList { problems: api.engine.problems().iter().map(problem).collect() })
 }
 
 /// The targets, and how they are reached.

@@ -9,7 +9,7 @@ use sarsen_proto::iscsi::{DigestKind, Parameters};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::desired::{Document, Key, Object, Revision};
+use crate::desired::{Document, Key, Kind, Object, Revision};
 
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -140,6 +140,26 @@ pub struct ServedVolume {
     pub lun: Option<u16>,
     /// URLs for libiscsi and QEMU, one for each portal; with TLS, for our own initiator alone.
     pub urls: Vec<String>,
+}
+
+/// `GET /v1/problems`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ProblemList {
+    /// By kind and name.
+    pub problems: Vec<Problem>,
+}
+
+/// A thing that is not as it is desired. The server does without it, and tries it again every ten seconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Problem {
+    /// What it is.
+    pub kind: Kind,
+    /// Its name; of a portal its address and port.
+    pub name: String,
+    /// What is wrong, and what to do.
+    pub problem: String,
+    /// Since when, in seconds since 1970.
+    pub since_unix_seconds: u64,
 }
 
 /// `GET /v1/targets`.

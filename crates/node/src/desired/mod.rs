@@ -33,7 +33,7 @@ use self::store::History;
 pub(crate) use self::store::VOLUMES;
 pub use self::store::{Revision, StateError, Store};
 use crate::config::{Config, ConfigError};
-use crate::engine::{self, Cause, ChangeError, Engine, Force, Made};
+use crate::engine::{self, Cause, ChangeError, Engine, Force, Made, Managed};
 use crate::events::Occurrence;
 
 /// A change that somebody wants.
@@ -185,6 +185,13 @@ impl Desired {
         Ok((desired, config))
     }
 
+    /// How much of the configuration that it comes to is of the state.
+    pub(crate) fn managed(&self) -> Managed {
+        let objects = self.current().objects;
+        let count = |kind| objects.keys().filter(|key| key.kind == kind).count();
+        Managed { portals: count(Kind::Portal), accounts: count(Kind::Account) }
+    }
+
     /// From now on, changes are made to what this engine runs.
     pub(crate) fn drive(&mut self, engine: Arc<Engine>) {
         self.changing.get_mut().engine = Some(engine);
@@ -216,7 +223,7 @@ impl Desired {
     }
 
     /// Takes over other settings of the server's own, and reads secrets again, as far as it can be done while
-    /// it runs.
+    /// it runs. Blocks the thread.
     pub(crate) async fn rebase(&self, base: Config) -> Result<Made, ChangeError> {
         let mut changing = self.changing.lock().await;
         let mut compiler = Compiler::new(base);
@@ -227,6 +234,21 @@ impl Desired {
         let made = engine.prepare(config, Cause::Reload)?.clear_by(Force::Revoked).await?.make();
         changing.compiler = compiler;
         Ok(made)
+    }
+
+    /// Tries what the server does without. Blocks the thread.
+    pub(crate) async fn retry(&self) {
+        let mut changing = self.changing.lock().await;
+        let Changing { compiler, engine, .. } = &mut *changing;
+        let Some(engine) = engine.as_ref().filter(|engine| !engine.problems().is_empty()) else {
+            return;
+        };
+        let Ok(config) = compiler.compile(&self.current().objects) else { return };
+        let prepared = engine.prepare(config, Cause::Edit);
+        let Ok(prepared) = prepared else { return };
+        if let Ok(ready) = prepared.clear_by(Force::Nobody).await {
+            ready.make();
+        }
     }
 
     /// Makes a change, whole, or does not make it. When this returns it is kept, and holds.

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use sarsen_io::time;
 use sarsen_scsi::{LogicalUnit, TargetDevice};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
+use super::absent::{self, Absent};
 use super::closings::{Stores, flush};
 use super::diff::{Differences, Stay, TargetSteps, VolumeSteps};
 use super::portals::{Next, PortalSteps, Served, bind};
@@ -16,9 +17,8 @@ use super::{
     ChangeError, Engine, InterruptedSession, Interruption, Turn, not_opened, target_ports,
 };
 use crate::access::{Compiled, Losses, Object, Policy, SessionKey, TargetLoss};
-use crate::config::{Config, QosConfig, VolumeConfig};
+use crate::config::{Config, Portal, QosConfig, VolumeConfig};
 use crate::drain::send_away;
-use crate::events::Occurrence;
 use crate::fronts::iscsi::{Mailbox, Seated};
 use crate::server::StartError;
 use crate::stores::Occasion;
@@ -52,15 +52,22 @@ pub struct Made {
 /// Why something is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// The server starts. One that has a state knows all of its volumes.
-    Start {
-        /// Whether it has.
-        has_state: bool,
-    },
+    /// The server starts. One that has a state knows all of its volumes, and does without what is away.
+    Start(Option<Managed>),
     /// Somebody wants something else.
     Edit,
     /// All is read again, secrets included.
     Reload,
+}
+
+/// What of a configuration comes from the server's state. All else was named to it when it was started, and whoever
+/// did that is to be told at once when it is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Managed {
+    /// So many of the portals, the last ones.
+    pub(crate) portals: usize,
+    /// So many of the accounts, likewise.
+    pub(crate) accounts: usize,
 }
 
 /// Whom a change may log out.
@@ -84,7 +91,7 @@ struct Change {
     /// What was opened, by the name that is desired.
     opened: BTreeMap<String, Volume>,
     /// What could not be opened, and is done without.
-    absent: Vec<VolumeConfig>,
+    absent: Absent,
     new_files: Vec<NewFiles>,
     /// Something is withheld.
     is_held: bool,
@@ -111,6 +118,21 @@ impl Engine {
     ) -> Result<Prepared, ChangeError> {
         let turn = Turn::take(self)?;
         let running = self.running();
+        let managed = match cause {
+            Cause::Start(managed) => managed,
+            Cause::Edit | Cause::Reload => None,
+        };
+        let first_managed =
+            |all: usize, managed: Option<usize>| managed.map_or(usize::MAX, |one| all - one);
+        // Ports before files: a port in use leaves no new file behind, not even for a moment.
+        let first = first_managed(desired.listen.len(), managed.map(|managed| managed.portals));
+        let may_lack =
+            |place: usize, portal: &Portal| place >= first || running.absent.has_portal(portal);
+        let (listen, limits) = (&desired.listen, &desired.limits);
+        let mut portals = PortalSteps::prepare(&running.portals, listen, limits, may_lack)?;
+        // Of absent ones, too: a target has its ports as it is desired, and not as it comes.
+        let groups = listen.iter().map(|portal| portal.group).collect();
+        desired.listen = std::mem::take(&mut portals.listen);
         let before = self.front.access.policy();
         let different = Differences::between(&running.config, &desired);
         let before = Compiled {
@@ -118,12 +140,14 @@ impl Engine {
             config: &running.config,
             targets: &different.targets,
             reads_all: !matches!(cause, Cause::Edit),
+            may_lack_from: first_managed(
+                desired.accounts.len(),
+                managed.map(|managed| managed.accounts),
+            ),
         };
         let policy = Arc::new(Policy::compile(&desired, Some(&before))?);
-        // Ports before files: a port in use leaves no new file behind, not even for a moment.
-        let portals = PortalSteps::prepare(&running.portals, &desired.listen, &desired.limits)?;
         let volumes = VolumeSteps::between(&running, &different, &self.machine)?;
-        let mut targets = TargetSteps::between(&running, &desired, &different, &volumes);
+        let mut targets = TargetSteps::between(&running, &desired, groups, &different, &volumes);
         let losses = Losses {
             portals: portals.lost.clone(),
             targets: std::mem::take(&mut targets.losses),
@@ -136,34 +160,29 @@ impl Engine {
         }
         let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
         let how = |config: &VolumeConfig| {
-            let is_known =
-                cause == Cause::Start { has_state: true } || different.knows(&running, config);
+            let is_known = managed.is_some() || different.knows(&running, config);
             (scope(config), if is_known { Occasion::Return } else { Occasion::Change })
         };
         let opens: Vec<_> = volumes.opens.iter().map(how).collect();
         let late = volumes.late.iter().map(how).collect();
         let was_absent = running.absent.clone();
         drop(running);
+        let mut absent =
+            Absent { portals: std::mem::take(&mut portals.absent), ..Absent::default() };
         let mut new_files = Vec::new();
         let mut opened = BTreeMap::new();
-        let mut absent = Vec::new();
         for (config, (scope, occasion)) in volumes.opens.iter().zip(opens) {
             match self.open_volume(config, scope.as_deref(), occasion, &mut new_files) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
                 // One disk that is away does not keep the others from being served, or changed.
-                Err(_) if was_absent.contains(config) => absent.push(config.clone()),
-                Err(error) if cause == Cause::Start { has_state: true } => {
-                    error!(volume = config.name, %error, "the volume cannot be served");
-                    let (volume, error) = (config.name.clone(), error.to_string());
-                    self.front.access.events.tell(&Occurrence::VolumeAbsent { volume, error });
-                    absent.push(config.clone());
+                Err(error) if managed.is_some() || was_absent.has_volume(config) => {
+                    absent.volumes.push((config.clone(), error.to_string()));
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        let is_open = |volume: &VolumeConfig| !absent.contains(volume);
-        if !absent.is_empty() {
-            desired.volumes.retain(is_open);
+        if !absent.volumes.is_empty() {
+            desired.volumes.retain(|volume| !absent.has_volume(volume));
         }
         let change = Change {
             turn,
@@ -403,20 +422,19 @@ impl Change {
         if self.desired.limits != running.config.limits {
             front.set_limits(&self.desired.limits);
         }
-        let mut problems = Vec::new();
-        for (name, error) in not_grown {
-            problems.push(format!("volume {name} could not be made larger: {error}"));
+        for (name, _) in &not_grown {
             // The next change tries it.
-            let is = |volume: &&mut VolumeConfig| volume.name == name;
+            let is = |volume: &&mut VolumeConfig| volume.name == *name;
             if let (Some(volume), Some(config)) =
-                (running.volumes.get_mut(&name), self.desired.volumes.iter_mut().find(is))
+                (running.volumes.get_mut(name), self.desired.volumes.iter_mut().find(is))
             {
                 volume.tell_size();
                 config.clone_from(&volume.config);
             }
         }
+        let problems = not_grown.iter().map(absent::not_grown).collect();
         running.config = Arc::new(std::mem::take(&mut self.desired));
-        running.absent = std::mem::take(&mut self.absent);
+        running.absent = Absent { growths: not_grown, ..std::mem::take(&mut self.absent) };
         if are_names_gone {
             let volumes = &running.config.volumes;
             let names: HashSet<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
@@ -473,7 +491,6 @@ impl Change {
         let mut not_grown = grow(&self.engine().cores, growths);
         for (name, volume) in &self.opened {
             if let Err(error) = volume.settle() {
-                error!(volume = name, %error, "the volume is not as large as it is to be");
                 not_grown.push((name.clone(), error.to_string()));
             }
         }
@@ -566,20 +583,24 @@ impl Change {
             match opened.and_then(|volume| volume.settle().map(|()| volume)) {
                 Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),
                 Err(error) => {
-                    error!(volume = config.name, %error, "the volume could not be opened again");
-                    // The next change tries it.
                     let volumes = &mut Arc::make_mut(&mut running.config).volumes;
                     volumes.retain(|volume| volume.name != config.name);
-                    running.absent.push(config);
+                    let why = format!("volume {} could not be opened again: {error}", config.name);
+                    running.absent.volumes.push((config, why));
                 }
             }
         }
         let limits = running.config.limits.clone();
+        let running = &mut *running;
         for served in running.portals.iter_mut().filter(|served| served.socket.is_none()) {
             if let Err(error) = served.reopen(&limits, &engine.doorman) {
-                error!(%error, "the portal could not be opened again");
+                running.absent.portals.push((served.configured.clone(), error.to_string()));
             }
         }
+        let (portals, config) = (&mut running.portals, Arc::make_mut(&mut running.config));
+        portals.retain(|served| served.socket.is_some());
+        config.listen = portals.iter().map(|served| served.configured.clone()).collect();
+        engine.front.portals.replace(portals.iter().map(|one| one.portal.clone()).collect());
         self.losses.portals.iter().for_each(|portal| portal.set_open(true));
         for target in &running.config.targets {
             match self.losses.targets.get(&target.name) {
@@ -591,7 +612,7 @@ impl Change {
                 found.device.set_luns(running.luns(target));
             }
         }
-        engine.show(&running);
+        engine.show(running);
     }
 }
 

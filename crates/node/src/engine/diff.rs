@@ -70,7 +70,8 @@ impl<'a> Differences<'a> {
                 || places.first().is_some_and(|place| self::places(known).first() == Some(place))
         };
         let known = running.volumes.get(&volume.name).map(|known| &known.config);
-        let known = known.into_iter().chain(&running.absent);
+        let known =
+            known.into_iter().chain(running.absent.volumes.iter().map(|(absent, _)| absent));
         known.chain(self.volumes.old.iter().copied()).any(is_it)
     }
 
@@ -319,6 +320,7 @@ impl TargetSteps {
     pub(super) fn between(
         running: &Running,
         desired: &Config,
+        groups: BTreeSet<u16>,
         different: &Differences<'_>,
         volumes: &VolumeSteps,
     ) -> Self {
@@ -331,7 +333,6 @@ impl TargetSteps {
             .map(|stay| (stay.desired.name.as_str(), stay.running.as_str()))
             .collect();
         let groups_before = running.groups();
-        let groups: BTreeSet<u16> = desired.listen.iter().map(|portal| portal.group).collect();
         let all_change = groups != groups_before;
         let old_by_name: HashMap<&str, &TargetConfig> = match all_change {
             true => running.config.targets.iter().map(|old| (old.name.as_str(), old)).collect(),

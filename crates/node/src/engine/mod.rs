@@ -3,8 +3,9 @@
 //! once. Until then whatever was done is undone when it is dropped.
 //!
 //! [`diff`] says what there is to do, [`volumes`] and [`portals`] open and close, [`change`] does it in
-//! order. To start is to change nothing into something.
+//! order, and [`absent`] is what could not be had. To start is to change nothing into something.
 
+mod absent;
 mod change;
 mod closings;
 mod diff;
@@ -21,16 +22,19 @@ use sarsen_io::cores::Cores;
 use sarsen_scsi::AccessState;
 use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
 use tokio::sync::watch;
+use tracing::{error, info};
 
-pub(crate) use self::change::{Cause, Force};
+use self::absent::Absent;
+pub(crate) use self::absent::{Lacking, Problem};
+pub(crate) use self::change::{Cause, Force, Managed};
 pub use self::change::{Made, Prepared, Ready};
 use self::closings::{Closings, Stores};
 use self::portals::Served;
 pub(crate) use self::volumes::Layer;
 use self::volumes::Volume;
 use crate::access::Object;
-use crate::config::{Config, ConfigError, Portal, TargetConfig, VolumeConfig};
-use crate::events::EventLog;
+use crate::config::{Config, ConfigError, Portal, TargetConfig};
+use crate::events::{EventLog, Occurrence};
 use crate::fronts::iscsi::{Doorman, Front};
 use crate::server::{Export, StartError};
 use crate::stores::StoreError;
@@ -58,6 +62,9 @@ pub enum ChangeError {
     /// Another change is being made.
     #[error("another change is being made: try again when it is done")]
     UnderWay,
+    /// It stumbled over an error of its own.
+    #[error("the change broke off; see the log")]
+    BrokeOff,
     /// The server ends.
     #[error("the server ends: nothing was changed")]
     ServerEnds,
@@ -122,8 +129,8 @@ pub(crate) struct Engine {
 struct Running {
     config: Arc<Config>,
     volumes: BTreeMap<String, Volume>,
-    /// Those that could not be opened and that the configuration here is without: each change tries them again.
-    absent: Vec<VolumeConfig>,
+    /// What the configuration here is without, for it could not be opened: each change tries it again.
+    absent: Absent,
     portals: Vec<Served>,
 }
 
@@ -134,12 +141,14 @@ struct Shown {
     /// The volumes that are open.
     volumes: Arc<BTreeMap<String, Geometry>>,
     portals: Arc<Vec<Portal>>,
+    problems: Arc<Vec<Problem>>,
 }
 
 impl Running {
-    /// The portal groups.
+    /// The portal groups, those of portals that are not there among them.
     fn groups(&self) -> BTreeSet<u16> {
-        self.config.listen.iter().map(|portal| portal.group).collect()
+        let absent = self.absent.portals.iter().map(|(portal, _)| portal);
+        self.config.listen.iter().chain(absent).map(|portal| portal.group).collect()
     }
 
     /// The units of a target, by number; those whose volumes are not open are not among them.
@@ -190,8 +199,12 @@ impl Engine {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From here on this is what is told.
+    /// From here on this is what is told. What is not as it is desired is an event, and so is its end.
     fn show(&self, running: &Running) {
+        let policy = self.front.access.policy();
+        let before = self.shown().problems;
+        let problems = running.absent.problems(policy.unread(), &before);
+        self.front.access.metrics.lacks(problems.len());
         let volumes = running.volumes.iter();
         let volumes = volumes.map(|(name, volume)| (name.clone(), volume.store.geometry()));
         let portals = running.portals.iter().map(|one| one.portal.config());
@@ -199,8 +212,24 @@ impl Engine {
             config: running.config.clone(),
             volumes: Arc::new(volumes.collect()),
             portals: Arc::new(portals.collect()),
+            problems: Arc::new(problems.clone()),
         };
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+        let is_new = |one: &&Problem| !before.iter().any(|other| other.lacking == one.lacking);
+        for problem in problems.iter().filter(is_new) {
+            error!("{}", problem.why);
+            self.front.access.events.tell(&Occurrence::Lacks(problem.clone()));
+        }
+        let is_solved = |one: &&Problem| !problems.iter().any(|other| other.lacking == one.lacking);
+        for Problem { lacking, .. } in before.iter().filter(is_solved) {
+            info!("{lacking} is as it is to be again");
+            self.front.access.events.tell(&Occurrence::LacksNoMore(lacking.clone()));
+        }
+    }
+
+    /// What is not as it is desired, in order.
+    pub(crate) fn problems(&self) -> Arc<Vec<Problem>> {
+        self.shown().problems
     }
 
     /// What it runs by.
@@ -210,7 +239,7 @@ impl Engine {
 
     /// What clients can reach, in the order of the configuration.
     pub(crate) fn exports(&self) -> Vec<Export> {
-        let Shown { config, volumes, portals } = self.shown();
+        let Shown { config, volumes, portals, .. } = self.shown();
         let exports = config.targets.iter().flat_map(|target| {
             let export = |(&lun, name): (&u16, &String)| {
                 Some(Export {
@@ -345,11 +374,7 @@ mod tests {
         let cores = Arc::new(cores);
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let engine = Engine::new(&config, &cores, array, Box::new(|_, store| store));
-        engine
-            .prepare(config, Cause::Start { has_state: false })
-            .expect("prepared")
-            .into_ready()
-            .make();
+        engine.prepare(config, Cause::Start(None)).expect("prepared").into_ready().make();
         let _changing = engine.running();
         let exports = engine.exports();
         assert_eq!((exports.len(), exports[0].size, exports[0].urls.len()), (1, 1 << 20, 1));

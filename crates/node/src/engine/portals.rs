@@ -1,5 +1,6 @@
 //! Portals that are bound, and what becomes of them with a change.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -47,14 +48,20 @@ pub(super) struct PortalSteps {
     pub(super) removed: Vec<usize>,
     /// Those whose connections cannot stay.
     pub(super) lost: Vec<Arc<Portal>>,
+    /// What [`next`](Self::next) is about.
+    pub(super) listen: Vec<PortalConfig>,
+    /// What cannot be opened and is done without, and why.
+    pub(super) absent: Vec<(PortalConfig, String)>,
 }
 
 impl PortalSteps {
-    /// Binds those that are new, and reads certificates.
+    /// Binds those that are new, and reads certificates. What cannot be opened and `may_lack`, by its number,
+    /// is done without.
     pub(super) fn prepare(
         running: &[Served],
         desired: &[PortalConfig],
         limits: &Limits,
+        may_lack: impl Fn(usize, &PortalConfig) -> bool,
     ) -> Result<Self, StartError> {
         let mut left: Vec<usize> = (0..running.len()).collect();
         let mut take = |fits: &dyn Fn(&PortalConfig) -> bool| {
@@ -66,16 +73,29 @@ impl PortalSteps {
             desired.iter().map(|portal| take(&|running| running == portal)).collect();
         let mut steps = Self::default();
         let mut new = Vec::new();
-        for (portal, same) in desired.iter().zip(same) {
+        let mut failed: BTreeMap<usize, String> = BTreeMap::new();
+        let mut do_without =
+            |place: usize, error: StartError| match may_lack(place, &desired[place]) {
+                true => Ok(drop(failed.insert(place, error.to_string()))),
+                false => Err(error),
+            };
+        for (place, (portal, same)) in desired.iter().zip(same).enumerate() {
             if let Some(number) = same {
                 steps.next.push(Next::Kept(number));
                 continue;
             }
-            let encryption = encryption(portal)?;
+            let encryption = match encryption(portal) {
+                Ok(encryption) => encryption,
+                Err(error) => {
+                    do_without(place, error)?;
+                    steps.next.push(Next::Late(None));
+                    continue;
+                }
+            };
             match take(&|running| running.address == portal.address) {
                 Some(number) => steps.change(number, &running[number], portal, encryption),
                 None => {
-                    new.push((steps.next.len(), portal));
+                    new.push((place, portal));
                     steps.next.push(Next::Late(encryption));
                 }
             }
@@ -93,7 +113,17 @@ impl PortalSteps {
                 Err(StartError::Listen { source, .. })
                     if source.kind() == io::ErrorKind::AddrInUse
                         && steps.removed.iter().any(makes_way) => {}
-                Err(error) => return Err(error),
+                Err(error) => do_without(place, error)?,
+            }
+        }
+        for (place, next) in std::mem::take(&mut steps.next).into_iter().enumerate() {
+            let portal = desired[place].clone();
+            match failed.remove(&place) {
+                Some(why) => steps.absent.push((portal, why)),
+                None => {
+                    steps.next.push(next);
+                    steps.listen.push(portal);
+                }
             }
         }
         Ok(steps)

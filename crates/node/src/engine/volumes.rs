@@ -9,7 +9,7 @@ use sarsen_block::Store;
 use sarsen_io::cores::Cores;
 use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts};
 use tokio::sync::oneshot;
-use tracing::{error, warn};
+use tracing::warn;
 
 use crate::config::{StoreConfig, VolumeConfig};
 use crate::keeper;
@@ -130,7 +130,6 @@ pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) -> Vec<(String, St
             match store.resize(block_count).wait().await {
                 Ok(()) => unit.capacity_changed(),
                 Err(source) => {
-                    error!(volume, error = %source, "the volume could not grow");
                     let _ = done.send((volume, source.to_string()));
                 }
             }

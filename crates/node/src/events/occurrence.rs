@@ -7,6 +7,8 @@ use sarsen_proto::iscsi::target::RefusalReason;
 use sarsen_wire::iscsi::LoginStatus;
 
 use crate::control::schema::events::{Event, Severity};
+use crate::desired::Key;
+use crate::engine::{Lacking, Problem};
 use crate::statistics::Failure;
 
 /// Whom a login, or a connection, is with, as far as is known.
@@ -91,11 +93,10 @@ pub(crate) enum Occurrence {
         initiator: String,
         failure: Failure,
     },
-    /// A volume that is to be there cannot be served.
-    VolumeAbsent {
-        volume: String,
-        error: String,
-    },
+    /// Something is not as it is desired, and the server does without it.
+    Lacks(Problem),
+    /// It is as it is desired again.
+    LacksNoMore(Lacking),
     EventsNotKept {
         path: String,
         error: String,
@@ -135,7 +136,8 @@ impl Occurrence {
             Self::TargetInService { .. } => ("target_in_service", Severity::Info),
             Self::ConfigurationChanged { .. } => ("configuration_changed", Severity::Info),
             Self::VolumeError { .. } => ("volume_error", Severity::Error),
-            Self::VolumeAbsent { .. } => ("volume_absent", Severity::Error),
+            Self::Lacks(_) => ("problem", Severity::Error),
+            Self::LacksNoMore(_) => ("problem_solved", Severity::Info),
             Self::EventsNotKept { .. } => ("events_not_kept", Severity::Error),
         }
     }
@@ -195,9 +197,8 @@ impl Occurrence {
             Self::VolumeError { volume, failure, .. } => {
                 format!("volume {volume} answered a command with {}", failure.name())
             }
-            Self::VolumeAbsent { volume, error } => {
-                format!("volume {volume} is not served: {error}")
-            }
+            Self::Lacks(Problem { why, .. }) => why.clone(),
+            Self::LacksNoMore(lacking) => format!("{lacking} is as it is to be again"),
             Self::EventsNotKept { path, error } => {
                 format!("events are kept in memory alone: {path}: {error}")
             }
@@ -237,9 +238,8 @@ impl Occurrence {
             Self::VolumeError { .. } => {
                 "the store below failed: look at its disk and at the kernel's log".to_owned()
             }
-            Self::VolumeAbsent { .. } => {
-                "mend what is said there, then have the server read its configuration again (SIGHUP, or \
-                 `systemctl reload sarsen`); any change tries it, too"
+            Self::Lacks(_) => {
+                "mend what is said there: the server goes on without it, and tries it again every ten seconds"
                     .to_owned()
             }
             Self::EventsNotKept { .. } => {
@@ -293,7 +293,10 @@ impl Occurrence {
                 add("initiator", Some(initiator.clone()));
                 add("error", Some(failure.name().to_owned()));
             }
-            Self::VolumeAbsent { volume, .. } => add("volume", Some(volume.clone())),
+            Self::Lacks(Problem { lacking, .. }) | Self::LacksNoMore(lacking) => {
+                let Key { kind, name } = lacking.key();
+                add(kind.word(), Some(name));
+            }
             Self::EventsNotKept { path, .. } => add("path", Some(path.clone())),
             Self::ServerStarted { version } => add("version", Some(version.clone())),
             Self::ServerStopping => {}
