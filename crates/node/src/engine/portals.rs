@@ -74,11 +74,13 @@ impl PortalSteps {
         let mut steps = Self::default();
         let mut new = Vec::new();
         let mut failed: BTreeMap<usize, String> = BTreeMap::new();
-        let mut do_without =
-            |place: usize, error: StartError| match may_lack(place, &desired[place]) {
-                true => Ok(drop(failed.insert(place, error.to_string()))),
-                false => Err(error),
-            };
+        let mut do_without = |place: usize, error: StartError| {
+            if !may_lack(place, &desired[place]) {
+                return Err(error);
+            }
+            failed.insert(place, error.to_string());
+            Ok(())
+        };
         for (place, (portal, same)) in desired.iter().zip(same).enumerate() {
             if let Some(number) = same {
                 steps.next.push(Next::Kept(number));
