@@ -15,6 +15,7 @@ pub mod import;
 mod isns;
 mod keeper;
 mod metrics;
+mod obstacle;
 pub mod server;
 mod statistics;
 pub mod stores;
@@ -28,5 +29,6 @@ pub use config::{Config, ConfigError};
 pub use engine::{ChangeError, InterruptedSession, Interruption, Made, Prepared, Ready};
 #[cfg(feature = "simulation")]
 pub use fronts::iscsi::SimulatedPortal;
+pub use obstacle::Obstacle;
 pub use server::{Export, Server, SetAccessError, StartError};
 pub use tls::TlsError;

@@ -217,12 +217,12 @@ impl AccessConfig {
                     "own-account: who has to prove nothing cannot ask for proof: add chap";
                 return Err(ConfigError::new(place, message));
             }
-            if let Some(other) = facts.login_accounts.get(name.as_str()) {
+            if let Some(at) = facts.login_accounts.get(name.as_str()) {
                 return Err(ConfigError::new(
                     place,
                     format!(
-                        "own-account = {name:?}: initiators log in with it ({other}): give the target \
-                         an account of its own"
+                        "own-account = {name:?}: initiators log in with it ({at}): give the target an \
+                         account of its own"
                     ),
                 ));
             }
@@ -237,10 +237,8 @@ impl AccessConfig {
         while let Some(rule) = rules.next() {
             rule.check(self, facts, target)?;
             if let (true, Some(next)) = (rule.is_unconditional(), rules.peek()) {
-                return Err(ConfigError::new(
-                    &next.place,
-                    format!("the rule of {} lets in everybody before: swap them", rule.place),
-                ));
+                let message = "the rule before this one lets in everybody: swap them";
+                return Err(ConfigError::new(&next.place, message));
             }
         }
         Ok(())
@@ -352,7 +350,7 @@ fn list<'a>(numbers: impl ExactSizeIterator<Item = &'a u16>) -> String {
 struct Facts<'a> {
     config: &'a Config,
     accounts: HashSet<&'a str>,
-    /// Those that initiators log in with, and where one is said to.
+    /// Those that initiators log in with, and at which target.
     login_accounts: HashMap<&'a str, &'a str>,
     /// Volumes that are real devices.
     devices: HashSet<&'a str>,
@@ -368,9 +366,11 @@ impl<'a> Facts<'a> {
             }
         }
         let mut login_accounts = HashMap::new();
-        let logins = config.targets.iter().map(|target| &target.login);
-        for Placed { value, place } in logins.chain([&config.discovery]).flat_map(|one| &one.chap) {
-            login_accounts.entry(value.as_str()).or_insert(place.as_str());
+        let logins = config.targets.iter().map(|target| (target.name.as_str(), &target.login));
+        for (at, login) in logins.chain([("discovery", &config.discovery)]) {
+            for Placed { value, .. } in &login.chap {
+                login_accounts.entry(value.as_str()).or_insert(at);
+            }
         }
         let is_device =
             |volume: &&super::VolumeConfig| matches!(volume.store, StoreConfig::Sg { .. });
@@ -392,6 +392,11 @@ impl<'a> Facts<'a> {
 /// are there.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let facts = Facts::of(config)?;
+    for Placed { value: name, place } in
+        config.hosts.iter().filter_map(|host| host.account.as_ref())
+    {
+        facts.find_account(name, "account", place)?;
+    }
     for target in &config.targets {
         target.login.check(&facts, Some(target))?;
     }
@@ -599,7 +604,7 @@ mod tests {
             ),
             (
                 "chap = [\"host\"]\nown-account = \"host\"",
-                "s.toml:23: own-account = \"host\": initiators log in with it (s.toml:22)",
+                "s.toml:23: own-account = \"host\": initiators log in with it (iqn.2026-11.x:t)",
             ),
             ("algorithms = [\"md5\"]", "s.toml:22: algorithms: nobody has to prove"),
             ("algorithms = [\"md4\"]", "algorithms = \"md4\": it is one of sha3-256, sha-256"),
@@ -647,7 +652,7 @@ mod tests {
             ),
             (
                 "[[target.allow]]\n[[target.allow]]\naddress = \"::\"",
-                "s.toml:23: the rule of s.toml:22 lets in everybody before: swap them",
+                "s.toml:23: the rule before this one lets in everybody: swap them",
             ),
             ("[discovery]\nallow = []", "unknown key allow"),
             ("[discovery]\nchap = [\"x\"]", "s.toml:23: chap: there is no account x"),

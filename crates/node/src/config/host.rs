@@ -226,6 +226,10 @@ mod tests {
                 "s.toml:10: two hosts are named a",
             ),
             (
+                "[[host]]\nname = \"a\"\naccount = \"wbe\"".to_owned(),
+                "s.toml:10: account: there is no account wbe; did you mean web?",
+            ),
+            (
                 format!("[[host]]\nname = \"web\"\n{target}allow = [{{ host = \"wbe\" }}]"),
                 "s.toml:13: host: there is no host wbe; did you mean web?",
             ),

@@ -20,7 +20,7 @@ mod size;
 mod spec;
 mod tls;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -342,17 +342,21 @@ impl Config {
         }
         identity::check_unique(&self.volumes).or_else(wrong)?;
         let mut target_names = HashSet::new();
-        let mut exported = HashSet::new();
+        let mut exported = HashMap::new();
         for target in &self.targets {
             if !target_names.insert(target.name.as_str()) {
                 return wrong(format!("two targets are named {}: rename one", target.name));
             }
             target.check_groups(&groups)?;
             target.check_luns(&names)?;
-            if let Some(lun) = target.luns.values().find(|lun| !exported.insert(lun.as_str())) {
-                return wrong(format!(
-                    "volume {lun} is listed twice: one target serves a volume, at one LUN"
-                ));
+            for volume in target.luns.values() {
+                if let Some(other) = exported.insert(volume.as_str(), target.name.as_str()) {
+                    return wrong(format!(
+                        "volume {volume} is listed twice, by {other} and by {}: one target serves a volume, \
+                         at one LUN",
+                        target.name
+                    ));
+                }
             }
         }
         self.expand_hosts()?;

@@ -71,7 +71,7 @@ pub enum ClientError {
         token: Option<PathBuf>,
     },
     /// The server says no.
-    #[error("{}", .0.message)]
+    #[error("{}", refusal(.0))]
     Refused(Failure),
     /// The answer broke off, or makes no sense.
     #[error("the server's answer cannot be used: {0}")]
@@ -89,6 +89,18 @@ fn unauthorized(address: &Address, token: Option<&Path>) -> String {
             "{address} wants a token: give the file that holds it with --token-file FILE ({OWN})"
         ),
     }
+}
+
+/// What the server says, and of which thing and key, which its words may not repeat.
+fn refusal(failure: &Failure) -> String {
+    let Failure { message, field, .. } = failure;
+    let Some(field) = field.as_ref().filter(|field| !message.contains(*field)) else {
+        return message.clone();
+    };
+    // The words may begin with the key.
+    let key = message.split_once(": ").map(|(key, _)| format!(".{key}"));
+    let of = key.and_then(|key| field.strip_suffix(&key)).unwrap_or(field);
+    format!("{of}: {message}")
 }
 
 /// What a client shows, and by what it knows the server, on the network.
@@ -381,6 +393,28 @@ mod tests {
         let asked = block_on(FileEngine::Pool, client.get_text("/targets")).expect("runs");
         let Err(ClientError::Unreachable { source, .. }) = asked else { panic!("{asked:?}") };
         assert_eq!(source.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_refusal_names_the_thing_and_the_key() {
+        for (field, message, told) in [
+            (
+                Some("volume/x.size"),
+                "\"1 Gigabyte\" is not a size",
+                "volume/x.size: \"1 Gigabyte\" is not a size",
+            ),
+            (
+                Some("target/iqn.x:t.chap"),
+                "chap: there is no account x",
+                "target/iqn.x:t: chap: there is no account x",
+            ),
+            (Some("create"), "create and prune: give one", "create and prune: give one"),
+            (None, "it is so", "it is so"),
+        ] {
+            let (message, field) = (message.to_owned(), field.map(str::to_owned));
+            let failure = Failure { code: ErrorCode::Invalid, message, field };
+            assert_eq!(ClientError::Refused(failure).to_string(), told);
+        }
     }
 
     #[test]

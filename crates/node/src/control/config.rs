@@ -19,8 +19,10 @@ use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
 use super::{Api, places};
+use crate::Obstacle;
 use crate::desired::{
-    Change, ChangeRefused, Changed, Current, Desired, Document, Edit, Key, Kind, Object, StateError,
+    Change, ChangeRefused, Changed, Current, Desired, Document, Edit, Key, Kind, Misfit, Object,
+    StateError, from_json,
 };
 
 /// The longest document, in bytes: ten thousand volumes take four million.
@@ -477,7 +479,12 @@ fn refused(refused: ChangeRefused) -> ApiError {
         ChangeRefused::Exists(_) => ApiError::conflict(message),
         ChangeRefused::Conflict { .. } => ApiError::revision_conflict(message),
         ChangeRefused::InUse(_) => ApiError::in_use(message),
-        ChangeRefused::Change(_) => ApiError::unable(message),
+        ChangeRefused::Referred { .. } => ApiError::referred(message),
+        ChangeRefused::Change(error) => match error.obstacle() {
+            Some(Obstacle::Missing) => ApiError::not_found(message),
+            Some(Obstacle::Taken) => ApiError::conflict(message),
+            None => ApiError::unable(message),
+        },
         ChangeRefused::State(error) => state_failed(error),
     }
 }
@@ -492,15 +499,15 @@ fn parse_kind(word: &str) -> Result<Kind, ApiError> {
 }
 
 fn parse_object(kind: Kind, body: &[u8]) -> Result<Object, ApiError> {
-    Object::from_json(kind, body).map_err(|error| wrong_body(&error))
+    Object::from_json(kind, body).map_err(wrong_body)
 }
 
 fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(body).map_err(|error| wrong_body(&error))
+    from_json(body).map_err(wrong_body)
 }
 
-fn wrong_body(error: &serde_json::Error) -> ApiError {
-    ApiError::invalid(None, format!("the body: {error}"))
+fn wrong_body(misfit: Misfit) -> ApiError {
+    ApiError::invalid(misfit.key.as_deref(), format!("the body: {misfit}"))
 }
 
 /// What stands behind the question mark; nothing is all as it is unless given.

@@ -43,6 +43,11 @@ impl ApiError {
         Self::new(ErrorCode::InUse, message)
     }
 
+    /// Others speak of what it takes away.
+    pub(super) fn referred(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Referred, message)
+    }
+
     /// What it names in the world outside does not allow it.
     pub(super) fn unable(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Unable, message)
@@ -85,6 +90,7 @@ impl IntoResponse for ApiError {
             ErrorCode::Conflict
             | ErrorCode::RevisionConflict
             | ErrorCode::InUse
+            | ErrorCode::Referred
             | ErrorCode::NoState => StatusCode::CONFLICT,
             ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
             ErrorCode::Forbidden => StatusCode::FORBIDDEN,

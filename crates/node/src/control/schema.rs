@@ -436,16 +436,18 @@ pub struct Failure {
 pub enum ErrorCode {
     /// The request is wrong.
     Invalid,
-    /// What it names does not exist.
+    /// What it names does not exist: a thing of the server, or a file.
     NotFound,
     /// The path takes other methods.
     MethodNotAllowed,
-    /// Something else is going on there, or has that name.
+    /// Something else is going on there, or has that name, file or port.
     Conflict,
     /// The state has another revision than the one that the request was made for.
     RevisionConflict,
     /// Clients use what would be taken away.
     InUse,
+    /// Others speak of what would be taken away.
+    Referred,
     /// A file, a device, a port or a secret that it names cannot be used.
     Unable,
     /// The token was not shown.

@@ -315,6 +315,11 @@ mod tests {
             ("[[portal]]\naddress = \"here\"", "portal/here.address", "is not an address"),
             ("[limits]\nsessions = 0", "limits/.sessions", "write a number from 1"),
             ("[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = [\"a\"]", "", "there is no volume a"),
+            (
+                "[[host]]\nname = \"h\"\naccount = \"nobody\"",
+                "host/h.account",
+                "there is no account nobody",
+            ),
         ] {
             let invalid = compile(text).expect_err(told);
             assert_eq!(invalid.field.as_deref().unwrap_or_default(), field, "{invalid}");

@@ -36,7 +36,7 @@ pub struct Document {
 
 /// A number or a text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "write a number or a text")]
 pub enum Scalar {
     /// A number.
     Number(u64),
@@ -212,7 +212,7 @@ impl Luns {
 impl<'de> Deserialize<'de> for Luns {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged)]
+        #[serde(untagged, expecting = "write a list of volumes, or a table of volumes by LUN")]
         enum Written {
             List(Vec<String>),
             Table(BTreeMap<String, String>),
@@ -271,7 +271,7 @@ pub struct Rule {
 
 /// The units that a rule shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "write a list of LUNs, or a table of volumes by LUN")]
 pub enum ShownLuns {
     /// By the target's numbers.
     Numbers(Vec<u16>),

@@ -208,7 +208,10 @@ fn patch(
     merge(&mut value, patch);
     let text = serde_json::to_vec(&value).expect("it is JSON");
     let object = Object::from_json(key.kind, &text);
-    let object = object.map_err(|error| invalid(error.to_string()))?;
+    let object = object.map_err(|misfit| {
+        let field = misfit.key.map_or(key.to_string(), |field| format!("{key}.{field}"));
+        super::Invalid { field: Some(field), message: misfit.message }
+    })?;
     let new = object.key();
     if new != *key {
         if objects.contains_key(&new) {
@@ -428,13 +431,18 @@ mod tests {
         for (edit, told) in [
             (Edit::Remove(key("b")), "there is no volume b"),
             (Edit::Remove(Key::new(Kind::Host, "hh")), "did you mean h?"),
-            (add, "there is a volume a already"),
+            (add, "volume a exists already"),
             (Edit::Patch(key("a"), json!({ "sise": 1 })), "unknown field `sise`"),
+            (Edit::Patch(key("a"), json!({ "iops": "abc" })), "volume/a.iops: invalid type"),
             (Edit::Patch(key("a"), json!([])), "a merge patch is an object"),
         ] {
             let refused = after(&mut objects, edit).expect_err(told);
             assert!(refused.contains(told), "{refused}");
         }
+        let before = Arc::clone(&objects[&key("a")]);
+        let same = Edit::Patch(key("a"), json!({ "store": "file", "read-only": false }));
+        after(&mut objects, same).expect("valid");
+        assert!(Arc::ptr_eq(&before, &objects[&key("a")]), "what it is already is no change");
         let patched = Edit::Patch(key("a"), json!({ "size": "1GiB", "serial": null }));
         after(&mut objects, patched).expect("valid");
         assert!(volume(&objects, "a").serial.is_some(), "identity is not taken away");

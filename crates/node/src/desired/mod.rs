@@ -6,8 +6,10 @@ mod cascade;
 mod compile;
 pub mod document;
 mod edit;
+mod fit;
 mod object;
 mod plan;
+mod references;
 mod store;
 
 use std::collections::BTreeSet;
@@ -25,10 +27,12 @@ use self::compile::Compiler;
 pub use self::compile::Invalid;
 pub use self::document::Document;
 pub use self::edit::Edit;
+pub use self::fit::{Misfit, from_json};
 use self::object::differences;
 pub use self::object::{Key, Kind, Object, Objects};
 use self::plan::summary;
 pub use self::plan::{Action, FieldChange, Step, plan};
+use self::references::referred;
 use self::store::History;
 pub(crate) use self::store::VOLUMES;
 pub use self::store::{Revision, StateError, Store};
@@ -107,8 +111,18 @@ pub enum ChangeRefused {
     #[error("there is no {} {}{}", .0.kind.word(), .0.name, .1)]
     NotFound(Key, String),
     /// The name is taken.
-    #[error("there is a {} {} already", .0.kind.word(), .0.name)]
+    #[error("{} {} exists already", .0.kind.word(), .0.name)]
     Exists(Key),
+    /// Others, which stay, speak of what it takes away.
+    #[error("{} {} is {}: {}", .key.kind.word(), .key.name, .by.join(", "), remedy(.key, *.is_left_out))]
+    Referred {
+        /// What would go.
+        key: Key,
+        /// How others speak of it: `LUN 1 of iqn…`.
+        by: Vec<String>,
+        /// It would go since a document does not list it.
+        is_left_out: bool,
+    },
     /// Somebody else has changed the state meanwhile.
     #[error(
         "the state is at revision {current}, and this change was made for {expected}: look again, and \
@@ -129,6 +143,15 @@ pub enum ChangeRefused {
     /// It could not be kept.
     #[error(transparent)]
     State(#[from] StateError),
+}
+
+/// What to do about a thing that others speak of.
+fn remedy(key: &Key, is_left_out: bool) -> &'static str {
+    match (is_left_out, key.kind) {
+        (true, _) => "the document leaves it out: list it, or change that, too",
+        (false, Kind::Volume) => "detach it first, or give --cascade",
+        (false, _) => "take it out of there first, or give --cascade",
+    }
 }
 
 fn told(interruptions: &[Interruption]) -> String {
@@ -259,10 +282,16 @@ impl Desired {
             return Err(ChangeRefused::Conflict { expected, current: before.revision });
         }
         let mut objects = (*before.objects).clone();
+        let is_left_out = change.edits.iter().any(|edit| matches!(edit, Edit::Replace(_)));
         for edit in change.edits {
             edit.carry_out(&mut objects, &self.folder)?;
         }
         let steps = plan(&before.objects, &objects);
+        let gone = steps.iter().filter(|step| step.action == Action::Remove);
+        let gone: BTreeSet<Key> = gone.map(|step| Key::new(step.kind, &step.name)).collect();
+        if let Some((key, by)) = referred(&objects, &gone) {
+            return Err(ChangeRefused::Referred { key, by, is_left_out });
+        }
         let mut changed = Changed {
             revision: before.revision,
             steps,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::document::{Account, Discovery, Document, Host, Portal, Scalar, Target, Volume};
+use super::fit::{Misfit, from_json};
 use std::collections::BTreeMap;
 
 /// What kind of thing.
@@ -138,15 +139,15 @@ impl Object {
     }
 
     /// From JSON.
-    pub fn from_json(kind: Kind, text: &[u8]) -> serde_json::Result<Self> {
+    pub fn from_json(kind: Kind, text: &[u8]) -> Result<Self, Misfit> {
         Ok(match kind {
-            Kind::Portal => Self::Portal(serde_json::from_slice(text)?),
-            Kind::Account => Self::Account(serde_json::from_slice(text)?),
-            Kind::Host => Self::Host(serde_json::from_slice(text)?),
-            Kind::Volume => Self::Volume(serde_json::from_slice(text)?),
-            Kind::Target => Self::Target(serde_json::from_slice(text)?),
-            Kind::Discovery => Self::Discovery(serde_json::from_slice(text)?),
-            Kind::Limits => Self::Limits(serde_json::from_slice(text)?),
+            Kind::Portal => Self::Portal(from_json(text)?),
+            Kind::Account => Self::Account(from_json(text)?),
+            Kind::Host => Self::Host(from_json(text)?),
+            Kind::Volume => Self::Volume(from_json(text)?),
+            Kind::Target => Self::Target(from_json(text)?),
+            Kind::Discovery => Self::Discovery(from_json(text)?),
+            Kind::Limits => Self::Limits(from_json(text)?),
         })
     }
 

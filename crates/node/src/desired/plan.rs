@@ -84,7 +84,7 @@ impl fmt::Display for FieldChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { field, from, to } = self;
         let value = |value: &Option<Value>| match value {
-            None => "none".to_owned(),
+            None => "(unset)".to_owned(),
             Some(Value::String(text)) => text.clone(),
             Some(value) => value.to_string(),
         };
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(lines("", a), ["+ volume a"]);
         assert_eq!(lines(a, ""), ["- volume a"]);
         let grown = a.replace("1GiB", "2GiB").replace("serial", "read-only = true\nserial");
-        assert_eq!(lines(a, &grown), ["~ volume a: read-only none -> true, size 1GiB -> 2GiB"]);
+        assert_eq!(lines(a, &grown), ["~ volume a: read-only (unset) -> true, size 1GiB -> 2GiB"]);
         let other = "[[host]]\nname = \"h\"\n[limits]\nsessions = 4\n";
         assert_eq!(lines(a, other), ["+ host h", "+ limits", "- volume a"]);
     }

@@ -5,7 +5,7 @@ use std::fs::{DirBuilder, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Once, PoisonError, RwLock};
 
 use redb::backends::FileBackend;
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
@@ -109,7 +109,8 @@ impl File {
         }
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         if database.is_none() {
-            *database = Some(open(&self.path)?);
+            // Who closed it has told why.
+            *database = Some(open(&self.path, || {})?);
         }
         Ok(work(database.as_ref().expect("just opened")))
     }
@@ -140,11 +141,15 @@ impl History {
 impl Store {
     /// The state in this folder, which is made if there is none; nobody but its owner reads it.
     pub fn open(folder: &Path) -> Result<Self, StateError> {
-        let open = |source| StateError::Open { path: folder.to_owned(), source };
+        let wrong = |source| StateError::Open { path: folder.to_owned(), source };
         for folder in [folder, &folder.join(VOLUMES)] {
-            DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(open)?;
+            DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(wrong)?;
         }
-        let store = Self { file: File { path: folder.join(FILE), database: Arc::default() } };
+        let path = folder.join(FILE);
+        let told = Once::new();
+        let warn = || warn!("the state was not closed in good order and is looked through");
+        let database = open(&path, move || told.call_once(warn))?;
+        let store = Self { file: File { path, database: Arc::new(RwLock::new(Some(database))) } };
         store.check_format()?;
         Ok(store)
     }
@@ -209,7 +214,8 @@ impl Store {
     }
 }
 
-fn open(path: &Path) -> Result<Database, StateError> {
+/// Opens it, or makes it. `repairing` is called, more than once, where it was not closed.
+fn open(path: &Path, repairing: impl Fn() + 'static) -> Result<Database, StateError> {
     let wrong = |source| StateError::Open { path: path.to_owned(), source };
     let told = |error| match error {
         DatabaseError::DatabaseAlreadyOpen => StateError::InUse(path.to_owned()),
@@ -223,9 +229,7 @@ fn open(path: &Path) -> Result<Database, StateError> {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create(true).mode(FILE_MODE).open(path);
     let database = Database::builder()
-        .set_repair_callback(|_| {
-            warn!("the state was not closed in good order and is looked through")
-        })
+        .set_repair_callback(move |_| repairing())
         .create_with_backend(FileBackend::new(file.map_err(wrong)?).map_err(told)?);
     database.map_err(told)
 }
