@@ -71,7 +71,7 @@ fn a_mistake_in_the_file_is_told_with_line_key_and_the_nearest_key() -> Result<(
         }
     }
     let missing = folder.path().join("missing.toml");
-    says(&refused(&["--config", text(&missing)], USAGE)?, &["missing.toml", "No such file"])
+    says(&refused(&["--config", text(&missing)], NOT_FOUND)?, &["missing.toml", "No such file"])
 }
 
 #[test]

@@ -145,7 +145,7 @@ fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
     }
     let missing = "[[volume]]\nname = \"n\"\npath = \"/nonexistent/x\"";
     let output = server.apply(missing, &[])?;
-    ensure!(output.status.code() == Some(FAILED), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.code() == Some(NOT_FOUND), "{}", String::from_utf8_lossy(&output.stderr));
     server.refused(NOT_FOUND, &["volume", "delete", "n"])?;
     server.refused(NOT_FOUND, &["volume", "show", "n"])?;
     server.refused(CONFLICT, &["volume", "create", "a", "1MiB"])?;
@@ -206,8 +206,8 @@ fn what_is_in_use_goes_only_when_it_is_forced() -> Result<()> {
     let _user = user(&portal, "iqn.2026-11.io.sarsen:used", 0)?;
     wait_for_sessions(&server, 1)?;
     // Others come and go meanwhile.
-    let named = server.refused(USAGE, &["volume", "delete", "other"])?;
-    ensure!(named.contains("there is no volume other"), "{named}");
+    let named = server.refused(CONFLICT, &["volume", "delete", "other"])?;
+    ensure!(named.contains("volume other is LUN 0 of"), "{named}");
     let gone = server.run(&["volume", "delete", "other", "--cascade"])?;
     let expected = "- volume other\n- target iqn.2026-11.io.sarsen:other\ndone: revision 3\n";
     ensure!(gone == expected, "{gone}");
@@ -285,6 +285,7 @@ fn a_full_state_disk_is_told_and_the_data_go_on() -> Result<()> {
     };
     ensure!(refused.contains("the change is not kept, and nothing was changed"), "{refused}");
     ensure!(server.json(&["history"])?["revisions"][0]["revision"] == revision);
+    ensure!(!server.log().contains("not closed in good order"), "{}", server.log());
     let mut qemu = Command::new("qemu-io");
     qemu.args(["-f", "raw", "-c", "write -P 7 0 1M", "-c", "read -P 7 0 1M"]).arg(&url);
     process::output(&mut qemu, LIMIT)?;

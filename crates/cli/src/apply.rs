@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use sarsen_node::control::schema::{Apply, ConfigState, RevisionList};
-use sarsen_node::desired::Document;
+use sarsen_node::desired::{Document, from_json};
 
 use crate::control::{Manner, table};
 use crate::disk::{on_a_core, print_line};
@@ -119,7 +119,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Document> {
     let is_json = path.extension().is_some_and(|extension| extension == "json")
         || text.trim_start().starts_with('{');
     let parsed = match is_json {
-        true => serde_json::from_str(&text).map_err(|error| error.to_string()),
+        true => from_json(text.as_bytes()).map_err(|misfit| misfit.to_string()),
         false => toml::from_str(&text).map_err(|error| error.to_string()),
     };
     Ok(parsed.map_err(|error| UsageError(format!("{}: {}", path.display(), error.trim())))?)

@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use anyhow::Context;
 use clap_complete::{Shell, generate};
+
+use crate::exit::printed;
 
 /// Flags of `sarsen completions`.
 #[derive(clap::Args)]
@@ -17,7 +18,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, command: clap::Command) -> anyhow::Result<()> {
     let script = script(&arguments.shell, command)?;
     let mut out = std::io::stdout().lock();
-    out.write_all(&script).and_then(|()| out.flush()).context("cannot write to standard output")
+    printed(out.write_all(&script).and_then(|()| out.flush()))
 }
 
 /// What the shell of that name is to read.

@@ -18,7 +18,7 @@ use sarsen_io::time;
 use sarsen_node::config::{parse_size, render_size};
 use serde::Serialize;
 
-use crate::exit::UsageError;
+use crate::exit::{UsageError, printed};
 use progress::Bar;
 
 /// How long a target may be away before a verb gives up: a restart takes less.
@@ -474,5 +474,5 @@ fn hex(bytes: &[u8]) -> String {
 
 pub(crate) fn print_line(line: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to standard output")
+    printed(writeln!(out, "{line}").and_then(|()| out.flush()))
 }

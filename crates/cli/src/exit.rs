@@ -1,8 +1,9 @@
 //! Exit codes, the same for every verb.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use sarsen_initiator::transfer::TransferError;
 use sarsen_initiator::{
     AuthenticationError, ConnectionError, LoginError, LoginStatus, Sense, SenseKey, SessionError,
@@ -12,9 +13,9 @@ use sarsen_lab::archive::ArchiveError;
 use sarsen_lab::load::LoadError;
 use sarsen_lab::study::RunError;
 use sarsen_lab::study::lunden::LundenError;
-use sarsen_node::StartError;
 use sarsen_node::control::schema::ErrorCode;
 use sarsen_node::control::{Address, ClientError};
+use sarsen_node::{ConfigError, Obstacle, StartError};
 
 /// Something failed.
 const FAILED: u8 = 1;
@@ -61,6 +62,19 @@ pub(crate) struct NotFoundError(pub(crate) String);
 #[error("{0}")]
 pub(crate) struct DegradedError(pub(crate) String);
 
+/// Who reads what is printed has seen enough, as `head` has: it ends quietly.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads standard output")]
+pub(crate) struct OutputClosed;
+
+/// What became of printing.
+pub(crate) fn printed(outcome: io::Result<()>) -> anyhow::Result<()> {
+    match outcome {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(OutputClosed.into()),
+        outcome => outcome.context("cannot write to standard output"),
+    }
+}
+
 /// LOGICAL UNIT NOT SUPPORTED.
 const NO_SUCH_UNIT: (u8, u8) = (0x25, 0);
 /// SCSI status RESERVATION CONFLICT.
@@ -69,6 +83,20 @@ const RESERVATION_CONFLICT: u8 = 0x18;
 /// Says on stderr what went wrong, and gives the code for it.
 pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
+    if error.downcast_ref::<OutputClosed>().is_some() {
+        return ExitCode::SUCCESS;
+    }
+    let message = message(&error);
+    let (code, advice) = classify(&error);
+    match advice {
+        Some(advice) => eprintln!("sarsen: {message}: {advice}"),
+        None => eprintln!("sarsen: {message}"),
+    }
+    ExitCode::from(code)
+}
+
+/// What went wrong, and why.
+pub(crate) fn message(error: &anyhow::Error) -> String {
     // A library's message may already hold its source's.
     let mut message = String::new();
     for cause in error.chain() {
@@ -78,12 +106,7 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
             message += &cause;
         }
     }
-    let (code, advice) = classify(&error);
-    match advice {
-        Some(advice) => eprintln!("sarsen: {message}: {advice}"),
-        None => eprintln!("sarsen: {message}"),
-    }
-    ExitCode::from(code)
+    message
 }
 
 /// The number that [`code`] would give.
@@ -106,6 +129,16 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if let Some(error) = error.downcast_ref() {
         return control(error);
     }
+    if let Some(error) = error.downcast_ref() {
+        return (start(error), None);
+    }
+    if error.downcast_ref::<ConfigError>().is_some() {
+        return (USAGE, None);
+    }
+    // A file that an argument names.
+    if let Some(error) = error.downcast_ref::<io::Error>() {
+        return (obstacle(Obstacle::below(error)), None);
+    }
     match error.downcast_ref::<ArchiveError>() {
         Some(ArchiveError::NoSuchRun { .. }) => {
             return (NOT_FOUND, Some("`sarsen lab runs` lists them"));
@@ -118,7 +151,7 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     }
     if let Some(LundenError::Read { source, .. } | LundenError::Folder { source, .. }) =
         error.downcast_ref()
-        && source.kind() == std::io::ErrorKind::NotFound
+        && source.kind() == ErrorKind::NotFound
     {
         return (NOT_FOUND, None);
     }
@@ -133,34 +166,31 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     if let Some(error) = error.chain().find_map(|cause| cause.downcast_ref::<SessionError>()) {
         return session(error);
     }
-    match error.downcast_ref::<TransferError>() {
-        Some(TransferError::InUse { .. }) => return (CONFLICT, None),
-        Some(TransferError::Unaligned { .. }) => return (USAGE, None),
-        Some(TransferError::File { source, .. })
-            if source.kind() == std::io::ErrorKind::NotFound =>
-        {
-            return (NOT_FOUND, None);
+    let code = match error.downcast_ref::<TransferError>() {
+        Some(TransferError::InUse { .. }) => CONFLICT,
+        Some(TransferError::Unaligned { .. }) => USAGE,
+        Some(TransferError::File { source, .. }) if source.kind() == ErrorKind::NotFound => {
+            NOT_FOUND
         }
-        _ => {}
-    }
-    let code = match error.downcast_ref::<StartError>() {
-        Some(StartError::Config(_)) => USAGE,
-        Some(StartError::Listen { source, .. })
-            if source.kind() == std::io::ErrorKind::AddrInUse =>
-        {
-            CONFLICT
-        }
-        Some(StartError::Control { source, .. }) => match source.kind() {
-            ErrorKind::AddrInUse | ErrorKind::AlreadyExists => CONFLICT,
-            ErrorKind::NotFound => NOT_FOUND,
-            _ => FAILED,
-        },
-        Some(StartError::Store { source, .. }) if source.is_misconfigured() => USAGE,
-        Some(StartError::Store { source, .. }) if source.is_in_use() => CONFLICT,
-        Some(StartError::Store { source, .. }) if source.is_not_found() => NOT_FOUND,
         _ => FAILED,
     };
     (code, None)
+}
+
+fn start(error: &StartError) -> u8 {
+    match error {
+        StartError::Config(_) => USAGE,
+        StartError::Store { source, .. } if source.is_misconfigured() => USAGE,
+        error => obstacle(error.obstacle()),
+    }
+}
+
+fn obstacle(obstacle: Option<Obstacle>) -> u8 {
+    match obstacle {
+        Some(Obstacle::Missing) => NOT_FOUND,
+        Some(Obstacle::Taken) => CONFLICT,
+        None => FAILED,
+    }
 }
 
 fn control(error: &ClientError) -> (u8, Option<&'static str>) {
@@ -175,16 +205,15 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
             UNREACHABLE,
             Some("is a server's API served there, with --api, and the way to it open?"),
         ),
-        ClientError::Token(_)
-        | ClientError::Tls(_)
-        | ClientError::Untrusted { .. }
-        | ClientError::Unauthorized { .. } => (FAILED, None),
+        ClientError::Token(_) | ClientError::Tls(_) => (obstacle(Obstacle::below(error)), None),
+        ClientError::Untrusted { .. } | ClientError::Unauthorized { .. } => (FAILED, None),
         ClientError::Refused(failure) => match failure.code {
             ErrorCode::Invalid => (USAGE, None),
             ErrorCode::NotFound => (NOT_FOUND, None),
             ErrorCode::Conflict
             | ErrorCode::RevisionConflict
             | ErrorCode::InUse
+            | ErrorCode::Referred
             | ErrorCode::NoState => (CONFLICT, None),
             ErrorCode::MethodNotAllowed
             | ErrorCode::Unable
@@ -207,9 +236,7 @@ fn study(error: &RunError) -> Option<u8> {
         | RunError::Twice { .. }
         | RunError::OtherPlan { .. } => Some(USAGE),
         RunError::NothingToResume { .. } => Some(NOT_FOUND),
-        RunError::Folder { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-            Some(NOT_FOUND)
-        }
+        RunError::Folder { source, .. } if source.kind() == ErrorKind::NotFound => Some(NOT_FOUND),
         RunError::Archive(ArchiveError::Held { .. }) => Some(CONFLICT),
         RunError::Folder { .. } | RunError::Archive(_) => None,
     }
@@ -269,10 +296,8 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::path::PathBuf;
 
-    use sarsen_node::ConfigError;
     use sarsen_node::control::schema::Failure;
 
     use super::*;
@@ -299,6 +324,9 @@ mod tests {
         assert_eq!(code_of(refused(ErrorCode::Internal)), 1);
         assert_eq!(code_of(UsageError("x".into())), 2);
         assert_eq!(code_of(StartError::from(config)), 2);
+        assert_eq!(code_of(io::Error::from(ErrorKind::PermissionDenied)), 1);
+        assert_eq!(code_of(io::Error::from(ErrorKind::NotFound)), 3);
+        assert_eq!(code_of(refused(ErrorCode::Referred)), 4);
         assert_eq!(code_of(refused(ErrorCode::Invalid)), 2);
         assert_eq!(code_of(NotFoundError("x".into())), 3);
         assert_eq!(code_of(refused(ErrorCode::NotFound)), 3);
@@ -311,6 +339,15 @@ mod tests {
         assert_eq!(code_of(DegradedError("x".into())), 5);
         assert_eq!(code_of(unreachable(ErrorKind::NotFound)), 6);
         assert_eq!(code_of(unreachable(ErrorKind::ConnectionRefused)), 6);
+    }
+
+    #[test]
+    fn who_has_seen_enough_is_no_failure_and_a_full_disk_is() {
+        let closed = printed(Err(ErrorKind::BrokenPipe.into())).expect_err("not printed");
+        assert_eq!(code(Err(closed.context("a list"))), ExitCode::SUCCESS);
+        let full = printed(Err(ErrorKind::StorageFull.into())).expect_err("not printed");
+        assert!(message(&full).starts_with("cannot write to standard output: "));
+        assert_eq!(code_of(full), 1);
     }
 
     #[test]

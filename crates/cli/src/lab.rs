@@ -21,7 +21,7 @@ use sarsen_node::config::{parse_cache, parse_size};
 use sarsen_node::stores::CacheMode;
 
 pub(crate) use self::results::Results;
-use crate::disk::variable;
+use crate::disk::{print_line, variable};
 
 /// Verbs of the lab.
 #[derive(clap::Subcommand)]
@@ -174,10 +174,10 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Studies { json } => {
             for study in study::ALL {
                 let (name, about) = (study.name(), study.about());
-                match json {
-                    true => println!("{}", serde_json::json!({ "study": name, "about": about })),
-                    false => println!("{name}: {about}"),
-                }
+                print_line(&match json {
+                    true => serde_json::json!({ "study": name, "about": about }).to_string(),
+                    false => format!("{name}: {about}"),
+                })?;
             }
             Ok(())
         }
@@ -212,13 +212,13 @@ fn list_specs(arguments: &SpecsArguments) -> anyhow::Result<()> {
                 "name": name, "block_bytes": block_bytes, "read_percent": read_percent,
                 "random_percent": random_percent, "queue_depth": queue_depth,
             });
-            println!("{line}");
+            print_line(&line.to_string())?;
             continue;
         }
-        println!(
+        print_line(&format!(
             "{name}: {block_bytes} bytes, {read_percent} % reads, {random_percent} % random, \
              {queue_depth} open"
-        );
+        ))?;
     }
     Ok(())
 }
@@ -296,14 +296,14 @@ fn print(job: Option<&str>, result: &LoadResult, json: bool) -> anyhow::Result<(
         if let (Some(name), Some(object)) = (job, value.as_object_mut()) {
             object.insert("job".into(), name.into());
         }
-        println!("{value}");
+        print_line(&value.to_string())?;
     } else {
         if let Some(name) = job {
-            println!("{name}:");
+            print_line(&format!("{name}:"))?;
         }
-        println!("{}", render(result));
+        print_line(&render(result))?;
         for line in details(result) {
-            println!("  {line}");
+            print_line(&format!("  {line}"))?;
         }
     }
     Ok(())

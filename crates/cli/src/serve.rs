@@ -19,12 +19,13 @@ use sarsen_node::config::{
     self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig,
     render_size,
 };
-use sarsen_node::{ConfigError, Made, Server, StartError};
+use sarsen_node::{Made, Server};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::control::default_socket;
+use crate::exit;
 use crate::lab::Results;
 
 /// Flags of `sarsen serve`. What flags say is added to what the file says.
@@ -139,14 +140,12 @@ impl TlsArguments {
 impl Arguments {
     /// What flags and file say. Where neither says where to listen, it is where the sockets `received`
     /// from the service manager do.
-    fn config(&self, received: &[SocketAddr]) -> Result<Config, ConfigError> {
+    fn config(&self, received: &[SocketAddr]) -> anyhow::Result<Config> {
         let mut config = match &self.config {
             None => Config::default(),
             Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(|error| ConfigError {
-                    place: path.display().to_string(),
-                    message: format!("cannot read the configuration: {error}"),
-                })?;
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read the configuration {}", path.display()))?;
                 config::parse_file(path, &text)?
             }
         };
@@ -173,7 +172,7 @@ impl Arguments {
         let control = control.or_else(socket_of_the_service);
         config.control = control.or_else(|| config.state.as_ref().map(|_| own_socket()));
         config.isns = self.isns.clone().or(config.isns);
-        config.finish()
+        Ok(config.finish()?)
     }
 }
 
@@ -231,7 +230,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     let mut replace = signal(SignalKind::user_defined2())?;
     let received: Vec<_> = handover::received().into_iter().map(|(_, address)| address).collect();
     let kept_names = service_manager::kept_names();
-    let config = arguments.config(&received).map_err(StartError::from)?;
+    let config = arguments.config(&received)?;
     let volumes = config.volumes.clone();
     let server = Server::start(config)?;
     server.show_lab(Arc::new(Results::usual()));
@@ -318,8 +317,8 @@ fn successor(program: Option<&Path>) -> anyhow::Result<PathBuf> {
 async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr]) {
     server.reload_certificates();
     let reloaded = match arguments.config(received) {
-        Ok(config) => server.reload(config).await,
-        Err(error) => Err(error.into()),
+        Ok(config) => server.reload(config).await.map_err(anyhow::Error::from),
+        Err(error) => Err(error),
     };
     match reloaded {
         Ok(Made { needs_restart, sessions_ended, problems }) => {
@@ -331,7 +330,7 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
             }
             info!(sessions_ended, "SIGHUP: the configuration is in force");
         }
-        Err(error) => error!("SIGHUP: nothing was changed: {error}"),
+        Err(error) => error!("SIGHUP: nothing was changed: {}", exit::message(&error)),
     }
 }
 

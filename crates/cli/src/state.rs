@@ -3,7 +3,6 @@
 
 use std::io::Write;
 
-use anyhow::Context;
 use clap::Subcommand;
 use sarsen_node::control::schema::{Apply, ConfigState, ProblemList};
 use sarsen_node::control::{Client, path_segment};
@@ -12,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::control::{Manner, table};
 use crate::disk::{on_a_core, print_line};
-use crate::exit::{DegradedError, NotFoundError, UsageError};
+use crate::exit::{DegradedError, NotFoundError, UsageError, printed};
 
 /// How a change is made.
 #[derive(clap::Args)]
@@ -55,11 +54,11 @@ pub(crate) enum OneVerb {
         #[command(flatten)]
         manner: Manner,
     },
-    /// Change keys of one: KEY=VALUE, or KEY= to take it away. A value may be JSON.
+    /// Change keys of one. Lists and tables are written as JSON.
     Set {
         /// Its name.
         name: String,
-        /// What is changed, such as size=20GiB.
+        /// A key, as `show` has it, and its new value; KEY= takes it away.
         #[arg(required = true, value_name = "KEY=VALUE")]
         settings: Vec<String>,
         #[command(flatten)]
@@ -100,13 +99,13 @@ pub(crate) fn run_one(kind: Kind, verb: OneVerb) -> anyhow::Result<()> {
     match verb {
         OneVerb::Show { name, manner } => show(kind, &name, &manner),
         OneVerb::Set { name, settings, manner } => {
-            let fields = settings.iter().map(|setting| parse_setting(setting));
+            let fields = settings.iter().map(|setting| parse_setting(kind, setting));
             let fields = fields.collect::<Result<Map<_, _>, _>>()?;
             patch(&Key::new(kind, &name), &Value::Object(fields), &manner)
         }
         OneVerb::Rename { name, new_name, manner } => {
-            let field = if kind == Kind::Portal { "address" } else { "name" };
-            patch(&Key::new(kind, &name), &serde_json::json!({ field: new_name }), &manner)
+            let patched = serde_json::json!({ name_key(kind): new_name });
+            patch(&Key::new(kind, &name), &patched, &manner)
         }
         OneVerb::Delete { name, cascade, manner } => {
             let client = manner.client()?;
@@ -179,18 +178,34 @@ fn patch(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<()> 
     report(&changed, manner.manner.json)
 }
 
+/// The key that holds a thing's name.
+fn name_key(kind: Kind) -> &'static str {
+    if kind == Kind::Portal { "address" } else { "name" }
+}
+
 /// `size=20GiB`, `read-only=true`, `chap=["a","b"]`, `alias=`.
-fn parse_setting(text: &str) -> Result<(String, Value), UsageError> {
+fn parse_setting(kind: Kind, text: &str) -> Result<(String, Value), UsageError> {
     let (key, value) = text
         .split_once('=')
         .filter(|(key, _)| !key.is_empty())
         .ok_or_else(|| UsageError(format!("{text:?}: write KEY=VALUE, or KEY= to take it away")))?;
-    let value = match value {
-        "" => Value::Null,
-        // A word is a text; what is JSON, such as a number, true or a list, is that.
-        value => serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned())),
+    if value.is_empty() {
+        return Ok((key.to_owned(), Value::Null));
+    }
+    let text = Value::String(value.to_owned());
+    // What is JSON, such as a number, true or a list, is that, unless the key takes a text alone.
+    let value = match serde_json::from_str(value) {
+        Ok(json) if takes(kind, key, &json) || !takes(kind, key, &text) => json,
+        _ => text,
     };
     Ok((key.to_owned(), value))
+}
+
+/// Whether such a value has the type of the key.
+fn takes(kind: Kind, key: &str, value: &Value) -> bool {
+    let mut fields = Map::from_iter([(name_key(kind).to_owned(), Value::String(String::new()))]);
+    fields.insert(key.to_owned(), value.clone());
+    Object::from_json(kind, Value::Object(fields).to_string().as_bytes()).is_ok()
 }
 
 /// Tells what was done.
@@ -219,7 +234,7 @@ fn render(changed: &Changed) -> String {
     lines.extend(changed.needs_restart.iter().map(|what| format!("! {what}: with the next start")));
     lines.push(match (changed.steps.is_empty(), changed.dry_run) {
         (true, _) => format!("nothing to do: revision {}", changed.revision),
-        (false, true) => "nothing was done: --dry-run".to_owned(),
+        (false, true) => "nothing was done: this is the plan".to_owned(),
         (false, false) => format!("done: revision {}", changed.revision),
     });
     lines.join("\n")
@@ -286,7 +301,7 @@ fn show(kind: Kind, name: &str, manner: &Manner) -> anyhow::Result<()> {
 /// Text as it is.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to stdout")
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
 #[cfg(test)]
@@ -298,15 +313,33 @@ mod tests {
     #[test]
     fn settings_are_texts_or_json() {
         for (text, key, value) in [
-            ("size=20GiB", "size", serde_json::json!("20GiB")),
-            ("read-only=true", "read-only", serde_json::json!(true)),
+            ("alias=disks", "alias", serde_json::json!("disks")),
             ("chap=[\"a\"]", "chap", serde_json::json!(["a"])),
             ("alias=", "alias", Value::Null),
             ("alias=a=b", "alias", serde_json::json!("a=b")),
+            // A text stays one, whatever else it may look like.
+            ("alias=2026", "alias", serde_json::json!("2026")),
+            ("alias=true", "alias", serde_json::json!("true")),
+            ("name=7", "name", serde_json::json!("7")),
+            ("preferred=2", "preferred", serde_json::json!(2)),
+            ("luns={\"0\":\"a\"}", "luns", serde_json::json!({ "0": "a" })),
+            // What fits neither way is the server's to refuse.
+            ("preferred=abc", "preferred", serde_json::json!("abc")),
+            ("chap=7", "chap", serde_json::json!(7)),
         ] {
-            assert_eq!(parse_setting(text).expect(text), (key.to_owned(), value));
+            let parsed = parse_setting(Kind::Target, text);
+            assert_eq!(parsed.expect(text), (key.to_owned(), value));
         }
-        assert!(parse_setting("size").is_err() && parse_setting("=1").is_err());
+        for (text, value) in [
+            ("serial=12345", serde_json::json!("12345")),
+            ("naa=3111111111111111", serde_json::json!("3111111111111111")),
+            ("size=1073741824", serde_json::json!(1_073_741_824)),
+            ("iops=500", serde_json::json!(500)),
+        ] {
+            assert_eq!(parse_setting(Kind::Volume, text).expect(text).1, value);
+        }
+        let of_target = |text| parse_setting(Kind::Target, text);
+        assert!(of_target("alias").is_err() && of_target("=1").is_err());
     }
 
     #[test]

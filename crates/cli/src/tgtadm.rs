@@ -23,6 +23,7 @@ use sarsen_node::desired::document::Target;
 
 use crate::control::client;
 use crate::disk::{on_a_core, print_line};
+use crate::exit::OutputClosed;
 use crate::state::print;
 
 /// EINVAL, with which tgtadm ends whatever went wrong.
@@ -157,6 +158,7 @@ pub(crate) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match carry_out(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Other(error)) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("tgtadm: {failure}");
             match failure {

@@ -152,7 +152,7 @@ pub(crate) fn applied(
         let path = file.to_str().context("a path of text")?;
         let planned = server.command(&["import", from, path, "--apply", "--dry-run"])?.output()?;
         let plan = String::from_utf8(planned.stdout)?;
-        ensure!(plan.ends_with("nothing was done: --dry-run\n"), "{plan}: {}", server.log());
+        ensure!(plan.ends_with("nothing was done: this is the plan\n"), "{plan}: {}", server.log());
         let output = server.command(&["import", from, path, "--apply"])?.output()?;
         said = String::from_utf8(output.stderr)?;
         if matches!(output.status.code(), Some(0 | DEGRADED)) {

@@ -12,7 +12,8 @@ use sarsen_lab::report::{self, Format, Report, terminal};
 use serde_json::json;
 
 use super::run::find;
-use crate::exit::UsageError;
+use crate::disk::print_line;
+use crate::exit::{UsageError, printed};
 
 #[derive(clap::Args)]
 pub(crate) struct Kept {
@@ -86,12 +87,12 @@ pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
                 "id": id, "study": study, "scale": scale, "contestants": contestants,
                 "began_at": run.began_at, "ended_at": ended_at, "command": command,
             });
-            println!("{line}");
+            print_line(&line.to_string())?;
         } else {
             let state = if run.ended_at.is_some() { "" } else { ", unfinished" };
             let who = run.contestants.join(", ");
             let line = format!("{}: {} {}, {began}: {who}{state}", run.id, run.study, run.scale);
-            println!("{}", report::one_line(&line));
+            print_line(&report::one_line(&line))?;
         }
     }
     Ok(())
@@ -107,7 +108,7 @@ pub(super) fn report(arguments: &ReportArguments) -> anyhow::Result<()> {
         }
         (None, Some(format)) => {
             let mut out = io::stdout().lock();
-            report::write(format, &document, &run, &mut out).context("standard output")
+            printed(report::write(format, &document, &run, &mut out))
         }
         (None, None) => print(&document),
     }
@@ -123,7 +124,7 @@ pub(super) fn compare(arguments: &CompareArguments) -> anyhow::Result<()> {
         return Err(anyhow!("the two runs have no cell in common that has these figures"));
     }
     if arguments.json {
-        println!("{}", serde_json::to_string(&compared)?);
+        print_line(&serde_json::to_string(&compared)?)?;
     } else {
         print(&compare::report(&before, &after, &compared))?;
     }
@@ -146,7 +147,7 @@ pub(super) fn format_of(path: &Path) -> anyhow::Result<Format> {
 
 /// Tables on the terminal.
 pub(super) fn print(document: &Report) -> anyhow::Result<()> {
-    terminal::write(document, None, &mut io::stdout().lock()).context("standard output")
+    printed(terminal::write(document, None, &mut io::stdout().lock()))
 }
 
 pub(super) fn write(

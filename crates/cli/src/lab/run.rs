@@ -16,7 +16,7 @@ use sarsen_lab::study::{self, Choices, Settings, Study, lunden};
 use super::archive;
 use super::progress::Progress;
 use crate::disk::variable;
-use crate::exit::{DegradedError, UsageError};
+use crate::exit::{DegradedError, UsageError, printed};
 
 /// The study whose figures bonnie++ measures.
 const LUNDEN: &str = "lunden";
@@ -234,8 +234,7 @@ impl Output {
     pub(super) fn tell(&self, study: &dyn Study, run: &Run) -> anyhow::Result<()> {
         let document = study.report(run);
         if self.json {
-            report::write(Format::Json, &document, run, &mut io::stdout().lock())
-                .context("standard output")?;
+            printed(report::write(Format::Json, &document, run, &mut io::stdout().lock()))?;
         } else {
             archive::print(&document)?;
         }
