@@ -183,7 +183,7 @@ fn a_server_that_is_not_known_is_not_asked() -> Result<()> {
         ensure!(said.contains(&told) && said.contains("--ca"), "{said}\nnot {told}");
     }
     let absent = remote.folder.path().join("absent");
-    let absent = refused(FAILED, &mut remote.command(Some(&token), Some(&absent), &list)?)?;
+    let absent = refused(NOT_FOUND, &mut remote.command(Some(&token), Some(&absent), &list)?)?;
     ensure!(absent.contains("cannot read"), "{absent}");
     remote.server.stop()
 }
