@@ -79,7 +79,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   const other = await page.request.patch(`${base}/v1/config/volume/idle`, { data: { share: 7 }, headers: { "sarsen-author": "Bob" } });
   assert.equal(other.status(), 200);
   await dialog.getByRole("button", { name: "Change", exact: true }).click();
-  await dialog.getByText(/Bob, .*volume idle: share none -> 7/).waitFor();
+  await dialog.getByText(/Bob, .*volume idle: share \(unset\) -> 7/).waitFor();
   assert.equal((await limits()).iops, 400);
   await dialog.getByRole("button", { name: "Look again" }).click();
   await dialog.getByRole("button", { name: "Change", exact: true }).click();

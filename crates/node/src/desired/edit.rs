@@ -428,10 +428,12 @@ mod tests {
         let mut objects = begun();
         let key = |name| Key::new(Kind::Volume, name);
         let add = Edit::Add(Object::Volume(Volume { name: "a".into(), ..Volume::default() }));
+        let x = Account { name: "x".into(), ..Account::default() };
         for (edit, told) in [
             (Edit::Remove(key("b")), "there is no volume b"),
             (Edit::Remove(Key::new(Kind::Host, "hh")), "did you mean h?"),
-            (add, "volume a exists already"),
+            (add, "there is a volume a already"),
+            (Edit::Add(Object::Account(x)), "there is an account x already"),
             (Edit::Patch(key("a"), json!({ "sise": 1 })), "unknown field `sise`"),
             (Edit::Patch(key("a"), json!({ "iops": "abc" })), "volume/a.iops: invalid type"),
             (Edit::Patch(key("a"), json!([])), "a merge patch is an object"),

@@ -111,7 +111,7 @@ pub enum ChangeRefused {
     #[error("there is no {} {}{}", .0.kind.word(), .0.name, .1)]
     NotFound(Key, String),
     /// The name is taken.
-    #[error("{} {} exists already", .0.kind.word(), .0.name)]
+    #[error("there is {} {} already", article(.0.kind), .0.name)]
     Exists(Key),
     /// Others, which stay, speak of what it takes away.
     #[error("{} {} is {}: {}", .key.kind.word(), .key.name, .by.join(", "), remedy(.key, *.is_left_out))]
@@ -143,6 +143,12 @@ pub enum ChangeRefused {
     /// It could not be kept.
     #[error(transparent)]
     State(#[from] StateError),
+}
+
+/// `a volume`, `an account`.
+fn article(kind: Kind) -> String {
+    let article = if kind == Kind::Account { "an" } else { "a" };
+    format!("{article} {}", kind.word())
 }
 
 /// What to do about a thing that others speak of.
