@@ -262,19 +262,23 @@ fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() 
     fs::write(&path, [7; 4096])?;
     let file = path.to_str().context("a path")?;
     let server = Managed::start(folder.path())?;
-    let create = ["volume", "create", "x", "8MiB", "--path", file];
-    server.run(&[&create[..], &["--dry-run"]].concat())?;
+    // What is there is not made longer by the way: it may be somebody's.
+    let told = server.refused(FAILED, &["volume", "create", "x", "8MiB", "--path", file])?;
+    ensure!(told.contains("has 4096 bytes, not 8388608"), "{told}");
+    server.run(&["volume", "create", "x", "--path", file])?;
+    let resize = ["volume", "resize", "x", "8MiB"];
+    server.run(&[&resize[..], &["--dry-run"]].concat())?;
     ensure!(length(&path)? == 4096, "a plan made it longer");
-    let mut twice = server.run(&["export"])?;
-    twice += &format!("[[volume]]\nname = \"x\"\npath = {file:?}\nsize = \"8MiB\"\n");
-    twice += "[[volume]]\nname = \"y\"\nnaa = \"3000000000000001\"\nsize = \"8MiB\"\n";
-    let refused =
-        twice.clone() + "[[volume]]\nname = \"z\"\nnaa = \"3000000000000001\"\nsize = \"8MiB\"\n";
+    let refused = format!(
+        "[[volume]]\nname = \"x\"\npath = {file:?}\nsize = \"8MiB\"\n\
+         [[volume]]\nname = \"y\"\nnaa = \"3000000000000001\"\nsize = \"8MiB\"\n\
+         [[volume]]\nname = \"z\"\nnaa = \"3000000000000001\"\nsize = \"8MiB\"\n"
+    );
     let output = server.apply(&refused, &[])?;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(told.contains("volumes y and z have one naa"), "{told}");
     ensure!(length(&path)? == 4096, "a change that was refused made it longer");
-    server.run(&create)?;
+    server.run(&resize)?;
     ensure!(length(&path)? == 8 << 20 && fs::read(&path)?[..4096] == [7; 4096]);
     server.stop()
 }
@@ -319,5 +323,100 @@ fn a_new_disk_has_nothing_of_one_that_had_its_name() -> Result<()> {
     ensure!(again["path"] != shown["path"], "{again}");
     qemu_io(&url(&server, "a")?, &["read -P 0 0 1M"])?;
     ensure!(server.refused(CONFLICT, &["volume", "create", "a", "8MiB"])?.contains("already"));
+    server.stop()
+}
+
+#[test]
+fn a_disk_that_is_being_copied_back_is_served_when_it_is_whole() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (path, away) = (folder.path().join("disk.img"), folder.path().join("away"));
+    let file = path.to_str().context("a path")?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "kept", "8MiB", "--path", file, "--export"])?;
+    mark(&url(&server, "kept")?)?;
+    server.stop()?;
+    fs::rename(&path, &away)?;
+    let server = Managed::start(folder.path())?;
+    let data = fs::read(&away)?;
+    fs::write(&path, &data[..data.len() / 2])?;
+    server.run(&["volume", "create", "other", "1MiB", "--store", "ram"])?;
+    let told = lacks(&server)?.join("\n");
+    ensure!(told.contains("has 4194304 bytes of the 8388608 that it had"), "{told}");
+    ensure!(fs::metadata(&path)?.len() == 4 << 20, "it was made longer");
+    fs::write(&path, data)?;
+    server.run(&["volume", "delete", "other"])?;
+    is_marked(&url(&server, "kept")?)?;
+    server.stop()
+}
+
+#[test]
+fn reservations_are_not_forgotten_since_the_folder_that_has_them_is_away() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let place = |name: &str| folder.path().join(name);
+    let server = Managed::start(folder.path())?;
+    let document = format!(
+        "[[volume]]\nname = \"kept\"\nsize = \"8MiB\"\nstate = {:?}\n\
+         [[target]]\nname = \"iqn.2026-11.io.sarsen:kept\"\nluns = [\"kept\"]\n",
+        place("meta")
+    );
+    server.applied(&document, &[])?;
+    server.stop()?;
+    fs::rename(place("meta"), place("away"))?;
+    let server = Managed::start(folder.path())?;
+    ensure!(!place("meta").exists(), "an empty one was made");
+    let told = lacks(&server)?.join("\n");
+    ensure!(told.contains("meta, which the volume had, is not there"), "{told}");
+    fs::rename(place("away"), place("meta"))?;
+    server.run(&["volume", "create", "other", "1MiB", "--store", "ram"])?;
+    mark(&url(&server, "kept")?)?;
+    server.stop()
+}
+
+#[test]
+fn what_is_only_planned_writes_to_no_file_and_a_new_disk_takes_none_that_is_something_else()
+-> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let place = |name: &str| folder.path().join(name);
+    let server = Managed::start(folder.path())?;
+    fs::write(place("empty"), "")?;
+    fs::create_dir(place("meta"))?;
+    let document = |more: &str| {
+        format!(
+            "[[volume]]\nname = \"new\"\nsize = \"8MiB\"\npath = {:?}\n{more}\n",
+            place("empty")
+        )
+    };
+    for more in
+        ["protection = 1".to_owned(), format!("encrypted = true\nstate = {:?}", place("meta"))]
+    {
+        server.applied(&document(&more), &["--dry-run"])?;
+        ensure!(fs::metadata(place("empty"))?.len() == 0, "{more}: it was written");
+        ensure!(fs::read_dir(place("meta"))?.next().is_none(), "{more}: a key was kept");
+    }
+    server.applied(&document("protection = 1"), &[])?;
+    server.stop()?;
+    let server = Managed::start(folder.path())?;
+    ensure!(lacks(&server)?.is_empty(), "{:?}", lacks(&server)?);
+    server.run(&["volume", "delete", "new"])?;
+    // Somebody's text is no disk that would have to become longer.
+    let text = place("notes").display().to_string();
+    fs::write(&text, "my notes")?;
+    let refused = server.command(&["volume", "create", "x", "1MiB", "--path", &text])?.output()?;
+    let told = String::from_utf8(refused.stderr)?;
+    ensure!(told.contains("has 8 bytes, not 1048576"), "{told}");
+    ensure!(fs::read_to_string(&text)? == "my notes");
+    server.stop()
+}
+
+#[test]
+fn what_was_written_in_blocks_of_one_size_is_not_served_in_others() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "kept", "8MiB", "--export"])?;
+    let state = folder.path().join("meta").display().to_string();
+    let settings =
+        ["volume", "set", "kept", "block-size=4096", &format!("state={state}"), "--force"];
+    let told = server.refused(FAILED, &settings)?;
+    ensure!(told.contains("was written in blocks of 512 bytes"), "{told}");
     server.stop()
 }

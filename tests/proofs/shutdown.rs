@@ -240,3 +240,31 @@ fn a_forced_change_that_waits_for_a_client_does_not_hold_up_the_end() -> Result<
     ensure!(server.run(&["target", "list"])?.contains(target), "nothing was changed");
     server.stop()
 }
+
+/// What comes back while a change waits is nothing that the change made.
+#[test]
+fn a_change_that_is_called_off_takes_no_disk_away_that_came_back_meanwhile() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (path, away) = (folder.path().join("disk.img"), folder.path().join("away"));
+    let server = Managed::start(folder.path())?;
+    let file = path.to_str().context("a path")?;
+    server.run(&["volume", "create", "kept", "8MiB", "--path", file])?;
+    server.run(&["volume", "create", "data", "8MiB", "--store", "ram", "--export"])?;
+    server.stop()?;
+    fs::rename(&path, &away)?;
+    let server = Managed::start(folder.path())?;
+    let target = "iqn.2026-11.io.sarsen:data";
+    let url = Url { portal: server.portal()?.into(), iqn: target.into(), lun: 0, user: None };
+    let mut wire = Wire::login(&url, NAME, [0x80, 0, 0, 0, 0, 1])?;
+    wire.settle()?;
+    let mut change = server.command(&["target", "delete", target, "--force", "--grace", "3600"])?;
+    let change = change.stderr(Stdio::piped()).spawn()?;
+    while wire.next()?.context("it is asked to go")?.asynchronous_event()
+        != Some(AsyncEvent::LogoutRequest)
+    {}
+    fs::rename(&away, &path)?;
+    server.stop()?;
+    ensure!(!change.wait_with_output()?.status.success(), "it was called off");
+    ensure!(fs::metadata(&path)?.len() == 8 << 20, "the disk is there");
+    Ok(())
+}

@@ -234,7 +234,10 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     let volumes = config.volumes.clone();
     let server = Server::start(config)?;
     server.show_lab(Arc::new(Results::usual()));
-    announce(&server, &volumes, arguments.json).context("cannot write to stdout")?;
+    if let Err(error) = announce(&server, &volumes, arguments.json) {
+        // Whoever started it may have gone, as when another program takes over.
+        warn!(%error, "what is served cannot be told on stdout");
+    }
     service_manager::ready(&kept_names);
     let mut reloading: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
     let asked = async {
@@ -265,11 +268,17 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
         () = service_manager::watch(&server) => unreachable!("it does not end"),
         () = server.retry() => unreachable!("it does not end"),
     };
-    tokio::join!(server.end_changes(), async {
-        if let Some(reload) = reloading {
-            reload.await;
-        }
-    });
+    let changes = async {
+        tokio::join!(server.end_changes(), async {
+            if let Some(reload) = reloading {
+                reload.await;
+            }
+        })
+    };
+    tokio::select! {
+        _ = changes => {}
+        () = service_manager::watch_end() => unreachable!("it does not end"),
+    }
     // Who connects after this waits for the next server, if there is one.
     let sockets = handover::keep().context("the listening sockets cannot be kept")?;
     let ending = match successor {

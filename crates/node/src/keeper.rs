@@ -17,7 +17,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::config::{StoreConfig, VolumeConfig};
-use crate::stores::{LOCK_PATIENCE, StoreError};
+use crate::stores::{LOCK_PATIENCE, Occasion, StoreError};
 
 /// What a file volume's path gets for the folder that lies beside it.
 const FOLDER_SUFFIX: &str = ".state";
@@ -55,7 +55,10 @@ pub(crate) struct Records {
 
 /// The records of a volume, where it keeps any. All of them have been read once: a damaged one is an
 /// error here already.
-pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn Keeper>>, StoreError> {
+pub(crate) fn open(
+    volume: &VolumeConfig,
+    occasion: Occasion,
+) -> Result<Option<Arc<dyn Keeper>>, StoreError> {
     let StoreConfig::File { path, state, .. } = &volume.store else { return Ok(None) };
     // Several servers may serve a file that none of them writes.
     if volume.read_only {
@@ -63,7 +66,13 @@ pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn Keeper>>, Sto
     }
     let folder = match state {
         Some(folder) => {
-            make(folder)?;
+            match occasion {
+                // Reservations and keys are not forgotten since their file system is away.
+                Occasion::Return { has_state: true, .. } if !folder.exists() => {
+                    return Err(StoreError::Gone { path: folder.clone() });
+                }
+                _ => make(folder)?,
+            }
             folder.clone()
         }
         None if fs::metadata(path).is_ok_and(|file| file.file_type().is_block_device()) => {
@@ -79,13 +88,15 @@ pub(crate) fn open(volume: &VolumeConfig) -> Result<Option<Arc<dyn Keeper>>, Sto
 }
 
 fn make(folder: &Path) -> Result<(), StoreError> {
+    let system = |what| move |source| StoreError::System { path: folder.to_owned(), what, source };
     match DirBuilder::new().mode(FOLDER_MODE).create(folder) {
-        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => {
-            let path = folder.to_owned();
-            Err(StoreError::System { path, what: "make the folder for the state", source })
-        }
-        _ => Ok(()),
+        Err(source) if source.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        made => made.map_err(system("make the folder for the state"))?,
     }
+    // What is in it is durable, and so is its name (fsync(2)).
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = fs::File::open(parent.unwrap_or(Path::new(".")));
+    parent.and_then(|parent| parent.sync_all()).map_err(system("make its name durable"))
 }
 
 /// The folder beside a file volume, for what it keeps.
@@ -229,7 +240,8 @@ mod tests {
     }
 
     fn opened(text: &str) -> Result<Option<Arc<dyn Keeper>>, String> {
-        open(&parse_volume(text).expect("valid")).map_err(|error| error.to_string())
+        open(&parse_volume(text).expect("valid"), Occasion::Unknown)
+            .map_err(|error| error.to_string())
     }
 
     #[test]

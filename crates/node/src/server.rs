@@ -192,7 +192,7 @@ impl Server {
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let engine = Engine::new(&config, &cores, array, Box::new(layer));
         let isns = config.isns.clone();
-        let cause = Cause::Start(desired.as_ref().map(Desired::managed));
+        let cause = Cause::Start(desired.as_mut().map(Desired::managed));
         let prepared = engine.prepare(config, cause).map_err(|error| match error {
             ChangeError::Open(error) => error,
             other => unreachable!("nothing runs that could be in the way: {other}"),

@@ -41,6 +41,25 @@ pub enum SecretSource {
 }
 
 impl AccountConfig {
+    /// An account of that name, which is one that can be told on the wire (CHAP_N).
+    pub(crate) fn new(
+        name: String,
+        secret: SecretSource,
+        place: &str,
+    ) -> Result<Self, ConfigError> {
+        let valid =
+            (1..=MAX_VALUE_LENGTH).contains(&name.len()) && !name.contains(char::is_control);
+        match valid {
+            true => Ok(AccountConfig { name, secret, place: place.to_owned() }),
+            false => Err(ConfigError::new(
+                place,
+                format!(
+                    "account name {name:?}: 1 to {MAX_VALUE_LENGTH} bytes without control characters"
+                ),
+            )),
+        }
+    }
+
     /// Reads the secret. It may be changed at any time, so that nobody keeps it but who uses it.
     pub fn read_secret(&self) -> Result<Secret, ConfigError> {
         let (secret, origin) = match &self.secret {
@@ -101,7 +120,7 @@ pub fn parse_account(text: &str) -> Result<AccountConfig, ConfigError> {
     let Some((name, path)) = text.split_once('=').filter(|(_, path)| !path.is_empty()) else {
         return Err(ConfigError::new(place, "write NAME=FILE, the file with the secret"));
     };
-    account(name.to_owned(), SecretSource::File(path.into()), &place)
+    AccountConfig::new(name.to_owned(), SecretSource::File(path.into()), &place)
 }
 
 /// A table of the file.
@@ -136,20 +155,7 @@ pub(super) fn account_from_settings(
     }
     let missing = |key: &str| ConfigError::new(place, format!("the account has no {key}: add it"));
     let name = name.ok_or_else(|| missing("name"))?;
-    account(name, secret.ok_or_else(|| missing("secret-file"))?, place)
-}
-
-fn account(name: String, secret: SecretSource, place: &str) -> Result<AccountConfig, ConfigError> {
-    let valid = (1..=MAX_VALUE_LENGTH).contains(&name.len()) && !name.contains(char::is_control);
-    match valid {
-        true => Ok(AccountConfig { name, secret, place: place.to_owned() }),
-        false => Err(ConfigError::new(
-            place,
-            format!(
-                "account name {name:?}: 1 to {MAX_VALUE_LENGTH} bytes without control characters"
-            ),
-        )),
-    }
+    AccountConfig::new(name, secret.ok_or_else(|| missing("secret-file"))?, place)
 }
 
 #[cfg(test)]

@@ -95,16 +95,23 @@ fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
             return Err(wrong("give secret, secret-file or secret-env, one of them"));
         }
         let source = SecretSource::Kept(Secret(secret.clone()));
-        let account = AccountConfig { name: name.clone(), secret: source, place: key.to_string() };
+        let account =
+            AccountConfig::new(name.clone(), source, &key.to_string()).map_err(|error| {
+                Invalid { field: Some(format!("{key}.name")), message: error.message }
+            })?;
         account.read_secret().map_err(|error| wrong(&error.message))?;
         return Ok(Part::Account(account));
     }
-    if let Object::Volume(Volume { path: Some(path), .. }) = object
-        && Path::new(path).is_relative()
-    {
-        let message =
-            format!("{path:?} is another file wherever the server is started: write it from / on");
-        return Err(Invalid { field: Some(format!("{key}.path")), message });
+    if let Object::Volume(Volume { path, state, .. }) = object {
+        for (field, path) in [("path", path), ("state", state)] {
+            let Some(path) = path.as_ref().filter(|path| Path::new(path).is_relative()) else {
+                continue;
+            };
+            let message = format!(
+                "{path:?} is another one wherever the server is started: write it from / on"
+            );
+            return Err(Invalid { field: Some(format!("{key}.{field}")), message });
+        }
     }
     let text = rendered(object);
     let parsed = parse_file(Path::new(&key.to_string()), &text);

@@ -12,7 +12,7 @@ mod plan;
 mod references;
 mod store;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
@@ -20,7 +20,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use sarsen_io::time;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex as AsyncMutex;
-use tracing::info;
+use tracing::{info, warn};
 use utoipa::ToSchema;
 
 use self::compile::Compiler;
@@ -183,6 +183,24 @@ struct Changing {
     store: Store,
     compiler: Compiler,
     engine: Option<Arc<Engine>>,
+    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes, as it
+    /// is kept.
+    owed: BTreeMap<String, u64>,
+}
+
+impl Changing {
+    /// Keeps what files are short of no more. Where that is not possible they may be short once more, which is no loss.
+    fn settle(&mut self) {
+        let Some(engine) = &self.engine else { return };
+        let owed = engine.owed();
+        if owed == self.owed {
+            return;
+        }
+        match self.store.keep_owed(&owed) {
+            Ok(()) => self.owed = owed,
+            Err(error) => warn!(%error, "which files are whole is not kept"),
+        }
+    }
 }
 
 /// What holds.
@@ -202,28 +220,32 @@ impl Desired {
         let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let store = Store::open(folder)?;
         let (objects, revision) = store.load()?;
+        let owed = store.owed()?;
         let mut compiler = Compiler::new(base);
         let config = compiler.compile(&objects)?;
         let current = Current { revision, objects: Arc::new(objects) };
         let desired = Self {
             folder: folder.to_owned(),
             kept: store.reader(),
-            changing: AsyncMutex::new(Changing { store, compiler, engine: None }),
+            changing: AsyncMutex::new(Changing { store, compiler, engine: None, owed }),
             current: Mutex::new(current),
         };
         Ok((desired, config))
     }
 
     /// How much of the configuration that it comes to is of the state.
-    pub(crate) fn managed(&self) -> Managed {
+    pub(crate) fn managed(&mut self) -> Managed {
         let objects = self.current().objects;
         let count = |kind| objects.keys().filter(|key| key.kind == kind).count();
-        Managed { portals: count(Kind::Portal), accounts: count(Kind::Account) }
+        let owed = self.changing.get_mut().owed.clone();
+        Managed { portals: count(Kind::Portal), accounts: count(Kind::Account), owed }
     }
 
     /// From now on, changes are made to what this engine runs.
     pub(crate) fn drive(&mut self, engine: Arc<Engine>) {
-        self.changing.get_mut().engine = Some(engine);
+        let changing = self.changing.get_mut();
+        changing.engine = Some(engine);
+        changing.settle();
     }
 
     fn current_mut(&self) -> MutexGuard<'_, Current> {
@@ -262,6 +284,7 @@ impl Desired {
         let engine = changing.engine.as_ref().expect("a server that answers has an engine");
         let made = engine.prepare(config, Cause::Reload)?.clear_by(Force::Revoked).await?.make();
         changing.compiler = compiler;
+        changing.settle();
         Ok(made)
     }
 
@@ -277,6 +300,7 @@ impl Desired {
         let Ok(prepared) = prepared else { return };
         if let Ok(ready) = prepared.clear_by(Force::Nobody).await {
             ready.make();
+            changing.settle();
         }
     }
 
@@ -308,7 +332,7 @@ impl Desired {
         if changed.steps.is_empty() {
             return Ok(changed);
         }
-        let Changing { store, engine, .. } = &mut *changing;
+        let Changing { store, engine, owed, .. } = &mut *changing;
         let engine = engine.as_ref().expect("a server that answers has an engine");
         let prepared = engine.prepare(config, Cause::Edit)?;
         let interrupts = prepared.interrupts();
@@ -332,7 +356,9 @@ impl Desired {
         let different = differences(&*before.objects, &objects);
         let writes: Vec<store::Write<'_>> =
             different.map(|one| (one.key, one.after.map(|object| &**object))).collect();
-        store.commit(&revision, &writes, &objects)?;
+        let short: BTreeMap<String, u64> = owed.clone().into_iter().chain(ready.owes()).collect();
+        store.commit(&revision, &writes, &objects, &short)?;
+        *owed = short;
         let made = ready.make();
         changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
         changed.sessions_ended = made.sessions_ended;
@@ -350,6 +376,7 @@ impl Desired {
             what: revision.summary.join("; "),
         });
         *self.current_mut() = Current { revision: revision.revision, objects: Arc::new(objects) };
+        changing.settle();
         Ok(changed)
     }
 }

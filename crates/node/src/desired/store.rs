@@ -1,14 +1,18 @@
 //! Where the desired state is kept: one redb file in the server's state folder. A change is one transaction, so
 //! that after kill -9 the state is the one before it or the one after it.
 
+use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once, PoisonError, RwLock};
 
 use redb::backends::FileBackend;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
+    WriteTransaction,
+};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 use utoipa::ToSchema;
@@ -19,7 +23,6 @@ use super::object::{Key, Object, Objects};
 pub(crate) const VOLUMES: &str = "volumes";
 const FILE: &str = "state.redb";
 const FOLDER_MODE: u32 = 0o700;
-const FILE_MODE: u32 = 0o600;
 /// What this version writes.
 const FORMAT: u64 = 1;
 /// Revisions whose history is kept.
@@ -27,6 +30,8 @@ const HISTORY: u64 = 10_000;
 
 const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
 const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
+/// How long the files of volumes are that are to become longer and may not have yet, by serial number.
+const OWED: TableDefinition<'_, &str, u64> = TableDefinition::new("owed");
 const REVISIONS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("revisions");
 
 /// Why the state could not be opened, or a change not be kept.
@@ -198,15 +203,50 @@ impl Store {
         self.file.with(read)?.map_err(|what| damaged(&self.file.path, what))
     }
 
+    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    pub(super) fn owed(&self) -> Result<BTreeMap<String, u64>, StateError> {
+        let read = |database: &Database| -> Result<BTreeMap<String, u64>, String> {
+            let transaction = database.begin_read().map_err(text)?;
+            let table = match transaction.open_table(OWED) {
+                Ok(table) => table,
+                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
+                Err(error) => return Err(text(error)),
+            };
+            let entry =
+                |entry: Result<(redb::AccessGuard<'_, &str>, redb::AccessGuard<'_, u64>), _>| {
+                    let (serial, length) = entry.map_err(text)?;
+                    Ok((serial.value().to_owned(), length.value()))
+                };
+            table.iter().map_err(text)?.map(entry).collect()
+        };
+        self.file.with(read)?.map_err(|what| damaged(&self.file.path, what))
+    }
+
+    /// Keeps that so much is owed, soon: it is on disk with the next change at the latest.
+    pub(super) fn keep_owed(&self, owed: &BTreeMap<String, u64>) -> Result<(), StateError> {
+        let keep = |database: &Database| -> Result<(), redb::Error> {
+            let mut transaction = database.begin_write()?;
+            transaction.set_durability(Durability::None)?;
+            write_owed(&transaction, owed)?;
+            Ok(transaction.commit()?)
+        };
+        let result = self.file.with(keep)?;
+        if result.is_err() {
+            self.file.close();
+        }
+        result.map_err(|error| write_error(&self.file.path, error))
+    }
+
     /// Keeps a change, whole; it is on disk when this returns. `writes` make of the revision before it `all` that
-    /// there is with it.
+    /// there is with it, and `owed` is what files are short of until it is made.
     pub(super) fn commit(
         &self,
         revision: &Revision,
         writes: &[Write<'_>],
         all: &Objects,
+        owed: &BTreeMap<String, u64>,
     ) -> Result<(), StateError> {
-        let result = self.file.with(|database| keep(database, revision, writes, all))?;
+        let result = self.file.with(|database| keep(database, revision, writes, all, owed))?;
         if result.is_err() {
             self.file.close();
         }
@@ -226,12 +266,32 @@ fn open(path: &Path, repairing: impl Fn() + 'static) -> Result<Database, StateEr
         }
         other => damaged(path, other),
     };
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).mode(FILE_MODE).open(path);
+    if !path.exists() {
+        make(path)?;
+    }
+    let file = OpenOptions::new().read(true).write(true).open(path);
     let database = Database::builder()
         .set_repair_callback(move |_| repairing())
         .create_with_backend(FileBackend::new(file.map_err(wrong)?).map_err(told)?);
     database.map_err(told)
+}
+
+/// An empty state, which is there whole and durably or not at all: half of one would be taken for a damaged one.
+fn make(path: &Path) -> Result<(), StateError> {
+    let wrong = |source| StateError::Open { path: path.to_owned(), source };
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let new = tempfile::Builder::new().prefix(".new-state-").tempfile_in(folder).map_err(wrong)?;
+    let whole = || -> Result<(), redb::Error> {
+        let backend = FileBackend::new(new.reopen()?)?;
+        begin(&Database::builder().create_with_backend(backend)?)
+    };
+    whole().map_err(|error| wrong(io::Error::other(error)))?;
+    match new.persist_noclobber(path) {
+        // Another server was quicker.
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
+        persisted => drop(persisted.map_err(|error| wrong(error.error))?),
+    }
+    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(wrong)
 }
 
 struct Numbers {
@@ -269,8 +329,10 @@ fn keep(
     revision: &Revision,
     writes: &[Write<'_>],
     all: &Objects,
+    owed: &BTreeMap<String, u64>,
 ) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
+    write_owed(&transaction, owed)?;
     {
         let mut numbers = transaction.open_table(NUMBERS)?;
         let kept = numbers.get("revision")?.map_or(0, |revision| revision.value());
@@ -307,6 +369,19 @@ fn keep(
         numbers.insert("revision", revision.revision)?;
     }
     transaction.commit()?;
+    Ok(())
+}
+
+/// Has the table say this.
+fn write_owed(
+    transaction: &WriteTransaction,
+    owed: &BTreeMap<String, u64>,
+) -> Result<(), redb::Error> {
+    let mut table = transaction.open_table(OWED)?;
+    table.retain(|serial, _| owed.contains_key(serial))?;
+    for (serial, length) in owed {
+        table.insert(serial.as_str(), length)?;
+    }
     Ok(())
 }
 
@@ -351,8 +426,10 @@ mod tests {
             list.iter().map(|object| (object.key(), Arc::new((*object).clone()))).collect()
         };
         let both = [(&a.key(), Some(&a)), (&b.key(), Some(&b))];
-        store.commit(&revision(1), &both, &all(&[&a, &b])).expect("kept");
-        store.commit(&revision(2), &[(&a.key(), None)], &all(&[&b])).expect("kept");
+        store.commit(&revision(1), &both, &all(&[&a, &b]), &BTreeMap::new()).expect("kept");
+        store
+            .commit(&revision(2), &[(&a.key(), None)], &all(&[&b]), &BTreeMap::new())
+            .expect("kept");
         assert!(matches!(Store::open(&path), Err(StateError::InUse(_))), "it is locked");
         drop(store);
         let store = Store::open(&path).expect("opened again");
@@ -375,8 +452,12 @@ mod tests {
         let (a, b) = (host("a"), host("b"));
         let only = |object: &Object| Objects::from([(object.key(), Arc::new(object.clone()))]);
         // Who asked for it was told that it is not kept.
-        store.commit(&revision(1), &[(&a.key(), Some(&a))], &only(&a)).expect("kept");
-        store.commit(&revision(1), &[(&b.key(), Some(&b))], &only(&b)).expect("kept");
+        store
+            .commit(&revision(1), &[(&a.key(), Some(&a))], &only(&a), &BTreeMap::new())
+            .expect("kept");
+        store
+            .commit(&revision(1), &[(&b.key(), Some(&b))], &only(&b), &BTreeMap::new())
+            .expect("kept");
         assert_eq!(store.load().expect("read"), (only(&b), 1));
     }
 
@@ -386,13 +467,28 @@ mod tests {
         let store = Store::open(folder.path()).expect("opened");
         let a = host("a");
         let all = Objects::from([(a.key(), Arc::new(a.clone()))]);
-        store.commit(&revision(1), &[(&a.key(), Some(&a))], &all).expect("kept");
+        store.commit(&revision(1), &[(&a.key(), Some(&a))], &all, &BTreeMap::new()).expect("kept");
         let history = store.reader();
         let meanwhile = store.file.with(|database| {
             let _changing = database.begin_write().expect("begun");
             history.history(u64::MAX, 5)
         });
         assert_eq!(meanwhile.expect("open").expect("read"), [revision(1)]);
+    }
+
+    #[test]
+    fn what_files_are_short_of_is_kept_with_the_change_and_forgotten_when_they_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, owed) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
+        let store = Store::open(folder.path()).expect("a store");
+        assert_eq!(store.owed().expect("read"), BTreeMap::new());
+        let objects = Objects::from([(a.key(), Arc::new(a.clone()))]);
+        store.commit(&revision(1), &[(&a.key(), Some(&a))], &objects, &owed).expect("kept");
+        drop(store);
+        let store = Store::open(folder.path()).expect("a store");
+        assert_eq!(store.owed().expect("read"), owed);
+        store.keep_owed(&BTreeMap::new()).expect("kept");
+        assert_eq!(store.owed().expect("read"), BTreeMap::new());
     }
 
     #[test]

@@ -64,10 +64,6 @@ impl Absent {
         self.portals.iter().any(|(absent, _)| absent == portal)
     }
 
-    pub(super) fn has_volume(&self, volume: &VolumeConfig) -> bool {
-        self.volumes.iter().any(|(absent, _)| absent == volume)
-    }
-
     /// All of it, in order, with what accounts lack. What was wrong `before` has been since then.
     pub(super) fn problems(
         &self,
@@ -86,14 +82,26 @@ impl Absent {
         let all = all.chain(self.volumes.iter().map(volume)).chain(self.growths.iter().map(growth));
         let mut problems: Vec<Problem> = all
             .map(|(lacking, why)| {
-                let known = before.iter().find(|known| known.lacking == lacking);
-                let since = known.map_or_else(time::wall_clock, |known| known.since);
+                let since = place_of(&lacking, before)
+                    .map_or_else(time::wall_clock, |place| before[place].since);
                 Problem { lacking, why, since }
             })
             .collect();
         problems.sort_by(|one, other| one.lacking.cmp(&other.lacking));
         problems
     }
+}
+
+fn place_of(lacking: &Lacking, problems: &[Problem]) -> Option<usize> {
+    problems.binary_search_by(|problem| problem.lacking.cmp(lacking)).ok()
+}
+
+/// Those of some problems that are not among others.
+pub(super) fn without<'a>(
+    some: &'a [Problem],
+    others: &'a [Problem],
+) -> impl Iterator<Item = &'a Problem> {
+    some.iter().filter(|one| place_of(&one.lacking, others).is_none())
 }
 
 /// A volume that did not grow, and why not, as it is told.

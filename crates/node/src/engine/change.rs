@@ -5,16 +5,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use sarsen_io::time;
-use sarsen_scsi::{LogicalUnit, TargetDevice};
+use sarsen_scsi::{LogicalUnit, Lun, TargetDevice};
 use tracing::{info, warn};
 
 use super::absent::{self, Absent};
 use super::closings::{Stores, flush};
-use super::diff::{Differences, Stay, TargetSteps, VolumeSteps};
+use super::diff::{Differences, Known, Stay, TargetSteps, VolumeSteps};
 use super::portals::{Next, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Volume, grow};
 use super::{
-    ChangeError, Engine, InterruptedSession, Interruption, Turn, not_opened, target_ports,
+    ChangeError, Engine, InterruptedSession, Interruption, Running, Turn, not_opened, target_ports,
 };
 use crate::access::{Compiled, Losses, Object, Policy, SessionKey, TargetLoss};
 use crate::config::{Config, Portal, QosConfig, VolumeConfig};
@@ -50,7 +50,7 @@ pub struct Made {
 }
 
 /// Why something is changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The server starts. One that has a state knows all of its volumes, and does without what is away.
     Start(Option<Managed>),
@@ -62,12 +62,14 @@ pub(crate) enum Cause {
 
 /// What of a configuration comes from the server's state. All else was named to it when it was started, and whoever
 /// did that is to be told at once when it is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Managed {
     /// So many of the portals, the last ones.
     pub(crate) portals: usize,
     /// So many of the accounts, likewise.
     pub(crate) accounts: usize,
+    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    pub(crate) owed: BTreeMap<String, u64>,
 }
 
 /// Whom a change may log out.
@@ -117,15 +119,20 @@ impl Engine {
         cause: Cause,
     ) -> Result<Prepared, ChangeError> {
         let turn = Turn::take(self)?;
-        let running = self.running();
+        let mut running = self.running();
+        let reads_all = cause != Cause::Edit;
         let managed = match cause {
             Cause::Start(managed) => managed,
             Cause::Edit | Cause::Reload => None,
         };
+        if let Some(managed) = &managed {
+            running.owed.clone_from(&managed.owed);
+        }
         let first_managed =
             |all: usize, managed: Option<usize>| managed.map_or(usize::MAX, |one| all - one);
         // Ports before files: a port in use leaves no new file behind, not even for a moment.
-        let first = first_managed(desired.listen.len(), managed.map(|managed| managed.portals));
+        let first =
+            first_managed(desired.listen.len(), managed.as_ref().map(|managed| managed.portals));
         let may_lack =
             |place: usize, portal: &Portal| place >= first || running.absent.has_portal(portal);
         let (listen, limits) = (&desired.listen, &desired.limits);
@@ -139,14 +146,15 @@ impl Engine {
             policy: &before,
             config: &running.config,
             targets: &different.targets,
-            reads_all: !matches!(cause, Cause::Edit),
+            reads_all,
             may_lack_from: first_managed(
                 desired.accounts.len(),
-                managed.map(|managed| managed.accounts),
+                managed.as_ref().map(|managed| managed.accounts),
             ),
         };
         let policy = Arc::new(Policy::compile(&desired, Some(&before))?);
-        let volumes = VolumeSteps::between(&running, &different, &self.machine)?;
+        let known = Known::new(&running, &different);
+        let volumes = VolumeSteps::between(&running, &different, &known, &self.machine)?;
         let mut targets = TargetSteps::between(&running, &desired, groups, &different, &volumes);
         let losses = Losses {
             portals: portals.lost.clone(),
@@ -159,13 +167,16 @@ impl Engine {
             }
         }
         let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
-        let how = |config: &VolumeConfig| {
-            let is_known = managed.is_some() || different.knows(&running, config);
-            (scope(config), if is_known { Occasion::Return } else { Occasion::Change })
-        };
+        let how =
+            |config: &VolumeConfig| (scope(config), known.occasion(config, managed.is_some()));
         let opens: Vec<_> = volumes.opens.iter().map(how).collect();
         let late = volumes.late.iter().map(how).collect();
-        let was_absent = running.absent.clone();
+        let was_absent: HashMap<String, VolumeConfig> = running
+            .absent
+            .volumes
+            .iter()
+            .map(|(absent, _)| (absent.name.clone(), absent.clone()))
+            .collect();
         drop(running);
         let mut absent =
             Absent { portals: std::mem::take(&mut portals.absent), ..Absent::default() };
@@ -175,14 +186,16 @@ impl Engine {
             match self.open_volume(config, scope.as_deref(), occasion, &mut new_files) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
                 // One disk that is away does not keep the others from being served, or changed.
-                Err(error) if managed.is_some() || was_absent.has_volume(config) => {
+                Err(error) if managed.is_some() || was_absent.get(&config.name) == Some(config) => {
                     absent.volumes.push((config.clone(), error.to_string()));
                 }
                 Err(error) => return Err(error.into()),
             }
         }
         if !absent.volumes.is_empty() {
-            desired.volumes.retain(|volume| !absent.has_volume(volume));
+            let names: HashSet<&str> =
+                absent.volumes.iter().map(|(volume, _)| volume.name.as_str()).collect();
+            desired.volumes.retain(|volume| !names.contains(volume.name.as_str()));
         }
         let change = Change {
             turn,
@@ -211,8 +224,10 @@ impl Engine {
         occasion: Occasion,
         new_files: &mut Vec<NewFiles>,
     ) -> Result<Volume, StartError> {
-        new_files.push(NewFiles::missing_of(config));
+        let mut files = NewFiles::missing_of(config, occasion);
         let opened = Volume::open(config, scope, &self.machine, &*self.layer, occasion);
+        files.note();
+        new_files.push(files);
         opened.map_err(not_opened(&config.name))
     }
 }
@@ -259,6 +274,11 @@ impl Prepared {
 }
 
 impl Ready {
+    /// Files that are to become longer when it is made, and how long they are, by their volumes' serial numbers.
+    pub(crate) fn owes(&self) -> BTreeMap<String, u64> {
+        self.change.owes(&self.change.engine().running())
+    }
+
     /// Makes it: what runs is now what was desired. Blocks the thread for a moment, which is no core.
     pub fn make(self) -> Made {
         self.change.make()
@@ -352,6 +372,13 @@ impl Change {
     async fn close_volumes(&mut self) -> Result<(), ChangeError> {
         let engine = self.engine().clone();
         for name in std::mem::take(&mut self.volumes.closes_first) {
+            // Before it is closed: a store that is opened again knows nothing of writes that failed.
+            let store = engine.running().volumes.get(&name).map(|volume| volume.store.clone());
+            if let Some(store) = store
+                && !flush(&engine.cores, vec![(name.clone(), store)]).await
+            {
+                return Err(ChangeError::Unflushed(name));
+            }
             let Some(volume) = self.take_out(&engine, &name) else { continue };
             let Volume { config, scope, unit, store, mut ended, .. } = volume;
             let still_there: Weak<LogicalUnit> = Arc::downgrade(&unit);
@@ -369,8 +396,8 @@ impl Change {
                 return Err(ChangeError::Busy(name));
             }
             self.closed.push(Closed { config, scope });
+            // Nobody who could hear of it has written since; what did not work is in the log.
             let stores: Stores = vec![(name, store)];
-            // What did not work is in the log, and the file says it again to who opens it.
             flush(&engine.cores, stores).await;
         }
         Ok(())
@@ -417,7 +444,8 @@ impl Change {
         let mut stays = self.volumes.stays.iter();
         let are_names_gone =
             !self.volumes.closes.is_empty() || stays.any(|stay| stay.running != stay.desired.name);
-        let (gone, not_grown) = self.make_volumes(&mut running.volumes);
+        let owes = self.owes(running);
+        let (gone, not_grown, not_made) = self.make_volumes(&mut running.volumes);
         let needs_restart = keep_what_was_started(&running.config, &mut self.desired);
         if self.desired.limits != running.config.limits {
             front.set_limits(&self.desired.limits);
@@ -432,9 +460,11 @@ impl Change {
                 config.clone_from(&volume.config);
             }
         }
-        let problems = not_grown.iter().map(absent::not_grown).collect();
+        let problems = not_grown.iter().map(absent::not_grown);
+        let problems = problems.chain(not_made).collect();
         running.config = Arc::new(std::mem::take(&mut self.desired));
         running.absent = Absent { growths: not_grown, ..std::mem::take(&mut self.absent) };
+        running.settle(owes);
         if are_names_gone {
             let volumes = &running.config.volumes;
             let names: HashSet<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
@@ -443,9 +473,11 @@ impl Change {
         if is_fairness_changed {
             front.fairness.apply(&running.config);
         }
-        self.make_targets(running);
+        // What goes, goes before anybody is shown more, and what comes, comes when nobody is shown too much.
+        self.narrow_targets(running);
         let sessions_ended =
             front.access.replace(self.policy.clone(), &front.targets, &self.losses);
+        self.make_targets(running);
         // Whoever comes through a new one finds what he comes for, and its rules.
         self.make_portals(&mut running.portals, &running.config);
         engine.show(running);
@@ -455,7 +487,7 @@ impl Change {
     }
 
     /// Whether anything has another say in what is carried out first.
-    fn changes_fairness(&self, running: &super::Running) -> bool {
+    fn changes_fairness(&self, running: &Running) -> bool {
         let has_say = |volume: &VolumeConfig| volume.qos != QosConfig::default();
         let steps = &self.volumes;
         let touched = steps.closes.iter().chain(steps.stays.iter().map(|stay| &stay.running));
@@ -468,11 +500,11 @@ impl Change {
             || { stays }.any(has_say)
     }
 
-    /// Gives those that have gone, and those that are not as large as they were to be.
+    /// Gives those that have gone, those that are not as large as they were to be, and why others cannot be used.
     fn make_volumes(
         &mut self,
         volumes: &mut BTreeMap<String, Volume>,
-    ) -> (Vec<Volume>, Vec<(String, String)>) {
+    ) -> (Vec<Volume>, Vec<(String, String)>, Vec<String>) {
         let closes = self.volumes.closes.iter();
         let gone = closes.filter_map(|name| volumes.remove(name)).collect();
         let stays = std::mem::take(&mut self.volumes.stays).into_iter();
@@ -489,13 +521,27 @@ impl Change {
             volumes.insert(volume.config.name.clone(), volume);
         }
         let mut not_grown = grow(&self.engine().cores, growths);
-        for (name, volume) in &self.opened {
-            if let Err(error) = volume.settle() {
-                not_grown.push((name.clone(), error.to_string()));
+        let (mut not_made, mut problems) = (Vec::new(), Vec::new());
+        for (name, volume) in &mut self.opened {
+            match volume.settle() {
+                Err(error) if volume.is_blank() => not_made.push((name.clone(), error)),
+                Err(error) => not_grown.push((name.clone(), error.to_string())),
+                Ok(()) => {
+                    let imprinted = volume.imprint();
+                    not_made.extend(imprinted.err().map(|error| (name.clone(), error)));
+                }
             }
         }
+        for (name, error) in not_made {
+            self.desired.volumes.retain(|volume| volume.name != name);
+            let why = format!("volume {name}: {error}");
+            if let Some(volume) = self.opened.remove(&name) {
+                self.absent.volumes.push((volume.config, why.clone()));
+            }
+            problems.push(why);
+        }
         volumes.append(&mut self.opened);
-        (gone, not_grown)
+        (gone, not_grown, problems)
     }
 
     fn make_portals(&mut self, portals: &mut Vec<Served>, config: &Config) {
@@ -530,7 +576,38 @@ impl Change {
         engine.front.portals.replace(portals.iter().map(|one| one.portal.clone()).collect());
     }
 
-    fn make_targets(&self, running: &super::Running) {
+    /// Files that are to become longer when this is made, and how long they are, by their volumes' serial numbers.
+    fn owes(&self, running: &Running) -> BTreeMap<String, u64> {
+        let stays = self.volumes.stays.iter().filter(|stay| stay.grows_to.is_some());
+        let grow = stays.filter_map(|stay| {
+            let volume = running.volumes.get(&stay.running)?;
+            Some((volume, volume.file_length()?))
+        });
+        let opened = self.opened.values().filter_map(|volume| Some((volume, volume.owed()?)));
+        let serial = |(volume, length): (&Volume, u64)| {
+            Some((volume.config.identity.serial.clone()?, length))
+        };
+        grow.chain(opened).filter_map(serial).collect()
+    }
+
+    /// Takes the units out of targets that are not to be there any more.
+    fn narrow_targets(&self, running: &Running) {
+        for change in &self.targets.changed {
+            let target = &running.config.targets[change.index];
+            let Some(found) = self.engine().front.targets.find(&target.name) else { continue };
+            let (before, after) = (found.device.luns(), running.luns(target));
+            let stays = |(lun, unit): &(&Lun, &Arc<LogicalUnit>)| {
+                after.get(lun).is_some_and(|after| Arc::ptr_eq(after, unit))
+            };
+            let kept = before.iter().filter(stays).map(|(lun, unit)| (*lun, unit.clone()));
+            let kept: BTreeMap<_, _> = kept.collect();
+            if kept.len() < before.len() {
+                found.device.set_luns(kept);
+            }
+        }
+    }
+
+    fn make_targets(&self, running: &Running) {
         let engine = self.engine();
         let front = &engine.front;
         let groups = running.groups();
@@ -575,12 +652,15 @@ impl Change {
         let engine = self.engine().clone();
         // What was opened may have what comes back.
         self.opened.clear();
+        self.new_files.clear();
         self.portals.next.clear();
         let mut running = engine.running();
         for Closed { config, scope } in std::mem::take(&mut self.closed) {
-            let (machine, layer, occasion) = (&engine.machine, &*engine.layer, Occasion::Return);
-            let opened = Volume::open(&config, scope.as_deref(), machine, layer, occasion);
-            match opened.and_then(|volume| volume.settle().map(|()| volume)) {
+            let serial = config.identity.serial.as_deref();
+            let owed = serial.and_then(|serial| running.owed.get(serial)).copied();
+            let occasion = Occasion::Return { owed, has_state: true };
+            let (machine, layer) = (&engine.machine, &*engine.layer);
+            match Volume::open(&config, scope.as_deref(), machine, layer, occasion) {
                 Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),
                 Err(error) => {
                     let volumes = &mut Arc::make_mut(&mut running.config).volumes;

@@ -2,7 +2,7 @@
 //! once, and compared.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sarsen_scsi::{AccessState, Identity};
 
@@ -10,6 +10,7 @@ use super::volumes::{Volume, identity, places};
 use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
 use crate::config::{Config, Different, StoreConfig, TargetConfig, VolumeConfig, render_size};
+use crate::stores::Occasion;
 
 /// A volume that stays open.
 pub(super) struct Stay {
@@ -61,20 +62,6 @@ impl<'a> Differences<'a> {
         Self { volumes, targets, scopes }
     }
 
-    /// Whether a volume that is to be opened was there before, under its serial number or with its file.
-    pub(super) fn knows(&self, running: &Running, volume: &VolumeConfig) -> bool {
-        let serial = &volume.identity.serial;
-        let places = places(volume);
-        let is_it = |known: &VolumeConfig| {
-            serial.is_some() && known.identity.serial == *serial
-                || places.first().is_some_and(|place| self::places(known).first() == Some(place))
-        };
-        let known = running.volumes.get(&volume.name).map(|known| &known.config);
-        let known =
-            known.into_iter().chain(running.absent.volumes.iter().map(|(absent, _)| absent));
-        known.chain(self.volumes.old.iter().copied()).any(is_it)
-    }
-
     /// The target that a volume's identity is derived from, where it brings none along.
     pub(super) fn scope(&self, running: &'a Running, volume: &VolumeConfig) -> Option<&'a str> {
         if volume.identity.serial.is_some() {
@@ -89,10 +76,103 @@ impl<'a> Differences<'a> {
     }
 }
 
+/// The volumes that were there before, of which those that are to be opened may be some.
+pub(super) struct Known<'a> {
+    running: &'a Running,
+    by_serial: HashMap<&'a str, Vec<&'a VolumeConfig>>,
+    by_place: HashMap<&'a Path, &'a VolumeConfig>,
+}
+
+impl<'a> Known<'a> {
+    pub(super) fn new(running: &'a Running, different: &Differences<'a>) -> Self {
+        let absent = running.absent.volumes.iter().map(|(absent, _)| absent);
+        let mut known = Self { running, by_serial: HashMap::new(), by_place: HashMap::new() };
+        for volume in different.volumes.old.iter().copied().chain(absent) {
+            if let Some(serial) = &volume.identity.serial {
+                known.by_serial.entry(serial).or_default().push(volume);
+            }
+            known.by_place.extend(data_place(volume).map(|place| (place, volume)));
+        }
+        known
+    }
+
+    /// The one that a volume is: by its serial number and NAA identifier, or name, or by its file.
+    fn of(&self, volume: &VolumeConfig) -> Option<&'a VolumeConfig> {
+        let serial = volume.identity.serial.as_deref();
+        let mut same = serial.and_then(|serial| self.by_serial.get(serial)).into_iter().flatten();
+        let is_it = |known: &&&VolumeConfig| {
+            known.identity.naa == volume.identity.naa || known.name == volume.name
+        };
+        let in_place = data_place(volume).and_then(|place| self.by_place.get(place));
+        in_place.or_else(|| same.find(is_it)).copied()
+    }
+
+    /// What is known of a volume that is to be opened; of a server that `starts` with a state all are.
+    pub(super) fn occasion(&self, volume: &VolumeConfig, starts: bool) -> Occasion {
+        let known = self.of(volume);
+        if known.is_none() && !starts {
+            return match self.running.config.state {
+                Some(_) => Occasion::New,
+                None => Occasion::Unknown,
+            };
+        }
+        let in_place = known.filter(|known| data_place(known) == data_place(volume));
+        let open = in_place.and_then(|known| self.running.volumes.get(&known.name));
+        let serial = volume.identity.serial.as_deref();
+        let owed = serial.and_then(|serial| self.running.owed.get(serial)).copied();
+        let has_state = known.is_none_or(|known| state_folder(known) == state_folder(volume));
+        Occasion::Return { owed: open.and_then(Volume::file_length).or(owed), has_state }
+    }
+
+    /// What lies in a file is no other disk since the file is away for a while.
+    fn refuse_other_blocks(&self, volume: &VolumeConfig) -> Result<(), ChangeError> {
+        let known = data_place(volume).and_then(|place| self.by_place.get(place));
+        let is_same = |known: &&&VolumeConfig| {
+            let serial = &volume.identity.serial;
+            known.name == volume.name || serial.is_some() && known.identity.serial == *serial
+        };
+        known.filter(is_same).map_or(Ok(()), |known| refuse_other_blocks(known, volume))
+    }
+}
+
+/// Where a volume's blocks are.
+fn data_place(config: &VolumeConfig) -> Option<&Path> {
+    match &config.store {
+        StoreConfig::File { path, .. } | StoreConfig::Sg { path } | StoreConfig::Iso { path } => {
+            Some(path)
+        }
+        StoreConfig::Ram { .. } | StoreConfig::Null { .. } => None,
+    }
+}
+
+/// The folder that is named for its state.
+fn state_folder(config: &VolumeConfig) -> Option<&Path> {
+    match &config.store {
+        StoreConfig::File { state, .. } => state.as_deref(),
+        _ => None,
+    }
+}
+
+fn refuse_other_blocks(known: &VolumeConfig, desired: &VolumeConfig) -> Result<(), ChangeError> {
+    if known.block_size == desired.block_size {
+        return Ok(());
+    }
+    Err(ChangeError::Impossible {
+        volume: desired.name.clone(),
+        why: format!(
+            "was written in blocks of {} bytes, and would be something else in blocks of {}: leave block-size as it \
+             is",
+            known.block_size.bytes(),
+            desired.block_size.bytes()
+        ),
+    })
+}
+
 impl VolumeSteps {
     pub(super) fn between(
         running: &Running,
         different: &Differences<'_>,
+        known: &Known<'_>,
         machine: &str,
     ) -> Result<Self, ChangeError> {
         let mut steps = Self::default();
@@ -133,6 +213,7 @@ impl VolumeSteps {
             }
         }
         for volume in &steps.opens {
+            known.refuse_other_blocks(volume)?;
             if let Some(old) = left.get(volume.name.as_str()) {
                 refuse_loss_of_memory(old, volume)?;
             }
@@ -266,7 +347,7 @@ fn fate(
     let refuse = |why: String| Err(ChangeError::Impossible { volume: volume.clone(), why });
     let now = old.size();
     let wanted = size_of(desired).unwrap_or(now);
-    let is_same_place = places(&old.config) == places(desired);
+    let is_same_place = data_place(&old.config) == data_place(desired);
     let in_memory = matches!(old.config.store, StoreConfig::Ram { .. });
     if wanted < now && (is_same_place || in_memory) {
         return refuse(format!(
@@ -275,13 +356,8 @@ fn fate(
             render_size(wanted)
         ));
     }
-    if is_same_place && !in_memory && old.config.block_size != desired.block_size {
-        return refuse(format!(
-            "was written in blocks of {} bytes, and would be something else in blocks of {}: leave block-size as it \
-             is",
-            old.config.block_size.bytes(),
-            desired.block_size.bytes()
-        ));
+    if is_same_place && !in_memory {
+        refuse_other_blocks(&old.config, desired)?;
     }
     let stays_open = with_live_part_of(&old.config, desired) == *desired;
     if !stays_open || has_other_identity {

@@ -62,6 +62,12 @@ pub enum ChangeError {
     /// Another change is being made.
     #[error("another change is being made: try again when it is done")]
     UnderWay,
+    /// What was written to a volume that would have to be closed is not on the disk.
+    #[error(
+        "volume {0} has writes that could not be brought to disk, and would forget that if it were closed for this \
+         change: look at its disk and at the log, and end the server first"
+    )]
+    Unflushed(String),
     /// It stumbled over an error of its own.
     #[error("the change broke off; see the log")]
     BrokeOff,
@@ -131,6 +137,8 @@ struct Running {
     volumes: BTreeMap<String, Volume>,
     /// What the configuration here is without, for it could not be opened: each change tries it again.
     absent: Absent,
+    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    owed: BTreeMap<String, u64>,
     portals: Vec<Served>,
 }
 
@@ -149,6 +157,20 @@ impl Running {
     fn groups(&self) -> BTreeSet<u16> {
         let absent = self.absent.portals.iter().map(|(portal, _)| portal);
         self.config.listen.iter().chain(absent).map(|portal| portal.group).collect()
+    }
+
+    /// So much is owed by now: what is open and has grown is owed no more.
+    fn settle(&mut self, owes: BTreeMap<String, u64>) {
+        self.owed.extend(owes);
+        if self.owed.is_empty() {
+            return;
+        }
+        let absent = self.absent.volumes.iter().map(|(volume, _)| volume);
+        let short = self.absent.growths.iter().filter_map(|(name, _)| self.volumes.get(name));
+        let lacking = absent.chain(short.map(|volume| &volume.config));
+        let lacking: BTreeSet<&str> =
+            lacking.filter_map(|volume| volume.identity.serial.as_deref()).collect();
+        self.owed.retain(|serial, _| lacking.contains(serial.as_str()));
     }
 
     /// The units of a target, by number; those whose volumes are not open are not among them.
@@ -215,16 +237,19 @@ impl Engine {
             problems: Arc::new(problems.clone()),
         };
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
-        let is_new = |one: &&Problem| !before.iter().any(|other| other.lacking == one.lacking);
-        for problem in problems.iter().filter(is_new) {
+        for problem in absent::without(&problems, &before) {
             error!("{}", problem.why);
             self.front.access.events.tell(&Occurrence::Lacks(problem.clone()));
         }
-        let is_solved = |one: &&Problem| !problems.iter().any(|other| other.lacking == one.lacking);
-        for Problem { lacking, .. } in before.iter().filter(is_solved) {
+        for Problem { lacking, .. } in absent::without(&before, &problems) {
             info!("{lacking} is as it is to be again");
             self.front.access.events.tell(&Occurrence::LacksNoMore(lacking.clone()));
         }
+    }
+
+    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    pub(crate) fn owed(&self) -> BTreeMap<String, u64> {
+        self.running().owed.clone()
     }
 
     /// What is not as it is desired, in order.

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak, mpsc};
 
@@ -13,6 +14,7 @@ use tracing::warn;
 
 use crate::config::{StoreConfig, VolumeConfig};
 use crate::keeper;
+use crate::stores::encrypted::NewKey;
 use crate::stores::{self, FileStore, Occasion, Opened, RamStore, StoreError};
 
 /// Where the installation's own identity is (machine-id(5)).
@@ -31,6 +33,7 @@ pub(crate) struct Volume {
     pub(crate) store: Arc<dyn Store>,
     memory: Option<Arc<RamStore>>,
     file: Option<Arc<FileStore>>,
+    new_key: Option<NewKey>,
     /// Ends when the unit has: when nobody has it and none of its commands is carried out.
     pub(crate) ended: oneshot::Receiver<()>,
 }
@@ -48,9 +51,10 @@ impl Volume {
         let Opened { store, memory, file } = stores::open(config, occasion)?;
         let store = layer(&config.name, store);
         let (companion, ended) = oneshot::channel::<()>();
-        let unit = logical_unit(config, scope, machine, store.clone(), companion)?;
+        let (unit, new_key) =
+            logical_unit(config, scope, machine, store.clone(), companion, occasion)?;
         let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
-        Ok(Self { config: config.clone(), scope, unit, store, memory, file, ended })
+        Ok(Self { config: config.clone(), scope, unit, store, memory, file, new_key, ended })
     }
 
     /// One that was to be closed and has not ended.
@@ -62,7 +66,7 @@ impl Volume {
         ended: oneshot::Receiver<()>,
     ) -> Self {
         // Memory is never closed for another one.
-        Self { config, scope, unit, store, memory: None, file: None, ended }
+        Self { config, scope, unit, store, memory: None, file: None, new_key: None, ended }
     }
 
     /// Has its configuration say how large it is, where it could not become what was configured.
@@ -78,6 +82,29 @@ impl Volume {
     /// Makes its file as long as it is to be, which it was not to be before that was kept.
     pub(crate) fn settle(&self) -> Result<(), StoreError> {
         self.file.as_ref().map_or(Ok(()), |file| file.settle())
+    }
+
+    /// Whether something of it has to be on the disk before anybody writes to it.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.new_key.is_some() || self.file.as_ref().is_some_and(|file| file.is_blank())
+    }
+
+    /// Writes that, durably: before it was kept, nothing of it was to be.
+    pub(crate) fn imprint(&mut self) -> Result<(), StoreError> {
+        self.file.as_ref().map_or(Ok(()), |file| file.imprint())?;
+        self.new_key.as_ref().map_or(Ok(()), NewKey::keep)?;
+        self.new_key = None;
+        Ok(())
+    }
+
+    /// How long its file is; none if it has none.
+    pub(crate) fn file_length(&self) -> Option<u64> {
+        Some(self.file.as_ref()?.geometry().byte_count())
+    }
+
+    /// How long its file is, if it is to become longer than it is.
+    pub(crate) fn owed(&self) -> Option<u64> {
+        self.file.as_ref()?.short()
     }
 
     /// Bytes.
@@ -139,31 +166,51 @@ pub(crate) fn grow(cores: &Weak<Cores>, growths: Vec<Growth>) -> Vec<(String, St
     failures.into_iter().collect()
 }
 
-/// Files and folders that were not there before a volume was opened, and go with this unless they are
-/// kept.
+/// Files and folders that were made when a volume was opened, and go with this unless they are kept.
 #[derive(Default)]
 pub(crate) struct NewFiles {
-    paths: Vec<PathBuf>,
+    missing: Vec<PathBuf>,
+    /// With what tells them from others that take their place: device and inode.
+    made: Vec<(PathBuf, (u64, u64))>,
 }
 
 impl NewFiles {
-    /// Those of the volume's files that are not there yet. A link is, wherever it leads.
-    pub(crate) fn missing_of(config: &VolumeConfig) -> Self {
-        let missing = |path: &PathBuf| {
+    /// Those of the volume's files that opening it may make. A link is there, wherever it leads.
+    pub(crate) fn missing_of(config: &VolumeConfig, occasion: Occasion) -> Self {
+        let is_missing = |path: &PathBuf| {
             fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
         };
-        Self { paths: places(config).into_iter().filter(missing).collect() }
+        let made = match occasion {
+            Occasion::Unknown | Occasion::New => 0..,
+            Occasion::Return { has_state: false, .. } => 1..,
+            Occasion::Return { .. } => return Self::default(),
+        };
+        let places = places(config).into_iter().skip(made.start);
+        Self { missing: places.filter(is_missing).collect(), made: Vec::new() }
+    }
+
+    /// The volume was opened, or could not be: what was made is known.
+    pub(crate) fn note(&mut self) {
+        let made = std::mem::take(&mut self.missing).into_iter();
+        self.made.extend(made.filter_map(|path| {
+            let metadata = fs::symlink_metadata(&path).ok()?;
+            Some((path, (metadata.dev(), metadata.ino())))
+        }));
     }
 
     pub(crate) fn keep(mut self) {
-        self.paths.clear();
+        self.made.clear();
     }
 }
 
 impl Drop for NewFiles {
     fn drop(&mut self) {
-        for path in &self.paths {
+        for (path, made) in &self.made {
             let Ok(metadata) = fs::symlink_metadata(path) else { continue };
+            // A file system may have been mounted there, or a file put in its place.
+            if (metadata.dev(), metadata.ino()) != *made {
+                continue;
+            }
             let removed =
                 if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
             if let Err(error) = removed {
@@ -184,16 +231,17 @@ pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
     }
 }
 
-/// A volume's unit, in the state that it was left in.
+/// A volume's unit, in the state that it was left in, and the key that was made for it, if one was.
 fn logical_unit(
     volume: &VolumeConfig,
     scope: Option<&str>,
     machine: &str,
     store: Arc<dyn Store>,
     companion: oneshot::Sender<()>,
-) -> Result<Arc<LogicalUnit>, StoreError> {
-    let keeper = keeper::open(volume)?;
-    let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
+    occasion: Occasion,
+) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
+    let keeper = keeper::open(volume, occasion)?;
+    let (encrypted, new_key) = stores::encrypted::open(volume, &store, keeper.as_ref())?.unzip();
     let eraser = encrypted.clone().map(|store| store as _);
     let store = encrypted.map_or(store, |encrypted| encrypted);
     // Above all that is looked at while it is opened, when nobody can wait.
@@ -212,7 +260,8 @@ fn logical_unit(
         pass_through: stores::pass_through::open(volume)?,
         companion: Some(Box::new(companion)),
     };
-    LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })
+    let unit = LogicalUnit::of_parts(parts).map_err(|source| StoreError::State { source })?;
+    Ok((unit, new_key.flatten()))
 }
 
 /// What tells this installation from others: two machines must never offer two disks under one

@@ -7,7 +7,7 @@
 
 use std::fmt::Display;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -49,13 +49,34 @@ fn make_key() -> Key {
     Key::new(bytes)
 }
 
-/// The volume's blocks as they are seen, where they are kept encrypted in `below`. Blocks the
-/// thread, which is no core.
+/// A key that was made and is not kept yet: it has to be before anything is written with it.
+pub(crate) struct NewKey {
+    path: PathBuf,
+    key: Vec<u8>,
+    keeper: Arc<dyn Keeper>,
+}
+
+impl NewKey {
+    /// Keeps it, durably. Blocks the thread, which is no core.
+    pub(crate) fn keep(&self) -> Result<(), StoreError> {
+        info!(path = %self.path.display(), "a key is made for the new encrypted volume");
+        let saved = now(self.keeper.save(Record::Key, self.key.clone()));
+        saved.map_err(|source| StoreError::System {
+            path: self.path.clone(),
+            what: "keep its key",
+            source,
+        })
+    }
+}
+
+/// The volume's blocks as they are seen, where they are kept encrypted in `below`, and the key that was made for
+/// them, if one was. Blocks the thread, which is no core.
 pub(crate) fn open(
     volume: &VolumeConfig,
     below: &Arc<dyn Store>,
     keeper: Option<&Arc<dyn Keeper>>,
-) -> Result<Option<Arc<EncryptedStore>>, StoreError> {
+) -> Result<Option<(Arc<EncryptedStore>, Option<NewKey>)>, StoreError> {
+    let mut new_key = None;
     let (key, keeper): (Key, Arc<dyn KeyKeeper>) = match (&volume.store, volume.encrypted) {
         (StoreConfig::File { path, .. }, false) => {
             refuse_as_plain(path, keeper)?;
@@ -67,12 +88,20 @@ pub(crate) fn open(
                 path: path.clone(),
                 problem: "has nowhere to keep its key: give the volume state = FOLDER".into(),
             })?;
-            let keys = Arc::new(InRecord(Arc::clone(keeper)));
-            (kept_key(path, &**below, &keys)?, keys)
+            let key = match kept_key(path, &**below, &**keeper)? {
+                Some(key) => key,
+                None => {
+                    let key = make_key();
+                    let (path, keeper) = (path.clone(), Arc::clone(keeper));
+                    new_key = Some(NewKey { path, key: key.as_bytes().to_vec(), keeper });
+                    key
+                }
+            };
+            (key, Arc::new(InRecord(Arc::clone(keeper))))
         }
         (_, true) => (make_key(), Arc::new(InMemory)),
     };
-    Ok(Some(Arc::new(EncryptedStore::new(Arc::clone(below), key, keeper))))
+    Ok(Some((Arc::new(EncryptedStore::new(Arc::clone(below), key, keeper)), new_key)))
 }
 
 /// Refuses to serve as it is what is encrypted: an initiator would take it for an empty disk.
@@ -89,16 +118,20 @@ fn refuse_as_plain(path: &Path, keeper: Option<&Arc<dyn Keeper>>) -> Result<(), 
     }
 }
 
-/// The key of a file volume, made where there is none and nothing that would need it.
-fn kept_key(path: &Path, below: &dyn Store, keys: &InRecord) -> Result<Key, StoreError> {
+/// The key of a file volume; none where one is to be made, for there is nothing that would need another one.
+fn kept_key(
+    path: &Path,
+    below: &dyn Store,
+    keeper: &dyn Keeper,
+) -> Result<Option<Key>, StoreError> {
     let unfit = |problem: String| StoreError::Unfit { path: path.to_owned(), problem };
     let system = |what, error: &dyn Display| {
         let (path, source) = (path.to_owned(), io::Error::other(error.to_string()));
         StoreError::System { path, what, source }
     };
-    if let Some(kept) = keys.0.load(Record::Key).map_err(|source| StoreError::State { source })? {
+    if let Some(kept) = keeper.load(Record::Key).map_err(|source| StoreError::State { source })? {
         return match <[u8; KEY_BYTES]>::try_from(kept) {
-            Ok(bytes) => Ok(Key::new(bytes)),
+            Ok(bytes) => Ok(Some(Key::new(bytes))),
             Err(_) => Err(unfit(
                 "has a key of another length: it was made by a later version of this program: \
                  use that"
@@ -115,8 +148,7 @@ fn kept_key(path: &Path, below: &dyn Store, keys: &InRecord) -> Result<Key, Stor
                 .into(),
         ));
     }
-    info!(path = %path.display(), "a key is made for the new encrypted volume");
-    now(keys.replace_key()).map_err(|error| system("keep its key", &error))
+    Ok(None)
 }
 
 /// Whether any block is other than zeroes.
@@ -174,7 +206,7 @@ mod tests {
     type Opened = Result<Option<Arc<EncryptedStore>>, StoreError>;
 
     fn settled(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
-        let opened = super::super::open(volume, Occasion::Change)?;
+        let opened = super::super::open(volume, Occasion::Unknown)?;
         opened.file.map_or(Ok(()), |file| file.settle())?;
         Ok(opened.store)
     }
@@ -183,8 +215,13 @@ mod tests {
     fn opened(text: &str) -> Opened {
         let volume = parse_volume(text).expect("valid");
         let below = settled(&volume)?;
-        let keeper = keeper::open(&volume)?;
-        open(&volume, &below, keeper.as_ref())
+        let keeper = keeper::open(&volume, Occasion::Unknown)?;
+        let opened = open(&volume, &below, keeper.as_ref())?;
+        let kept = opened.map(|(store, new_key)| match new_key {
+            Some(key) => key.keep().map(|()| store),
+            None => Ok(store),
+        });
+        kept.transpose()
     }
 
     fn store(text: &str) -> Arc<EncryptedStore> {

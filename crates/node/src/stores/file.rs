@@ -1,9 +1,10 @@
 //! A disk in a regular file or on a block device.
 
 use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sarsen_block::{
     Allocation, AllocationRun, BlockError, BlockSize, Buffer, Characteristics, Data, Direction,
@@ -34,6 +35,8 @@ pub struct FileOptions {
 pub struct FileStore {
     file: File,
     state: Arc<State>,
+    /// What it is to begin with, and does not yet.
+    header: Mutex<Option<Vec<u8>>>,
     block_size: BlockSize,
     cache: CacheMode,
     characteristics: Characteristics,
@@ -51,7 +54,7 @@ struct State {
 impl FileStore {
     /// Opens, or makes, and locks.
     pub fn open(options: &FileOptions) -> Result<Self, StoreError> {
-        let store = Self::prepare(options, Occasion::Change)?;
+        let store = Self::prepare(options, Occasion::Unknown)?;
         store.settle()?;
         Ok(store)
     }
@@ -86,7 +89,7 @@ impl FileStore {
                 )));
             }
         }
-        let length = wanted_length(&file, options)?;
+        let length = wanted_length(&file, options, occasion)?;
         if length == 0 || !length.is_multiple_of(block) {
             return Err(unfit(format!(
                 "has {length} bytes, which is not a multiple of the block size, {block}: \
@@ -113,6 +116,7 @@ impl FileStore {
                 block_count: AtomicU64::new(length / block),
                 latch: Arc::default(),
             }),
+            header: Mutex::default(),
             block_size: options.block_size,
             cache: options.cache,
             characteristics: Characteristics {
@@ -128,6 +132,37 @@ impl FileStore {
                 is_lasting: true,
             },
         })
+    }
+
+    /// What it is to begin with when it is [imprinted](Self::imprint).
+    pub(super) fn begin_with(&self, header: Vec<u8>) {
+        *self.header.lock().unwrap_or_else(PoisonError::into_inner) = Some(header);
+    }
+
+    /// Whether it lacks what it has to begin with.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.header.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Writes what it is to begin with, durably, if it has not been. Blocks the thread.
+    pub(crate) fn imprint(&self) -> Result<(), StoreError> {
+        let mut header = self.header.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(bytes) = &*header else { return Ok(()) };
+        let path = &self.state.path;
+        let write = || -> io::Result<()> {
+            let file = std::fs::OpenOptions::new().write(true).open(path)?;
+            file.write_all_at(bytes, 0)?;
+            file.sync_all()
+        };
+        let what = "write its header";
+        write().map_err(|source| StoreError::System { path: path.clone(), what, source })?;
+        *header = None;
+        Ok(())
+    }
+
+    /// How long the file is, if that is not as long as it is to be. Blocks the thread for a moment.
+    pub(crate) fn short(&self) -> Option<u64> {
+        self.file.length().ok().filter(|length| *length < self.geometry().byte_count())
     }
 
     /// Makes the file as long as it is to be. Blocks the thread.
@@ -414,11 +449,11 @@ fn open_file(options: &FileOptions, occasion: Occasion) -> Result<File, StoreErr
     let may_make = options.size.is_some() && !options.read_only;
     let open_options = OpenOptions {
         read_only: options.read_only,
-        create: may_make && occasion == Occasion::Change,
+        create: may_make && !matches!(occasion, Occasion::Return { .. }),
         direct: options.cache.is_direct(),
     };
     File::open(path, open_options).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound if occasion == Occasion::Return => {
+        io::ErrorKind::NotFound if matches!(occasion, Occasion::Return { .. }) => {
             StoreError::Gone { path: path.clone() }
         }
         io::ErrorKind::NotFound if options.size.is_none() => {
@@ -436,12 +471,30 @@ fn open_file(options: &FileOptions, occasion: Occasion) -> Result<File, StoreErr
 }
 
 /// How long a file is to be, which it can be.
-fn wanted_length(file: &File, options: &FileOptions) -> Result<u64, StoreError> {
+fn wanted_length(
+    file: &File,
+    options: &FileOptions,
+    occasion: Occasion,
+) -> Result<u64, StoreError> {
     let path = &options.path;
     let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
     let length = file.length().map_err(system("find its length"))?;
     let Some(size) = options.size.filter(|&size| size != length) else { return Ok(length) };
-    if length > size || options.read_only || file.is_block_device() {
+    if let Occasion::Return { owed, .. } = occasion
+        && length < size
+        && owed != Some(length)
+        && !file.is_block_device()
+    {
+        return Err(StoreError::Unfit {
+            path: path.clone(),
+            problem: format!(
+                "has {length} bytes of the {size} that it had: if it is being copied back, it is served when it is \
+                 whole; if not, it was cut short"
+            ),
+        });
+    }
+    let is_others = occasion == Occasion::New && length != 0;
+    if length > size || is_others || options.read_only || file.is_block_device() {
         return Err(StoreError::Unfit {
             path: path.clone(),
             problem: format!("has {length} bytes, not {size}: correct the size or leave it out"),
@@ -540,6 +593,27 @@ mod tests {
             if let Ok(store) = opened {
                 assert_eq!(store.geometry().byte_count(), size);
             }
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let options = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+        let length = options.size.expect("a size") / 2;
+        std::fs::File::create(&path).and_then(|file| file.set_len(length)).expect("a file");
+        let back = |owed| Occasion::Return { owed, has_state: true };
+        for (occasion, fits) in [
+            (Occasion::New, false),
+            (back(None), false),
+            (back(Some(0)), false),
+            (back(Some(length)), true),
+            (Occasion::Unknown, true),
+        ] {
+            let store = FileStore::prepare(&options, occasion);
+            assert_eq!(store.is_ok(), fits, "{occasion:?}");
+            assert_eq!(std::fs::metadata(&path).expect("there").len(), length);
         }
     }
 

@@ -59,11 +59,18 @@ impl CacheMode {
 /// Why a volume is opened, and with it whether its file may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// It may be new: a file that is not there is made.
-    Change,
-    /// It was there before: where its file is not, clients must not be shown an empty disk that says that it
-    /// is the one they know.
-    Return,
+    /// Nothing is known of it: a file that is not there is made, and one that is shorter is made longer.
+    Unknown,
+    /// It is new: a file that is not there is made, and one that is there is as long as it is to be.
+    New,
+    /// It was there before: where its file is not, or is cut short, clients must not be shown an empty disk, or a
+    /// part of one, that says that it is the one they know.
+    Return {
+        /// Bytes of a file that was to become longer and may not have yet.
+        owed: Option<u64>,
+        /// The folder of its state was there, too.
+        has_state: bool,
+    },
 }
 
 /// Why a store could not be opened: what, and what to do.
@@ -75,10 +82,10 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// The file of a volume that was there before is not.
+    /// The file of a volume that was there before, or the folder of its state, is not.
     #[error(
-        "{path}, where the volume's data are, is not there, and an empty file is not put in its place: mount \
-         its file system, or bring the file back, and have the server read its configuration again"
+        "{path}, which the volume had, is not there, and nothing empty is put in its place: mount its file \
+         system, or bring it back"
     )]
     Gone {
         /// The file.
@@ -153,7 +160,7 @@ impl StoreError {
 
     /// Whether what was to be opened is not there.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. })
+        matches!(self, Self::NotFound { .. } | Self::Gone { .. })
     }
 }
 

@@ -2,7 +2,7 @@
 //! by which a file of one is known. Their blocks do not lie as a plain volume's do, so a file is
 //! never served as what it is not.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
@@ -94,7 +94,8 @@ pub(super) fn refuse_as_plain(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Opens, or makes, a file with protection information. `options` are of the volume as it is seen.
+/// Opens, or makes, a file with protection information. `options` are of the volume as it is seen. A new one is to be
+/// [imprinted](FileStore::imprint) before anybody uses it.
 pub(super) fn open_file(
     options: &FileOptions,
     occasion: Occasion,
@@ -132,20 +133,11 @@ pub(super) fn open_file(
     let options_below = FileOptions { size, block_size: BlockSize::B512, ..options.clone() };
     let file = Arc::new(FileStore::prepare(&options_below, occasion)?);
     if is_new {
-        write_header(path, &header).map_err(|source| {
-            let what = "write its header";
-            StoreError::System { path: path.clone(), what, source }
-        })?;
+        let mut first = vec![0; HEADER_BYTES];
+        first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+        file.begin_with(first);
     }
     Ok((Arc::new(protect(file.clone(), options.block_size)), file))
-}
-
-fn write_header(path: &Path, header: &Header) -> io::Result<()> {
-    let file = OpenOptions::new().write(true).open(path)?;
-    let mut first = [0; HEADER_BYTES];
-    first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
-    file.write_all_at(&first, 0)?;
-    file.sync_all()
 }
 
 /// A RAM volume with protection information, all of it in `limit` bytes of memory.
@@ -178,8 +170,9 @@ mod tests {
     use super::*;
 
     fn opened_file(options: &FileOptions) -> Result<Arc<dyn Store>, StoreError> {
-        let (store, file) = open_file(options, Occasion::Change)?;
+        let (store, file) = open_file(options, Occasion::Unknown)?;
         file.settle()?;
+        file.imprint()?;
         Ok(store)
     }
 
