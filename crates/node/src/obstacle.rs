@@ -47,7 +47,9 @@ impl ChangeError {
         match self {
             Self::Open(error) => error.obstacle(),
             Self::InUse(_) | Self::Busy(_) | Self::UnderWay => Some(Obstacle::Taken),
-            Self::Impossible { .. } | Self::BrokeOff | Self::ServerEnds => None,
+            Self::Impossible { .. } | Self::Unflushed(_) | Self::BrokeOff | Self::ServerEnds => {
+                None
+            }
         }
     }
 }
