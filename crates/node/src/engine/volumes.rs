@@ -241,7 +241,8 @@ fn logical_unit(
     occasion: Occasion,
 ) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
     let keeper = keeper::open(volume, occasion)?;
-    let (encrypted, new_key) = stores::encrypted::open(volume, &store, keeper.as_ref())?.unzip();
+    let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
+    let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
     let eraser = encrypted.clone().map(|store| store as _);
     let store = encrypted.map_or(store, |encrypted| encrypted);
     // Above all that is looked at while it is opened, when nobody can wait.

@@ -69,13 +69,20 @@ impl NewKey {
     }
 }
 
-/// The volume's blocks as they are seen, where they are kept encrypted in `below`, and the key that was made for
-/// them, if one was. Blocks the thread, which is no core.
+/// A volume's blocks as they are seen, where they are kept encrypted.
+pub(crate) struct Encrypted {
+    pub(crate) store: Arc<EncryptedStore>,
+    /// The key that was made for them, if one was.
+    pub(crate) new_key: Option<NewKey>,
+}
+
+/// The volume's blocks as they are seen, where they are kept encrypted in `below`. Blocks the
+/// thread, which is no core.
 pub(crate) fn open(
     volume: &VolumeConfig,
     below: &Arc<dyn Store>,
     keeper: Option<&Arc<dyn Keeper>>,
-) -> Result<Option<(Arc<EncryptedStore>, Option<NewKey>)>, StoreError> {
+) -> Result<Option<Encrypted>, StoreError> {
     let mut new_key = None;
     let (key, keeper): (Key, Arc<dyn KeyKeeper>) = match (&volume.store, volume.encrypted) {
         (StoreConfig::File { path, .. }, false) => {
@@ -101,7 +108,8 @@ pub(crate) fn open(
         }
         (_, true) => (make_key(), Arc::new(InMemory)),
     };
-    Ok(Some((Arc::new(EncryptedStore::new(Arc::clone(below), key, keeper)), new_key)))
+    let store = Arc::new(EncryptedStore::new(Arc::clone(below), key, keeper));
+    Ok(Some(Encrypted { store, new_key }))
 }
 
 /// Refuses to serve as it is what is encrypted: an initiator would take it for an empty disk.
@@ -217,7 +225,7 @@ mod tests {
         let below = settled(&volume)?;
         let keeper = keeper::open(&volume, Occasion::Unknown)?;
         let opened = open(&volume, &below, keeper.as_ref())?;
-        let kept = opened.map(|(store, new_key)| match new_key {
+        let kept = opened.map(|Encrypted { store, new_key }| match new_key {
             Some(key) => key.keep().map(|()| store),
             None => Ok(store),
         });
