@@ -125,6 +125,24 @@ fn what_commands_do_is_seen_by_volume_and_session() -> Result<()> {
 }
 
 #[test]
+fn a_disk_below_that_is_full_is_told_as_that() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    let document = "[[volume]]\nname = \"thin\"\nstore = \"ram\"\nsize = \"8MiB\"\nlimit = \"512KiB\"\n\
+                    [[target]]\nname = \"iqn.2026-11.proof:thin\"\nluns = [\"thin\"]\n";
+    server.applied(document, &[])?;
+    let url = format!("iscsi://{}/iqn.2026-11.proof:thin/0", server.portal()?);
+    let written = Command::new("qemu-io").args(["-f", "raw", "-c", "write 0 1M", &url]).output()?;
+    let told = String::from_utf8_lossy(&written.stdout).into_owned();
+    ensure!(told.contains("No space left"), "{told}{written:?}");
+    let events = server.json(&["event", "list", "--kind", "volume_error"])?;
+    let event = &events["events"][0];
+    ensure!(event["subject"]["error"] == "no_space", "{events}");
+    ensure!(event["remedy"].as_str().is_some_and(|remedy| remedy.contains("full")), "{events}");
+    server.stop()
+}
+
+#[test]
 fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;

@@ -139,7 +139,7 @@ impl EventLog {
 
     /// A command to a volume failed for a reason that is the volume's.
     pub(crate) fn tell_failure(&self, volume: &str, initiator: &str, failure: Failure) {
-        if !matches!(failure, Failure::MediumError | Failure::HardwareError) {
+        if !matches!(failure, Failure::MediumError | Failure::HardwareError | Failure::NoSpace) {
             return;
         }
         let now = time::now();

@@ -235,6 +235,11 @@ impl Occurrence {
                  and at the log here for the block"
                     .to_owned()
             }
+            Self::VolumeError { failure: Failure::NoSpace, .. } => {
+                "what holds it is full: make room on that disk or thin pool, or raise a RAM volume's limit; writes \
+                 work again at once"
+                    .to_owned()
+            }
             Self::VolumeError { .. } => {
                 "the store below failed: look at its disk and at the kernel's log".to_owned()
             }

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sarsen_scsi::{Cdb, Completion, SenseKey, Status};
+use sarsen_scsi::{AdditionalSense, Cdb, Completion, SenseKey, Status};
 use sarsen_wire::scsi::opcode;
 
 use super::histogram::{Counts, Histogram, raise};
@@ -103,6 +103,8 @@ pub(crate) enum Failure {
     HardwareError,
     IllegalRequest,
     UnitAttention,
+    /// What is below is full.
+    NoSpace,
     DataProtect,
     CopyAborted,
     AbortedCommand,
@@ -116,12 +118,13 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::NotReady,
         Self::MediumError,
         Self::HardwareError,
         Self::IllegalRequest,
         Self::UnitAttention,
+        Self::NoSpace,
         Self::DataProtect,
         Self::CopyAborted,
         Self::AbortedCommand,
@@ -141,6 +144,7 @@ impl Failure {
             Self::HardwareError => "hardware_error",
             Self::IllegalRequest => "illegal_request",
             Self::UnitAttention => "unit_attention",
+            Self::NoSpace => "no_space",
             Self::DataProtect => "data_protect",
             Self::CopyAborted => "copy_aborted",
             Self::AbortedCommand => "aborted_command",
@@ -178,7 +182,10 @@ impl Failure {
                     SenseKey::HardwareError => Self::HardwareError,
                     SenseKey::IllegalRequest => Self::IllegalRequest,
                     SenseKey::UnitAttention => Self::UnitAttention,
-                    SenseKey::DataProtect => Self::DataProtect,
+                    SenseKey::DataProtect => match sense.additional() {
+                        AdditionalSense::SPACE_ALLOCATION_FAILED_WRITE_PROTECT => Self::NoSpace,
+                        _ => Self::DataProtect,
+                    },
                     SenseKey::CopyAborted => Self::CopyAborted,
                     SenseKey::AbortedCommand => Self::AbortedCommand,
                     SenseKey::Miscompare => Self::Miscompare,
@@ -353,9 +360,15 @@ mod tests {
         let busy = Completion::with_status(Status::Busy);
         assert_eq!(Failure::of(&busy), Some(Failure::Busy));
         assert_eq!(Failure::of(&Completion::good()), None);
-        let additional = sarsen_scsi::AdditionalSense::NONE;
-        let sense = sarsen_scsi::Sense::new(SenseKey::MediumError, additional);
+        let sense = sarsen_scsi::Sense::new(SenseKey::MediumError, AdditionalSense::NONE);
         let failed = Completion::check_condition(sense);
         assert_eq!(Failure::of(&failed), Some(Failure::MediumError));
+        for (additional, failure) in [
+            (AdditionalSense::WRITE_PROTECTED, Failure::DataProtect),
+            (AdditionalSense::SPACE_ALLOCATION_FAILED_WRITE_PROTECT, Failure::NoSpace),
+        ] {
+            let sense = sarsen_scsi::Sense::new(SenseKey::DataProtect, additional);
+            assert_eq!(Failure::of(&Completion::check_condition(sense)), Some(failure));
+        }
     }
 }
