@@ -156,6 +156,8 @@ fn remedy(key: &Key, is_left_out: bool) -> &'static str {
     match (is_left_out, key.kind) {
         (true, _) => "the document leaves it out: list it, or change that, too",
         (false, Kind::Volume) => "detach it first, or give --cascade",
+        // Of a host, and where it is the last, it is not taken out by itself.
+        (false, Kind::Account) => "take it out of there first",
         (false, _) => "take it out of there first, or give --cascade",
     }
 }
