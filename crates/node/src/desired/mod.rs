@@ -299,7 +299,7 @@ impl Desired {
         };
         let Ok(config) = compiler.compile(&self.current().objects) else { return };
         let prepared = engine.prepare(config, Cause::Edit);
-        let Ok(prepared) = prepared else { return };
+        let Some(prepared) = prepared.ok().filter(|prepared| !prepared.is_idle()) else { return };
         if let Ok(ready) = prepared.clear_by(Force::Nobody).await {
             ready.make();
             changing.settle();

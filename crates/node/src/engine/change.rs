@@ -238,6 +238,17 @@ impl Prepared {
         &self.interrupts
     }
 
+    /// Whether what runs would be what it is.
+    pub(crate) fn is_idle(&self) -> bool {
+        let Change { opened, volumes, portals, policy, .. } = &self.change;
+        let before = self.change.engine().front.access.policy();
+        opened.is_empty()
+            && volumes.stays.is_empty()
+            && volumes.late.is_empty()
+            && portals.next.iter().all(|next| matches!(next, Next::Kept(_)))
+            && policy.unread().keys().eq(before.unread().keys())
+    }
+
     /// Takes out of service what is to go, and closes what has to make way for something else. Those who
     /// use it are asked to log out within `grace`, and are logged out then; without a `grace` nobody may
     /// be, and the change fails where somebody would have to.
