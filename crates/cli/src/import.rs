@@ -135,7 +135,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let imported = import::import(arguments.from.into(), path, &text, &Disk)
         .map_err(|error| UsageError(error.to_string()))?;
     if let (Some(out), false) = (&arguments.out, arguments.manner.dry_run) {
-        write_private(out, &toml::to_string(&imported.document)?)
+        write_private(out, &text_of(&imported.document, imported.assumes_portals)?)
             .with_context(|| format!("cannot write {}", out.display()))?;
     }
     match arguments.manner.manner.json {
@@ -151,13 +151,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends it to the running server, which has portals of its own.
+/// Sends it to the running server.
 fn apply(manner: &ChangeManner, imported: &Imported) -> anyhow::Result<Changed> {
-    let mut document = imported.document.clone();
-    if imported.assumes_portals {
-        document.portal.clear();
-    }
-    manner.ask(&manner.apply(document))
+    manner.ask(&manner.apply(imported.document.clone()))
+}
+
+/// The document, which says how to listen elsewhere where it says nothing of that.
+fn text_of(document: &Document, assumes_portals: bool) -> anyhow::Result<String> {
+    const PORTALS: &str = "# Where it listened is not in the file. A server keeps the portals that it has; one that is\n\
+                           # to be reached from everywhere needs this, too:\n\
+                           # [[portal]]\n# address = \"0.0.0.0:3260\"\n\n";
+    let text = toml::to_string(document)?;
+    Ok(if assumes_portals { format!("{PORTALS}{text}") } else { text })
 }
 
 fn shown(arguments: &Arguments, imported: &Imported) -> Document {
@@ -180,7 +185,8 @@ fn print_json(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> 
 
 fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
     if arguments.out.is_none() && !arguments.apply {
-        print_line(toml::to_string(&shown(arguments, imported))?.trim_end())?;
+        let text = text_of(&shown(arguments, imported), imported.assumes_portals)?;
+        print_line(text.trim_end())?;
         let accounts = imported.document.account.iter();
         let hidden = accounts.filter(|account| account.secret.is_some()).count();
         if hidden > 0 && !arguments.secrets {
@@ -198,14 +204,11 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
     if !arguments.apply {
         return Ok(());
     }
-    if imported.assumes_portals {
-        eprintln!("note  where it listened is not in the file: the server's own portals are kept");
-    }
     state::report(&apply(&arguments.manner, imported)?, false)
 }
 
 /// With mode 0600, also where it was there before.
-fn write_private(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(path)?;
     let mut permissions = file.metadata()?.permissions();
@@ -227,6 +230,21 @@ mod tests {
         };
         assert!(fits("*.conf", "a.conf") && fits("?.c*f", "a.conf") && fits("*", ""));
         assert!(!fits("*.conf", "a.conf~") && !fits("?", "") && !fits("a", "ab"));
+    }
+
+    #[test]
+    fn where_nothing_is_said_of_portals_none_is_opened() {
+        let text = text_of(&Document::default(), true).expect("it can be written");
+        let document: Document = toml::from_str(&text).expect(&text);
+        assert_eq!(document, Document::default());
+        assert!(text.contains("[[portal]]"), "{text}");
+        // Who takes the marks away has a portal.
+        let taken = text.lines().map(|line| match line.trim_start_matches("# ") {
+            line if line.starts_with("[[") || line.starts_with("address") => format!("{line}\n"),
+            _ => String::new(),
+        });
+        let document: Document = toml::from_str(&taken.collect::<String>()).expect(&text);
+        assert_eq!(document.portal[0].address, "0.0.0.0:3260");
     }
 
     #[test]

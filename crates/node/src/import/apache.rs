@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Files, ImportError};
+use super::{Files, ImportError, shown_key};
 
 /// How deep files may include each other: who goes deeper includes himself.
 const DEEPEST: usize = 16;
@@ -26,10 +26,10 @@ pub(super) fn parse(path: &Path, text: &str, files: &dyn Files) -> Result<Vec<It
     let mut reader = Reader { files, open: Vec::new(), done: Vec::new() };
     reader.read(path, text, 0)?;
     match reader.open.pop() {
-        Some(open) => Err(ImportError::new(
-            open.place,
-            format!("<{}> does not end: add </{}>", open.key, open.key),
-        )),
+        Some(open) => Err(ImportError::new(open.place, {
+            let key = shown_key(&open.key);
+            format!("<{key}> does not end: add </{key}>")
+        })),
         None => Ok(reader.done),
     }
 }
@@ -83,11 +83,14 @@ impl Reader<'_> {
                     Ok(())
                 }
                 Some(open) => {
-                    let message =
-                        format!("</{key}> ends <{}>, which is of {}", open.key, open.place);
+                    let (key, open_key) = (shown_key(key), shown_key(&open.key));
+                    let message = format!("</{key}> ends <{open_key}>, which is of {}", open.place);
                     Err(ImportError::new(place, message))
                 }
-                None => Err(ImportError::new(place, format!("</{key}> ends what has not begun"))),
+                None => Err(ImportError::new(place, {
+                    let key = shown_key(key);
+                    format!("</{key}> ends what has not begun")
+                })),
             };
         }
         if let Some(pattern) = tag.strip_prefix("<include") {

@@ -27,6 +27,15 @@ const OPEN: &str = "no-authentication";
 const CLOSED: &str = "no-access";
 /// What is of interest to ctld alone.
 const OF_THE_DAEMON: [&str; 4] = ["debug", "maxproc", "pidfile", "timeout"];
+const OF_AN_AUTH_GROUP: [&str; 7] = [
+    "auth-type",
+    "chap",
+    "chap-mutual",
+    "initiator-name",
+    "initiator-portal",
+    "host-address",
+    "host-nqn",
+];
 /// Options of a LUN that sarsen takes from the file or device itself.
 const HINTS: [&str; 10] = [
     "unmap",
@@ -50,6 +59,10 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
             "auth-group" => {
                 for (name, node) in named(node) {
                     world.access.insert(name, Access::of(&mut draft, &node));
+                    let known = |setting: &&Node| !OF_AN_AUTH_GROUP.contains(&setting.key.as_str());
+                    for setting in node.nodes.iter().filter(known) {
+                        draft.miss(&setting.place, &setting.key);
+                    }
                 }
             }
             "portal-group" => {
@@ -83,17 +96,15 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
                 "start sarsen with --isns SERVER[:PORT]",
             ),
             key if OF_THE_DAEMON.contains(&key) => {}
-            _ => draft.note(&node.place, told(node), "sarsen has nothing of that kind"),
+            _ => draft.pass_over(&node.place, &node.key),
         }
     }
     Ok(draft.finish())
 }
 
+/// A setting that has no secret, as it was written.
 fn told(node: &Node) -> String {
-    match node.key.contains("chap") || node.key.contains("secret") {
-        true => node.key.clone(),
-        false => format!("{} {}", node.key, node.words.join(" ")),
-    }
+    format!("{} {}", node.key, node.words.join(" "))
 }
 
 /// A section by its name, or all of them that UCL has within one.
@@ -324,7 +335,7 @@ fn take_portal_group(draft: &mut Draft, world: &World, node: &Node) -> PortalGro
                 "sarsen tells who looks for targets of those that he may log in to",
             ),
             "tag" | "discovery-filter" => {}
-            _ => draft.note(&place, told(setting), "sarsen has nothing of that kind"),
+            _ => draft.pass_over(&place, &setting.key),
         }
     }
     group.discovery = discovery.unwrap_or_else(|| find_access(draft, world, &node.place, DEFAULT));
@@ -391,7 +402,7 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
             }
             "alias" | "lun" | "auth-type" | "chap" | "chap-mutual" | "initiator-name"
             | "initiator-portal" => {}
-            _ => draft.note(&place, told(setting), "sarsen has nothing of that kind"),
+            _ => draft.miss(&place, &setting.key),
         }
     }
     if groups.is_empty() {
@@ -603,10 +614,12 @@ fn take_volume(
     };
     identify(draft, node, name, &mut volume, given);
     for (key, (value, place)) in options {
-        let what = format!("option {key} {value}");
         match HINTS.contains(&key.as_str()) {
-            true => draft.note(&place, what, "sarsen tells clients what the file or device can"),
-            false => draft.note(&place, what, "sarsen has nothing of that kind"),
+            true => {
+                let what = format!("option {key} {value}");
+                draft.note(&place, what, "sarsen tells clients what the file or device can");
+            }
+            false => draft.pass_over(&place, &key),
         }
     }
     let known = [
@@ -624,7 +637,7 @@ fn take_volume(
     for setting in &node.nodes {
         let key = setting.key.as_str();
         if !known.contains(&key) && !known_here.contains(&key) {
-            draft.note(&setting.place, told(setting), "sarsen has nothing of that kind");
+            draft.miss(&setting.place, &setting.key);
         }
     }
     Some(draft.add_volume(place, name, volume))

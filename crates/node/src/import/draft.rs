@@ -8,11 +8,11 @@ use sarsen_io::random;
 use sarsen_scsi::{Designator, Naa};
 
 use super::portals::{Assigned, Ways};
-use super::{Complaint, Imported, Weight};
+use super::{Complaint, Imported, Weight, shown_key};
 use crate::config::{parse_network, parse_portal, parse_size, target_name_fault};
 use crate::desired::Document;
 use crate::desired::document::{
-    Account, Discovery, Host, Luns, Portal, Rule, ShownLuns, Size, Target, Volume,
+    Account, Discovery, Host, Luns, Rule, ShownLuns, Size, Target, Volume,
 };
 
 /// A rule with this name lets nobody in: no initiator has it.
@@ -89,6 +89,20 @@ impl Draft {
     /// No client notices this.
     pub(super) fn note(&mut self, place: &str, what: impl Into<String>, remedy: impl Into<String>) {
         self.complain(Weight::Note, place, what.into(), remedy.into());
+    }
+
+    /// A setting that nothing here is like. Its key alone is told: under a key that nobody knows may be a secret.
+    pub(super) fn pass_over(&mut self, place: &str, key: &str) {
+        self.note(place, shown_key(key), "sarsen has nothing of that kind");
+    }
+
+    /// The same where it may have been to keep somebody out, or to say what a client finds.
+    pub(super) fn miss(&mut self, place: &str, key: &str) {
+        self.lose(
+            place,
+            shown_key(key),
+            "nothing is known that is called so, and nothing comes of it: is it misspelt?",
+        );
     }
 
     fn complain(&mut self, weight: Weight, place: &str, what: String, remedy: String) {
@@ -367,8 +381,10 @@ impl Draft {
     }
 
     /// Wherever targets are reached, the file does not say so.
-    pub(super) fn assume_portals(&mut self) {
+    pub(super) fn assume_portals(&mut self, place: &str, what: &str) {
         self.assumes_portals = true;
+        let remedy = "no [[portal]] comes of it: a server keeps those that it has; add others if it is to listen elsewhere";
+        self.note(place, what, remedy);
     }
 
     /// An address that a rule can be about: an address or a network.
@@ -446,10 +462,12 @@ impl Draft {
             self.finish_target(index, draft, assigned.as_ref());
         }
         self.document.portal = match assigned {
-            Some(assigned) => assigned.portals,
-            None => vec![Portal { address: "0.0.0.0:3260".into(), ..Portal::default() }],
+            // What is not known to have been listened on is not opened.
+            Some(assigned) if !self.assumes_portals => assigned.portals,
+            _ => Vec::new(),
         };
-        if let Some(place) = self.closed_discovery.take() {
+        let has_targets = !self.document.target.is_empty();
+        if let Some(place) = self.closed_discovery.take().filter(|_| has_targets) {
             self.let_nobody_look(&place);
         }
         self.keep_apart_own_accounts();

@@ -72,9 +72,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
                 "sarsen is told what to do at its control socket, not over the network",
             ),
             "Global" | "PortalGroup" | "InitiatorGroup" | "AuthGroup" => {}
-            other => {
-                draft.note(&section.place, format!("[{other}]"), "sarsen has nothing of that kind")
-            }
+            other => draft.pass_over(&section.place, other),
         }
     }
     Ok(draft.finish())
@@ -99,12 +97,9 @@ impl Setting {
         self.words.get(index).map_or("", String::as_str)
     }
 
-    /// As it was written, without a secret.
+    /// As it was written: of what has no secret.
     fn told(&self) -> String {
-        match self.key.eq_ignore_ascii_case("Auth") {
-            true => self.key.clone(),
-            false => format!("{} {}", self.key, self.words.join(" ")),
-        }
+        format!("{} {}", self.key, self.words.join(" "))
     }
 }
 
@@ -272,20 +267,21 @@ fn take_global(draft: &mut Draft, global: &Section, accounts: &Accounts) {
     }
     for setting in &global.settings {
         let taken = ["NodeBase", "AuthFile", "DiscoveryAuthMethod", "DiscoveryAuthGroup"];
-        tell_rest(draft, setting, &taken);
+        if is_unknown(draft, setting, &taken) {
+            draft.pass_over(&setting.place, &setting.key);
+        }
     }
 }
 
-fn tell_rest(draft: &mut Draft, setting: &Setting, taken: &[&str]) {
+/// What is negotiated, or is of interest to istgt alone, is not.
+fn is_unknown(draft: &mut Draft, setting: &Setting, taken: &[&str]) -> bool {
     let is_in = |keys: &[&str]| keys.iter().any(|key| setting.key.eq_ignore_ascii_case(key));
-    if is_in(taken) || is_in(&OF_THE_DAEMON) {
-        return;
+    if is_in(&NEGOTIATED) {
+        let remedy = "sarsen negotiates what both sides can; [limits] say what it takes";
+        draft.note(&setting.place, setting.told(), remedy);
+        return false;
     }
-    let remedy = match is_in(&NEGOTIATED) {
-        true => "sarsen negotiates what both sides can; [limits] say what it takes",
-        false => "sarsen has nothing of that kind",
-    };
-    draft.note(&setting.place, setting.told(), remedy);
+    !is_in(taken) && !is_in(&OF_THE_DAEMON)
 }
 
 fn take_unit(
@@ -364,8 +360,9 @@ fn take_unit(
             "BlockLength",
             "ReadOnly",
         ];
-        if !setting.key.to_ascii_uppercase().starts_with("LUN") {
-            tell_rest(draft, setting, &taken);
+        let is_lun = setting.key.to_ascii_uppercase().starts_with("LUN");
+        if !is_lun && is_unknown(draft, setting, &taken) {
+            draft.miss(&setting.place, &setting.key);
         }
     }
     let index = draft.add_target(target);
@@ -551,7 +548,7 @@ fn take_lun(
                 volume.cache = Some("writethrough".into());
             }
             "readcache" | "writecache" | "rpm" | "formfactor" => {}
-            _ => draft.note(&option.place, option.told(), "sarsen has nothing of that kind"),
+            _ => draft.pass_over(&option.place, option.word(1)),
         }
     }
     if volume.store != "sg" {

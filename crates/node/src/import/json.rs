@@ -75,19 +75,15 @@ impl<'a> Fields<'a> {
         objects
     }
 
-    /// What was not taken, as `key = value`.
-    pub(super) fn rest(&self) -> impl Iterator<Item = (&'a str, String)> {
-        let rest = self.map.iter().filter(|(key, _)| !self.taken.contains(key.as_str()));
-        rest.map(|(key, value)| (key.as_str(), as_text(value).unwrap_or_else(|| value.to_string())))
+    /// The keys of what was not taken.
+    pub(super) fn rest(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(String::as_str).filter(|key| !self.taken.contains(key))
     }
 
     /// Tells of every field that was not taken.
     pub(super) fn finish(self, draft: &mut Draft) {
-        for (key, value) in self.rest() {
-            let place = format!("{}.{key}", self.place);
-            let is_secret = key.contains("password");
-            let what = if is_secret { key.to_owned() } else { format!("{key} = {value}") };
-            draft.note(&place, what, "sarsen has nothing of that kind");
+        for key in self.rest() {
+            draft.pass_over(&self.place, key);
         }
     }
 }

@@ -26,6 +26,11 @@ pub use self::draft::NOBODY;
 pub use self::tgt::{show_as_tgt, tgt_unit};
 use crate::desired::Document;
 
+/// Of why nothing is carried, so many are told.
+const REASONS: usize = 3;
+/// The longest that any of the programs has is shorter.
+const LONGEST_KEY: usize = 40;
+
 /// Whose configuration it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -41,6 +46,19 @@ pub enum Origin {
     Istgt,
 }
 
+impl Origin {
+    /// What its file is called, in a sentence.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Lio => "a saveconfig.json",
+            Self::Tgt => "a targets.conf",
+            Self::Scst => "an scst.conf",
+            Self::Ctld => "a ctl.conf",
+            Self::Istgt => "an istgt.conf",
+        }
+    }
+}
+
 /// What became of a configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Imported {
@@ -48,7 +66,7 @@ pub struct Imported {
     pub document: Document,
     /// What could not be carried, in the order of the file.
     pub complaints: Vec<Complaint>,
-    /// The file does not say where the program listened: the document's portal is what it usually is.
+    /// The file does not say where the program listened: the document has no portal.
     pub assumes_portals: bool,
 }
 
@@ -119,12 +137,29 @@ pub fn import(
     text: &str,
     files: &dyn Files,
 ) -> Result<Imported, ImportError> {
-    match origin {
+    let imported = match origin {
         Origin::Lio => lio::import(path, text),
         Origin::Tgt => tgt::import(path, text, files),
         Origin::Scst => scst::import(path, text),
         Origin::Ctld => ctld::import(path, text, files),
         Origin::Istgt => istgt::import(path, text, files),
+    }?;
+    if imported.document.target.is_empty() && imported.document.volume.is_empty() {
+        let mut message =
+            format!("neither a target nor a volume comes of it: is it {}?", origin.file());
+        let lost = imported.complaints.iter().filter(|one| one.weight == Weight::Loss);
+        lost.take(REASONS).for_each(|one| message += &format!("\n  {one}"));
+        return Err(ImportError::new(path.display().to_string(), message));
+    }
+    Ok(imported)
+}
+
+/// A key for messages. What is none, as in a file of another kind, may be a secret.
+fn shown_key(key: &str) -> &str {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    match (1..=LONGEST_KEY).contains(&key.len()) && key.bytes().all(allowed) {
+        true => key,
+        false => "what is no key",
     }
 }
 

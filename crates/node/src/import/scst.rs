@@ -10,7 +10,7 @@ use std::path::Path;
 use sarsen_scsi::Designator;
 
 use super::draft::{Draft, Showing, Shown, TargetDraft, every_address, naa};
-use super::{ImportError, Imported};
+use super::{ImportError, Imported, shown_key};
 use crate::desired::document::{Rule, Size, Volume};
 
 const FILE_VENDOR: &str = "SCST_FIO";
@@ -98,19 +98,19 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
     for node in &root {
         let known = ["HANDLER", "TARGET_DRIVER", "DEVICE_GROUP", "setup_id"];
         if !known.contains(&node.key.as_str()) && !OF_THE_KERNEL.contains(&node.key.as_str()) {
-            draft.note(&node.place, node.told(), "sarsen has nothing of that kind");
+            draft.pass_over(&node.place, &node.key);
         }
     }
+    const WHERE: &str = "where iscsi-scstd listens, which is on its command line";
+    let file = path.display().to_string();
     let targets = root.iter().flat_map(|driver| driver.within("TARGET"));
     if targets.flat_map(|target| target.within("allowed_portal")).next().is_none() {
-        draft.assume_portals();
+        draft.assume_portals(&file, WHERE);
+    } else {
+        let remedy =
+            "0.0.0.0:3260 here, and each allowed_portal: write other addresses as [[portal]]";
+        draft.note(&file, WHERE, remedy);
     }
-    let file = path.display().to_string();
-    draft.note(
-        &file,
-        "where iscsi-scstd listens, which is on its command line",
-        "0.0.0.0:3260 here, and each allowed_portal: write other addresses as [[portal]]",
-    );
     Ok(draft.finish())
 }
 
@@ -146,11 +146,9 @@ impl Node {
         self.key.trim_end_matches(|c: char| c.is_ascii_digit())
     }
 
+    /// As it was written: of what has no secret.
     fn told(&self) -> String {
-        match self.kind().ends_with("User") {
-            true => self.key.clone(),
-            false => format!("{} {}", self.key, self.values.join(" ")),
-        }
+        format!("{} {}", self.key, self.values.join(" "))
     }
 }
 
@@ -190,7 +188,7 @@ fn parse(path: &Path, text: &str) -> Result<Vec<Node>, ImportError> {
     match open.pop() {
         Some(node) => Err(ImportError::new(
             node.place,
-            format!("the section {} does not end: add }}", node.key),
+            format!("the section {} does not end: add }}", shown_key(&node.key)),
         )),
         None => Ok(done),
     }
@@ -352,7 +350,7 @@ fn take_rest(draft: &mut Draft, device: &Node) {
                 "SCST keeps protection information in a file of its own, which sarsen does not read: the volume \
                  has none; give it protection and copy its blocks to have some again",
             ),
-            _ => draft.note(&node.place, node.told(), "sarsen has nothing of that kind"),
+            _ => draft.pass_over(&node.place, &node.key),
         }
     }
 }
@@ -459,7 +457,7 @@ fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &Sta
                 "start sarsen with --isns SERVER[:PORT]; who may log in is said by rules",
             ),
             "enabled" => {}
-            _ => draft.note(&node.place, node.told(), "sarsen has nothing of that kind"),
+            _ => draft.pass_over(&node.place, &node.key),
         }
     }
 }
@@ -498,7 +496,7 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
                 attribute.told(),
                 "sarsen negotiates what both sides can; [limits] say what it takes",
             ),
-            _ => draft.note(&attribute.place, attribute.told(), "sarsen has nothing of that kind"),
+            _ => draft.pass_over(&attribute.place, &attribute.key),
         }
     }
     take_access(draft, node, &mut target, devices);
@@ -576,7 +574,7 @@ fn take_units(
             units.protected.insert(number);
         }
         for attribute in lun.nodes.iter().filter(|attribute| attribute.key != "read_only") {
-            draft.note(&attribute.place, attribute.told(), "sarsen has nothing of that kind");
+            draft.pass_over(&attribute.place, &attribute.key);
         }
     }
     units
@@ -602,7 +600,7 @@ fn take_access(draft: &mut Draft, node: &Node, target: &mut TargetDraft, devices
         for attribute in &group.nodes {
             let key = attribute.key.as_str();
             if !SECTIONS.contains(&key) && !OF_THE_KERNEL.contains(&key) {
-                draft.note(&attribute.place, attribute.told(), "sarsen has nothing of that kind");
+                draft.pass_over(&attribute.place, &attribute.key);
             }
         }
     }

@@ -86,6 +86,84 @@ fn luns(luns: &[(u16, &str)]) -> Luns {
     Luns(luns.iter().map(|(lun, volume)| (*lun, (*volume).to_owned())).collect())
 }
 
+/// What each program's sample has.
+fn secrets() -> Vec<String> {
+    let documents = ORIGINS.map(|(origin, name)| imported(origin, name).document);
+    documents
+        .into_iter()
+        .flat_map(|document| document.account)
+        .filter_map(|one| one.secret)
+        .collect()
+}
+
+#[test]
+fn of_a_file_of_another_kind_nothing_is_told_that_may_be_a_secret() {
+    let secrets = secrets();
+    let secret = &secrets[0];
+    let mut texts: Vec<String> = ORIGINS.map(|(_, name)| sample(name).to_owned()).to_vec();
+    texts.extend([
+        sample("saveconfig.json").split_whitespace().collect(),
+        format!("<password>{secret}</password>\n"),
+        format!("chap_pasword {secret}\n</{secret}!>"),
+        "\n".into(),
+        "{}".into(),
+    ]);
+    for (origin, name) in ORIGINS {
+        for text in &texts {
+            let told = match import(origin, Path::new("x"), text, &files()) {
+                Ok(imported) => format!("{:?}", imported.complaints),
+                Err(error) => error.to_string(),
+            };
+            let shown = secrets.iter().find(|secret| told.contains(secret.as_str()));
+            assert_eq!(shown, None, "{name}: {told}");
+        }
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_is_no_empty_configuration() {
+    for (origin, text, told) in [
+        (
+            Origin::Tgt,
+            sample("saveconfig.json"),
+            "x: neither a target nor a volume comes of it: is it a targets.conf?",
+        ),
+        (Origin::Tgt, "", "is it a targets.conf?"),
+        (Origin::Lio, "{}", "is it a saveconfig.json?"),
+        (Origin::Scst, "", "is it an scst.conf?"),
+        (Origin::Ctld, sample("targets.conf"), "is it a ctl.conf?"),
+        (Origin::Istgt, "[Global]\n", "is it an istgt.conf?"),
+    ] {
+        let error = import(origin, Path::new("x"), text, &files()).expect_err(told).to_string();
+        assert!(error.contains(told), "{error}");
+    }
+    // Why nothing is left of one is told.
+    let text = "<target \"\">\n</target>\n";
+    let error = import(Origin::Tgt, Path::new("x"), text, &files()).expect_err(text).to_string();
+    assert!(error.contains("\n  x:1: a target without a name"), "{error}");
+}
+
+#[test]
+fn what_may_have_kept_somebody_out_is_lost_where_its_key_is_misspelt() {
+    let imported = tgt("incomminguser web secretpass12\n");
+    assert_told(&imported, Weight::Loss, "x:3", "incomminguser: nothing is known");
+    let imported = tgt("<backing-store /srv/b>\nscsi_sm SN\n</backing-store>\n");
+    assert_told(&imported, Weight::Loss, "x:4", "scsi_sm: nothing is known");
+    let imported = ctld("auth-group g {\nchapp web secretpass12\n}\n", "auth-group g\n");
+    assert_told(&imported, Weight::Loss, "x:2", "chapp: nothing is known");
+}
+
+#[test]
+fn where_it_is_not_said_no_portal_is_opened() {
+    let imported = tgt("");
+    assert!(imported.assumes_portals && imported.document.portal.is_empty());
+    let imported = scst("enabled 1", "enabled 1");
+    assert!(imported.assumes_portals && imported.document.portal.is_empty());
+    let imported = scst("enabled 1", "enabled 1\nallowed_portal 10.0.0.1");
+    assert!(!imported.assumes_portals);
+    assert_eq!(imported.document.portal[0].address, "10.0.0.1:3260");
+}
+
 /// What is told is shown around.
 fn assert_no_secret_is_told(imported: &Imported) {
     let secrets: Vec<_> =
@@ -450,7 +528,7 @@ fn where_nobody_may_look_for_targets_nobody_may() {
     assert_eq!(discovery.chap, [NOBODY]);
     let secrets = |imported: &Imported| imported.document.account[0].secret.clone();
     assert_ne!(secrets(&imported), secrets(&imported_text(Origin::Ctld, text)));
-    let text = "incomingdiscoveryuser finder short\n";
+    let text = "incomingdiscoveryuser finder short\n<target iqn.2026-11.example:a>\n</target>\n";
     let imported = imported_text(Origin::Tgt, text);
     assert_eq!(imported.document.discovery.expect("it is closed").chap, [NOBODY]);
 }

@@ -77,12 +77,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
     let items = apache::parse(path, text, files)?;
     let mut draft = Draft::default();
     let file = path.display().to_string();
-    draft.assume_portals();
-    draft.note(
-        &file,
-        "where tgtd listens, which is on its command line",
-        "0.0.0.0:3260 here: write other addresses as [[portal]]",
-    );
+    draft.assume_portals(&file, "where tgtd listens, which is on its command line");
     let mut targets: BTreeMap<String, (String, Vec<Item>)> = BTreeMap::new();
     let mut driver = "iscsi".to_owned();
     for item in items {
@@ -131,16 +126,13 @@ fn take_global(draft: &mut Draft, item: &Item) {
             );
         }
         key if OF_THE_TOOL.contains(&key) => {}
-        _ => draft.note(place, told(item), "sarsen has nothing of that kind"),
+        _ => draft.pass_over(place, &item.key),
     }
 }
 
-/// A setting as it was written, without a password.
+/// A setting that has no secret, as it was written.
 fn told(item: &Item) -> String {
-    match item.key.to_ascii_lowercase().contains("user") {
-        true => item.key.clone(),
-        false => format!("{} {}", item.key, item.value),
-    }
+    format!("{} {}", item.key, item.value)
 }
 
 fn take_account(draft: &mut Draft, item: &Item) -> Option<String> {
@@ -204,7 +196,7 @@ fn take_target(
                 is_offline = true;
                 draft.lose(&item.place, told(item), "nobody is let in: add rules for who is to be");
             }
-            _ => draft.note(&item.place, told(item), "sarsen has nothing of that kind"),
+            _ => draft.miss(&item.place, &item.key),
         }
     }
     take_rules(draft, &mut target, &addresses, &names);
@@ -414,7 +406,7 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
     let known =
         |key: &str| SHARED.contains(&key) || HINTS.contains(&key) || OF_THE_TOOL.contains(&key);
     for item in settings.own.iter().filter(|item| !known(&item.key)) {
-        draft.note(&item.place, told(item), "sarsen has nothing of that kind");
+        draft.miss(&item.place, &item.key);
     }
 }
 

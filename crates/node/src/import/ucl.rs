@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Files, ImportError};
+use super::{Files, ImportError, shown_key};
 
 /// How deep files may include each other, and sections hold each other.
 const DEEPEST: usize = 16;
@@ -273,7 +273,7 @@ impl<'a> Parser<'a> {
         match self.next() {
             Some(_) => Ok(()),
             None => {
-                let message = format!("the section {} does not end: add }}", node.key);
+                let message = format!("the section {} does not end: add }}", shown_key(&node.key));
                 Err(ImportError::new(&node.place, message))
             }
         }
@@ -306,7 +306,8 @@ impl<'a> Parser<'a> {
                     ));
                 }
                 None => {
-                    let message = format!("the list of {} does not end: add ]", node.key);
+                    let message =
+                        format!("the list of {} does not end: add ]", shown_key(&node.key));
                     return Err(ImportError::new(&node.place, message));
                 }
             }
