@@ -7,15 +7,27 @@ use anyhow::Context;
 use clap::Subcommand;
 use sarsen_node::control::schema::Apply;
 use sarsen_node::desired::document::Account;
-use sarsen_node::desired::{Document, Kind};
+use sarsen_node::desired::{Document, Key, Kind};
+use serde_json::json;
 
-use crate::state::{self, ChangeManner};
+use crate::exit::UsageError;
+use crate::state::{self, ChangeManner, OneVerb};
 
 /// Verbs of `sarsen account`.
 #[derive(Subcommand)]
 pub(crate) enum Verb {
     /// Make an account. Its secret, unless one is given, is made and printed, once.
     Create {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        secret: SecretArguments,
+        #[command(flatten)]
+        manner: ChangeManner,
+    },
+    /// Give an account another secret. Unless one is given, it is made and printed, once. Initiators that are
+    /// logged in stay so, and need the new one the next time.
+    Secret {
         /// Its name.
         name: String,
         #[command(flatten)]
@@ -90,7 +102,37 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             tell_secret(made, Some(&name))?;
             state::report(&changed, manner.manner.json)
         }
-        Verb::Common(verb) => state::run(Kind::Account, verb),
+        Verb::Secret { name, secret, manner } => {
+            let Given { secret, is_new } = secret.take()?;
+            // It takes the place of a secret that is elsewhere.
+            let patch = json!({ "secret": &secret, "secret-file": null, "secret-env": null });
+            let changed = state::patch(&Key::new(Kind::Account, &name), &patch, &manner)?;
+            let made = (is_new && !changed.dry_run).then_some(secret.as_str());
+            tell_secret(made, Some(&name))?;
+            state::report(&changed, manner.manner.json)
+        }
+        Verb::Common(verb) => {
+            if let state::Verb::One(OneVerb::Set { name, settings, .. }) = &verb {
+                refuse_secrets(name, settings)?;
+            }
+            state::run(Kind::Account, verb)
+        }
+    }
+}
+
+/// What is an argument is seen by others on the machine, and kept by shells.
+fn refuse_secrets(account: &str, settings: &[String]) -> Result<(), UsageError> {
+    let is_secret = |setting: &String| {
+        setting
+            .split_once('=')
+            .is_some_and(|(key, value)| key.trim() == "secret" && !value.is_empty())
+    };
+    match settings.iter().any(is_secret) {
+        true => Err(UsageError(format!(
+            "a secret is no argument: others on the machine see those, and shells keep them. `sarsen account \
+             secret {account}` makes another one; with --secret-from FILE, or - for stdin, it takes yours"
+        ))),
+        false => Ok(()),
     }
 }
 
@@ -105,6 +147,14 @@ pub(crate) fn tell_secret(secret: Option<&str>, account: Option<&str>) -> anyhow
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_secret_is_an_argument() {
+        let refused =
+            |setting: &str| refuse_secrets("vm", &["x=1".into(), setting.into()]).is_err();
+        assert!(refused("secret=abc") && refused("secret =abc"));
+        assert!(!refused("secret=") && !refused("secret-file=/etc/secret"));
+    }
 
     #[test]
     fn a_new_secret_is_another_each_time_and_goes_with_every_initiator() {

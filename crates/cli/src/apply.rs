@@ -10,6 +10,7 @@ use sarsen_node::desired::{Document, from_json};
 use crate::control::{Manner, table};
 use crate::disk::{on_a_core, print_line};
 use crate::exit::UsageError;
+use crate::import::write_private;
 use crate::state::{self, ChangeManner};
 
 /// Flags of `sarsen apply`.
@@ -44,6 +45,9 @@ pub(crate) struct ExportArguments {
     /// With the secrets, for a server that has none of these accounts.
     #[arg(long)]
     secrets: bool,
+    /// Write the document there; nobody but its owner can read it.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
     #[command(flatten)]
     manner: Manner,
 }
@@ -76,12 +80,18 @@ pub(crate) fn diff(arguments: &DiffArguments) -> anyhow::Result<()> {
 
 /// `sarsen export`.
 pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
-    let ExportArguments { secrets, manner } = arguments;
+    let ExportArguments { secrets, out, manner } = arguments;
     let (client, path) = (manner.client()?, format!("/config?secrets={secrets}"));
     let state: ConfigState = on_a_core(async { Ok(client.get(&path).await?) })?;
-    match manner.json {
-        true => print_line(&serde_json::to_string(&state.document)?),
-        false => state::print(&toml::to_string(&state.document)?),
+    let text = match manner.json {
+        true => serde_json::to_string(&state.document)? + "\n",
+        false => toml::to_string(&state.document)?,
+    };
+    match out {
+        None => state::print(&text),
+        Some(out) => {
+            write_private(out, &text).with_context(|| format!("cannot write {}", out.display()))
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 use std::io::Write;
 
 use clap::Subcommand;
+use sarsen_io::machine;
 use sarsen_node::control::schema::{Apply, ConfigState, ProblemList};
 use sarsen_node::control::{Client, path_segment};
 use sarsen_node::desired::{Changed, Document, Key, Kind, Object};
@@ -101,11 +102,11 @@ pub(crate) fn run_one(kind: Kind, verb: OneVerb) -> anyhow::Result<()> {
         OneVerb::Set { name, settings, manner } => {
             let fields = settings.iter().map(|setting| parse_setting(kind, setting));
             let fields = fields.collect::<Result<Map<_, _>, _>>()?;
-            patch(&Key::new(kind, &name), &Value::Object(fields), &manner)
+            change(&Key::new(kind, &name), &Value::Object(fields), &manner)
         }
         OneVerb::Rename { name, new_name, manner } => {
             let patched = serde_json::json!({ name_key(kind): new_name });
-            patch(&Key::new(kind, &name), &patched, &manner)
+            change(&Key::new(kind, &name), &patched, &manner)
         }
         OneVerb::Delete { name, cascade, manner } => {
             let client = manner.client()?;
@@ -164,18 +165,30 @@ impl ChangeManner {
 
 /// `user@host`, as the state's history will have it.
 fn author() -> String {
-    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER"));
-    let user = user.or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "unknown".into());
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let author: String = format!("{user}@{}", host.trim());
-    author.chars().filter(|character| character.is_ascii_graphic()).take(200).collect()
+    let user = user(|name| std::env::var(name).ok(), machine::effective_user());
+    let author = format!("{user}@{}", host.trim());
+    author.chars().filter(|&c| c == ' ' || c.is_ascii_graphic()).take(200).collect()
 }
 
-fn patch(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<()> {
+/// Who runs this, as his session says, or by his number.
+fn user(variable: impl Fn(&str) -> Option<String>, id: u32) -> String {
+    let named = ["SUDO_USER", "USER", "LOGNAME"].into_iter().find_map(|name| {
+        let user = variable(name)?;
+        (!user.trim().is_empty()).then_some(user)
+    });
+    named.unwrap_or_else(|| format!("uid {id}"))
+}
+
+fn change(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<()> {
+    report(&self::patch(key, patch, manner)?, manner.manner.json)
+}
+
+/// Changes one as a JSON merge patch says.
+pub(crate) fn patch(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<Changed> {
     let client = manner.client()?;
     let path = format!("{}{}", path(key), manner.query());
-    let changed: Changed = on_a_core(async { Ok(client.patch(&path, patch).await?) })?;
-    report(&changed, manner.manner.json)
+    on_a_core(async { Ok(client.patch(&path, patch).await?) })
 }
 
 /// The key that holds a thing's name.
@@ -309,6 +322,20 @@ mod tests {
     use sarsen_node::desired::{Action, Interruption, Step};
 
     use super::*;
+
+    #[test]
+    fn who_has_no_name_has_a_number() {
+        let of = |variables: &'static [(&str, &str)]| {
+            let variable = |wanted: &str| {
+                let found = variables.iter().find(|(name, _)| *name == wanted);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            user(variable, 1000)
+        };
+        assert_eq!(of(&[("USER", "root"), ("SUDO_USER", "ada")]), "ada");
+        assert_eq!(of(&[("USER", ""), ("LOGNAME", "bob")]), "bob");
+        assert_eq!(of(&[]), "uid 1000");
+    }
 
     #[test]
     fn settings_are_texts_or_json() {

@@ -31,6 +31,11 @@ pub fn clock() -> io::Result<Clock> {
     })
 }
 
+/// The number of the user whose rights this program has.
+pub fn effective_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 /// Bytes of a file system: those that we may still take, and all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {

@@ -33,6 +33,8 @@ const GRACE: u16 = 10;
 const LONGEST_GRACE: u16 = 3600;
 /// Who changes something and does not say who he is.
 const NOBODY: &str = "unknown";
+/// Before the name of who changes something on the open API: whoever is on this machine may say any.
+const UNPROVEN: &str = "api on the loopback: ";
 /// The header in which he says it.
 pub(super) const AUTHOR: &str = "sarsen-author";
 const AUTHOR_LENGTH: usize = 200;
@@ -459,8 +461,11 @@ pub(super) async fn remove(
 
 /// Makes a change, also when its client goes away meanwhile, and where others need not wait for it: it opens
 /// files and writes to the disk.
-async fn carry_out(api: &Api, change: Change) -> Result<Changed, ApiError> {
+async fn carry_out(api: &Api, mut change: Change) -> Result<Changed, ApiError> {
     let (desired, is_trusted) = (desired(api)?, api.is_trusted);
+    if !is_trusted {
+        change.author.insert_str(0, UNPROVEN);
+    }
     let changing = threads::aside(async move {
         let current = desired.current().objects;
         places::check(&change.edits, &current, desired.folder(), is_trusted)?;
