@@ -115,6 +115,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Url(arguments) => url::run(&arguments),
         Verb::Create { name, luns, alias, chap, own_account, hosts, initiators, manner } => {
             let luns = parse_luns(&luns)?;
+            let is_open = is_open(&chap, &hosts, &initiators);
             let hosts = hosts.into_iter().map(|host| Rule { host: Some(host), ..Rule::default() });
             let initiators = initiators.into_iter();
             let initiators =
@@ -129,7 +130,11 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 allow,
                 ..Default::default()
             };
-            manner.create(Document { target: vec![target], ..Document::default() })
+            manner.create(Document { target: vec![target], ..Document::default() })?;
+            if is_open {
+                tell_open();
+            }
+            Ok(())
         }
         Verb::Attach { name, volume, lun, manner } => {
             let (luns, revision) = luns_of(&name, &manner)?;
@@ -169,6 +174,18 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             }
         }
     }
+}
+
+/// Whether nothing was said of who may log in.
+pub(crate) fn is_open(chap: &[String], hosts: &[String], initiators: &[String]) -> bool {
+    chap.is_empty() && hosts.is_empty() && initiators.is_empty()
+}
+
+/// Says what that means.
+pub(crate) fn tell_open() {
+    eprintln!(
+        "everybody who reaches a portal may log in: --chap, --host or --initiator restricts it"
+    );
 }
 
 /// `VOLUME` or `LUN=VOLUME`.
@@ -251,6 +268,7 @@ mod tests {
             portals: Vec::new(),
             luns: Vec::new(),
             authentication: Authentication::None,
+            account: None,
         };
         let text = render(&[target]);
         let words: Vec<_> = text.lines().last().unwrap_or_default().split("  ").collect();

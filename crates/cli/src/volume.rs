@@ -8,6 +8,7 @@ use sarsen_node::desired::{Document, Kind};
 
 use crate::account::{Given, SecretArguments, tell_secret};
 use crate::state::{self, ChangeManner};
+use crate::target::{is_open, tell_open};
 
 /// Verbs of `sarsen volume`.
 #[derive(Subcommand)]
@@ -102,6 +103,9 @@ impl Create {
         }
         let changed = self.manner.ask(&Apply { create: true, ..self.manner.apply(document) })?;
         tell_secret(made.as_deref().filter(|_| !changed.dry_run), self.chap.as_deref())?;
+        if self.export.is_some() && is_open(self.chap.as_slice(), &self.hosts, &self.initiators) {
+            tell_open();
+        }
         state::report(&changed, self.manner.manner.json)
     }
 

@@ -20,7 +20,7 @@ pub(crate) struct Arguments {
     /// For whom.
     #[arg(long, value_enum, default_value_t = Format::Libiscsi)]
     format: Format,
-    /// Whom initiators log in as; USER stands there unless given.
+    /// Whom initiators log in as; unless given the target's one account, or USER where there are more.
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
     /// The file that has the secret where the line is to be used: secrets themselves are in no line.
@@ -179,6 +179,7 @@ mod tests {
             portals: vec![TargetPortal { address: "0.0.0.0:3260".into(), group: 1, tls: false }],
             luns: vec![TargetLun { lun: 0 }],
             authentication: Authentication::None,
+            account: None,
         };
         let all = [target("iqn.x:a"), target("iqn.x:b")];
         let arguments = parse("iqn.x:b --host san.example").expect("valid");

@@ -184,6 +184,11 @@ impl Access {
         self.policy().demands_proof(target)
     }
 
+    /// See [`Policy::only_account`].
+    pub(crate) fn only_account(&self, target: &str) -> Option<String> {
+        self.policy().only_account(target).map(str::to_owned)
+    }
+
     /// See [`Policy::secret_of`].
     pub(crate) fn secret_of(&self, account: &str) -> Option<Secret> {
         self.policy().secret_of(account).cloned()

@@ -185,6 +185,17 @@ impl Policy {
         self.targets.get(target).is_some_and(|door| door.demand != Demand::Nothing)
     }
 
+    /// The account that whoever uses a target has to prove to be, where it is one for everybody.
+    pub(crate) fn only_account(&self, target: &str) -> Option<&str> {
+        let door = self.targets.get(target).filter(|door| door.demand != Demand::Nothing)?;
+        let named: Option<BTreeSet<_>> =
+            door.rules.iter().map(|rule| rule.account.as_ref()).collect();
+        let allowed = named.filter(|named| !named.is_empty());
+        let allowed = allowed.unwrap_or_else(|| door.accounts.iter().collect());
+        let mut allowed = allowed.into_iter();
+        allowed.next().filter(|_| allowed.next().is_none()).map(String::as_str)
+    }
+
     /// What whoever wants in is shown, or why he is not let in.
     pub(crate) fn let_in(
         &self,
@@ -486,5 +497,16 @@ mod tests {
             "{error}"
         );
         assert!(!error.contains("correct horse"), "{error}");
+    }
+
+    #[test]
+    fn where_all_log_in_as_one_account_that_is_known() {
+        let of = |rest: &str| policy(rest).only_account(TARGET).map(str::to_owned);
+        assert_eq!(of("chap = [\"host\"]"), Some("host".into()));
+        assert_eq!(of("chap = [\"host\", \"backup\"]"), None);
+        assert_eq!(of(""), None);
+        let rules = "chap = [\"host\", \"backup\"]\nallow = [{ initiator = \"iqn.2026-11.x:a\", account = \"backup\" }";
+        assert_eq!(of(&format!("{rules}]")), Some("backup".into()));
+        assert_eq!(of(&format!("{rules}, {{ initiator = \"iqn.2026-11.x:b\" }}]")), None);
     }
 }

@@ -227,6 +227,7 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
                 true => Authentication::Chap,
                 false => Authentication::None,
             },
+            account: front.access.only_account(name),
             portal_groups: target.groups.map(|groups| groups.into_iter().collect()),
             session_count: own.count(),
         }

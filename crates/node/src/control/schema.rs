@@ -194,6 +194,9 @@ pub struct Target {
     /// What an initiator has to prove.
     #[serde(default)]
     pub authentication: Authentication,
+    /// The account that it has to prove to be, where it is one for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
 }
 
 /// Where a target is reached.

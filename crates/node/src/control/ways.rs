@@ -21,7 +21,7 @@ use crate::ways::{Client, Format, ways};
 pub(super) struct Wanted {
     /// The name or address by which the client reaches a portal that listens on all addresses.
     host: Option<String>,
-    /// Whom it logs in as; USER stands there where it has to, and it is not said.
+    /// Whom it logs in as; unless given the target's one account, or USER where there are more.
     user: Option<String>,
     /// The file that has its secret; SECRET-FILE unless given.
     secret_file: Option<String>,

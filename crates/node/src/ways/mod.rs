@@ -93,7 +93,7 @@ impl Way {
 pub struct Client<'a> {
     /// The name or address by which he reaches a portal that listens on all addresses.
     pub host: Option<&'a str>,
-    /// Whom he logs in as; USER stands there where he has to, and it is not said.
+    /// Whom he logs in as, where that is not said by the target; USER stands there where it is neither.
     pub user: Option<&'a str>,
     /// The file that has his secret.
     pub secret_file: &'a str,
@@ -102,7 +102,8 @@ pub struct Client<'a> {
 /// The ways to a target of a server: one by each of its portals.
 pub fn ways(target: &Target, client: Client<'_>) -> Vec<Way> {
     let Client { host, user, secret_file } = client;
-    let demanded = (target.authentication == Authentication::Chap).then_some("USER");
+    let account = target.account.as_deref().unwrap_or("USER");
+    let demanded = (target.authentication == Authentication::Chap).then_some(account);
     let way = |portal: &crate::control::schema::TargetPortal| {
         Some(Way {
             portal: reachable(portal.address.parse().ok()?, host),
@@ -143,6 +144,7 @@ mod tests {
             portals: vec![portal("0.0.0.0:3260", false), portal("[2001:db8::1]:3261", true)],
             luns: vec![TargetLun { lun: 0 }, TargetLun { lun: 7 }],
             authentication,
+            account: None,
         }
     }
 
@@ -157,6 +159,10 @@ mod tests {
         assert!(ways.iter().all(|way| way.luns == [0, 7] && way.group == Some(3)));
         let named =
             super::ways(&target(Authentication::Chap), Client { user: Some("me"), ..client });
+        assert!(named.iter().all(|way| way.user.as_deref() == Some("me")));
+        let one = Target { account: Some("vm".into()), ..target(Authentication::Chap) };
+        assert!(super::ways(&one, client).iter().all(|way| way.user.as_deref() == Some("vm")));
+        let named = super::ways(&one, Client { user: Some("me"), ..client });
         assert!(named.iter().all(|way| way.user.as_deref() == Some("me")));
         let open = super::ways(&target(Authentication::None), client);
         assert!(open.iter().all(|way| way.user.is_none()));
