@@ -26,7 +26,7 @@ pub(crate) struct List {
     /// Only those of this kind, such as login_refused.
     #[arg(long)]
     kind: Option<String>,
-    /// Only those that name this: an initiator, target, volume, account or peer.
+    /// Only those that name this: an initiator, target, volume, account or peer, or what was changed.
     #[arg(long)]
     subject: Option<String>,
     /// Only those that are at least so severe.
@@ -167,6 +167,7 @@ mod tests {
             message: "no".into(),
             remedy: Some("this".into()),
             subject: BTreeMap::new(),
+            names: Vec::new(),
         };
         assert_eq!(
             render(&event),

@@ -241,7 +241,12 @@ impl Server {
             let made = prepared.clear_by(Force::Revoked).await?.make();
             let what = "the configuration was read again".to_owned();
             let author = "SIGHUP".to_owned();
-            let changed = Occurrence::ConfigurationChanged { revision: None, author, what };
+            let changed = Occurrence::ConfigurationChanged {
+                revision: None,
+                author,
+                what,
+                names: Vec::new(),
+            };
             engine.front.access.events.tell(&changed);
             Ok(made)
         });

@@ -21,7 +21,7 @@ use super::openapi::Failures;
 use super::routes::Json;
 use super::schema::events::{Event, EventList, Severity};
 use super::statistics::collect;
-use crate::events::{Filter, Found};
+use crate::events::{Filter, Found, KINDS};
 use crate::fronts::iscsi::Front;
 
 /// Events of one answer, unless the request says fewer.
@@ -40,7 +40,7 @@ pub(super) struct Asked {
     since: Option<u64>,
     /// Such as `login_refused`.
     kind: Option<String>,
-    /// An initiator, target, volume, account or peer.
+    /// An initiator, target, volume, account or peer, or what was changed.
     subject: Option<String>,
     /// At least so severe.
     severity: Option<Severity>,
@@ -49,7 +49,11 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    fn filter(self) -> (Filter, usize) {
+    fn filter(self) -> Result<(Filter, usize), ApiError> {
+        if let Some(kind) = self.kind.as_deref().filter(|kind| !KINDS.contains(kind)) {
+            let message = format!("kind: there is no {kind}: there are {}", KINDS.join(", "));
+            return Err(ApiError::invalid(Some("kind"), message));
+        }
         let filter = Filter {
             after: self.after.unwrap_or(0),
             since_unix_ms: self.since.unwrap_or(0).saturating_mul(1000),
@@ -57,13 +61,13 @@ impl Asked {
             subject: self.subject,
             severity: self.severity,
         };
-        (filter, self.limit.unwrap_or(LIMIT).min(LIMIT))
+        Ok((filter, self.limit.unwrap_or(LIMIT).min(LIMIT)))
     }
 }
 
 fn asked(query: Result<Query<Asked>, QueryRejection>) -> Result<(Filter, usize), ApiError> {
     let Query(asked) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
-    Ok(asked.filter())
+    asked.filter()
 }
 
 /// What happened.
@@ -148,4 +152,17 @@ impl Listener {
 
 fn text(told: &impl serde::Serialize) -> String {
     serde_json::to_string(told).expect("our own types have string keys")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_that_there_is_not_is_no_empty_list() {
+        let asked = |kind: &str| Asked { kind: Some(kind.into()), ..Asked::default() }.filter();
+        assert_eq!(asked("login_refused").expect("known").0.kind.as_deref(), Some("login_refused"));
+        let refused = format!("{:?}", asked("nonsense").err());
+        assert!(refused.contains("login_refused") && refused.contains("field"), "{refused}");
+    }
 }

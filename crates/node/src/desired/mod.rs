@@ -376,6 +376,7 @@ impl Desired {
             revision: Some(revision.revision),
             author: revision.author,
             what: revision.summary.join("; "),
+            names: names(&changed.steps),
         });
         *self.current_mut() = Current { revision: revision.revision, objects: Arc::new(objects) };
         changing.settle();
@@ -392,6 +393,12 @@ pub enum OpenError {
     /// What it says does not go with the server's own settings.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+}
+
+/// What is not the same, by its names before and after.
+fn names(steps: &[Step]) -> Vec<String> {
+    let names = steps.iter().flat_map(|step| [Some(&step.name), step.new_name.as_ref()]);
+    names.flatten().filter(|name| !name.is_empty()).cloned().collect()
 }
 
 fn unix_seconds() -> u64 {

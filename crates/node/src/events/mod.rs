@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use self::kept::Keeper;
-pub(crate) use self::occurrence::{Occurrence, Subject};
+pub(crate) use self::occurrence::{KINDS, Occurrence, Subject};
 use crate::control::schema::events::{Event, Severity};
 use crate::statistics::Failure;
 
@@ -64,8 +64,9 @@ pub(crate) struct Filter {
     pub(crate) after: u64,
     /// Those from this moment on, in milliseconds since 1970.
     pub(crate) since_unix_ms: u64,
+    /// One of [`KINDS`].
     pub(crate) kind: Option<String>,
-    /// That name this, be it as initiator, target, volume, account or peer.
+    /// That name this, be it as initiator, target, volume, account or peer, or as what was changed.
     pub(crate) subject: Option<String>,
     /// At least so severe.
     pub(crate) severity: Option<Severity>,
@@ -73,7 +74,9 @@ pub(crate) struct Filter {
 
 impl Filter {
     pub(crate) fn fits(&self, event: &Event) -> bool {
-        let named = |subject: &String| event.subject.values().any(|value| value == subject);
+        let named = |subject: &String| {
+            event.subject.values().chain(&event.names).any(|value| value == subject)
+        };
         event.id > self.after
             && event.unix_ms >= self.since_unix_ms
             && self.kind.as_ref().is_none_or(|kind| event.kind == *kind)
@@ -220,10 +223,19 @@ mod tests {
         assert_eq!(meant(Filter { after: 1, ..Filter::default() }), [2, 3]);
         assert_eq!(meant(Filter { kind: Some("volume_error".into()), ..Filter::default() }), [3]);
         assert_eq!(meant(Filter { subject: Some("iqn.x:a".into()), ..Filter::default() }), [2]);
+        log.tell(&Occurrence::ConfigurationChanged {
+            revision: Some(1),
+            author: "ada".into(),
+            what: "~ volume zzz -> zz".into(),
+            names: vec!["zzz".into(), "zz".into()],
+        });
+        for name in ["zzz", "zz", "ada"] {
+            assert_eq!(meant(Filter { subject: Some(name.into()), ..Filter::default() }), [4]);
+        }
         let severity = Some(Severity::Error);
         assert_eq!(meant(Filter { severity, ..Filter::default() }), [3]);
         assert!(meant(Filter { since_unix_ms: u64::MAX, ..Filter::default() }).is_empty());
-        assert_eq!(log.query(&Filter::default(), 1).events[0].id, 3, "the newest");
+        assert_eq!(log.query(&Filter::default(), 1).events[0].id, 4, "the newest");
         let after = Filter { after: 1, ..Filter::default() };
         assert_eq!(log.query(&after, 1).events[0].id, 2, "the next");
     }

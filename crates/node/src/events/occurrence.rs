@@ -11,6 +11,31 @@ use crate::desired::Key;
 use crate::engine::{Lacking, Problem};
 use crate::statistics::Failure;
 
+/// What can be asked for.
+pub(crate) const KINDS: [&str; 19] = [
+    "access_revoked",
+    "configuration_changed",
+    "connection_added",
+    "connection_lost",
+    "connections_turned_away",
+    "events_not_kept",
+    "handshake_failed",
+    "logged_out",
+    "login_broken_off",
+    "login_refused",
+    "logins_not_told",
+    "problem",
+    "problem_solved",
+    "server_started",
+    "server_stopping",
+    "session_begun",
+    "target_drained",
+    "target_in_service",
+    "volume_error",
+];
+/// Of a change of thousands of things, so many can be asked for.
+const NAMES: usize = 64;
+
 /// Whom a login, or a connection, is with, as far as is known.
 #[derive(Clone, Debug)]
 pub(crate) struct Subject {
@@ -87,6 +112,8 @@ pub(crate) enum Occurrence {
         revision: Option<u64>,
         author: String,
         what: String,
+        /// Of the things that are not the same.
+        names: Vec<String>,
     },
     VolumeError {
         volume: String,
@@ -107,6 +134,7 @@ impl Occurrence {
     /// It as it is told.
     pub(super) fn event(&self, id: u64, unix_ms: u64) -> Event {
         let (kind, severity) = self.kind();
+        debug_assert!(KINDS.contains(&kind), "{kind} is asked for by its name");
         Event {
             id,
             unix_ms,
@@ -115,6 +143,15 @@ impl Occurrence {
             message: self.message(),
             remedy: self.remedy(),
             subject: self.subject(),
+            names: self.names(),
+        }
+    }
+
+    /// What it is about beside its subject, as far as there is room.
+    fn names(&self) -> Vec<String> {
+        match self {
+            Self::ConfigurationChanged { names, .. } => names.iter().take(NAMES).cloned().collect(),
+            _ => Vec::new(),
         }
     }
 
@@ -427,6 +464,16 @@ mod tests {
         assert_eq!(event.subject["reason"], "wrong_secret");
         assert_eq!((event.id, event.unix_ms, event.severity), (7, 8, Severity::Warning));
     }
+
+    #[test]
+    fn a_change_of_thousands_of_things_is_a_small_event() {
+        let names = (0..10_000).map(|number| format!("volume-{number}")).collect();
+        let (author, what) = ("ada@san".into(), "10,000 volumes".into());
+        let changed = Occurrence::ConfigurationChanged { revision: Some(7), author, what, names };
+        let event = changed.event(1, 2);
+        assert_eq!((event.names.len(), &*event.names[0]), (NAMES, "volume-0"));
+    }
+
     #[test]
     fn each_refusal_says_what_to_do() {
         use RefusalReason::*;

@@ -29,6 +29,9 @@ pub struct Event {
     pub remedy: Option<String>,
     /// What it is about: `initiator`, `target`, `volume`, `peer`, `account`, `tsih` and others.
     pub subject: BTreeMap<String, String>,
+    /// Of a change, what else it names: the first of the things that are not the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
 }
 
 /// How much an event matters.
