@@ -6,6 +6,7 @@ mod client;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -22,6 +23,7 @@ use serde_json::Value;
 use client::run;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
+const OPENAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
 const SAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/node/src/import/samples");
 const HEAD: &str = "# What `--json` prints\n\n\
     One document on one line of standard output, or one a line where it says so; everything else goes to standard\n\
@@ -29,9 +31,11 @@ const HEAD: &str = "# What `--json` prints\n\n\
 const TARGET: &str = "iqn.2026-11.io.sarsen:data";
 const SECRET: &str = "a-secret-of-proofs";
 /// Whose keys are names of things.
-const MAPS: [&str; 5] = ["errors", "figures", "labels", "luns", "subject"];
+const MAPS: [&str; 6] = ["access", "errors", "figures", "labels", "luns", "subject"];
 /// What a field was and is to be, whatever that is.
 const ANY: [&str; 2] = [".from", ".to"];
+const CHANGE: &str = "Every change: `create`, `set`, `rename` and `delete` of every noun, `volume resize`, \
+                      `target attach|detach`, `account secret`, `apply`, `diff`";
 const EVENTS: &str = "`event list`; with `--follow` each of `events` on a line";
 const NOT_FOUND: i32 = 3;
 const DEGRADED: i32 = 5;
@@ -175,9 +179,7 @@ impl Asking<'_> {
     }
 
     fn change(&mut self, line: &str) -> Result<()> {
-        const TITLE: &str = "Every change: `create`, `set`, `rename` and `delete` of every noun, `volume resize`, \
-                             `target attach|detach`, `apply`, `diff`";
-        self.ask(TITLE, line).map(drop)
+        self.ask(CHANGE, line).map(drop)
     }
 }
 
@@ -203,8 +205,9 @@ fn what_programs_read_keeps_its_names_and_types() -> Result<()> {
     let portal = server.portal()?.to_owned();
     disks(&mut asking, &portal)?;
     removals(&mut asking)?;
-    let mut shapes = asking.shapes;
+    let shapes = asking.shapes;
     server.stop()?;
+    let mut shapes = whole(shapes)?;
     let restarted = Managed::start_with(folder, &["--api", "127.0.0.1:0"])?;
     shapes.shape("`serve`").see("", restarted.announced());
     restarted.stop()?;
@@ -248,6 +251,7 @@ fn changes(asking: &mut Asking<'_>) -> Result<()> {
     asking.change("host create web --initiator iqn.2026-11.proof:web --address 10.0.0.0/8")?;
     asking.change("host rename web www")?;
     asking.change("account create spare --secret-from FOLDER/secret")?;
+    asking.change("account secret spare --secret-from FOLDER/secret")?;
     asking.change("portal create 127.0.0.1:0 --group 2")?;
     asking.change("target create iqn.2026-11.proof:empty --alias none --host www")?;
     fs::write(asking.folder.join("document.json"), r#"{"host":[{"name":"applied"}]}"#)?;
@@ -294,6 +298,154 @@ fn questions(asking: &mut Asking<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Every key that a document can have.
+const WHOLE: &str = r#"
+[[portal]]
+address = "127.0.0.1:0"
+group = 2
+tls = { certificate = "FOLDER/pem", key = "FOLDER/key", client-ca = "FOLDER/pem", require-client-certificate = false }
+[[account]]
+name = "vm"
+secret-env = "SARSEN_PROOF_SECRET"
+[[account]]
+name = "san"
+secret-file = "FOLDER/own"
+[[host]]
+name = "web"
+initiators = ["iqn.2026-11.proof:web"]
+address = "10.0.0.1"
+account = "vm"
+certificate = "web.example"
+iops = 5000
+bandwidth = "200MiB"
+burst = "2s"
+share = 10
+minimum-iops = 100
+[[volume]]
+name = "a"
+store = "file"
+path = "FOLDER/a.img"
+size = "8MiB"
+block-size = 4096
+cache = "writethrough"
+removable = true
+serial = "s1"
+naa = "3000000000000001"
+designators = ["t10:ACME    s1"]
+vendor = "ACME"
+product = "Disk"
+revision = "1"
+state = "FOLDER/a.kept"
+encrypted = true
+delay = "2ms"
+iops = 5000
+bandwidth = "200MiB"
+burst = "2s"
+share = 10
+minimum-iops = 100
+fault = ["lost-write@7"]
+[[volume]]
+name = "b"
+store = "ram"
+size = "1MiB"
+limit = "512KiB"
+read-only = true
+protection = 1
+[[target]]
+name = "TARGET"
+alias = "both"
+tid = 7
+luns = { 0 = "b", 7 = "a" }
+access = { 2 = "standby" }
+preferred = 2
+groups = [2]
+redirect = { address = "san2.example:3260", permanent = true }
+chap = ["vm"]
+own-account = "san"
+algorithms = ["sha-256"]
+allow = [
+    { host = "web", luns = { 0 = "a" } },
+    { initiator = "iqn.2026-11.proof:*", address = "10.0.0.1", account = "vm", luns = [7], read-only = true },
+    { certificate = "other.example" },
+]
+[discovery]
+chap = ["vm"]
+own-account = "san"
+algorithms = ["md5"]
+[limits]
+sessions = 9
+memory = "2GiB"
+"#;
+
+/// What is shown of things of which everything is said, and of a disk that has no room. Gives back what was seen.
+fn whole(shapes: Shapes) -> Result<Shapes> {
+    let folder = tempfile::tempdir()?;
+    let folder = folder.path();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
+    fs::write(folder.join("pem"), made.cert.pem())?;
+    for (name, text) in
+        [("key", made.signing_key.serialize_pem().as_str()), ("own", "its-own-secret")]
+    {
+        let path = folder.join(name);
+        fs::write(&path, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    }
+    let text = WHOLE.replace("FOLDER", &folder.display().to_string()).replace("TARGET", TARGET);
+    fs::write(folder.join("whole.toml"), text)?;
+    // Files of 64 MiB at most, as on a disk that has no more room.
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' XFSZ; ulimit -f 131072; exec \"$@\"", "sh"]).arg(program::path()?);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--json"]).env("SARSEN_PROOF_SECRET", SECRET);
+    let server = Managed::start_command(command, folder, &[])?;
+    let mut asking = Asking { server: &server, folder, shapes };
+    asking.change("apply -f FOLDER/whole.toml")?;
+    asking.ask("`volume list`", "volume list")?;
+    asking.ask("`volume show`", "volume show a")?;
+    asking.ask("`volume show`", "volume show b")?;
+    asking.ask("`target list`", "target list")?;
+    asking.ask("`target show`", "target show TARGET")?;
+    asking.ask("`host list`", "host list")?;
+    asking.ask("`host show`", "host show web")?;
+    asking.ask("`account list`", "account list")?;
+    asking.ask("`account show`", "account show vm")?;
+    asking.ask("`account show`", "account show san")?;
+    asking.ask("`portal list`", "portal list")?;
+    asking.ask("`portal show`", "portal show 127.0.0.1:0")?;
+    asking.ask("`export`", "export")?;
+    asking.change("volume create large 8MiB")?;
+    asking.ask_as(CHANGE, "volume resize large 1GiB", DEGRADED)?;
+    let mut shapes = asking.shapes;
+    has_every_key(shapes.shape("`export`"))?;
+    ensure!(shapes.shape(CHANGE).places.contains_key(".problems[]"), "a disk without room is told");
+    server.stop()?;
+    Ok(shapes)
+}
+
+/// What the API's description says that a document has is in the samples.
+fn has_every_key(export: &Shape) -> Result<()> {
+    let described: Value = serde_json::from_str(&fs::read_to_string(OPENAPI)?)?;
+    for (name, place) in [
+        ("Document", ""),
+        ("Volume", ".volume[]"),
+        ("Target", ".target[]"),
+        ("Rule", ".target[].allow[]"),
+        ("Redirect", ".target[].redirect"),
+        ("Host", ".host[]"),
+        ("Account", ".account[]"),
+        ("Portal", ".portal[]"),
+        ("Tls", ".portal[].tls"),
+        ("Discovery", ".discovery"),
+    ] {
+        let keys = described["components"]["schemas"][name]["properties"].as_object();
+        for (key, property) in keys.with_context(|| name.to_owned())? {
+            let is_shown = property["writeOnly"] != true;
+            let path = format!("{place}.{key}");
+            ensure!(!is_shown || export.places.contains_key(&path), "{path} is in no sample");
+        }
+    }
+    Ok(())
+}
+
 fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
     let disk = |lun: u8| format!("iscsi://vm@{portal}/{TARGET}/{lun}");
     let (data, other) = (disk(0), disk(1));
@@ -307,8 +459,10 @@ fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
     asking.ask_as("`disk verify`", &format!("disk verify {data} FOLDER/differs"), 1)?;
     asking.ask("`disk erase`", &format!("disk erase {other} --destroy"))?;
     asking.ask("`discover`", &format!("discover {portal}"))?;
-    let sample = format!("import tgt {SAMPLES}/targets.conf --dry-run");
-    asking.ask_as("`import`", &sample, DEGRADED)?;
+    for sample in ["tgt {}/targets.conf", "lio {}/saveconfig.json"] {
+        let sample = sample.replace("{}", SAMPLES);
+        asking.ask_as("`import`", &format!("import {sample} --dry-run"), DEGRADED)?;
+    }
     Ok(())
 }
 
