@@ -411,6 +411,11 @@ impl File {
         Ok(rustix::fs::ftruncate(&self.opened.fd, length)?)
     }
 
+    /// Has what was written, and the length, on the disk, as [`sync_data`](Self::sync_data) does. Blocks the thread.
+    pub fn sync_data_now(&self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.opened.fd)?)
+    }
+
     fn operation(&self, kind: Kind) -> Operation {
         Operation { file: self.opened.clone(), kind }
     }

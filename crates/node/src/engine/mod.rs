@@ -12,7 +12,7 @@ mod diff;
 mod portals;
 mod volumes;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -159,8 +159,9 @@ impl Running {
         self.config.listen.iter().chain(absent).map(|portal| portal.group).collect()
     }
 
-    /// So much is owed by now: what is open and has grown is owed no more.
-    fn settle(&mut self, owes: BTreeMap<String, u64>) {
+    /// So much is owed by now, where `owes` was before a change. What was `opened` with it, by serial number, has the
+    /// length that it has on the disk. What grew while it was used has that when it is opened the next time.
+    fn settle(&mut self, owes: BTreeMap<String, u64>, opened: &HashSet<String>) {
         self.owed.extend(owes);
         if self.owed.is_empty() {
             return;
@@ -168,9 +169,15 @@ impl Running {
         let absent = self.absent.volumes.iter().map(|(volume, _)| volume);
         let short = self.absent.growths.iter().filter_map(|(name, _)| self.volumes.get(name));
         let lacking = absent.chain(short.map(|volume| &volume.config));
-        let lacking: BTreeSet<&str> =
+        let lacking: HashSet<&str> =
             lacking.filter_map(|volume| volume.identity.serial.as_deref()).collect();
-        self.owed.retain(|serial, _| lacking.contains(serial.as_str()));
+        let open = self.volumes.values();
+        let open: HashSet<&str> =
+            open.filter_map(|volume| volume.config.identity.serial.as_deref()).collect();
+        let is_owed = |serial: &str| {
+            lacking.contains(serial) || open.contains(serial) && !opened.contains(serial)
+        };
+        self.owed.retain(|serial, _| is_owed(serial));
     }
 
     /// The units of a target, by number; those whose volumes are not open are not among them.

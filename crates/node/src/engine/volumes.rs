@@ -207,12 +207,14 @@ impl Drop for NewFiles {
     fn drop(&mut self) {
         for (path, made) in &self.made {
             let Ok(metadata) = fs::symlink_metadata(path) else { continue };
-            // A file system may have been mounted there, or a file put in its place.
-            if (metadata.dev(), metadata.ino()) != *made {
+            // A file system may have been mounted there, or a file put in its place or copied into it: what was made
+            // holds nothing until it is kept.
+            let is_other = (metadata.dev(), metadata.ino()) != *made;
+            if is_other || metadata.is_file() && metadata.len() != 0 {
                 continue;
             }
             let removed =
-                if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+                if metadata.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
             if let Err(error) = removed {
                 warn!(path = %path.display(), %error, "what was made for a volume is left behind");
             }
@@ -312,5 +314,42 @@ fn device_type(volume: &VolumeConfig) -> DeviceType {
         }
         // It says so itself.
         StoreConfig::Sg { .. } => DeviceType::Disk,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse_volume;
+
+    #[test]
+    fn of_what_was_made_only_what_is_still_empty_goes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, other) = (folder.path().join("disk"), folder.path().join("other"));
+        let volume = parse_volume(&format!("a=file:{},size=1MiB", path.display())).expect("valid");
+        let made = |occasion| {
+            let mut files = NewFiles::missing_of(&volume, occasion);
+            fs::write(&path, "").expect("made");
+            files.note();
+            files
+        };
+        drop(made(Occasion::New));
+        assert!(!path.exists(), "nobody has it");
+        let files = made(Occasion::New);
+        fs::write(&path, "copied into it meanwhile").expect("written");
+        drop(files);
+        assert!(path.exists(), "it holds something");
+        fs::remove_file(&path).expect("removed");
+        let files = made(Occasion::New);
+        fs::write(&other, "").expect("another one");
+        fs::rename(&other, &path).expect("put in its place");
+        drop(files);
+        assert!(path.exists(), "it is another one");
+        fs::remove_file(&path).expect("removed");
+        drop(made(Occasion::Return { owed: None, has_state: true }));
+        assert!(path.exists(), "who comes back was not made");
+        fs::remove_file(&path).expect("removed");
+        made(Occasion::New).keep();
+        assert!(path.exists(), "it was kept");
     }
 }

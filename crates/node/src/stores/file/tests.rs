@@ -1,0 +1,196 @@
+use sarsen_block::conformance;
+use sarsen_io::cores::{self, FileEngine};
+
+use super::*;
+
+const MODES: [CacheMode; 5] = [
+    CacheMode::WriteBack,
+    CacheMode::WriteThrough,
+    CacheMode::None,
+    CacheMode::DirectSync,
+    CacheMode::Unsafe,
+];
+
+fn options(path: PathBuf, cache: CacheMode, block_size: BlockSize) -> FileOptions {
+    FileOptions { path, size: Some(2 << 20), block_size, cache, read_only: false }
+}
+
+#[test]
+fn every_mode_engine_and_block_size_passes_the_conformance_suite() {
+    for cache in MODES {
+        for engine in [FileEngine::Auto, FileEngine::Pool] {
+            for block_size in [BlockSize::B512, BlockSize::B4096] {
+                let folder = tempfile::tempdir().expect("a folder");
+                let path = folder.path().join("disk");
+                let store = match FileStore::open(&options(path, cache, block_size)) {
+                    // A file system of 4 KiB sectors has no direct I/O for smaller blocks.
+                    Err(StoreError::Unfit { problem, .. }) if cache.is_direct() => {
+                        assert!(problem.contains("direct I/O"), "{problem}");
+                        continue;
+                    }
+                    store => store.expect("opens"),
+                };
+                cores::block_on(engine, conformance::check(&store, 7)).expect("a core");
+            }
+        }
+    }
+}
+
+#[test]
+fn one_file_is_served_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    let options = options(path, CacheMode::WriteBack, BlockSize::B512);
+    let first = FileStore::open(&options).expect("opens");
+    let second = FileStore::open(&options).err().expect("is refused");
+    assert!(second.is_in_use(), "{second}");
+    assert!(second.to_string().contains("disk is in use"), "{second}");
+    drop(first);
+    FileStore::open(&options).expect("is free again");
+}
+
+#[test]
+fn a_size_makes_a_file_and_lets_it_grow_but_not_shrink() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    let mut options = options(path, CacheMode::WriteBack, BlockSize::B512);
+    options.size = None;
+    assert!(FileStore::open(&options).err().expect("is missing").is_not_found());
+    for (size, fits) in [(1 << 20, true), (2 << 20, true), (1 << 20, false)] {
+        options.size = Some(size);
+        let opened = FileStore::open(&options);
+        assert_eq!(opened.is_ok(), fits, "{size}");
+        if let Ok(store) = opened {
+            assert_eq!(store.geometry().byte_count(), size);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    let options = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+    let length = options.size.expect("a size") / 2;
+    std::fs::File::create(&path).and_then(|file| file.set_len(length)).expect("a file");
+    let back = |owed| Occasion::Return { owed, has_state: true };
+    for (occasion, fits) in [
+        (Occasion::New, false),
+        (back(None), false),
+        (back(Some(0)), false),
+        (back(Some(length)), true),
+        (Occasion::Unknown, true),
+    ] {
+        let store = FileStore::prepare(&options, occasion);
+        assert_eq!(store.is_ok(), fits, "{occasion:?}");
+        assert_eq!(std::fs::metadata(&path).expect("there").len(), length);
+    }
+}
+
+#[test]
+fn what_a_late_write_left_behind_the_end_is_gone_when_the_disk_grows_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+    let store = FileStore::open(&opened).expect("opens");
+    let store: &dyn Store = &store;
+    let grown = cores::block_on(FileEngine::Auto, async {
+        store.resize(64).wait().await.expect("shrinks");
+        // As a write does that was checked before the disk shrank.
+        std::fs::write(&path, [7; 128 * 512]).expect("writes");
+        store.resize(128).wait().await.expect("grows");
+        store.read(Extent::new(64, 64)).wait().await.expect("reads").into_buffer()
+    });
+    assert!(grown.expect("a core").iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn what_lies_beyond_a_file_that_shrank_is_a_medium_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("disk");
+    let opened = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
+    let store = FileStore::open(&opened).expect("opens");
+    std::fs::File::options().write(true).open(&path).and_then(|f| f.set_len(512)).expect("cut");
+    let store: &dyn Store = &store;
+    let read = cores::block_on(FileEngine::Pool, async {
+        store.read(Extent::new(0, 1)).wait().await.expect("still there");
+        [store.read(Extent::new(8, 2)).wait().await, store.read(Extent::new(0, 9)).wait().await]
+    });
+    match read.expect("a core") {
+        [
+            Err(BlockError::Medium { lba: Lba(8), direction: Direction::Read, .. }),
+            Err(BlockError::Medium { lba: Lba(1), direction: Direction::Read, .. }),
+        ] => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs the test of this name again, as root of a mount namespace of its own, with a file
+/// system of 1 MiB in memory at the folder that it is given. None where namespaces are
+/// forbidden, and in that second run.
+fn on_a_small_file_system(test: &str) -> Option<std::process::Output> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = r#"mount -t tmpfs -o size=1m none "$1" || exit 77; SMALL="$1" exec "$2" --exact "$3" --nocapture"#;
+    let output = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])
+        .arg(folder.path())
+        .arg(std::env::current_exe().expect("a test has a file"))
+        .arg(format!("{}::{test}", module_path!().split_once("::").expect("a module").1))
+        .output()
+        .ok()?;
+    let ran = String::from_utf8_lossy(&output.stdout).contains("1 passed");
+    (ran || output.status.code() == Some(101)).then_some(output)
+}
+
+#[test]
+fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
+    let Some(folder) = std::env::var_os("SMALL").map(PathBuf::from) else {
+        match on_a_small_file_system("a_full_file_system_is_no_space_and_nothing_else_is_disturbed")
+        {
+            Some(output) => assert!(output.status.success(), "{output:?}"),
+            None => eprintln!("not tested: mount namespaces are forbidden here"),
+        }
+        return;
+    };
+    for engine in [FileEngine::Auto, FileEngine::Pool] {
+        for (cache, durability) in [
+            (CacheMode::WriteBack, Durability::Volatile),
+            (CacheMode::WriteBack, Durability::Durable),
+            (CacheMode::WriteThrough, Durability::Volatile),
+        ] {
+            let path = folder.join("disk");
+            let mut opened = options(path.clone(), cache, BlockSize::B512);
+            opened.size = Some(8 << 20);
+            let store = FileStore::open(&opened).expect("a sparse file needs no room");
+            let store: &dyn Store = &store;
+            cores::block_on(engine, async {
+                let mut lba = 0;
+                let refused = loop {
+                    let data = Buffer::copy_of(&[3; 64 << 10]);
+                    let write = store.write(Extent::new(lba, 128), data, durability);
+                    match write.wait().await {
+                        Ok(()) => lba += 128,
+                        Err(error) => break error,
+                    }
+                };
+                assert!(
+                    matches!(refused, BlockError::NoSpace { lba: Lba(told) } if told == lba),
+                    "{refused}"
+                );
+                // What is there can be read, written over, flushed, and given back.
+                let first = Extent::new(0, 8);
+                let data = Buffer::copy_of(&[4; 4096]);
+                store.write(first, data, Durability::Durable).wait().await.expect("has room");
+                store.flush().wait().await.expect("flushes");
+                let data = store.read(first).wait().await.expect("reads").into_buffer();
+                assert!(data.iter().all(|&byte| byte == 4));
+                store.unmap(Extent::new(0, lba)).wait().await.expect("gives back");
+                let data = Buffer::copy_of(&[5; 4096]);
+                let late = Extent::new(lba + 1000, 8);
+                store.write(late, data, durability).wait().await.expect("there is room again");
+            })
+            .expect("a core");
+            std::fs::remove_file(path).expect("removes");
+        }
+    }
+}
