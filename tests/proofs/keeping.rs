@@ -5,12 +5,12 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_io::time::now;
-use sarsen_proof::managed::Managed;
+use sarsen_proof::managed::{Managed, User};
 use sarsen_proof::process;
 use serde_json::Value;
 
@@ -150,16 +150,6 @@ fn a_server_starts_without_what_is_not_there_and_takes_it_up_by_itself() -> Resu
     server.stop()
 }
 
-/// A program that has a session until it is dropped: `qemu-io` waits for its next command.
-struct User(Child);
-
-impl Drop for User {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_disk_that_comes_back_beside_one_that_is_used_disturbs_nobody() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.proof:both";
@@ -177,9 +167,7 @@ fn a_disk_that_comes_back_beside_one_that_is_used_disturbs_nobody() -> Result<()
     fs::rename(&path, &away)?;
     let server = Managed::start(folder.path())?;
     let used = format!("iscsi://{}/{TARGET}/0", server.portal()?);
-    let mut qemu = Command::new("qemu-io");
-    qemu.args(["-f", "raw", &used]).stdin(Stdio::piped()).stdout(Stdio::null());
-    let user = User(qemu.stderr(Stdio::null()).spawn()?);
+    let user = User::of(&used)?;
     let deadline = now() + LIMIT;
     while server.json(&["session", "list"])?["sessions"].as_array().is_none_or(Vec::is_empty) {
         ensure!(now() < deadline, "no session: {}", server.log());
@@ -345,6 +333,24 @@ fn a_disk_that_is_being_copied_back_is_served_when_it_is_whole() -> Result<()> {
     ensure!(fs::metadata(&path)?.len() == 4 << 20, "it was made longer");
     fs::write(&path, data)?;
     server.run(&["volume", "delete", "other"])?;
+    is_marked(&url(&server, "kept")?)?;
+    server.stop()
+}
+
+#[test]
+fn a_growth_that_a_power_cut_takes_back_is_made_again() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("disk.img");
+    let file = path.to_str().context("a path")?;
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "kept", "8MiB", "--path", file, "--export"])?;
+    mark(&url(&server, "kept")?)?;
+    server.run(&["volume", "resize", "kept", "16MiB"])?;
+    server.kill()?;
+    // The change is on the disk, and the file's length was not yet.
+    fs::File::options().write(true).open(&path)?.set_len(8 << 20)?;
+    let server = Managed::start(folder.path())?;
+    ensure!(length(&path)? == 16 << 20 && lacks(&server)?.is_empty(), "{}", server.log());
     is_marked(&url(&server, "kept")?)?;
     server.stop()
 }

@@ -3,13 +3,13 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_io::threads;
 use sarsen_io::time::now;
-use sarsen_proof::managed::{self, Managed};
+use sarsen_proof::managed::{self, Managed, User};
 use sarsen_proof::{process, program};
 use serde_json::{Value, json};
 
@@ -160,26 +160,9 @@ fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
     server.stop()
 }
 
-/// A program that uses a disk until it is dropped.
-struct User(Child);
-
-impl Drop for User {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Keeps a session open: `qemu-io` waits for its next command.
+/// Keeps a session open.
 fn user(portal: &str, target: &str, lun: u16) -> Result<User> {
-    let child = Command::new("qemu-io")
-        .args(["-f", "raw"])
-        .arg(format!("iscsi://{portal}/{target}/{lun}"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()?;
-    Ok(User(child))
+    User::of(&format!("iscsi://{portal}/{target}/{lun}"))
 }
 
 fn wait_for_sessions(server: &Managed, count: usize) -> Result<()> {

@@ -139,6 +139,25 @@ impl Drop for Managed {
     }
 }
 
+/// A program that has a session with a disk until it is dropped: `qemu-io`, which waits for its next command.
+pub struct User(Child);
+
+impl User {
+    /// Of the disk at this URL.
+    pub fn of(url: &str) -> Result<Self> {
+        let mut qemu = Command::new("qemu-io");
+        qemu.args(["-f", "raw", url]).stdin(Stdio::piped());
+        Ok(Self(qemu.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?))
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Where a server of this folder is asked.
 fn socket(folder: &Path) -> PathBuf {
     folder.join("control.sock")
