@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Alignment of the first byte of every buffer: enough for O_DIRECT on any Linux device.
 pub const ALIGNMENT: usize = 4096;
@@ -10,8 +11,14 @@ pub const ALIGNMENT: usize = 4096;
 const SMALLEST_CLASS: usize = 4096;
 const LARGEST_CLASS: usize = 1 << 20;
 const CLASS_COUNT: usize = (LARGEST_CLASS / SMALLEST_CLASS).ilog2() as usize + 1;
-/// A thread keeps at most this many bytes for reuse: what 32 writes of 512 KiB have in flight.
+/// A thread keeps at most this many bytes for reuse: what 32 writes of 512 KiB have in flight. See
+/// [`Buffer::share_kept_bytes`].
 const KEPT_BYTES: usize = 16 << 20;
+/// All threads together keep about this much, and each at least one of the largest buffers.
+const KEPT_BYTES_OF_ALL: usize = 32 << 20;
+
+/// What a thread may keep.
+static KEPT_LIMIT: AtomicUsize = AtomicUsize::new(KEPT_BYTES);
 
 thread_local! {
     static POOL: RefCell<Pool> = const {
@@ -33,7 +40,7 @@ impl Pool {
     }
 
     fn give_back(&mut self, class: usize, storage: Vec<u8>) {
-        if self.kept + (SMALLEST_CLASS << class) <= KEPT_BYTES {
+        if self.kept + (SMALLEST_CLASS << class) <= KEPT_LIMIT.load(Ordering::Relaxed) {
             self.kept += SMALLEST_CLASS << class;
             self.classes[class].push(storage);
         }
@@ -74,6 +81,36 @@ impl Buffer {
         buffer
     }
 
+    /// `length` bytes of zero in memory of just that size, which is not aligned and not kept for
+    /// reuse: for data that waits to be copied and goes to no store.
+    pub fn compact(length: usize) -> Self {
+        Self { storage: vec![0; length], start: 0, length }
+    }
+
+    /// Bytes of memory that a buffer of so many bytes takes: its [`Self::memory`].
+    pub const fn memory_for(length: usize) -> usize {
+        match class_of(length) {
+            Some(class) => (SMALLEST_CLASS << class) + ALIGNMENT,
+            None => length.saturating_add(ALIGNMENT),
+        }
+    }
+
+    /// So many threads use buffers all the time: they share what is kept for reuse.
+    pub fn share_kept_bytes(thread_count: usize) {
+        let share = KEPT_BYTES_OF_ALL / thread_count.max(1);
+        KEPT_LIMIT.store(share.clamp(LARGEST_CLASS, KEPT_BYTES), Ordering::Relaxed);
+    }
+
+    /// Frees what the calling thread keeps for reuse.
+    pub fn free_kept() {
+        let kept = POOL.try_with(|pool| {
+            let mut pool = pool.borrow_mut();
+            pool.kept = 0;
+            std::mem::replace(&mut pool.classes, [const { Vec::new() }; CLASS_COUNT])
+        });
+        drop(kept);
+    }
+
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
         let mut buffer = Self::for_overwrite(bytes.len());
@@ -92,9 +129,12 @@ impl Buffer {
     }
 }
 
-fn class_of(length: usize) -> Option<usize> {
-    let size = length.max(SMALLEST_CLASS).next_power_of_two();
-    (size <= LARGEST_CLASS).then(|| (size / SMALLEST_CLASS).ilog2() as usize)
+const fn class_of(length: usize) -> Option<usize> {
+    if length > LARGEST_CLASS {
+        return None;
+    }
+    let length = if length < SMALLEST_CLASS { SMALLEST_CLASS } else { length };
+    Some((length.next_power_of_two() / SMALLEST_CLASS).ilog2() as usize)
 }
 
 impl Drop for Buffer {
@@ -147,6 +187,25 @@ mod tests {
     fn zeroed_hides_what_the_last_user_left() {
         Buffer::for_overwrite(8192).fill(0xee);
         assert!(Buffer::zeroed(8192).iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn what_a_buffer_takes_is_known_before_it_is_made() {
+        for length in [0, 1, 512, 4096, 4097, 65536, LARGEST_CLASS, LARGEST_CLASS + 1, 16 << 20] {
+            assert_eq!(Buffer::for_overwrite(length).memory(), Buffer::memory_for(length));
+        }
+        let compact = Buffer::compact(512);
+        assert_eq!((compact.len(), compact.memory()), (512, 512));
+        assert!(Buffer::memory_for(usize::MAX) >= LARGEST_CLASS);
+    }
+
+    #[test]
+    fn what_is_kept_can_be_freed() {
+        drop(Buffer::for_overwrite(65536));
+        assert!(POOL.with_borrow(|pool| pool.kept) > 0);
+        Buffer::free_kept();
+        assert_eq!(POOL.with_borrow(|pool| pool.kept), 0);
+        assert!(POOL.with_borrow(|pool| pool.classes.iter().all(Vec::is_empty)));
     }
 
     #[test]

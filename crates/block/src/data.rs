@@ -73,6 +73,14 @@ impl Data {
         self.len() == 0
     }
 
+    /// Bytes of memory that it holds. That of a store counts for nothing.
+    pub const fn memory(&self) -> usize {
+        match self {
+            Self::Buffer(buffer) => buffer.memory(),
+            Self::Shared { .. } | Self::Zeroes(_) => 0,
+        }
+    }
+
     /// Shortens to at most `limit` bytes.
     pub fn truncate(&mut self, limit: usize) {
         match self {

@@ -68,6 +68,10 @@ pub enum BlockError {
     /// before that may be lost, and nothing more is acknowledged until an operator has looked.
     #[error("the store stopped after a failed flush")]
     Stopped,
+    /// The store is out of service: what it keeps its blocks in is missing, replaced, damaged or does not
+    /// answer. Nothing is read or written until an administrator has repaired it.
+    #[error("the store is out of service")]
+    OutOfService,
     /// The store cannot do this at all.
     #[error("the store does not support this request")]
     Unsupported,

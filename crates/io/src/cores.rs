@@ -6,9 +6,11 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::{Arc, mpsc as channel};
+use std::sync::{Arc, Mutex, PoisonError, mpsc as channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+use sarsen_block::Buffer;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{mpsc, oneshot};
 
@@ -39,6 +41,9 @@ pub struct Cores {
 struct Core {
     jobs: mpsc::UnboundedSender<Job>,
     thread: JoinHandle<()>,
+    /// Disconnected when the thread has ended but for its last steps. In a lock so that cores are
+    /// shared.
+    ended: Mutex<channel::Receiver<()>>,
 }
 
 impl Cores {
@@ -50,6 +55,7 @@ impl Cores {
         };
         let engine = choose(engine)?;
         let pool = Arc::new(Pool::new());
+        Buffer::share_kept_bytes(count.get());
         // An early return drops the cores that did start, which ends them.
         let mut cores = Self { engine, cores: Vec::with_capacity(count.get()) };
         for index in 0..count.get() {
@@ -102,6 +108,27 @@ impl Cores {
     /// for the threads to end. Who wants the futures to come to their own end tells them so and
     /// waits for it before this. Not to be called on a core.
     pub fn shutdown(self) {}
+
+    /// The same, for as long as `limit` allows: false when operations are still in the kernel, as
+    /// those of a disk that does not answer. Their threads and buffers stay until the process ends.
+    pub fn shutdown_within(mut self, limit: Duration) -> bool {
+        let deadline = crate::time::now() + limit;
+        let (threads, ends): (Vec<_>, Vec<_>) =
+            self.cores.drain(..).map(|core| (core.thread, core.ended)).unzip();
+        let has_ended = |end: &Mutex<channel::Receiver<()>>| {
+            let end = end.lock().unwrap_or_else(PoisonError::into_inner);
+            let left = deadline.saturating_duration_since(crate::time::now());
+            end.recv_timeout(left) == Err(channel::RecvTimeoutError::Disconnected)
+        };
+        if !ends.iter().all(has_ended) {
+            return false;
+        }
+        for thread in threads {
+            // A panic on a core has been reported there.
+            let _ = thread.join();
+        }
+        true
+    }
 }
 
 impl Drop for Cores {
@@ -118,6 +145,7 @@ impl Core {
     fn start(index: usize, engine: FileEngine, spin: Spin, pool: Arc<Pool>) -> io::Result<Self> {
         let (jobs, mut received) = mpsc::unbounded_channel::<Job>();
         let (started, start) = channel::channel();
+        let (ending, ended) = channel::channel::<()>();
         let serve = async move {
             match spin {
                 Spin::Auto => drop(tokio::task::spawn_local(spin::drive())),
@@ -129,6 +157,8 @@ impl Core {
         };
         let thread =
             std::thread::Builder::new().name(format!("core-{index}")).spawn(move || {
+                // Dropped last.
+                let _ending = ending;
                 match Environment::enter(engine, pool) {
                     Ok(environment) => {
                         let _ = started.send(Ok(()));
@@ -138,7 +168,7 @@ impl Core {
                 }
             })?;
         match start.recv() {
-            Ok(Ok(())) => Ok(Self { jobs, thread }),
+            Ok(Ok(())) => Ok(Self { jobs, thread, ended: Mutex::new(ended) }),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(io::Error::other("a core thread ended while it started")),
         }
@@ -305,6 +335,30 @@ mod tests {
         runs.recv().unwrap();
         cores.shutdown();
         dropped.try_recv().unwrap();
+    }
+
+    #[test]
+    fn cores_whose_operations_hang_are_given_up_and_others_are_waited_for() {
+        let limit = Duration::from_millis(50);
+        for hangs in [false, true] {
+            let cores = Cores::start(NonZeroUsize::new(2), FileEngine::Pool, Spin::Never).unwrap();
+            let (go_on, stuck) = channel::channel::<()>();
+            let (started, start) = channel::channel();
+            cores.spawn_on(1, move || async move {
+                let lane = Arc::default();
+                let wait = move || {
+                    started.send(()).unwrap();
+                    Ok(stuck.recv().is_err())
+                };
+                let waiting = Here::with(|here| here.unwrap().pool.run(&lane, wait));
+                waiting.await.unwrap();
+            });
+            start.recv().unwrap();
+            let kept = hangs.then_some(go_on);
+            let limit = if hangs { limit } else { Duration::from_secs(60) };
+            assert_eq!(cores.shutdown_within(limit), !hangs);
+            drop(kept);
+        }
     }
 
     #[test]

@@ -5,8 +5,14 @@
 //! belong to the operation while the kernel may use them, so an answer can be dropped at any
 //! time. Interrupted and short transfers are continued here. On a thread that is no core the call
 //! itself blocks and the answer is ready; so it is for reads and writes of a file on tmpfs.
+//!
+//! The ring takes what the kernel can do without a thread that waits: direct I/O (RWF_NOWAIT),
+//! reads through the page cache, and buffered writes where the file system copies them at once. The
+//! rest goes to the file's lane of the pool. The workers of io_uring itself are not used: all files
+//! of a ring share them, so that one disk that does not answer would stop the others.
 
 mod extents;
+mod standing;
 #[cfg(test)]
 mod tests;
 
@@ -17,15 +23,17 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use sarsen_block::{Buffer, Io};
 
 pub use self::extents::{Run, RunState, Space};
+pub use self::standing::{Inspection, Named, Standing};
 use crate::cores::Here;
+use crate::pool::Lane;
 use crate::ring::{Completion, Kind, Operation};
 
 /// How often a lock that somebody else holds is asked for again: nothing announces its end.
@@ -33,6 +41,14 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What statfs(2) calls tmpfs.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// File systems whose buffered writes are tried without waiting (RWF_NOWAIT): XFS and btrfs. Others
+/// refuse them all; io_uring reports that as if one of them would have had to wait.
+const WRITE_WITHOUT_WAITING: [rustix::fs::FsWord; 2] = [0x5846_5342, 0x9123_683E];
+
+/// Reads through the page cache that one file has in rings at once; more go to its lane. To start a
+/// read may wait for room in the device's queue, which a device that does not answer never gives.
+const RING_READS_MAX: u32 = 64;
 
 /// Zeroes are written in pieces of so many bytes where the file system cannot make them.
 const ZEROES_AT_ONCE: u64 = 1 << 20;
@@ -59,22 +75,40 @@ pub struct File {
 /// What operations in flight hold on to.
 pub(crate) struct Opened {
     pub(crate) fd: OwnedFd,
+    /// Through the page cache.
+    buffered: bool,
     /// Reads from the page cache without waiting are worth a try.
     try_cached: AtomicBool,
     /// The file system takes RWF_DSYNC.
     durable_writes: AtomicBool,
+    /// Direct I/O, or a buffered write, is worth a try without waiting.
+    try_without_waiting: AtomicBool,
     /// It is memory: reads and writes are copies, which nothing waits for.
     in_memory: bool,
+    /// Buffered reads that are in rings.
+    ring_reads: AtomicU32,
+    /// Where its operations wait for threads.
+    lane: Arc<Lane>,
 }
 
 impl Opened {
     pub(crate) fn new(fd: OwnedFd, buffered: bool) -> Self {
-        let file_system = rustix::fs::fstatfs(&fd).map(|told| told.f_type);
+        // Device files lie on a tmpfs of their own, which says nothing of the device.
+        let is_regular = rustix::fs::fstat(&fd)
+            .is_ok_and(|told| FileType::from_raw_mode(told.st_mode) == FileType::RegularFile);
+        let file_system = rustix::fs::fstatfs(&fd).ok().filter(|_| is_regular);
+        let is_one_of = |numbers: &[rustix::fs::FsWord]| {
+            file_system.is_some_and(|told| numbers.contains(&told.f_type))
+        };
         Self {
             fd,
+            buffered,
             try_cached: AtomicBool::new(buffered),
             durable_writes: AtomicBool::new(true),
-            in_memory: file_system.is_ok_and(|number| number == TMPFS_MAGIC),
+            try_without_waiting: AtomicBool::new(!buffered || is_one_of(&WRITE_WITHOUT_WAITING)),
+            in_memory: is_one_of(&[TMPFS_MAGIC]),
+            ring_reads: AtomicU32::new(0),
+            lane: Arc::default(),
         }
     }
 }
@@ -303,7 +337,8 @@ impl File {
             loop {
                 let (operation, moved) = started.settled().await;
                 let moved = moved? as usize;
-                let Some(Operation { file, kind: Kind::Read { buffer, done, offset } }) = operation
+                let Some(Operation { file, kind: Kind::Read { buffer, done, offset }, .. }) =
+                    operation
                 else {
                     unreachable!("a read came back as something else");
                 };
@@ -315,7 +350,7 @@ impl File {
                     return Ok(buffer);
                 }
                 let kind = Kind::Read { buffer, done, offset };
-                started = Started::new(Operation { file, kind });
+                started = Started::new(Operation::new(file, kind));
             }
         };
         Io::pending(answer)
@@ -403,7 +438,7 @@ impl File {
     /// Makes a file longer with zeroes that take no room, or shorter.
     pub fn set_length(&self, length: u64) -> Io<io::Result<()>> {
         let file = self.clone();
-        blocking(move || file.set_length_now(length))
+        blocking(&self.opened.lane, move || file.set_length_now(length))
     }
 
     /// [`File::set_length`] on the calling thread, which waits for it: for opening a store.
@@ -417,7 +452,7 @@ impl File {
     }
 
     fn operation(&self, kind: Kind) -> Operation {
-        Operation { file: self.opened.clone(), kind }
+        Operation::new(self.opened.clone(), kind)
     }
 
     fn simple(&self, kind: Kind) -> Io<io::Result<()>> {
@@ -459,10 +494,22 @@ enum Started {
     Done(Outcome),
 }
 
+/// A buffered read that is in a ring, until this is dropped.
+pub(crate) struct RingRead(Arc<Opened>);
+
+impl Drop for RingRead {
+    fn drop(&mut self) {
+        self.0.ring_reads.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Started {
-    fn new(operation: Operation) -> Self {
+    fn new(mut operation: Operation) -> Self {
         Here::with(|here| match here {
-            Some(Here { ring: Some(ring), .. }) => Self::Ring(ring.start(operation)),
+            Some(Here { ring: Some(ring), .. }) if ring.is_usable() && operation.suits_ring() => {
+                operation.count_ring_read();
+                Self::Ring(ring.start(operation))
+            }
             _ => Self::in_pool(here, operation),
         })
     }
@@ -474,7 +521,8 @@ impl Started {
                 Self::Done((Some(operation), result))
             }
             Some(here) => {
-                let answer = here.pool.run(move || {
+                let lane = operation.file.lane.clone();
+                let answer = here.pool.run(&lane, move || {
                     let result = operation.perform();
                     Ok((operation, result))
                 });
@@ -490,24 +538,37 @@ impl Started {
 
     async fn settled(mut self) -> Outcome {
         loop {
-            let (operation, result) = match self {
+            let (operation, result, was_in_ring) = match self {
                 Self::Ring(completion) => {
-                    let (operation, result) = completion.await;
-                    (Some(operation), result)
+                    let (mut operation, result) = completion.await;
+                    if let Some(operation) = &mut operation {
+                        operation.ring_read = None;
+                    }
+                    (operation, result, true)
                 }
-                Self::Pool(answer) => answer.await,
-                Self::Done(outcome) => outcome,
+                Self::Pool(answer) => {
+                    let (operation, result) = answer.await;
+                    (operation, result, false)
+                }
+                Self::Done(outcome) => return outcome,
             };
-            self = match (operation, result) {
-                (Some(operation), Err(error)) if error.raw_os_error() == Some(libc::EINTR) => {
-                    Self::new(operation)
-                }
-                // The ring could neither do it at once nor hand it to a worker.
-                (Some(operation), Err(error)) if error.raw_os_error() == Some(libc::EAGAIN) => {
+            let number = result.as_ref().err().and_then(io::Error::raw_os_error);
+            self = match (operation, number) {
+                (Some(operation), Some(libc::EINTR)) => Self::new(operation),
+                // It would have had to wait.
+                (Some(operation), Some(libc::EAGAIN)) if was_in_ring => {
                     Here::with(|here| Self::in_pool(here, operation))
                 }
-                outcome => return outcome,
-            }
+                (Some(operation), Some(libc::EOPNOTSUPP))
+                    if was_in_ring && operation.avoids_waiting() =>
+                {
+                    // The file system or the device always waits; or it takes no RWF_DSYNC, which
+                    // the same without RWF_NOWAIT shows.
+                    operation.file.try_without_waiting.store(false, Ordering::Relaxed);
+                    Here::with(|here| Self::in_pool(here, operation))
+                }
+                (operation, _) => return (operation, result),
+            };
         }
     }
 }
@@ -534,16 +595,55 @@ async fn write_all(mut started: Started) -> (Option<Operation>, io::Result<()>) 
     }
 }
 
+/// Does what may block, as one of the lane's operations.
 pub(crate) fn blocking<T: Send + 'static>(
+    lane: &Arc<Lane>,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Io<io::Result<T>> {
     Here::with(|here| match here {
         None => Io::Ready(work()),
-        Some(here) => Io::pending(here.pool.run(work)),
+        Some(here) => Io::pending(here.pool.run(lane, work)),
     })
 }
 
 impl Operation {
+    pub(crate) fn new(file: Arc<Opened>, kind: Kind) -> Self {
+        Self { file, kind, ring_read: None }
+    }
+
+    /// Whether it is given to the ring with RWF_NOWAIT.
+    pub(crate) fn avoids_waiting(&self) -> bool {
+        match self.kind {
+            Kind::Read { .. } => !self.file.buffered,
+            Kind::Write { .. } => true,
+            Kind::SyncData | Kind::Allocate { .. } | Kind::Nothing => false,
+        }
+    }
+
+    /// Whether the ring may be able to do it without a thread that waits.
+    fn suits_ring(&self) -> bool {
+        let is_worth_a_try = || self.file.try_without_waiting.load(Ordering::Relaxed);
+        match self.kind {
+            Kind::Read { .. } if self.file.buffered => {
+                self.file.try_cached.load(Ordering::Relaxed)
+                    && self.file.ring_reads.load(Ordering::Relaxed) < RING_READS_MAX
+            }
+            // A durable write through the page cache waits for the disk.
+            Kind::Write { durable: true, .. } if self.file.buffered => false,
+            Kind::Read { .. } | Kind::Write { .. } => is_worth_a_try(),
+            Kind::SyncData | Kind::Allocate { .. } => false,
+            Kind::Nothing => true,
+        }
+    }
+
+    /// Counts it, if it is a buffered read, until it leaves the ring.
+    fn count_ring_read(&mut self) {
+        if matches!(self.kind, Kind::Read { .. }) && self.file.buffered {
+            self.file.ring_reads.fetch_add(1, Ordering::Relaxed);
+            self.ring_read = Some(RingRead(self.file.clone()));
+        }
+    }
+
     /// The same from the start, without the wish for durability.
     fn volatile(mut self) -> Self {
         if let Kind::Write { done, durable, .. } = &mut self.kind {

@@ -1,35 +1,87 @@
-//! A bounded pool of threads for file operations that the ring does not take, or all of them
-//! where io_uring is forbidden. Threads start when there is work for them and stay.
+//! Threads for file operations that may block in the kernel: what the ring cannot do without
+//! waiting, or all operations where io_uring is forbidden.
+//!
+//! Each file has a [`Lane`], which bounds how many threads work on that file at once; more of its
+//! operations wait in the lane. The threads belong to no lane: they start when there is work and
+//! end when they have been idle. So a disk that does not answer holds the threads of its own lanes
+//! and no others.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// At most so many threads wait in system calls at once; further work queues. The queue itself
-/// is bounded by the command windows of the sessions above.
-const THREADS_MAX: usize = 32;
+/// Threads that work on one file at once. Further operations wait in the file's lane, which the
+/// command windows of the sessions above bound.
+pub(crate) const LANE_THREADS_MAX: usize = 16;
+/// With more threads than this, a lane gets a thread only if it has none.
+const THREADS_MANY: usize = 1024;
+/// A thread without work ends after this time.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads and their queue, shared by all cores.
+/// The threads, shared by all cores.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
 }
 
 struct Shared {
     state: Mutex<State>,
+    /// There is work, or the pool is closed.
     work: Condvar,
+    /// The last thread has ended.
+    ended: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
+    /// First jobs of lanes that wait for a thread.
+    ready: VecDeque<(Arc<Lane>, Job)>,
     idle: usize,
+    threads: usize,
+    /// Threads that were ever started, for their names.
+    started: usize,
     closed: bool,
-    threads: Vec<JoinHandle<()>>,
+}
+
+/// The operations of one file. See the module.
+#[derive(Default)]
+pub(crate) struct Lane {
+    state: Mutex<LaneState>,
+}
+
+#[derive(Default)]
+struct LaneState {
+    waiting: VecDeque<Job>,
+    /// Threads that work on this lane, or were asked to.
+    threads: usize,
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane").finish_non_exhaustive()
+    }
+}
+
+impl Lane {
+    fn state(&self) -> MutexGuard<'_, LaneState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job for a thread that works on this lane; without one the thread leaves the lane.
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state();
+        let job = state.waiting.pop_front();
+        if job.is_none() {
+            state.threads -= 1;
+        }
+        job
+    }
 }
 
 impl Shared {
@@ -40,17 +92,33 @@ impl Shared {
     fn work(&self) {
         let mut state = self.state();
         loop {
-            if let Some(job) = state.queue.pop_front() {
+            if let Some((lane, job)) = state.ready.pop_front() {
                 drop(state);
-                job();
+                let mut next = Some(job);
+                while let Some(job) = next {
+                    // The panic hook has reported a panic, and the job's receiver sees it.
+                    let _ = catch_unwind(AssertUnwindSafe(job));
+                    next = lane.next();
+                }
+                drop(lane);
                 state = self.state();
-            } else if state.closed {
-                return;
-            } else {
-                state.idle += 1;
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                state.idle -= 1;
+                continue;
             }
+            if state.closed {
+                break;
+            }
+            state.idle += 1;
+            let waited = self.work.wait_timeout(state, IDLE_MAX);
+            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if timeout.timed_out() && state.ready.is_empty() {
+                break;
+            }
+        }
+        state.threads -= 1;
+        if state.threads == 0 {
+            self.ended.notify_all();
         }
     }
 }
@@ -58,18 +126,24 @@ impl Shared {
 impl Pool {
     /// A pool without threads yet.
     pub(crate) fn new() -> Self {
-        Self { shared: Arc::new(Shared { state: Mutex::default(), work: Condvar::new() }) }
+        let (work, ended) = (Condvar::new(), Condvar::new());
+        Self { shared: Arc::new(Shared { state: Mutex::default(), work, ended }) }
     }
 
-    /// Runs `job` on a thread of the pool. It runs even when the future is dropped, and owns what
-    /// it works on.
-    pub(crate) fn run<T: Send + 'static>(
+    /// Runs `job` on a thread, as one of the lane's. It runs even when the future is dropped, and
+    /// owns what it works on.
+    pub(crate) fn run<T, F>(
         &self,
-        job: impl FnOnce() -> io::Result<T> + Send + 'static,
-    ) -> impl Future<Output = io::Result<T>> + 'static {
+        lane: &Arc<Lane>,
+        job: F,
+    ) -> impl Future<Output = io::Result<T>> + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> io::Result<T> + Send + 'static,
+    {
         let (sender, receiver) = oneshot::channel();
         // The receiver is gone when nobody waits any more.
-        let queued = self.push(Box::new(move || drop(sender.send(job()))));
+        let queued = self.push(lane, Box::new(move || drop(sender.send(job()))));
         async move {
             queued?;
             receiver
@@ -78,37 +152,136 @@ impl Pool {
         }
     }
 
-    fn push(&self, job: Job) -> io::Result<()> {
+    fn push(&self, lane: &Arc<Lane>, job: Job) -> io::Result<()> {
+        let mut own = lane.state();
+        if own.threads >= LANE_THREADS_MAX {
+            own.waiting.push_back(job);
+            return Ok(());
+        }
         let mut state = self.shared.state();
-        assert!(!state.closed, "a file operation after the pool was closed");
-        if state.idle <= state.queue.len() && state.threads.len() < THREADS_MAX {
-            let shared = self.shared.clone();
-            let name = format!("file-{}", state.threads.len());
-            match std::thread::Builder::new().name(name).spawn(move || shared.work()) {
-                Ok(thread) => state.threads.push(thread),
-                Err(error) if state.threads.is_empty() => return Err(error),
-                Err(error) => tracing::debug!(%error, "no further thread for file operations"),
+        if state.closed {
+            return Err(io::Error::other("the file operations have ended"));
+        }
+        let needs_thread = state.idle <= state.ready.len();
+        if needs_thread {
+            let is_allowed = own.threads == 0 || state.threads < THREADS_MANY;
+            let started = is_allowed.then(|| self.start_thread(&mut state));
+            match started {
+                Some(Ok(())) => {}
+                // The lane's own threads come to it.
+                None | Some(Err(_)) if own.threads > 0 => {
+                    own.waiting.push_back(job);
+                    return Ok(());
+                }
+                Some(Err(error)) if state.threads == 0 => return Err(error),
+                // The first thread without work comes to it.
+                None | Some(Err(_)) => {}
             }
         }
-        state.queue.push_back(job);
+        own.threads += 1;
+        state.ready.push_back((lane.clone(), job));
         drop(state);
+        drop(own);
         self.shared.work.notify_one();
         Ok(())
+    }
+
+    fn start_thread(&self, state: &mut State) -> io::Result<()> {
+        let shared = self.shared.clone();
+        let name = format!("file-{}", state.started);
+        let started = std::thread::Builder::new().name(name).spawn(move || shared.work());
+        match started {
+            Ok(_) => {
+                state.started += 1;
+                state.threads += 1;
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no further thread for file operations");
+                Err(error)
+            }
+        }
     }
 }
 
 impl Drop for Pool {
-    /// Finishes what is queued, then ends the threads.
+    /// Finishes all operations, then ends the threads.
     fn drop(&mut self) {
-        let threads = {
-            let mut state = self.shared.state();
-            state.closed = true;
-            std::mem::take(&mut state.threads)
-        };
+        let mut state = self.shared.state();
+        state.closed = true;
         self.shared.work.notify_all();
-        for thread in threads {
-            // A job that panicked has said so already.
-            let _ = thread.join();
+        while state.threads > 0 {
+            state = self.shared.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::cores::{FileEngine, block_on};
+
+    /// Jobs that hold their threads until this is dropped.
+    struct Hang {
+        _held: Vec<mpsc::Sender<()>>,
+    }
+
+    impl Hang {
+        fn of(pool: &Pool, lane: &Arc<Lane>, jobs: usize) -> Self {
+            let stuck = (0..jobs).map(|_| {
+                let (sender, receiver) = mpsc::channel::<()>();
+                drop(pool.run(lane, move || Ok(receiver.recv().is_err())));
+                sender
+            });
+            Self { _held: stuck.collect() }
+        }
+    }
+
+    fn answer(pool: &Pool, lane: &Arc<Lane>) -> usize {
+        let answer = pool.run(lane, || Ok(7));
+        block_on(FileEngine::Pool, answer).unwrap().unwrap()
+    }
+
+    #[test]
+    fn files_whose_operations_hang_hold_no_thread_of_another() {
+        let pool = Pool::new();
+        let lanes: Vec<Arc<Lane>> = (0..5).map(|_| Arc::default()).collect();
+        let hung: Vec<Hang> =
+            lanes.iter().map(|lane| Hang::of(&pool, lane, 4 * LANE_THREADS_MAX)).collect();
+        assert_eq!(pool.shared.state().threads, 5 * LANE_THREADS_MAX);
+        assert_eq!(answer(&pool, &Arc::default()), 7);
+        drop(hung);
+        for lane in &lanes {
+            assert_eq!(answer(&pool, lane), 7, "what hung goes on");
+        }
+    }
+
+    #[test]
+    fn however_many_files_hang_another_gets_a_thread() {
+        let pool = Pool::new();
+        let lanes: Vec<Arc<Lane>> = (0..100).map(|_| Arc::default()).collect();
+        let hung: Vec<Hang> =
+            lanes.iter().map(|lane| Hang::of(&pool, lane, LANE_THREADS_MAX)).collect();
+        let threads = pool.shared.state().threads;
+        assert!(threads < THREADS_MANY + lanes.len(), "{threads}");
+        assert_eq!(answer(&pool, &Arc::default()), 7);
+        drop(hung);
+        // All of it is carried out before the pool ends.
+        drop(pool);
+        assert!(lanes.iter().all(|lane| lane.state().waiting.is_empty()));
+    }
+
+    #[test]
+    fn a_job_that_panics_takes_no_thread_from_its_file() {
+        let pool = Pool::new();
+        let lane: Arc<Lane> = Arc::default();
+        for _ in 0..2 * LANE_THREADS_MAX {
+            let ended = pool.run(&lane, || -> io::Result<()> { panic!("a test's panic") });
+            assert!(block_on(FileEngine::Pool, ended).unwrap().is_err());
+        }
+        assert_eq!(answer(&pool, &lane), 7);
+        assert!(lane.state().threads <= 1);
     }
 }

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sarsen_block::Io;
 
 use crate::file::blocking;
+use crate::pool::Lane;
 
 /// What the new content is called until it is durable: the file's name and this.
 const TEMPORARY_SUFFIX: &str = ".new";
@@ -34,13 +35,14 @@ struct Shared {
     calls: AtomicU64,
     /// Held while the file is replaced: the call whose content it has.
     written: Mutex<u64>,
+    lane: Arc<Lane>,
 }
 
 impl RecordFile {
     /// A file at this path, which need not be there.
     pub fn new(path: PathBuf) -> Self {
         let (calls, written) = (AtomicU64::new(0), Mutex::new(0));
-        Self { shared: Arc::new(Shared { path, calls, written }) }
+        Self { shared: Arc::new(Shared { path, calls, written, lane: Arc::default() }) }
     }
 
     /// Where it is.
@@ -69,7 +71,7 @@ impl RecordFile {
     pub fn replace(&self, content: Option<Vec<u8>>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
-        blocking(move || shared.replace(call, content.as_deref(), Old::Freed))
+        blocking(&self.shared.lane, move || shared.replace(call, content.as_deref(), Old::Freed))
     }
 
     /// The same with new content for old, whose bytes are overwritten, durably, once the new ones
@@ -79,7 +81,7 @@ impl RecordFile {
     pub fn replace_and_destroy(&self, content: Vec<u8>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
-        blocking(move || shared.replace(call, Some(&content), Old::Destroyed))
+        blocking(&self.shared.lane, move || shared.replace(call, Some(&content), Old::Destroyed))
     }
 }
 

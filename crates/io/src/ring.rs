@@ -5,6 +5,10 @@
 //! both in place. Operations that start in one turn of the event loop go to the kernel in one
 //! call. Completions signal an eventfd, whose edge wakes the core's [`drive`] task; the ring's own
 //! descriptor would not, since deferred completions are only posted when their thread asks.
+//!
+//! A call that the kernel refuses for the moment is tried again. One that it refuses for good
+//! breaks the ring: what the kernel has not taken goes to the pool, what it has taken ends with an
+//! error and keeps its buffer, and the core does without a ring from then on.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -16,6 +20,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::event::EventfdFlags;
@@ -23,13 +28,18 @@ use sarsen_block::Buffer;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::file::Opened;
+use crate::file::{Opened, RingRead};
 
 /// Entries of the submission queue: the most that one call hands over.
 const SUBMISSIONS: u32 = 256;
-/// Operations that the kernel holds at once, and the size of the completion queue, which can
-/// therefore not overflow. More wait in a queue of ours.
-const IN_KERNEL_MAX: u32 = 1024;
+/// The size of the completion queue. The kernel keeps completions beyond it (IORING_FEAT_NODROP, in
+/// all kernels that have the operations used here), so that operations of a disk that does not
+/// answer take no room from others.
+const COMPLETIONS: u32 = 1024;
+/// After so many calls in a row that the kernel refused for the moment, the ring waits for
+/// [`RETRY_PAUSE`] before each further one.
+const RETRIES_AT_ONCE: u32 = 16;
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// The longest transfer in one entry; longer ones continue in another.
 const TRANSFER_MAX: usize = 1 << 30;
 const IORING_ENTER_GETEVENTS: u32 = 1;
@@ -38,6 +48,8 @@ const IORING_ENTER_GETEVENTS: u32 = 1;
 pub(crate) struct Operation {
     pub(crate) file: Arc<Opened>,
     pub(crate) kind: Kind,
+    /// Set while a buffered read is in the ring.
+    pub(crate) ring_read: Option<RingRead>,
 }
 
 /// The kinds of operation. `done` counts the bytes of the buffer that were moved earlier.
@@ -52,12 +64,14 @@ pub(crate) enum Kind {
 impl Operation {
     fn entry(&mut self) -> squeue::Entry {
         let file = types::Fd(self.file.fd.as_raw_fd());
+        let no_wait = if self.avoids_waiting() { libc::RWF_NOWAIT } else { 0 };
         match &mut self.kind {
             Kind::Read { buffer, done, offset } => {
                 let rest = &mut buffer[*done..];
                 let length = rest.len().min(TRANSFER_MAX) as u32;
                 opcode::Read::new(file, rest.as_mut_ptr(), length)
                     .offset(*offset + *done as u64)
+                    .rw_flags(no_wait)
                     .build()
             }
             Kind::Write { buffer, done, offset, durable } => {
@@ -65,7 +79,7 @@ impl Operation {
                 let length = rest.len().min(TRANSFER_MAX) as u32;
                 opcode::Write::new(file, rest.as_ptr(), length)
                     .offset(*offset + *done as u64)
-                    .rw_flags(if *durable { libc::RWF_DSYNC } else { 0 })
+                    .rw_flags(no_wait | if *durable { libc::RWF_DSYNC } else { 0 })
                     .build()
             }
             Kind::SyncData => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
@@ -79,8 +93,20 @@ impl Operation {
 
 enum Slot {
     Free,
-    Busy { operation: Operation, waker: Option<Waker>, abandoned: bool },
-    Finished { operation: Operation, result: i32 },
+    Busy {
+        operation: Operation,
+        waker: Option<Waker>,
+        abandoned: bool,
+    },
+    Finished {
+        operation: Operation,
+        result: i32,
+    },
+    /// The ring is broken, and the kernel may still use what the operation has.
+    Lost {
+        operation: Operation,
+        is_told: bool,
+    },
 }
 
 struct State {
@@ -89,10 +115,29 @@ struct State {
     free: Vec<usize>,
     /// Slots whose entry is not in the submission queue yet.
     waiting: VecDeque<usize>,
+    /// Slots whose entry is in the submission queue and not taken by the kernel, in order.
+    queued: VecDeque<usize>,
     /// Entries in the submission queue or the kernel.
     in_kernel: u32,
+    /// Calls in a row that the kernel refused for the moment.
+    refusals: u32,
+    is_broken: bool,
     /// Wakers of what a turn finished; kept for its memory.
     finished: Vec<Waker>,
+    /// What a test has the kernel answer instead of taking entries.
+    #[cfg(test)]
+    refuse_with: VecDeque<i32>,
+}
+
+/// How far an exchange with the kernel came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exchanged {
+    /// Nothing is left to hand over.
+    All,
+    /// The kernel takes no more for the moment.
+    Refused,
+    /// There is no ring any more.
+    Broken,
 }
 
 /// The ring of one core; only its thread uses it.
@@ -128,8 +173,13 @@ impl Ring {
             slots: Vec::new(),
             free: Vec::new(),
             waiting: VecDeque::new(),
+            queued: VecDeque::new(),
             in_kernel: 0,
+            refusals: 0,
+            is_broken: false,
             finished: Vec::new(),
+            #[cfg(test)]
+            refuse_with: VecDeque::new(),
         };
         Ok(Self {
             state: RefCell::new(state),
@@ -143,12 +193,17 @@ impl Ring {
     pub(crate) fn probe() -> io::Result<()> {
         let ring = Rc::new(Self::new()?);
         let file = Arc::new(Opened::new(rustix::io::dup(&ring.signal)?, false));
-        let mut nothing = ring.start(Operation { file, kind: Kind::Nothing });
+        let mut nothing = ring.start(Operation::new(file, Kind::Nothing));
         ring.turn();
         match Pin::new(&mut nothing).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready((_, result)) => result.map(drop),
             Poll::Pending => Err(io::Error::other("io_uring did not complete an empty operation")),
         }
+    }
+
+    /// Whether it takes operations.
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.state.borrow().is_broken
     }
 
     /// Puts an operation into the ring; the driver submits it in this turn of the event loop.
@@ -179,15 +234,34 @@ impl Ring {
     }
 
     /// Submits what waits and takes what has completed.
-    fn turn(&self) {
+    fn turn(&self) -> Exchanged {
         self.unsubmitted.set(false);
-        let mut finished = {
-            let mut state = self.state.borrow_mut();
-            if !state.exchange(0) {
-                self.request_turn();
-            }
-            std::mem::take(&mut state.finished)
-        };
+        let exchanged = self.state.borrow_mut().exchange(0);
+        if exchanged == Exchanged::Refused {
+            self.request_turn();
+        }
+        self.wake_finished();
+        exchanged
+    }
+
+    /// How long to wait before the kernel is asked again.
+    fn pause(&self) -> Option<Duration> {
+        (self.state.borrow().refusals > RETRIES_AT_ONCE).then_some(RETRY_PAUSE)
+    }
+
+    /// The ring cannot be used any more, for a reason outside it.
+    fn give_up(&self, error: &io::Error) {
+        self.state.borrow_mut().break_down(error);
+        self.wake_finished();
+    }
+
+    /// Whether completions may still come though it is broken.
+    fn has_lost(&self) -> bool {
+        self.state.borrow().in_kernel > 0
+    }
+
+    fn wake_finished(&self) {
+        let mut finished = std::mem::take(&mut self.state.borrow_mut().finished);
         // Woken outside the borrow: a waker may drop a future that waits in here.
         finished.drain(..).for_each(Waker::wake);
         self.state.borrow_mut().finished = finished;
@@ -198,7 +272,7 @@ impl Ring {
 /// them rather than by interrupting it (6.1), else without an interrupt to other cores (5.19).
 fn build() -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
-    builder.setup_cqsize(IN_KERNEL_MAX).setup_clamp();
+    builder.setup_cqsize(COMPLETIONS).setup_clamp();
     let mut best = builder.clone();
     let mut good = builder.clone();
     best.setup_single_issuer().setup_defer_taskrun();
@@ -209,43 +283,56 @@ fn build() -> io::Result<IoUring> {
 }
 
 impl State {
-    /// Hands over and takes back until nothing moves, waiting for `wanted` completions. False
-    /// when the kernel could not take everything and is to be asked again.
-    fn exchange(&mut self, wanted: u32) -> bool {
+    /// Hands over and takes back until nothing moves, waiting for `wanted` completions.
+    fn exchange(&mut self, wanted: u32) -> Exchanged {
+        if self.is_broken {
+            self.take_completions();
+            return Exchanged::Broken;
+        }
         loop {
             let entries_left = self.fill_submission_queue();
-            // SAFETY: no argument is passed; the entries in the queue point into slots, which
-            // keep their buffers until the completion was taken.
-            let entered = unsafe {
-                self.ring.submitter().enter::<libc::sigset_t>(
-                    entries_left,
-                    wanted,
-                    IORING_ENTER_GETEVENTS,
-                    None,
-                )
-            };
+            let entered = self.enter(entries_left, wanted);
+            self.note_taken();
             self.take_completions();
             match entered {
-                Ok(_) => {}
+                Ok(()) => self.refusals = 0,
                 Err(error) => match error.raw_os_error() {
                     // Out of memory or of room for the moment, or a signal.
-                    Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => return false,
-                    _ => panic!("io_uring_enter: {error}"),
+                    Some(libc::EAGAIN | libc::EBUSY | libc::EINTR | libc::ENOMEM) => {
+                        self.refusals = self.refusals.saturating_add(1);
+                        return Exchanged::Refused;
+                    }
+                    _ => {
+                        self.break_down(&error);
+                        return Exchanged::Broken;
+                    }
                 },
             }
-            let unsubmitted = !self.ring.submission().is_empty();
-            let more = !self.waiting.is_empty() && self.in_kernel < IN_KERNEL_MAX;
-            if !unsubmitted && !more {
-                return true;
+            let queue = self.ring.submission();
+            let (unsubmitted, more_completed) = (!queue.is_empty(), queue.cq_overflow());
+            drop(queue);
+            if !unsubmitted && !more_completed && self.waiting.is_empty() {
+                return Exchanged::All;
             }
         }
+    }
+
+    fn enter(&mut self, entries: u32, wanted: u32) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(number) = self.refuse_with.pop_front() {
+            return Err(io::Error::from_raw_os_error(number));
+        }
+        let submitter = self.ring.submitter();
+        // SAFETY: no argument is passed; the entries in the queue point into slots, which keep
+        // their buffers until the completion was taken.
+        unsafe { submitter.enter::<libc::sigset_t>(entries, wanted, IORING_ENTER_GETEVENTS, None) }
+            .map(drop)
     }
 
     /// The number of entries that the kernel is to take.
     fn fill_submission_queue(&mut self) -> u32 {
         let mut queue = self.ring.submission();
-        while self.in_kernel < IN_KERNEL_MAX
-            && !queue.is_full()
+        while !queue.is_full()
             && let Some(index) = self.waiting.pop_front()
         {
             let Slot::Busy { operation, .. } = &mut self.slots[index] else {
@@ -256,26 +343,77 @@ impl State {
             // touches them before the completion with this index was taken.
             let pushed = unsafe { queue.push(&entry) };
             assert!(pushed.is_ok(), "the submission queue was not full");
+            self.queued.push_back(index);
             self.in_kernel += 1;
         }
         queue.sync();
         queue.len() as u32
     }
 
+    /// The kernel has taken entries from the front of the submission queue.
+    fn note_taken(&mut self) {
+        let left = self.ring.submission().len();
+        let taken = self.queued.len().saturating_sub(left);
+        self.queued.drain(..taken);
+    }
+
     fn take_completions(&mut self) {
         for completion in self.ring.completion() {
             let index = completion.user_data() as usize;
-            self.in_kernel -= 1;
-            let slot = std::mem::replace(&mut self.slots[index], Slot::Free);
-            let Slot::Busy { operation, waker, abandoned } = slot else {
-                unreachable!("slot {index} completed but was not busy");
-            };
-            if abandoned {
-                self.free.push(index);
-                continue;
+            // The kernel gives back the numbers that it was given.
+            let Some(slot) = self.slots.get_mut(index) else { continue };
+            self.in_kernel = self.in_kernel.saturating_sub(1);
+            match std::mem::replace(slot, Slot::Free) {
+                Slot::Busy { operation, waker, abandoned: false } => {
+                    *slot = Slot::Finished { operation, result: completion.result() };
+                    self.finished.extend(waker);
+                }
+                Slot::Busy { abandoned: true, .. } | Slot::Lost { is_told: true, .. } => {
+                    self.free.push(index);
+                }
+                Slot::Lost { operation, is_told: false } => {
+                    *slot = Slot::Finished { operation, result: completion.result() };
+                }
+                Slot::Free | Slot::Finished { .. } => {
+                    unreachable!("slot {index} completed but was not busy")
+                }
             }
-            self.slots[index] = Slot::Finished { operation, result: completion.result() };
-            self.finished.extend(waker);
+        }
+    }
+
+    /// The kernel takes nothing more: what it has not taken can be done elsewhere, and what it has
+    /// is lost, with buffers that it may still use.
+    #[cold]
+    fn break_down(&mut self, error: &io::Error) {
+        if self.is_broken {
+            return;
+        }
+        self.is_broken = true;
+        tracing::error!(
+            %error,
+            in_kernel = self.in_kernel,
+            "io_uring failed: the files of this core go through the pool of threads"
+        );
+        self.in_kernel -= self.queued.len() as u32;
+        let untaken: Vec<usize> = self.queued.drain(..).chain(self.waiting.drain(..)).collect();
+        for index in 0..self.slots.len() {
+            let slot = std::mem::replace(&mut self.slots[index], Slot::Free);
+            self.slots[index] = match slot {
+                // The future hands it to the pool.
+                Slot::Busy { operation, waker, abandoned: false } if untaken.contains(&index) => {
+                    self.finished.extend(waker);
+                    Slot::Finished { operation, result: -libc::EAGAIN }
+                }
+                Slot::Busy { abandoned: true, .. } if untaken.contains(&index) => {
+                    self.free.push(index);
+                    Slot::Free
+                }
+                Slot::Busy { operation, waker, abandoned } => {
+                    self.finished.extend(waker);
+                    Slot::Lost { operation, is_told: abandoned }
+                }
+                slot @ (Slot::Free | Slot::Finished { .. } | Slot::Lost { .. }) => slot,
+            };
         }
     }
 }
@@ -284,13 +422,21 @@ impl Drop for Ring {
     /// Waits for what the kernel still has: it writes into our buffers until then.
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        while !state.waiting.is_empty() || state.in_kernel > 0 {
-            state.exchange(u32::from(state.in_kernel > 0));
+        while !state.is_broken && (!state.waiting.is_empty() || state.in_kernel > 0) {
+            let exchanged = state.exchange(u32::from(state.in_kernel > 0));
+            if exchanged == Exchanged::Refused && state.refusals > RETRIES_AT_ONCE {
+                crate::time::pause(RETRY_PAUSE);
+            }
+        }
+        if state.is_broken {
+            // Nothing tells when the kernel is done with these buffers.
+            std::mem::forget(std::mem::take(&mut state.slots));
         }
     }
 }
 
-/// Waits for one operation and gives it back, with the kernel's answer.
+/// Waits for one operation and gives it back, with the kernel's answer. An operation that the
+/// kernel may still carry out when the ring breaks does not come back.
 pub(crate) struct Completion {
     ring: Rc<Ring>,
     /// None once the answer was given.
@@ -298,7 +444,7 @@ pub(crate) struct Completion {
 }
 
 impl Future for Completion {
-    type Output = (Operation, io::Result<u32>);
+    type Output = (Option<Operation>, io::Result<u32>);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(index) = self.slot else { panic!("polled after the answer") };
@@ -310,12 +456,18 @@ impl Future for Completion {
                 self.slot = None;
                 let result =
                     u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-                Poll::Ready((operation, result))
+                Poll::Ready((Some(operation), result))
             }
             Slot::Busy { operation, abandoned, .. } => {
                 let waker = Some(context.waker().clone());
                 state.slots[index] = Slot::Busy { operation, waker, abandoned };
                 Poll::Pending
+            }
+            Slot::Lost { operation, .. } => {
+                state.slots[index] = Slot::Lost { operation, is_told: true };
+                drop(state);
+                self.slot = None;
+                Poll::Ready((None, Err(io::Error::other("io_uring failed with this under way"))))
             }
             Slot::Free => unreachable!("slot {index} was freed under its future"),
         }
@@ -328,6 +480,7 @@ impl Drop for Completion {
         let mut state = self.ring.state.borrow_mut();
         match &mut state.slots[index] {
             Slot::Busy { abandoned, .. } => *abandoned = true,
+            Slot::Lost { is_told, .. } => *is_told = true,
             Slot::Finished { .. } => {
                 state.slots[index] = Slot::Free;
                 state.free.push(index);
@@ -354,8 +507,9 @@ pub(crate) async fn drive(ring: Rc<Ring>) {
         unsafe { AsyncFd::register_with_interest(Signal(ring.clone()), Interest::READABLE) };
     let signal = match registered {
         Ok(signal) => signal,
-        Err(error) => panic!("cannot watch the ring's eventfd: {}", io::Error::from(error)),
+        Err(error) => return ring.give_up(&error.into()),
     };
+    let mut pause: Option<Pin<Box<dyn Future<Output = ()>>>> = None;
     poll_fn(|context| {
         ring.driver.replace(Some(context.waker().clone()));
         loop {
@@ -366,19 +520,147 @@ pub(crate) async fn drive(ring: Rc<Ring>) {
                     guard.clear_ready();
                     true
                 }
-                Poll::Ready(Err(error)) => panic!("waiting for the ring's eventfd: {error}"),
+                Poll::Ready(Err(error)) => {
+                    // The runtime ends, or nothing announces completions any more.
+                    ring.give_up(&error);
+                    return Poll::Ready(());
+                }
                 Poll::Pending => false,
             };
+            if let Some(waiting) = &mut pause {
+                match waiting.as_mut().poll(context) {
+                    Poll::Pending if !signalled => return Poll::Pending,
+                    Poll::Pending | Poll::Ready(()) => pause = None,
+                }
+            }
             if !signalled && !ring.unsubmitted.get() {
                 return Poll::Pending;
             }
-            ring.turn();
-            if ring.unsubmitted.get() && !signalled {
+            if ring.turn() == Exchanged::Broken && !ring.has_lost() {
+                return Poll::Ready(());
+            }
+            if ring.unsubmitted.get() {
                 // The kernel is short of something: let the others run first.
-                context.waker().wake_by_ref();
-                return Poll::Pending;
+                match ring.pause() {
+                    Some(length) => {
+                        let until = crate::time::now() + length;
+                        pause = Some(Box::pin(crate::time::sleep_until(until)));
+                    }
+                    None if signalled => {}
+                    None => {
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                }
             }
         }
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::cores::{FileEngine, Here, block_on};
+    use crate::file::{File, OpenOptions};
+
+    /// Has the kernel refuse the next calls of this core's ring.
+    fn refuse_with(numbers: &[i32]) {
+        Here::with(|here| {
+            let Some(ring) = here.and_then(|here| here.ring.as_ref()) else { return };
+            ring.state.borrow_mut().refuse_with.extend(numbers);
+        });
+    }
+
+    fn is_usable() -> bool {
+        Here::with(|here| here.unwrap().ring.as_ref().unwrap().is_usable())
+    }
+
+    /// A file whose blocks are not in the page cache.
+    fn file(folder: &tempfile::TempDir, marks: &[u8]) -> File {
+        let path = folder.path().join("file");
+        let content: Vec<u8> = marks.iter().flat_map(|&mark| [mark; 4096]).collect();
+        fs::write(&path, content).unwrap();
+        let file = File::open(&path, OpenOptions { direct: true, ..OpenOptions::default() });
+        file.unwrap()
+    }
+
+    async fn marks(file: &File, count: u64) -> Vec<u8> {
+        let mut marks = Vec::new();
+        for block in 0..count {
+            let read = file.read_at(block * 4096, 4096).wait().await.unwrap();
+            assert!(read.iter().all(|&byte| byte == read[0]));
+            marks.push(read[0]);
+        }
+        marks
+    }
+
+    #[test]
+    fn io_uring_enter2_what_the_kernel_lacks_for_the_moment_is_waited_for() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let file = file(&folder, &[1, 2, 3]);
+        block_on(FileEngine::Uring, async {
+            for number in [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM] {
+                refuse_with(&[number; RETRIES_AT_ONCE as usize + 3]);
+                assert_eq!(marks(&file, 3).await, [1, 2, 3]);
+                assert!(is_usable());
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn io_uring_enter2_an_error_for_good_ends_the_ring_and_not_the_program() {
+        let numbers = [
+            libc::EBADF,
+            libc::EBADFD,
+            libc::EEXIST,
+            libc::EFAULT,
+            libc::EINVAL,
+            libc::ENXIO,
+            libc::EOPNOTSUPP,
+            libc::EOWNERDEAD,
+            libc::EPERM,
+            libc::ENOSYS,
+            libc::EIO,
+        ];
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        let file = file(&folder, &[1, 2, 3]);
+        for number in numbers {
+            block_on(FileEngine::Uring, async {
+                refuse_with(&[number]);
+                assert_eq!(marks(&file, 3).await, [1, 2, 3], "what was not taken is not lost");
+                assert!(!is_usable());
+            })
+            .unwrap();
+        }
+    }
+
+    /// A pipe that is empty: the kernel has taken the read, and does not end it.
+    #[test]
+    fn what_the_kernel_has_when_the_ring_breaks_ends_with_an_error_and_keeps_its_buffer() {
+        let (reading, writing) = io::pipe().unwrap();
+        block_on(FileEngine::Uring, async {
+            let ring = Here::with(|here| here.unwrap().ring.clone().unwrap());
+            let pipe = Arc::new(Opened::new(reading.into(), true));
+            let kind = Kind::Read { buffer: Buffer::zeroed(16), done: 0, offset: u64::MAX };
+            let mut lost = ring.start(Operation::new(pipe.clone(), kind));
+            ring.turn();
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(Pin::new(&mut lost).poll(&mut context).is_pending());
+            refuse_with(&[libc::EBADF]);
+            let another = ring.start(Operation::new(pipe, Kind::Nothing));
+            assert_eq!(ring.turn(), Exchanged::Broken);
+            let (operation, result) = lost.await;
+            assert!(operation.is_none() && result.is_err());
+            let (operation, result) = another.await;
+            assert!(operation.is_some(), "it can be done elsewhere");
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+            assert!(matches!(ring.state.borrow().slots[0], Slot::Lost { .. }));
+        })
+        .unwrap();
+        drop(writing);
+    }
 }

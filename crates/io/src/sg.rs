@@ -13,6 +13,7 @@ use rustix::fs::{Mode, OFlags};
 use sarsen_block::{Buffer, Io};
 
 use crate::file::blocking;
+use crate::pool::Lane;
 
 /// The ioctls of `<scsi/sg.h>`.
 const SG_GET_VERSION_NUM: libc::Ioctl = 0x2282;
@@ -88,6 +89,7 @@ pub struct Ended {
 #[derive(Clone, Debug)]
 pub struct Device {
     file: Arc<File>,
+    lane: Arc<Lane>,
 }
 
 impl Device {
@@ -103,7 +105,7 @@ impl Device {
         if told != 0 || version < VERSION_WITH_SG_IO {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it takes no SCSI commands"));
         }
-        Ok(Self { file: Arc::new(file) })
+        Ok(Self { file: Arc::new(file), lane: Arc::default() })
     }
 
     /// Has the device carry out a command. Errors are the way's, not the device's: `TimedOut`,
@@ -116,7 +118,7 @@ impl Device {
         timeout: Duration,
     ) -> Io<io::Result<Ended>> {
         let file = self.file.clone();
-        blocking(move || perform(&file, &cdb, transfer, timeout))
+        blocking(&self.lane, move || perform(&file, &cdb, transfer, timeout))
     }
 }
 

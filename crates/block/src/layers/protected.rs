@@ -320,6 +320,7 @@ fn above(error: BlockError, layout: Layout, extent: Extent, block_count: u64) ->
         BlockError::Protection { .. }
         | BlockError::ReadOnly
         | BlockError::Stopped
+        | BlockError::OutOfService
         | BlockError::Unsupported => error,
     }
 }

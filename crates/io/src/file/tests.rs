@@ -69,6 +69,8 @@ fn an_answer_that_nobody_waits_for_harms_nobody() {
         let folder = folder();
         block_on(engine, async {
             let file = file(&folder, true);
+            // What nobody waits for need not be carried out.
+            file.write_at(0, block(0), false).wait().await.unwrap();
             for round in 0..100 {
                 // Half of them are polled once, so that they are with the kernel.
                 let mut write = Box::pin(file.write_at(0, block(round), false).wait());
@@ -175,4 +177,45 @@ fn a_lock_that_is_let_go_in_time_is_taken() {
         });
         assert!(two.lock_within(true, Duration::from_secs(30)).unwrap());
     });
+}
+
+/// /dev, where device files are, is a tmpfs.
+#[test]
+fn a_device_is_not_memory_though_its_file_lies_in_memory() {
+    let device = fs::File::open("/dev/zero").unwrap();
+    let opened = Opened::new(device.into(), true);
+    assert!(
+        !opened.in_memory,
+        "its durable writes would not be durable, and would hold up the core"
+    );
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    assert!(file(&folder, false).opened.in_memory);
+}
+
+/// The bound of buffered reads in rings holds for those that nobody waits for, too, and what is
+/// beyond it is read all the same.
+#[test]
+fn buffered_reads_beyond_the_rings_share_go_through_the_lane() {
+    const COUNT: usize = 4 * RING_READS_MAX as usize;
+    let folder = folder();
+    block_on(FileEngine::Auto, async {
+        let file = file(&folder, false);
+        let all =
+            Buffer::copy_of(&(0..COUNT).flat_map(|at| block(at).to_vec()).collect::<Vec<_>>());
+        file.write_at(0, all, true).wait().await.unwrap();
+        rustix::fs::fadvise(&file.opened.fd, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        rustix::fs::fadvise(&file.opened.fd, 0, None, rustix::fs::Advice::Random).unwrap();
+        let read = |at: usize| (at, file.read_at(at as u64 * 4096, 4096));
+        let mut reads: Vec<_> = (0..COUNT).map(read).collect();
+        assert!(file.opened.ring_reads.load(Ordering::Relaxed) <= RING_READS_MAX);
+        let awaited = reads.split_off(COUNT / 2);
+        drop(reads);
+        for (at, read) in awaited {
+            assert_eq!(read.wait().await.unwrap()[..], block(at)[..]);
+        }
+        while file.opened.ring_reads.load(Ordering::Relaxed) > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .unwrap();
 }

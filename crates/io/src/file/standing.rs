@@ -1,0 +1,151 @@
+//! Whether an open file is still the one that its path names, and still as long as it was.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::File;
+
+/// The unit of st_blocks (stat(2)).
+const STAT_BLOCK: u64 = 512;
+
+/// What the kernel knows of an open regular file without asking a disk or a file server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Names that it has in folders: none once it was deleted.
+    pub links: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// What a path names, compared with an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// The open file.
+    Same,
+    /// Another file.
+    Other,
+    /// Nothing.
+    Nothing,
+}
+
+/// An open file and its path, looked at in full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inspection {
+    /// What the path names.
+    pub named: Named,
+    /// Whether the open file has any name left; a device always has.
+    pub is_linked: bool,
+    /// Bytes of the open file or device.
+    pub length: u64,
+    /// Bytes that the file system keeps for the file; `None` for a device.
+    pub allocated: Option<u64>,
+}
+
+impl File {
+    /// The number of the descriptor, as /proc/PID/fd has it.
+    pub fn descriptor(&self) -> RawFd {
+        self.opened.fd.as_raw_fd()
+    }
+
+    /// What is known of a regular file at once; `None` for a device, and where the kernel does not say.
+    /// May be called on a core: a network file system answers from what it has cached.
+    pub fn standing(&self) -> Option<Standing> {
+        if self.is_block_device() {
+            return None;
+        }
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let wanted = StatxFlags::NLINK | StatxFlags::SIZE;
+        let found = rustix::fs::statx(&self.opened.fd, "", flags, wanted).ok()?;
+        let has_all = found.stx_mask & wanted.bits() == wanted.bits();
+        has_all.then(|| Standing { links: found.stx_nlink.into(), length: found.stx_size })
+    }
+
+    /// Looks at the open file and at what `path` names. Blocks the thread, and where a file server or a disk
+    /// does not answer it blocks for ever: never on a core.
+    pub fn inspect(&self, path: &Path) -> io::Result<Inspection> {
+        let own = std::fs::File::from(self.opened.fd.as_fd().try_clone_to_owned()?).metadata()?;
+        let is_device = self.is_block_device();
+        let identity = |metadata: &std::fs::Metadata| match is_device {
+            // A device is the same one whatever folder its node is in.
+            true => (metadata.mode() & FILE_TYPE, metadata.rdev(), 0),
+            false => (metadata.mode() & FILE_TYPE, metadata.dev(), metadata.ino()),
+        };
+        let named = match std::fs::metadata(path) {
+            Ok(other) if identity(&other) == identity(&own) => Named::Same,
+            Ok(_) => Named::Other,
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Named::Nothing,
+                _ => return Err(error),
+            },
+        };
+        Ok(Inspection {
+            named,
+            is_linked: is_device || own.nlink() > 0,
+            length: self.length()?,
+            allocated: (!is_device).then(|| own.blocks() * STAT_BLOCK),
+        })
+    }
+
+    /// Lets the kernel forget what it has cached of the file, so that reads show what is on the disk: what a failed
+    /// flush left in the cache may not be. What has not been written yet is kept. Blocks the thread.
+    pub fn forget_cached(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(&self.opened.fd, 0, None, rustix::fs::Advice::DontNeed)?)
+    }
+
+    /// The number of the file system that has it.
+    pub fn file_system(&self) -> io::Result<u64> {
+        Ok(rustix::fs::fstat(&self.opened.fd)?.st_dev)
+    }
+
+    /// Bytes that its file system has left; `None` for a device. May block.
+    pub fn free_space(&self) -> io::Result<Option<u64>> {
+        if self.is_block_device() {
+            return Ok(None);
+        }
+        let system = rustix::fs::fstatvfs(&self.opened.fd)?;
+        Ok(Some(system.f_bavail.saturating_mul(system.f_frsize)))
+    }
+}
+
+/// The bits of a mode that say which kind of file it is (inode(7)).
+const FILE_TYPE: u32 = 0o170_000;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::OpenOptions;
+    use super::*;
+
+    #[test]
+    fn a_file_is_told_from_what_takes_its_place() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, aside) = (folder.path().join("disk"), folder.path().join("aside"));
+        let options = OpenOptions { create: true, ..OpenOptions::default() };
+        let file = File::open(&path, options).expect("a file");
+        file.set_length_now(8192).expect("as long");
+        let named = || file.inspect(&path).expect("looked at").named;
+        assert_eq!(file.standing(), Some(Standing { links: 1, length: 8192 }));
+        assert_eq!(named(), Named::Same);
+        fs::rename(&path, &aside).expect("moved away");
+        assert_eq!(named(), Named::Nothing);
+        fs::write(&path, [0; 8192]).expect("another one");
+        assert_eq!(named(), Named::Other);
+        fs::rename(&aside, &path).expect("moved back");
+        assert_eq!(named(), Named::Same);
+        fs::File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(512))
+            .expect("cut");
+        assert_eq!(file.standing(), Some(Standing { links: 1, length: 512 }));
+        fs::remove_file(&path).expect("deleted");
+        let inspection = file.inspect(&path).expect("looked at");
+        assert!(!inspection.is_linked && inspection.length == 512, "{inspection:?}");
+        assert_eq!(file.standing().map(|standing| standing.links), Some(0));
+    }
+}

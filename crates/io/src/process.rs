@@ -1,0 +1,91 @@
+//! This process: what it keeps from others, and what it takes of the machine.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use rustix::process::{DumpableBehavior, Resource};
+
+/// Keeps this process's memory out of core dumps, and from other processes of the same user
+/// (PR_SET_DUMPABLE of prctl(2)). It holds until another program takes this one's place.
+pub fn keep_memory_private() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// From here on, files and folders that are created are their owner's alone (umask(2)).
+pub fn keep_files_private() {
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
+}
+
+/// What this process takes of the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Time of processors, of the program and of the kernel for it.
+    pub processor_time: Duration,
+    /// Bytes of memory that are its own.
+    pub resident_bytes: u64,
+    /// Bytes of address space.
+    pub virtual_bytes: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// How many there may be, if there is a limit.
+    pub descriptor_limit: Option<u64>,
+    /// When it began, in seconds since 1970.
+    pub start_unix_seconds: f64,
+}
+
+/// What this process takes of the machine now (proc(5)).
+pub fn usage() -> io::Result<Usage> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let machine = fs::read_to_string("/proc/stat")?;
+    // One of them is the directory that is read.
+    let descriptors = fs::read_dir("/proc/self/fd")?.count().saturating_sub(1) as u64;
+    let descriptor_limit = rustix::process::getrlimit(Resource::Nofile).current;
+    let ticks = rustix::param::clock_ticks_per_second();
+    let page = rustix::param::page_size() as u64;
+    let of_files = parse(&stat, &machine, ticks, page);
+    let of_files = of_files.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok(Usage { descriptors, descriptor_limit, ..of_files })
+}
+
+fn parse(stat: &str, machine: &str, ticks: u64, page: u64) -> Option<Usage> {
+    // The second field is the program's name in parentheses, which may hold anything; the third is the first here.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let booted = machine.lines().find_map(|line| line.strip_prefix("btime "))?;
+    let seconds = |count: u64| count as f64 / ticks as f64;
+    Some(Usage {
+        processor_time: Duration::from_secs_f64(seconds(number(14)? + number(15)?)),
+        start_unix_seconds: booted.trim().parse::<f64>().ok()? + seconds(number(22)?),
+        virtual_bytes: number(23)?,
+        resident_bytes: number(24)?.checked_mul(page)?,
+        ..Usage::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_found_whatever_its_program_is_called() {
+        let stat =
+            "7 (a) b (c) S 1 7 7 0 -1 4194560 9 0 0 0 250 50 0 0 20 0 9 0 4200 8192000 25 1 2 3";
+        let usage = parse(stat, "cpu 1 2\nbtime 1000\n", 100, 4096).expect("numbers");
+        assert_eq!(usage.processor_time, Duration::from_secs(3));
+        assert_eq!(usage.start_unix_seconds, 1042.0);
+        assert_eq!((usage.virtual_bytes, usage.resident_bytes), (8_192_000, 102_400));
+        assert_eq!(parse("7 (a) S 1", "btime 1\n", 100, 4096), None);
+    }
+
+    #[test]
+    fn the_kernel_tells_what_this_process_takes() {
+        let usage = usage().expect("proc is there");
+        assert!(
+            usage.resident_bytes > 0 && usage.virtual_bytes > usage.resident_bytes,
+            "{usage:?}"
+        );
+        assert!(usage.descriptors >= 3 && usage.start_unix_seconds > 1e9, "{usage:?}");
+    }
+}
