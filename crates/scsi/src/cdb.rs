@@ -114,7 +114,8 @@ pub struct Command {
     /// WRITE SAME are refused when more is coming than their CDB asks for.
     pub expected_data_out_length: Option<u64>,
     /// How many bytes the initiator said that it would take (iSCSI's Expected Data Transfer Length of
-    /// a read), 0 for a command that is no read. Only real devices need to know.
+    /// a read), 0 for a command that is no read. Where `expected_data_out_length` is known this is, too,
+    /// and a READ of more blocks reads no others.
     pub expected_data_in_length: u64,
 }
 

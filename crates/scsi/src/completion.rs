@@ -71,6 +71,8 @@ pub struct Completion {
     /// All Data-In that the CDB asked for, its allocation length applied. The transport cuts it
     /// to what the initiator expects and tells the residual.
     pub data_in: Data,
+    /// Bytes after it that the CDB asked for and nobody read, since the initiator does not expect them.
+    pub unread_length: u64,
     /// Sense data, with CHECK CONDITION alone.
     pub sense: Option<Sense>,
     /// Sense data of a real device, as it came; there is no other then.
@@ -87,7 +89,14 @@ impl Completion {
 
     /// GOOD with data.
     pub const fn data(data_in: Data) -> Self {
-        Self { status: Status::Good, data_in, sense: None, raw_sense: None, abort: None }
+        Self {
+            status: Status::Good,
+            data_in,
+            sense: None,
+            raw_sense: None,
+            abort: None,
+            unread_length: 0,
+        }
     }
 
     /// CHECK CONDITION.
@@ -98,11 +107,19 @@ impl Completion {
             sense: Some(sense),
             raw_sense: None,
             abort: None,
+            unread_length: 0,
         }
     }
 
     /// A status alone.
     pub const fn with_status(status: Status) -> Self {
-        Self { status, data_in: Data::empty(), sense: None, raw_sense: None, abort: None }
+        Self {
+            status,
+            data_in: Data::empty(),
+            sense: None,
+            raw_sense: None,
+            abort: None,
+            unread_length: 0,
+        }
     }
 }

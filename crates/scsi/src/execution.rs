@@ -5,7 +5,7 @@ use crate::command_table::{Flags, Row};
 use crate::commands::{Task, block};
 use crate::nexus::{self, Attachment, Nexus, admit};
 use crate::pass_through;
-use crate::task_set::{Access, Entrant, Entry, Interlock, Place, Refusal};
+use crate::task_set::{Access, Entrant, Entry, Interlock, Place, Refusal, Tally};
 use crate::thresholds;
 use crate::work::Patience;
 use crate::{
@@ -30,9 +30,17 @@ pub enum Execution {
 /// A command that has not ended.
 pub struct UnderWay {
     /// Before the place, so that whatever it holds is let go first.
-    answer: LocalFuture<Completion>,
-    /// `None` where the answer sees to it.
-    place: Option<Place>,
+    pub(crate) answer: LocalFuture<Completion>,
+    pub(crate) place: Held,
+}
+
+/// Who holds the place of a command that has not ended.
+pub(crate) enum Held {
+    Here(Place),
+    /// The answer does.
+    Within(Arc<Tally>),
+    /// It was given up when the answer came.
+    Ended,
 }
 
 impl Future for UnderWay {
@@ -40,9 +48,9 @@ impl Future for UnderWay {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
         let completion = ready!(self.answer.as_mut().poll(context));
-        Poll::Ready(match self.place.take() {
-            Some(place) => place.end(completion),
-            None => completion,
+        Poll::Ready(match std::mem::replace(&mut self.place, Held::Ended) {
+            Held::Here(place) => place.end(completion),
+            Held::Within(_) | Held::Ended => completion,
         })
     }
 }
@@ -72,7 +80,7 @@ pub(crate) fn begin_plain(
             Execution::Ended(completion)
         }
         Io::Pending(answer) => {
-            let place = Some(Place::in_tally(&attachment.tally, naca));
+            let place = Held::Here(Place::in_tally(&attachment.tally, naca));
             Execution::UnderWay(UnderWay { answer, place })
         }
     }
@@ -93,17 +101,20 @@ pub(crate) fn begin_asking(
     if place.has_begun() {
         return match carry_out(command, attachment, nexus) {
             Io::Ready(completion) => Execution::Ended(place.end(completion)),
-            Io::Pending(answer) => Execution::UnderWay(UnderWay { answer, place: Some(place) }),
+            Io::Pending(answer) => {
+                Execution::UnderWay(UnderWay { answer, place: Held::Here(place) })
+            }
         };
     }
     let (attachment, nexus) = (attachment.clone(), nexus.clone());
+    let within = Held::Within(attachment.tally.clone());
     let answer = Box::pin(async move {
         if !place.turn().await {
             return Completion::with_status(Status::TaskAborted);
         }
         place.end(carry_out(command, &attachment, &nexus).wait().await)
     });
-    Execution::UnderWay(UnderWay { answer, place: None })
+    Execution::UnderWay(UnderWay { answer, place: within })
 }
 
 /// A command that is a task from here on, and is carried out when its turn has come and `wait` has
@@ -127,6 +138,7 @@ pub(crate) fn begin_after<P: 'static>(
     let patience: Arc<Patience> = Arc::default();
     attachment.unit.long_commands().add(nexus.id, command.name, patience.clone());
     let (attachment, nexus) = (attachment.clone(), nexus.clone());
+    let within = Held::Within(attachment.tally.clone());
     let answer = Box::pin(async move {
         if !place.turn().await {
             return Completion::with_status(Status::TaskAborted);
@@ -144,7 +156,7 @@ pub(crate) fn begin_after<P: 'static>(
         drop(permit);
         place.end(completion)
     });
-    Execution::UnderWay(UnderWay { answer, place: None })
+    Execution::UnderWay(UnderWay { answer, place: within })
 }
 
 /// What a future gives, unless another one ends first.
@@ -209,6 +221,9 @@ fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
 fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> Io<Completion> {
     let unit = &attachment.unit;
     if let Some(device) = unit.pass_through() {
+        if let Err(sense) = unit.tasks().unended().check_device(&command.cdb) {
+            return Io::Ready(unit.complete(Err(sense)));
+        }
         return pass_through::execute(device, attachment, nexus, command);
     }
     match admit(&command.cdb, attachment, nexus) {

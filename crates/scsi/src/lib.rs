@@ -13,6 +13,7 @@ mod cdb;
 pub mod command_table;
 mod commands;
 mod completion;
+mod condition;
 mod copy;
 mod execution;
 mod identifying_information;
@@ -39,12 +40,14 @@ mod testing;
 mod tests;
 mod thresholds;
 mod timestamp;
+mod unended;
 mod work;
 
 pub use array::{Array, Host, Work};
 pub use attention::{Listener, UnitAttention};
 pub use cdb::{Cdb, Command, TaskAttribute};
 pub use completion::{Abort, Completion, Status, TaskAbort};
+pub use condition::Condition;
 pub use execution::{Execution, UnderWay};
 pub use identity::{Designator, Identity, Naa};
 pub use keeper::{Keeper, Record};
@@ -58,3 +61,4 @@ pub use target::{LunView, TargetDevice};
 pub use target_port_groups::{
     Access, AccessError, AccessState, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
 };
+pub use unended::{Stall, WrittenOff};

@@ -7,6 +7,7 @@ use crate::atomic::Legacy;
 use crate::buffers::Buffers;
 use crate::command_table::Flags;
 use crate::commands::mode;
+use crate::condition::ConditionCell;
 use crate::copy::{Operations, Watch, Watched};
 use crate::identifying_information::IdentifyingInformation;
 use crate::medium::Medium;
@@ -138,6 +139,7 @@ pub struct LogicalUnit {
     pass_through: Option<Arc<dyn PassThrough>>,
     characteristics: Characteristics,
     limits: Limits,
+    condition: ConditionCell,
     medium: Medium,
     modes: Modes,
     /// Held while the mode parameters change.
@@ -183,6 +185,15 @@ impl LogicalUnit {
         let Parts { identity, store, device_type, removable, .. } = parts;
         let Parts { keeper, protection, eraser, pass_through, companion, .. } = parts;
         let characteristics = store.characteristics();
+        let space = match characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
+            true => store.space(),
+            false => Io::Ready(Err(BlockError::Unsupported)),
+        };
+        let space = match space {
+            Io::Ready(space) => space.ok(),
+            // Nothing can be awaited here: the size of the medium is what is known.
+            Io::Pending(_) => None,
+        };
         let watch = Arc::default();
         let store = Watched::over(store, Arc::clone(&watch));
         let protected =
@@ -198,7 +209,11 @@ impl LogicalUnit {
             keeper,
             eraser,
             pass_through,
-            modes: Modes::new(ModeParameters::default_of(&characteristics, store.geometry())),
+            modes: Modes::new(ModeParameters::default_of(
+                &characteristics,
+                store.geometry(),
+                space,
+            )),
             mode_change: Mutex::new(()),
             characteristics,
             limits: Limits::new(store.geometry()),
@@ -207,6 +222,7 @@ impl LogicalUnit {
             watch,
             operations: Operations::default(),
             long_commands: LongCommands::default(),
+            condition: ConditionCell::default(),
             medium: Medium::new(device_type, removable || device_type == DeviceType::Cd),
             tasks: Arc::default(),
             thresholds: Thresholds::default(),
@@ -319,6 +335,11 @@ impl LogicalUnit {
             true => Ok(()),
             false => Err(Sense::lba_out_of_range()),
         }
+    }
+
+    /// What the host reports of its backing.
+    pub(crate) fn condition(&self) -> &ConditionCell {
+        &self.condition
     }
 
     pub(crate) fn medium(&self) -> &Medium {

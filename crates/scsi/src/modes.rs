@@ -5,7 +5,7 @@
 
 use crate::task_set::Policy;
 use crate::thresholds::Provisioning;
-use sarsen_block::{Characteristics, Geometry};
+use sarsen_block::{Characteristics, Geometry, Space};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -30,7 +30,11 @@ pub(crate) struct ModeParameters {
 
 impl ModeParameters {
     /// What a unit has until someone selects or saves something else.
-    pub(crate) fn default_of(characteristics: &Characteristics, geometry: Geometry) -> Self {
+    pub(crate) fn default_of(
+        characteristics: &Characteristics,
+        geometry: Geometry,
+        space: Option<Space>,
+    ) -> Self {
         Self {
             write_cache_enabled: characteristics.volatile_cache,
             software_write_protect: false,
@@ -38,7 +42,7 @@ impl ModeParameters {
             unchecked_when_zero: false,
             application_tag_owned: false,
             tasks: Policy::default(),
-            provisioning: Provisioning::default_of(geometry),
+            provisioning: Provisioning::default_of(geometry, space),
         }
     }
 

@@ -562,6 +562,8 @@ fn admit_state(flags: Flags, unit: &LogicalUnit) -> Result<(), Refusal> {
     unit.medium_phase().check(flags)?;
     if flags.contains(Flags::NEEDS_MEDIUM) {
         unit.medium().check()?;
+        unit.condition().check()?;
+        unit.tasks().unended().check()?;
     }
     if flags.contains(Flags::WRITES) {
         unit.check_writable()?;

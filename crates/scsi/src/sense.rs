@@ -45,10 +45,14 @@ macro_rules! additional_sense {
 additional_sense! {
     /// NO ADDITIONAL SENSE INFORMATION.
     NONE = 0x0000;
+    /// LOGICAL UNIT NOT READY, CAUSE NOT REPORTABLE.
+    LOGICAL_UNIT_NOT_READY_CAUSE_NOT_REPORTABLE = 0x0400;
     /// LOGICAL UNIT IS IN PROCESS OF BECOMING READY.
     LOGICAL_UNIT_IS_IN_PROCESS_OF_BECOMING_READY = 0x0401;
     /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED.
     INITIALIZING_COMMAND_REQUIRED = 0x0402;
+    /// LOGICAL UNIT NOT READY, MANUAL INTERVENTION REQUIRED.
+    LOGICAL_UNIT_NOT_READY_MANUAL_INTERVENTION_REQUIRED = 0x0403;
     /// LOGICAL UNIT NOT READY, FORMAT IN PROGRESS.
     LOGICAL_UNIT_NOT_READY_FORMAT_IN_PROGRESS = 0x0404;
     /// LOGICAL UNIT NOT READY, OPERATION IN PROGRESS.
@@ -378,6 +382,14 @@ impl Sense {
         Self::new(SenseKey::NotReady, AdditionalSense::INITIALIZING_COMMAND_REQUIRED)
     }
 
+    /// The unit's backing is out of service until an administrator has repaired it.
+    pub const fn unavailable() -> Self {
+        Self::new(
+            SenseKey::NotReady,
+            AdditionalSense::LOGICAL_UNIT_NOT_READY_MANUAL_INTERVENTION_REQUIRED,
+        )
+    }
+
     /// The initiator is not one that may do this.
     pub const fn no_access_rights() -> Self {
         Self::new(SenseKey::IllegalRequest, AdditionalSense::ACCESS_DENIED_NO_ACCESS_RIGHTS)
@@ -569,6 +581,7 @@ impl From<&BlockError> for Sense {
             BlockError::ReadOnly => Self::write_protected(),
             // Retrying helps no more than on a failed medium, and initiators treat it as final.
             BlockError::Stopped => Self::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR),
+            BlockError::OutOfService => Self::unavailable(),
             BlockError::Unsupported => Self::invalid_operation_code(),
         }
     }

@@ -14,6 +14,7 @@ pub(crate) use policy::{Interlock, OnError, Policy};
 pub(crate) use queue::{Access, Entrant, Refusal};
 
 use crate::logical_unit::NexusId;
+use crate::unended::Unended;
 use crate::{Abort, Completion, Status, TaskAttribute};
 use queue::Queue;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -35,6 +36,7 @@ pub(crate) struct TaskSet {
     /// only while the state is held.
     room: AtomicU32,
     state: Mutex<State>,
+    unended: Unended,
 }
 
 #[derive(Default)]
@@ -79,11 +81,18 @@ impl Default for TaskSet {
             closed: AtomicBool::new(false),
             room: AtomicU32::new(MAXIMUM_TASKS),
             state: Mutex::default(),
+            unended: Unended::default(),
         }
     }
 }
 
 impl TaskSet {
+    /// Commands that the store does not end.
+    #[inline]
+    pub(crate) fn unended(&self) -> &Unended {
+        &self.unended
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,6 +222,11 @@ impl State {
 }
 
 impl Tally {
+    /// The tasks of the unit.
+    pub(crate) fn set(&self) -> &Arc<TaskSet> {
+        &self.set
+    }
+
     /// The way of almost all commands, which are SIMPLE among SIMPLE ones: true makes it a task,
     /// until [`Self::leave`].
     pub(crate) fn enter(&self) -> bool {
@@ -363,6 +377,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// The tasks of the unit.
+    pub(crate) fn set(&self) -> &Arc<TaskSet> {
+        &self.tally.set
+    }
+
     /// The place of a task that is in the tally already.
     pub(crate) fn in_tally(tally: &Arc<Tally>, naca: bool) -> Self {
         Self { tally: Arc::clone(tally), number: None, naca, is_aca: false }

@@ -53,7 +53,8 @@ impl TestStore {
         Self::around(Arc::new(inner), characteristics)
     }
 
-    fn around(inner: Arc<dyn Store>, characteristics: Characteristics) -> Self {
+    /// Over another store, which is like this.
+    pub(crate) fn around(inner: Arc<dyn Store>, characteristics: Characteristics) -> Self {
         Self {
             inner,
             characteristics,

@@ -3,6 +3,7 @@
 mod aborts;
 mod atomic;
 mod block;
+mod condition;
 mod copy;
 mod copy_model;
 mod format;
@@ -23,5 +24,6 @@ mod sanitize;
 mod sanitize_key;
 mod target_port_groups;
 mod tasks;
+mod unended;
 mod write_gate;
 mod write_protect;

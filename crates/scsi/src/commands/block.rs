@@ -107,6 +107,20 @@ impl BlockCdb {
         let tags = if self.protect.is_transferred() { PROTECTION_BYTES } else { 0 };
         unit.byte_count(block_count) + block_count as usize * tags
     }
+
+    /// Leaves the blocks of a READ out that the initiator does not expect: memory is charged for what it
+    /// expects. Gives their length, which it is told as the residual (RFC 7143 §11.4.5).
+    fn leave_out_unexpected(&mut self, expected: Option<u64>, unit: &LogicalUnit) -> u64 {
+        let whole = self.byte_count(unit, self.extent.block_count) as u64;
+        match expected {
+            Some(expected) if expected < whole => {
+                let block = self.byte_count(unit, 1) as u64;
+                self.extent.block_count = expected.div_ceil(block);
+                whole - self.extent.block_count * block
+            }
+            Some(_) | None => 0,
+        }
+    }
 }
 
 /// The blocks of a READ or WRITE; `None` for commands whose blocks are not all in their CDB.
@@ -155,9 +169,11 @@ pub(crate) fn moved_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
 
 pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
-    let transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
+    let mut transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
+    let unread_length = transfer.leave_out_unexpected(task.expected_data_in_length, unit);
+    let complete = move |data| Completion { unread_length, ..Completion::data(data) };
     if transfer.extent.block_count == 0 {
-        return Ok(Io::Ready(Completion::good()));
+        return Ok(Io::Ready(complete(Data::empty())));
     }
     // SBC-3 5.11: FUA reads the medium, so what only the cache holds is written to it first.
     let flushes = transfer.has(wire::FLAGS_FUA) && unit.characteristics().volatile_cache;
@@ -167,17 +183,17 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
             if flushes {
                 reader.store().flush().wait().await?;
             }
-            Ok(Completion::data(read_guarded(&transfer, &reader).await?))
+            Ok(complete(read_guarded(&transfer, &reader).await?))
         }));
     }
     match read_blocks(&transfer, unit) {
-        Io::Ready(read) => Ok(Io::Ready(Completion::data(read?))),
+        Io::Ready(read) => Ok(Io::Ready(complete(read?))),
         Io::Pending(reading) => {
             let reader = Arc::clone(unit);
             Ok(unit.pending(async move {
                 let data = reading.await?;
                 // The unit's first atomic write may have come between.
-                Ok(Completion::data(match reader.medium_phase().guards_reads() {
+                Ok(complete(match reader.medium_phase().guards_reads() {
                     true => read_guarded(&transfer, &reader).await?,
                     false => data,
                 }))

@@ -20,8 +20,11 @@ const NORMACA_HISUP_FORMAT_2: u8 = 0x20 | 0x12;
 /// DESC in REQUEST SENSE.
 const DESC: u8 = 0x01;
 
-pub(crate) fn test_unit_ready(_task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    Ok(Io::Ready(Completion::good()))
+pub(crate) fn test_unit_ready(task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    match task.unit.condition().sense() {
+        None => Ok(Io::Ready(Completion::good())),
+        Some(sense) => Err(sense),
+    }
 }
 
 pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
@@ -32,7 +35,10 @@ pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
             let unit = task.unit;
             let not_ready = task.nexus.target_port.not_ready();
             let not_usual = not_ready.or_else(|| unit.medium_phase().sense());
-            not_usual.or_else(|| unit.medium().check().err()).unwrap_or(Sense::none())
+            not_usual
+                .or_else(|| unit.medium().check().err())
+                .or_else(|| unit.condition().sense())
+                .unwrap_or(Sense::none())
         }
     };
     Ok(Io::Ready(sense_parameter_data(&task.cdb, sense)))

@@ -52,13 +52,26 @@ pub(crate) struct Task<'a> {
     pub(crate) read_only: bool,
     data_out: Option<Buffer>,
     expected_data_out_length: Option<u64>,
+    pub(crate) expected_data_in_length: Option<u64>,
 }
 
 impl<'a> Task<'a> {
     pub(crate) fn new(command: Command, attachment: &'a Attachment, nexus: &'a Arc<Nexus>) -> Self {
         let Command { cdb, name, data_out, expected_data_out_length, .. } = command;
+        let expected_data_in_length =
+            expected_data_out_length.map(|_| command.expected_data_in_length);
         let &Attachment { ref unit, ref attentions, read_only, .. } = attachment;
-        Self { cdb, name, unit, attentions, nexus, read_only, data_out, expected_data_out_length }
+        Self {
+            cdb,
+            name,
+            unit,
+            attentions,
+            nexus,
+            read_only,
+            data_out,
+            expected_data_out_length,
+            expected_data_in_length,
+        }
     }
 
     /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE. Through a port that is unavailable, the unit

@@ -7,6 +7,7 @@ use crate::copy::page::third_party_copy;
 use crate::self_test::EXTENDED_SELF_TEST_S;
 use crate::thresholds;
 use crate::{Designator, DeviceType, Identity, LogicalUnit, ProtectionType, Sense};
+use sarsen_block::{BlockSize, Unmap};
 use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
@@ -98,12 +99,23 @@ const THIN: u8 = 2;
 /// UGAVALID.
 const UNMAP_GRANULARITY_ALIGNMENT_VALID: u32 = 0x8000_0000;
 
+/// OPTIMAL UNMAP GRANULARITY in blocks; `None` reports nothing, which SBC-3 6.6.4 allows.
+///
+/// QEMU (7.2 and before) builds a map of allocated clusters from a reported granularity of 4 KiB to
+/// 16 MiB, and then asks for the status of a range that is aligned to 512 bytes alone: with larger
+/// blocks it aborts. Where nothing is reported, initiators take the physical block size instead, which
+/// READ CAPACITY (16) reports.
+fn reported_unmap_granularity(unit: &LogicalUnit, unmap: Unmap) -> Option<u32> {
+    (unit.geometry().block_size == BlockSize::B512).then_some(unmap.granularity_blocks)
+}
+
 fn block_limits(task: &Task<'_>) -> Vec<u8> {
     let unit = task.unit;
     let limits = unit.limits();
     let characteristics = unit.characteristics();
     let granularity = 1u16 << characteristics.physical_block_exponent.min(15);
     let unmap = characteristics.unmap;
+    let unmap_granularity = unmap.and_then(|unmap| reported_unmap_granularity(unit, unmap));
     let atomic_blocks = if has_atomic_writes(unit) { limits.maximum_atomic_blocks } else { 0 };
     page::BlockLimits {
         flags: 0,
@@ -116,8 +128,10 @@ fn block_limits(task: &Task<'_>) -> Vec<u8> {
         maximum_unmap_block_descriptor_count: unmap
             .map_or(0, |_| limits.maximum_unmap_descriptors)
             .into(),
-        optimal_unmap_granularity: unmap.map_or(0, |unmap| unmap.granularity_blocks).into(),
-        unmap_granularity_alignment: unmap.map_or(0, |_| UNMAP_GRANULARITY_ALIGNMENT_VALID).into(),
+        optimal_unmap_granularity: unmap_granularity.unwrap_or(0).into(),
+        unmap_granularity_alignment: unmap_granularity
+            .map_or(0, |_| UNMAP_GRANULARITY_ALIGNMENT_VALID)
+            .into(),
         maximum_write_same_length: limits.maximum_write_same_blocks.into(),
         maximum_atomic_transfer_length: atomic_blocks.into(),
         atomic_alignment: 0.into(),

@@ -80,6 +80,7 @@ impl Supervisor<'_> {
         }
         if let Some(token) = self.token {
             token.unit.medium().check().map_err(|sense| barred(Barrier::State(sense)))?;
+            token.unit.condition().check().map_err(|sense| barred(Barrier::State(sense)))?;
         }
         let barred = |barrier| Failure::Destination(Fault::Barrier(barrier));
         self.destination.admit(WRITES).map_err(barred)

@@ -105,6 +105,7 @@ fn fcp4_9_4_2_a_write_that_promised_fewer_whole_blocks_writes_those() {
         (512, None, Status::CheckCondition),
         (512, Some(1024), Status::CheckCondition),
         (0, Some(0), Status::Good),
+        (0, None, Status::CheckCondition),
         (200, Some(200), Status::CheckCondition),
     ] {
         for operation_code in [0x2a, 0x2e] {
@@ -426,4 +427,20 @@ fn blocks_of_4096_bytes_are_counted_as_such() {
     assert_eq!(fixture.run(&write, &[3; 8192]).status, Status::Good);
     assert_eq!(bytes(fixture.run(&[0x28, 0, 0, 0, 0, 2, 0, 0, 1, 0], &[])), [3; 4096]);
     assert_eq!(bytes(fixture.run(&[0x25], &[]))[4..], [0, 0, 0x10, 0]);
+}
+
+#[test]
+fn rfc7143_11_4_5_2_blocks_that_the_initiator_does_not_expect_are_not_read() {
+    let mut fixture = Fixture::new();
+    let pattern: Vec<u8> = (0..8u8).flat_map(|block| [block + 1; 512]).collect();
+    fixture.write(0, &pattern);
+    for (expected, blocks) in [(8 * 512, 8), (3 * 512, 3), (2 * 512 + 1, 3), (1, 1), (0, 0)] {
+        let mut read = command(&[0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0], &[]);
+        read.expected_data_out_length = Some(0);
+        read.expected_data_in_length = expected;
+        let completion = block_on(fixture.nexus.execute(Some(Lun(0)), read));
+        assert_eq!(completion.status, Status::Good);
+        assert_eq!(completion.unread_length, (8 - blocks as u64) * 512, "for the residual");
+        assert_eq!(bytes(completion), pattern[..blocks * 512], "{expected} bytes are expected");
+    }
 }

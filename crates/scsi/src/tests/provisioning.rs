@@ -2,7 +2,10 @@
 
 use crate::testing::*;
 use crate::{Lun, Status};
-use sarsen_block::BlockSize;
+use sarsen_block::{
+    BlockError, BlockSize, Characteristics, Geometry, Io, Reply, Request, Space, Store,
+};
+use std::sync::Arc;
 
 fn unmap_list(descriptors: &[(u64, u32)]) -> Vec<u8> {
     let length = 16 * descriptors.len() as u16;
@@ -119,6 +122,17 @@ fn a_store_that_cannot_deallocate_has_no_unmap() {
     assert_eq!(one, [0, 1, 0, 0]);
     let limits = bytes(fixture.run(&[0x12, 1, 0xb0, 0, 64, 0], &[]));
     assert_eq!(limits[20..32], [0; 12]);
+}
+
+#[test]
+fn sbc3_6_6_4_unmap_granularity_is_reported_for_512_byte_blocks_alone() {
+    for (size, granularity, alignment) in [(BlockSize::B512, 1, 0x80), (BlockSize::B4096, 0, 0)] {
+        let mut fixture = Fixture::over(TestStore::new(size));
+        let limits = bytes(fixture.run(&[0x12, 1, 0xb0, 0, 64, 0], &[]));
+        assert_ne!(limits[20..28], [0; 8], "{size:?}: UNMAP has limits");
+        assert_eq!(limits[28..32], u32::to_be_bytes(granularity), "{size:?}");
+        assert_eq!(limits[32..36], [alignment, 0, 0, 0], "{size:?}: UGAVALID");
+    }
 }
 
 #[test]
@@ -243,4 +257,46 @@ fn sbc3_6_4_5_the_log_tells_what_is_used_and_what_is_left() {
     assert_eq!(page[..4], [0x8c, 0, 0, 24]);
     assert_eq!(page[4..16], [0, 1, 0x23, 8, 0, 0, 0, 1, 2, 0, 0, 0], "half is available");
     assert_eq!(page[16..], [0, 2, 0x23, 8, 0, 0, 0, 1, 1, 0, 0, 0], "half is used");
+}
+
+/// 1 TiB of promises over so many blocks of room.
+struct Promise {
+    used_blocks: u64,
+    available_blocks: u64,
+}
+
+impl Store for Promise {
+    fn geometry(&self) -> Geometry {
+        Geometry { block_size: BlockSize::B512, block_count: 1 << 31 }
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        TestStore::new(BlockSize::B512).characteristics
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        let &Self { used_blocks, available_blocks } = self;
+        Io::Ready(Ok(match request {
+            Request::Space => Reply::Space(Space { used_blocks, available_blocks }),
+            _ => Reply::Done,
+        }))
+    }
+}
+
+/// What the first write to such a unit leads to.
+fn first_write(used_blocks: u64, available_blocks: u64) -> Option<u16> {
+    let store = Promise { used_blocks, available_blocks };
+    let characteristics = store.characteristics();
+    let mut fixture = Fixture::over(TestStore::around(Arc::new(store), characteristics));
+    assert_eq!(fixture.write(0, &[1; 512]).status, Status::Good);
+    fixture.host.run_work();
+    additional(&fixture.run(&[0; 6], &[]))
+}
+
+#[test]
+fn sbc3_4_7_3_8_the_default_threshold_is_a_part_of_the_room_and_not_of_the_promise() {
+    const GIB: u64 = 1 << 21;
+    assert_eq!(first_write(0, 8 * GIB), None, "a volume of 1 TiB that may take 8 GiB is empty");
+    assert_eq!(first_write(6 * GIB, 2 * GIB), None, "a quarter of its room is left");
+    assert_eq!(first_write(7 * GIB, GIB), Some(0x3807), "an eighth of its room is left");
 }

@@ -1,0 +1,65 @@
+//! Whether the backing of a unit can carry out commands, as the unit's host reports it.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::logical_unit::NO_NEXUS;
+use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, UnitAttention};
+
+/// What the host reports of a unit's backing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Condition {
+    /// Every command is carried out.
+    #[default]
+    Usable = 0,
+    /// Reads are carried out. Writes and flushes are not, since an earlier flush failed.
+    WritesStopped = 1,
+    /// No command that needs the medium is carried out.
+    Unavailable = 2,
+}
+
+/// A [`Condition`] that every command looks at.
+#[derive(Default)]
+pub(crate) struct ConditionCell(AtomicU8);
+
+impl ConditionCell {
+    pub(crate) fn current(&self) -> Condition {
+        match self.0.load(Ordering::Acquire) {
+            0 => Condition::Usable,
+            1 => Condition::WritesStopped,
+            _ => Condition::Unavailable,
+        }
+    }
+
+    /// Why a command that needs the medium is refused, if it is.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Sense> {
+        match self.0.load(Ordering::Acquire) < Condition::Unavailable as u8 {
+            true => Ok(()),
+            false => Err(Sense::unavailable()),
+        }
+    }
+
+    /// What TEST UNIT READY and REQUEST SENSE report, if that is not that the unit is ready.
+    pub(crate) fn sense(&self) -> Option<Sense> {
+        match self.current() {
+            Condition::Usable => None,
+            // As each write is answered: SPC-4 6.47 leaves the sense key to the device.
+            Condition::WritesStopped => {
+                Some(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR))
+            }
+            Condition::Unavailable => Some(Sense::unavailable()),
+        }
+    }
+}
+
+impl LogicalUnit {
+    /// Sets the condition of the backing. Initiators of a unit that becomes available again get a unit
+    /// attention: what they know of the medium may be out of date (SPC-4 5.14.1).
+    pub fn set_condition(&self, condition: Condition) {
+        let before = self.condition().0.swap(condition as u8, Ordering::AcqRel);
+        if before == Condition::Unavailable as u8 && condition != Condition::Unavailable {
+            self.raise_except(NO_NEXUS, UnitAttention::MediumMayHaveChanged);
+        }
+    }
+}
