@@ -50,7 +50,6 @@ impl Environment for World {
                     true => Demand::Chap(Algorithm::ALL.to_vec()),
                     false => Demand::Nothing,
                 },
-                session: self.session.clone(),
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
@@ -69,6 +68,10 @@ impl Environment for World {
     fn authorize(&mut self, _: &Admission, account: Option<&str>) -> Result<(), Refusal> {
         assert_eq!(account.is_some(), self.demanding);
         Ok(())
+    }
+
+    fn session(&mut self, _: &Admission) -> Result<Arc<Session>, Refusal> {
+        self.session.clone().ok_or(RefusalReason::NoSuchSession.into())
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {

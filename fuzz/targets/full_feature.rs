@@ -253,6 +253,7 @@ impl Session {
         let completion = Completion {
             status: if good { 0 } else { 2 },
             data_in: if good { Data::Buffer(Buffer::zeroed(length)) } else { Data::empty() },
+            unread_length: 0,
             sense: if good { &[] } else { &[0x70, 0, 5, 0, 0, 0, 0, 10] },
         };
         let before = self.statuses;
@@ -306,7 +307,7 @@ impl Session {
                     assert!(!self.running.contains(&command.task));
                     assert!(!self.ended.contains(&command.task));
                     if let Some(buffer) = command.data_out {
-                        let expected = command.expected_data_out_length as usize;
+                        let expected = command.expected_data_out_length.unwrap_or(0) as usize;
                         assert!(buffer.len() <= data_out_length(cdb).min(expected));
                         if !self.arbitrary_data {
                             assert_eq!(buffer[..], data(0, buffer.len()));
@@ -364,7 +365,8 @@ fuzz_target!(|input: &[u8]| {
     while !session.running.is_empty() {
         for task in std::mem::take(&mut session.running) {
             let data_in = Data::empty();
-            session.target.connection.complete(task, Completion { status: 0, data_in, sense: &[] });
+            let completion = Completion { status: 0, data_in, unread_length: 0, sense: &[] };
+            session.target.connection.complete(task, completion);
         }
         session.look();
     }

@@ -188,7 +188,8 @@ impl Pair {
             return;
         }
         let task = member.running.remove(usize::from(choice) % member.running.len());
-        let completion = Completion { status: 0, data_in: Data::empty(), sense: &[] };
+        let completion =
+            Completion { status: 0, data_in: Data::empty(), unread_length: 0, sense: &[] };
         member.target.connection.complete(task, completion);
     }
 

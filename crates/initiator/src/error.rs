@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sarsen_proto::iscsi::initiator::{ConnectionError, LoginError};
+use sarsen_proto::iscsi::initiator::{Completion, ConnectionError, LoginError};
 use sarsen_wire::iscsi::RejectReason;
 use sarsen_wire::scsi::sense::{
     DESCRIPTOR_INFORMATION, DescriptorSense, FixedSense, InformationDescriptor, VALID,
@@ -35,7 +35,7 @@ impl SenseKey {
     pub const IllegalRequest: Self = Self(5);
     /// Something happened to the unit since the last command.
     pub const UnitAttention: Self = Self(6);
-    /// Write protected.
+    /// The blocks cannot be written, or not be read: they are protected, or there is no space for them.
     pub const DataProtect: Self = Self(7);
     /// The command was aborted; it may be tried again.
     pub const AbortedCommand: Self = Self(0xb);
@@ -75,6 +75,18 @@ pub struct Sense {
 }
 
 impl Sense {
+    /// What the target said of a command that ended with CHECK CONDITION.
+    pub fn of(completion: &Completion) -> Option<Self> {
+        const CHECK_CONDITION: u8 = 2;
+        let has_sense = completion.response == 0 && completion.status == CHECK_CONDITION;
+        has_sense.then(|| Self::parse(&completion.sense)).flatten()
+    }
+
+    /// Whether a write failed because the storage below a thin volume is full (SBC-4 4.7.3.6).
+    pub fn is_out_of_space(&self) -> bool {
+        (self.key, self.asc, self.ascq) == (SenseKey::DataProtect, 0x27, 0x07)
+    }
+
     /// Takes sense data apart, fixed or descriptor format; `None` if it is neither.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         match bytes.first()? & 0x7f {

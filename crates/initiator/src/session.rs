@@ -26,8 +26,13 @@ use crate::reconnect::{
 use crate::shared::{Live, Shared};
 use crate::url::{Portal, Url};
 
-/// Unit attentions that a new session may be told before its first answer.
+/// Unit attentions that may come in the way of one command.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
+/// The additional sense code of "not ready to ready change, medium may have changed" (SPC-4 annex D).
+const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
+/// "Power on, reset, or bus device reset occurred" and "power on occurred", with their qualifiers.
+const POWER_ON_OR_RESET: (u8, u8) = (0x29, 0x00);
+const POWER_ON: (u8, u8) = (0x29, 0x01);
 /// The most connections that are asked for, which is that of the standard (RFC 7143 §13.2).
 const CONNECTION_LIMIT: u32 = 65535;
 /// Who we are unless told otherwise.
@@ -204,7 +209,7 @@ impl Session {
         Ok((session, times))
     }
 
-    /// Takes what unit attentions there are.
+    /// Takes what unit attentions there are, whatever they say: nothing was sent before them.
     pub(crate) async fn settle(&self) -> Result<(), SessionError> {
         let mut result = Ok(());
         for _ in 0..UNIT_ATTENTION_LIMIT {
@@ -253,13 +258,19 @@ impl Session {
     /// Carries a command out and gives its end, whatever the status. Waits while the target's
     /// window is full.
     pub async fn execute(&self, command: Command) -> Result<Completion, SessionError> {
+        let (order, _alone) = self.order(command).await?;
+        self.carry_out(&order).await
+    }
+
+    /// The command as it is sent, and what keeps writes off meanwhile, if it may change blocks.
+    async fn order(&self, command: Command) -> Result<(Order, Option<Held<'_>>), SessionError> {
         let Command { cdb, transfer, attribute, repeatable, time_limit } = command;
         let changes = match &transfer {
             TransferRequest::Read(_) => false,
             TransferRequest::Write(_) => true,
             TransferRequest::None => !repeatable,
         };
-        let _alone = match &self.reconnection {
+        let alone = match &self.reconnection {
             Some(reconnection) if changes => Some(self.write_alone(reconnection).await?),
             _ => None,
         };
@@ -271,7 +282,7 @@ impl Session {
                 Moved::Write(payload, length)
             }
         };
-        self.carry_out(&Order { cdb, transfer, attribute, repeatable, time_limit }).await
+        Ok((Order { cdb, transfer, attribute, repeatable, time_limit }, alone))
     }
 
     /// The data of a write, which repetitions share.
@@ -303,6 +314,37 @@ impl Session {
             Box::pin(self.reconnect(reconnection, generation, &error)).await?;
         }
         unreachable!("the attempts are counted")
+    }
+
+    /// The same; a command that a unit attention came in the way of is sent again (SAM-5 5.14: it was not
+    /// carried out).
+    async fn carry_out_attentively(&self, order: &Order) -> Result<Completion, SessionError> {
+        for _ in 0..UNIT_ATTENTION_LIMIT {
+            let completion = self.carry_out(order).await?;
+            match Sense::of(&completion) {
+                Some(sense)
+                    if sense.key == SenseKey::UnitAttention && self.goes_on_after(sense) =>
+                {
+                    tracing::debug!(%sense, operation_code = order.cdb[0], "unit attention");
+                }
+                _ => return Ok(completion),
+            }
+        }
+        self.carry_out(order).await
+    }
+
+    /// Whether commands mean the same after this unit attention. Another medium is another disk; and a unit that
+    /// was switched on may have lost what this session keeps to be written again after a new login.
+    fn goes_on_after(&self, attention: Sense) -> bool {
+        let keeps_writes = || {
+            let reconnection = self.reconnection.as_ref();
+            reconnection.is_some_and(|reconnection| !reconnection.unflushed.answered().is_empty())
+        };
+        match (attention.asc, attention.ascq) {
+            (MEDIUM_MAY_HAVE_CHANGED, _) => false,
+            POWER_ON_OR_RESET | POWER_ON => !keeps_writes(),
+            _ => true,
+        }
     }
 
     async fn attempt(&self, shared: &Shared, order: &Order) -> Result<Completion, SessionError> {
@@ -348,9 +390,10 @@ impl Session {
         Err(timed_out)
     }
 
-    /// Carries a command out; any status but GOOD is an error.
+    /// Carries a command out, again after a unit attention; any status but GOOD is an error.
     pub async fn command(&self, command: Command) -> Result<Completion, SessionError> {
-        judge(self.execute(command).await?)
+        let (order, _alone) = self.order(command).await?;
+        judge(self.carry_out_attentively(&order).await?)
     }
 
     /// Resets the logical unit: all commands of all initiators end.
@@ -510,7 +553,7 @@ impl Session {
                 repeatable: false,
                 time_limit: None,
             };
-            judge(fresh.carry_out(&order).await?)?;
+            judge(fresh.carry_out_attentively(&order).await?)?;
         }
         reconnection.unflushed.set_stable(stable);
         std::mem::swap(&mut *self.live.borrow_mut(), &mut *fresh.live.borrow_mut());
@@ -548,7 +591,7 @@ impl Session {
             repeatable: true,
             time_limit: None,
         };
-        let residual = judge(self.carry_out(&order).await?)?.residual;
+        let residual = judge(self.carry_out_attentively(&order).await?)?.residual;
         kept.note_answer(fua);
         if reconnection.unflushed.is_full() {
             self.flush_kept(reconnection).await?;
@@ -587,10 +630,9 @@ fn judge(completion: Completion) -> Result<Completion, SessionError> {
     if completion.response != 0 {
         return Err(SessionError::TargetFailure(completion.response));
     }
-    const CHECK_CONDITION: u8 = 2;
-    match (completion.status, Sense::parse(&completion.sense)) {
+    match (completion.status, Sense::of(&completion)) {
         (0, _) => Ok(completion),
-        (CHECK_CONDITION, Some(sense)) => Err(SessionError::CheckCondition(sense)),
-        (status, _) => Err(SessionError::Status(status)),
+        (_, Some(sense)) => Err(SessionError::CheckCondition(sense)),
+        (status, None) => Err(SessionError::Status(status)),
     }
 }

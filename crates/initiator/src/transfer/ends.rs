@@ -18,8 +18,6 @@ use crate::session::{Session, SessionOptions};
 use crate::signature::{self, Occupied};
 use crate::url::Url;
 
-/// Unit attentions that may come in the way of one read.
-const ATTENTION_LIMIT: u32 = 16;
 /// Blocks longer than this are no disk's.
 const BLOCK_LENGTH_LIMIT: u32 = 1 << 20;
 /// A file keeps no space for zeroes of this length.
@@ -119,13 +117,6 @@ impl Disk {
     }
 
     async fn read_blocks(&self, lba: u64, blocks: u64) -> Result<Buffer, SessionError> {
-        for _ in 0..ATTENTION_LIMIT {
-            match self.session.read(lba, blocks as u32).await {
-                Err(SessionError::CheckCondition(sense))
-                    if sense.key == SenseKey::UnitAttention => {}
-                result => return result,
-            }
-        }
         self.session.read(lba, blocks as u32).await
     }
 

@@ -9,6 +9,7 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use sha3::Sha3_256;
 use subtle::ConstantTimeEq;
+use zeroize::{Zeroize as _, ZeroizeOnDrop};
 
 /// The longest challenge or response, in bytes (RFC 7143 §12.1.3).
 pub const LENGTH_LIMIT: usize = 1024;
@@ -16,9 +17,23 @@ pub const LENGTH_LIMIT: usize = 1024;
 /// more easily than another.
 pub const CHALLENGE_LENGTH: usize = 32;
 
-/// A secret that no message shows.
+/// A secret that no message shows, and that is wiped when it is dropped.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl ZeroizeOnDrop for Secret {}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -206,6 +221,12 @@ mod tests {
             let shorter = &response[..response.len() - 1];
             assert!(!algorithm.verify(&challenge, &secret("a secret of ours"), shorter));
         }
+    }
+
+    #[test]
+    fn a_secret_is_wiped_when_it_is_dropped() {
+        fn is_wiped<T: ZeroizeOnDrop>() {}
+        is_wiped::<Secret>();
     }
 
     #[test]

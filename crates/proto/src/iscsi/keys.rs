@@ -2,7 +2,7 @@
 //! when.
 
 use sarsen_wire::iscsi::DEFAULT_DATA_SEGMENT_LENGTH;
-use sarsen_wire::iscsi::text::{self, IRRELEVANT, REJECT};
+use sarsen_wire::iscsi::text::{self, REJECT};
 
 /// Whether PDUs carry a digest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -220,16 +220,10 @@ pub struct Key {
     pub kind: Kind,
     /// When it may be sent.
     pub usage: Use,
-    /// It has no meaning in a discovery session.
-    pub irrelevant_in_discovery: bool,
 }
 
 const fn row(name: &'static str, kind: Kind, usage: Use) -> Key {
-    Key { name, kind, usage, irrelevant_in_discovery: false }
-}
-
-const fn normal_only(name: &'static str, kind: Kind, usage: Use) -> Key {
-    Key { name, kind, usage, irrelevant_in_discovery: true }
+    Key { name, kind, usage }
 }
 
 const MAX_24: u32 = 0x00ff_ffff;
@@ -239,7 +233,7 @@ const MAX_24: u32 = 0x00ff_ffff;
 pub static KEYS: &[Key] = &[
     row("HeaderDigest", Kind::Choice, Use::Login),
     row("DataDigest", Kind::Choice, Use::Login),
-    normal_only("MaxConnections", Kind::Minimum(1, 65535), Use::LeadingOnly),
+    row("MaxConnections", Kind::Minimum(1, 65535), Use::LeadingOnly),
     row("SendTargets", Kind::Request, Use::FullFeature),
     row("TargetName", Kind::Declaration, Use::Login),
     row("InitiatorName", Kind::Declaration, Use::Login),
@@ -247,19 +241,19 @@ pub static KEYS: &[Key] = &[
     row("InitiatorAlias", Kind::Declaration, Use::Always),
     row("TargetAddress", Kind::TargetDeclaration, Use::Always),
     row("TargetPortalGroupTag", Kind::TargetDeclaration, Use::Login),
-    normal_only("InitialR2T", Kind::Or, Use::LeadingOnly),
-    normal_only("ImmediateData", Kind::And, Use::LeadingOnly),
+    row("InitialR2T", Kind::Or, Use::LeadingOnly),
+    row("ImmediateData", Kind::And, Use::LeadingOnly),
     row("MaxRecvDataSegmentLength", Kind::DeclaredNumber(512, MAX_24), Use::Always),
-    normal_only("MaxBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
-    normal_only("FirstBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
+    row("MaxBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
+    row("FirstBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
     row("DefaultTime2Wait", Kind::Maximum(0, 3600), Use::LeadingOnly),
     row("DefaultTime2Retain", Kind::Minimum(0, 3600), Use::LeadingOnly),
-    normal_only("MaxOutstandingR2T", Kind::Minimum(1, 65535), Use::LeadingOnly),
-    normal_only("DataPDUInOrder", Kind::Or, Use::LeadingOnly),
-    normal_only("DataSequenceInOrder", Kind::Or, Use::LeadingOnly),
+    row("MaxOutstandingR2T", Kind::Minimum(1, 65535), Use::LeadingOnly),
+    row("DataPDUInOrder", Kind::Or, Use::LeadingOnly),
+    row("DataSequenceInOrder", Kind::Or, Use::LeadingOnly),
     row("ErrorRecoveryLevel", Kind::Minimum(0, 2), Use::LeadingOnly),
     row("SessionType", Kind::Declaration, Use::LeadingOnly),
-    normal_only("TaskReporting", Kind::Choice, Use::LeadingOnly),
+    row("TaskReporting", Kind::Choice, Use::LeadingOnly),
     row("OFMarker", Kind::Obsolete("No"), Use::Login),
     row("IFMarker", Kind::Obsolete("No"), Use::Login),
     row("OFMarkInt", Kind::Obsolete(REJECT), Use::Login),
@@ -270,7 +264,7 @@ pub static KEYS: &[Key] = &[
     row("CHAP_C", Kind::Authentication, Use::Login),
     row("CHAP_N", Kind::Authentication, Use::Login),
     row("CHAP_R", Kind::Authentication, Use::Login),
-    normal_only("iSCSIProtocolLevel", Kind::Minimum(0, 31), Use::LeadingOnly),
+    row("iSCSIProtocolLevel", Kind::Minimum(0, 31), Use::LeadingOnly),
 ];
 
 /// The row of a key.
@@ -295,10 +289,9 @@ pub struct Negotiation<'a> {
 impl Negotiation<'_> {
     /// Takes an operational key and gives the answer, if one is due. Keys of login that are not
     /// operational (names, SessionType, AuthMethod) are the login machine's and not passed here.
+    /// Keys that have no use in a discovery session get a value all the same: RFC 7143 §6.2 lets a
+    /// target answer Irrelevant, but some initiators do not take that.
     pub fn answer(&mut self, key: &Key, value: &str) -> Option<String> {
-        if key.irrelevant_in_discovery && self.session_type == SessionType::Discovery {
-            return Some(IRRELEVANT.into());
-        }
         match key.kind {
             Kind::Declaration | Kind::TargetDeclaration | Kind::Request => None,
             Kind::Obsolete(answer) => Some(answer.into()),
@@ -368,9 +361,16 @@ impl Negotiation<'_> {
 
     fn our_number(&self, name: &str) -> u32 {
         match name {
+            // RFC 7143 §7.4.1: a discovery session has no error recovery, and one connection.
+            "MaxConnections" if self.session_type == SessionType::Discovery => 1,
+            "ErrorRecoveryLevel" if self.session_type == SessionType::Discovery => 0,
             "MaxConnections" => self.offer.max_connections,
             "MaxBurstLength" => self.offer.max_burst_length,
-            "FirstBurstLength" => self.offer.first_burst_length,
+            // RFC 7143 §13.14: no more than MaxBurstLength, which is negotiated before it where both
+            // come together.
+            "FirstBurstLength" => {
+                self.offer.first_burst_length.min(self.parameters.max_burst_length)
+            }
             "DefaultTime2Wait" => self.offer.default_time2wait,
             "DefaultTime2Retain" => self.offer.default_time2retain,
             "MaxOutstandingR2T" => self.offer.max_outstanding_r2t,
@@ -478,12 +478,28 @@ mod tests {
     }
 
     #[test]
-    fn rfc7143_13_session_keys_are_irrelevant_in_discovery() {
-        for key in KEYS.iter().filter(|key| key.irrelevant_in_discovery) {
-            let (answer, _) = answer(SessionType::Discovery, key.name, "1");
-            assert_eq!(answer.as_deref(), Some("Irrelevant"), "{}", key.name);
+    fn rfc7143_6_2_session_keys_have_values_in_a_discovery_session() {
+        for (name, value, result) in [
+            ("MaxConnections", "8", "1"),
+            ("InitialR2T", "No", "No"),
+            ("ImmediateData", "Yes", "Yes"),
+            ("MaxBurstLength", "512", "512"),
+            ("FirstBurstLength", "512", "512"),
+            ("MaxOutstandingR2T", "1", "1"),
+            ("DataPDUInOrder", "Yes", "Yes"),
+            ("DataSequenceInOrder", "Yes", "Yes"),
+            ("TaskReporting", "RFC3720", "RFC3720"),
+            ("iSCSIProtocolLevel", "1", "1"),
+        ] {
+            let (answer, _) = answer(SessionType::Discovery, name, value);
+            assert_eq!(answer.as_deref(), Some(result), "{name}={value}");
         }
-        assert_eq!(KEYS.iter().filter(|key| key.irrelevant_in_discovery).count(), 10);
+    }
+
+    #[test]
+    fn rfc7143_7_4_1_a_discovery_session_has_recovery_level_0() {
+        let (answer, parameters) = answer(SessionType::Discovery, "ErrorRecoveryLevel", "2");
+        assert_eq!((answer.as_deref(), parameters.error_recovery_level), (Some("0"), 0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! iSCSI (RFC 7143).
 //!
-//! [`framer`] cuts PDUs from the stream for both sides; [`keys`] holds the negotiation table;
-//! [`output`] gathers what is to be sent; [`chap`] is what authentication computes; [`target`] and
+//! [`framer`] cuts PDUs from the stream for both sides; [`keys`] holds the negotiation table,
+//! [`name`] the form of names; [`output`] gathers what is to be sent; [`chap`] is what authentication computes; [`target`] and
 //! [`initiator`] are the two ends.
 
 pub mod chap;
@@ -9,7 +9,9 @@ pub mod digest;
 pub mod framer;
 pub mod initiator;
 pub mod keys;
+pub mod name;
 pub mod output;
+mod room;
 pub mod target;
 
 pub use framer::{Frame, Framer, FramingError, Landing, Segment};

@@ -9,6 +9,7 @@ use sarsen_block::{Data, Piece};
 use sarsen_wire::iscsi::{BasicHeader, DIGEST_LENGTH, RawHeader, U24, padding};
 
 use super::digest;
+use super::room::Charge;
 
 /// Payloads up to this many bytes are copied: cheaper than an iovec each (29 % less CPU at 512 B).
 const COPY_LIMIT: usize = 1024;
@@ -36,9 +37,15 @@ enum Run {
 
 /// Data of which a PDU sends a range.
 enum Hold {
-    Alone(Data),
+    Alone(Charged),
     /// Others may send ranges of it, too.
-    Shared(Rc<Data>),
+    Shared(Rc<Charged>),
+}
+
+/// Data, and what its memory is charged to until it is dropped.
+struct Charged {
+    data: Data,
+    _charge: Option<Charge>,
 }
 
 impl Deref for Hold {
@@ -46,8 +53,8 @@ impl Deref for Hold {
 
     fn deref(&self) -> &Data {
         match self {
-            Self::Alone(data) => data,
-            Self::Shared(data) => data,
+            Self::Alone(charged) => &charged.data,
+            Self::Shared(charged) => &charged.data,
         }
     }
 }
@@ -69,24 +76,24 @@ impl Run {
 
 /// A payload of which PDUs send ranges.
 #[derive(Clone)]
-pub struct Payload(Rc<Data>);
+pub struct Payload(Rc<Charged>);
 
 impl Payload {
-    /// Bytes of memory that it alone holds: a store's own memory counts for nothing.
-    pub(crate) fn owned_length(&self) -> usize {
-        match &*self.0 {
-            Data::Buffer(buffer) => buffer.len(),
-            Data::Shared { .. } | Data::Zeroes(_) => 0,
-        }
+    /// Bytes of memory that it alone holds.
+    pub(crate) fn memory(&self) -> usize {
+        self.0.data.memory()
     }
 
     /// The data, copied if PDUs that send it still wait.
     pub(crate) fn into_data(self) -> Data {
-        Rc::try_unwrap(self.0).unwrap_or_else(|shared| {
-            let mut copy = sarsen_block::Buffer::for_overwrite(shared.len());
-            shared.copy_out(0, &mut copy);
-            Data::Buffer(copy)
-        })
+        match Rc::try_unwrap(self.0) {
+            Ok(Charged { data, .. }) => data,
+            Err(shared) => {
+                let mut copy = sarsen_block::Buffer::for_overwrite(shared.data.len());
+                shared.data.copy_out(0, &mut copy);
+                Data::Buffer(copy)
+            }
+        }
     }
 }
 
@@ -122,14 +129,24 @@ impl Output {
         self.finish_arena(start, segment_start);
     }
 
+    /// Bytes of memory that headers and short payloads take.
+    pub(crate) const fn arena_memory(&self) -> usize {
+        self.arena.capacity()
+    }
+
     /// Prepares `data` to be sent by [`Self::push_payload`].
     pub fn payload(&self, data: Data) -> Payload {
-        Payload(Rc::new(self.settle(data)))
+        self.charged_payload(data, None)
+    }
+
+    /// The same with what its memory is charged to.
+    pub(crate) fn charged_payload(&self, data: Data, charge: Option<Charge>) -> Payload {
+        Payload(Rc::new(Charged { data: self.settle(data), _charge: charge }))
     }
 
     /// With a data digest, memory that others may write is copied: the digest must match what is
     /// sent.
-    fn settle(&self, data: Data) -> Data {
+    pub(crate) fn settle(&self, data: Data) -> Data {
         match data {
             Data::Shared { .. } if self.data_digest => Data::Buffer(data.into_buffer()),
             data => data,
@@ -137,12 +154,17 @@ impl Output {
     }
 
     /// Appends a PDU whose data segment is all of `data`.
-    pub fn push_data(&mut self, header: impl Into<RawHeader>, data: Data) {
+    pub(crate) fn push_data(
+        &mut self,
+        header: impl Into<RawHeader>,
+        data: Data,
+        charge: Option<Charge>,
+    ) {
         match data.len() {
             length if length <= COPY_LIMIT => self.push_copy(header.into(), &data, 0, length),
             length => {
-                let data = Hold::Alone(self.settle(data));
-                self.push_hold(header.into(), data, 0, length);
+                let charged = Charged { data: self.settle(data), _charge: charge };
+                self.push_hold(header.into(), Hold::Alone(charged), 0, length);
             }
         }
     }
@@ -156,7 +178,7 @@ impl Output {
         length: usize,
     ) {
         if length <= COPY_LIMIT {
-            self.push_copy(header.into(), &payload.0, offset, length);
+            self.push_copy(header.into(), &payload.0.data, offset, length);
         } else {
             self.push_hold(header.into(), Hold::Shared(payload.0.clone()), offset, length);
         }

@@ -231,7 +231,7 @@ impl Link {
         Ok(())
     }
 
-    fn count_failure(&mut self) -> Result<(), ConnectionError> {
+    pub(super) fn count_failure(&mut self) -> Result<(), ConnectionError> {
         let Some(recovery) = &mut self.recovery else { return Ok(()) };
         recovery.failures += 1;
         if recovery.failures > FAILURE_LIMIT {

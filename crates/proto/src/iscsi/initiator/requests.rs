@@ -4,7 +4,7 @@
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, IMMEDIATE};
 use sarsen_wire::iscsi::{
     self, AsyncMessage, LogoutReason, LogoutRequest, LogoutResponse, LogoutResponsePdu, NopIn,
-    NopOut, Opcode, RESERVED_TAG, RawHeader, RejectReason, TaskManagementFunction,
+    NopOut, Opcode, RESERVED_TAG, RawHeader, RejectReason, SerialNumber, TaskManagementFunction,
     TaskManagementRequest, TaskManagementResponse, TaskManagementResponsePdu, TextRequest,
     TextResponse,
 };
@@ -358,14 +358,30 @@ impl Link {
         }
         let reason = header.reason();
         let rejected = segment.bytes().first_chunk().map(|bytes| RawHeader(*bytes));
+        if let Some(rejected) = &rejected
+            && rejected.basic().opcode() == Opcode::ScsiCommand
+            && reason == RejectReason::DataDigestError
+        {
+            let command = iscsi::ScsiCommand::view(rejected);
+            let expected = SerialNumber(header.exp_cmd_sn.get());
+            if SerialNumber(command.cmd_sn.get()).is_before(expected) {
+                // The target has the command, and asks for its data by an R2T.
+                return Ok(());
+            }
+            // RFC 7143 §7.3: the command is discarded, and the gap is the initiator's to close.
+            if self.recovery.is_none() {
+                return Err(ConnectionError::DataDigest(Opcode::ScsiCommand));
+            }
+            self.count_failure()?;
+            self.retry(core, command.initiator_task_tag.get());
+            return Ok(());
+        }
         if self.recovery.is_some()
             && let Some(rejected) = &rejected
         {
             match (reason, rejected.basic().opcode()) {
                 // RFC 7143 §7.8: the target asks for the data by an R2T.
-                (RejectReason::DataDigestError, Opcode::DataOut | Opcode::ScsiCommand) => {
-                    return Ok(());
-                }
+                (RejectReason::DataDigestError, Opcode::DataOut) => return Ok(()),
                 // What it would have freed is free already.
                 (RejectReason::InvalidDataAck, Opcode::SnackRequest) => return Ok(()),
                 (_, Opcode::SnackRequest) => return Err(ConnectionError::NotRepeated),

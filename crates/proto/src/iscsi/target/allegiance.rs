@@ -108,14 +108,17 @@ impl FullFeature {
     /// segment that was being received.
     pub(super) fn park(&mut self, link: &mut Link, landed: Option<sarsen_block::Buffer>) {
         link.is_parked = true;
+        if let Some(id) = self.take_unproven() {
+            self.end_task(link, id);
+        }
         let member = link.session.member();
         // What came above a gap was not acknowledged: the initiator sends it again.
         let exp_cmd_sn = link.session.with(|state| state.forget(member));
-        self.forget_connection(exp_cmd_sn);
+        self.forget_connection(link, exp_cmd_sn);
         if let (Some(id), Some(buffer)) = (self.take_incoming_task(), landed)
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
             && task.id == id
-            && buffer.len() == task.collection.wanted
+            && buffer.len() == task.collection.capacity
         {
             task.collection.buffer = Some(buffer);
         }
@@ -132,12 +135,12 @@ impl FullFeature {
         if let Some(id) =
             self.tasks.by_tag(tag).filter(|task| !task.is_aborted()).map(|task| task.id)
         {
-            return match self.give_away(id) {
+            return match self.give_away(link, id) {
                 Some(task) => Claim::Released(Released(What::Task(Box::new(task)))),
                 None => Claim::Unknown,
             };
         }
-        let Some(Answer { header, segment, data }) = link.kept.take(tag) else {
+        let Some(Answer { header, segment, data, .. }) = link.kept.take(tag) else {
             return Claim::Unknown;
         };
         let data = data.map(|SentData { lun, payload, cut, .. }| {
@@ -187,8 +190,11 @@ impl FullFeature {
         }
         let next = request.exp_data_sn.get();
         match released.0 {
-            What::Task(task) => {
+            What::Task(mut task) => {
                 let id = task.id;
+                // Its memory has come with it.
+                let memory = task.memory();
+                task.grant = (memory > 0).then(|| link.room.charge(memory));
                 let member = link.session.member();
                 link.session.with(|state| state.hand_over(id, member));
                 let collects = task.progress == Progress::Collecting;
@@ -224,20 +230,20 @@ fn answer_again(
 ) {
     let tag = header.initiator_task_tag.get();
     let sent = data.map(|(data, meta)| {
-        let old = meta.cut;
-        // ABORT TASK names no number, and a wrong one must not make the answer one without data.
-        let next = next.clamp(old.first_data_sn(), old.count());
-        let start = old.parts().find(|part| part.data_sn == next).map_or(old.end(), |p| p.offset);
-        // The new connection may take segments of another length.
-        let cut = Cut::new(link, start, old.end(), next);
-        let r2t_count = header.exp_data_sn.get().wrapping_sub(old.count());
+        // The new connection may take segments of another length. ABORT TASK names no number.
+        let cut = meta.cut.cut_anew(link, next);
+        let r2t_count = header.exp_data_sn.get().wrapping_sub(meta.cut.count());
         header.exp_data_sn = cut.count().wrapping_add(r2t_count).into();
+        // RFC 7143 §7.2.2: a SNACK Tag ends with the connection.
+        header.snack_tag = 0.into();
         let acknowledge_tag = link.acknowledge_tag();
-        let payload = link.output.payload(data);
+        let data = link.output.settle(data);
+        let charge = link.room.keep(None, data.memory());
+        let payload = link.output.charged_payload(data, charge);
         SentData { lun: meta.lun, payload, cut, acknowledge_tag, acknowledged: 0 }
     });
     if let Some(sent) = &sent {
-        link.push_again(tag, sent, 0, 0);
+        link.push_again(tag, sent, 0..u32::MAX);
     }
     let stamp = link.stamp();
     header.stat_sn = stamp.stat_sn.into();

@@ -121,11 +121,11 @@ impl Authentication {
         let (state, answers) = match (std::mem::take(&mut self.state), said) {
             (state, Said::Nothing) => (state, Vec::new()),
             (State::Free, Said::Methods(list)) => {
-                let method = choose(&list, NONE)?;
+                let method = choose(&list, NONE, RefusalReason::ChapNotConfigured)?;
                 (State::Free, vec![("AuthMethod", method)])
             }
             (State::Method(algorithms), Said::Methods(list)) => {
-                let method = choose(&list, CHAP)?;
+                let method = choose(&list, CHAP, RefusalReason::NoCommonMethod)?;
                 (State::Algorithms(algorithms), vec![("AuthMethod", method)])
             }
             (State::Algorithms(acceptable), Said::Algorithms(list)) => {
@@ -144,10 +144,10 @@ impl Authentication {
 }
 
 /// AuthMethod lists what the initiator can do; we want one thing.
-fn choose(list: &str, wanted: &str) -> Result<String, RefusalReason> {
+fn choose(list: &str, wanted: &str, refusal: RefusalReason) -> Result<String, RefusalReason> {
     match list.split(',').any(|method| method == wanted) {
         true => Ok(wanted.to_owned()),
-        false => Err(RefusalReason::NoCommonMethod),
+        false => Err(refusal),
     }
 }
 

@@ -8,10 +8,13 @@ use super::Completion;
 use super::link::Link;
 use super::recovery::SentData;
 use super::tasks::{Fault, Task};
+use crate::iscsi::room::Charge;
 
 /// SCSI status codes that this layer knows.
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
+const BUSY: u8 = 0x08;
+const TASK_SET_FULL: u8 = 0x28;
 const TASK_ABORTED: u8 = 0x40;
 
 /// Flag and count of a residual (RFC 7143 §11.4.5).
@@ -29,21 +32,32 @@ fn residual(moved: usize, expected: usize) -> (u8, u32) {
 /// Tells the initiator that another one ended a task (RFC 7143 §4.2.3.3).
 pub(super) fn push_task_aborted(task: &Task, link: &mut Link) {
     let data_in = Data::empty();
-    push(task, Completion { status: TASK_ABORTED, data_in, sense: &[] }, link);
+    push(
+        task,
+        Completion { status: TASK_ABORTED, data_in, unread_length: 0, sense: &[] },
+        None,
+        link,
+    );
 }
 
-/// Sends the data and the status of a task that has ended.
-pub(super) fn push(task: &Task, completion: Completion<'_>, link: &mut Link) {
-    let Completion { status, mut data_in, sense } = completion;
+/// Sends the data and the status of a task that has ended. The data's memory is charged to `charge`.
+pub(super) fn push(
+    task: &Task,
+    completion: Completion<'_>,
+    charge: Option<Charge>,
+    link: &mut Link,
+) {
+    let Completion { status, mut data_in, unread_length, sense } = completion;
+    let data_in_length = data_in.len() + unread_length;
     let expected = task.expected_data_transfer_length as usize;
     let reads = task.flags & ScsiCommand::READ != 0;
     let writes = task.flags & ScsiCommand::WRITE != 0;
     let (flags, residual_count) = if reads {
-        residual(data_in.len(), expected)
+        residual(data_in_length, expected)
     } else if writes {
         residual(task.data_out_length, expected)
     } else {
-        residual(data_in.len().max(task.data_out_length), 0)
+        residual(data_in_length.max(task.data_out_length), 0)
     };
     data_in.truncate(if reads { expected } else { 0 });
 
@@ -55,9 +69,9 @@ pub(super) fn push(task: &Task, completion: Completion<'_>, link: &mut Link) {
         match cut.whole().filter(|_| ending.is_some()) {
             Some(whole) => {
                 let header = data_header(whole, task, ending, link);
-                link.output.push_data(header, data_in);
+                link.output.push_data(header, data_in, charge);
             }
-            None => sent = Some(push_parts(task, data_in, cut, ending, link)),
+            None => sent = Some(push_parts(task, data_in, charge, cut, ending, link)),
         }
         if ending.is_some() {
             return;
@@ -93,11 +107,12 @@ pub(super) fn push(task: &Task, completion: Completion<'_>, link: &mut Link) {
 fn push_parts(
     task: &Task,
     data_in: Data,
+    charge: Option<Charge>,
     cut: Cut,
     ending: Option<(u8, u32)>,
     link: &mut Link,
 ) -> SentData {
-    let payload = link.output.payload(data_in);
+    let payload = link.output.charged_payload(data_in, charge);
     let acknowledge_tag = if link.keeps() { link.acknowledge_tag() } else { 0 };
     for part in cut.parts() {
         let mut header = data_header(part, task, ending, link);
@@ -189,14 +204,18 @@ impl Cut {
         self.first_data_sn
     }
 
+    /// What begins with a PDU, in PDUs as long as the initiator takes them now (RFC 7143 §11.16.3). A
+    /// number beyond all counts as the one after the last, so that the cut stays one of an answer
+    /// with data.
+    pub(super) fn cut_anew(self, link: &Link, from: u32) -> Self {
+        let from = from.clamp(self.first_data_sn, self.count());
+        let start = self.parts().find(|part| part.data_sn == from);
+        Self::new(link, start.map_or(self.end, |part| part.offset), self.end, from)
+    }
+
     /// How many PDUs there are, with those before the first.
     pub(super) fn count(self) -> u32 {
         self.parts().last().map_or(self.first_data_sn, |part| part.data_sn + 1)
-    }
-
-    /// One past the last byte.
-    pub(super) const fn end(self) -> usize {
-        self.end
     }
 }
 
@@ -221,11 +240,21 @@ impl Part {
     }
 }
 
-/// Ends a task that broke the protocol, with the sense data that RFC 7143 §11.4.7.2 names.
-pub(super) fn push_fault(task: &Task, fault: Fault, link: &mut Link) {
-    let [code, qualifier] = fault.additional_sense();
-    // Fixed format (SPC-4 §4.5.3), ABORTED COMMAND.
-    let sense = [0x70, 0, 0x0b, 0, 0, 0, 0, 10, 0, 0, 0, 0, code, qualifier, 0, 0, 0, 0];
-    let completion = Completion { status: CHECK_CONDITION, data_in: Data::empty(), sense: &sense };
-    push(task, completion, link);
+/// Ends a task that is not carried out: one that broke the protocol with the sense data that RFC 7143
+/// §11.4.7.2 names, one without memory with TASK SET FULL, or BUSY if it is the initiator's only one
+/// (SAM-5 5.3.1).
+pub(super) fn push_fault(task: &Task, fault: Fault, is_only: bool, link: &mut Link) {
+    match fault.additional_sense() {
+        Some([code, qualifier]) => {
+            // Fixed format (SPC-4 §4.5.3), ABORTED COMMAND.
+            let sense = [0x70, 0, 0x0b, 0, 0, 0, 0, 10, 0, 0, 0, 0, code, qualifier, 0, 0, 0, 0];
+            push_status(task, CHECK_CONDITION, &sense, link);
+        }
+        None => push_status(task, if is_only { BUSY } else { TASK_SET_FULL }, &[], link),
+    }
+}
+
+fn push_status(task: &Task, status: u8, sense: &[u8], link: &mut Link) {
+    let completion = Completion { status, data_in: Data::empty(), unread_length: 0, sense };
+    push(task, completion, None, link);
 }

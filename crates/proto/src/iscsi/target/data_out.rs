@@ -1,10 +1,10 @@
 //! Data on its way to a command: immediate, unsolicited, and solicited by R2T
 //! (RFC 7143 §4.2.5.2, §11.7, §11.8).
 
-use sarsen_block::Buffer;
 use sarsen_wire::iscsi::{DataOut, Opcode, R2t, RESERVED_TAG, RawHeader};
 
 use super::link::Link;
+use super::recovery::Run;
 use super::tasks::{Fault, OpenR2t, Task};
 use crate::iscsi::{Landing, Segment};
 
@@ -12,48 +12,53 @@ use crate::iscsi::{Landing, Segment};
 /// command's buffer when they fit it.
 pub(super) fn landing(task: &mut Task, length: usize) -> Landing {
     let collection = &mut task.collection;
-    let fits = task.fault.is_none()
-        && length > 0
-        && collection.position.checked_add(length).is_some_and(|end| end <= collection.wanted);
-    match collection.buffer.take_if(|_| fits) {
-        Some(buffer) => Landing::Into { buffer, offset: collection.position },
-        None if fits => Landing::Into {
-            buffer: Buffer::for_overwrite(collection.wanted),
-            offset: collection.position,
-        },
-        None => Landing::Collect,
+    let position = collection.position;
+    if task.fault.is_some() || position >= collection.capacity {
+        // Nothing of it is wanted, or there is no memory for it.
+        Landing::Discard
+    } else if length <= collection.capacity - position {
+        Landing::Into { buffer: collection.take_buffer(), offset: position }
+    } else {
+        Landing::Collect
     }
 }
 
-/// Takes a data segment that [`landing`] placed. Bytes beyond what the command takes are dropped;
-/// those that are not what was sent are asked for again where the level of recovery has that.
-pub(super) fn absorb(task: &mut Task, segment: Segment, digest_valid: bool, recovers: bool) {
+/// Takes a data segment of `length` bytes that [`landing`] placed. Bytes beyond what the command takes
+/// are dropped; those that are not what was sent are asked for again where the level of recovery has
+/// that.
+pub(super) fn absorb(
+    task: &mut Task,
+    segment: Segment,
+    length: usize,
+    digest_valid: bool,
+    recovers: bool,
+) {
     if !digest_valid && !recovers {
         task.fault.get_or_insert(Fault::ProtocolServiceCrcError);
     }
     let collection = &mut task.collection;
+    let position = collection.position;
+    collection.position = position.saturating_add(length);
     let Segment::Placed { buffer, range } = segment else { return };
     if !digest_valid && recovers {
-        let end = (collection.position + range.len()).min(collection.wanted);
-        if collection.position < end {
-            collection.lost.push(collection.position..end);
+        let end = (position + range.len()).min(collection.wanted);
+        if position < end {
+            collection.lost.push(position..end);
         }
     }
     let in_place = collection.buffer.is_none()
-        && buffer.len() == collection.wanted
-        && range.start == collection.position
-        && range.end <= collection.wanted;
-    let length = range.len();
+        && buffer.len() == collection.capacity
+        && range.start == position
+        && range.end <= collection.capacity;
     if in_place {
         collection.buffer = Some(buffer);
-    } else if task.fault.is_none() && collection.position < collection.wanted {
-        let useful = length.min(collection.wanted - collection.position);
-        let wanted = collection.wanted;
-        let target = collection.buffer.get_or_insert_with(|| Buffer::for_overwrite(wanted));
-        target[collection.position..collection.position + useful]
+    } else if task.fault.is_none() && position < collection.capacity {
+        let useful = range.len().min(collection.capacity - position);
+        let mut target = collection.take_buffer();
+        target[position..position + useful]
             .copy_from_slice(&buffer[range.start..range.start + useful]);
+        collection.buffer = Some(target);
     }
-    collection.position += length;
 }
 
 /// Holds a Data-Out header against the sequence that is expected. `Ok` says that its data comes
@@ -86,13 +91,19 @@ pub(super) fn check(task: &Task, header: &DataOut, first_burst_length: u32) -> R
     Ok(())
 }
 
-/// A Data-Out PDU is complete: moves the sequence on, and says whether it ended.
-pub(super) fn step(task: &mut Task, header: &DataOut) {
+/// A Data-Out PDU is complete: moves the sequence on.
+pub(super) fn step(task: &mut Task, header: &DataOut, first_burst_length: u32) {
     let is_final = header.flags & sarsen_wire::iscsi::pdu::FINAL != 0;
     let collection = &mut task.collection;
     collection.data_sn = collection.data_sn.wrapping_add(1);
     if header.target_transfer_tag.get() == RESERVED_TAG {
         if is_final {
+            // RFC 7143 §11.4.7.2: whoever sends more than immediate data sends all that it may.
+            let wrong = task.expected_data_transfer_length > first_burst_length
+                && task.collection.position != first_burst_length as usize;
+            if wrong {
+                task.fault.get_or_insert(Fault::IncorrectAmountOfData);
+            }
             end_unsolicited(task);
         }
         return;
@@ -189,13 +200,15 @@ fn push_r2t(lun: [u8; 8], initiator_task_tag: u32, open: &OpenR2t, link: &mut Li
     link.output.push(r2t, &[]);
 }
 
-/// Sends R2Ts again that are open still. False if one of them was never sent.
-pub(super) fn solicit_again(task: &Task, link: &mut Link, first: u32, count: u32) -> bool {
-    let end = if count == 0 { task.collection.r2t_sn } else { first.saturating_add(count) };
-    if first >= end || end > task.collection.r2t_sn {
+/// Sends R2Ts again. False if one of them was never sent, or its data has come, which acknowledges it.
+pub(super) fn solicit_again(task: &Task, link: &mut Link, run: Run) -> bool {
+    let end = run.end(task.collection.r2t_sn);
+    let is_meant = |open: &&OpenR2t| (run.first..end).contains(&open.r2t_sn);
+    let count = task.collection.r2ts.iter().filter(is_meant).count();
+    if !run.is_all() && (count == 0 || count as u64 != u64::from(end) - u64::from(run.first)) {
         return false;
     }
-    for open in task.collection.r2ts.iter().filter(|r2t| (first..end).contains(&r2t.r2t_sn)) {
+    for open in task.collection.r2ts.iter().filter(is_meant) {
         push_r2t(task.lun, task.id.initiator_task_tag, open, link);
     }
     true

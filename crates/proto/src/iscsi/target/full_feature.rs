@@ -4,16 +4,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use sarsen_block::Buffer;
 use sarsen_wire::iscsi::pdu::FINAL;
 use sarsen_wire::iscsi::{
     DataOut, LogoutReason, LogoutRequest, LogoutResponse, LogoutResponsePdu, NopIn, NopOut, Opcode,
-    RESERVED_TAG, RawHeader, RejectReason, ScsiCommand, SerialNumber, TaskManagementResponse, ahs,
+    RESERVED_TAG, RawHeader, RejectReason, ScsiCommand, SerialNumber, TaskManagementResponse,
+    TextRequest, ahs,
 };
 
 use super::link::Link;
 use super::management::{Afterwards, Barrier, push_response};
-use super::room::Room;
-use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks};
+use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks, is_same_unit};
 use super::text::Text;
 use super::window::Standing;
 use super::{
@@ -21,18 +22,20 @@ use super::{
     data_in, data_out,
 };
 use crate::iscsi::keys::SessionType;
-use crate::iscsi::{Landing, Parameters, Segment};
+use crate::iscsi::room::Grant;
+use crate::iscsi::{DigestKind, Landing, Parameters, Segment};
 
 /// Requests above a gap in CmdSN hold at most this much immediate data together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
+/// A data segment that is collected in memory of its own is charged where it is longer than this: pings
+/// and text always find memory.
+const UNCHARGED_SEGMENT: usize = 8192;
 
 /// One connection of a session.
 pub(super) struct FullFeature {
     pub(super) settings: Arc<Settings>,
     admission: Admission,
     pub(super) tasks: Tasks,
-    /// Memory of the tasks that have room.
-    room: Room,
     /// Tasks that wait for room, in their order.
     waiting: VecDeque<TaskId>,
     /// Tasks that wait for others of the session to reach the layer above.
@@ -45,6 +48,11 @@ pub(super) struct FullFeature {
     incoming: Incoming,
     /// The additional headers of a request that will be held.
     incoming_ahs: Vec<u8>,
+    /// What the memory of the data segment that is being received is charged to, where it is no
+    /// task's.
+    incoming_grant: Option<Grant>,
+    /// There was no memory for it.
+    lacks_memory: bool,
     /// Requests that wait for a CmdSN before theirs.
     held: Vec<Held>,
     /// Task management requests that wait for the commands before them.
@@ -58,6 +66,8 @@ pub(super) struct FullFeature {
 enum Incoming {
     /// A command that became a task.
     Command(TaskId),
+    /// The same, but its CmdSN counts only when its data has come with the right digest.
+    Unproven(TaskId),
     /// Data for a task.
     Data(TaskId),
     /// Data for a task that is not there (any more), or a request outside the window.
@@ -75,6 +85,10 @@ struct Held {
     header: RawHeader,
     additional_headers: Vec<u8>,
     data: Vec<u8>,
+    /// What the memory of `data` is charged to.
+    grant: Option<Grant>,
+    /// There was no memory for its data.
+    lacks_data: bool,
 }
 
 impl Held {
@@ -89,7 +103,6 @@ impl Held {
 impl FullFeature {
     pub(super) fn new(admission: Admission, settings: Arc<Settings>) -> Self {
         Self {
-            room: Room::new(settings.budget.clone(), settings.room_limit),
             settings,
             admission,
             tasks: Tasks::default(),
@@ -101,6 +114,8 @@ impl FullFeature {
             text: Text::default(),
             incoming: Incoming::Dropped,
             incoming_ahs: Vec::new(),
+            incoming_grant: None,
+            lacks_memory: false,
             held: Vec::new(),
             next_transfer_tag: 0,
             ping_tag: RESERVED_TAG,
@@ -131,31 +146,106 @@ impl FullFeature {
         // All requests carry CmdSN in the same place.
         let cmd_sn = SerialNumber(NopOut::view(header).cmd_sn.get());
         self.incoming = match basic.opcode() {
-            Opcode::DataOut => return Ok(self.place_data_out(DataOut::view(header))),
-            Opcode::ScsiCommand if immediate || link.take_turn(ScsiCommand::view(header)) => {
-                let begun = self.begin_command(link, header, additional_headers, environment);
-                if !immediate && matches!(begun, Incoming::Rejected) {
-                    link.session.with(|state| state.give_up_place(cmd_sn));
+            Opcode::DataOut => return Ok(self.place_data_out(link, DataOut::view(header))),
+            Opcode::ScsiCommand => {
+                let command = ScsiCommand::view(header);
+                match self.refusal(command, immediate) {
+                    // RFC 7143 §7.3: the CmdSN of a command that is rejected does not count.
+                    Some(reason) => self.refuse_command(link, header, reason)?,
+                    None if length > 0 && link.parameters.data_digest == DigestKind::Crc32c => {
+                        match immediate || link.is_next(cmd_sn) {
+                            true => Incoming::Unproven(self.begin_command(
+                                link,
+                                header,
+                                additional_headers,
+                                false,
+                                environment,
+                            )),
+                            false => self.expect_request(link, cmd_sn)?,
+                        }
+                    }
+                    None if immediate || link.take_turn(command) => Incoming::Command(
+                        self.begin_command(link, header, additional_headers, false, environment),
+                    ),
+                    None => self.expect_request(link, cmd_sn)?,
                 }
-                begun
             }
-            Opcode::SnackRequest => Incoming::Request,
-            _ if immediate => Incoming::Request,
-            _ => self.expect_request(link, cmd_sn)?,
+            _ => self.place_request(link, header)?,
         };
         if length > 0
-            && let Incoming::Command(id) = self.incoming
+            && let Incoming::Command(id) | Incoming::Unproven(id) = self.incoming
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
         {
-            return Ok(data_out::landing(task, length));
+            let landing = data_out::landing(task, length);
+            return Ok(self.charge_landing(link, landing, length));
         }
         if let Incoming::Numbered = self.incoming {
             self.incoming_ahs = additional_headers.to_vec();
         }
         Ok(match self.incoming {
             Incoming::Dropped | Incoming::Rejected => Landing::Discard,
-            _ => Landing::Collect,
+            _ if length == 0 => Landing::Collect,
+            _ => self.charge_landing(link, Landing::Collect, length),
         })
+    }
+
+    /// Decides about a request that is no command.
+    fn place_request(&self, link: &mut Link, header: &RawHeader) -> Result<Incoming, CloseReason> {
+        let basic = header.basic();
+        let opcode = basic.opcode();
+        let is_known = match opcode {
+            Opcode::NopOut
+            | Opcode::TaskManagementRequest
+            | Opcode::LogoutRequest
+            | Opcode::SnackRequest => {
+                // RFC 7143 §7.7: what follows cannot be trusted to be where it seems to be.
+                if !basic.is_final() {
+                    return Err(CloseReason::Format {
+                        what: "a request without its final bit",
+                        clause: "§11.2.1.3",
+                    });
+                }
+                true
+            }
+            Opcode::TextRequest | Opcode::LoginRequest => true,
+            _ => false,
+        };
+        if !is_known {
+            link.reject(RejectReason::CommandNotSupported, header);
+            return Ok(Incoming::Rejected);
+        }
+        let incoming = match basic.is_immediate() || opcode == Opcode::SnackRequest {
+            true => Incoming::Request,
+            false => self.expect_request(link, SerialNumber(NopOut::view(header).cmd_sn.get()))?,
+        };
+        let is_refused = self.admission.session_type == SessionType::Discovery
+            && matches!(opcode, Opcode::TaskManagementRequest | Opcode::SnackRequest)
+            && !matches!(incoming, Incoming::Dropped);
+        if is_refused {
+            // RFC 7143 §4.3: a discovery session takes text and a logout only.
+            link.reject(RejectReason::ProtocolError, header);
+            return Ok(Incoming::Rejected);
+        }
+        Ok(incoming)
+    }
+
+    /// Charges a data segment that is collected in memory of its own. Without memory it is discarded.
+    fn charge_landing(&mut self, link: &Link, landing: Landing, length: usize) -> Landing {
+        if !matches!(landing, Landing::Collect) || length <= UNCHARGED_SEGMENT {
+            return landing;
+        }
+        self.incoming_grant = link.room.take_unasked(Buffer::memory_for(length));
+        if self.incoming_grant.is_some() {
+            return landing;
+        }
+        self.lacks_memory = true;
+        link.room.budget().note_refusal();
+        if let Incoming::Command(id) | Incoming::Unproven(id) | Incoming::Data(id) = self.incoming
+            && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
+        {
+            task.fault.get_or_insert(Fault::NoMemory);
+        }
+        Landing::Discard
     }
 
     /// Holds a request's CmdSN against the window, before its data has come.
@@ -177,7 +267,7 @@ impl FullFeature {
         }
     }
 
-    fn place_data_out(&mut self, header: &DataOut) -> Landing {
+    fn place_data_out(&mut self, link: &Link, header: &DataOut) -> Landing {
         let length = header.data_segment_length.value() as usize;
         let tag = header.initiator_task_tag.get();
         let Some(task) =
@@ -188,21 +278,14 @@ impl FullFeature {
             return Landing::Discard;
         };
         self.incoming = Incoming::Data(task.id);
-        data_out::landing(task, length)
+        let landing = data_out::landing(task, length);
+        self.charge_landing(link, landing, length)
     }
 
-    /// Makes a task of a command, if it may become one.
-    fn begin_command(
-        &mut self,
-        link: &mut Link,
-        header: &RawHeader,
-        additional_headers: &[u8],
-        environment: &mut dyn Environment,
-    ) -> Incoming {
-        let command = ScsiCommand::view(header);
+    /// Why a command may not become a task, if anything keeps it from that.
+    fn refusal(&self, command: &ScsiCommand, immediate: bool) -> Option<RejectReason> {
         let tag = command.initiator_task_tag.get();
-        let immediate = header.basic().is_immediate();
-        let refusal = if self.admission.session_type == SessionType::Discovery {
+        if self.admission.session_type == SessionType::Discovery {
             Some(RejectReason::ProtocolError)
         } else if tag == RESERVED_TAG {
             Some(RejectReason::InvalidPduField)
@@ -212,11 +295,37 @@ impl FullFeature {
             Some(RejectReason::ImmediateCommandReject)
         } else {
             None
-        };
-        if let Some(reason) = refusal {
-            link.reject(reason, header);
-            return Incoming::Rejected;
         }
+    }
+
+    /// Rejects a command whose turn it is. One above a gap is looked at again in its turn.
+    fn refuse_command(
+        &self,
+        link: &mut Link,
+        header: &RawHeader,
+        reason: RejectReason,
+    ) -> Result<Incoming, CloseReason> {
+        let cmd_sn = SerialNumber(ScsiCommand::view(header).cmd_sn.get());
+        if !header.basic().is_immediate() && !link.is_next(cmd_sn) {
+            return self.expect_request(link, cmd_sn);
+        }
+        link.reject(reason, header);
+        Ok(Incoming::Rejected)
+    }
+
+    /// Makes a task of a command. `lacks_data` says that its immediate data came before its turn and found
+    /// no memory.
+    fn begin_command(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+        additional_headers: &[u8],
+        lacks_data: bool,
+        environment: &mut dyn Environment,
+    ) -> TaskId {
+        let command = ScsiCommand::view(header);
+        let tag = command.initiator_task_tag.get();
+        let immediate = header.basic().is_immediate();
         let cdb = Cdb {
             head: command.cdb,
             extension: ahs::extended_cdb(additional_headers).map(Box::from),
@@ -233,15 +342,37 @@ impl FullFeature {
         let is_final = command.flags & FINAL != 0;
         let length = command.data_segment_length.value();
         let limit = link.parameters.first_burst_length.min(expected);
-        let fault = if length > 0 && (!writes || !link.parameters.immediate_data) {
+        let mut fault = if length > 0 && (!writes || !link.parameters.immediate_data) {
             Some(Fault::UnexpectedUnsolicitedData)
         } else if length > limit {
             Some(Fault::IncorrectAmountOfData)
         } else if !is_final && (!writes || link.parameters.initial_r2t) {
             Some(Fault::UnexpectedUnsolicitedData)
+        } else if lacks_data {
+            Some(Fault::NoMemory)
         } else {
             None
         };
+        // Data that comes unasked cannot wait for memory. Most of it is all that a write takes, and
+        // lands at once where the store gets it.
+        let unasked = match fault {
+            Some(_) => 0,
+            None if is_final => wanted.min(length as usize),
+            None => wanted.min(limit as usize),
+        };
+        let is_all = unasked == wanted && command.flags & ScsiCommand::READ == 0;
+        let mut grant = None;
+        if unasked > 0 {
+            grant = link.room.take_unasked(match is_all {
+                true => Buffer::memory_for(wanted),
+                false => unasked,
+            });
+            if grant.is_none() {
+                link.room.budget().note_refusal();
+                fault = Some(Fault::NoMemory);
+            }
+        }
+        let capacity = if grant.is_some() { unasked } else { 0 };
         let attribute = command.flags & ScsiCommand::ATTRIBUTE;
         let cmd_sn = (!immediate).then(|| SerialNumber(command.cmd_sn.get()));
         let member = link.session.member();
@@ -255,8 +386,10 @@ impl FullFeature {
             immediate,
             expected_data_transfer_length: expected,
             data_out_length,
-            has_room: false,
+            has_room: grant.is_some() && is_all,
+            grant,
             collection: Collection {
+                capacity,
                 wanted,
                 // RFC 7143 §11.3.1: data comes of commands that write alone.
                 unsolicited: writes && !is_final,
@@ -265,7 +398,7 @@ impl FullFeature {
             progress: Progress::Collecting,
             fault,
         });
-        Incoming::Command(id)
+        id
     }
 
     /// A PDU is complete. Says whether the connection is to be closed.
@@ -279,10 +412,17 @@ impl FullFeature {
         environment: &mut dyn Environment,
     ) -> Result<bool, CloseReason> {
         let incoming = std::mem::replace(&mut self.incoming, Incoming::Dropped);
+        let lacks_memory = std::mem::take(&mut self.lacks_memory);
+        if let Some(grant) = self.incoming_grant.take() {
+            // It is free when this returns, and a copy is charged anew.
+            link.room.give_back(grant);
+        }
         if link.keeps() {
             // RFC 7143 §11.14.4: that of a connection's removal is of the connection that goes.
+            let logout = LogoutRequest::view(header);
             let is_of_another = header.basic().opcode() == Opcode::LogoutRequest
-                && LogoutRequest::view(header).reason() == LogoutReason::RemoveForRecovery;
+                && logout.reason() == LogoutReason::RemoveForRecovery
+                && logout.cid.get() != self.admission.cid;
             if !is_of_another {
                 // All requests carry ExpStatSN in the same place.
                 link.acknowledge(NopOut::view(header).exp_stat_sn.get());
@@ -294,21 +434,43 @@ impl FullFeature {
         if !digest_valid && !matches!(incoming, Incoming::Dropped | Incoming::Rejected) {
             link.reject(RejectReason::DataDigestError, header);
         }
+        let length = header.basic().data_segment_length.value() as usize;
         match incoming {
-            Incoming::Command(id) => {
-                self.finish_command(link, id, segment, digest_valid, events);
+            Incoming::Command(id) => self.finish_command(link, id, segment, length, events),
+            Incoming::Unproven(id) => {
+                let cmd_sn = SerialNumber(ScsiCommand::view(header).cmd_sn.get());
+                let is_immediate = header.basic().is_immediate();
+                match digest_valid && (is_immediate || link.take_late_turn(cmd_sn)) {
+                    true => self.finish_command(link, id, segment, length, events),
+                    // RFC 7143 §7.3, §7.8: it is discarded, and the initiator sends it again.
+                    false => drop(self.end_task(link, id)),
+                }
             }
             Incoming::Data(id) => {
                 let header = DataOut::view(header);
                 self.handle_data_out(link, id, header, segment, digest_valid, events);
             }
             Incoming::Dropped | Incoming::Rejected => return Ok(false),
+            Incoming::Numbered if digest_valid && self.refuses_text(link, header, &segment) => {}
             Incoming::Numbered if digest_valid => {
+                let bytes = segment.bytes();
+                let grant = match bytes.len() {
+                    0 => None,
+                    length => link.room.take_unasked(length),
+                };
+                let cmd_sn = SerialNumber(NopOut::view(header).cmd_sn.get());
+                let lacks_data = lacks_memory || (!bytes.is_empty() && grant.is_none());
+                if lacks_data && header.basic().opcode() != Opcode::ScsiCommand {
+                    link.reject(RejectReason::LongOperationReject, header);
+                    return self.resume(link, events, environment);
+                }
                 let request = Held {
-                    cmd_sn: SerialNumber(NopOut::view(header).cmd_sn.get()),
+                    cmd_sn,
                     header: *header,
                     additional_headers: std::mem::take(&mut self.incoming_ahs),
-                    data: segment.bytes().to_vec(),
+                    data: if lacks_data { Vec::new() } else { bytes.to_vec() },
+                    grant,
+                    lacks_data,
                 };
                 let member = link.session.member();
                 let command = request.command();
@@ -319,8 +481,14 @@ impl FullFeature {
                         }
                     }
                     Standing::AboveGap => self.held.push(request),
-                    Standing::Outside => return Ok(false),
+                    Standing::Outside => {
+                        self.forget_data_of(link, request);
+                        return Ok(false);
+                    }
                 }
+            }
+            Incoming::Request if lacks_memory => {
+                link.reject(RejectReason::LongOperationReject, header);
             }
             Incoming::Request if digest_valid => {
                 // It may be about commands whose turn another connection has brought meanwhile.
@@ -332,7 +500,8 @@ impl FullFeature {
                 }
             }
             // RFC 7143 §7.8: the initiator was told, and sends it again.
-            Incoming::Request | Incoming::Numbered if link.keeps() => {}
+            Incoming::Request | Incoming::Numbered
+                if link.keeps() || header.basic().opcode() == Opcode::ScsiCommand => {}
             Incoming::Request | Incoming::Numbered => {
                 // Text or a ping that is lost cannot be asked for again at this level.
                 return Err(CloseReason::protocol("data digest error", "§7.8"));
@@ -399,23 +568,42 @@ impl FullFeature {
     fn handle_held(
         &mut self,
         link: &mut Link,
-        Held { cmd_sn, header, additional_headers, data }: Held,
+        Held { cmd_sn, header, additional_headers, data, grant, lacks_data }: Held,
         events: &mut VecDeque<Event>,
         environment: &mut dyn Environment,
     ) -> Result<bool, CloseReason> {
+        if let Some(grant) = grant {
+            // What is kept of it is charged anew.
+            link.room.give_back(grant);
+        }
         if header.basic().opcode() != Opcode::ScsiCommand {
             return self.handle_request(link, &header, &data, events, environment);
         }
-        if let Incoming::Command(id) =
-            self.begin_command(link, &header, &additional_headers, environment)
-        {
-            let buffer = sarsen_block::Buffer::copy_of(&data);
-            let range = 0..data.len();
-            self.finish_command(link, id, Segment::Placed { buffer, range }, true, events);
-        } else {
+        if let Some(reason) = self.refusal(ScsiCommand::view(&header), false) {
+            link.reject(reason, &header);
             link.session.with(|state| state.give_up_place(cmd_sn));
+            return Ok(false);
         }
+        let id = self.begin_command(link, &header, &additional_headers, lacks_data, environment);
+        let segment = match self.tasks.by_tag(id.initiator_task_tag) {
+            Some(task) if task.collection.capacity > 0 && !data.is_empty() => {
+                let useful = data.len().min(task.collection.capacity);
+                let mut buffer = task.collection.take_buffer();
+                buffer[..useful].copy_from_slice(&data[..useful]);
+                Segment::Placed { buffer, range: 0..useful }
+            }
+            _ => Segment::Nothing,
+        };
+        drop(data);
+        let length = header.basic().data_segment_length.value() as usize;
+        self.finish_command(link, id, segment, length, events);
         Ok(false)
+    }
+
+    fn forget_data_of(&self, link: &Link, held: Held) {
+        if let Some(grant) = held.grant {
+            link.room.give_back(grant);
+        }
     }
 
     /// The requests that wait for a CmdSN before theirs.
@@ -426,7 +614,11 @@ impl FullFeature {
     /// A function named a command that is not to be carried out any more: its number counts as
     /// received.
     pub(super) fn forget_expected(&mut self, link: &mut Link, cmd_sn: SerialNumber) {
-        self.held.retain(|held| held.cmd_sn != cmd_sn);
+        for held in self.held.extract_if(.., |held| held.cmd_sn == cmd_sn) {
+            if let Some(grant) = held.grant {
+                link.room.give_back(grant);
+            }
+        }
         link.session.with(|state| state.skip(cmd_sn));
     }
 
@@ -435,11 +627,11 @@ impl FullFeature {
         link: &mut Link,
         id: TaskId,
         segment: Segment,
-        digest_valid: bool,
+        length: usize,
         events: &mut VecDeque<Event>,
     ) {
         let Some(task) = self.tasks.by_tag(id.initiator_task_tag) else { return };
-        data_out::absorb(task, segment, digest_valid, link.keeps());
+        data_out::absorb(task, segment, length, true, link.keeps());
         if !task.collection.unsolicited {
             data_out::end_unsolicited(task);
         }
@@ -460,8 +652,9 @@ impl FullFeature {
         if let Err(fault) = data_out::check(task, header, first_burst) {
             task.fault.get_or_insert(fault);
         }
-        data_out::absorb(task, segment, digest_valid, link.keeps());
-        data_out::step(task, header);
+        let length = header.data_segment_length.value() as usize;
+        data_out::absorb(task, segment, length, digest_valid, link.keeps());
+        data_out::step(task, header, first_burst);
         self.advance_task(link, id, events);
     }
 
@@ -486,10 +679,9 @@ impl FullFeature {
             self.held_back.retain(|&held_back| held_back != id);
         }
         // Each gets room in its turn.
-        if task.awaits_room()
-            && !(self.waiting.is_empty() && self.room.admit(task, link.kept.bytes()))
-        {
+        if task.awaits_room() && !(self.waiting.is_empty() && admit(task, link)) {
             self.waiting.push_back(id);
+            self.ask_what_has_come(link);
             return;
         }
         data_out::solicit(task, link, &mut self.next_transfer_tag);
@@ -498,7 +690,8 @@ impl FullFeature {
         }
         if let Some(fault) = task.fault {
             if let Some(task) = self.end_task(link, id) {
-                data_in::push_fault(&task, fault, link);
+                let is_only = !self.tasks.iter().any(|other| is_same_unit(other.lun, task.lun));
+                data_in::push_fault(&task, fault, is_only, link);
             }
             return;
         }
@@ -513,9 +706,11 @@ impl FullFeature {
             cdb: task.cdb.clone(),
             attribute: task.attribute(),
             data_out: task.collection.buffer.take(),
-            expected_data_out_length: match task.flags & ScsiCommand::WRITE {
-                0 => 0,
-                _ => task.expected_data_transfer_length,
+            expected_data_out_length: match task.flags & (ScsiCommand::READ | ScsiCommand::WRITE) {
+                // RFC 7143 §11.3.1: both may be missing where nothing is to be moved.
+                0 if task.expected_data_transfer_length == 0 => Some(0),
+                0 | ScsiCommand::READ => None,
+                _ => Some(task.expected_data_transfer_length),
             },
             // With both, the length of a read is in a header of its own, which no command here needs.
             expected_data_in_length: match task.flags & (ScsiCommand::READ | ScsiCommand::WRITE) {
@@ -536,6 +731,17 @@ impl FullFeature {
         while self.has_waiting()
             && (self.release_held_back(link, events) || self.give_room(link, events))
         {}
+        if self.waiting.is_empty() {
+            link.room.stop_waiting();
+        }
+    }
+
+    /// Answers that the initiator may not have keep memory from commands that wait for it: asks what
+    /// has come.
+    fn ask_what_has_come(&mut self, link: &mut Link) {
+        if link.kept.bytes() > 0 && self.ping_tag == RESERVED_TAG {
+            self.ping(link);
+        }
     }
 
     /// Lets those go on that need not wait for others any more. Says whether there were any.
@@ -568,7 +774,7 @@ impl FullFeature {
         let mut any = false;
         while let Some(&id) = self.waiting.front()
             && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
-            && self.room.admit(task, link.kept.bytes())
+            && admit(task, link)
         {
             self.waiting.pop_front();
             self.advance_task(link, id, events);
@@ -580,6 +786,16 @@ impl FullFeature {
     /// The caller sees to the tasks that wait for its room, or for itself.
     #[inline]
     pub(super) fn end_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
+        let mut task = self.take_task(link, id)?;
+        if let Some(grant) = task.grant.take() {
+            link.room.give_back(grant);
+        }
+        Some(task)
+    }
+
+    /// The same, but the task has its memory still.
+    #[inline]
+    fn take_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let task = self.tasks.remove(id)?;
         link.session.with(|state| {
             if !task.immediate {
@@ -589,20 +805,36 @@ impl FullFeature {
                 state.deliver(id);
             }
         });
-        if task.has_room {
-            self.room.give_back(task.room());
-        } else {
+        if !task.has_room {
             self.waiting.retain(|&waiting| waiting != id);
         }
         Some(task)
     }
 
     /// Forgets what only this connection had: it is lost.
-    pub(super) fn forget_connection(&mut self, exp_cmd_sn: SerialNumber) {
-        self.held.retain(|held| held.cmd_sn.is_before(exp_cmd_sn));
+    pub(super) fn forget_connection(&mut self, link: &Link, exp_cmd_sn: SerialNumber) {
+        for held in self.held.extract_if(.., |held| !held.cmd_sn.is_before(exp_cmd_sn)) {
+            if let Some(grant) = held.grant {
+                link.room.give_back(grant);
+            }
+        }
+        if let Some(grant) = self.incoming_grant.take() {
+            link.room.give_back(grant);
+        }
         self.deferred.clear();
         self.text = Text::default();
         self.ping_tag = RESERVED_TAG;
+    }
+
+    /// The command that was being received, if it does not count as received yet.
+    pub(super) fn take_unproven(&mut self) -> Option<TaskId> {
+        match self.incoming {
+            Incoming::Unproven(id) => {
+                self.incoming = Incoming::Dropped;
+                Some(id)
+            }
+            _ => None,
+        }
     }
 
     /// The task whose data was being received.
@@ -614,10 +846,10 @@ impl FullFeature {
     }
 
     /// Another connection gets a task.
-    pub(super) fn give_away(&mut self, id: TaskId) -> Option<Task> {
+    pub(super) fn give_away(&mut self, link: &Link, id: TaskId) -> Option<Task> {
         let mut task = self.tasks.remove(id)?;
-        if std::mem::take(&mut task.has_room) {
-            self.room.give_back(task.room());
+        if let Some(grant) = task.grant.take() {
+            link.room.give_back(grant);
         }
         self.waiting.retain(|&waiting| waiting != id);
         self.held_back.retain(|&waiting| waiting != id);
@@ -626,17 +858,31 @@ impl FullFeature {
 
     /// The connection ends, and with it what it has of the session.
     pub(super) fn leave(&mut self, link: &mut Link) {
-        let ids: Vec<TaskId> = self.tasks.iter().map(|task| task.id).collect();
-        for id in ids {
-            self.end_task(link, id);
+        let ids: Vec<_> = self.tasks.iter().map(|task| (task.id, task.progress)).collect();
+        for (id, progress) in ids {
+            match progress {
+                Progress::Collecting => drop(self.end_task(link, id)),
+                // The layer above has its memory until it is done, and keeps the connection so long: what
+                // is charged comes back with that.
+                _ => drop(self.take_task(link, id)),
+            }
             // It may not have reached the layer above though it was on its way.
             link.session.with(|state| state.deliver(id));
         }
         for held in std::mem::take(&mut self.held) {
             link.session.with(|state| state.give_up_place(held.cmd_sn));
+            self.forget_data_of(link, held);
         }
         let member = link.session.member();
         link.session.with(|state| state.forget(member));
+    }
+
+    /// What was sent made room.
+    pub(super) fn sent(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
+        link.charge_arena();
+        if !self.waiting.is_empty() {
+            self.start_waiting(link, events);
+        }
     }
 
     pub(super) fn withhold(&mut self, id: TaskId) -> Option<[u8; 8]> {
@@ -658,11 +904,20 @@ impl FullFeature {
         completion: Completion<'_>,
         events: &mut VecDeque<Event>,
     ) -> bool {
-        let Some(task) = self.end_task(link, id) else { return false };
+        let Some(mut task) = self.take_task(link, id) else { return false };
+        let is_answered = !task.is_aborted();
+        let mut completion = completion;
+        let mut memory = 0;
+        if is_answered && task.flags & ScsiCommand::READ != 0 {
+            completion.data_in = link.output.settle(completion.data_in);
+            memory = completion.data_in.memory();
+        }
+        let charge = link.room.keep(task.grant.take(), memory);
         self.start_waiting(link, events);
         match task.progress {
             Progress::Collecting | Progress::Running | Progress::Answering => {
-                data_in::push(&task, completion, link);
+                data_in::push(&task, completion, charge, link);
+                link.charge_arena();
                 if (link.kept.is_large() || link.kept.bytes() > self.settings.room_limit)
                     && self.ping_tag == RESERVED_TAG
                 {
@@ -764,6 +1019,24 @@ impl FullFeature {
         Ok(false)
     }
 
+    /// Rejects a text request whose turn it is, if there is anything wrong with it: its CmdSN does not
+    /// count then (RFC 7143 §7.3).
+    fn refuses_text(&mut self, link: &mut Link, header: &RawHeader, segment: &Segment) -> bool {
+        let request = TextRequest::view(header);
+        if header.basic().opcode() != Opcode::TextRequest
+            || !link.is_next(SerialNumber(request.cmd_sn.get()))
+        {
+            return false;
+        }
+        let bytes = segment.bytes();
+        let refusal = self.text.refusal(link, request, bytes, &self.admission, &self.settings);
+        if let Some(reason) = refusal {
+            self.text.reset();
+            link.reject(reason, header);
+        }
+        refusal.is_some()
+    }
+
     /// RFC 7143 §11.18.
     fn handle_nop_out(&mut self, link: &mut Link, header: &RawHeader, segment: &[u8]) {
         let ping = NopOut::view(header);
@@ -830,14 +1103,17 @@ impl FullFeature {
                 push_logout_response(link, tag, LogoutResponse::CidNotFound, false);
                 false
             }
-            LogoutReason::RemoveForRecovery
-                if link.parameters.error_recovery_level == 2 && !is_own =>
-            {
-                events.push_back(beyond(Some(cid), true));
+            LogoutReason::RemoveForRecovery if link.parameters.error_recovery_level < 2 => {
+                push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported, false);
+                false
+            }
+            LogoutReason::RemoveForRecovery if is_own => {
+                push_logout_response(link, tag, LogoutResponse::Closed, true);
+                link.part();
                 false
             }
             LogoutReason::RemoveForRecovery => {
-                push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported, false);
+                events.push_back(beyond(Some(cid), true));
                 false
             }
             _ => {
@@ -846,6 +1122,17 @@ impl FullFeature {
             }
         }
     }
+}
+
+/// Gives a task the memory that it waits for, if there is room.
+fn admit(task: &mut Task, link: &Link) -> bool {
+    let Some(grant) = link.room.admit(task.room()) else { return false };
+    task.collection.enlarge();
+    task.has_room = true;
+    if let Some(part) = task.grant.replace(grant) {
+        link.room.give_back(part);
+    }
+    true
 }
 
 pub(super) fn push_logout_response(

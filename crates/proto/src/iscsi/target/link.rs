@@ -9,7 +9,11 @@ use sarsen_wire::iscsi::{
 use super::recovery::{Kept, SentData};
 use super::session::Hold;
 use super::window::Standing;
+use crate::iscsi::room::{Grant, Room};
 use crate::iscsi::{Output, Parameters};
+
+/// Headers and short payloads that wait to be sent are charged where they take more than this.
+const ARENA_UNCHARGED: usize = 64 << 10;
 
 pub(super) struct Link {
     pub(super) output: Output,
@@ -17,8 +21,14 @@ pub(super) struct Link {
     pub(super) session: Hold,
     stat_sn: SerialNumber,
     pub(super) kept: Kept,
+    /// Memory of its commands' data, and of its answers.
+    pub(super) room: Room,
+    /// What the memory of headers and short payloads is charged to.
+    arena: Option<(usize, Grant)>,
     /// The connection is lost: what is sent goes nowhere, and no data is asked for.
     pub(super) is_parked: bool,
+    /// The initiator has removed the connection: this is sent still, and nothing that comes later.
+    pub(super) parting: Option<Output>,
 }
 
 /// StatSN, ExpCmdSN and MaxCmdSN of one PDU.
@@ -29,14 +39,22 @@ pub(super) struct Stamp {
 }
 
 impl Link {
-    pub(super) fn new(first_cmd_sn: SerialNumber, stat_sn: SerialNumber, window: u32) -> Self {
+    pub(super) fn new(
+        first_cmd_sn: SerialNumber,
+        stat_sn: SerialNumber,
+        window: u32,
+        room: Room,
+    ) -> Self {
         Self {
             output: Output::default(),
             parameters: Parameters::default(),
             session: Hold::new(first_cmd_sn, window),
             stat_sn,
             kept: Kept::default(),
+            room,
+            arena: None,
             is_parked: false,
+            parting: None,
         }
     }
 
@@ -54,9 +72,39 @@ impl Link {
     pub(super) fn answer(&mut self, header: impl Into<RawHeader>, segment: &[u8]) {
         let header = header.into();
         if self.keeps() {
-            self.kept.push(header, segment);
+            self.kept.push(header, segment, &self.room);
         }
         self.output.push(header, segment);
+    }
+
+    /// Charges the memory of headers and short payloads, as much as they take now.
+    #[inline]
+    pub(super) fn charge_arena(&mut self) {
+        let memory = self.output.arena_memory();
+        if memory > ARENA_UNCHARGED || self.arena.is_some() {
+            self.charge_large_arena(memory);
+        }
+    }
+
+    #[cold]
+    fn charge_large_arena(&mut self, memory: usize) {
+        match self.arena.take() {
+            Some((charged, grant)) if charged == memory => self.arena = Some((charged, grant)),
+            charged => {
+                if let Some((_, grant)) = charged {
+                    self.room.give_back(grant);
+                }
+                if memory > ARENA_UNCHARGED {
+                    self.arena = Some((memory, self.room.charge_unasked(memory)));
+                }
+            }
+        }
+    }
+
+    /// Whether answers that wait to be sent take so much that nothing more is to be received.
+    pub(super) fn is_full(&self, limit: usize) -> bool {
+        let length = self.parting.as_ref().unwrap_or(&self.output).len();
+        length >= limit || (length >= ARENA_UNCHARGED && self.room.budget().is_short())
     }
 
     /// The answer that was just sent belongs to this data.
@@ -67,6 +115,30 @@ impl Link {
     /// A tag by which the initiator acknowledges data.
     pub(super) fn acknowledge_tag(&mut self) -> u32 {
         self.kept.next_tag()
+    }
+
+    /// RFC 7143 §11.14: from here on the tasks wait to be moved, and nothing of them is sent.
+    pub(super) fn part(&mut self) {
+        self.parting = Some(std::mem::take(&mut self.output));
+        self.is_parked = true;
+    }
+
+    /// Whether a request with this CmdSN is the one that is expected.
+    pub(super) fn is_next(&mut self, cmd_sn: SerialNumber) -> bool {
+        self.session.with(|state| state.standing(cmd_sn)) == Standing::Next
+    }
+
+    /// Takes the turn of a command that has its place in the order already. False if it is not, or not
+    /// any more, the one that is expected.
+    pub(super) fn take_late_turn(&mut self, cmd_sn: SerialNumber) -> bool {
+        let member = self.session.member();
+        self.session.with(|state| {
+            let is_next = state.standing(cmd_sn) == Standing::Next;
+            if is_next {
+                state.advance(cmd_sn, None, member);
+            }
+            is_next
+        })
     }
 
     /// Whether a command's turn has come; if so, it is taken.
@@ -100,6 +172,12 @@ impl Link {
 
     /// RFC 7143 §11.17. The rejected header is the data.
     pub(super) fn reject(&mut self, reason: RejectReason, rejected: &RawHeader) {
+        self.reject_with(reason, rejected, 0);
+    }
+
+    /// The same with DataSN or R2TSN: the number that the next such PDU of the task would have
+    /// (RFC 7143 §11.17.2).
+    pub(super) fn reject_with(&mut self, reason: RejectReason, rejected: &RawHeader, data_sn: u32) {
         let stamp = self.stamp();
         let mut reject = Reject::from(RawHeader::with_opcode(Opcode::Reject));
         reject.reason = reason.0;
@@ -108,6 +186,7 @@ impl Link {
         reject.stat_sn = stamp.stat_sn.into();
         reject.exp_cmd_sn = stamp.exp_cmd_sn.into();
         reject.max_cmd_sn = stamp.max_cmd_sn.into();
+        reject.data_sn = data_sn.into();
         self.answer(reject, &rejected.0);
     }
 

@@ -1,22 +1,27 @@
 //! The login phase (RFC 7143 §6.3, §11.12, §11.13).
 
+use std::sync::Arc;
+
 use sarsen_wire::iscsi::pdu::{CONTINUE, FINAL, current_stage, next_stage};
 use sarsen_wire::iscsi::text::{self, IRRELEVANT, NOT_UNDERSTOOD, REJECT};
 use sarsen_wire::iscsi::{
-    DEFAULT_DATA_SEGMENT_LENGTH, Isid, LoginRequest, LoginResponse, LoginStatus, MAX_NAME_LENGTH,
-    Opcode, RawHeader, SerialNumber, Stage,
+    DEFAULT_DATA_SEGMENT_LENGTH, Isid, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader,
+    SerialNumber, Stage,
 };
 
 use super::authentication::Authentication;
 use super::link::Link;
-use super::session::Hold;
+use super::session::{Hold, Session};
 use super::{Admission, CloseReason, Environment, Refusal, RefusalReason, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, Use};
+use crate::iscsi::name;
 
 /// The most keys of one login.
 const MAX_KEYS: usize = 256;
 /// The most requests of one login: a negotiation that does not end is ended.
 const MAX_REQUESTS: usize = 64;
+/// The key whose value is limited by that of another.
+const FIRST_BURST_LENGTH: &str = "FirstBurstLength";
 /// The version of the protocol (RFC 7143 §11.12.4).
 const VERSION: u8 = 0;
 
@@ -42,6 +47,8 @@ pub(super) struct Login {
     request_count: usize,
     /// Header of the answer that [`Login::finish`] sends.
     pending: Option<LoginResponse>,
+    /// The session that the connection joins with that answer.
+    joined: Option<Arc<Session>>,
 }
 
 #[derive(Clone, Copy)]
@@ -69,6 +76,7 @@ impl Default for Login {
             declared_segment_length: false,
             request_count: 0,
             pending: None,
+            joined: None,
         }
     }
 }
@@ -106,8 +114,8 @@ impl Login {
                 initiator_task_tag: request.initiator_task_tag.get(),
             });
             self.stage = current_stage(request.flags);
-            *link =
-                Link::new(cmd_sn, SerialNumber(request.exp_stat_sn.get()), settings.command_window);
+            let stat_sn = SerialNumber(request.exp_stat_sn.get());
+            *link = Link::new(cmd_sn, stat_sn, settings.command_window, link.room.clone());
         }
         match self.negotiate(request, segment, settings, link, environment) {
             Ok(step) => Ok(step),
@@ -142,7 +150,7 @@ impl Login {
         let text = std::mem::take(&mut self.partial);
         self.handle_text(&text, settings, link)?;
         if self.admission.is_none() {
-            self.admit(request, link, environment)?;
+            self.admit(request, environment)?;
         }
         let may_leave = self.authenticate(request, environment)?;
         if self.stage == Stage::Operational && !self.declared_segment_length {
@@ -151,7 +159,7 @@ impl Login {
             link.parameters.local_max_recv_data_segment_length = length;
             self.push_answer("MaxRecvDataSegmentLength", &length.to_string());
         }
-        self.respond(request, may_leave, link)
+        self.respond(request, may_leave, link, environment)
     }
 
     fn check_header(&mut self, request: &LoginRequest) -> Result<(), Refusal> {
@@ -182,15 +190,24 @@ impl Login {
         settings: &Settings,
         link: &mut Link,
     ) -> Result<(), Refusal> {
+        let mut first_burst_length = None;
         for pair in text::pairs(text) {
             let (name, value) = pair.map_err(|_| RefusalReason::Malformed)?;
             if self.seen.iter().any(|seen| seen == name) || self.seen.len() >= MAX_KEYS {
                 return Err(RefusalReason::Malformed.into());
             }
             self.seen.push(name.to_owned());
-            self.handle_key(name, value, settings, link)?;
+            if name == FIRST_BURST_LENGTH {
+                first_burst_length = Some(value);
+            } else {
+                self.handle_key(name, value, settings, link)?;
+            }
         }
-        Ok(())
+        // RFC 7143 §13.14: it depends on MaxBurstLength, which may stand after it.
+        match first_burst_length {
+            Some(value) => self.handle_key(FIRST_BURST_LENGTH, value, settings, link),
+            None => Ok(()),
+        }
     }
 
     fn handle_key(
@@ -251,7 +268,6 @@ impl Login {
     fn admit(
         &mut self,
         request: &LoginRequest,
-        link: &mut Link,
         environment: &mut dyn Environment,
     ) -> Result<(), Refusal> {
         let initiator_name = self.initiator_name.clone().ok_or(RefusalReason::MissingParameter)?;
@@ -268,12 +284,6 @@ impl Login {
             account: None,
         };
         let welcome = environment.admit(&admission)?;
-        if admission.tsih != 0 {
-            // From here on the numbers are the session's, and what its first login agreed on holds.
-            let session = welcome.session.as_ref().ok_or(RefusalReason::NoSuchSession)?;
-            link.session = Hold::join(session);
-            link.parameters.join(session.parameters());
-        }
         if self.session_type == SessionType::Normal {
             self.push_answer("TargetPortalGroupTag", &welcome.portal_group_tag.to_string());
             self.alias = welcome.alias;
@@ -314,6 +324,7 @@ impl Login {
         request: &LoginRequest,
         may_leave: bool,
         link: &mut Link,
+        environment: &mut dyn Environment,
     ) -> Result<LoginStep, Refusal> {
         let limit = DEFAULT_DATA_SEGMENT_LENGTH as usize;
         let stage_bits = request.flags & 0x0c;
@@ -335,13 +346,34 @@ impl Login {
             self.push_response(flags, LoginStatus::Success, 0, &answers, link);
             return Ok(LoginStep::Continue);
         }
+        self.check_integrity(link)?;
+        let admission = self.admission.clone().ok_or(RefusalReason::Malformed)?;
+        if admission.tsih != 0 {
+            // Nothing of the session is reported before its initiator has authenticated.
+            self.joined = Some(environment.session(&admission)?);
+        }
         self.pending = Some(self.response(flags, LoginStatus::Success, 0));
         self.answers = answers;
-        self.admission.clone().map(LoginStep::Establish).ok_or(RefusalReason::Malformed.into())
+        Ok(LoginStep::Establish(admission))
+    }
+
+    /// RFC 7143 §6.2: held against each other when all are known, before any takes effect.
+    fn check_integrity(&self, link: &Link) -> Result<(), RefusalReason> {
+        let is_negotiated = self.seen.iter().any(|seen| seen == FIRST_BURST_LENGTH);
+        let parameters = &link.parameters;
+        match is_negotiated && parameters.first_burst_length > parameters.max_burst_length {
+            true => Err(RefusalReason::Malformed),
+            false => Ok(()),
+        }
     }
 
     /// Sends the last answer: the session stands. Gives who it is with.
     pub(super) fn finish(mut self, tsih: u16, link: &mut Link) -> Admission {
+        if let Some(session) = self.joined.take() {
+            // From here on the numbers are the session's, and what its first login agreed on holds.
+            link.session = Hold::join(&session);
+            link.parameters.join(session.parameters());
+        }
         let mut response = self.pending.take().expect("a login that waits has its answer ready");
         response.tsih = tsih.into();
         let answers = std::mem::take(&mut self.answers);
@@ -406,8 +438,5 @@ fn send(mut response: LoginResponse, text: &[u8], link: &mut Link) {
 }
 
 fn valid_name(value: &str) -> Result<String, RefusalReason> {
-    if value.is_empty() || value.len() > MAX_NAME_LENGTH {
-        return Err(RefusalReason::Malformed);
-    }
-    Ok(value.to_owned())
+    name::canonical(value).ok_or(RefusalReason::InvalidName)
 }

@@ -7,7 +7,7 @@
 //!
 //! Files: `login` negotiates, `authentication` proves who it is with; `full_feature` takes requests
 //! apart; `tasks` holds commands and their data; `session` is what several connections share;
-//! `room` is the memory that they may take; `data_out` collects data, `data_in` sends it, `recovery`
+//! `data_out` collects data, `data_in` sends it, `recovery`
 //! does so again; `allegiance` moves tasks between connections; `management` ends tasks;
 //! `text` answers text requests; `window` counts commands.
 
@@ -21,7 +21,6 @@ mod login;
 mod management;
 mod recovery;
 mod refusal;
-mod room;
 mod session;
 mod tasks;
 #[cfg(test)]
@@ -31,6 +30,7 @@ mod window;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use sarsen_block::{Buffer, Data};
@@ -43,11 +43,12 @@ use self::full_feature::FullFeature;
 use self::link::Link;
 use self::login::{Login, LoginStep};
 pub use self::refusal::{Refusal, RefusalReason};
-pub use self::room::Budget;
 pub use self::session::{MemberId, Session};
 pub use self::tasks::{Ending, TaskId};
 use super::chap::{Algorithm, Credentials, Secret};
 use super::keys::{SessionType, TargetOffer};
+pub use super::room::Budget;
+use super::room::Room;
 use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
 
 /// What a target's connections are set up with.
@@ -66,7 +67,7 @@ pub struct Settings {
     /// Tasks that data was asked for, or that read, take at most this much memory together on each
     /// connection; one may always.
     pub room_limit: usize,
-    /// The same for all connections together.
+    /// Memory for the data of all commands, of all connections together.
     pub budget: Arc<Budget>,
     /// With more than this waiting to be sent, what is not urgent and would add much is refused.
     pub output_limit: usize,
@@ -122,8 +123,6 @@ pub struct Welcome {
     pub alias: Option<String>,
     /// What the initiator has to prove.
     pub demand: Demand,
-    /// The session that the connection wants to join, if it names one that stands.
-    pub session: Option<Arc<Session>>,
 }
 
 /// What a login has to prove.
@@ -157,6 +156,9 @@ pub trait Environment {
     /// Whether who proved to be `account` (or had to prove nothing) is let in. Asked once in each login
     /// that comes so far.
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal>;
+    /// The session that the connection wants to join, by its TSIH. Asked when nothing is left to be
+    /// proven or negotiated.
+    fn session(&mut self, admission: &Admission) -> Result<Arc<Session>, Refusal>;
     /// Unpredictable bytes, for challenges.
     fn fill_random(&mut self, bytes: &mut [u8]);
     /// The targets that this initiator may see, all or the one that is named.
@@ -190,8 +192,10 @@ pub struct Command {
     pub attribute: u8,
     /// What the initiator sent; shorter than the command needs only if it announced less.
     pub data_out: Option<Buffer>,
-    /// What it announced: the expected data transfer length of a write, else 0.
-    pub expected_data_out_length: u32,
+    /// What it announced: the expected data transfer length of a write. `None` where it said that the
+    /// command reads, or where it moves data and does not say which way: a command that takes data
+    /// is not to be carried out then.
+    pub expected_data_out_length: Option<u32>,
     /// What it takes: the expected data transfer length of a read, else 0.
     pub expected_data_in_length: u32,
 }
@@ -249,6 +253,8 @@ pub struct Completion<'a> {
     pub status: u8,
     /// Data for the initiator; more than it expects is cut off and told as overflow.
     pub data_in: Data,
+    /// Bytes after it that nobody read, since the initiator does not expect them.
+    pub unread_length: usize,
     /// Sense data.
     pub sense: &'a [u8],
 }
@@ -268,6 +274,17 @@ pub enum CloseReason {
     /// The byte stream makes no sense.
     #[error(transparent)]
     Framing(#[from] FramingError),
+    /// A PDU cannot be what it says. It ends all connections of the session (RFC 7143 §7.7).
+    #[error("{what} (RFC 7143 {clause})")]
+    Format {
+        /// What is wrong with it.
+        what: &'static str,
+        /// Where it says otherwise.
+        clause: &'static str,
+    },
+    /// The initiator removed the connection; its tasks wait for another one (RFC 7143 §11.14.1).
+    #[error("its initiator removed it for recovery")]
+    Removed,
     /// The peer broke the protocol in a way that ends the connection.
     #[error("{what} (RFC 7143 {clause})")]
     Protocol {
@@ -315,7 +332,12 @@ impl Connection {
         Self {
             login_deadline: now + settings.login_timeout,
             framer: Framer::default(),
-            link: Link::new(SerialNumber(0), SerialNumber(0), settings.command_window),
+            link: Link::new(
+                SerialNumber(0),
+                SerialNumber(0),
+                settings.command_window,
+                Room::new(settings.budget.clone(), settings.room_limit),
+            ),
             phase: Phase::Login(Box::default()),
             events: VecDeque::new(),
             last_heard: now,
@@ -351,6 +373,7 @@ impl Connection {
         loop {
             match &self.phase {
                 Phase::Closing(_) => return Ok(()),
+                Phase::FullFeature(_) if self.link.parting.is_some() => return Ok(()),
                 // The answer to the last login request has not been sent.
                 Phase::Establishing(_) if !input.is_empty() => {
                     return Err(CloseReason::protocol("bytes before the login's answer", "§6.3"));
@@ -423,6 +446,7 @@ impl Connection {
                     &mut self.events,
                     environment,
                 )?;
+                self.link.charge_arena();
                 if closing {
                     self.phase = Phase::Closing(CloseReason::InGoodOrder);
                 }
@@ -444,13 +468,51 @@ impl Connection {
 
     /// What is to be sent.
     pub fn output(&mut self) -> &mut Output {
-        &mut self.link.output
+        self.link.parting.as_mut().unwrap_or(&mut self.link.output)
+    }
+
+    /// `count` bytes of the output were sent: what waited for their memory goes on.
+    pub fn sent(&mut self, count: usize) {
+        self.output().sent(count);
+        self.go_on_after_output();
+    }
+
+    /// Forgets what waits to be sent, since the connection is lost.
+    pub fn discard_output(&mut self) {
+        self.output().clear();
+        self.go_on_after_output();
+    }
+
+    #[inline]
+    fn go_on_after_output(&mut self) {
+        if let Phase::FullFeature(full_feature) = &mut self.phase {
+            full_feature.sent(&mut self.link, &mut self.events);
+        }
+    }
+
+    /// Whether so much waits to be sent that nothing more is to be received or carried out.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.link.is_full(self.settings.output_limit)
+    }
+
+    /// Whether commands wait for memory that other connections have: see
+    /// [`Self::poll_room`].
+    #[inline]
+    pub fn awaits_room(&self) -> bool {
+        self.link.room.is_waiting()
+    }
+
+    /// Ready when [`Self::resume`] is to be called: there may be memory for commands that wait.
+    pub fn poll_room(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.link.room.poll(context)
     }
 
     /// Once the output is sent, the connection is to be closed for this reason.
     pub fn closing(&self) -> Option<&CloseReason> {
         match &self.phase {
             Phase::Closing(reason) => Some(reason),
+            _ if self.link.parting.is_some() => Some(&CloseReason::Removed),
             _ => None,
         }
     }
@@ -517,10 +579,11 @@ impl Connection {
             return false;
         }
         let Phase::FullFeature(full_feature) = &mut self.phase else { return false };
+        self.link.parting = None;
         full_feature.park(&mut self.link, self.framer.abandon());
         // What was acknowledged is begun, though its turn came only now.
         let lives_on = self.resume(environment).is_ok();
-        self.link.output.clear();
+        self.discard_output();
         lives_on
     }
 

@@ -2,6 +2,7 @@
 //! initiator acknowledges it, and sent again when it asks for it by SNACK (§11.16).
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use sarsen_wire::iscsi::{
     Opcode, RESERVED_TAG, RawHeader, RejectReason, ScsiResponse, SerialNumber, SnackRequest,
@@ -13,11 +14,15 @@ use super::full_feature::FullFeature;
 use super::link::Link;
 use super::tasks::Progress;
 use crate::iscsi::output::Payload;
+use crate::iscsi::room::{Charge, Room};
 
 /// Answers that are kept before the initiator is asked for a sign of what it has.
 const KEPT_BEFORE_PING: usize = 256;
 /// An initiator that leaves so many answers unacknowledged is given up.
 pub(super) const KEPT_LIMIT: usize = 4096;
+
+/// A segment of an answer that is kept is charged where it is longer than this.
+const UNCHARGED_SEGMENT: usize = 256;
 
 /// The data that went before an answer.
 pub(super) struct SentData {
@@ -29,11 +34,20 @@ pub(super) struct SentData {
     pub(super) acknowledged: u32,
 }
 
+impl SentData {
+    /// The first PDU that is not acknowledged.
+    fn oldest(&self) -> u32 {
+        self.acknowledged.max(self.cut.first_data_sn())
+    }
+}
+
 /// An answer that took a StatSN.
 pub(super) struct Answer {
     pub(super) header: RawHeader,
     pub(super) segment: Vec<u8>,
     pub(super) data: Option<SentData>,
+    /// What the memory of the segment is charged to.
+    _charge: Option<Charge>,
 }
 
 impl Answer {
@@ -51,7 +65,7 @@ impl Answer {
     }
 
     fn bytes(&self) -> usize {
-        self.segment.len() + self.data.as_ref().map_or(0, |data| data.payload.owned_length())
+        self.segment.len() + self.data.as_ref().map_or(0, |data| data.payload.memory())
     }
 }
 
@@ -62,12 +76,17 @@ pub(super) struct Kept {
     bytes: usize,
     /// Of them, what is no command's data: echoes of pings, text.
     echoed: usize,
+    /// There was no memory for one of them.
+    lacks_memory: bool,
     last_tag: u32,
 }
 
 impl Kept {
-    pub(super) fn push(&mut self, header: RawHeader, segment: &[u8]) {
-        let answer = Answer { header, segment: segment.to_vec(), data: None };
+    pub(super) fn push(&mut self, header: RawHeader, segment: &[u8], room: &Room) {
+        let grant = (segment.len() > UNCHARGED_SEGMENT).then(|| room.take_unasked(segment.len()));
+        self.lacks_memory |= matches!(grant, Some(None));
+        let charge = grant.flatten().map(|grant| room.charge_of(grant));
+        let answer = Answer { header, segment: segment.to_vec(), data: None, _charge: charge };
         self.bytes += answer.bytes();
         self.echoed += answer.segment.len();
         self.answers.push_back(answer);
@@ -75,7 +94,7 @@ impl Kept {
 
     pub(super) fn attach(&mut self, data: SentData) {
         if let Some(answer) = self.answers.back_mut() {
-            self.bytes += data.payload.owned_length();
+            self.bytes += data.payload.memory();
             answer.data = Some(data);
         }
     }
@@ -107,7 +126,13 @@ impl Kept {
     /// Whether the initiator is to be given up: it acknowledges nothing. The data of commands is limited
     /// before they are carried out, the rest here.
     pub(super) fn is_too_large(&self, room_limit: usize) -> bool {
-        self.answers.len() > KEPT_LIMIT || self.echoed > room_limit
+        self.lacks_memory || self.answers.len() > KEPT_LIMIT || self.echoed > room_limit
+    }
+
+    /// The data that went before the answer to a command.
+    fn data_of(&self, initiator_task_tag: u32) -> Option<&SentData> {
+        let answer = self.answers.iter().find(|answer| answer.is_to_command(initiator_task_tag));
+        answer?.data.as_ref()
     }
 
     /// Whether an answer to this SCSI command is kept.
@@ -134,10 +159,9 @@ impl Link {
         }
     }
 
-    /// Sends parts of an answer's data, from `first` on; all of them if `count` is 0.
-    pub(super) fn push_again(&mut self, tag: u32, data: &SentData, first: u32, count: u32) {
-        let end = if count == 0 { u32::MAX } else { first.saturating_add(count) };
-        for part in data.cut.parts().filter(|part| (first..end).contains(&part.data_sn)) {
+    /// Sends parts of an answer's data again.
+    pub(super) fn push_again(&mut self, tag: u32, data: &SentData, numbers: Range<u32>) {
+        for part in data.cut.parts().filter(|part| numbers.contains(&part.data_sn)) {
             let mut header = part.header(tag);
             part.ask_to_acknowledge(&mut header, data.lun, data.acknowledge_tag);
             let stamp = self.peek();
@@ -146,102 +170,165 @@ impl Link {
             self.output.push_payload(header, &data.payload, part.offset, part.count);
         }
     }
+
+    /// Sends an answer again as it was, but for the command window (RFC 7143 §11.16).
+    fn push_response_again(&mut self, header: &RawHeader, segment: &[u8]) {
+        // All answers have these numbers in the same place.
+        let mut response = *ScsiResponse::view(header);
+        let stamp = self.peek();
+        response.exp_cmd_sn = stamp.exp_cmd_sn.into();
+        response.max_cmd_sn = stamp.max_cmd_sn.into();
+        self.output.push(response, segment);
+    }
 }
 
 /// What a SNACK asks for (RFC 7143 §11.16.1).
 const DATA_OR_R2T: u8 = 0;
 const STATUS: u8 = 1;
 const DATA_ACK: u8 = 2;
+const R_DATA: u8 = 3;
+
+/// The numbers that a SNACK names (RFC 7143 §11.16.6, §11.16.7).
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) first: u32,
+    count: u32,
+}
+
+impl Run {
+    /// Whether it means all that is not acknowledged.
+    pub(super) const fn is_all(self) -> bool {
+        self.first == 0 && self.count == 0
+    }
+
+    /// One past the last, where `next` is the first number that was not given yet.
+    pub(super) const fn end(self, next: u32) -> u32 {
+        match self.count {
+            0 => next,
+            count => self.first.saturating_add(count),
+        }
+    }
+}
 
 impl FullFeature {
     pub(super) fn handle_snack(&mut self, link: &mut Link, header: &RawHeader) {
         let snack = SnackRequest::view(header);
-        let (first, count) = (snack.beg_run.get(), snack.run_length.get());
+        let tag = snack.initiator_task_tag.get();
+        let run = Run { first: snack.beg_run.get(), count: snack.run_length.get() };
         // A short request for megabytes: nobody is given them again who does not take them.
         let limit = self.settings.output_limit + self.settings.room_limit;
-        let done = link.keeps()
-            && link.output.len() <= limit
-            && match snack.flags & 0x0f {
-                DATA_OR_R2T => self.send_data_again(link, snack, first, count),
-                STATUS => send_answers_again(link, SerialNumber(first), count),
-                DATA_ACK => {
-                    if !acknowledge_data(link, snack.tag.get(), first) {
-                        link.reject(RejectReason::InvalidDataAck, header);
-                    }
-                    true
-                }
-                // Data is never cut anew for R-Data: whoever declares another length in the full
-                // feature phase gets what was sent as it was sent.
-                _ => false,
-            };
-        if !done {
-            link.reject(RejectReason::SnackReject, header);
+        let done = if !link.keeps() {
+            Err(RejectReason::ProtocolError)
+        } else if link.output.len() > limit {
+            Err(RejectReason::SnackReject)
+        } else {
+            match snack.flags & 0x0f {
+                DATA_OR_R2T => self.send_data_again(link, tag, run),
+                STATUS => send_answers_again(link, run),
+                DATA_ACK => acknowledge_data(link, snack.tag.get(), run.first),
+                R_DATA => send_data_anew(link, tag, snack.tag.get(), run),
+                _ => Err(RejectReason::InvalidPduField),
+            }
+        };
+        if let Err(reason) = done {
+            let data_sn = self.next_data_sn(link, tag);
+            link.reject_with(reason, header, data_sn);
         }
     }
 
-    fn send_data_again(
-        &mut self,
-        link: &mut Link,
-        snack: &SnackRequest,
-        first: u32,
-        count: u32,
-    ) -> bool {
-        let tag = snack.initiator_task_tag.get();
+    /// The number that the next Data-In or R2T of a task would have.
+    fn next_data_sn(&mut self, link: &Link, tag: u32) -> u32 {
+        match self.tasks.by_tag(tag) {
+            Some(task) => task.collection.r2t_sn,
+            None => link.kept.data_of(tag).map_or(0, |data| data.cut.count()),
+        }
+    }
+
+    fn send_data_again(&mut self, link: &mut Link, tag: u32, run: Run) -> Result<(), RejectReason> {
         if let Some(task) = self.tasks.by_tag(tag) {
             // Of what is not answered, nothing but R2Ts was sent.
-            return match task.progress {
-                Progress::Collecting => data_out::solicit_again(task, link, first, count),
-                Progress::Running | Progress::Answering | Progress::Aborted(_) => true,
+            let done = match task.progress {
+                Progress::Collecting => data_out::solicit_again(task, link, run),
+                Progress::Running | Progress::Answering | Progress::Aborted(_) => run.is_all(),
             };
+            return if done { Ok(()) } else { Err(RejectReason::ProtocolError) };
         }
-        let mut answers = std::mem::take(&mut link.kept.answers);
-        let data = answers
-            .iter()
-            .filter(|answer| answer.tag() == tag)
-            .find_map(|answer| answer.data.as_ref())
-            .filter(|data| data.acknowledged <= first && first < data.cut.count());
-        if let Some(data) = data {
-            link.push_again(tag, data, first, count);
-        }
-        let done = data.is_some();
-        std::mem::swap(&mut link.kept.answers, &mut answers);
-        done
+        let answers = std::mem::take(&mut link.kept.answers);
+        let data = answers.iter().filter(|answer| answer.tag() == tag);
+        let done = data.filter_map(|answer| answer.data.as_ref()).next().and_then(|data| {
+            let oldest = data.oldest();
+            let first = if run.is_all() { oldest } else { run.first };
+            let end = run.end(data.cut.count());
+            let was_sent = (oldest..data.cut.count()).contains(&first) && end <= data.cut.count();
+            if was_sent {
+                link.push_again(tag, data, first..end);
+            }
+            (was_sent || run.is_all()).then_some(())
+        });
+        link.kept.answers = answers;
+        done.ok_or(RejectReason::ProtocolError)
     }
 }
 
-/// False if one of them is not kept any more, or was never sent.
-fn send_answers_again(link: &mut Link, first: SerialNumber, count: u32) -> bool {
-    let end = if count == 0 { link.next_stat_sn() } else { first.plus(count) };
-    if end.is_after(link.next_stat_sn()) || !first.is_before(end) {
-        return false;
-    }
+fn send_answers_again(link: &mut Link, run: Run) -> Result<(), RejectReason> {
+    let next = link.next_stat_sn();
     let answers = std::mem::take(&mut link.kept.answers);
-    let mut next = first;
-    for answer in &answers {
-        let stat_sn = answer.stat_sn();
-        if stat_sn.is_before(first) || !stat_sn.is_before(end) {
-            continue;
+    let oldest = answers.front().map_or(next, Answer::stat_sn);
+    let first = if run.is_all() { oldest } else { SerialNumber(run.first) };
+    let end = if run.count == 0 { next } else { first.plus(run.count) };
+    // Those that are kept follow one another up to the newest.
+    let is_kept = !first.is_before(oldest)
+        && first.is_before(end)
+        && !end.is_after(next)
+        && run.count as usize <= answers.len();
+    if is_kept {
+        let is_meant = |answer: &&Answer| {
+            let stat_sn = answer.stat_sn();
+            !stat_sn.is_before(first) && stat_sn.is_before(end)
+        };
+        for answer in answers.iter().filter(is_meant) {
+            link.push_response_again(&answer.header, &answer.segment);
         }
-        if stat_sn == next {
-            next = next.next();
-        }
-        let mut response = *ScsiResponse::view(&answer.header);
-        let stamp = link.peek();
-        response.exp_cmd_sn = stamp.exp_cmd_sn.into();
-        response.max_cmd_sn = stamp.max_cmd_sn.into();
-        link.output.push(response, &answer.segment);
     }
     link.kept.answers = answers;
-    next == end
+    if is_kept || run.is_all() { Ok(()) } else { Err(RejectReason::ProtocolError) }
 }
 
-fn acknowledge_data(link: &mut Link, tag: u32, next: u32) -> bool {
+fn acknowledge_data(link: &mut Link, tag: u32, next: u32) -> Result<(), RejectReason> {
     let mut all = link.kept.answers.iter_mut().filter_map(|answer| answer.data.as_mut());
     match all.find(|data| data.acknowledge_tag == tag) {
         Some(data) if next <= data.cut.count() => {
             data.acknowledged = data.acknowledged.max(next);
-            true
+            Ok(())
         }
-        _ => false,
+        _ => Err(RejectReason::InvalidDataAck),
     }
+}
+
+/// All data that is not acknowledged, in PDUs as long as the initiator takes them now, and the status
+/// once more, with the SNACK Tag (RFC 7143 §11.16.3).
+fn send_data_anew(link: &mut Link, tag: u32, snack_tag: u32, run: Run) -> Result<(), RejectReason> {
+    if !run.is_all() || matches!(snack_tag, 0 | RESERVED_TAG) {
+        return Err(RejectReason::InvalidPduField);
+    }
+    let mut answers = std::mem::take(&mut link.kept.answers);
+    let answer = answers.iter_mut().find(|answer| answer.is_to_command(tag));
+    let done = match answer {
+        Some(Answer { header, segment, data: Some(data), .. }) => {
+            let mut response = *ScsiResponse::view(header);
+            let r2t_count = response.exp_data_sn.get().wrapping_sub(data.cut.count());
+            data.cut = data.cut.cut_anew(link, data.oldest());
+            // What comes late of the PDUs before is about other numbers.
+            data.acknowledge_tag = link.acknowledge_tag();
+            response.exp_data_sn = data.cut.count().wrapping_add(r2t_count).into();
+            response.snack_tag = snack_tag.into();
+            *header = response.into();
+            link.push_again(tag, data, 0..u32::MAX);
+            link.push_response_again(header, segment);
+            Ok(())
+        }
+        _ => Err(RejectReason::ProtocolError),
+    };
+    link.kept.answers = answers;
+    done
 }

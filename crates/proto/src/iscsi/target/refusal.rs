@@ -31,9 +31,15 @@ pub enum RefusalReason {
     /// The requests break the rules of the login.
     #[error("the login is malformed")]
     Malformed,
+    /// InitiatorName or TargetName is not an iSCSI name (RFC 7143 §4.2.7).
+    #[error("a name in the login is not an iSCSI name")]
+    InvalidName,
     /// No AuthMethod, or no CHAP algorithm, suits both sides.
     #[error("no common way of authentication")]
     NoCommonMethod,
+    /// The initiator requires CHAP, and the target has no accounts to check it with.
+    #[error("the initiator requires CHAP, and no account is configured here")]
+    ChapNotConfigured,
     /// The initiator wanted to go on without the proof that is demanded.
     #[error("the login does not prove who it is")]
     ProofMissing,
@@ -102,11 +108,13 @@ pub enum RefusalReason {
 
 impl RefusalReason {
     /// Every one.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::MovedTemporarily,
         Self::MovedPermanently,
         Self::Malformed,
+        Self::InvalidName,
         Self::NoCommonMethod,
+        Self::ChapNotConfigured,
         Self::ProofMissing,
         Self::UnknownAccount,
         Self::WrongSecret,
@@ -135,8 +143,9 @@ impl RefusalReason {
         match self {
             Self::MovedTemporarily => LoginStatus::TargetMovedTemporarily,
             Self::MovedPermanently => LoginStatus::TargetMovedPermanently,
-            Self::Malformed => LoginStatus::InitiatorError,
+            Self::Malformed | Self::InvalidName => LoginStatus::InitiatorError,
             Self::NoCommonMethod
+            | Self::ChapNotConfigured
             | Self::ProofMissing
             | Self::UnknownAccount
             | Self::WrongSecret
@@ -167,7 +176,9 @@ impl RefusalReason {
             Self::MovedTemporarily => "moved_temporarily",
             Self::MovedPermanently => "moved_permanently",
             Self::Malformed => "malformed",
+            Self::InvalidName => "invalid_name",
             Self::NoCommonMethod => "no_common_method",
+            Self::ChapNotConfigured => "chap_not_configured",
             Self::ProofMissing => "proof_missing",
             Self::UnknownAccount => "unknown_account",
             Self::WrongSecret => "wrong_secret",

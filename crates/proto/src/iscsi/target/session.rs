@@ -22,7 +22,7 @@ const ACA: u8 = 4;
 pub type MemberId = u32;
 
 /// What the connections of a session share. Given out by [`super::Connection::establish`], and to
-/// those that join in [`super::Welcome::session`].
+/// those that join by [`super::Environment::session`].
 #[derive(Debug)]
 pub struct Session {
     state: Mutex<State>,

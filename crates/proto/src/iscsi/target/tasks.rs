@@ -9,6 +9,11 @@ use sarsen_block::Buffer;
 use sarsen_wire::iscsi::ScsiCommand;
 
 use super::Cdb;
+use crate::iscsi::room::Grant;
+
+/// Whatever an initiator expects, the layer above reads at most so much at once. What is more is
+/// charged when it is there.
+const LARGEST_READ: usize = 16 << 20;
 
 /// Names a command for the layer above. Unlike the initiator's tag, it is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,14 +71,18 @@ pub(super) enum Fault {
     IncorrectAmountOfData,
     /// Data did not match its digest.
     ProtocolServiceCrcError,
+    /// There was no memory for data that came unasked, and it was discarded.
+    NoMemory,
 }
 
 impl Fault {
-    pub(super) fn additional_sense(self) -> [u8; 2] {
+    /// None where the status says it all.
+    pub(super) fn additional_sense(self) -> Option<[u8; 2]> {
         match self {
-            Self::UnexpectedUnsolicitedData => [0x0c, 0x0c],
-            Self::IncorrectAmountOfData => [0x0c, 0x0d],
-            Self::ProtocolServiceCrcError => [0x47, 0x05],
+            Self::UnexpectedUnsolicitedData => Some([0x0c, 0x0c]),
+            Self::IncorrectAmountOfData => Some([0x0c, 0x0d]),
+            Self::ProtocolServiceCrcError => Some([0x47, 0x05]),
+            Self::NoMemory => None,
         }
     }
 }
@@ -94,8 +103,10 @@ pub(super) struct OpenR2t {
 /// Data on its way to us.
 #[derive(Debug, Default)]
 pub(super) struct Collection {
-    /// `wanted` bytes long, once a command wants any.
+    /// `capacity` bytes long, once data has come.
     pub(super) buffer: Option<Buffer>,
+    /// Bytes, from the first on, for which memory is charged: those that come unasked, or `wanted`.
+    pub(super) capacity: usize,
     /// Bytes that the command takes and the initiator has.
     pub(super) wanted: usize,
     /// The next byte of the sequence: DataPDUInOrder and DataSequenceInOrder hold.
@@ -113,6 +124,24 @@ pub(super) struct Collection {
 }
 
 impl Collection {
+    /// Memory for `capacity` bytes. That of a part is of just its size, and copied once.
+    pub(super) fn take_buffer(&mut self) -> Buffer {
+        self.buffer.take().unwrap_or_else(|| match self.capacity == self.wanted {
+            true => Buffer::for_overwrite(self.wanted),
+            false => Buffer::compact(self.capacity),
+        })
+    }
+
+    /// There is memory for all that is wanted.
+    pub(super) fn enlarge(&mut self) {
+        self.capacity = self.wanted;
+        if let Some(part) = self.buffer.take_if(|buffer| buffer.len() < self.wanted) {
+            let mut whole = Buffer::for_overwrite(self.wanted);
+            whole[..part.len()].copy_from_slice(&part);
+            self.buffer = Some(whole);
+        }
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         !self.unsolicited
             && self.r2ts.is_empty()
@@ -133,7 +162,9 @@ pub(super) struct Task {
     pub(super) expected_data_transfer_length: u32,
     /// Bytes of Data-Out that the CDB asks for, whatever the initiator announced.
     pub(super) data_out_length: usize,
-    /// Its memory is counted until it ends.
+    /// The memory that is charged until it ends.
+    pub(super) grant: Option<Grant>,
+    /// There is memory for all that it moves.
     pub(super) has_room: bool,
     pub(super) collection: Collection,
     pub(super) progress: Progress,
@@ -151,9 +182,18 @@ impl Task {
 
     /// Bytes of memory that it takes: its data on the way in, or on the way out.
     pub(super) fn room(&self) -> usize {
-        match self.flags & ScsiCommand::READ {
+        let expected = (self.expected_data_transfer_length as usize).min(LARGEST_READ);
+        Buffer::memory_for(match self.flags & ScsiCommand::READ {
             0 => self.collection.wanted,
-            _ => self.collection.wanted.max(self.expected_data_transfer_length as usize),
+            _ => self.collection.wanted.max(expected),
+        })
+    }
+
+    /// Bytes of memory that it has, or may take without asking again.
+    pub(super) fn memory(&self) -> usize {
+        match self.has_room {
+            true => self.room(),
+            false => self.collection.capacity,
         }
     }
 

@@ -47,7 +47,6 @@ impl Environment for World {
                 portal_group_tag: 1,
                 alias: self.security.alias.clone(),
                 demand: self.security.demand.clone(),
-                session: self.session.clone(),
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
@@ -63,6 +62,10 @@ impl Environment for World {
 
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal> {
         self.security.authorize(admission, account)
+    }
+
+    fn session(&mut self, _: &Admission) -> Result<Arc<Session>, Refusal> {
+        self.session.clone().ok_or(RefusalReason::NoSuchSession.into())
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {
@@ -182,7 +185,7 @@ impl Script {
                 bytes.extend_from_slice(slice);
             }
             drop(pieces);
-            output.sent(bytes.len());
+            self.connection.sent(bytes.len());
             if bytes.is_empty() {
                 return;
             }
@@ -294,7 +297,10 @@ impl Script {
 
     fn good(&mut self, command: &Command, data: Vec<u8>) {
         let data_in = Data::Buffer(Buffer::copy_of(&data));
-        self.connection.complete(command.task, Completion { status: 0, data_in, sense: &[] });
+        self.connection.complete(
+            command.task,
+            Completion { status: 0, data_in, unread_length: 0, sense: &[] },
+        );
     }
 
     /// The layer above is asked to end a task.
@@ -321,8 +327,10 @@ const WRITE_MORE: u8 = ScsiCommand::WRITE;
 #[test]
 fn rfc7143_6_3_login_in_two_stages() {
     let mut script = Script::new();
-    script
-        .login(0x81, &format!("InitiatorName=iqn.x\0TargetName={TARGET}\0AuthMethod=CHAP,None\0"));
+    script.login(
+        0x81,
+        &format!("InitiatorName=iqn.2026-11.test:x\0TargetName={TARGET}\0AuthMethod=CHAP,None\0"),
+    );
     let (header, text) = script.next();
     let response = *LoginResponse::view(&header);
     assert_eq!((response.flags, response.status()), (0x81, LoginStatus::Success));
@@ -340,11 +348,11 @@ fn rfc7143_6_3_login_in_two_stages() {
 
 #[test]
 fn rfc7143_11_13_5_refusals_say_why() {
-    let name = "InitiatorName=iqn.x\0";
+    let name = "InitiatorName=iqn.2026-11.test:x\0";
     for (flags, keys, status) in [
         (0x87, format!("TargetName={TARGET}\0"), LoginStatus::MissingParameter),
         (0x87, name.into(), LoginStatus::MissingParameter),
-        (0x87, format!("{name}TargetName=iqn.other\0"), LoginStatus::NotFound),
+        (0x87, format!("{name}TargetName=iqn.2026-11.test:other\0"), LoginStatus::NotFound),
         (0x87, format!("{name}SessionType=Odd\0"), LoginStatus::SessionTypeNotSupported),
         (
             0x81,
@@ -789,9 +797,8 @@ fn rfc7143_11_3_1_a_read_waits_for_no_data() {
 }
 
 #[test]
-fn rfc7143_13_14_what_was_answered_may_be_sent_even_above_max_burst_length() {
-    let keys = "InitialR2T=No\0FirstBurstLength=4096\0MaxBurstLength=512\0";
-    let mut script = Script::established(keys);
+fn rfc7143_13_14_the_default_may_be_sent_even_above_max_burst_length() {
+    let mut script = Script::established("InitialR2T=No\0MaxBurstLength=512\0");
     script.world.data_out_length = 4096;
     script.command(1, WRITE, 4096, &[5; 4096]);
     assert_eq!(script.next_command().data_out.as_deref(), Some(&[5; 4096][..]));
@@ -799,31 +806,76 @@ fn rfc7143_13_14_what_was_answered_may_be_sent_even_above_max_burst_length() {
 
 #[test]
 fn rfc7143_7_8_data_with_a_wrong_digest_is_rejected_and_ends_the_command() {
-    let mut script = Script::established("DataDigest=CRC32C\0");
+    let mut script = Script::established("DataDigest=CRC32C\0ImmediateData=No\0");
     script.received.set_digests(false, true);
     script.world.data_out_length = 512;
+    script.command(1, WRITE, 512, &[]);
+    let (header, _) = script.next();
+    let mut data = DataOut::from(RawHeader::with_opcode(Opcode::DataOut));
+    data.initiator_task_tag = 1.into();
+    data.target_transfer_tag = R2t::view(&header).target_transfer_tag;
+    data.data_segment_length = U24::new(512);
     // What stands where the digest should be is zero.
-    script.cmd_sn += 1;
-    let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
-    command.flags = WRITE;
-    command.initiator_task_tag = 1.into();
-    command.expected_data_transfer_length = 512.into();
-    command.cmd_sn = (script.cmd_sn - 1).into();
-    command.data_segment_length = U24::new(512);
-    let bytes = [&RawHeader::from(command).0[..], &[1; 512], &[0; 4]].concat();
+    let bytes = [&RawHeader::from(data).0[..], &[1; 512], &[0; 4]].concat();
     script.connection.handle_input(&bytes, script.now, &mut script.world).expect("taken");
     let (header, data) = script.next();
     assert_eq!(Reject::view(&header).reason(), RejectReason::DataDigestError);
-    assert_eq!(data[..1], [Opcode::ScsiCommand.0]);
+    assert_eq!(data[..1], [Opcode::DataOut.0]);
     let (_, data) = script.next();
     assert_eq!(sense_of(&data), (0x0b, 0x47, 0x05));
     script.nothing_more();
 }
 
+#[test]
+fn rfc7143_11_4_7_2_too_little_unsolicited_data_fails_the_command() {
+    let mut script = Script::established("InitialR2T=No\0FirstBurstLength=1024\0");
+    script.world.data_out_length = 2048;
+    script.command(1, WRITE_MORE, 2048, &[1; 256]);
+    script.data_out(1, RESERVED_TAG, 0, 256, true, &[2; 256]);
+    let (_, data) = script.next();
+    assert_eq!(sense_of(&data), (0x0b, 0x0c, 0x0d));
+    script.nothing_more();
+    // Immediate data alone may be less, and so may the data of a command that needs less.
+    script.command(2, WRITE, 2048, &[1; 256]);
+    let (header, _) = script.next();
+    assert_eq!(R2t::view(&header).buffer_offset.get(), 256);
+    script.world.data_out_length = 1024;
+    script.command(3, WRITE_MORE, 1024, &[]);
+    script.data_out(3, RESERVED_TAG, 0, 0, true, &[2; 256]);
+    let (header, _) = script.next();
+    assert_eq!(R2t::view(&header).buffer_offset.get(), 256);
+}
+
+#[test]
+fn rfc7143_11_3_1_a_command_moves_data_the_way_that_its_flags_say() {
+    let mut script = Script::established("");
+    for (flags, expected, promised) in [
+        (READ, 512, None),
+        (READ, 0, None),
+        (FINAL, 512, None),
+        (FINAL, 0, Some(0)),
+        (WRITE, 0, Some(0)),
+    ] {
+        script.command(1, flags, expected, &[]);
+        let command = script.next_command();
+        assert_eq!(command.expected_data_out_length, promised, "{flags:#x} {expected}");
+        script.good(&command, vec![]);
+        script.next();
+    }
+    // What reads though it is said to write moves nothing, as libiscsi's suite expects it.
+    script.command(1, WRITE, 512, &[]);
+    let command = script.next_command();
+    script.good(&command, vec![7; 512]);
+    let (header, data) = script.next();
+    let response = ScsiResponse::view(&header);
+    assert_eq!((response.status, response.flags), (0, FINAL | ScsiResponse::UNDERFLOW));
+    assert_eq!((response.residual_count.get(), data.len()), (512, 0));
+}
+
 fn discovery(target_count: usize) -> Script {
     let mut script = Script::new();
     script.world.target_count = target_count;
-    script.login(0x87, "InitiatorName=iqn.x\0SessionType=Discovery\0");
+    script.login(0x87, "InitiatorName=iqn.2026-11.test:x\0SessionType=Discovery\0");
     assert!(matches!(script.connection.poll_event(), Some(Event::Establish(_))));
     script.connection.establish(1);
     script.next();
@@ -860,11 +912,14 @@ fn rfc7143_6_2_targets_are_not_asked_for_twice_at_once() {
 #[test]
 fn rfc7143_4_3_a_discovery_session_takes_no_commands() {
     let mut script = Script::new();
-    script.login(0x87, "InitiatorName=iqn.x\0SessionType=Discovery\0MaxBurstLength=512\0");
+    script.login(
+        0x87,
+        "InitiatorName=iqn.2026-11.test:x\0SessionType=Discovery\0MaxBurstLength=512\0",
+    );
     assert!(matches!(script.connection.poll_event(), Some(Event::Establish(_))));
     script.connection.establish(1);
     let (_, text) = script.next();
-    assert!(text.starts_with(b"MaxBurstLength=Irrelevant\0"));
+    assert!(text.starts_with(b"MaxBurstLength=512\0"));
     script.command(1, READ, 0, &[]);
     let (header, _) = script.next();
     assert_eq!(Reject::view(&header).reason(), RejectReason::ProtocolError);

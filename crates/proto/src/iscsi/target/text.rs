@@ -11,14 +11,61 @@ use super::link::Link;
 use super::{Admission, Environment, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, TargetOffer, Use};
 
+/// The key of discovery.
+const SEND_TARGETS: &str = "SendTargets";
+
+/// The most keys of one negotiation.
+const MAX_KEYS: usize = 256;
+
 /// A text negotiation that has not ended.
-pub(super) struct Exchange {
+struct Exchange {
     initiator_task_tag: u32,
     target_transfer_tag: u32,
     /// What came with the C bit.
     input: Vec<u8>,
     /// What did not fit the last response.
     output: Vec<u8>,
+    /// Keys that were sent already: none comes twice (RFC 7143 §6.4).
+    seen: Vec<String>,
+    /// The peer's MaxRecvDataSegmentLength from the end of the negotiation on.
+    declared: Option<u32>,
+}
+
+impl Exchange {
+    fn new(initiator_task_tag: u32) -> Self {
+        Self {
+            initiator_task_tag,
+            target_transfer_tag: RESERVED_TAG,
+            input: Vec::new(),
+            output: Vec::new(),
+            seen: Vec::new(),
+            declared: None,
+        }
+    }
+
+    /// Whether what was sent, which is complete, may be answered.
+    fn takes(&self, input: &[u8], is_last: bool, session_type: SessionType) -> bool {
+        let mut names: Vec<&str> = self.seen.iter().map(String::as_str).collect();
+        for pair in pairs(input) {
+            let Ok((name, _)) = pair else { return false };
+            // RFC 7143 §6.4: a key comes once.
+            if names.contains(&name) || names.len() >= MAX_KEYS {
+                return false;
+            }
+            names.push(name);
+            let has_place = match keys::find(name) {
+                // RFC 7143 §4.3: a discovery session takes this key alone.
+                _ if session_type == SessionType::Discovery => name == SEND_TARGETS,
+                // Declarations of the login have no place here.
+                Some(key) => key.kind != Kind::Declaration || key.usage == Use::Always,
+                None => true,
+            };
+            if !has_place {
+                return false;
+            }
+        }
+        !(names.is_empty() && is_last && session_type == SessionType::Discovery)
+    }
 }
 
 /// The text negotiation of a connection; there is one at a time (RFC 7143 §11.10).
@@ -29,6 +76,55 @@ pub(super) struct Text {
 }
 
 impl Text {
+    /// Why a request is not answered, if there is anything wrong with it.
+    pub(super) fn refusal(
+        &self,
+        link: &Link,
+        request: &TextRequest,
+        segment: &[u8],
+        admission: &Admission,
+        settings: &Settings,
+    ) -> Option<RejectReason> {
+        let tag = request.initiator_task_tag.get();
+        let transfer_tag = request.target_transfer_tag.get();
+        let new = Exchange::new(tag);
+        let exchange = match &self.exchange {
+            _ if transfer_tag == RESERVED_TAG => &new,
+            Some(exchange)
+                if exchange.initiator_task_tag == tag
+                    && exchange.target_transfer_tag == transfer_tag =>
+            {
+                exchange
+            }
+            _ => return Some(RejectReason::ProtocolError),
+        };
+        // RFC 7143 §6.2: what asks for the rest of an answer says nothing itself.
+        if !exchange.output.is_empty() && !segment.is_empty() {
+            return Some(RejectReason::ProtocolError);
+        }
+        // An answer may be a thousand times as long as what asks for it: nobody is given many who
+        // does not take them.
+        if exchange.input.len() + segment.len() > settings.text_limit
+            || link.output.len() > settings.output_limit
+        {
+            return Some(RejectReason::LongOperationReject);
+        }
+        let is_last = request.flags & FINAL != 0;
+        let is_taken = match request.flags & CONTINUE != 0 {
+            true => !is_last,
+            false => {
+                let input = [&exchange.input, segment].concat();
+                exchange.takes(&input, is_last, admission.session_type)
+            }
+        };
+        (!is_taken).then_some(RejectReason::ProtocolError)
+    }
+
+    /// The negotiation is over, and nothing of it takes effect.
+    pub(super) fn reset(&mut self) {
+        self.exchange = None;
+    }
+
     pub(super) fn handle(
         &mut self,
         link: &mut Link,
@@ -39,47 +135,21 @@ impl Text {
         environment: &mut dyn Environment,
     ) {
         let request = TextRequest::view(header);
+        if let Some(reason) = self.refusal(link, request, segment, admission, settings) {
+            self.reset();
+            return link.reject(reason, header);
+        }
         let tag = request.initiator_task_tag.get();
-        let transfer_tag = request.target_transfer_tag.get();
-        let mut exchange = match self.exchange.take() {
-            // RFC 7143 §11.10.4: the reserved tag begins anew and forgets what was under way.
-            _ if transfer_tag == RESERVED_TAG => Exchange {
-                initiator_task_tag: tag,
-                target_transfer_tag: RESERVED_TAG,
-                input: Vec::new(),
-                output: Vec::new(),
-            },
-            Some(exchange)
-                if exchange.initiator_task_tag == tag
-                    && exchange.target_transfer_tag == transfer_tag =>
-            {
-                exchange
-            }
-            _ => return link.reject(RejectReason::ProtocolError, header),
-        };
-        // RFC 7143 §6.2: what asks for the rest of an answer says nothing itself.
-        if !exchange.output.is_empty() && !segment.is_empty() {
-            return link.reject(RejectReason::ProtocolError, header);
-        }
-        // An answer may be a thousand times as long as what asks for it: nobody is given many who
-        // does not take them.
-        if exchange.input.len() + segment.len() > settings.text_limit
-            || link.output.len() > settings.output_limit
-        {
-            return link.reject(RejectReason::LongOperationReject, header);
-        }
+        // RFC 7143 §11.10.4: the reserved tag begins anew and forgets what was under way.
+        let is_new = request.target_transfer_tag.get() == RESERVED_TAG;
+        let exchange = self.exchange.take().filter(|_| !is_new);
+        let mut exchange = exchange.unwrap_or_else(|| Exchange::new(tag));
         exchange.input.extend_from_slice(segment);
         if request.flags & CONTINUE != 0 {
-            if request.flags & FINAL != 0 {
-                return link.reject(RejectReason::ProtocolError, header);
-            }
             return self.continue_with(exchange, request.lun, 0, &[], link);
         }
         let input = std::mem::take(&mut exchange.input);
-        let offer = &settings.offer;
-        if !answer(&input, &mut exchange.output, link, admission, offer, environment) {
-            return link.reject(RejectReason::ProtocolError, header);
-        }
+        answer(&input, &mut exchange, link, admission, &settings.offer, environment);
         let limit = link.parameters.peer_max_recv_data_segment_length as usize;
         if exchange.output.len() > limit {
             let rest = exchange.output.split_off(limit);
@@ -91,8 +161,12 @@ impl Text {
             let output = std::mem::take(&mut exchange.output);
             return self.continue_with(exchange, request.lun, 0, &output, link);
         }
-        let output = exchange.output;
+        let Exchange { output, declared, .. } = exchange;
         push(link, request.lun, tag, RESERVED_TAG, FINAL, &output);
+        // RFC 7143 §6.4: what was negotiated takes effect now.
+        if let Some(length) = declared {
+            link.parameters.peer_max_recv_data_segment_length = length;
+        }
     }
 
     /// Answers with a tag under which the exchange goes on.
@@ -124,33 +198,29 @@ fn push(link: &mut Link, lun: [u8; 8], tag: u32, transfer_tag: u32, flags: u8, t
     link.answer(response, text);
 }
 
-/// Appends the answers to `output`; false if the text is malformed.
+/// Appends the answers to text that [`Exchange::takes`].
 fn answer(
     input: &[u8],
-    output: &mut Vec<u8>,
-    link: &mut Link,
+    exchange: &mut Exchange,
+    link: &Link,
     admission: &Admission,
     offer: &TargetOffer,
     environment: &mut dyn Environment,
-) -> bool {
+) {
+    let Exchange { output, seen, declared, .. } = exchange;
     let mut say = |name: &str, value: &str| {
         for part in [name, "=", value, "\0"] {
             output.extend_from_slice(part.as_bytes());
         }
     };
-    let mut targets_sent = false;
-    for pair in pairs(input) {
-        let Ok((name, value)) = pair else { return false };
+    for (name, value) in pairs(input).flatten() {
+        seen.push(name.to_owned());
         match keys::find(name) {
             None => say(name, NOT_UNDERSTOOD),
-            Some(_) if name == "SendTargets" => {
-                // RFC 7143 §6.2: a key comes once. This one's answer is longer than itself.
-                if std::mem::replace(&mut targets_sent, true) {
-                    return false;
-                }
+            Some(_) if name == SEND_TARGETS => {
                 let only = match (admission.session_type, value) {
                     (SessionType::Discovery, "All") => None,
-                    // Appendix C: in a normal session, only the target that is logged in to.
+                    // RFC 7143 appendix C: only in a discovery session.
                     (SessionType::Normal, "All") => {
                         say(name, REJECT);
                         continue;
@@ -170,21 +240,18 @@ fn answer(
                     }
                 }
             }
-            Some(key) if matches!(key.usage, Use::Always) => {
-                let answer = Negotiation {
-                    offer,
-                    parameters: &mut link.parameters,
-                    session_type: admission.session_type,
-                }
-                .answer(key, value);
-                if let Some(answer) = answer {
+            Some(key) if key.usage == Use::Always => {
+                let mut parameters = link.parameters.clone();
+                let session_type = admission.session_type;
+                let mut negotiation =
+                    Negotiation { offer, parameters: &mut parameters, session_type };
+                if let Some(answer) = negotiation.answer(key, value) {
                     say(name, &answer);
+                } else if matches!(key.kind, Kind::DeclaredNumber(..)) {
+                    *declared = Some(parameters.peer_max_recv_data_segment_length);
                 }
             }
-            // Keys of the login have no place here.
-            Some(key) if key.kind == Kind::Declaration => return false,
             Some(_) => say(name, REJECT),
         }
     }
-    true
 }

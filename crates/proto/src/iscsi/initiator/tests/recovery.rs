@@ -207,22 +207,37 @@ fn sequences(target: &mut Target) -> Vec<(u32, u32, usize)> {
     found
 }
 
+/// The target found data with a wrong digest.
+fn reject(target: &mut Target, rejected: &RawHeader) {
+    let header = target.header(LEADING, Opcode::Reject, RESERVED_TAG, true);
+    let mut header = Reject::from(RawHeader::from(header));
+    header.reason = RejectReason::DataDigestError.0;
+    target.send(LEADING, header, &rejected.0);
+}
+
+#[test]
+fn rfc7143_7_3_a_command_that_was_discarded_is_sent_again_under_its_number() {
+    let mut target = target();
+    target.write(&sample(5000), 1);
+    let sent = target.sent(LEADING);
+    reject(&mut target, &sent[0].0);
+    let again = target.sent(LEADING);
+    let told = |pdus: &[(RawHeader, Vec<u8>)]| {
+        let command = ScsiCommand::view(&pdus[0].0);
+        let data: Vec<Vec<u8>> = pdus.iter().map(|(_, data)| data.clone()).collect();
+        (command.flags, command.initiator_task_tag, command.cmd_sn, data)
+    };
+    assert_eq!(told(&again), told(&sent));
+    assert!(target.session.poll_event().is_none());
+}
+
 #[test]
 fn rfc7143_7_8_rejected_data_out_waits_for_the_r2t_that_asks_for_it_again() {
     let mut target = target();
     let tag = target.write(&sample(5000), 1);
     let sent = target.sent(LEADING);
-    let reject = |target: &mut Target, rejected: &RawHeader| {
-        let mut header = Reject::from(RawHeader::from(target.header(
-            LEADING,
-            Opcode::Reject,
-            RESERVED_TAG,
-            true,
-        )));
-        header.reason = RejectReason::DataDigestError.0;
-        target.send(LEADING, header, &rejected.0);
-    };
-    // Immediate data, and what goes unsolicited.
+    // Immediate data of a command that the target has, and what goes unsolicited.
+    target.exp_cmd_sn += 1;
     reject(&mut target, &sent[0].0);
     reject(&mut target, &sent[2].0);
     assert!(target.session.poll_event().is_none());

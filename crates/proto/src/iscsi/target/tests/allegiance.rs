@@ -170,6 +170,37 @@ fn rfc7143_11_6_1_levels_below_2_give_nothing_away() {
 }
 
 #[test]
+fn rfc7143_11_14_a_connection_is_removed_for_recovery_over_itself() {
+    let (mut first, mut second) = pair(&format!("{LEVEL}InitialR2T=Yes\0ImmediateData=No\0"));
+    first.world.data_out_length = 512;
+    command(&mut first, 1, READ, 512);
+    let running = first.next_command();
+    first.connection.begun(running.task);
+    command(&mut first, 2, WRITE, 512);
+    let (header, _) = first.next();
+    let transfer_tag = R2t::view(&header).target_transfer_tag.get();
+    log_out(&mut first, LogoutReason::RemoveForRecovery, 0);
+    // Neither what is sent nor what is taken goes on over it.
+    first.good(&running, vec![7; 512]);
+    first.data_out(2, transfer_tag, 0, 0, true, &[1; 512]);
+    let (header, _) = first.next();
+    let response = LogoutResponsePdu::view(&header);
+    assert_eq!(response.response(), LogoutResponse::Closed);
+    assert_eq!(response.time2retain.get(), 20);
+    first.nothing_more();
+    assert_eq!(first.connection.closing(), Some(&CloseReason::Removed));
+    park(&mut first);
+    assert!(first.connection.closing().is_none());
+    hand_over(&mut first, &mut second, 1, 0);
+    let (_, data) = second.next();
+    assert_eq!(data, vec![7; 512]);
+    second.next();
+    hand_over(&mut first, &mut second, 2, 0);
+    let (header, _) = second.next();
+    assert_eq!(R2t::view(&header).desired_data_transfer_length.get(), 512);
+}
+
+#[test]
 fn rfc7143_11_14_4_a_removal_acknowledges_nothing_of_the_connection_it_comes_over() {
     let (mut first, mut second) = pair(LEVEL);
     command(&mut second, 1, READ, 512);

@@ -76,7 +76,7 @@ pub(super) fn demanding(algorithms: &[Algorithm]) -> Script {
 }
 
 fn identity() -> String {
-    format!("InitiatorName=iqn.x\0TargetName={TARGET}\0")
+    format!("InitiatorName=iqn.2026-11.test:x\0TargetName={TARGET}\0")
 }
 
 /// The flags and the text of an answer that is no refusal.
@@ -432,7 +432,8 @@ fn rfc7143_6_3_who_it_is_does_not_change_after_the_first_request() {
         ["TargetName=iqn.2026-11.test:other\0", "SessionType=Normal\0", "InitiatorName=iqn.y\0"]
     {
         let mut script = demanding(&Algorithm::ALL);
-        script.login(0, "InitiatorName=iqn.x\0SessionType=Discovery\0AuthMethod=CHAP\0");
+        script
+            .login(0, "InitiatorName=iqn.2026-11.test:x\0SessionType=Discovery\0AuthMethod=CHAP\0");
         answer(&mut script);
         script.login(0, keys);
         assert_eq!(refusal(&mut script), RefusalReason::Malformed, "{keys}");
@@ -469,12 +470,12 @@ fn leave_to_enter_is_asked_once_where_nothing_is_to_be_proven() {
     // Who would be somebody where nobody is asked learns that before it shows anything.
     let mut script = Script::new();
     script.login(TO_OPERATIONAL, &format!("{}AuthMethod=CHAP\0", identity()));
-    assert_eq!(refusal(&mut script), RefusalReason::NoCommonMethod);
+    assert_eq!(refusal(&mut script), RefusalReason::ChapNotConfigured);
 }
 
 #[test]
 fn rfc7143_4_3_discovery_sessions_prove_who_they_are_too() {
-    let name = "InitiatorName=iqn.x\0SessionType=Discovery\0";
+    let name = "InitiatorName=iqn.2026-11.test:x\0SessionType=Discovery\0";
     let mut script = demanding(&Algorithm::ALL);
     script.login(0, &format!("{name}AuthMethod=CHAP\0"));
     assert_eq!(answer(&mut script), (0, "AuthMethod=CHAP\0".to_owned()));

@@ -61,14 +61,338 @@ fn what_other_sessions_took_of_the_memory_is_waited_for() {
     one.command(1, READ, read, &[]);
     let taking = one.next_command();
     other.command(1, READ, read, &[]);
-    let first = other.next_command();
-    other.command(2, READ, read, &[]);
-    assert!(other.connection.poll_event().is_none(), "nothing is left for a second one");
-    one.good(&taking, vec![]);
-    other.good(&first, vec![]);
+    assert!(other.connection.poll_event().is_none(), "one may go on without room, and is");
+    let mut context = Context::from_waker(std::task::Waker::noop());
+    assert!(other.connection.awaits_room());
+    assert!(other.connection.poll_room(&mut context).is_pending());
+    // What is short finds room meanwhile.
+    other.command(2, FINAL, 0, &[]);
     assert_eq!(other.next_command().task.initiator_task_tag, 2);
+    one.good(&taking, vec![]);
+    assert!(other.connection.poll_room(&mut context).is_ready());
+    other.connection.resume(&mut other.world).expect("the session goes on");
+    assert_eq!(other.next_command().task.initiator_task_tag, 1);
+    assert!(!other.connection.awaits_room());
     drop((one, other));
-    assert_eq!(settings.budget.lent(), 0, "who is gone owes nothing");
+    assert_eq!((settings.budget.lent(), settings.budget.charged()), (0, 0));
+}
+
+/// A memory budget of so many bytes.
+fn budget(limit: usize) -> Settings {
+    Settings { budget: Arc::new(Budget::new(limit)), ..Settings::default() }
+}
+
+const IMMEDIATE_DATA: &str = "InitialR2T=Yes\0ImmediateData=Yes\0FirstBurstLength=262144\0\
+                              MaxBurstLength=16776704\0";
+const LARGE: usize = 16 << 20;
+
+#[test]
+fn immediate_data_takes_memory_of_its_own_size_until_there_is_room_for_the_write() {
+    let settings = budget(64 << 20);
+    let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
+    script.world.data_out_length = LARGE;
+    let count = 126;
+    for tag in 1..=count {
+        script.command(tag, WRITE, LARGE as u32, &[tag as u8; 512]);
+    }
+    // Two writes are within the connection's limit, which is not that of immediate data.
+    let whole = Buffer::memory_for(LARGE);
+    assert_eq!(settings.budget.charged(), 2 * whole + 512 * (count as usize - 2));
+    let r2t = *R2t::view(&script.next().0);
+    assert_eq!((r2t.initiator_task_tag.get(), r2t.buffer_offset.get()), (1, 512));
+    assert_eq!(R2t::view(&script.next().0).initiator_task_tag.get(), 2);
+    script.nothing_more();
+    let limit = (16 << 20) - 512;
+    let rest = vec![9; limit];
+    for (sn, part) in rest.chunks(1 << 18).enumerate() {
+        let offset = 512 + (sn << 18);
+        let last = offset + part.len() == 512 + limit;
+        script.data_out(1, r2t.target_transfer_tag.get(), sn as u32, offset as u32, last, part);
+    }
+    let command = script.next_command();
+    let data = command.data_out.as_ref().expect("the data");
+    assert_eq!((data.len(), data[511], data[512]), (LARGE, 1, 9), "copied once, in its place");
+    script.good(&command, vec![]);
+    assert_eq!(settings.budget.charged(), 2 * whole + 512 * (count as usize - 3), "the next one");
+    drop(script);
+    assert_eq!((settings.budget.lent(), settings.budget.charged()), (0, 0));
+}
+
+#[test]
+fn a_connection_that_ends_pays_for_what_is_carried_out_until_it_is_dropped() {
+    let settings = budget(64 << 20);
+    let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
+    script.world.data_out_length = 4096;
+    script.command(1, WRITE, 4096, &[7; 4096]);
+    let command = script.next_command();
+    script.command(2, WRITE, 4096, &[]);
+    script.connection.leave();
+    assert_eq!(settings.budget.charged(), Buffer::memory_for(4096), "the layer above has it still");
+    script.good(&command, vec![]);
+    drop(script);
+    assert_eq!((settings.budget.lent(), settings.budget.charged()), (0, 0));
+}
+
+#[test]
+fn a_write_whose_data_comes_with_it_lands_once_in_the_memory_that_the_store_gets() {
+    let settings = budget(64 << 20);
+    let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
+    script.world.data_out_length = 4096;
+    script.command(1, WRITE, 4096, &[7; 4096]);
+    assert_eq!(settings.budget.charged(), Buffer::memory_for(4096));
+    let command = script.next_command();
+    let data = command.data_out.as_ref().expect("the data");
+    assert_eq!((data.memory(), data[4095]), (Buffer::memory_for(4096), 7));
+    script.good(&command, vec![]);
+    assert_eq!(settings.budget.charged(), 0);
+}
+
+#[test]
+fn sam5_5_3_1_immediate_data_without_memory_is_discarded_and_its_command_refused() {
+    // Seven eighths of this are not enough for two: the second is one of two of the initiator's.
+    let settings = budget(512 << 10);
+    let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
+    let mut other = Script::established_with(settings.clone(), IMMEDIATE_DATA);
+    (script.world.data_out_length, other.world.data_out_length) = (256 << 10, 256 << 10);
+    let data = vec![1; 256 << 10];
+    script.command(1, WRITE, 256 << 10, &data);
+    let first = script.next_command();
+    script.command(2, WRITE, 256 << 10, &data);
+    let (header, sense) = script.next();
+    let response = ScsiResponse::view(&header);
+    assert_eq!((response.initiator_task_tag.get(), response.status), (2, 0x28), "TASK SET FULL");
+    assert!(sense.is_empty());
+    // One that has nothing at all may use what is left, but that is not enough either.
+    other.command(1, WRITE, 256 << 10, &data);
+    let (header, _) = other.next();
+    assert_eq!(ScsiResponse::view(&header).status, 0x08, "BUSY");
+    assert_eq!(settings.budget.refusals(), 2);
+    // It is no error of the session's: the command can be sent again.
+    script.good(&first, vec![]);
+    script.next();
+    other.command(2, WRITE, 256 << 10, &data);
+    assert_eq!(other.next_command().task.initiator_task_tag, 2);
+}
+
+#[test]
+fn unsolicited_data_without_memory_is_awaited_and_discarded() {
+    let keys = "InitialR2T=No\0ImmediateData=Yes\0FirstBurstLength=262144\0";
+    let settings = budget(512 << 10);
+    let mut script = Script::established_with(settings.clone(), keys);
+    script.world.data_out_length = 256 << 10;
+    let data = vec![1; 128 << 10];
+    script.command(1, WRITE_MORE, 256 << 10, &data);
+    script.command(2, WRITE_MORE, 256 << 10, &data);
+    let charged = settings.budget.charged();
+    script.nothing_more();
+    // RFC 7143 §11.4: no status before the data that is on its way has come.
+    script.data_out(2, RESERVED_TAG, 0, 128 << 10, true, &data);
+    let (header, _) = script.next();
+    assert_eq!(ScsiResponse::view(&header).status, 0x28, "TASK SET FULL");
+    script.data_out(1, RESERVED_TAG, 0, 128 << 10, true, &data);
+    assert_eq!(script.next_command().task.initiator_task_tag, 1);
+    assert_eq!(settings.budget.charged(), charged, "what the first one took, it took at once");
+}
+
+#[test]
+fn immediate_data_above_a_gap_is_charged_and_refused_in_its_turn() {
+    let settings = budget(1 << 20);
+    let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
+    script.world.data_out_length = 128 << 10;
+    let data = vec![1; 128 << 10];
+    script.cmd_sn = 2;
+    for tag in 2..=9 {
+        script.command(tag, WRITE, 128 << 10, &data);
+    }
+    assert!(settings.budget.charged() <= 1 << 20, "{} bytes", settings.budget.charged());
+    assert!(settings.budget.charged() >= 4 * (128 << 10));
+    script.cmd_sn = 1;
+    script.command(1, FINAL, 0, &[]);
+    script.collect();
+    let refused = script.pdus.len();
+    assert!(script.pdus.iter().all(|(header, _)| ScsiResponse::view(header).status == 0x28));
+    let mut begun = 0;
+    while let Some(Event::Command(command)) = script.connection.poll_event() {
+        begun += 1;
+        script.good(&command, vec![]);
+    }
+    assert!(refused > 0 && begun > 1, "{refused} refused, {begun} begun");
+    assert_eq!(refused + begun, 9);
+    script.collect();
+    assert_eq!(settings.budget.charged(), 0);
+}
+
+#[test]
+fn the_data_of_a_read_is_charged_until_it_has_been_sent() {
+    let settings = budget(64 << 20);
+    let mut script = Script::established_with(settings.clone(), "");
+    script.command(1, READ, 8 << 20, &[]);
+    let read = script.next_command();
+    script.good(&read, vec![7; 2 << 20]);
+    assert_eq!(settings.budget.charged(), Buffer::memory_for(2 << 20));
+    script.collect();
+    assert_eq!(settings.budget.charged(), 0);
+}
+
+#[test]
+fn rfc7143_4_2_2_2_the_data_of_a_read_is_charged_until_it_is_acknowledged() {
+    let settings = budget(64 << 20);
+    let mut script = Script::established_with(settings.clone(), "ErrorRecoveryLevel=1\0");
+    let lengths = [LARGE, LARGE / 4 * 3];
+    for (tag, length) in (1..).zip(lengths) {
+        script.command(tag, READ, length as u32, &[]);
+        let read = script.next_command();
+        script.good(&read, vec![7; length]);
+        script.collect();
+        script.pdus.clear();
+    }
+    let kept: usize = lengths.into_iter().map(Buffer::memory_for).sum();
+    assert_eq!(settings.budget.charged(), kept);
+    // They keep the next one from room within the connection's limit: the initiator is asked what it has.
+    script.command(3, READ, LARGE as u32, &[]);
+    let (header, _) = script.next();
+    assert_eq!(header.basic().opcode(), Opcode::NopIn);
+    let mut answer = NopOut::from(RawHeader::with_opcode(Opcode::NopOut));
+    answer.opcode_byte |= IMMEDIATE;
+    answer.initiator_task_tag = RESERVED_TAG.into();
+    answer.target_transfer_tag = NopIn::view(&header).target_transfer_tag;
+    answer.cmd_sn = script.cmd_sn.into();
+    answer.exp_stat_sn = NopIn::view(&header).stat_sn;
+    script.send(answer, &[]).expect("the session goes on");
+    assert_eq!(script.next_command().task.initiator_task_tag, 3);
+    assert_eq!(settings.budget.charged(), Buffer::memory_for(LARGE));
+}
+
+#[test]
+fn short_answers_that_are_not_taken_are_charged() {
+    let settings = budget(64 << 20);
+    let mut script = Script::established_with(settings.clone(), "");
+    for tag in 1..=100 {
+        script.command(tag, READ, 1024, &[]);
+        let read = script.next_command();
+        script.good(&read, vec![7; 1024]);
+    }
+    assert!(settings.budget.charged() > 100 << 10, "{} bytes", settings.budget.charged());
+    script.collect();
+    assert_eq!(settings.budget.charged(), 0);
+}
+
+/// Sends what an initiator in order sends, and says how many commands ended.
+struct Initiator {
+    script: Script,
+    left: u32,
+    /// Tags that are outstanding, with their flags and lengths.
+    outstanding: Vec<(u32, u8, usize)>,
+    next_tag: u32,
+}
+
+impl Initiator {
+    fn send(&mut self, flags: u8, length: usize) {
+        self.next_tag += 1;
+        let tag = self.next_tag;
+        self.outstanding.push((tag, flags, length));
+        let immediate = if flags == READ { 0 } else { length.min(4096) };
+        self.script.world.data_out_length = if flags == READ { 0 } else { length };
+        self.script.command(tag, flags, length as u32, &vec![tag as u8; immediate]);
+    }
+
+    /// Answers R2Ts, carries commands out, and takes answers. Says whether there were any.
+    fn step(&mut self) -> bool {
+        let waker = std::task::Waker::noop();
+        let mut context = Context::from_waker(waker);
+        let mut any = false;
+        if self.script.connection.poll_room(&mut context).is_ready() {
+            self.script.connection.resume(&mut self.script.world).expect("the session goes on");
+            any = true;
+        }
+        while let Some(event) = self.script.connection.poll_event() {
+            any = true;
+            let Event::Command(command) = event else { panic!("{event:?}") };
+            let length = command.expected_data_in_length as usize;
+            self.script.good(&command, vec![1; length]);
+        }
+        self.script.collect();
+        while let Some((header, _)) = self.script.pdus.pop_front() {
+            any = true;
+            match header.basic().opcode() {
+                Opcode::R2t => self.answer(R2t::view(&header)),
+                Opcode::DataIn if DataIn::view(&header).flags & DataIn::STATUS == 0 => {}
+                Opcode::DataIn => self.end(DataIn::view(&header).initiator_task_tag.get(), 0),
+                Opcode::ScsiResponse => {
+                    let response = *ScsiResponse::view(&header);
+                    self.end(response.initiator_task_tag.get(), response.status);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        any
+    }
+
+    fn answer(&mut self, r2t: &R2t) {
+        let (start, length) = (r2t.buffer_offset.get(), r2t.desired_data_transfer_length.get());
+        let data = vec![3; length as usize];
+        let tags = (r2t.initiator_task_tag.get(), r2t.target_transfer_tag.get());
+        for (sn, part) in data.chunks(1 << 18).enumerate() {
+            let offset = start + ((sn as u32) << 18);
+            let last = offset + part.len() as u32 == start + length;
+            self.script.data_out(tags.0, tags.1, sn as u32, offset, last, part);
+        }
+    }
+
+    fn end(&mut self, tag: u32, status: u8) {
+        let index = self.outstanding.iter().position(|one| one.0 == tag).expect("outstanding");
+        let (_, flags, length) = self.outstanding.swap_remove(index);
+        match status {
+            0 => self.left -= 1,
+            // As every initiator does, later.
+            0x08 | 0x28 => self.send(flags, length),
+            other => panic!("status {other:#x}"),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Many connections with commands of any size in little memory: all end, and the budget with the
+    /// one command beside it is never passed.
+    #[test]
+    fn every_command_ends_within_the_budget(
+        limit in 1usize..9,
+        commands in prop::collection::vec((0usize..6, any::<bool>(), 1usize..6000), 1..60),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 1..200),
+    ) {
+        let limit = limit << 20;
+        let settings = budget(limit);
+        let mut initiators: Vec<Initiator> = (0..6)
+            .map(|_| Initiator {
+                script: Script::established_with(settings.clone(), IMMEDIATE_DATA),
+                left: 0,
+                outstanding: Vec::new(),
+                next_tag: 0,
+            })
+            .collect();
+        let largest = commands.iter().map(|command| command.2 * 512).max().unwrap_or(0);
+        for (who, reads, blocks) in commands {
+            initiators[who].left += 1;
+            initiators[who].send(if reads { READ } else { WRITE }, blocks * 512);
+            let most = limit + Buffer::memory_for(largest);
+            prop_assert!(settings.budget.charged() <= most);
+        }
+        let mut order = order.iter().cycle();
+        let mut idle = 0;
+        while initiators.iter().any(|initiator| initiator.left > 0) {
+            let who = order.next().expect("endless").index(6);
+            idle = if initiators[who].step() { 0 } else { idle + 1 };
+            if idle > 200 {
+                idle = if initiators.iter_mut().any(Initiator::step) { 0 } else { idle };
+                prop_assert!(idle == 0, "nothing goes on any more");
+            }
+            prop_assert!(settings.budget.charged() <= limit + Buffer::memory_for(largest));
+        }
+        drop(initiators);
+        prop_assert_eq!((settings.budget.lent(), settings.budget.charged()), (0, 0));
+    }
 }
 
 #[test]
@@ -181,4 +505,18 @@ fn rfc7143_11_16_nothing_is_sent_again_to_who_does_not_take_it() {
     script.collect();
     let (last, _) = script.pdus.pop_back().expect("an answer");
     assert_eq!(Reject::view(&last).reason(), RejectReason::SnackReject);
+}
+
+#[test]
+fn rfc7143_11_4_5_what_was_not_read_counts_in_the_residual() {
+    let mut script = Script::established("");
+    script.command(1, READ, 512, &[]);
+    let read = script.next_command();
+    let data_in = Data::Buffer(Buffer::zeroed(512));
+    let completion = Completion { status: 0, data_in, unread_length: 7 * 512, sense: &[] };
+    script.connection.complete(read.task, completion);
+    let (header, _) = script.next();
+    let answer = *DataIn::view(&header);
+    assert_eq!(answer.residual_count.get(), 7 * 512);
+    assert!(answer.flags & ScsiResponse::OVERFLOW != 0);
 }

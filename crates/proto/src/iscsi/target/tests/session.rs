@@ -62,11 +62,39 @@ fn rfc7143_6_3_1_a_connection_joins_what_the_first_login_agreed_on() {
     third.world.session = second.world.session.take();
     (third.tsih, third.cid) = (TSIH, 2);
     third.login(0x87, &format!("{}MaxBurstLength=512\0", names()));
-    assert_eq!(third.connection.parameters().max_burst_length, 65536);
     third.connection.poll_event();
     third.connection.establish(TSIH);
+    assert_eq!(third.connection.parameters().max_burst_length, 65536);
     let (_, text) = third.next();
     assert!(String::from_utf8_lossy(&text).contains("MaxBurstLength=Irrelevant"));
+}
+
+/// Whoever has not authenticated learns nothing of the session that it names.
+#[test]
+fn rfc7143_6_3_1_a_session_numbers_no_answer_before_the_login_is_whole() {
+    let (mut first, second) = pair("");
+    for cmd_sn in 1..=50 {
+        command(&mut first, cmd_sn, READ, 0);
+        let begun = first.next_command();
+        first.connection.begun(begun.task);
+        first.good(&begun, vec![]);
+        first.next();
+    }
+    let mut third = Script::new();
+    third.world.session = second.world.session.clone();
+    (third.tsih, third.cid, third.cmd_sn) = (TSIH, 2, 3);
+    for flags in [0x00, 0x81, 0x04] {
+        third.login(flags, if flags == 0 { names() } else { String::new() }.as_str());
+        let (header, _) = third.next();
+        let response = LoginResponse::view(&header);
+        assert_eq!((response.status(), response.exp_cmd_sn.get()), (LoginStatus::Success, 3));
+        assert_eq!(response.max_cmd_sn.get(), 2 + Settings::default().command_window);
+    }
+    third.login(0x87, "");
+    third.connection.poll_event();
+    third.connection.establish(TSIH);
+    let (header, _) = third.next();
+    assert_eq!(LoginResponse::view(&header).exp_cmd_sn.get(), 51);
 }
 
 #[test]

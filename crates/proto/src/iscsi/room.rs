@@ -1,0 +1,568 @@
+//! Memory for the data of commands. Every byte is charged to one [`Budget`] before it is allocated.
+//!
+//! A connection borrows from the budget through its [`Room`]: a small reserve for as long as it
+//! lives, and more while its commands need more. The more urgent a need, the more of the budget it
+//! may use ([`Need`]), so that data which can wait never takes the place of data which cannot.
+//!
+//! A command that finds no room waits in the budget's queue. The first of that queue may go on
+//! without room, one at a time ([`Kind::Alone`]). That is the one command that the budget does not
+//! cover, and the reason why every command goes on at last, however large it is.
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+
+/// What a connection keeps of the budget between commands, so that short commands touch nothing
+/// that cores share.
+const RESERVE: usize = 64 << 10;
+/// All reserves together take at most this part of the budget. Connections beyond have none.
+const RESERVES_PART: usize = 16;
+/// A loan is a multiple of this, while much is left.
+const CHUNK: usize = 1 << 20;
+/// So many of the queue are looked at when memory comes back. The others go on when they are first.
+const LOOKED_AT: usize = 64;
+/// The first bytes of a connection: one write whose data is all of the first burst.
+const FIRST: usize = 264 << 10;
+
+/// How urgent memory is: how much of the budget may be lent after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// A command that can wait: three quarters, and no more than half of what is left of them at
+    /// once, so that short commands pass where long ones find no room.
+    Solicited,
+    /// Data that comes unasked, and is refused if there is no room: seven eighths.
+    Unasked,
+    /// A connection that has next to nothing: all.
+    First,
+}
+
+impl Need {
+    /// What it may take of a budget that has lent so much.
+    const fn most(self, limit: usize, lent: usize) -> usize {
+        match self {
+            Self::Solicited => (limit / 4 * 3).saturating_sub(lent) / 2,
+            Self::Unasked => (limit / 8 * 7).saturating_sub(lent),
+            Self::First => limit.saturating_sub(lent),
+        }
+    }
+}
+
+/// Memory that the commands of all connections share.
+#[derive(Debug)]
+pub struct Budget {
+    limit: AtomicUsize,
+    lent: AtomicUsize,
+    /// Of what is lent, the reserves.
+    reserved: AtomicUsize,
+    /// What the command has that goes on without room.
+    alone: AtomicUsize,
+    waits: AtomicUsize,
+    refusals: AtomicUsize,
+    /// Length of the queue.
+    waiting: AtomicUsize,
+    queue: Mutex<Queue>,
+    /// What each connection has charged.
+    accounts: Mutex<Vec<Weak<AtomicUsize>>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    last: u64,
+    waiting: BTreeMap<u64, Waiting>,
+    /// A command goes on without room.
+    has_alone: bool,
+}
+
+/// A connection whose next command waits for room.
+#[derive(Debug)]
+struct Waiting {
+    need: Need,
+    bytes: usize,
+    /// It is to try again.
+    is_called: bool,
+    waker: Option<Waker>,
+}
+
+impl Waiting {
+    fn call(&mut self) {
+        self.is_called = true;
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Budget {
+    /// A budget of `limit` bytes.
+    pub fn new(limit: usize) -> Self {
+        let [lent, reserved, alone, waits, refusals, waiting] = [const { AtomicUsize::new(0) }; 6];
+        Self {
+            limit: AtomicUsize::new(limit),
+            lent,
+            reserved,
+            alone,
+            waits,
+            refusals,
+            waiting,
+            queue: Mutex::default(),
+            accounts: Mutex::default(),
+        }
+    }
+
+    /// Changes the limit. Memory that is lent beyond it comes back as commands end.
+    pub fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::SeqCst);
+        self.call_waiting();
+    }
+
+    /// Bytes that are charged for commands' data now. At most the limit, the largest transfer of one
+    /// command, and what `Room::charge` adds.
+    pub fn charged(&self) -> usize {
+        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let charged: usize = accounts
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|account| account.load(Ordering::Relaxed))
+            .sum();
+        charged + self.alone.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that connections have borrowed, with what they keep for commands to come.
+    #[cfg(test)]
+    pub(crate) fn lent(&self) -> usize {
+        self.lent.load(Ordering::Relaxed)
+    }
+
+    /// How often a command had to wait for the commands of other connections.
+    pub fn waits(&self) -> usize {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// How often data that came unasked was discarded, and its command refused.
+    pub fn refusals(&self) -> usize {
+        self.refusals.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing is left for data that can wait.
+    pub(crate) fn is_short(&self) -> bool {
+        let (limit, lent) = (self.limit.load(Ordering::Relaxed), self.lent.load(Ordering::Relaxed));
+        Need::Solicited.most(limit, lent) == 0
+    }
+
+    pub(crate) fn note_refusal(&self) {
+        self.refusals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lends a chunk if much is left, else `bytes`, else nothing.
+    fn lend(&self, need: Need, bytes: usize) -> Option<usize> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let mut lent = self.lent.load(Ordering::SeqCst);
+        loop {
+            let most = need.most(limit, lent);
+            if bytes > most {
+                return None;
+            }
+            let loan = if CHUNK <= most / 16 { bytes.next_multiple_of(CHUNK) } else { bytes };
+            let loan = loan.min(most);
+            match self.lent.compare_exchange_weak(
+                lent,
+                lent + loan,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            ) {
+                Ok(_) => return Some(loan),
+                Err(now) => lent = now,
+            }
+        }
+    }
+
+    /// Lends a reserve, if there are not too many.
+    fn lend_reserve(&self) -> bool {
+        let most = self.limit.load(Ordering::Relaxed) / RESERVES_PART;
+        let reserved = self.reserved.fetch_add(RESERVE, Ordering::Relaxed);
+        let is_lent = reserved + RESERVE <= most && {
+            let lent = self.lent.fetch_add(RESERVE, Ordering::SeqCst);
+            let fits = lent + RESERVE <= self.limit.load(Ordering::Relaxed);
+            if !fits {
+                self.lent.fetch_sub(RESERVE, Ordering::SeqCst);
+            }
+            fits
+        };
+        if !is_lent {
+            self.reserved.fetch_sub(RESERVE, Ordering::Relaxed);
+        }
+        is_lent
+    }
+
+    fn give_back(&self, loan: usize) {
+        // Ordered before the look at the queue: see [`Room::admit`].
+        self.lent.fetch_sub(loan, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.call_waiting();
+        }
+    }
+
+    /// Tells those to try again for which there is room now, and the first if it may go on alone.
+    #[cold]
+    fn call_waiting(&self) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let mut lent = self.lent.load(Ordering::SeqCst);
+        let mut queue = self.queue();
+        let mut may_go_alone = !queue.has_alone;
+        for waiting in queue.waiting.values_mut().take(LOOKED_AT) {
+            let fits = waiting.bytes <= waiting.need.most(limit, lent);
+            if fits {
+                lent += waiting.bytes;
+            }
+            if fits || std::mem::take(&mut may_go_alone) {
+                waiting.call();
+            }
+        }
+    }
+
+    /// Gives the place of the command that goes on without room to the first of the queue.
+    fn go_alone(&self, ticket: u64, bytes: usize) -> bool {
+        let mut queue = self.queue();
+        let is_first = queue.waiting.first_key_value().is_some_and(|(first, _)| *first == ticket);
+        if !is_first || queue.has_alone {
+            return false;
+        }
+        queue.has_alone = true;
+        self.alone.store(bytes, Ordering::Relaxed);
+        true
+    }
+
+    fn end_alone(&self) {
+        self.alone.store(0, Ordering::Relaxed);
+        self.queue().has_alone = false;
+        self.call_waiting();
+    }
+
+    /// Waits for so much, at the end of the queue or in the place that a connection has already.
+    fn join_queue(&self, ticket: Option<u64>, need: Need, bytes: usize) -> u64 {
+        let mut queue = self.queue();
+        let ticket = ticket.unwrap_or_else(|| {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+            queue.last += 1;
+            queue.last
+        });
+        queue.waiting.insert(ticket, Waiting { need, bytes, is_called: false, waker: None });
+        self.waiting.store(queue.waiting.len(), Ordering::SeqCst);
+        ticket
+    }
+
+    fn leave_queue(&self, ticket: u64) {
+        let mut queue = self.queue();
+        let was_first = queue.waiting.first_key_value().is_some_and(|(first, _)| *first == ticket);
+        queue.waiting.remove(&ticket);
+        self.waiting.store(queue.waiting.len(), Ordering::SeqCst);
+        drop(queue);
+        if was_first {
+            self.call_waiting();
+        }
+    }
+}
+
+/// What memory is charged for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Data that comes unasked.
+    Unasked,
+    /// Data that a command asked for, or reads.
+    Solicited,
+    /// The same, beside the budget.
+    Alone,
+}
+
+/// Memory that is charged to a connection. It has to be given back to the [`Room`] that gave it.
+#[derive(Debug)]
+#[must_use = "memory that is not given back is lost to all"]
+pub(crate) struct Grant {
+    bytes: usize,
+    kind: Kind,
+}
+
+/// What the commands of one connection take.
+#[derive(Clone, Debug)]
+pub(crate) struct Room(Rc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    budget: Arc<Budget>,
+    /// Commands that can wait take at most this together; one always may.
+    limit: usize,
+    /// Bytes that are charged, of the loan. Others only read it.
+    taken: Arc<AtomicUsize>,
+    /// Bytes of commands that can wait, with what the budget does not cover.
+    solicited: Cell<usize>,
+    /// Borrowed from the budget, with the reserve.
+    loan: Cell<usize>,
+    reserve: Cell<usize>,
+    /// A command of its goes on beside the budget.
+    is_alone: Cell<bool>,
+    /// The place in the budget's queue.
+    ticket: Cell<Option<u64>>,
+}
+
+impl Room {
+    /// A connection whose commands that can wait may take `limit` bytes of the budget, and a little more
+    /// for what the alignment of buffers costs.
+    pub(crate) fn new(budget: Arc<Budget>, limit: usize) -> Self {
+        let taken: Arc<AtomicUsize> = Arc::default();
+        let limit = limit + limit / 32;
+        let mut accounts = budget.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        if accounts.len() == accounts.capacity() {
+            accounts.retain(|account| account.strong_count() > 0);
+        }
+        accounts.push(Arc::downgrade(&taken));
+        drop(accounts);
+        let [solicited, loan, reserve] = [const { Cell::new(0) }; 3];
+        Self(Rc::new(Inner {
+            budget,
+            limit,
+            taken,
+            solicited,
+            loan,
+            reserve,
+            is_alone: Cell::default(),
+            ticket: Cell::default(),
+        }))
+    }
+
+    /// Takes memory for data that comes unasked, if there is any.
+    #[inline]
+    pub(crate) fn take_unasked(&self, bytes: usize) -> Option<Grant> {
+        let kind = Kind::Unasked;
+        self.0.take(Need::Unasked, bytes).then_some(Grant { bytes, kind })
+    }
+
+    /// Takes memory for a command that can wait. If the connection has its share, the command waits
+    /// for others of the connection. If the budget has no room, the connection is in the budget's
+    /// queue afterwards, and [`Self::poll`] tells when to try again.
+    #[inline]
+    pub(crate) fn admit(&self, bytes: usize) -> Option<Grant> {
+        let inner = &*self.0;
+        let solicited = inner.solicited.get();
+        if solicited > 0 && solicited.saturating_add(bytes) > inner.limit {
+            // The first of the queue must not be one that waits for itself.
+            self.stop_waiting();
+            return None;
+        }
+        let kind = match inner.take(Need::Solicited, bytes) {
+            true => Kind::Solicited,
+            false => inner.admit_waiting(bytes)?,
+        };
+        self.stop_waiting();
+        inner.solicited.set(solicited + bytes);
+        Some(Grant { bytes, kind })
+    }
+
+    /// Nothing waits for the budget any more.
+    #[inline]
+    pub(crate) fn stop_waiting(&self) {
+        if let Some(ticket) = self.0.ticket.take() {
+            self.0.budget.leave_queue(ticket);
+        }
+    }
+
+    /// Whether the connection is in the budget's queue.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.0.ticket.get().is_some()
+    }
+
+    /// Ready when a command that waits for the budget is to try again.
+    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(ticket) = self.0.ticket.get() else { return Poll::Pending };
+        let mut queue = self.0.budget.queue();
+        let Some(waiting) = queue.waiting.get_mut(&ticket) else { return Poll::Pending };
+        if std::mem::take(&mut waiting.is_called) {
+            return Poll::Ready(());
+        }
+        waiting.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// The memory is free.
+    #[inline]
+    pub(crate) fn give_back(&self, Grant { bytes, kind }: Grant) {
+        self.0.give_back(bytes, kind);
+    }
+
+    /// Charges memory that is there already, whatever is left: that of a task which another
+    /// connection gave up, or of an answer that is longer than its command was expected to need.
+    pub(crate) fn charge(&self, bytes: usize) -> Grant {
+        let Grant { bytes, .. } = self.charge_unasked(bytes);
+        self.0.solicited.set(self.0.solicited.get() + bytes);
+        Grant { bytes, kind: Kind::Solicited }
+    }
+
+    /// The same where the connection's commands need not wait for it.
+    pub(crate) fn charge_unasked(&self, bytes: usize) -> Grant {
+        let inner = &*self.0;
+        if !inner.take(Need::Solicited, bytes) {
+            inner.budget.lent.fetch_add(bytes, Ordering::SeqCst);
+            inner.loan.set(inner.loan.get() + bytes);
+            inner.taken.store(inner.taken() + bytes, Ordering::Relaxed);
+        }
+        Grant { bytes, kind: Kind::Unasked }
+    }
+
+    /// Keeps `bytes` of what a command had, for its answer, until that is dropped.
+    #[inline]
+    pub(crate) fn keep(&self, grant: Option<Grant>, bytes: usize) -> Option<Charge> {
+        if bytes == 0 {
+            if let Some(grant) = grant {
+                self.give_back(grant);
+            }
+            return None;
+        }
+        let grant = match grant {
+            // The place beside the budget is whole until its data has gone.
+            Some(grant) if grant.kind == Kind::Alone && bytes <= grant.bytes => grant,
+            Some(Grant { bytes: had, kind: Kind::Solicited }) if bytes <= had => {
+                self.0.give_back(had - bytes, Kind::Solicited);
+                Grant { bytes, kind: Kind::Solicited }
+            }
+            other => {
+                let longer = self.charge(bytes);
+                if let Some(grant) = other {
+                    self.give_back(grant);
+                }
+                longer
+            }
+        };
+        Some(self.charge_of(grant))
+    }
+
+    /// A grant that gives itself back.
+    pub(crate) fn charge_of(&self, grant: Grant) -> Charge {
+        Charge { room: self.clone(), bytes: grant.bytes, kind: grant.kind }
+    }
+
+    /// The budget that all connections share.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.0.budget
+    }
+}
+
+impl Inner {
+    #[inline]
+    fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn take(&self, need: Need, bytes: usize) -> bool {
+        let sum = self.taken().saturating_add(bytes);
+        if sum > self.loan.get() && !self.borrow(need, sum) {
+            return false;
+        }
+        self.taken.store(sum, Ordering::Relaxed);
+        true
+    }
+
+    /// Borrows what is missing to `sum` bytes.
+    fn borrow(&self, need: Need, sum: usize) -> bool {
+        let need = if sum <= FIRST { Need::First } else { need };
+        if self.reserve.get() == 0 && self.budget.lend_reserve() {
+            self.reserve.set(RESERVE);
+            self.loan.set(self.loan.get() + RESERVE);
+        }
+        let missing = sum.saturating_sub(self.loan.get());
+        if missing > 0 {
+            let Some(loan) = self.budget.lend(need, missing) else { return false };
+            self.loan.set(self.loan.get() + loan);
+        }
+        true
+    }
+
+    /// Waits for the budget, or goes on alone.
+    #[cold]
+    fn admit_waiting(&self, bytes: usize) -> Option<Kind> {
+        let sum = self.taken().saturating_add(bytes);
+        let need = if sum <= FIRST { Need::First } else { Need::Solicited };
+        let missing = sum.saturating_sub(self.loan.get());
+        let ticket = self.budget.join_queue(self.ticket.get(), need, missing);
+        self.ticket.set(Some(ticket));
+        // Memory that came back before the queue was joined called nobody.
+        if self.take(Need::Solicited, bytes) {
+            return Some(Kind::Solicited);
+        }
+        let goes_alone = self.budget.go_alone(ticket, bytes);
+        self.is_alone.set(goes_alone);
+        goes_alone.then_some(Kind::Alone)
+    }
+
+    #[inline]
+    fn give_back(&self, bytes: usize, kind: Kind) {
+        if kind != Kind::Unasked {
+            debug_assert!(bytes <= self.solicited.get());
+            self.solicited.set(self.solicited.get().saturating_sub(bytes));
+        }
+        if kind == Kind::Alone {
+            self.is_alone.set(false);
+            return self.budget.end_alone();
+        }
+        let taken = self.taken();
+        debug_assert!(bytes <= taken);
+        let taken = taken.saturating_sub(bytes);
+        self.taken.store(taken, Ordering::Relaxed);
+        if self.loan.get() > self.reserve.get() {
+            self.repay(taken);
+        }
+    }
+
+    /// Gives back what is borrowed and not needed: all at the end of the last command; else what is
+    /// much, or what others wait for.
+    fn repay(&self, taken: usize) {
+        let loan = self.loan.get();
+        let needed = taken.max(self.reserve.get());
+        let surplus = loan.saturating_sub(needed);
+        let repays = taken == 0
+            || surplus > 2 * CHUNK
+            || (surplus > 0 && self.budget.waiting.load(Ordering::Relaxed) > 0);
+        if repays {
+            self.loan.set(needed);
+            self.budget.give_back(surplus);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.budget.leave_queue(ticket);
+        }
+        if self.is_alone.get() {
+            self.budget.end_alone();
+        }
+        self.budget.reserved.fetch_sub(self.reserve.get(), Ordering::Relaxed);
+        self.budget.give_back(self.loan.get());
+    }
+}
+
+/// Memory that gives itself back: that of an answer, which ends when it has been sent and is not
+/// kept any more.
+#[derive(Debug)]
+pub(crate) struct Charge {
+    room: Room,
+    bytes: usize,
+    kind: Kind,
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.room.0.give_back(self.bytes, self.kind);
+    }
+}
