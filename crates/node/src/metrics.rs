@@ -1,15 +1,21 @@
 //! What is counted, as OpenMetrics text.
 
+mod machine;
+pub(crate) mod text;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::encoding::{EncodeLabelSet, text as open_metrics};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use sarsen_proto::iscsi::target::RefusalReason;
 
+use self::machine::Machine;
+pub(crate) use self::machine::VolumeRoom;
+use crate::control::ApiRefusal;
 use crate::fronts::iscsi::Full;
 use crate::statistics::{Exposition, Statistics};
 
@@ -23,6 +29,7 @@ const CERTIFICATE: &str = "certificate";
 /// the statistics.
 pub(crate) struct Metrics {
     registry: Registry,
+    machine: Machine,
     pub(crate) statistics: Arc<Statistics>,
     logins: Counter,
     refused: Family<Refused, Counter>,
@@ -31,8 +38,10 @@ pub(crate) struct Metrics {
     turned_away: Family<TurnedAway, Counter>,
     connections: Gauge,
     memory: Gauge,
-    memory_refused: Counter,
+    memory_waits: Counter,
+    memory_refusals: Counter,
     problems: Gauge,
+    api_refused: Family<Refused, Counter>,
 }
 
 /// What there is at a moment.
@@ -42,8 +51,10 @@ pub(crate) struct Moment {
     pub(crate) connections: usize,
     /// Bytes that commands have of the memory that all share.
     pub(crate) memory: usize,
-    /// How often one had to wait for them.
-    pub(crate) memory_refused: usize,
+    /// How often a command had to wait for memory.
+    pub(crate) memory_waits: usize,
+    /// How often a command was refused since there was no memory for its unsolicited data.
+    pub(crate) memory_refusals: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -58,7 +69,9 @@ struct Refused {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("sarsen");
+        let (mut root, machine) = (Registry::default(), Machine::default());
+        root.register_collector(Box::new(machine.clone()));
+        let registry = root.sub_registry_with_prefix("sarsen");
         let (logins, refused) = (Counter::default(), Family::<Refused, Counter>::default());
         let (sessions, revoked) = (Gauge::default(), Counter::default());
         registry.register("logins", "Connections that were let in", logins.clone());
@@ -72,14 +85,24 @@ impl Default for Metrics {
         registry.register("connections_turned_away", help, turned_away.clone());
         let (connections, memory) = (Gauge::default(), Gauge::default());
         registry.register("connections", "Open connections", connections.clone());
-        let help = "Memory that commands have of what all share (limits.memory)";
+        let help = "Memory that is charged for the data of commands (limits.memory)";
         registry.register("command_memory_bytes", help, memory.clone());
-        let memory_refused = Counter::default();
+        let memory_waits = Counter::default();
         let help = "How often a command waited because others had all of limits.memory";
-        registry.register("command_memory_waits", help, memory_refused.clone());
+        registry.register("command_memory_waits", help, memory_waits.clone());
+        let memory_refusals = Counter::default();
+        let help = "Commands that were answered with TASK SET FULL or BUSY since there was no memory \
+                    for their unsolicited data";
+        registry.register("command_memory_refusals", help, memory_refusals.clone());
         let problems = Gauge::default();
         let help = "Things that are not as they are desired, and that the server does without";
         registry.register("problems", help, problems.clone());
+        let api_refused = Family::<Refused, Counter>::default();
+        let help = "Requests that the port of the API refused, by reason";
+        registry.register("api_refused", help, api_refused.clone());
+        for refusal in ApiRefusal::ALL {
+            drop(api_refused.get_or_create(&Refused { reason: refusal.name() }));
+        }
         // From the start on, so that the first burst is a rise that alerts see.
         let reasons = RefusalReason::ALL.iter().map(|reason| reason.name());
         for reason in reasons.chain([CERTIFICATE]) {
@@ -91,7 +114,8 @@ impl Default for Metrics {
         let statistics: Arc<Statistics> = Arc::default();
         registry.register_collector(Box::new(Exposition(statistics.clone())));
         Self {
-            registry,
+            registry: root,
+            machine,
             statistics,
             logins,
             refused,
@@ -100,8 +124,10 @@ impl Default for Metrics {
             turned_away,
             connections,
             memory,
-            memory_refused,
+            memory_waits,
+            memory_refusals,
             problems,
+            api_refused,
         }
     }
 }
@@ -122,6 +148,11 @@ impl Metrics {
         self.refused.get_or_create(&Refused { reason: CERTIFICATE }).inc();
     }
 
+    /// The port of the API refused a request.
+    pub(crate) fn api_refused(&self, refusal: ApiRefusal) {
+        self.api_refused.get_or_create(&Refused { reason: refusal.name() }).inc();
+    }
+
     /// So many sessions were ended, for access was revoked.
     pub(crate) fn revoked(&self, sessions: usize) {
         self.revoked.inc_by(sessions as u64);
@@ -137,6 +168,11 @@ impl Metrics {
         self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 
+    /// From here on, these are the volumes that are open.
+    pub(crate) fn show_volumes(&self, volumes: Vec<VolumeRoom>) {
+        self.machine.show(volumes);
+    }
+
     /// All of it, with what there is at this moment.
     pub(crate) fn render(&self, moment: Moment) -> String {
         for (gauge, value) in [
@@ -146,17 +182,18 @@ impl Metrics {
         ] {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }
-        self.memory_refused.inner().store(moment.memory_refused as u64, Ordering::Relaxed);
+        self.memory_waits.inner().store(moment.memory_waits as u64, Ordering::Relaxed);
+        self.memory_refusals.inner().store(moment.memory_refusals as u64, Ordering::Relaxed);
         let mut text = String::new();
         // A String takes everything.
-        let _ = text::encode(&mut text, &self.registry);
+        let _ = open_metrics::encode(&mut text, &self.registry);
         text
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
     use crate::statistics::{Failure, Operation};
@@ -231,6 +268,54 @@ mod tests {
         serde_json::from_str::<serde_json::Value>(dashboard).expect("JSON");
     }
 
+    /// As `promtool check metrics` judges: each sample belongs to a metric with a type and help, whose name says its
+    /// unit and, of counters alone, ends in `_total`.
+    #[test]
+    fn names_are_as_prometheus_wants_them() {
+        let metrics = Metrics::default();
+        let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
+        meter.begin();
+        meter.end(Operation::Read, 1, 1, 1);
+        meter.limited();
+        metrics.show_volumes(vec![VolumeRoom {
+            name: "data".into(),
+            size: 8192,
+            allocated: Some(4096),
+        }]);
+        let text = text::of_open_metrics(&metrics.render(Moment::default()));
+        let kinds: BTreeMap<&str, &str> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+        for (name, kind) in &kinds {
+            assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help");
+            assert_eq!(name.ends_with("_total"), *kind == "counter", "{name} is a {kind}");
+            let is_plain = |c: char| c.is_ascii_lowercase() || c == '_';
+            assert!(name.chars().all(is_plain), "{name}");
+            let units = ["_milliseconds", "_nanoseconds", "_kib", "_mib", "_percent"];
+            assert!(!units.iter().any(|unit| name.contains(unit)), "{name} has no base unit");
+        }
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().expect("a name");
+            let of = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+            let is_known = kinds.contains_key(name)
+                || of.is_some_and(|of| kinds.get(of) == Some(&"histogram"));
+            assert!(is_known, "{name} is of no metric");
+        }
+        let version = env!("CARGO_PKG_VERSION");
+        for line in [
+            format!("sarsen_build_info{{version=\"{version}\"}} 1"),
+            "sarsen_volume_size_bytes{volume=\"data\"} 8192".to_owned(),
+            "sarsen_volume_allocated_bytes{volume=\"data\"} 4096".to_owned(),
+            "# TYPE process_cpu_seconds_total counter".to_owned(),
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+        }
+        for name in ["resident_memory_bytes", "open_fds", "start_time_seconds"] {
+            let begin = format!("process_{name} ");
+            let value = text.lines().find_map(|line| line.strip_prefix(&begin)).expect(name);
+            assert!(value.parse::<f64>().expect("a number") > 0.0, "{name} {value}");
+        }
+    }
+
     #[test]
     fn what_alerts_wait_for_is_there_before_it_happens() {
         let metrics = Metrics::default();
@@ -242,6 +327,7 @@ mod tests {
             "sarsen_volume_errors_total{volume=\"data\",kind=\"hardware_error\"} 0",
             "sarsen_logins_refused_total{reason=\"wrong_secret\"} 0",
             "sarsen_logins_refused_total{reason=\"certificate\"} 0",
+            "sarsen_api_refused_total{reason=\"wrong_token\"} 0",
             "sarsen_connections_turned_away_total{limit=\"connections-per-source\"} 0",
             "# TYPE sarsen_command_memory_waits counter",
         ] {
@@ -259,7 +345,13 @@ mod tests {
         metrics.refused_certificate();
         metrics.revoked(3);
         metrics.turned_away("connections");
-        let moment = Moment { sessions: 7, connections: 8, memory: 4096, memory_refused: 2 };
+        let moment = Moment {
+            sessions: 7,
+            connections: 8,
+            memory: 4096,
+            memory_waits: 2,
+            memory_refusals: 3,
+        };
         let text = metrics.render(moment);
         for line in [
             "# TYPE sarsen_logins counter",
@@ -274,6 +366,7 @@ mod tests {
             "sarsen_connections 8",
             "sarsen_command_memory_bytes 4096",
             "sarsen_command_memory_waits_total 2",
+            "sarsen_command_memory_refusals_total 3",
             "# EOF",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");

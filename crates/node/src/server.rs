@@ -14,20 +14,34 @@ use sarsen_io::net::Listener;
 use sarsen_io::{threads, time};
 use sarsen_proto::iscsi::digest;
 use sarsen_scsi::{AccessError, AccessState, Array, TargetDevice};
+use tokio::sync::oneshot;
 use tracing::{error, warn};
 
 use crate::config::{Config, ConfigError, Limits, Portal};
-use crate::control::{Api, Control, Lab, LabResults, Opened, Web, WebError};
-use crate::desired::{Desired, Invalid, OpenError, StateError};
-use crate::engine::{Cause, ChangeError, Engine, Force, Made, Prepared};
+use crate::control::{Api, Capacity, Control, Lab, LabResults, Opened, Web, WebError};
+use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError};
+use crate::engine::{Cause, ChangeError, Engine, Force, Looks, Made, Managed, Prepared};
 use crate::events::Occurrence;
 use crate::host::Beneath;
 use crate::isns::{self, Isns};
+use crate::private;
 use crate::stores::StoreError;
 use crate::tls::TlsError;
 
 /// How often what the server does without is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the end of a server may take beyond the time that initiators have to log out, however many disks do not
+/// respond.
+const END_LIMIT: Duration = Duration::from_secs(6);
+/// How much of that is left for flushes at least.
+const FLUSH_LIMIT: Duration = Duration::from_millis(1500);
+/// How long the end waits for a change that is under way, and for requests of the API.
+const CHANGE_LIMIT: Duration = Duration::from_secs(1);
+
+/// How often it is looked at whether a volume is still well.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// Their files are looked at after so many of those.
+const HEALTH_SHOWN_EACH_LOOK: usize = 4;
 
 /// Why a server did not start. Nothing of it is left running.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +182,7 @@ impl Server {
         }
         let (mut desired, config) = match config.state.clone() {
             Some(folder) => {
+                private::close(&folder);
                 let (desired, config) = Desired::open(&folder, config)?;
                 (Some(desired), config)
             }
@@ -177,11 +192,8 @@ impl Server {
         let cores =
             Cores::start(config.cores, config.io_engine, config.spin).map_err(StartError::Cores)?;
         let cores = Arc::new(cores);
-        let mut notices = Vec::new();
-        for address in isns::notice_addresses(config.isns.as_ref(), &config.listen) {
-            let listen = |source| StartError::Listen { address, source };
-            notices.push(Listener::bind(address).map_err(listen)?);
-        }
+        let managed = desired.as_mut().map(Desired::managed);
+        let notices = listen_for_notices(&config, managed.as_ref())?;
         let control = config.control.as_deref().map(|path| {
             LocalListener::bind(path)
                 .map_err(|source| StartError::Control { path: path.to_owned(), source })
@@ -192,17 +204,18 @@ impl Server {
         let array = Array::new(Arc::new(Beneath::new(&cores)));
         let engine = Engine::new(&config, &cores, array, Box::new(layer));
         let isns = config.isns.clone();
-        let cause = Cause::Start(desired.as_mut().map(Desired::managed));
+        let cause = Cause::Start(managed);
         let prepared = engine.prepare(config, cause).map_err(|error| match error {
             ChangeError::Open(error) => error,
             other => unreachable!("nothing runs that could be in the way: {other}"),
         })?;
         prepared.into_ready().make();
+        let front = &engine.front;
         if let Some(desired) = &mut desired {
             desired.drive(engine.clone());
+            desired.tell_repairs(&front.access.events);
         }
         let desired = desired.map(Arc::new);
-        let front = &engine.front;
         let version = env!("CARGO_PKG_VERSION").to_owned();
         front.access.events.tell(&Occurrence::ServerStarted { version });
         let lab = Lab::default();
@@ -210,6 +223,7 @@ impl Server {
             engine: engine.clone(),
             front: front.clone(),
             is_trusted: true,
+            capacity: Capacity::default(),
             desired: desired.clone(),
             lab: lab.clone(),
         };
@@ -253,8 +267,35 @@ impl Server {
         reloading.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff))
     }
 
-    /// Tries, every now and then, what the server does without. Does not end.
+    /// Closes a volume and opens it again: for one whose flush failed, or whose file was deleted, replaced or
+    /// truncated, once its disk is well. Its sessions are asked to log out within `grace`; without one it is refused
+    /// where it has any. Writes that were not flushed may be lost.
+    pub async fn reattach(
+        &self,
+        volume: &str,
+        grace: Option<Duration>,
+    ) -> Result<Made, ChangeRefused> {
+        reattach(self.engine.clone(), self.desired.clone(), volume.to_owned(), grace).await
+    }
+
+    /// Tries, every now and then, what the server does without, and looks at the files of its volumes. Does not
+    /// end.
     pub async fn retry(&self) {
+        tokio::join!(self.retry_missing(), self.watch_backings());
+    }
+
+    async fn watch_backings(&self) {
+        let mut looks = Looks::default();
+        loop {
+            self.engine.look_at_backings(&mut looks);
+            for _ in 0..HEALTH_SHOWN_EACH_LOOK {
+                time::sleep_until(time::now() + HEALTH_INTERVAL).await;
+                self.engine.show_health();
+            }
+        }
+    }
+
+    async fn retry_missing(&self) {
         let Some(desired) = &self.desired else { return std::future::pending().await };
         loop {
             time::sleep_until(time::now() + RETRY_INTERVAL).await;
@@ -263,6 +304,11 @@ impl Server {
                 error!("what the server does without could not be tried again");
             }
         }
+    }
+
+    /// One of the volumes that do not respond, if there is one.
+    pub fn silent_volume(&self) -> Option<String> {
+        self.engine.silent_volume()
     }
 
     /// What it runs by.
@@ -315,7 +361,7 @@ impl Server {
 
     /// What is counted, as OpenMetrics text.
     pub fn metrics(&self) -> String {
-        self.engine.front.metrics()
+        self.engine.metrics()
     }
 
     /// Ends when every core has shown that it is not stuck; false if one is gone.
@@ -339,28 +385,121 @@ impl Server {
 
     /// Ends in good order: no new connections, initiators are asked to log out and have `grace`
     /// for it, commands in flight finish, and every store is flushed. Says whether all of it
-    /// worked; what did not is in the log.
+    /// worked; what did not is in the log. Disks that do not respond are not waited for: it ends a few seconds after
+    /// `grace` at the latest, and the threads that wait for such a disk then stay until the process ends.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
+        let deadline = time::now() + grace + END_LIMIT;
         self.engine.front.access.events.tell(&Occurrence::ServerStopping);
         // Who asked for one is still there to be told, and so is the thread whose timers it waits by.
-        self.end_changes().await;
-        drop(self.web.take());
-        drop(self.control.take());
+        let mut is_clean = within(CHANGE_LIMIT, self.end_changes()).await.is_some();
+        if !is_clean {
+            error!("a change does not end: the server ends without it");
+        }
+        let answering = (self.web.take(), self.control.take());
+        is_clean &= ended_within(CHANGE_LIMIT, "the API", move || drop(answering)).await;
         if let Some(isns) = &self.isns {
             isns.leave();
         }
-        self.engine.stop_accepting().await;
-        self.engine.front.end_sessions(grace).await;
-        let flushed = self.engine.flush().await;
-        // It has had all that time to say that it leaves.
-        drop(self.isns.take());
-        let cores = self.cores;
-        match Arc::into_inner(cores) {
-            Some(cores) => cores.shutdown(),
-            None => error!("the cores are still in use at the end"),
+        let flush_at = deadline - FLUSH_LIMIT;
+        is_clean &= self.engine.stop_accepting(flush_at).await;
+        let sessions = self.engine.front.end_sessions(grace);
+        if within(flush_at.saturating_duration_since(time::now()), sessions).await.is_none() {
+            error!("sessions do not end: the server ends without them");
+            is_clean = false;
         }
-        flushed
+        let is_flushed = self.engine.flush(deadline - FLUSH_LIMIT / 3).await;
+        is_clean &= is_flushed;
+        let left = || {
+            let left = deadline.saturating_duration_since(time::now());
+            // Operations of a disk that was not flushed hardly end now.
+            if is_flushed { left } else { left.min(FLUSH_LIMIT / 3) }
+        };
+        // It has had all that time to say that it leaves.
+        let isns = self.isns.take();
+        is_clean &=
+            ended_within(left(), "the registration at the name server", || drop(isns)).await;
+        let Some(cores) = Arc::into_inner(self.cores) else {
+            error!("the cores are still in use at the end");
+            return false;
+        };
+        let limit = left();
+        let (sender, answer) = oneshot::channel();
+        let ending = threads::spawn("ending", move || {
+            let _ = sender.send(cores.shutdown_within(limit));
+        });
+        if ending.is_err() || !answer.await.unwrap_or(false) {
+            error!("disks have not ended operations: what they do with them is not known");
+            is_clean = false;
+            // To close their files may wait for them, too.
+            std::mem::forget(self.engine);
+        }
+        is_clean
     }
+}
+
+/// Listens where the name server may call. An address that only portals of the state have may be missing like these.
+fn listen_for_notices(
+    config: &Config,
+    managed: Option<&Managed>,
+) -> Result<Vec<Listener>, StartError> {
+    let own = config.listen.len() - managed.map_or(0, |managed| managed.portals);
+    let own = isns::notice_addresses(config.isns.as_ref(), &config.listen[..own]);
+    let mut notices = Vec::new();
+    for address in isns::notice_addresses(config.isns.as_ref(), &config.listen) {
+        match Listener::bind(address) {
+            Ok(listener) => notices.push(listener),
+            Err(source) if own.contains(&address) => {
+                return Err(StartError::Listen { address, source });
+            }
+            Err(error) => warn!(
+                %address,
+                %error,
+                "the name server cannot call this address until the next start"
+            ),
+        }
+    }
+    Ok(notices)
+}
+
+/// See [`Server::reattach`].
+pub(crate) async fn reattach(
+    engine: Arc<Engine>,
+    desired: Option<Arc<Desired>>,
+    volume: String,
+    grace: Option<Duration>,
+) -> Result<Made, ChangeRefused> {
+    let reattaching = threads::aside(async move {
+        match desired {
+            Some(desired) => desired.reattach(&volume, grace).await,
+            None => {
+                let config = engine.config_with_absent();
+                Ok(engine.reattach(config, &volume, grace).await?)
+            }
+        }
+    });
+    reattaching.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into()))
+}
+
+/// What a future gives, if it ends in time.
+async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = work => Some(done),
+        () = time::sleep_until(time::now() + limit) => None,
+    }
+}
+
+/// Does something that may block for long on a thread of its own. Says whether it ended in time.
+async fn ended_within(limit: Duration, what: &str, work: impl FnOnce() + Send + 'static) -> bool {
+    let (sender, ended) = oneshot::channel();
+    let thread = threads::spawn("ending", move || {
+        work();
+        let _ = sender.send(());
+    });
+    let is_ended = thread.is_ok() && within(limit, ended).await.is_some();
+    if !is_ended {
+        error!("{what} does not end: the server ends without it");
+    }
+    is_ended
 }
 
 /// Takes as many descriptors as the system gives, and says if that is too few.

@@ -10,8 +10,8 @@ use sarsen_proto::iscsi::target::{Demand, RefusalReason};
 use sarsen_scsi::LunView;
 
 use crate::config::{
-    AccessConfig, AccountConfig, CertificatePattern, Config, ConfigError, Different, NamePattern,
-    Network, Placed, RuleConfig, TargetConfig,
+    AccessConfig, AccountConfig, CertificatePattern, Config, ConfigError, NamePattern, Network,
+    Placed, RuleConfig, SecretSource, TargetConfig,
 };
 use crate::tls::ClientCertificate;
 
@@ -28,10 +28,13 @@ pub(crate) struct Applicant<'a> {
     pub(crate) certificate: Option<&'a ClientCertificate>,
 }
 
-/// See the module.
-#[derive(Default)]
+/// See the module. Each part carries what it was compiled from, so that the next policy keeps a part only where that
+/// is what is in force. The default is compiled from nothing: no accounts, no targets, and discovery without rules.
+#[derive(Default, PartialEq)]
 pub(crate) struct Policy {
     secrets: Arc<Secrets>,
+    /// Where the secrets were read, by account.
+    secret_sources: BTreeMap<String, SecretSource>,
     discovery: Arc<Door>,
     targets: HashMap<Arc<str>, Arc<Door>>,
 }
@@ -46,28 +49,34 @@ struct Secrets {
     unread: BTreeMap<String, String>,
 }
 
-/// A policy with what it was made from, of which the next one is made: what has not changed is not
-/// looked at again.
-pub(crate) struct Compiled<'a> {
+/// The policy in force, of which the next one keeps what has not changed.
+pub(crate) struct Previous<'a> {
     pub(crate) policy: &'a Policy,
-    pub(crate) config: &'a Config,
-    /// What is not the same of its targets.
-    pub(crate) targets: &'a Different<'a, TargetConfig>,
     /// Secrets may have been changed where they are: all are read again.
     pub(crate) reads_all: bool,
-    /// Accounts from this one on are done without where their secret is not there.
+    /// Accounts from this one on may be missing their secret, and one that nobody else has.
     pub(crate) may_lack_from: usize,
 }
 
 /// What holds for one target, or for discovery. The default lets in everybody.
-#[derive(Default)]
+#[derive(Default, PartialEq)]
 struct Door {
+    source: DoorSource,
     demand: Demand,
     accounts: BTreeSet<String>,
     own: Option<Credentials>,
     rules: Vec<Rule>,
 }
 
+/// What a door is compiled from, apart from secrets.
+#[derive(Default, PartialEq)]
+struct DoorSource {
+    access: AccessConfig,
+    /// The target's units, where rules show a part of them.
+    luns: BTreeMap<u16, String>,
+}
+
+#[derive(PartialEq)]
 struct Rule {
     initiator: Option<NamePattern>,
     address: Option<Network>,
@@ -77,65 +86,37 @@ struct Rule {
 }
 
 impl Policy {
-    /// Reads the secrets of a finished configuration: those of accounts that `before` does not know, or
-    /// all of them. What was done without before still is if it is not there.
+    /// Compiles a finished configuration and reads its secrets: those that `previous` does not have, or all of them.
+    /// What was missing before may still be missing. Parts that were compiled from the same are those of `previous`.
     pub(crate) fn compile(
         config: &Config,
-        before: Option<&Compiled<'_>>,
+        previous: Option<&Previous<'_>>,
     ) -> Result<Self, ConfigError> {
-        let secrets = Arc::new(Secrets::read(config, before)?);
-        let are_same_secrets = before.is_some_and(|before| before.policy.secrets == secrets);
-        // Whether a door's own secret is also an initiator's depends on all of them.
-        let may_stay = |access: &AccessConfig| are_same_secrets || access.own_account.is_none();
+        let secrets = Arc::new(Secrets::read(config, previous)?);
+        let previous = previous.map(|previous| previous.policy);
+        let are_same_secrets = previous.is_some_and(|previous| previous.secrets == secrets);
         let by_secret = secrets.by_secret();
-        let door = |access: &AccessConfig, target: Option<&TargetConfig>| {
-            Ok::<_, ConfigError>(Arc::new(Door::of(access, target, &secrets, &by_secret)?))
-        };
-        let (mut targets, new) = match before {
-            Some(before) => {
-                let mut targets = before.policy.targets.clone();
-                let old = before.targets.old.iter();
-                let gone: HashMap<&str, &TargetConfig> = old
-                    .map(|target| {
-                        targets.remove(target.name.as_str());
-                        (target.name.as_str(), *target)
-                    })
-                    .collect();
-                for (_, target) in &before.targets.new {
-                    let is_same = |old: &&TargetConfig| {
-                        may_stay(&target.login)
-                            && old.login == target.login
-                            && (old.luns == target.luns || target.login.rules.is_empty())
-                    };
-                    let kept = gone.get(target.name.as_str()).copied().filter(is_same);
-                    let kept = kept.and_then(|old| before.policy.targets.get(old.name.as_str()));
-                    let door = match kept {
-                        Some(door) => door.clone(),
-                        None => door(&target.login, Some(target))?,
-                    };
-                    targets.insert(target.name.as_str().into(), door);
+        let compile =
+            |access: &AccessConfig, target: Option<&TargetConfig>, previous: Option<&Arc<Door>>| {
+                // Whether a door's own secret is also an initiator's depends on all of them.
+                let may_stay = are_same_secrets || access.own_account.is_none();
+                match previous.filter(|door| may_stay && door.source.is(access, target)) {
+                    Some(door) => Ok(door.clone()),
+                    None => Door::of(access, target, &secrets, &by_secret).map(Arc::new),
                 }
-                (targets, &[][..])
-            }
-            None => (HashMap::with_capacity(config.targets.len()), &config.targets[..]),
-        };
-        for target in new {
-            targets.insert(target.name.as_str().into(), door(&target.login, Some(target))?);
+            };
+        let discovery = compile(&config.discovery, None, previous.map(|one| &one.discovery))?;
+        let mut targets = HashMap::with_capacity(config.targets.len());
+        for target in &config.targets {
+            let name = target.name.as_str();
+            let known = previous.and_then(|previous| previous.targets.get_key_value(name));
+            let door = compile(&target.login, Some(target), known.map(|(_, door)| door))?;
+            targets.insert(known.map_or_else(|| name.into(), |(name, _)| name.clone()), door);
         }
-        if !are_same_secrets {
-            for target in config.targets.iter().filter(|target| !may_stay(&target.login)) {
-                targets.insert(target.name.as_str().into(), door(&target.login, Some(target))?);
-            }
-        }
-        let kept = before.filter(|before| {
-            may_stay(&config.discovery) && before.config.discovery == config.discovery
-        });
-        let discovery = match kept {
-            Some(before) => before.policy.discovery.clone(),
-            None => door(&config.discovery, None)?,
-        };
         drop(by_secret);
-        Ok(Self { secrets, discovery, targets })
+        let source = config.accounts.iter();
+        let source = source.map(|account| (account.name.clone(), account.secret.clone()));
+        Ok(Self { secrets, secret_sources: source.collect(), discovery, targets })
     }
 
     /// Whether it is known to say the same as another one of a target, or of discovery.
@@ -243,53 +224,83 @@ fn most_telling(results: impl Iterator<Item = Result<(), RefusalReason>>) -> Opt
 }
 
 impl Secrets {
-    fn read(config: &Config, before: Option<&Compiled<'_>>) -> Result<Self, ConfigError> {
-        let known: HashMap<&str, &AccountConfig> = before
-            .iter()
-            .flat_map(|before| &before.config.accounts)
-            .map(|account| (account.name.as_str(), account))
-            .collect();
-        let may_lack_from = before.map_or(usize::MAX, |before| before.may_lack_from);
-        let unread = before.map(|before| &before.policy.secrets.unread);
-        let before = before.filter(|before| !before.reads_all);
+    fn read(config: &Config, previous: Option<&Previous<'_>>) -> Result<Self, ConfigError> {
+        let may_lack_from = previous.map_or(usize::MAX, |previous| previous.may_lack_from);
         let logins = config.targets.iter().map(|target| &target.login);
         let own: BTreeSet<&str> = logins
             .chain([&config.discovery])
             .filter_map(|access| Some(access.own_account.as_ref()?.value.as_str()))
             .collect();
         let mut secrets = Self::default();
+        let mut may_lack = Vec::new();
         for (number, account) in config.accounts.iter().enumerate() {
-            let is_known = known.get(account.name.as_str()).is_some_and(|known| {
-                // Where it was written says nothing of what is there.
-                known.secret == account.secret
+            let name = account.name.as_str();
+            // Where it was written says nothing of what is there.
+            let known = previous.filter(|previous| {
+                previous.policy.secret_sources.get(name) == Some(&account.secret)
             });
-            let kept = before.filter(|_| is_known).and_then(|before| {
-                let Self { initiators, own, .. } = &*before.policy.secrets;
-                initiators.get(&account.name).or_else(|| own.get(&account.name)).cloned()
+            let kept = known.filter(|known| !known.reads_all).and_then(|known| {
+                let Self { initiators, own, .. } = &*known.policy.secrets;
+                initiators.get(name).or_else(|| own.get(name)).cloned()
             });
-            let was_unread =
-                is_known && unread.is_some_and(|unread| unread.contains_key(&account.name));
+            let was_unread = known.is_some_and(|known| known.policy.unread().contains_key(name));
+            if was_unread || number >= may_lack_from {
+                may_lack.push(account);
+            }
             let secret = match kept.map_or_else(|| account.read_secret(), Ok) {
                 Ok(secret) => secret,
                 Err(error) if was_unread || number >= may_lack_from => {
-                    secrets.unread.insert(account.name.clone(), error.to_string());
+                    secrets.unread.insert(name.to_owned(), error.to_string());
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            let list = match own.contains(account.name.as_str()) {
+            let list = match own.contains(name) {
                 true => &mut secrets.own,
                 false => &mut secrets.initiators,
             };
-            list.insert(account.name.clone(), secret);
+            list.insert(name.to_owned(), secret);
         }
+        secrets.set_shared_aside(&may_lack);
         Ok(secrets)
+    }
+
+    /// A target does not prove itself by a secret that an initiator has, too (RFC 7143 §9.2.1): of these accounts,
+    /// one with such a secret counts as one without.
+    fn set_shared_aside(&mut self, accounts: &[&AccountConfig]) {
+        let by_secret = self.by_secret();
+        let shared = accounts.iter().filter_map(|account| {
+            let secret = self.own.get(&account.name)?;
+            let other = by_secret.get(secret.0.as_str())?;
+            let why = format!("account {other} has the same secret: give each one of its own");
+            Some((account.name.clone(), account.wrong(&why).to_string()))
+        });
+        let shared: Vec<_> = shared.collect();
+        for (name, why) in shared {
+            self.own.remove(&name);
+            self.unread.insert(name, why);
+        }
     }
 
     /// The initiators' accounts by what they know.
     fn by_secret(&self) -> HashMap<&str, &str> {
         let by_secret = self.initiators.iter().map(|(name, secret)| (secret.0.as_str(), &**name));
         by_secret.collect()
+    }
+}
+
+impl DoorSource {
+    fn of(access: &AccessConfig, target: Option<&TargetConfig>) -> Self {
+        let target = target.filter(|_| !access.rules.is_empty());
+        let luns = target.map(|target| target.luns.clone()).unwrap_or_default();
+        Self { access: access.clone(), luns }
+    }
+
+    /// Whether a door of this would be the same.
+    fn is(&self, access: &AccessConfig, target: Option<&TargetConfig>) -> bool {
+        let has_same_units =
+            || access.rules.is_empty() || target.is_none_or(|target| target.luns == self.luns);
+        self.access == *access && has_same_units()
     }
 }
 
@@ -328,7 +339,8 @@ impl Door {
         };
         let accounts = access.chap.iter().map(|account| account.value.clone()).collect();
         let rules = access.rules.iter().map(|rule| Rule::of(rule, target));
-        Ok(Self { demand, accounts, own, rules: rules.collect::<Result<_, _>>()? })
+        let rules = rules.collect::<Result<_, _>>()?;
+        Ok(Self { source: DoorSource::of(access, target), demand, accounts, own, rules })
     }
 }
 
@@ -497,6 +509,57 @@ mod tests {
             "{error}"
         );
         assert!(!error.contains("correct horse"), "{error}");
+    }
+
+    #[test]
+    fn a_part_is_kept_only_where_it_was_compiled_from_the_same() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let rules = "chap = [\"host\"]\nown-account = \"san\"\nallow = [{ luns = { 5 = \"b\" } }]\n\
+            [discovery]\nchap = [\"host\"]";
+        let mut config = config(folder.path(), SECRETS, rules);
+        let next = |config: &Config, policy: &Policy| {
+            let previous = Previous { policy, reads_all: true, may_lack_from: usize::MAX };
+            Policy::compile(config, Some(&previous)).expect("a policy")
+        };
+        let same = |one: &Policy, other: &Policy| {
+            [None, Some(TARGET)].map(|target| one.is_same_for(other, target))
+        };
+        let alone = Policy::compile(&config, None).expect("a policy");
+        // Nothing of this configuration was in force.
+        let nothing = Policy::default();
+        let first = next(&config, &nothing);
+        assert!(first == alone && same(&first, &nothing) == [false, false]);
+        let again = next(&config, &first);
+        assert!(again == alone && same(&again, &first) == [true, true]);
+        config.targets[0].luns = BTreeMap::from([(0, "b".into()), (1, "a".into())]);
+        let moved = next(&config, &again);
+        assert_eq!(same(&moved, &again), [true, false]);
+        assert_eq!(ask(&moved, "iqn.any", "::1", Some("host")), Ok(numbers([(5, 0)])));
+        std::fs::write(folder.path().join("san"), "another secret").expect("written");
+        let proven = next(&config, &moved);
+        assert_eq!(same(&proven, &moved), [true, false]);
+        let own = proven.own_credentials(Some(TARGET)).expect("some");
+        assert_eq!(own.secret.0, "another secret");
+    }
+
+    #[test]
+    fn rfc7143_9_2_1_a_secret_that_became_an_initiators_keeps_no_server_from_starting() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let same = [("host", "correct horse battery"), ("san", "correct horse battery")];
+        let config = config(folder.path(), &same, "chap = [\"host\"]\nown-account = \"san\"");
+        let compile = |policy: &Policy, may_lack_from| {
+            Policy::compile(&config, Some(&Previous { policy, reads_all: true, may_lack_from }))
+        };
+        assert!(compile(&Policy::default(), usize::MAX).is_err(), "what flags name is refused");
+        let started = compile(&Policy::default(), 0).expect("a policy");
+        assert!(started.own_credentials(Some(TARGET)).is_none(), "it would prove itself by that");
+        assert_eq!(ask(&started, "iqn.any", "::1", Some("host")), Ok(LunView::default()));
+        let why = &started.unread()["san"];
+        assert!(why.contains("account san: account host has the same secret: give each"), "{why}");
+        assert!(compile(&started, usize::MAX).is_ok(), "what is known keeps nothing from changing");
+        std::fs::write(folder.path().join("san"), "the san's own secret").expect("written");
+        let mended = compile(&started, usize::MAX).expect("a policy");
+        assert!(mended.unread().is_empty() && mended.own_credentials(Some(TARGET)).is_some());
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Storm {
     /// There is a line to be written about an address.
     pub(crate) fn note(&self, address: IpAddr, now: Instant) -> Telling {
         let mut sources = self.sources();
-        let mut source = source(address);
+        let mut source = source_of(address);
         if sources.len() >= SOURCES && !sources.contains_key(&source) {
             // One whose lines were left out is forgotten by `close`.
             sources.retain(|_, window| !window.is_over(now) || window.left_out > 0);
@@ -84,7 +84,7 @@ impl Storm {
 }
 
 /// Whoever has one IPv6 address of a link has all of them.
-fn source(address: IpAddr) -> IpAddr {
+pub(crate) fn source_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => IpAddr::V6((address.to_bits() & !u128::from(u64::MAX)).into()),

@@ -32,7 +32,7 @@ use sarsen_scsi::{Lun, LunView};
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::certificate::{self, CertificatePattern, parse_certificate};
+use super::certificate::{CertificatePattern, parse_certificate};
 use super::file::{Source, choose, parse_truth, unknown_key};
 use super::network::{Network, parse_network};
 use super::{Config, ConfigError, LARGEST_LUN, StoreConfig, TargetConfig, is_iqn_tail, nearest};
@@ -44,7 +44,7 @@ const RULE_KEYS: &[&str] =
     &["host", "initiator", "address", "account", "certificate", "luns", "read-only"];
 /// Numbers that a message lists at most.
 const LISTED: usize = 8;
-const ALGORITHMS: [(&str, Algorithm); 4] = [
+pub(crate) const ALGORITHMS: [(&str, Algorithm); 4] = [
     ("sha3-256", Algorithm::Sha3),
     ("sha-256", Algorithm::Sha256),
     ("sha1", Algorithm::Sha1),
@@ -267,9 +267,6 @@ impl RuleConfig {
                 return Err(ConfigError::new(place, message));
             }
         }
-        if let Some(pattern) = &self.certificate {
-            certificate::check(pattern, facts.config)?;
-        }
         let Some(target) = target else { return Ok(()) };
         let view = self.view(target)?;
         let is_shown = |own: Lun| {
@@ -348,7 +345,6 @@ fn list<'a>(numbers: impl ExactSizeIterator<Item = &'a u16>) -> String {
 
 /// What is asked of a configuration for each of its targets and rules.
 struct Facts<'a> {
-    config: &'a Config,
     accounts: HashSet<&'a str>,
     /// Those that initiators log in with, and at which target.
     login_accounts: HashMap<&'a str, &'a str>,
@@ -375,7 +371,7 @@ impl<'a> Facts<'a> {
         let is_device =
             |volume: &&super::VolumeConfig| matches!(volume.store, StoreConfig::Sg { .. });
         let devices = config.volumes.iter().filter(is_device).map(|volume| volume.name.as_str());
-        Ok(Self { config, accounts, login_accounts, devices: devices.collect() })
+        Ok(Self { accounts, login_accounts, devices: devices.collect() })
     }
 
     fn find_account(&self, name: &str, key: &str, place: &str) -> Result<(), ConfigError> {

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use sarsen_io::file::open_to_read;
 use sarsen_proto::iscsi::chap::Secret;
 use sarsen_wire::iscsi::text::MAX_VALUE_LENGTH;
+use zeroize::Zeroizing;
 
 use super::ConfigError;
 use super::file::{Setting, unknown_key};
@@ -62,20 +63,23 @@ impl AccountConfig {
 
     /// Reads the secret. It may be changed at any time, so that nobody keeps it but who uses it.
     pub fn read_secret(&self) -> Result<Secret, ConfigError> {
+        // Whatever it passes through is wiped.
         let (secret, origin) = match &self.secret {
             SecretSource::File(path) => {
                 let wrong = |what: String| self.wrong(&format!("{}: {what}", path.display()));
                 let bytes = read_private(path).map_err(wrong)?;
-                let text = String::from_utf8(bytes).map_err(|_| wrong("is not text".into()))?;
-                (text, path.display().to_string())
+                let text = std::str::from_utf8(&bytes).map_err(|_| wrong("is not text".into()))?;
+                (Zeroizing::new(text.to_owned()), path.display().to_string())
             }
             SecretSource::Environment(name) => {
                 let text = std::env::var(name).map_err(|_| {
                     self.wrong(&format!("the variable {name} is not set: set it to the secret"))
                 })?;
-                (text, name.clone())
+                (Zeroizing::new(text), name.clone())
             }
-            SecretSource::Kept(Secret(text)) => (text.clone(), "the server's state".to_owned()),
+            SecretSource::Kept(Secret(text)) => {
+                (Zeroizing::new(text.clone()), "the server's state".to_owned())
+            }
         };
         let secret = secret.strip_suffix('\n').unwrap_or(&secret);
         let secret = secret.strip_suffix('\r').unwrap_or(secret);
@@ -89,13 +93,13 @@ impl AccountConfig {
         Ok(Secret(secret.to_owned()))
     }
 
-    fn wrong(&self, message: &str) -> ConfigError {
+    pub(crate) fn wrong(&self, message: &str) -> ConfigError {
         ConfigError::new(&self.place, format!("account {}: {message}", self.name))
     }
 }
 
 /// The content of a file that is its owner's alone; what a secret cannot have is not read to its end.
-pub(crate) fn read_private(path: &std::path::Path) -> Result<Vec<u8>, String> {
+pub(crate) fn read_private(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let remedy = |error: std::io::Error| format!("cannot read the secret: {error}");
     let file = open_to_read(path).map_err(remedy)?;
     // Of the open file: one that is put in its place meanwhile is not the one that is read.
@@ -107,9 +111,10 @@ pub(crate) fn read_private(path: &std::path::Path) -> Result<Vec<u8>, String> {
             path.display()
         ));
     }
-    let mut bytes = Vec::new();
     // With room for the end of the line.
     let limit = *SECRET_LENGTHS.end() as u64 + 2;
+    // As it grows it would leave copies behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(4 * SECRET_LENGTHS.end()));
     file.take(limit + 1).read_to_end(&mut bytes).map_err(remedy)?;
     Ok(bytes)
 }

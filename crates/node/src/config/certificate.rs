@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::{Config, ConfigError, Placed};
-
 /// What stands before the hash of a certificate.
 const HASH: &str = "sha256:";
 
@@ -65,22 +63,6 @@ pub(super) fn parse_certificate(text: &str) -> Result<CertificatePattern, String
         false => Err(format!(
             "certificate = {text:?}: the hash has 64 hexadecimal digits, as `openssl x509 \
              -fingerprint -sha256` shows them"
-        )),
-    }
-}
-
-/// A rule about certificates wants somebody who asks for them.
-pub(super) fn check(
-    certificate: &Placed<CertificatePattern>,
-    config: &Config,
-) -> Result<(), ConfigError> {
-    let asks =
-        |portal: &super::Portal| portal.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
-    match config.listen.iter().any(asks) {
-        true => Ok(()),
-        false => Err(ConfigError::new(
-            &certificate.place,
-            "certificate: no portal asks clients for one: give one tls with client-ca",
         )),
     }
 }

@@ -127,15 +127,15 @@ const REPEATED_KEYS: [&str; 2] = ["fault", "designators"];
 const TARGET_KEYS: &[&str] =
     &["name", "alias", "tid", "luns", "access", "preferred", "groups", "redirect"];
 /// A group in transition is on its way to one of these.
-const ACCESS_STATES: [(&str, AccessState); 5] = [
+pub(crate) const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("optimized", AccessState::Optimized),
     ("non-optimized", AccessState::NonOptimized),
     ("standby", AccessState::Standby),
     ("unavailable", AccessState::Unavailable),
     ("offline", AccessState::Offline),
 ];
-const STORES: [&str; 5] = ["ram", "file", "null", "iso", "sg"];
-const CACHES: [(&str, CacheMode); 5] = [
+pub(crate) const STORES: [&str; 5] = ["ram", "file", "null", "iso", "sg"];
+pub(crate) const CACHES: [(&str, CacheMode); 5] = [
     ("writeback", CacheMode::WriteBack),
     ("writethrough", CacheMode::WriteThrough),
     ("none", CacheMode::None),

@@ -22,8 +22,9 @@
 //! # Commands of all sessions that are carried out at once where volumes or hosts have a share or a
 //! # minimum; those beyond wait, and go by these.
 //! in-service = 64
-//! # Memory for the data of commands: of each connection, and of all together. Commands beyond wait;
-//! # each connection may always have one.
+//! # Memory for the data of commands: of each connection, and of all together. Commands beyond wait.
+//! # One command of each connection may pass the first limit, and one of all the second. A write whose
+//! # unsolicited data finds no memory is answered with TASK SET FULL or BUSY.
 //! memory-per-connection = "32MiB"
 //! memory = "1GiB"
 //! # Text of one request of a login (refused with 0302h) or after it (rejected, reason 0Ah).

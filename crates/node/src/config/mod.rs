@@ -12,6 +12,7 @@ mod host;
 mod identity;
 mod isns;
 mod limits;
+mod needs;
 mod network;
 mod portal;
 mod qos;
@@ -21,7 +22,7 @@ mod spec;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,6 +34,7 @@ use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS, ProtectionType};
 
 use crate::stores::CacheMode;
 
+pub(crate) use self::access::ALGORITHMS;
 pub use self::access::{AccessConfig, LunsConfig, NamePattern, Placed, RuleConfig};
 pub(crate) use self::account::read_private;
 pub use self::account::{AccountConfig, SecretSource, parse_account};
@@ -42,11 +44,13 @@ pub use self::certificate::CertificatePattern;
 pub(crate) use self::different::Different;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
+pub(crate) use self::file::{ACCESS_STATES, CACHES, STORES};
 pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};
 pub use self::host::HostConfig;
 pub use self::identity::IdentityConfig;
 pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::limits::Limits;
+pub(crate) use self::needs::Need;
 pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
 pub use self::qos::{DEFAULT_SHARE, QosConfig};
@@ -193,11 +197,11 @@ impl TargetConfig {
         self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
     }
 
-    /// Its name, and the portal groups that it names, of those that there are.
-    fn check_groups(&self, groups: &BTreeSet<u16>) -> Result<(), ConfigError> {
+    /// Its name, and whether the portal groups that it names fit each other.
+    fn check_groups(&self) -> Result<(), ConfigError> {
         check_iscsi_name(&self.name).or_else(wrong)?;
-        let named = self.access.keys().copied().chain(self.preferred);
-        if let Some(group) = named.clone().find(|group| !self.is_reached_through(*group)) {
+        let mut named = self.access.keys().copied().chain(self.preferred);
+        if let Some(group) = named.find(|group| !self.is_reached_through(*group)) {
             return wrong(format!(
                 "target {}: access or preferred names group {group}, and groups leaves it out",
                 self.name
@@ -207,16 +211,6 @@ impl TargetConfig {
             return wrong(format!(
                 "target {}: groups is empty: nobody would reach it; remove the key",
                 self.name
-            ));
-        }
-        let named = named.chain(self.groups.iter().flatten().copied());
-        if let Some(group) = { named }.find(|group| !groups.contains(group)) {
-            let tags: Vec<String> = groups.iter().map(u16::to_string).collect();
-            return wrong(format!(
-                "target {}: no portal is in group {group} (groups: {}): put one there, such as \
-                 listen = [\"0.0.0.0:3260,{group}\"]",
-                self.name,
-                tags.join(", ")
             ));
         }
         Ok(())
@@ -318,15 +312,26 @@ impl Config {
 
     /// The same where volumes and targets come and go while the server runs: there may be no volume,
     /// and a volume may be in no target; then nobody reaches it.
-    pub fn finish_managed(mut self) -> Result<Self, ConfigError> {
+    pub fn finish_managed(self) -> Result<Self, ConfigError> {
+        self.finish_with(Some(&BTreeSet::new()))
+    }
+
+    /// The same, where targets may need of portals what is `unmet` already; `None`: whatever they need.
+    pub(crate) fn finish_with(
+        mut self,
+        unmet: Option<&BTreeSet<Need>>,
+    ) -> Result<Self, ConfigError> {
         if self.volumes.len() > MAX_VOLUMES {
             return wrong(format!("{} volumes, of {MAX_VOLUMES} at most", self.volumes.len()));
         }
         if self.listen.is_empty() {
-            let address = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
+            let address = DEFAULT_PORTAL;
             self.listen = vec![Portal { address, group: DEFAULT_GROUP, tls: None }];
         }
         let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
+        // Targets have a port for a group without a portal, too.
+        let named = self.targets.iter().flat_map(TargetConfig::named_groups);
+        let groups: BTreeSet<u16> = groups.into_iter().chain(named).collect();
         if groups.len() > MAXIMUM_TARGET_PORTS {
             return wrong(format!(
                 "{} portal groups, of {MAXIMUM_TARGET_PORTS} at most: let portals share tags",
@@ -347,7 +352,7 @@ impl Config {
             if !target_names.insert(target.name.as_str()) {
                 return wrong(format!("two targets are named {}: rename one", target.name));
             }
-            target.check_groups(&groups)?;
+            target.check_groups()?;
             target.check_luns(&names)?;
             for volume in target.luns.values() {
                 if let Some(other) = exported.insert(volume.as_str(), target.name.as_str()) {
@@ -366,6 +371,11 @@ impl Config {
             login.chap.extend(everywhere.iter().cloned());
         }
         self.check_access()?;
+        if let Some(may_be_unmet) = unmet
+            && let Some(unmet) = self.unmet_needs().find(|one| !may_be_unmet.contains(&one.need))
+        {
+            return Err(unmet.error());
+        }
         Ok(self)
     }
 
@@ -398,15 +408,22 @@ impl Config {
 
 use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
 
+/// Where a server listens that is not told where.
+pub(crate) const DEFAULT_PORTAL: SocketAddr =
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
+
 /// A volume's name becomes part of an iSCSI name: what RFC 3722 leaves of ASCII.
 fn check_volume_name(name: &str) -> Result<(), String> {
     let valid = !name.is_empty()
         && name.len() <= 64
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-.".contains(&b));
-    if valid {
+    // A name is also a part of paths: of files, and of the API.
+    if valid && !matches!(name, "." | "..") {
         return Ok(());
     }
-    Err(format!("volume name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens"))
+    Err(format!(
+        "volume name {name:?}: use 1 to 64 lower-case letters, digits, dots and hyphens, not . or .. alone"
+    ))
 }
 
 /// RFC 7143 §4.2.7: an iqn, eui or naa name.
@@ -462,6 +479,16 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>)
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_volume_is_not_named_as_a_folder_is() {
+        for name in [".", "..", "", "A", "a/b", "a\u{202e}", "a\n"] {
+            assert!(check_volume_name(name).is_err(), "{name:?}");
+        }
+        for name in ["a", "a.b", "...", "-"] {
+            assert_eq!(check_volume_name(name), Ok(()), "{name:?}");
+        }
+    }
 
     fn ram(name: &str) -> VolumeConfig {
         VolumeConfig {

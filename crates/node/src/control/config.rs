@@ -4,56 +4,56 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Query, RawQuery, State};
+use axum::extract::{Path, Query, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use sarsen_io::threads;
+use sarsen_io::{heap, threads};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use utoipa::IntoParams;
 
+use super::capacity::{Received, ReceivedDocument};
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{Answer, Json};
 use super::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
 use super::{Api, places};
-use crate::Obstacle;
 use crate::desired::{
-    Change, ChangeRefused, Changed, Current, Desired, Document, Edit, Key, Kind, Misfit, Object,
-    StateError, from_json,
+    Action, Change, ChangeRefused, Changed, Current, Desired, Document, Edit, Key, Kind, Misfit,
+    Object, StateError, from_json,
 };
+use crate::{ChangeError, Obstacle};
 
-/// The longest document, in bytes: ten thousand volumes take four million.
-const DOCUMENT_LIMIT: usize = 64 << 20;
+/// What a body from this length on has taken is given back to the system at once.
+const LARGE_BODY: usize = 1 << 20;
 /// How long initiators have to log out of what is taken away unless the request says.
-const GRACE: u16 = 10;
+pub(super) const GRACE: u16 = 10;
 /// The longest that a request may say.
-const LONGEST_GRACE: u16 = 3600;
+pub(super) const LONGEST_GRACE: u16 = 3600;
 /// Who changes something and does not say who he is.
 const NOBODY: &str = "unknown";
 /// Before the name of who changes something on the open API: whoever is on this machine may say any.
 const UNPROVEN: &str = "api on the loopback: ";
 /// The header in which he says it.
 pub(super) const AUTHOR: &str = "sarsen-author";
-const AUTHOR_LENGTH: usize = 200;
+pub(super) const AUTHOR_LENGTH: usize = 200;
 /// Numbers beyond this are no revisions: most programs' integers do not have them.
-const LAST_REVISION: u64 = i64::MAX as u64;
+pub(super) const LAST_REVISION: u64 = i64::MAX as u64;
 /// Revisions that are told at once, unless the request wants fewer.
 const PAGE: usize = 100;
 
 pub(super) fn router() -> Router<Api> {
     Router::new()
         .route("/config", get(state))
-        .route("/config/apply", post(apply).layer(DefaultBodyLimit::max(DOCUMENT_LIMIT)))
+        .route("/config/apply", post(apply))
         .route("/config/revisions", get(revisions))
         .route("/config/{kind}", get(list).post(add).put(put_only).delete(remove_only))
         .route("/config/{kind}/{name}", get(show).put(put).patch(patch).delete(remove))
 }
 
 /// The state, which a server without one does not have.
-fn desired(api: &Api) -> Result<Arc<Desired>, ApiError> {
+pub(super) fn desired(api: &Api) -> Result<Arc<Desired>, ApiError> {
     api.desired.clone().ok_or_else(|| {
         ApiError::no_state(
             "this server runs by its flags and file alone: start it with --state FOLDER to change it \
@@ -105,6 +105,7 @@ impl Manner {
             force: self.force,
             grace: Duration::from_secs(grace.into()),
             dry_run: self.dry_run,
+            erase: false,
         })
     }
 }
@@ -128,13 +129,22 @@ pub(super) struct Removal {
     /// its last volume by that goes, too. Refused where it would let in whom nothing else keeps out.
     #[param(required = false)]
     cascade: bool,
+    /// Erase the file of a volume that is deleted, and its records. Its data are lost.
+    #[param(required = false)]
+    erase: bool,
 }
 
 impl Removal {
     fn change(self, key: Key, headers: &HeaderMap) -> Result<Change, ApiError> {
-        let Self { revision, force, dry_run, grace_seconds, cascade } = self;
+        let Self { revision, force, dry_run, grace_seconds, cascade, erase } = self;
+        if erase && key.kind != Kind::Volume {
+            let message = format!("erase: a {} has no file", key.kind.word());
+            return Err(ApiError::invalid(Some("erase"), message));
+        }
         let edit = if cascade { Edit::RemoveEverywhere(key) } else { Edit::Remove(key) };
-        Manner { revision, force, dry_run, grace_seconds }.change(vec![edit], headers)
+        let change =
+            Manner { revision, force, dry_run, grace_seconds }.change(vec![edit], headers)?;
+        Ok(Change { erase, ..change })
     }
 }
 
@@ -192,27 +202,46 @@ pub(super) async fn state(
 pub(super) async fn apply(
     State(api): State<Api>,
     headers: HeaderMap,
-    body: Bytes,
+    ReceivedDocument(body): ReceivedDocument,
 ) -> Answer<Changed> {
-    let Apply { document, remove, create, prune, dry_run, force, revision, grace_seconds, author } =
-        json(&body)?;
-    let edit = match (create, prune) {
-        (true, true) => {
-            let message = "create and prune: what is new takes nothing away: give one of them";
-            return Err(ApiError::invalid(Some("create"), message));
-        }
-        (true, false) => Edit::Create(document),
-        (false, true) => Edit::Replace(document),
-        (false, false) => Edit::Apply(document),
-    };
-    let manner = Manner { revision, force, dry_run, grace_seconds };
-    let edits = [edit].into_iter().chain(remove.into_iter().map(Edit::Remove)).collect();
-    let change = manner.change(edits, &headers)?;
-    let author = match author {
-        Some(author) => checked_author(Some(&author))?,
-        None => change.author,
-    };
-    carry_out(&api, Change { author, ..change }).await.map(Json)
+    let length = body.bytes().len();
+    let changed = carry_out(&api, move || {
+        let apply: Apply = json(body.bytes())?;
+        drop(body);
+        let Apply {
+            document,
+            remove,
+            create,
+            prune,
+            dry_run,
+            force,
+            revision,
+            grace_seconds,
+            author,
+        } = apply;
+        let edit = match (create, prune) {
+            (true, true) => {
+                let message = "create and prune: what is new takes nothing away: give one of them";
+                return Err(ApiError::invalid(Some("create"), message));
+            }
+            (true, false) => Edit::Create(document),
+            (false, true) => Edit::Replace(document),
+            (false, false) => Edit::Apply(document),
+        };
+        let manner = Manner { revision, force, dry_run, grace_seconds };
+        let edits = [edit].into_iter().chain(remove.into_iter().map(Edit::Remove)).collect();
+        let change = manner.change(edits, &headers)?;
+        let author = match author {
+            Some(author) => checked_author(Some(&author))?,
+            None => change.author,
+        };
+        Ok(Change { author, ..change })
+    })
+    .await;
+    if length >= LARGE_BODY {
+        heap::give_back();
+    }
+    changed.map(Json)
 }
 
 /// The last changes.
@@ -285,9 +314,8 @@ pub(super) async fn show(
 ) -> Answer<ConfigObject> {
     let key = Key::new(parse_kind(&kind)?, &name);
     let Current { revision, objects } = desired(&api)?.current();
-    let object = objects
-        .get(&key)
-        .ok_or_else(|| refused(ChangeRefused::NotFound(key.clone(), String::new())))?;
+    let object =
+        objects.get(&key).ok_or_else(|| ChangeRefused::NotFound(key.clone(), String::new()))?;
     Ok(Json(ConfigObject { revision, object: object.shown() }))
 }
 
@@ -309,13 +337,14 @@ pub(super) async fn add(
     Path(kind): Path<String>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    body: Bytes,
+    body: Received,
 ) -> Result<Response, ApiError> {
-    let object = parse_object(parse_kind(&kind)?, &body)?;
-    let change = parse_query::<Manner>(query)?.change(vec![Edit::Add(object)], &headers)?;
-    let changed = carry_out(&api, change).await?;
-    let status = if changed.dry_run { StatusCode::OK } else { StatusCode::CREATED };
-    Ok((status, Json(changed)).into_response())
+    let (kind, manner) = (parse_kind(&kind)?, parse_query::<Manner>(query)?);
+    let changed = carry_out(&api, move || {
+        let object = Object::from_json(kind, body.bytes()).map_err(wrong_body)?;
+        manner.change(vec![Edit::Add(object)], &headers)
+    });
+    changed.await.map(answer)
 }
 
 /// Puts a thing there, in place of what has its name.
@@ -330,26 +359,35 @@ pub(super) async fn add(
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
-    responses((status = 200, body = Changed), Failures)
+    responses((status = 201, body = Changed), (status = 200, body = Changed), Failures)
 )]
 pub(super) async fn put(
     State(api): State<Api>,
     Path((kind, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    body: Bytes,
-) -> Answer<Changed> {
-    let kind = parse_kind(&kind)?;
-    let object = parse_object(kind, &body)?;
-    if object.name() != name {
-        let message = format!(
-            "the path names {name} and the body {}: they are to be the same (PATCH renames)",
-            object.name()
-        );
-        return Err(ApiError::invalid(Some("name"), message));
-    }
-    let change = parse_query::<Manner>(query)?.change(vec![Edit::Put(object)], &headers)?;
-    carry_out(&api, change).await.map(Json)
+    body: Received,
+) -> Result<Response, ApiError> {
+    let (kind, manner) = (parse_kind(&kind)?, parse_query::<Manner>(query)?);
+    let changed = carry_out(&api, move || {
+        let object = Object::from_json(kind, body.bytes()).map_err(wrong_body)?;
+        if object.name() != name {
+            let message = format!(
+                "the path names {name} and the body {}: they are to be the same (PATCH renames)",
+                object.name()
+            );
+            return Err(ApiError::invalid(Some("name"), message));
+        }
+        manner.change(vec![Edit::Put(object)], &headers)
+    });
+    changed.await.map(answer)
+}
+
+/// An object that was not there before is created.
+fn answer(changed: Changed) -> Response {
+    let is_new = changed.steps.iter().any(|step| step.action == Action::Add);
+    let status = if is_new && !changed.dry_run { StatusCode::CREATED } else { StatusCode::OK };
+    (status, Json(changed)).into_response()
 }
 
 /// Puts the one thing of its kind there.
@@ -363,15 +401,15 @@ pub(super) async fn put(
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
-    responses((status = 200, body = Changed), Failures)
+    responses((status = 201, body = Changed), (status = 200, body = Changed), Failures)
 )]
 pub(super) async fn put_only(
     api: State<Api>,
     Path(kind): Path<String>,
     query: RawQuery,
     headers: HeaderMap,
-    body: Bytes,
-) -> Answer<Changed> {
+    body: Received,
+) -> Result<Response, ApiError> {
     only(&kind)?;
     put(api, Path((kind, String::new())), query, headers, body).await
 }
@@ -428,11 +466,14 @@ pub(super) async fn patch(
     Path((kind, name)): Path<(String, String)>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    body: Bytes,
+    body: Received,
 ) -> Answer<Changed> {
-    let edit = Edit::Patch(Key::new(parse_kind(&kind)?, &name), json(&body)?);
-    let change = parse_query::<Manner>(query)?.change(vec![edit], &headers)?;
-    carry_out(&api, change).await.map(Json)
+    let key = Key::new(parse_kind(&kind)?, &name);
+    let manner = parse_query::<Manner>(query)?;
+    let changed = carry_out(&api, move || {
+        manner.change(vec![Edit::Patch(key, json(body.bytes())?)], &headers)
+    });
+    changed.await.map(Json)
 }
 
 /// Takes a thing away.
@@ -456,41 +497,58 @@ pub(super) async fn remove(
 ) -> Answer<Changed> {
     let key = Key::new(parse_kind(&kind)?, &name);
     let change = parse_query::<Removal>(query)?.change(key, &headers)?;
-    carry_out(&api, change).await.map(Json)
+    carry_out(&api, move || Ok(change)).await.map(Json)
 }
 
 /// Makes a change, also when its client goes away meanwhile, and where others need not wait for it: it opens
-/// files and writes to the disk.
-async fn carry_out(api: &Api, mut change: Change) -> Result<Changed, ApiError> {
+/// files and writes to the disk. `make` reads the body when it is its turn: bodies that wait take no more than their
+/// own length.
+async fn carry_out(
+    api: &Api,
+    make: impl FnOnce() -> Result<Change, ApiError> + Send + 'static,
+) -> Result<Changed, ApiError> {
     let (desired, is_trusted) = (desired(api)?, api.is_trusted);
-    if !is_trusted {
-        change.author.insert_str(0, UNPROVEN);
-    }
     let changing = threads::aside(async move {
-        let current = desired.current().objects;
-        places::check(&change.edits, &current, desired.folder(), is_trusted)?;
-        desired.change(change).await.map_err(refused)
+        let changed = desired.change(|current| {
+            let mut change = make()?;
+            if !is_trusted {
+                change.author.insert_str(0, UNPROVEN);
+            }
+            places::check(&change.edits, current, desired.folder(), is_trusted)?;
+            if change.erase && !is_trusted {
+                return Err(ApiError::forbidden(
+                    "files are erased at the control socket, or for who shows the token: not for everybody on \
+                     this machine",
+                ));
+            }
+            Ok::<_, ApiError>(change)
+        });
+        changed.await
     });
     changing.await.map_err(|_| ApiError::internal("the change broke off; see the log"))?
 }
 
-fn refused(refused: ChangeRefused) -> ApiError {
-    let message = refused.to_string();
-    match refused {
-        ChangeRefused::Invalid(invalid) => {
-            ApiError::invalid(invalid.field.as_deref(), invalid.message)
+impl From<ChangeRefused> for ApiError {
+    fn from(refused: ChangeRefused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            ChangeRefused::Invalid(invalid) => {
+                Self::invalid(invalid.field.as_deref(), invalid.message)
+            }
+            ChangeRefused::NotFound(..) => Self::not_found(message),
+            ChangeRefused::Exists(_) => Self::conflict(message),
+            ChangeRefused::NotErasable { .. } => Self::unable(message),
+            ChangeRefused::Conflict { .. } => Self::revision_conflict(message),
+            ChangeRefused::InUse(_) => Self::in_use(message),
+            ChangeRefused::Referred { .. } => Self::referred(message),
+            ChangeRefused::Change(ChangeError::InUse(_)) => Self::in_use(message),
+            ChangeRefused::Change(error) => match error.obstacle() {
+                Some(Obstacle::Missing) => Self::not_found(message),
+                Some(Obstacle::Taken) => Self::conflict(message),
+                None => Self::unable(message),
+            },
+            ChangeRefused::State(error) => state_failed(error),
         }
-        ChangeRefused::NotFound(..) => ApiError::not_found(message),
-        ChangeRefused::Exists(_) => ApiError::conflict(message),
-        ChangeRefused::Conflict { .. } => ApiError::revision_conflict(message),
-        ChangeRefused::InUse(_) => ApiError::in_use(message),
-        ChangeRefused::Referred { .. } => ApiError::referred(message),
-        ChangeRefused::Change(error) => match error.obstacle() {
-            Some(Obstacle::Missing) => ApiError::not_found(message),
-            Some(Obstacle::Taken) => ApiError::conflict(message),
-            None => ApiError::unable(message),
-        },
-        ChangeRefused::State(error) => state_failed(error),
     }
 }
 
@@ -501,10 +559,6 @@ fn state_failed(error: StateError) -> ApiError {
 fn parse_kind(word: &str) -> Result<Kind, ApiError> {
     let found = Kind::ALL.into_iter().find(|kind| kind.word() == word);
     found.ok_or_else(|| ApiError::not_found(format!("there is no /v1/config/{word}")))
-}
-
-fn parse_object(kind: Kind, body: &[u8]) -> Result<Object, ApiError> {
-    Object::from_json(kind, body).map_err(wrong_body)
 }
 
 fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {

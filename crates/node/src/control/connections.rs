@@ -1,9 +1,11 @@
 //! Connections to the API's port. Who connects need not have shown who he is, so nobody stays for saying
 //! nothing, and there is an end to how many there are: others wait until one goes.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
@@ -14,16 +16,18 @@ use axum::response::Response;
 use futures_util::StreamExt as _;
 use futures_util::stream::unfold;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use sarsen_io::net::Listener;
 use sarsen_io::time;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, warn};
 
+use super::UNREAD_TIME;
 use crate::tls::Tls;
 
 /// A client that has gone without a word is given up after so long.
@@ -40,6 +44,8 @@ pub(super) struct Limits {
     pub(super) head: Duration,
     /// For its body.
     pub(super) body: Duration,
+    /// To read more of what it was sent.
+    pub(super) unread: Duration,
 }
 
 impl Default for Limits {
@@ -49,9 +55,25 @@ impl Default for Limits {
             handshake: Duration::from_secs(10),
             head: Duration::from_secs(30),
             body: Duration::from_secs(120),
+            unread: UNREAD_TIME,
         }
     }
 }
+
+/// A connection's place among all of them. Its requests have it as an extension.
+#[derive(Clone)]
+pub(super) struct Place(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
+impl Place {
+    /// Leaves the place to another connection: this one has become a stream, of which there is a limit of their own.
+    pub(super) fn leave(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// The other end of a request's connection, which each request has as an extension.
+#[derive(Clone, Copy)]
+pub(super) struct Peer(pub(super) SocketAddr);
 
 /// Answers whoever comes. Does not end.
 pub(super) async fn serve(
@@ -69,15 +91,15 @@ pub(super) async fn serve(
     loop {
         // Others wait in the backlog.
         let place = places.clone().acquire_owned().await.expect("it is never closed");
+        let place = Place(Arc::new(Mutex::new(Some(place))));
         let (stream, peer) = next_connection(&listener).await;
         let (tls, router) = (tls.clone(), router.clone());
         tokio::spawn(async move {
-            let _place = place;
             match tls {
-                None => answer(stream, peer, router, limits).await,
+                None => answer(stream, peer, place, router, limits).await,
                 Some(tls) => {
                     if let Some(stream) = shake_hands(stream, peer, &tls, limits).await {
-                        answer(stream, peer, router, limits).await;
+                        answer(stream, peer, place, router, limits).await;
                     }
                 }
             }
@@ -108,14 +130,94 @@ async fn shake_hands(
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     peer: SocketAddr,
+    place: Place,
     router: Router,
     limits: Limits,
 ) {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.head);
-    let service = TowerToHyperService::new(router);
-    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<_>| {
+        request.extensions_mut().insert(place.clone());
+        request.extensions_mut().insert(Peer(peer));
+        router.call(request)
+    });
+    let stream = TokioIo::new(Timed::new(stream, limits.unread));
+    if let Err(error) = builder.serve_connection(stream, service).await {
         debug!(%peer, %error, "a client of the API broke off");
+    }
+}
+
+/// A stream that fails when its other end has not read any more of what it is sent for some time.
+pub(super) struct Timed<S> {
+    stream: S,
+    limit: Duration,
+    /// Set while there is something that the other end has no room for.
+    until: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl<S> Timed<S> {
+    pub(super) fn new(stream: S, limit: Duration) -> Self {
+        Self { stream, limit, until: None }
+    }
+
+    fn in_time<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.until = None;
+            return written;
+        }
+        let limit = self.limit;
+        let until = || Box::pin(time::sleep_until(time::now() + limit)) as _;
+        ready!(self.until.get_or_insert_with(until).as_mut().poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Timed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.in_time(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
+        self.in_time(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.in_time(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
+        self.in_time(cx, shut)
     }
 }
 
@@ -216,7 +318,7 @@ mod tests {
     }
 
     fn limits() -> Limits {
-        Limits { connections: 8, handshake: LONG, head: LONG, body: LONG }
+        Limits { connections: 8, handshake: LONG, head: LONG, body: LONG, unread: LONG }
     }
 
     #[test]
@@ -282,6 +384,44 @@ mod tests {
             let mut answer = [0; 15];
             second.read_exact(&mut answer).expect("there is a place");
             assert_eq!(&answer, b"HTTP/1.1 200 OK");
+        });
+    }
+
+    #[test]
+    fn who_does_not_read_is_ended() {
+        let endless = || async {
+            let piece = || Ok::<_, io::Error>(Bytes::from_static(&[b'x'; 1 << 16]));
+            Body::from_stream(futures_util::stream::repeat_with(piece))
+        };
+        let router = Router::new().route("/", get(endless));
+        let limits = Limits { connections: 1, unread: SHORT, ..limits() };
+        with(router, None, limits, |address| {
+            let idle = client(address, REQUEST);
+            // Its place is another's when it was ended, which it sees at the end of what was sent until then.
+            let mut other = client(address, REQUEST);
+            let mut answer = [0; 15];
+            other.read_exact(&mut answer).expect("there is a place");
+            assert_eq!(&answer, b"HTTP/1.1 200 OK");
+            drop(idle);
+        });
+    }
+
+    #[test]
+    fn a_connection_that_left_its_place_is_not_counted() {
+        let stream = |axum::Extension(place): axum::Extension<Place>| async move {
+            place.leave();
+            let told = futures_util::stream::once(async { Ok::<_, io::Error>(Bytes::from("x")) });
+            Body::from_stream(told.chain(futures_util::stream::pending()))
+        };
+        let router = Router::new().route("/", get(stream));
+        with(router, None, Limits { connections: 1, ..limits() }, |address| {
+            let clients = [0; 5].map(|_| {
+                let mut client = client(address, REQUEST);
+                let mut answer = [0; 15];
+                client.read_exact(&mut answer).expect("there is a place");
+                client
+            });
+            drop(clients);
         });
     }
 }

@@ -22,11 +22,24 @@ struct Files;
 const PAGE: &str = "index.html";
 /// Files whose names change with what is in them.
 const ASSETS: &str = "assets/";
+/// The beginnings of the console's own paths: its screens.
+const SCREENS: [&str; 8] =
+    ["", "volumes", "access", "sessions", "events", "history", "lab", "create"];
+/// Those that show one thing, which their path names.
+const SCREENS_OF_ONE: [&str; 2] = ["volumes", "lab"];
 /// The page loads its own files and asks its own server, and nobody shows it in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 /// An answer of the API is no page at all.
 const NO_PAGE: &str = "default-src 'none'; frame-ancestors 'none'";
+
+/// Whether a path is one of the console's screens.
+fn is_screen(path: &str) -> bool {
+    match path.split_once('/') {
+        None => SCREENS.contains(&path),
+        Some((screen, name)) => SCREENS_OF_ONE.contains(&screen) && !name.contains('/'),
+    }
+}
 
 /// Answers what is no path of the API. The console has paths of its own, which all are its page.
 pub(super) async fn file(method: Method, uri: Uri, headers: HeaderMap) -> Response {
@@ -43,13 +56,11 @@ pub(super) async fn file(method: Method, uri: Uri, headers: HeaderMap) -> Respon
     let path = path.trim_start_matches('/');
     match Files::get(path) {
         Some(found) if path != PAGE => answer(&found, path, &headers),
-        None if path.starts_with(ASSETS) => {
-            ApiError::not_found(format!("there is no {}", uri.path())).into_response()
-        }
-        _ => {
+        found if found.is_some() || is_screen(path) => {
             let page = Files::get(PAGE).expect("the console has been built");
             answer(&page, PAGE, &headers)
         }
+        _ => ApiError::not_found(format!("there is no {}", uri.path())).into_response(),
     }
 }
 
@@ -103,6 +114,8 @@ pub(super) async fn guarded(request: Request, next: Next) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn ask(method: Method, path: &str, headers: HeaderMap) -> Response {
@@ -116,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn every_path_that_is_not_the_apis_is_the_page() {
-        for path in ["/", "/volumes", "/volumes/a.js", "/index.html", "/v1x"] {
+    fn the_consoles_paths_are_its_page_and_others_are_none() {
+        for path in ["/", "/volumes", "/volumes/a.js", "/lab/7", "/create", "/index.html"] {
             let response = ask(Method::GET, path, HeaderMap::new());
             assert_eq!(response.status(), StatusCode::OK, "{path}");
             assert_eq!(header(&response, "content-type"), "text/html; charset=utf-8");
@@ -127,12 +140,28 @@ mod tests {
         for (method, path, status) in [
             (Method::GET, "/v1", StatusCode::NOT_FOUND),
             (Method::GET, "/v1/nothing", StatusCode::NOT_FOUND),
+            (Method::GET, "/v1x", StatusCode::NOT_FOUND),
+            (Method::GET, "/api/v1/volumes", StatusCode::NOT_FOUND),
+            (Method::GET, "/metric", StatusCode::NOT_FOUND),
+            (Method::GET, "/volumes/a/b", StatusCode::NOT_FOUND),
             (Method::GET, "/assets/nothing.js", StatusCode::NOT_FOUND),
             (Method::GET, "/assets/../index.html", StatusCode::NOT_FOUND),
             (Method::POST, "/", StatusCode::METHOD_NOT_ALLOWED),
         ] {
             assert_eq!(ask(method, path, HeaderMap::new()).status(), status, "{path}");
         }
+    }
+
+    #[test]
+    fn the_screens_are_those_that_the_console_has() {
+        let source = include_str!("../../../../console/src/app.tsx");
+        let after = |mark: &'static str| {
+            let found = source.split(mark).skip(1);
+            found.filter_map(|rest| rest.split_once('"').map(|(word, _)| word))
+        };
+        let named: BTreeSet<&str> =
+            after("where === \"").chain(after("case \"")).chain([""]).collect();
+        assert_eq!(named, BTreeSet::from(SCREENS));
     }
 
     #[test]

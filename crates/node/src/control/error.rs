@@ -1,10 +1,13 @@
 //! What is answered when a request cannot be carried out.
 
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::routes::json;
 use super::schema::{ErrorCode, Failure, FailureBody};
+
+/// Seconds after which a client that was refused for want of room is to try again.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("10");
 
 /// A request that failed.
 #[derive(Debug)]
@@ -66,6 +69,11 @@ impl ApiError {
         Self::new(ErrorCode::Unauthorized, message)
     }
 
+    /// Who asks has shown too much that was wrong.
+    pub(super) fn too_many_attempts(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::TooManyAttempts, message)
+    }
+
     pub(super) fn forbidden(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Forbidden, message)
     }
@@ -74,6 +82,16 @@ impl ApiError {
     pub(super) fn forbidden_field(field: &str, message: impl Into<String>) -> Self {
         let field = Some(field.to_owned());
         Self(Failure { code: ErrorCode::Forbidden, message: message.into(), field })
+    }
+
+    /// The body is too long, or lists too much.
+    pub(super) fn too_large(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::TooLarge, message)
+    }
+
+    /// There is no room for it now.
+    pub(super) fn busy(message: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Busy, message)
     }
 
     pub(super) fn internal(message: impl Into<String>) -> Self {
@@ -94,10 +112,27 @@ impl IntoResponse for ApiError {
             | ErrorCode::NoState => StatusCode::CONFLICT,
             ErrorCode::Unauthorized => StatusCode::UNAUTHORIZED,
             ErrorCode::Forbidden => StatusCode::FORBIDDEN,
+            ErrorCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ErrorCode::TooManyAttempts => StatusCode::TOO_MANY_REQUESTS,
+            ErrorCode::Busy => StatusCode::SERVICE_UNAVAILABLE,
             ErrorCode::Unable => StatusCode::UNPROCESSABLE_ENTITY,
             ErrorCode::StateUnwritable => StatusCode::INSUFFICIENT_STORAGE,
             ErrorCode::Internal | ErrorCode::Unknown => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        (status, json(&FailureBody { error: self.0 })).into_response()
+        let mut response = (status, json(&FailureBody { error: self.0 })).into_response();
+        let headers = response.headers_mut();
+        match status {
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+                // Its connection is to make room as well.
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            // RFC 9110 §11.6.1: it says how to authenticate.
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
     }
 }

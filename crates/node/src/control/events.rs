@@ -6,16 +6,19 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Extension;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::response::sse;
-use futures_util::Stream;
+use axum::http::header;
+use axum::response::{IntoResponse, sse};
 use futures_util::stream::unfold;
 use sarsen_io::time;
 use serde::Deserialize;
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, watch};
 use utoipa::IntoParams;
 
+use super::Api;
+use super::connections::Place;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::Json;
@@ -26,6 +29,8 @@ use crate::fronts::iscsi::Front;
 
 /// Events of one answer, unless the request says fewer.
 const LIMIT: usize = 1000;
+/// Seconds since 1970 beyond which no event can be: its milliseconds would have no number.
+pub(super) const LAST_SECOND: u64 = i64::MAX as u64 / 1000;
 /// Between two frames of statistics.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -54,9 +59,14 @@ impl Asked {
             let message = format!("kind: there is no {kind}: there are {}", KINDS.join(", "));
             return Err(ApiError::invalid(Some("kind"), message));
         }
+        let since = self.since.unwrap_or(0);
+        if since > LAST_SECOND {
+            let message = format!("since: seconds since 1970 are numbers up to {LAST_SECOND}");
+            return Err(ApiError::invalid(Some("since"), message));
+        }
         let filter = Filter {
             after: self.after.unwrap_or(0),
-            since_unix_ms: self.since.unwrap_or(0).saturating_mul(1000),
+            since_unix_ms: since * 1000,
             kind: self.kind,
             subject: self.subject,
             severity: self.severity,
@@ -95,26 +105,34 @@ struct Listener {
     changes: watch::Receiver<u64>,
     due: VecDeque<Event>,
     next_frame: Instant,
+    _place: OwnedSemaphorePermit,
 }
 
 /// What happens: server-sent events with the names `event`, whose data is an [`Event`], and, each
 /// second, `statistics`.
 #[utoipa::path(get, tag = "server", path = "/v1/live", params(Asked), responses((status = 200, content_type = "text/event-stream", body = String), Failures))]
 pub(super) async fn live(
-    State(front): State<Arc<Front>>,
+    State(Api { front, capacity, .. }): State<Api>,
+    connection: Option<Extension<Place>>,
     query: Result<Query<Asked>, QueryRejection>,
-) -> Result<sse::Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, ApiError> {
+) -> Result<impl IntoResponse, ApiError> {
     let is_from_now = query.as_ref().is_ok_and(|asked| asked.after.is_none());
     let (mut filter, _) = asked(query)?;
+    let place = capacity.stream()?;
+    if let Some(Extension(connection)) = connection {
+        connection.leave();
+    }
     let changes = front.access.events.changes();
     if is_from_now {
         filter.after = *changes.borrow();
     }
     let due = VecDeque::new();
-    let listener = Listener { front, filter, changes, due, next_frame: time::now() };
-    Ok(sse::Sse::new(unfold(listener, |mut listener| async move {
-        Some((Ok(listener.next().await), listener))
-    })))
+    let listener = Listener { front, filter, changes, due, next_frame: time::now(), _place: place };
+    let stream = sse::Sse::new(unfold(listener, |mut listener| async move {
+        Some((Ok::<_, Infallible>(listener.next().await), listener))
+    }));
+    // The connection has no place among others any more: no request follows on it.
+    Ok(([(header::CONNECTION, "close")], stream))
 }
 
 impl Listener {
@@ -164,5 +182,13 @@ mod tests {
         assert_eq!(asked("login_refused").expect("known").0.kind.as_deref(), Some("login_refused"));
         let refused = format!("{:?}", asked("nonsense").err());
         assert!(refused.contains("login_refused") && refused.contains("field"), "{refused}");
+    }
+
+    #[test]
+    fn a_moment_that_no_event_can_have_is_refused() {
+        let asked = |since| Asked { since: Some(since), ..Asked::default() }.filter();
+        assert_eq!(asked(LAST_SECOND).expect("a moment").0.since_unix_ms, LAST_SECOND * 1000);
+        let refused = format!("{:?}", asked(LAST_SECOND + 1).err());
+        assert!(refused.contains("field: Some(\"since\")"), "{refused}");
     }
 }

@@ -1,6 +1,8 @@
 //! The control socket: HTTP on a Unix socket that only the server's owner reaches, on a thread of
 //! its own. `routes` answer, [`schema`] is what is said, [`Client`] is the other end.
 
+mod attempts;
+mod capacity;
 mod client;
 mod config;
 mod connections;
@@ -14,6 +16,7 @@ mod routes;
 pub mod schema;
 mod statistics;
 mod trace;
+mod volumes;
 mod ways;
 mod web;
 
@@ -28,9 +31,12 @@ use sarsen_io::{threads, time};
 use tokio::sync::watch;
 use tracing::{error, warn};
 
+pub(crate) use self::attempts::ApiRefusal;
+pub(crate) use self::capacity::Capacity;
 pub use self::client::{
     Address, AddressError, Client, ClientError, Credentials, Host, path_segment,
 };
+use self::connections::Timed;
 use self::error::ApiError;
 pub(crate) use self::lab::Lab;
 pub use self::lab::{LabFormat, LabResults};
@@ -50,6 +56,8 @@ pub const CA_VARIABLE: &str = "SARSEN_CA";
 const VERSION: &str = "/v1";
 /// When the server ends, what is being answered has so long.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
+/// A client that does not read what it is sent is ended after so long.
+const UNREAD_TIME: Duration = Duration::from_secs(60);
 /// Between attempts to accept.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
@@ -62,6 +70,8 @@ pub(crate) struct Api {
     pub(crate) desired: Option<Arc<Desired>>,
     /// What the lab measured.
     pub(crate) lab: Lab,
+    /// What clients of the listener may take.
+    pub(crate) capacity: Capacity,
     /// Who asks is the server's owner, or has shown the token: he may see secrets.
     pub(crate) is_trusted: bool,
 }
@@ -146,13 +156,13 @@ impl Drop for Control {
 struct Connections(LocalConnections);
 
 impl axum::serve::Listener for Connections {
-    type Io = LocalSocket;
+    type Io = Timed<LocalSocket>;
     type Addr = ();
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         loop {
             match self.0.accept().await {
-                Ok(socket) => return (socket, ()),
+                Ok(socket) => return (Timed::new(socket, UNREAD_TIME), ()),
                 Err(error) => {
                     // Without descriptors for one, the client waits in the backlog meanwhile.
                     warn!(%error, "a client of the control socket has to wait");

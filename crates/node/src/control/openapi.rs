@@ -1,6 +1,9 @@
 //! The OpenAPI document, of the routes and types themselves. `docs/openapi.json` is what it says, and only grows.
 
-use axum::response::{IntoResponse, Response};
+mod exact;
+
+use axum::response::Response;
+use serde_json::Value;
 use utoipa::openapi::schema::{AnyOf, OneOf};
 use utoipa::openapi::{OpenApi as OpenApiDocument, RefOr, Schema};
 use utoipa::{IntoResponses, Modify, OpenApi};
@@ -29,15 +32,21 @@ pub(super) enum Failures {
     /// Something else is there, is in use, or was there first.
     #[response(status = 409)]
     Conflict(FailureBody),
-    /// The body is too long.
+    /// The body is too long, or lists too much.
     #[response(status = 413)]
     TooLarge(FailureBody),
     /// A file, a device, a port or a secret that it names cannot be used.
     #[response(status = 422)]
     Unable(FailureBody),
+    /// Too many wrong tokens come from there: try again after the seconds of Retry-After.
+    #[response(status = 429)]
+    TooManyAttempts(FailureBody),
     /// The server's own fault.
     #[response(status = 500)]
     Internal(FailureBody),
+    /// The server has no room for it now: try again after the seconds of Retry-After.
+    #[response(status = 503)]
+    Busy(FailureBody),
     /// The state's disk takes nothing.
     #[response(status = 507)]
     StateUnwritable(FailureBody),
@@ -58,6 +67,10 @@ pub(super) enum Failures {
         super::routes::sessions,
         super::routes::drain_session,
         super::routes::volumes,
+        super::routes::portals,
+        super::volumes::reattach,
+        super::volumes::orphans,
+        super::volumes::remove_orphan,
         super::routes::targets,
         super::routes::problems,
         super::ways::lines,
@@ -103,7 +116,14 @@ impl Modify for AnyKind {
 /// This document.
 #[utoipa::path(get, tag = "server", path = "/v1/openapi.json", responses((status = 200, body = Object), Failures))]
 pub(super) async fn openapi() -> Response {
-    super::routes::json(&Document::openapi()).into_response()
+    super::routes::json(&document())
+}
+
+/// What the routes and types say, made exact.
+fn document() -> Value {
+    let mut document = serde_json::to_value(Document::openapi()).expect("our own types are JSON");
+    exact::tighten(&mut document);
+    document
 }
 
 /// As it is committed.
@@ -114,11 +134,53 @@ mod tests {
     #[test]
     fn the_committed_document_is_what_the_routes_say() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
-        let said = Document::openapi().to_pretty_json().expect("JSON") + "\n";
+        let said = serde_json::to_string_pretty(&document()).expect("JSON") + "\n";
         if std::env::var_os("SARSEN_WRITE").is_some() {
             std::fs::write(path, &said).expect("written");
         }
         let committed = std::fs::read_to_string(path).unwrap_or_default();
         assert!(said == committed, "run it with SARSEN_WRITE=1 and look at what has changed");
+    }
+
+    /// Every reference leads somewhere, every operation has a name of its own, and each kind of object its body.
+    #[test]
+    fn each_kind_has_paths_and_a_body_of_its_own() {
+        let document = document();
+        let text = document.to_string();
+        for reference in text.split("\"$ref\":\"#").skip(1) {
+            let reference = reference.split('"').next().expect("an end");
+            assert!(document.pointer(reference).is_some(), "there is no {reference}");
+        }
+        let mut ids: Vec<&str> = text
+            .split("\"operationId\":\"")
+            .skip(1)
+            .filter_map(|rest| rest.split('"').next())
+            .collect();
+        ids.sort_unstable();
+        assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
+        let body = |path: &str, method: &str| {
+            let at = "requestBody/content/application~1json/schema/$ref";
+            let path = path.replace('/', "~1");
+            let found = document.pointer(&format!("/paths/{path}/{method}/{at}"));
+            found.and_then(Value::as_str).map(|found| found.rsplit('/').next().expect("a name"))
+        };
+        for (path, method, schema) in [
+            ("/v1/config/volume", "post", Some("Volume")),
+            ("/v1/config/target/{name}", "put", Some("Target")),
+            ("/v1/config/account/{name}", "patch", Some("AccountPatch")),
+            ("/v1/config/limits", "put", Some("Limits")),
+            ("/v1/config/volume", "put", None),
+            ("/v1/config/{kind}", "post", None),
+        ] {
+            assert_eq!(body(path, method), schema, "{method} {path}");
+        }
+        let created = document.pointer("/paths/~1v1~1config~1discovery/put/responses/201");
+        assert!(created.is_some(), "a singleton that was not there is created");
+        let schema = |of: &str| document.pointer(&format!("/components/schemas/{of}"));
+        let cache = schema("Volume/properties/cache/enum").expect("words");
+        assert!(cache.as_array().is_some_and(|words| words.contains(&"writethrough".into())));
+        assert!(cache.as_array().is_some_and(|words| words.contains(&Value::Null)), "{cache}");
+        assert_eq!(schema("Account/properties/secret/minLength"), Some(&12.into()));
+        assert_eq!(schema("VolumePatch/required"), None);
     }
 }

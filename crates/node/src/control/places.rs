@@ -7,32 +7,57 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::error::ApiError;
+use crate::desired::document::{Account, Document, Portal, Volume};
 use crate::desired::{Edit, Key, Kind, Object, Objects, VOLUMES};
 
 /// How their files end.
 const IMAGE: &str = "img";
 
-/// Keys of a thing whose values are files, or variables, of the server's.
-const fn fields(kind: Kind) -> &'static [&'static [&'static str]] {
-    match kind {
-        Kind::Volume => &[&["path"], &["state"]],
-        Kind::Account => &[&["secret-file"], &["secret-env"]],
-        Kind::Portal => &[&["tls", "certificate"], &["tls", "key"], &["tls", "client-ca"]],
-        Kind::Host | Kind::Target | Kind::Discovery | Kind::Limits => &[],
+/// Keys of an object whose values are files, or variables, of the server's, with what an object has there.
+type Named<'a> = [(&'static str, Option<&'a str>); 3];
+
+/// None of them.
+const NOTHING: Named<'static> = [("", None); 3];
+
+fn of_volume(volume: &Volume) -> Named<'_> {
+    [("path", volume.path.as_deref()), ("state", volume.state.as_deref()), ("", None)]
+}
+
+fn of_account(account: &Account) -> Named<'_> {
+    let Account { secret_file, secret_env, .. } = account;
+    [("secret-file", secret_file.as_deref()), ("secret-env", secret_env.as_deref()), ("", None)]
+}
+
+fn of_portal(portal: &Portal) -> Named<'_> {
+    let tls = portal.tls.as_ref();
+    [
+        ("tls.certificate", tls.map(|tls| tls.certificate.as_str())),
+        ("tls.key", tls.map(|tls| tls.key.as_str())),
+        ("tls.client-ca", tls.and_then(|tls| tls.client_ca.as_deref())),
+    ]
+}
+
+fn of_object(object: &Object) -> Named<'_> {
+    match object {
+        Object::Volume(volume) => of_volume(volume),
+        Object::Account(account) => of_account(account),
+        Object::Portal(portal) => of_portal(portal),
+        Object::Host(_) | Object::Target(_) | Object::Discovery(_) | Object::Limits(_) => NOTHING,
     }
 }
 
-/// A file, or a variable, that a change names and that the thing has not had.
-struct Named {
-    kind: Kind,
-    field: &'static [&'static str],
-    value: String,
-}
-
-impl Named {
-    fn field(&self) -> String {
-        self.field.join(".")
-    }
+/// The same keys of what a merge patch puts there.
+fn of_patch(kind: Kind, patch: &Value) -> Named<'_> {
+    let fields = match kind {
+        Kind::Volume => of_volume(&Volume::default()).map(|(field, _)| field),
+        Kind::Account => of_account(&Account::default()).map(|(field, _)| field),
+        Kind::Portal => of_portal(&Portal::default()).map(|(field, _)| field),
+        Kind::Host | Kind::Target | Kind::Discovery | Kind::Limits => return NOTHING,
+    };
+    fields.map(|field| {
+        let value = field.split('.').try_fold(patch, |value, name| value.get(name));
+        (field, value.and_then(Value::as_str))
+    })
 }
 
 /// Refuses what names a file that nobody, or not this client, may name. Blocks the thread.
@@ -42,57 +67,64 @@ pub(super) fn check(
     state: &Path,
     is_trusted: bool,
 ) -> Result<(), ApiError> {
-    for named in edits.iter().flat_map(|edit| of_edit(edit, current)) {
-        if !is_trusted {
-            let field = named.field();
-            let message = format!(
-                "{field}: whoever is on this machine asks here, and files and variables of the server are \
-                 named by its owner: use the control socket, as `sarsen` does, or give the API a token-file; \
-                 a volume without a path lies in the state folder"
-            );
-            return Err(ApiError::forbidden_field(&field, message));
+    let current = |kind, name: &str| {
+        let object = current.get(&Key::new(kind, name));
+        object.map_or(NOTHING, |object| of_object(object))
+    };
+    let check = |kind, name: &str, named: Named<'_>| {
+        if named.iter().all(|(_, value)| value.is_none()) {
+            return Ok(());
         }
-        if named.kind == Kind::Volume && is_servers_own(Path::new(&named.value), state) {
-            let field = named.field();
-            let message = format!(
-                "{field}: {} belongs to the server's state: leave {field} out, or name another",
-                named.value
-            );
-            return Err(ApiError::invalid(Some(&field), message));
+        let before = current(kind, name);
+        let new = named.into_iter().zip(before).filter(|(after, before)| after.1 != before.1);
+        let mut new = new.filter_map(|((field, value), _)| Some((field, value?)));
+        new.try_for_each(|(field, value)| check_one(kind, field, value, state, is_trusted))
+    };
+    for edit in edits {
+        match edit {
+            Edit::Put(object) | Edit::Add(object) => {
+                check(object.kind(), object.name(), of_object(object))?;
+            }
+            Edit::Patch(key, patch) => check(key.kind, &key.name, of_patch(key.kind, patch))?,
+            Edit::Create(document) | Edit::Apply(document) | Edit::Replace(document) => {
+                let Document { volume, account, portal, .. } = document;
+                volume.iter().try_for_each(|one| check(Kind::Volume, &one.name, of_volume(one)))?;
+                account
+                    .iter()
+                    .try_for_each(|one| check(Kind::Account, &one.name, of_account(one)))?;
+                portal
+                    .iter()
+                    .try_for_each(|one| check(Kind::Portal, &one.address, of_portal(one)))?;
+            }
+            Edit::Remove(_) | Edit::RemoveEverywhere(_) => {}
         }
     }
     Ok(())
 }
 
-fn of_edit(edit: &Edit, current: &Objects) -> Vec<Named> {
-    let of_object = |object: Object| {
-        let value = serde_json::to_value(&object).expect("our own types are JSON");
-        of_value(&object.key(), &value, current)
-    };
-    match edit {
-        Edit::Put(object) | Edit::Add(object) => of_object(object.clone()),
-        Edit::Patch(key, patch) => of_value(key, patch, current),
-        Edit::Create(document) | Edit::Apply(document) | Edit::Replace(document) => {
-            document.clone().into_objects().flat_map(of_object).collect()
-        }
-        Edit::Remove(_) | Edit::RemoveEverywhere(_) => Vec::new(),
+/// Of a file, or a variable, that a change names and that the object has not had.
+fn check_one(
+    kind: Kind,
+    field: &str,
+    value: &str,
+    state: &Path,
+    is_trusted: bool,
+) -> Result<(), ApiError> {
+    if !is_trusted {
+        let message = format!(
+            "{field}: whoever is on this machine asks here, and files and variables of the server are \
+             named by its owner: use the control socket, as `sarsen` does, or give the API a token-file; \
+             a volume without a path lies in the state folder"
+        );
+        return Err(ApiError::forbidden_field(field, message));
     }
-}
-
-fn of_value(key: &Key, value: &Value, current: &Objects) -> Vec<Named> {
-    let fields = fields(key.kind).iter().filter_map(|field| Some((*field, at(value, field)?)));
-    let mut named = fields.peekable();
-    if named.peek().is_none() {
-        return Vec::new();
+    if kind == Kind::Volume && is_servers_own(Path::new(value), state) {
+        let message = format!(
+            "{field}: {value} belongs to the server's state: leave {field} out, or name another"
+        );
+        return Err(ApiError::invalid(Some(field), message));
     }
-    let before = current.get(key).and_then(|object| serde_json::to_value(&**object).ok());
-    let is_new = |field, value| before.as_ref().and_then(|before| at(before, field)) != Some(value);
-    let new = named.filter(|(field, value)| is_new(field, value));
-    new.map(|(field, value)| Named { kind: key.kind, field, value: value.to_owned() }).collect()
-}
-
-fn at<'a>(value: &'a Value, field: &[&str]) -> Option<&'a str> {
-    field.iter().try_fold(value, |value, name| value.get(name))?.as_str()
+    Ok(())
 }
 
 /// Whether a path leads into the state folder to what is no volume.
@@ -123,7 +155,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::desired::Document;
 
     fn document(value: Value) -> Document {
         serde_json::from_value(value).expect("a document")
@@ -196,7 +227,8 @@ mod tests {
             let volume = json!({ "volume": [{ "name": "b", "path": path }] });
             refusal(Edit::Apply(document(volume)), &state, true)
         };
-        for own in ["api.token", "state.redb", "volumes/../new.img", "volumes/a/b.img", "volumes"] {
+        for own in ["api.token", "state.sqlite", "volumes/../new.img", "volumes/a/b.img", "volumes"]
+        {
             let told = named(&state.join(own)).expect(own);
             assert!(told.contains("field: Some(\"path\")"), "{told}");
         }

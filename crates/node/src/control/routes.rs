@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, State};
-use axum::http::{Method, Uri, header};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, Method, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use sarsen_block::Geometry;
@@ -16,26 +15,27 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::info;
 
+use super::capacity::Received;
 use super::error::ApiError;
 use super::openapi::{self, Failures};
 use super::schema::{
-    self, Authentication, Connection, DrainSession, DrainTarget, Drained, ProblemList,
-    ServedVolume, Session, SessionKind, SessionList, TargetList, TargetLun, TargetPortal,
-    TargetState, Undrained, VolumeList, unix_seconds,
+    self, Authentication, Connection, DrainSession, DrainTarget, Drained, PortalList, ProblemList,
+    ServedPortal, ServedVolume, Session, SessionKind, SessionList, TargetList, TargetLun,
+    TargetPortal, TargetState, Undrained, VolumeList, unix_seconds,
 };
-use super::{Api, VERSION, config, events, lab, statistics, trace, ways};
-use crate::config::{Portal, Redirect, parse_redirect_address};
-use crate::desired::Key;
+use super::{Api, VERSION, config, events, lab, statistics, trace, volumes, ways};
+use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
+use crate::desired::{Key, Kind};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
-use crate::engine;
+use crate::engine::{self, Usage};
 use crate::events::Occurrence;
 use crate::fronts::iscsi::{Attendance, Front, Mailbox};
 use crate::metrics;
 use crate::server::Export;
 use crate::targets::Target;
 
-/// The longest body of a request, in bytes.
-const BODY_LIMIT: usize = 64 * 1024;
+/// Where scrapers look for metrics.
+pub(super) const METRICS: &str = "/metrics";
 /// How long initiators have to log out unless the request says.
 const GRACE: u16 = 30;
 
@@ -70,16 +70,18 @@ pub(super) fn router(api: Api) -> Router {
         .route("/lab/runs", get(lab::runs))
         .route("/lab/runs/{id}/report", get(lab::report))
         .route("/problems", get(problems))
+        .route("/portals", get(portals))
         .route("/targets", get(targets))
         .route("/targets/{name}/lines", get(ways::lines))
         .route("/targets/{name}/drain", post(drain_target))
         .route("/targets/{name}/undrain", post(undrain_target))
+        .merge(volumes::router())
         .merge(config::router());
     Router::new()
         .nest(VERSION, v1)
+        .route(METRICS, get(scraped_metrics))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(api)
 }
 
@@ -98,8 +100,20 @@ async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     path = "/v1/metrics",
     responses((status = 200, content_type = "application/openmetrics-text", body = String), Failures)
 )]
-pub(super) async fn metrics(State(front): State<Arc<Front>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], front.metrics())
+pub(super) async fn metrics(State(api): State<Api>) -> Response {
+    ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], api.engine.metrics()).into_response()
+}
+
+/// The same where scrapers look for it unless they are told otherwise, as OpenMetrics or, for those that do not ask
+/// for that, in the text format of Prometheus.
+async fn scraped_metrics(State(api): State<Api>, headers: HeaderMap) -> Response {
+    let mut accepted =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    if accepted.any(|accepted| accepted.contains("application/openmetrics-text")) {
+        return metrics(State(api)).await;
+    }
+    let text = metrics::text::of_open_metrics(&api.engine.metrics());
+    ([(header::CONTENT_TYPE, metrics::text::CONTENT_TYPE)], text).into_response()
 }
 
 /// The sessions that stand.
@@ -148,9 +162,9 @@ fn connection(attendance: &Attendance) -> Connection {
 pub(super) async fn drain_session(
     State(front): State<Arc<Front>>,
     Path(tsih): Path<String>,
-    body: Bytes,
+    body: Received,
 ) -> Answer<Drained> {
-    let request: DrainSession = parse(&body)?;
+    let request: DrainSession = parse(body.bytes())?;
     let number: Option<u16> = tsih.parse().ok();
     let session = front.sessions.seated().into_iter().find(|seated| Some(seated.tsih) == number);
     let session = session.ok_or_else(|| {
@@ -170,6 +184,7 @@ pub(super) async fn drain_session(
 )]
 pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
     let exports = api.engine.exports().into_iter();
+    let usage: BTreeMap<String, Usage> = api.engine.volume_usage().into_iter().collect();
     let mut exports: BTreeMap<String, Export> =
         exports.map(|export| (export.volume.clone(), export)).collect();
     let volume = |(name, geometry): (String, Geometry)| {
@@ -179,7 +194,17 @@ pub(super) async fn volumes(State(api): State<Api>) -> Json<VolumeList> {
             None => (None, None, Vec::new()),
         };
         let block_size = geometry.block_size.bytes() as u32;
-        ServedVolume { name, size_bytes: geometry.byte_count(), block_size, target, lun, urls }
+        let usage = usage.get(&name);
+        ServedVolume {
+            size_bytes: geometry.byte_count(),
+            block_size,
+            target,
+            lun,
+            urls,
+            allocated_bytes: usage.and_then(|usage| usage.allocated),
+            free_bytes: usage.and_then(|usage| usage.free),
+            name,
+        }
     };
     Json(VolumeList { volumes: api.engine.volumes().into_iter().map(volume).collect() })
 }
@@ -201,7 +226,29 @@ pub(super) async fn problems(State(api): State<Api>) -> Json<ProblemList> {
             since_unix_seconds: unix_seconds(problem.since),
         }
     };
-    Json(ProblemList { problems: api.engine.problems().iter().map(problem).collect() })
+    let problems = api.engine.problems().iter().map(problem).collect();
+    Json(ProblemList { problems, warnings: api.engine.overcommitments() })
+}
+
+/// Where the server listens, whatever opened it.
+#[utoipa::path(get, tag = "server", path = "/v1/portals", responses((status = 200, body = PortalList), Failures))]
+pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
+    let objects = api.desired.as_ref().map(|desired| desired.current().objects);
+    let objects: Vec<Portal> = objects
+        .iter()
+        .flat_map(|objects| objects.keys().filter(|key| key.kind == Kind::Portal))
+        .filter_map(|key| parse_portal(&key.name).ok())
+        .collect();
+    let served = api.front.portals.configs().into_iter().map(|portal| {
+        let is_object = objects.iter().any(|Portal { address, .. }| {
+            // Port 0 is any that was free.
+            let is_port = [0, portal.address.port()].contains(&address.port());
+            is_port && address.ip() == portal.address.ip()
+        });
+        let TargetPortal { address, group, tls } = target_portal(&portal);
+        ServedPortal { address, group, tls, is_object }
+    });
+    Json(PortalList { portals: served.collect() })
 }
 
 /// The targets, and how they are reached.
@@ -260,14 +307,14 @@ fn state(service: Service) -> TargetState {
 pub(super) async fn drain_target(
     State(front): State<Arc<Front>>,
     Path(name): Path<String>,
-    body: Bytes,
+    body: Received,
 ) -> Answer<Drained> {
-    let request: DrainTarget = parse(&body)?;
+    let request: DrainTarget = parse(body.bytes())?;
     known(&front, &name)?;
     let redirect = request.redirect.map(|schema::Redirect { address, permanent }| {
         let address = parse_redirect_address(&address)
             .map_err(|message| ApiError::invalid(Some("redirect.address"), message))?;
-        Ok(Redirect { address, permanent })
+        Ok::<_, ApiError>(Redirect { address, permanent })
     });
     let draining = front.drains.begin(&name, redirect.transpose()?).map_err(|UnderWay| {
         ApiError::conflict(format!("target {name} is being drained already"))
@@ -339,7 +386,7 @@ async fn to_the_end(drain: impl Future<Output = Outcome> + Send + 'static) -> An
 }
 
 /// The body of a request; none is one without fields.
-fn parse<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
+pub(super) fn parse<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, ApiError> {
     if body.is_empty() {
         return Ok(T::default());
     }

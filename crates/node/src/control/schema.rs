@@ -9,7 +9,7 @@ use sarsen_proto::iscsi::{DigestKind, Parameters};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::desired::{Document, Key, Kind, Object, Revision};
+use crate::desired::{Document, Key, Kind, Object, Orphan, Revision};
 
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -140,6 +140,34 @@ pub struct ServedVolume {
     pub lun: Option<u16>,
     /// URLs for libiscsi and QEMU, one for each portal; with TLS, for our own initiator alone.
     pub urls: Vec<String>,
+    /// Bytes that are allocated to it: by its file system, or of memory. Not of a device of another machine.
+    #[serde(default)]
+    pub allocated_bytes: Option<u64>,
+    /// Bytes that it can still allocate: what its file system has left, for it and for others, or what the limit of
+    /// a RAM volume leaves. None where nothing but its size limits it.
+    #[serde(default)]
+    pub free_bytes: Option<u64>,
+}
+
+/// The body of `POST /v1/volumes/{name}/reattach`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Reattach {
+    /// Log initiators out that use the volume; refused otherwise while there are any.
+    #[serde(default)]
+    pub force: bool,
+    /// Seconds that they have to log out; 10 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grace_seconds: Option<u16>,
+}
+
+/// A volume was closed and opened again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Reattached {
+    /// Its name.
+    pub volume: String,
+    /// It could not be flushed before: writes that were acknowledged and not flushed may be lost.
+    pub writes_may_be_lost: bool,
 }
 
 /// `GET /v1/problems`.
@@ -147,9 +175,20 @@ pub struct ServedVolume {
 pub struct ProblemList {
     /// By kind and name.
     pub problems: Vec<Problem>,
+    /// What is not wrong yet, such as a file system on which more is promised than it has left.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
-/// A thing that is not as it is desired. The server does without it, and tries it again every ten seconds.
+/// `GET /v1/orphans`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OrphanList {
+    /// By name.
+    pub orphans: Vec<Orphan>,
+}
+
+/// A thing that is not as it is desired: the server does without it, and tries it again every ten seconds; or a
+/// volume that is open and cannot be used, or not be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// What it is.
@@ -197,6 +236,27 @@ pub struct Target {
     /// The account that it has to prove to be, where it is one for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
+}
+
+/// Where the server listens for iSCSI.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PortalList {
+    /// The portals that are open.
+    pub portals: Vec<ServedPortal>,
+}
+
+/// A portal that is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ServedPortal {
+    /// Address and port; an unspecified address is every one of the machine.
+    pub address: String,
+    /// Its portal group.
+    pub group: u16,
+    /// It is reached by TLS alone.
+    pub tls: bool,
+    /// It is an object of the state, which can be changed. Others are opened by the server's flags or its file, or
+    /// by default while there are none of these.
+    pub is_object: bool,
 }
 
 /// Where a target is reached.
@@ -461,6 +521,12 @@ pub enum ErrorCode {
     NoState,
     /// The state's disk takes nothing.
     StateUnwritable,
+    /// The body is too long, or lists too much.
+    TooLarge,
+    /// The server has no room for it now.
+    Busy,
+    /// Too many wrong tokens come from there.
+    TooManyAttempts,
     /// The server's own fault.
     Internal,
     /// One that a later version knows.

@@ -37,7 +37,7 @@ pub(super) struct Asked {
 }
 
 /// What a session receives and sends from now on, as a pcap file that ends when its reader leaves.
-#[utoipa::path(get, tag = "server", path = "/v1/sessions/{tsih}/trace", params(("tsih" = String, Path)), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
+#[utoipa::path(get, tag = "server", path = "/v1/sessions/{tsih}/trace", params(("tsih" = u16, Path)), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
 pub(super) async fn of_session(
     State(api): State<Api>,
     Path(tsih): Path<String>,

@@ -12,14 +12,15 @@ use super::openapi::Failures;
 use super::routes::{self, Answer, Json};
 use super::schema::{FormatLines, TargetLines, WayLines};
 use crate::fronts::iscsi::Front;
-use crate::ways::{Client, Format, ways};
+use crate::ways::{Client, Format, is_own, own_name, ways};
 
 /// What a query may say.
 #[derive(Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Wanted {
-    /// The name or address by which the client reaches a portal that listens on all addresses.
+    /// The name or address by which the client reaches a portal that listens on all addresses; the machine's own
+    /// name unless given.
     host: Option<String>,
     /// Whom it logs in as; unless given the target's one account, or USER where there are more.
     user: Option<String>,
@@ -50,6 +51,8 @@ pub(super) async fn lines(
     let target = target.ok_or_else(|| {
         ApiError::not_found(format!("there is no target {name}: `sarsen target list` has them"))
     })?;
+    // A browser that came by a tunnel knows the server as localhost, which leads clients to themselves.
+    let host = host.filter(|host| !is_own(host)).or_else(own_name);
     let client = Client {
         host: host.as_deref(),
         user: user.as_deref(),
@@ -78,6 +81,16 @@ fn is_host(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_is_not_sent_to_itself() {
+        for host in ["localhost", "127.0.0.1", "::1", "[::1]", "127.1.2.3"] {
+            assert!(is_own(host), "{host}");
+        }
+        for host in ["san.example", "192.0.2.1", "[2001:db8::1]", "localhost.example"] {
+            assert!(!is_own(host), "{host}");
+        }
+    }
 
     #[test]
     fn what_is_no_host_is_put_in_no_line() {

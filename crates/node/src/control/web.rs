@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Extension, Router};
 use sarsen_io::net::Listener;
 use sarsen_io::threads;
 use sarsen_io::tls::pem;
@@ -24,17 +25,23 @@ use subtle::ConstantTimeEq as _;
 use tokio::sync::watch;
 use tracing::info;
 
-use super::connections::{self, Limits};
+use super::attempts::{ApiRefusal, Attempts};
+use super::connections::{self, Limits, Peer};
 use super::error::ApiError;
-use super::{Api, console, routes};
+use super::{Api, Capacity, console, routes};
 use crate::config::{ApiConfig, TlsConfig, read_private};
+use crate::database;
 use crate::tls::{Tls, TlsError, fingerprint};
 
 const SECRET_MODE: u32 = 0o600;
 /// The cookie in which a browser shows the token.
 const COOKIE: &str = "sarsen-token";
-/// Bytes of a token that is made.
+/// The longest body of a login, in bytes: whoever sends it has shown nothing yet.
+const LOGIN_LIMIT: usize = 4096;
+/// Bytes of a token that is made; its check digits follow.
 const TOKEN_BYTES: usize = 24;
+/// How the certificate and the key begin that are made. What is not of a block of PEM is not looked at (RFC 7468 §2).
+const CHECKSUM_LINE: &str = "# checksum of what follows: ";
 
 /// Why the API is not served at a port.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +86,9 @@ pub enum WebError {
     /// The token is too short to be one.
     #[error("{}: a token has 16 characters at least", .0.display())]
     Token(PathBuf),
+    /// A file that the server created is not what it created.
+    #[error("{}: its checksum is wrong; restore it from a backup, or delete it, and the server creates another", .0.display())]
+    Damaged(PathBuf),
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -147,7 +157,8 @@ impl Web {
         let Opened { listener, address, tls, fingerprint, guard } = opened;
         let (closing, mut told) = watch::channel(false);
         let secure = tls.is_some();
-        let api = Api { is_trusted: matches!(guard, Guard::Token(_)), ..api };
+        let is_trusted = matches!(guard, Guard::Token(_));
+        let api = Api { is_trusted, capacity: Capacity::default(), ..api };
         let thread = threads::spawn_runtime("api", move || async move {
             let router = router(api, guard, secure);
             tokio::select! {
@@ -181,43 +192,84 @@ impl Drop for Web {
     }
 }
 
+/// What is held against each request.
+struct Rules {
+    guard: Guard,
+    /// The scheme by which a browser reaches this port.
+    scheme: &'static str,
+    attempts: Attempts,
+}
+
 fn router(api: Api, guard: Guard, secure: bool) -> Router {
-    let login = Router::new().route("/v1/login", post(login)).with_state((guard.clone(), secure));
+    let scheme = if secure { "https" } else { "http" };
+    let rules = Rules { guard, scheme, attempts: Attempts::new(api.front.clone()) };
+    let rules = Arc::new(rules);
+    let login = Router::new()
+        .route("/v1/login", post(login))
+        .layer(DefaultBodyLimit::max(LOGIN_LIMIT))
+        .with_state(rules.clone());
     routes::router(api)
         .fallback(console::file)
-        .layer(middleware::from_fn_with_state(guard, admit))
+        .layer(middleware::from_fn_with_state(rules, admit))
         .merge(login)
         .layer(middleware::from_fn(console::guarded))
 }
 
 /// Lets a request through, or does not.
-async fn admit(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let (method, headers) = (request.method(), request.headers());
-    let allowed = match &guard {
-        Guard::Local => is_local(headers),
-        Guard::Token(token) => {
-            shows(headers, token) || is_for_everybody(method, request.uri().path())
-        }
-    };
-    if !allowed {
-        let message = match guard {
-            Guard::Local => {
-                "this port answers who is on this machine: ask it as localhost or 127.0.0.1"
+async fn admit(
+    State(rules): State<Arc<Rules>>,
+    Extension(Peer(peer)): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let (head, body) = request.into_parts();
+    match rules.check(peer, &head).await {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+impl Rules {
+    async fn check(&self, peer: SocketAddr, request: &Parts) -> Result<(), ApiError> {
+        let (method, headers) = (&request.method, &request.headers);
+        let refuse = |refusal, error| Err(self.attempts.refuse(refusal, error));
+        match &self.guard {
+            Guard::Local if !is_local(headers) => {
+                let message =
+                    "this port answers who is on this machine: ask it as localhost or 127.0.0.1";
+                return refuse(ApiRefusal::Host, ApiError::unauthorized(message));
             }
-            Guard::Token(_) => "show the token: Authorization: Bearer TOKEN",
-        };
-        return ApiError::unauthorized(message).into_response();
+            Guard::Local => {}
+            Guard::Token(_) if is_for_everybody(method, request.uri.path()) => {}
+            Guard::Token(token) => {
+                let shown = shown(headers);
+                if shown.is_empty() {
+                    let message = "show the token: Authorization: Bearer TOKEN";
+                    return refuse(ApiRefusal::NoToken, ApiError::unauthorized(message));
+                }
+                let is_right = || shown.iter().any(|shown| is_same(shown, token));
+                self.attempts.check(peer, is_right).await?;
+            }
+        }
+        match method.is_safe() || self.is_own_origin(headers) {
+            true => Ok(()),
+            false => refuse(ApiRefusal::Origin, other_page()),
+        }
     }
-    if !method.is_safe() && !is_own_origin(headers) {
-        let message = "another page's requests change nothing here";
-        return ApiError::forbidden(message).into_response();
+
+    /// Whether a browser that says where a request comes from says that it comes from the console.
+    fn is_own_origin(&self, headers: &HeaderMap) -> bool {
+        is_own_origin(headers, self.scheme)
     }
-    next.run(request).await
+}
+
+fn other_page() -> ApiError {
+    ApiError::forbidden("another page's requests change nothing here")
 }
 
 /// The console's own files, which hold nothing of the server: they ask for the token.
 fn is_for_everybody(method: &Method, path: &str) -> bool {
-    method.is_safe() && !path.starts_with("/v1/")
+    method.is_safe() && !path.starts_with("/v1/") && path != routes::METRICS
 }
 
 /// Whether the name by which this server was asked is this machine's: a page of somebody else's whose name
@@ -233,31 +285,29 @@ fn is_local(headers: &HeaderMap) -> bool {
     name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Whether a browser that says where a request comes from says that it comes from the console.
-fn is_own_origin(headers: &HeaderMap) -> bool {
+/// Whether the origin that a browser names is this port's: its scheme, and the host that the request is for.
+fn is_own_origin(headers: &HeaderMap, scheme: &str) -> bool {
     let text = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
-    match headers.get(header::ORIGIN) {
-        None => true,
-        Some(_) => {
-            let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://"));
-            origin.is_some_and(|(_, host)| Some(host) == text(header::HOST))
-        }
+    if !headers.contains_key(header::ORIGIN) {
+        return true;
     }
+    let origin = text(header::ORIGIN).and_then(|origin| origin.split_once("://"));
+    origin.is_some_and(|(of, host)| of == scheme && Some(host) == text(header::HOST))
 }
 
-/// Whether the token is shown, as programs do or as browsers do.
-fn shows(headers: &HeaderMap, token: &str) -> bool {
-    let text = |value: &header::HeaderValue| value.to_str().ok().map(str::to_owned);
-    let bearer = headers.get(header::AUTHORIZATION).and_then(text);
-    let bearer = bearer.and_then(|value| value.strip_prefix("Bearer ").map(str::to_owned));
-    let cookies = headers.get_all(header::COOKIE).iter().filter_map(text);
-    let cookies: Vec<String> = cookies
-        .flat_map(|cookies| {
-            cookies.split(';').map(str::trim).map(str::to_owned).collect::<Vec<_>>()
-        })
-        .filter_map(|cookie| Some(cookie.strip_prefix(COOKIE)?.strip_prefix('=')?.to_owned()))
-        .collect();
-    bearer.into_iter().chain(cookies).any(|shown| is_same(&shown, token))
+/// The tokens that are shown, as programs do or as browsers do.
+fn shown(headers: &HeaderMap) -> Vec<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer = bearer.and_then(|value| {
+        let (scheme, token) = value.split_once(' ')?;
+        // RFC 9110 §11.1: the case of a scheme does not matter.
+        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim_start_matches(' '))
+    });
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
+    let cookies = cookies
+        .flat_map(|cookies| cookies.split(';'))
+        .filter_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='));
+    bearer.into_iter().chain(cookies).collect()
 }
 
 /// In a time that tells nothing of where they differ.
@@ -274,24 +324,21 @@ struct Login {
 
 /// Gives a browser that shows the token a cookie that shows it from then on.
 async fn login(
-    State((guard, secure)): State<(Guard, bool)>,
+    State(rules): State<Arc<Rules>>,
+    Extension(Peer(peer)): Extension<Peer>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, ApiError> {
-    if !is_own_origin(&headers) {
-        return Err(ApiError::forbidden("another page's requests change nothing here"));
+    if !rules.is_own_origin(&headers) {
+        return Err(rules.attempts.refuse(ApiRefusal::Origin, other_page()));
     }
-    let Guard::Token(token) = guard else {
+    let Guard::Token(token) = &rules.guard else {
         return Ok(axum::http::StatusCode::NO_CONTENT.into_response());
     };
     let login: Login = serde_json::from_slice(&body)
         .map_err(|error| ApiError::invalid(None, format!("the body: {error}")))?;
-    if !is_same(&login.token, &token) {
-        return Err(ApiError::unauthorized(
-            "this is not the token: it is in the server's state folder, in api.token",
-        ));
-    }
-    let secure = if secure { "; Secure" } else { "" };
+    rules.attempts.check(peer, || is_same(&login.token, token)).await?;
+    let secure = if rules.scheme == "https" { "; Secure" } else { "" };
     let cookie = format!("{COOKIE}={token}; HttpOnly; SameSite=Strict; Path=/{secure}");
     Ok((axum::http::StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response())
 }
@@ -313,6 +360,11 @@ fn fingerprint_of(tls: &TlsConfig) -> Result<String, WebError> {
     Ok(chain.first().map(fingerprint).unwrap_or_default())
 }
 
+/// Digits by which damage to a text is noticed.
+fn check_digits(text: &[u8]) -> String {
+    database::checksum(&[text])[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The token in the state folder, where one is made the first time.
 fn own_token(folder: &Path) -> Result<String, WebError> {
     let path = folder.join("api.token");
@@ -320,9 +372,15 @@ fn own_token(folder: &Path) -> Result<String, WebError> {
         let mut bytes = [0; TOKEN_BYTES];
         sarsen_io::random::fill(&mut bytes);
         let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        keep(&path, format!("{token}\n").as_bytes())?;
+        let digits = check_digits(token.as_bytes());
+        keep(&path, format!("{token}{digits}\n").as_bytes())?;
+        info!(path = %path.display(), "a new token for the API was created");
     }
-    read_token(&path)
+    let token = read_token(&path)?;
+    match token.split_at_checked(TOKEN_BYTES * 2) {
+        Some((random, digits)) if digits == check_digits(random.as_bytes()) => Ok(token),
+        _ => Err(WebError::Damaged(path)),
+    }
 }
 
 /// The certificate in the state folder, where one that vouches for itself is made the first time.
@@ -335,11 +393,27 @@ pub(super) fn own_certificate(folder: &Path) -> Result<TlsConfig, WebError> {
         let names = names.into_iter().filter(|name| !name.is_empty()).collect::<Vec<_>>();
         let made = rcgen::generate_simple_self_signed(names)
             .map_err(|error| file(io::Error::other(error)))?;
+        let summed =
+            |pem: String| format!("{CHECKSUM_LINE}{}\n{pem}", check_digits(pem.as_bytes()));
         // The key first: a certificate without one would not be made again.
-        keep(&key, made.signing_key.serialize_pem().as_bytes())?;
-        keep(&certificate, made.cert.pem().as_bytes())?;
+        keep(&key, summed(made.signing_key.serialize_pem()).as_bytes())?;
+        keep(&certificate, summed(made.cert.pem()).as_bytes())?;
+        info!(path = %certificate.display(), "a new certificate for the API was created");
     }
+    check_own(&certificate)?;
+    check_own(&key)?;
     Ok(TlsConfig { certificate, key, client_ca: None, require_client_certificate: false })
+}
+
+/// Checks a file of PEM against the checksum that it begins with. One without was put there by its owner.
+fn check_own(path: &Path) -> Result<(), WebError> {
+    let content = fs::read(path);
+    let content = content.map_err(|source| WebError::File { path: path.to_owned(), source })?;
+    let Some(summed) = content.strip_prefix(CHECKSUM_LINE.as_bytes()) else { return Ok(()) };
+    match summed.iter().position(|&byte| byte == b'\n').map(|end| summed.split_at(end)) {
+        Some((digits, pem)) if digits == check_digits(&pem[1..]).as_bytes() => Ok(()),
+        _ => Err(WebError::Damaged(path.to_owned())),
+    }
 }
 
 /// Writes a file of the owner's alone, whole or not at all.
@@ -378,24 +452,30 @@ mod tests {
         }
         assert!(!is_local(&HeaderMap::new()));
         let own = [("host", "localhost:1"), ("origin", "http://localhost:1")];
-        assert!(is_own_origin(&headers(&own)));
-        for other in ["http://evil.example", "null", "http://localhost:2"] {
-            assert!(!is_own_origin(&headers(&[("host", "localhost:1"), ("origin", other)])));
+        assert!(is_own_origin(&headers(&own), "http"));
+        assert!(!is_own_origin(&headers(&own), "https"), "a page that was not got by TLS");
+        for other in ["http://evil.example", "null", "http://localhost:2", "https://localhost:1"] {
+            let headers = headers(&[("host", "localhost:1"), ("origin", other)]);
+            assert!(!is_own_origin(&headers, "http"), "{other}");
         }
     }
 
     #[test]
     fn the_token_is_shown_as_programs_and_browsers_do() {
         let token = "0123456789abcdef";
-        for (name, value, shown) in [
+        for (name, value, is_shown) in [
             ("authorization", "Bearer 0123456789abcdef", true),
+            // RFC 9110 §11.1.
+            ("authorization", "bearer 0123456789abcdef", true),
+            ("authorization", "BEARER 0123456789abcdef", true),
             ("authorization", "Bearer 0123456789abcdeF", false),
             ("authorization", "Basic 0123456789abcdef", false),
             ("cookie", "a=b; sarsen-token=0123456789abcdef", true),
             ("cookie", "sarsen-tokens=0123456789abcdef", false),
             ("cookie", "sarsen-token=", false),
         ] {
-            assert_eq!(shows(&headers(&[(name, value)]), token), shown, "{value}");
+            let headers = headers(&[(name, value)]);
+            assert_eq!(shown(&headers).contains(&token), is_shown, "{value}");
         }
     }
 
@@ -403,13 +483,31 @@ mod tests {
     fn what_is_missing_is_made_once_in_the_state_folder() {
         let folder = tempfile::tempdir().expect("a folder");
         let token = own_token(folder.path()).expect("made");
-        assert_eq!(token.len(), 48);
+        assert_eq!(token.len(), 56);
         assert_eq!(own_token(folder.path()).expect("there"), token);
         let tls = own_certificate(folder.path()).expect("made");
         tls.check().expect("it can be used");
         let made = fs::read(&tls.certificate).expect("there");
         own_certificate(folder.path()).expect("there");
         assert_eq!(fs::read(&tls.certificate).expect("there"), made);
+        for (name, is_token) in [("api.token", true), ("api.pem", false), ("api.key", false)] {
+            let path = folder.path().join(name);
+            let whole = fs::read(&path).expect("there");
+            let prefix = if is_token { 0 } else { CHECKSUM_LINE.len() };
+            // Of the line's end a token has nothing.
+            for bit in prefix * 8..(whole.len() - usize::from(is_token)) * 8 {
+                let mut damaged = whole.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                fs::write(&path, &damaged).expect("written");
+                let told = match is_token {
+                    true => own_token(folder.path()).map(drop),
+                    false => own_certificate(folder.path()).map(drop),
+                };
+                let told = told.err().map(|error| error.to_string()).unwrap_or_default();
+                assert!(told.contains(name), "{name}, bit {bit}: {told}");
+            }
+            fs::write(&path, &whole).expect("written");
+        }
         keep(&folder.path().join("short"), b"abc").expect("written");
         fs::write(folder.path().join("open"), "0123456789abcdef").expect("written");
         let told = read_token(&folder.path().join("open")).expect_err("others read it").to_string();

@@ -1,17 +1,15 @@
 //! From things to the configuration that a server runs by. Each thing is written as the configuration file would
 //! have it and goes through that file's parser, so that there is one language and one set of rules.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use sarsen_proto::iscsi::chap::Secret;
-
 use super::document::{Account, Document, Volume};
-use super::object::{Key, Object, Objects, differences};
+use super::object::{Key, Kind, Object, Objects, differences};
 use crate::config::{
-    AccessConfig, AccountConfig, Config, ConfigError, HostConfig, Limits, Portal, SecretSource,
-    TargetConfig, VolumeConfig, parse_file,
+    AccessConfig, AccountConfig, Config, ConfigError, HostConfig, Limits, MAX_VOLUMES, Need,
+    Portal, SecretSource, TargetConfig, VolumeConfig, parse_file,
 };
 
 /// What is wrong with a thing.
@@ -45,16 +43,63 @@ pub(super) struct Compiler {
     /// The server's own settings, from flags and its file.
     base: Config,
     parts: BTreeMap<Key, (Arc<Object>, Part)>,
+    /// What targets need of portals and do not have in the configuration that holds.
+    unmet: BTreeSet<Need>,
 }
 
 impl Compiler {
     /// Of a server that has these settings of its own.
     pub(super) fn new(base: Config) -> Self {
-        Self { base, parts: BTreeMap::new() }
+        Self { base, parts: BTreeMap::new(), unmet: BTreeSet::new() }
     }
 
-    /// The configuration that these things come to.
+    /// Whether the server listens at the default address as long as no object says where.
+    pub(super) fn listens_by_default(&self) -> bool {
+        self.base.listen.is_empty()
+    }
+
+    /// Forgets what became of anything else than these.
+    pub(super) fn forget_all_but(&mut self, objects: &Objects) {
+        self.parts.retain(|key, (object, _)| {
+            objects.get(key).is_some_and(|current| Arc::ptr_eq(current, object))
+        });
+    }
+
+    /// The same compiler for other settings of the server's own.
+    pub(super) fn with_base(&self, base: Config) -> Self {
+        Self { unmet: self.unmet.clone(), ..Self::new(base) }
+    }
+
+    /// A configuration holds from here on in which this is [`unmet`].
+    pub(super) fn adopt(&mut self, unmet: BTreeSet<Need>) {
+        self.unmet = unmet;
+    }
+
+    /// The configuration that a server starts with: an earlier server has accepted these things, perhaps with other
+    /// portals.
+    pub(super) fn compile_to_start(&mut self, objects: &Objects) -> Result<Config, Invalid> {
+        let config = self.compile_with(objects, None)?;
+        self.unmet = unmet(&config);
+        Ok(config)
+    }
+
+    /// The configuration that these things come to. Targets may need of portals what is unmet already.
     pub(super) fn compile(&mut self, objects: &Objects) -> Result<Config, Invalid> {
+        let unmet = self.unmet.clone();
+        self.compile_with(objects, Some(&unmet))
+    }
+
+    fn compile_with(
+        &mut self,
+        objects: &Objects,
+        may_be_unmet: Option<&BTreeSet<Need>>,
+    ) -> Result<Config, Invalid> {
+        // Before each of them takes memory.
+        let volumes = objects.keys().filter(|key| key.kind == Kind::Volume).count();
+        if volumes > MAX_VOLUMES {
+            let message = format!("{volumes} volumes, of {MAX_VOLUMES} at most");
+            return Err(Invalid { field: None, message });
+        }
         let known = self.parts.iter().map(|(key, (object, _))| (key, object));
         let different = differences(known, objects);
         let different: Vec<_> =
@@ -80,8 +125,13 @@ impl Compiler {
                 Part::Limits(limits) => config.limits = limits,
             }
         }
-        config.finish_managed().map_err(|error| invalid(error, objects))
+        config.finish_with(may_be_unmet).map_err(|error| invalid(error, objects))
     }
+}
+
+/// What the targets of a configuration need of portals and do not have.
+pub(super) fn unmet(config: &Config) -> BTreeSet<Need> {
+    config.unmet_needs().map(|unmet| unmet.need).collect()
 }
 
 fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
@@ -94,7 +144,7 @@ fn part_of(key: &Key, object: &Object) -> Result<Part, Invalid> {
         if secret_file.is_some() || secret_env.is_some() {
             return Err(wrong("give secret, secret-file or secret-env, one of them"));
         }
-        let source = SecretSource::Kept(Secret(secret.clone()));
+        let source = SecretSource::Kept(secret.clone());
         let account =
             AccountConfig::new(name.clone(), source, &key.to_string()).map_err(|error| {
                 Invalid { field: Some(format!("{key}.name")), message: error.message }
@@ -183,6 +233,14 @@ mod tests {
 
     fn compile(text: &str) -> Result<Config, Invalid> {
         Compiler::new(Config::default()).compile(&objects(text))
+    }
+
+    #[test]
+    fn more_volumes_than_there_may_be_are_refused_before_one_is_read() {
+        let volume = |number| format!("[[volume]]\nname = \"{number}\"\nstore = \"nothing\"\n");
+        let refused = compile(&(0..=MAX_VOLUMES).map(volume).collect::<String>());
+        let message = refused.expect_err("too many").message;
+        assert_eq!(message, format!("{} volumes, of {MAX_VOLUMES} at most", MAX_VOLUMES + 1));
     }
 
     /// Everything that a document can say, as far as it goes together.
@@ -280,6 +338,30 @@ mod tests {
         assert_eq!(toml::from_str::<Document>(&text).expect("read again"), document);
         let json = serde_json::to_string(&document).expect("JSON");
         assert_eq!(serde_json::from_str::<Document>(&json).expect("read again"), document);
+    }
+
+    #[test]
+    fn portals_that_went_keep_no_server_from_starting_and_nothing_else_from_changing() {
+        let target = |name: &str, rest: &str| {
+            format!("[[target]]\nname = \"iqn.2026-11.x:{name}\"\n{rest}\n")
+        };
+        let bound = target("t", "groups = [2]") + &target("u", "allow = [{ certificate = \"x\" }]");
+        assert!(compile(&bound).is_err(), "what is new is refused");
+        let mut compiler = Compiler::new(Config::default());
+        let started = compiler.compile_to_start(&objects(&bound)).expect("it starts");
+        let expected = [Need::Group(2), Need::ClientCertificates].into();
+        assert_eq!((started.targets.len(), unmet(&started)), (2, expected));
+        let more = bound.clone() + &target("v", "");
+        assert_eq!(compiler.compile(&objects(&more)).expect("valid").targets.len(), 3);
+        let third = bound.clone() + &target("w", "groups = [3]");
+        let refused = compiler.compile(&objects(&third)).expect_err("a group that nobody knew");
+        assert!(refused.to_string().contains("no portal is in group 3"), "{refused}");
+        // Once it is there it cannot go again.
+        let back = bound.clone() + "[[portal]]\naddress = \"127.0.0.1:0\"\ngroup = 2\n";
+        let config = compiler.compile(&objects(&back)).expect("valid");
+        compiler.adopt(unmet(&config));
+        let refused = compiler.compile(&objects(&bound)).expect_err("the group goes");
+        assert!(refused.to_string().contains("no portal is in group 2"), "{refused}");
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! The document: what a server is to be, as people and programs write it. In TOML it has the tables of the
 //! configuration file, in JSON the same keys. `Config` is what becomes of it; there it is checked.
 
+mod written;
+
 use std::collections::BTreeMap;
 
+use sarsen_proto::iscsi::chap::Secret;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -35,8 +38,8 @@ pub struct Document {
 }
 
 /// A number or a text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "write a number or a text")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(untagged)]
 pub enum Scalar {
     /// A number.
     Number(u64),
@@ -209,28 +212,6 @@ impl Luns {
     }
 }
 
-impl<'de> Deserialize<'de> for Luns {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "write a list of volumes, or a table of volumes by LUN")]
-        enum Written {
-            List(Vec<String>),
-            Table(BTreeMap<String, String>),
-        }
-        let luns = match Written::deserialize(deserializer)? {
-            Written::List(list) => (0..).zip(list).collect(),
-            Written::Table(table) => {
-                let number = |(lun, volume): (String, String)| match lun.parse() {
-                    Ok(lun) => Ok((lun, volume)),
-                    Err(_) => Err(serde::de::Error::custom(format!("luns: {lun:?} is no LUN"))),
-                };
-                table.into_iter().map(number).collect::<Result<_, _>>()?
-            }
-        };
-        Ok(Self(luns))
-    }
-}
-
 /// Where a target is instead.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -270,8 +251,8 @@ pub struct Rule {
 }
 
 /// The units that a rule shows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "write a list of LUNs, or a table of volumes by LUN")]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(untagged)]
 pub enum ShownLuns {
     /// By the target's numbers.
     Numbers(Vec<u16>),
@@ -286,9 +267,9 @@ pub struct Account {
     /// CHAP_N.
     pub name: String,
     /// The secret, 12 to 255 bytes. It is taken, and never shown unless asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(write_only)]
-    pub secret: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "written::secret")]
+    #[schema(value_type = Option<String>, write_only)]
+    pub secret: Option<Secret>,
     /// Or a file of the server that holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_file: Option<String>,

@@ -1,4 +1,4 @@
-//! One truth: what the server is to be. It is kept in a [`Store`], changed by [`Edit`]s that are planned, checked,
+//! One truth: what the server is to be. It is kept in a `Store`, changed by [`Edit`]s that are planned, checked,
 //! prepared, kept and then made live, in this order, so that a change is whole or is not at all. [`document`] is
 //! how it is written.
 
@@ -8,6 +8,7 @@ pub mod document;
 mod edit;
 mod fit;
 mod object;
+mod orphans;
 mod plan;
 mod references;
 mod store;
@@ -23,22 +24,26 @@ use tokio::sync::Mutex as AsyncMutex;
 use tracing::{info, warn};
 use utoipa::ToSchema;
 
-use self::compile::Compiler;
 pub use self::compile::Invalid;
+use self::compile::{Compiler, unmet};
 pub use self::document::Document;
 pub use self::edit::Edit;
 pub use self::fit::{Misfit, from_json};
 use self::object::differences;
 pub use self::object::{Key, Kind, Object, Objects};
-use self::plan::summary;
+pub use self::orphans::{Orphan, OrphanError};
 pub use self::plan::{Action, FieldChange, Step, plan};
+use self::plan::{default_portal, summary};
 use self::references::referred;
-use self::store::History;
 pub(crate) use self::store::VOLUMES;
-pub use self::store::{Revision, StateError, Store};
+use self::store::{Contents, History, Store};
+pub use self::store::{Revision, StateError};
 use crate::config::{Config, ConfigError};
 use crate::engine::{self, Cause, ChangeError, Engine, Force, Made, Managed};
-use crate::events::Occurrence;
+use crate::events::{EventLog, Occurrence};
+
+/// How long a deleted volume may take to be closed before its file is not erased.
+const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
 /// A change that somebody wants.
 #[derive(Clone, Debug)]
@@ -55,6 +60,8 @@ pub struct Change {
     pub grace: Duration,
     /// Only the plan is wanted.
     pub dry_run: bool,
+    /// The files of volumes that are deleted are erased.
+    pub erase: bool,
 }
 
 /// What became of a change.
@@ -77,6 +84,9 @@ pub struct Changed {
     /// tries it again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
+    /// What should be known of it, such as that more is promised than there is room for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     /// Nothing was done, as it was asked.
     pub dry_run: bool,
 }
@@ -137,6 +147,14 @@ pub enum ChangeRefused {
     /// Clients use what it takes away.
     #[error("{}: give --force to log them out first", told(.0))]
     InUse(Vec<Interruption>),
+    /// What was to be erased is no file of its own.
+    #[error("volume {volume}: {why}")]
+    NotErasable {
+        /// Its name.
+        volume: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// A store, a portal or a secret does not allow it.
     #[error(transparent)]
     Change(#[from] ChangeError),
@@ -178,6 +196,10 @@ pub struct Desired {
     changing: AsyncMutex<Changing>,
     /// What holds now.
     current: Mutex<Current>,
+    /// The state was created by this start.
+    is_new: bool,
+    /// What was repaired when it was opened, until it is told.
+    repairs: Vec<Occurrence>,
 }
 
 /// What a change works with.
@@ -199,7 +221,10 @@ impl Changing {
             return;
         }
         match self.store.keep_owed(&owed) {
-            Ok(()) => self.owed = owed,
+            Ok(copy) => {
+                self.owed = owed;
+                copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
+            }
             Err(error) => warn!(%error, "which files are whole is not kept"),
         }
     }
@@ -220,19 +245,28 @@ impl Desired {
     pub fn open(folder: &Path, base: Config) -> Result<(Self, Config), OpenError> {
         // Paths under it are kept, and hold wherever the server is started the next time.
         let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        let store = Store::open(folder)?;
-        let (objects, revision) = store.load()?;
-        let owed = store.owed()?;
+        let (store, contents) = Store::open(folder)?;
+        let Contents { revision, objects, owed, is_new, repairs } = contents;
         let mut compiler = Compiler::new(base);
-        let config = compiler.compile(&objects)?;
+        let config = compiler.compile_to_start(&objects)?;
         let current = Current { revision, objects: Arc::new(objects) };
         let desired = Self {
             folder: folder.to_owned(),
             kept: store.reader(),
             changing: AsyncMutex::new(Changing { store, compiler, engine: None, owed }),
             current: Mutex::new(current),
+            is_new,
+            repairs,
         };
         Ok((desired, config))
+    }
+
+    /// Tells what was repaired when the state was opened.
+    pub(crate) fn tell_repairs(&mut self, events: &EventLog) {
+        self.repairs.drain(..).for_each(|repair| events.tell(&repair));
+        if !self.is_new {
+            events.tell_if_missing();
+        }
     }
 
     /// How much of the configuration that it comes to is of the state.
@@ -279,22 +313,54 @@ impl Desired {
     /// it runs. Blocks the thread.
     pub(crate) async fn rebase(&self, base: Config) -> Result<Made, ChangeError> {
         let mut changing = self.changing.lock().await;
-        let mut compiler = Compiler::new(base);
+        let mut compiler = changing.compiler.with_base(base);
         let config = compiler.compile(&self.current().objects).map_err(|invalid| {
             ConfigError::new(invalid.field.unwrap_or_else(|| "the state".into()), invalid.message)
         })?;
         let engine = changing.engine.as_ref().expect("a server that answers has an engine");
+        let unmet = unmet(&config);
         let made = engine.prepare(config, Cause::Reload)?.clear_by(Force::Revoked).await?.make();
+        compiler.adopt(unmet);
         changing.compiler = compiler;
         changing.settle();
         Ok(made)
+    }
+
+    /// Closes a volume and opens it again, which changes nothing of the state. Its sessions are asked to log out
+    /// within `grace`; without one it is refused where it has any. Blocks the thread.
+    pub(crate) async fn reattach(
+        &self,
+        volume: &str,
+        grace: Option<Duration>,
+    ) -> Result<Made, ChangeRefused> {
+        let mut changing = self.changing.lock().await;
+        let Changing { compiler, engine, .. } = &mut *changing;
+        let engine = engine.as_ref().expect("a server that answers has an engine");
+        let config = compiler.compile(&self.current().objects)?;
+        let made = engine.reattach(config, volume, grace).await?;
+        changing.settle();
+        Ok(made)
+    }
+
+    /// Files in the folder of volumes that no volume has. Blocks the thread.
+    pub(crate) fn orphans(&self) -> Result<Vec<Orphan>, OrphanError> {
+        orphans::find(&self.folder.join(VOLUMES), &self.current().objects)
+    }
+
+    /// Removes one of them. Blocks the thread.
+    pub(crate) async fn remove_orphan(&self, name: &str) -> Result<Orphan, OrphanError> {
+        // No change makes a volume of it meanwhile.
+        let _changing = self.changing.lock().await;
+        let removed = orphans::remove(&self.folder.join(VOLUMES), &self.current().objects, name)?;
+        info!(path = removed.path, "a file that no volume had is removed");
+        Ok(removed)
     }
 
     /// Tries what the server does without. Blocks the thread.
     pub(crate) async fn retry(&self) {
         let mut changing = self.changing.lock().await;
         let Changing { compiler, engine, .. } = &mut *changing;
-        let Some(engine) = engine.as_ref().filter(|engine| !engine.problems().is_empty()) else {
+        let Some(engine) = engine.as_ref().filter(|engine| engine.is_lacking()) else {
             return;
         };
         let Ok(config) = compiler.compile(&self.current().objects) else { return };
@@ -306,9 +372,27 @@ impl Desired {
         }
     }
 
-    /// Makes a change, whole, or does not make it. When this returns it is kept, and holds.
-    pub async fn change(&self, change: Change) -> Result<Changed, ChangeRefused> {
+    /// Makes a change, whole, or does not make it. When this returns it is kept, and holds. `make` says what the
+    /// change is when it is its turn, from what there is then.
+    pub async fn change<E: From<ChangeRefused>>(
+        &self,
+        make: impl FnOnce(&Objects) -> Result<Change, E>,
+    ) -> Result<Changed, E> {
         let mut changing = self.changing.lock().await;
+        let change = make(&self.current().objects)?;
+        let changed = self.carry_out(&mut changing, change).await;
+        if !changed.as_ref().is_ok_and(|changed| !changed.dry_run) {
+            // What was read of a change that was not made takes no memory after it.
+            changing.compiler.forget_all_but(&self.current().objects);
+        }
+        Ok(changed?)
+    }
+
+    async fn carry_out(
+        &self,
+        changing: &mut Changing,
+        change: Change,
+    ) -> Result<Changed, ChangeRefused> {
         let before = self.current();
         if let Some(expected) = change.expected.filter(|expected| *expected != before.revision) {
             return Err(ChangeRefused::Conflict { expected, current: before.revision });
@@ -318,12 +402,19 @@ impl Desired {
         for edit in change.edits {
             edit.carry_out(&mut objects, &self.folder)?;
         }
-        let steps = plan(&before.objects, &objects);
+        let mut steps = plan(&before.objects, &objects);
+        if changing.compiler.listens_by_default() {
+            steps.extend(default_portal(&before.objects, &objects));
+        }
         let gone = steps.iter().filter(|step| step.action == Action::Remove);
         let gone: BTreeSet<Key> = gone.map(|step| Key::new(step.kind, &step.name)).collect();
         if let Some((key, by)) = referred(&objects, &gone) {
             return Err(ChangeRefused::Referred { key, by, is_left_out });
         }
+        let erased = match change.erase {
+            true => to_be_erased(&before.objects, &objects, &gone)?,
+            false => Vec::new(),
+        };
         let mut changed = Changed {
             revision: before.revision,
             steps,
@@ -334,11 +425,13 @@ impl Desired {
         if changed.steps.is_empty() {
             return Ok(changed);
         }
-        let Changing { store, engine, owed, .. } = &mut *changing;
+        let unmet = unmet(&config);
+        let Changing { store, compiler, engine, owed } = &mut *changing;
         let engine = engine.as_ref().expect("a server that answers has an engine");
         let prepared = engine.prepare(config, Cause::Edit)?;
+        changed.interrupts = prepared.interrupts().iter().map(Interruption::of).collect();
+        changed.warnings = prepared.warnings();
         let interrupts = prepared.interrupts();
-        changed.interrupts = interrupts.iter().map(Interruption::of).collect();
         let sessions = interrupts.iter().flat_map(|interruption| &interruption.sessions);
         changed.interrupted_sessions =
             sessions.map(|session| session.tsih).collect::<BTreeSet<_>>().len();
@@ -359,9 +452,11 @@ impl Desired {
         let writes: Vec<store::Write<'_>> =
             different.map(|one| (one.key, one.after.map(|object| &**object))).collect();
         let short: BTreeMap<String, u64> = owed.clone().into_iter().chain(ready.owes()).collect();
-        store.commit(&revision, &writes, &objects, &short)?;
+        let copy = store.commit(&revision, &writes, &objects, &short)?;
+        copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
         *owed = short;
         let made = ready.make();
+        compiler.adopt(unmet);
         changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();
         changed.sessions_ended = made.sessions_ended;
         changed.problems = made.problems;
@@ -380,6 +475,13 @@ impl Desired {
         });
         *self.current_mut() = Current { revision: revision.revision, objects: Arc::new(objects) };
         changing.settle();
+        // What is left if the server is killed before this is listed as an orphan.
+        for path in erased {
+            match orphans::erase(&path, CLOSING_LIMIT) {
+                Ok(()) => info!(path = %path.display(), "the file of a deleted volume is erased"),
+                Err(error) => changed.problems.push(format!("not erased: {error}")),
+            }
+        }
         Ok(changed)
     }
 }
@@ -393,6 +495,43 @@ pub enum OpenError {
     /// What it says does not go with the server's own settings.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+}
+
+/// The files of volumes that go, each of which is a file and nobody else's.
+fn to_be_erased(
+    before: &Objects,
+    after: &Objects,
+    gone: &BTreeSet<Key>,
+) -> Result<Vec<PathBuf>, ChangeRefused> {
+    let mut paths = Vec::new();
+    for (key, object) in gone.iter().filter_map(|key| Some((key, before.get(key)?))) {
+        let Object::Volume(volume) = &**object else { continue };
+        let refuse = |why: &str| {
+            let (volume, why) = (key.name.clone(), why.to_owned());
+            Err(ChangeRefused::NotErasable { volume, why })
+        };
+        let Some((path, _)) = orphans::places(object).filter(|_| volume.store == "file") else {
+            return refuse("it has no file of its own to erase: delete it without --erase");
+        };
+        match std::fs::symlink_metadata(&path) {
+            Ok(found) if !found.is_file() => {
+                return refuse(
+                    "its blocks are on a device, or behind a link: erase it with `sarsen disk erase`, and delete it \
+                     without --erase",
+                );
+            }
+            _ => {}
+        }
+        let is_shared =
+            |other: &Arc<Object>| orphans::places(other).is_some_and(|(one, _)| one == path);
+        if volume.read_only || after.values().any(is_shared) {
+            return refuse(
+                "its file is read-only or another volume's, too: delete it without --erase",
+            );
+        }
+        paths.push(path);
+    }
+    Ok(paths)
 }
 
 /// What is not the same, by its names before and after.

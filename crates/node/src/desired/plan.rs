@@ -10,6 +10,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::object::{Difference, Key, Kind, Object, Objects, differences, serial};
+use crate::config::DEFAULT_PORTAL;
 
 /// One thing that is done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -53,6 +54,25 @@ pub struct FieldChange {
     /// And after, if it has one.
     #[schema(value_type = Option<Object>)]
     pub to: Option<Value>,
+}
+
+/// What becomes of the default portal, which is open as long as no other one is configured: it is closed for the first
+/// that is, and opened for the last that goes.
+pub(super) fn default_portal(before: &Objects, after: &Objects) -> Option<Step> {
+    let address = DEFAULT_PORTAL.to_string();
+    let count = |objects: &Objects| objects.keys().filter(|key| key.kind == Kind::Portal).count();
+    let stays = |objects: &Objects| objects.contains_key(&Key::new(Kind::Portal, &address));
+    let action = match (count(before), count(after)) {
+        (0, 1..) if !stays(after) => Action::Remove,
+        (1.., 0) if !stays(before) => Action::Add,
+        _ => return None,
+    };
+    let changes = vec![FieldChange {
+        field: "default".to_owned(),
+        from: (action == Action::Remove).then_some(Value::Bool(true)),
+        to: (action == Action::Add).then_some(Value::Bool(true)),
+    }];
+    Some(Step { action, kind: Kind::Portal, name: address, new_name: None, changes })
 }
 
 /// `+ volume data`, `~ volume data: size 1GiB -> 2GiB`, `- target iqn…`.
@@ -253,6 +273,24 @@ mod tests {
     }
 
     #[test]
+    fn the_default_portal_is_closed_for_another_one_and_opened_for_the_last_that_goes() {
+        let portal = |address: &str| format!("[[portal]]\naddress = \"{address}\"\n");
+        let (one, two) = (portal("192.0.2.1:3260"), portal("192.0.2.2:3260"));
+        let own = portal("127.0.0.1:3260");
+        let step = |before: &str, after: &str| {
+            default_portal(&objects(before), &objects(after)).map(|step| step.to_string())
+        };
+        let closed = "- portal 127.0.0.1:3260: default true -> (unset)";
+        assert_eq!(step("", &one).as_deref(), Some(closed));
+        let opened = "+ portal 127.0.0.1:3260: default (unset) -> true";
+        assert_eq!(step(&one, "").as_deref(), Some(opened));
+        let both = one.clone() + &two;
+        for (before, after) in [("", ""), (&one, &both), (&both, &one), ("", &own), (&own, "")] {
+            assert_eq!(step(before, after), None, "{before} {after}");
+        }
+    }
+
+    #[test]
     fn a_volume_is_the_same_under_another_name() {
         let a = "[[volume]]\nname = \"a\"\nserial = \"s1\"\n";
         let b = a.replace("\"a\"", "\"b\"");
@@ -282,7 +320,7 @@ mod tests {
     #[test]
     fn a_secret_is_not_told() {
         let account = |secret: &str| {
-            let secret = Some(secret.to_owned());
+            let secret = Some(secret.to_owned().into());
             let account =
                 Object::Account(Account { name: "a".into(), secret, ..Account::default() });
             Objects::from([(account.key(), Arc::new(account))])

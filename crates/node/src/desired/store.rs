@@ -1,38 +1,43 @@
-//! Where the desired state is kept: one redb file in the server's state folder. A change is one transaction, so
-//! that after kill -9 the state is the one before it or the one after it.
+//! Where the desired state is kept: two files with the same records ([`records`]) in the server's state folder, the
+//! state and its copy. A change is one transaction in each, the state first, and is answered when both are on the disk:
+//! whichever of the two is damaged or missing, the other one has all that was acknowledged. Both are checked whole
+//! when the server starts; the one that is damaged is put aside and replaced, and an event tells so. What cannot be
+//! decided is refused.
+
+mod records;
 
 use std::collections::BTreeMap;
-use std::fs::{DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use redb::backends::FileBackend;
-use redb::{
-    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition,
-    WriteTransaction,
-};
+use rusqlite::Connection;
+use sarsen_io::file::lock_within;
 use serde::{Deserialize, Serialize};
-use tracing::warn;
+use tracing::{error, warn};
 use utoipa::ToSchema;
 
+use self::records::{Base, Head, Kind, Row};
 use super::object::{Key, Object, Objects};
+use crate::database::{self, DatabaseError};
+use crate::events::Occurrence;
+use crate::stores::LOCK_PATIENCE;
 
 /// Under the state folder, where volumes are whose place nobody names.
 pub(crate) const VOLUMES: &str = "volumes";
-const FILE: &str = "state.redb";
+const FILE: &str = "state.sqlite";
+const COPY: &str = "state-copy.sqlite";
+/// What early development versions wrote.
+const OLD_FILE: &str = "state.redb";
+/// What lies in a folder that has had a state.
+const TRACES: [&str; 5] = ["events.sqlite", "api.token", "api.pem", "api.key", VOLUMES];
+const RESTORE: &str =
+    "restore it, or its copy, from a backup, or apply an exported file in an empty folder";
 const FOLDER_MODE: u32 = 0o700;
-/// What this version writes.
-const FORMAT: u64 = 1;
 /// Revisions whose history is kept.
 const HISTORY: u64 = 10_000;
-
-const NUMBERS: TableDefinition<'_, &str, u64> = TableDefinition::new("numbers");
-const OBJECTS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("objects");
-/// How long the files of volumes are that are to become longer and may not have yet, by serial number.
-const OWED: TableDefinition<'_, &str, u64> = TableDefinition::new("owed");
-const REVISIONS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("revisions");
 
 /// Why the state could not be opened, or a change not be kept.
 #[derive(Debug, thiserror::Error)]
@@ -48,16 +53,15 @@ pub enum StateError {
     /// Another server has it.
     #[error("{} is used by another server: stop it, or choose another --state", .0.display())]
     InUse(PathBuf),
-    /// It is not what this program wrote.
-    #[error(
-        "{} cannot be understood: {what} (restore it from a backup, or move it away and apply an \
-         exported file)", path.display()
-    )]
+    /// It is not what was written, and its copy cannot replace it.
+    #[error("{}: the state cannot be used: {what}; {remedy}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What is wrong.
         what: String,
+        /// What to do.
+        remedy: String,
     },
     /// It could not be written; what was there before is there.
     #[error(
@@ -88,416 +92,433 @@ pub struct Revision {
 /// A thing that is put in its place, or taken away.
 pub(super) type Write<'a> = (&'a Key, Option<&'a Object>);
 
-/// The file.
-pub struct Store {
-    file: File,
+/// The two files.
+pub(super) struct Store {
+    files: Arc<Mutex<Files>>,
 }
 
-/// What changes left in the file, for who reads it while another one is made.
+/// What changes left in the files.
 pub(super) struct History {
-    file: File,
+    files: Arc<Mutex<Files>>,
 }
 
-#[derive(Clone)]
-struct File {
+/// What the state holds when it is opened.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) revision: u64,
+    pub(super) objects: Objects,
+    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    pub(super) owed: BTreeMap<String, u64>,
+    /// The state was created just now.
+    pub(super) is_new: bool,
+    /// What was repaired.
+    pub(super) repairs: Vec<Occurrence>,
+}
+
+struct Files {
     path: PathBuf,
-    /// None after an error of the disk, until it is opened again. Who only uses it does not exclude others.
-    database: Arc<RwLock<Option<Database>>>,
+    copy_path: PathBuf,
+    /// None after an error, until it is opened again.
+    main: Option<Connection>,
+    /// None while there is no copy.
+    copy: Option<Connection>,
+    /// Of both.
+    head: Head,
+    owed: BTreeMap<String, u64>,
+    /// The state folder, locked against other servers.
+    _lock: fs::File,
 }
 
-impl File {
-    /// Does something with the database, which is opened again where an error has closed it.
-    fn with<T>(&self, work: impl FnOnce(&Database) -> T) -> Result<T, StateError> {
-        let read = || self.database.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(database) = &*read() {
-            return Ok(work(database));
-        }
-        let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        if database.is_none() {
-            // Who closed it has told why.
-            *database = Some(open(&self.path, || {})?);
-        }
-        Ok(work(database.as_ref().expect("just opened")))
-    }
-
-    /// After an error of its disk, a database wants to be opened again.
-    fn close(&self) {
-        *self.database.write().unwrap_or_else(PoisonError::into_inner) = None;
-    }
+/// What became of looking at a file.
+enum Found {
+    Whole(Connection, Head),
+    Missing,
+    Damaged(String),
 }
 
 impl History {
     /// The changes before the one of that number, the last of them first.
     pub(super) fn history(&self, before: u64, limit: usize) -> Result<Vec<Revision>, StateError> {
-        let read = |database: &Database| -> Result<Vec<Revision>, String> {
-            let transaction = database.begin_read().map_err(text)?;
-            let table = transaction.open_table(REVISIONS).map_err(text)?;
-            let entries = table.range(..before).map_err(text)?.rev().take(limit);
-            let revision = |entry: Result<(_, redb::AccessGuard<'_, &[u8]>), _>| {
-                let (_, body) = entry.map_err(text)?;
-                serde_json::from_slice(body.value()).map_err(text)
-            };
-            entries.map(revision).collect()
+        let mut files = locked(&self.files);
+        let damaged = |path: &Path, what: String| StateError::Damaged {
+            path: path.to_owned(),
+            what,
+            remedy: "start the server again, which repairs the state from its copy".into(),
         };
-        self.file.with(read)?.map_err(|what| damaged(&self.file.path, what))
+        let path = files.path.clone();
+        let bodies = files.main().and_then(|main| records::revisions(main, before, limit));
+        let bodies = bodies.map_err(|error| damaged(&path, error.to_string()))?;
+        let revision = |body: &Vec<u8>| serde_json::from_slice(body);
+        let revisions = bodies.iter().map(revision).collect::<Result<_, _>>();
+        revisions.map_err(|error| damaged(&path, error.to_string()))
     }
 }
 
 impl Store {
     /// The state in this folder, which is made if there is none; nobody but its owner reads it.
-    pub fn open(folder: &Path) -> Result<Self, StateError> {
+    pub(super) fn open(folder: &Path) -> Result<(Self, Contents), StateError> {
         let wrong = |source| StateError::Open { path: folder.to_owned(), source };
         for folder in [folder, &folder.join(VOLUMES)] {
             DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(wrong)?;
         }
-        let path = folder.join(FILE);
-        let told = Once::new();
-        let warn = || warn!("the state was not closed in good order and is looked through");
-        let database = open(&path, move || told.call_once(warn))?;
-        let store = Self { file: File { path, database: Arc::new(RwLock::new(Some(database))) } };
-        store.check_format()?;
-        Ok(store)
+        let (path, copy_path) = (folder.join(FILE), folder.join(COPY));
+        let lock = fs::File::open(folder).map_err(wrong)?;
+        if !lock_within(&lock, true, LOCK_PATIENCE).map_err(wrong)? {
+            return Err(StateError::InUse(folder.to_owned()));
+        }
+        if folder.join(OLD_FILE).exists() {
+            return Err(StateError::Damaged {
+                path: folder.join(OLD_FILE),
+                what: "an early development version wrote it".into(),
+                remedy: "export it with that version, and apply the file in an empty folder".into(),
+            });
+        }
+        let mut contents = Contents::default();
+        let (main, copy, head) = settle(&path, &copy_path, &mut contents)?;
+        contents.revision = head.revision;
+        let owed = contents.owed.clone();
+        let files = Files { path, copy_path, main: Some(main), copy, head, owed, _lock: lock };
+        Ok((Self { files: Arc::new(Mutex::new(files)) }, contents))
     }
 
     /// Reads what changes left beside this.
     pub(super) fn reader(&self) -> History {
-        History { file: self.file.clone() }
+        History { files: self.files.clone() }
     }
 
-    fn check_format(&self) -> Result<(), StateError> {
-        let path = &self.file.path;
-        let check = |database: &Database| {
-            let numbers = read_numbers(database).map_err(|error| damaged(path, error))?;
-            match numbers.format {
-                None => begin(database).map_err(|error| write_error(path, error)),
-                Some(FORMAT) => Ok(()),
-                Some(format) => Err(damaged(
-                    path,
-                    format!(
-                        "it is of format {format}, and this version writes {FORMAT}: use a newer one"
-                    ),
-                )),
-            }
-        };
-        self.file.with(check)?
-    }
-
-    /// All that is kept, and its revision.
-    pub fn load(&self) -> Result<(Objects, u64), StateError> {
-        let read = |database: &Database| -> Result<(Objects, u64), String> {
-            let numbers = read_numbers(database)?;
-            let transaction = database.begin_read().map_err(text)?;
-            let table = transaction.open_table(OBJECTS).map_err(text)?;
-            let mut objects = Objects::new();
-            for entry in table.iter().map_err(text)? {
-                let (key, body) = entry.map_err(text)?;
-                let name = key.value();
-                let wrong = |what: String| format!("{name}: {what}");
-                let key = Key::parse(name).ok_or_else(|| wrong("an unknown kind".into()))?;
-                let object = Object::from_json(key.kind, body.value());
-                let object = object.map_err(|error| wrong(error.to_string()))?;
-                objects.insert(key, Arc::new(object));
-            }
-            Ok((objects, numbers.revision))
-        };
-        self.file.with(read)?.map_err(|what| damaged(&self.file.path, what))
-    }
-
-    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
-    pub(super) fn owed(&self) -> Result<BTreeMap<String, u64>, StateError> {
-        let read = |database: &Database| -> Result<BTreeMap<String, u64>, String> {
-            let transaction = database.begin_read().map_err(text)?;
-            let table = match transaction.open_table(OWED) {
-                Ok(table) => table,
-                Err(redb::TableError::TableDoesNotExist(_)) => return Ok(BTreeMap::new()),
-                Err(error) => return Err(text(error)),
-            };
-            let entry =
-                |entry: Result<(redb::AccessGuard<'_, &str>, redb::AccessGuard<'_, u64>), _>| {
-                    let (serial, length) = entry.map_err(text)?;
-                    Ok((serial.value().to_owned(), length.value()))
-                };
-            table.iter().map_err(text)?.map(entry).collect()
-        };
-        self.file.with(read)?.map_err(|what| damaged(&self.file.path, what))
-    }
-
-    /// Keeps that so much is owed, soon: it is on disk with the next change at the latest.
-    pub(super) fn keep_owed(&self, owed: &BTreeMap<String, u64>) -> Result<(), StateError> {
-        let keep = |database: &Database| -> Result<(), redb::Error> {
-            let mut transaction = database.begin_write()?;
-            transaction.set_durability(Durability::None)?;
-            write_owed(&transaction, owed)?;
-            Ok(transaction.commit()?)
-        };
-        let result = self.file.with(keep)?;
-        if result.is_err() {
-            self.file.close();
-        }
-        result.map_err(|error| write_error(&self.file.path, error))
+    /// Keeps that so much is owed. Where the copy has been lost or written again, that is to be told.
+    pub(super) fn keep_owed(
+        &self,
+        owed: &BTreeMap<String, u64>,
+    ) -> Result<Option<Occurrence>, StateError> {
+        locked(&self.files).keep(None, &[], None, owed)
     }
 
     /// Keeps a change, whole; it is on disk when this returns. `writes` make of the revision before it `all` that
-    /// there is with it, and `owed` is what files are short of until it is made.
+    /// there is with it, and `owed` is what files are short of until it is made. Where the copy has been lost or
+    /// written again, that is to be told.
     pub(super) fn commit(
         &self,
         revision: &Revision,
         writes: &[Write<'_>],
         all: &Objects,
         owed: &BTreeMap<String, u64>,
-    ) -> Result<(), StateError> {
-        let result = self.file.with(|database| keep(database, revision, writes, all, owed))?;
-        if result.is_err() {
-            self.file.close();
-        }
-        result.map_err(|error| write_error(&self.file.path, error))
+    ) -> Result<Option<Occurrence>, StateError> {
+        locked(&self.files).keep(Some(revision), writes, Some(all), owed)
     }
 }
 
-/// Opens it, or makes it. `repairing` is called, more than once, where it was not closed.
-fn open(path: &Path, repairing: impl Fn() + 'static) -> Result<Database, StateError> {
-    let wrong = |source| StateError::Open { path: path.to_owned(), source };
-    let told = |error| match error {
-        DatabaseError::DatabaseAlreadyOpen => StateError::InUse(path.to_owned()),
-        DatabaseError::Storage(redb::StorageError::Io(source))
-            if source.kind() != io::ErrorKind::InvalidData =>
-        {
-            wrong(source)
+fn locked(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
+    files.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Files {
+    /// The state, which is opened again where an error has closed it.
+    fn main(&mut self) -> Result<&mut Connection, DatabaseError> {
+        match &mut self.main {
+            Some(main) => Ok(main),
+            closed => Ok(closed.insert(records::reopen(&self.path)?)),
         }
-        other => damaged(path, other),
-    };
-    if !path.exists() {
-        make(path)?;
     }
-    let file = OpenOptions::new().read(true).write(true).open(path);
-    let database = Database::builder()
-        .set_repair_callback(move |_| repairing())
-        .create_with_backend(FileBackend::new(file.map_err(wrong)?).map_err(told)?);
-    database.map_err(told)
-}
 
-/// An empty state, which is there whole and durably or not at all: half of one would be taken for a damaged one.
-fn make(path: &Path) -> Result<(), StateError> {
-    let wrong = |source| StateError::Open { path: path.to_owned(), source };
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let new = tempfile::Builder::new().prefix(".new-state-").tempfile_in(folder).map_err(wrong)?;
-    let whole = || -> Result<(), redb::Error> {
-        let backend = FileBackend::new(new.reopen()?)?;
-        begin(&Database::builder().create_with_backend(backend)?)
-    };
-    whole().map_err(|error| wrong(io::Error::other(error)))?;
-    match new.persist_noclobber(path) {
-        // Another server was quicker.
-        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
-        persisted => drop(persisted.map_err(|error| wrong(error.error))?),
-    }
-    std::fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(wrong)
-}
-
-struct Numbers {
-    format: Option<u64>,
-    revision: u64,
-}
-
-fn read_numbers(database: &Database) -> Result<Numbers, String> {
-    let transaction = database.begin_read().map_err(text)?;
-    let table = match transaction.open_table(NUMBERS) {
-        Ok(table) => table,
-        Err(redb::TableError::TableDoesNotExist(_)) => {
-            return Ok(Numbers { format: None, revision: 0 });
-        }
-        Err(error) => return Err(text(error)),
-    };
-    let number = |name| -> Result<Option<u64>, String> {
-        Ok(table.get(name).map_err(text)?.map(|value| value.value()))
-    };
-    Ok(Numbers { format: number("format")?, revision: number("revision")?.unwrap_or(0) })
-}
-
-/// An empty state.
-fn begin(database: &Database) -> Result<(), redb::Error> {
-    let transaction = database.begin_write()?;
-    transaction.open_table(OBJECTS)?;
-    transaction.open_table(REVISIONS)?;
-    transaction.open_table(NUMBERS)?.insert("format", FORMAT)?;
-    transaction.commit()?;
-    Ok(())
-}
-
-fn keep(
-    database: &Database,
-    revision: &Revision,
-    writes: &[Write<'_>],
-    all: &Objects,
-    owed: &BTreeMap<String, u64>,
-) -> Result<(), redb::Error> {
-    let transaction = database.begin_write()?;
-    write_owed(&transaction, owed)?;
-    {
-        let mut numbers = transaction.open_table(NUMBERS)?;
-        let kept = numbers.get("revision")?.map_or(0, |revision| revision.value());
-        let mut objects = transaction.open_table(OBJECTS)?;
-        // A change that was answered with an error may be on the disk all the same: then what is there is not
-        // what the writes are made for.
-        let whole: Vec<Write<'_>>;
-        let writes = match kept + 1 == revision.revision {
-            true => writes,
-            false => {
-                objects.retain(|_, _| false)?;
-                whole = all.iter().map(|(key, object)| (key, Some(&**object))).collect();
-                &whole
+    fn keep(
+        &mut self,
+        revision: Option<&Revision>,
+        writes: &[Write<'_>],
+        all: Option<&Objects>,
+        owed: &BTreeMap<String, u64>,
+    ) -> Result<Option<Occurrence>, StateError> {
+        let mut rows: Vec<Row> =
+            writes.iter().map(|(key, object)| object_row(key, *object)).collect();
+        let settled = self.owed.keys().filter(|serial| !owed.contains_key(*serial));
+        rows.extend(settled.map(|serial| owed_row(serial, None)));
+        let pending = owed.iter().filter(|(serial, length)| self.owed.get(*serial) != Some(length));
+        rows.extend(pending.map(|(serial, length)| owed_row(serial, Some(*length))));
+        rows.extend(revision.into_iter().flat_map(revision_rows));
+        let number = revision.map(|revision| revision.revision);
+        let before = self.head;
+        // A change that was answered with an error may be on the disk all the same: then what is there is not what
+        // the rows are made for, and all is written.
+        let written = self.main().and_then(|main| {
+            match (records::write(main, Base::Head(&before), number, &rows)?, all) {
+                (Some(head), _) => Ok(head),
+                (None, Some(all)) => {
+                    let objects = all.iter().map(|(key, object)| object_row(key, Some(object)));
+                    let owed = owed.iter().map(|(serial, length)| owed_row(serial, Some(*length)));
+                    let revision = revision.into_iter().flat_map(revision_rows);
+                    let whole: Vec<Row> = objects.chain(owed).chain(revision).collect();
+                    let written = records::write(main, Base::Any, number, &whole)?;
+                    written.ok_or_else(|| DatabaseError::Damaged("it was not written".into()))
+                }
+                (None, None) => Err(DatabaseError::Damaged("the last change is not known".into())),
             }
+        });
+        match written {
+            Ok(head) => self.head = head,
+            Err(error) => {
+                self.main = None;
+                return Err(StateError::Write { path: self.path.clone(), what: error.to_string() });
+            }
+        }
+        self.owed.clone_from(owed);
+        Ok(self.keep_copy(&before, number, &rows))
+    }
+
+    /// Brings the copy to where the state is. One that cannot be brought there is deleted: the state is never replaced
+    /// by an older one. Gives what is to be told.
+    fn keep_copy(
+        &mut self,
+        before: &Head,
+        revision: Option<u64>,
+        rows: &[Row],
+    ) -> Option<Occurrence> {
+        let write = |copy| records::write(copy, Base::Head(before), revision, rows);
+        let why = match self.copy.as_mut().map(write) {
+            Some(Ok(Some(head))) if head == self.head => return None,
+            // The state was written whole.
+            Some(Ok(_)) => None,
+            Some(Err(error)) => Some(error.to_string()),
+            None => Some("it was missing".to_owned()),
         };
-        for (key, object) in writes {
-            let key = key.to_string();
-            match object {
-                Some(object) => {
-                    let body = serde_json::to_vec(object).expect("our own types are JSON");
-                    objects.insert(key.as_str(), body.as_slice())?;
-                }
-                None => {
-                    objects.remove(key.as_str())?;
-                }
+        let was_lost = self.copy.take().is_none();
+        let path = self.copy_path.display().to_string();
+        if let Err(error) = database::remove(&self.copy_path) {
+            error!(path, %error, "an old copy of the state cannot be deleted: delete it");
+        }
+        match (self.make_copy(), why) {
+            (Ok(()), None) => None,
+            (Ok(()), Some(why)) => Some(Occurrence::StateCopyReplaced { path, why }),
+            // That was told.
+            (Err(_), _) if was_lost => None,
+            (Err(error), _) => Some(Occurrence::StateCopyLost { path, error: error.to_string() }),
+        }
+    }
+
+    fn make_copy(&mut self) -> Result<(), DatabaseError> {
+        let (path, head) = (self.copy_path.clone(), self.head);
+        database::copy(self.main()?, &path)?;
+        self.copy = Some(copied(&path, &head)?);
+        Ok(())
+    }
+}
+
+/// The copy that was just made, which says the same as the state.
+fn copied(path: &Path, head: &Head) -> Result<Connection, DatabaseError> {
+    match records::open(path, |_, _, _| Ok(()))? {
+        (copy, found) if found == *head => Ok(copy),
+        _ => Err(DatabaseError::Damaged("it is not what was copied".into())),
+    }
+}
+
+/// Opens the state and its copy, and makes whole what can be.
+fn settle(
+    path: &Path,
+    copy_path: &Path,
+    contents: &mut Contents,
+) -> Result<(Connection, Option<Connection>, Head), StateError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    database::sweep(folder).map_err(|source| StateError::Open { path: folder.into(), source })?;
+    let had_log = database::has_log(path);
+    let main = match records::open(path, |kind, name, body| contents.add(kind, name, body)) {
+        Ok((main, head)) => Found::Whole(main, head),
+        Err(DatabaseError::Damaged(what)) => Found::Damaged(what),
+        Err(DatabaseError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
+            Found::Missing
+        }
+        Err(error) => return Err(not_opened(path, error)),
+    };
+    // A copy that cannot be read keeps no server from starting.
+    let copy = match records::open(copy_path, |_, _, _| Ok(())) {
+        Ok((copy, head)) => Found::Whole(copy, head),
+        Err(DatabaseError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
+            Found::Missing
+        }
+        Err(error) => Found::Damaged(error.to_string()),
+    };
+    let refused = |what: String, remedy: String| {
+        Err(StateError::Damaged { path: path.to_owned(), what, remedy })
+    };
+    let shown = copy_path.display();
+    let why = match (main, copy) {
+        (Found::Whole(main, head), Found::Whole(copy, copied)) if head == copied => {
+            return Ok((main, Some(copy), head));
+        }
+        // The server was killed between the two.
+        (Found::Whole(main, head), Found::Whole(_, copied)) if head.commits > copied.commits => {
+            return Ok(with_copy(main, head, copy_path, None, contents));
+        }
+        (Found::Whole(main, head), Found::Missing) => {
+            let why = Some("it was missing".to_owned());
+            return Ok(with_copy(main, head, copy_path, why, contents));
+        }
+        (Found::Whole(main, head), Found::Damaged(why)) => {
+            return Ok(with_copy(main, head, copy_path, Some(why), contents));
+        }
+        (Found::Whole(_, head), Found::Whole(_, copied))
+            if had_log && head.commits < copied.commits =>
+        {
+            "the end of its write-ahead log is missing".to_owned()
+        }
+        (Found::Whole(_, head), Found::Whole(_, copied)) => {
+            let what = format!(
+                "it is at revision {} (transaction {}) and its copy {shown} at revision {} (transaction {}): it \
+                 was replaced by an older file",
+                head.revision, head.commits, copied.revision, copied.commits
+            );
+            let remedy = format!("move the file away that is wrong: {} or {shown}", path.display());
+            return refused(what, remedy);
+        }
+        (Found::Damaged(why), Found::Whole(_, copied)) => {
+            let later = records::head_of_damaged(path);
+            if let Some(head) = later.filter(|head| head.commits > copied.commits) {
+                let what = format!(
+                    "{why}; it was at revision {}, and its copy {shown} is at {}",
+                    head.revision, copied.revision
+                );
+                return refused(what, "move it away to continue with its copy".into());
+            }
+            why
+        }
+        (Found::Missing, Found::Whole(..)) => "it was missing".to_owned(),
+        (Found::Missing, Found::Missing) => {
+            if let Some(trace) = trace(folder) {
+                let what =
+                    format!("it is missing, and {} shows that there was one", trace.display());
+                return refused(what, format!("{RESTORE}, or choose an empty folder"));
+            }
+            contents.is_new = true;
+            records::create(path).map_err(|error| not_opened(path, error))?;
+            let opened = records::open(path, |_, _, _| Ok(()));
+            let (main, head) = opened.map_err(|error| not_opened(path, error))?;
+            return Ok(with_copy(main, head, copy_path, None, contents));
+        }
+        (Found::Missing, Found::Damaged(why)) => {
+            return refused(
+                format!("it is missing, and its copy {shown} is damaged: {why}"),
+                RESTORE.into(),
+            );
+        }
+        (Found::Damaged(why), Found::Missing) => {
+            return refused(format!("{why}; its copy {shown} is missing"), RESTORE.into());
+        }
+        (Found::Damaged(why), Found::Damaged(copy)) => {
+            return refused(format!("{why}; its copy {shown}: {copy}"), RESTORE.into());
+        }
+    };
+    repair(path, copy_path, why, contents).map_err(|error| not_opened(path, error))
+}
+
+/// The state with a new copy, where that is possible. The copy is replaced with a word to the log alone where no reason
+/// is given.
+fn with_copy(
+    main: Connection,
+    head: Head,
+    path: &Path,
+    why: Option<String>,
+    contents: &mut Contents,
+) -> (Connection, Option<Connection>, Head) {
+    let shown = path.display().to_string();
+    let made = database::copy(&main, path).and_then(|()| copied(path, &head));
+    match (&made, why) {
+        (Ok(_), None) => {}
+        (Ok(_), Some(why)) => {
+            warn!(path = shown, why, "the copy of the state was replaced");
+            contents.repairs.push(Occurrence::StateCopyReplaced { path: shown, why });
+        }
+        (Err(error), _) => {
+            error!(path = shown, %error, "the state has no copy");
+            let error = error.to_string();
+            contents.repairs.push(Occurrence::StateCopyLost { path: shown, error });
+            // An old one would be taken for what was acknowledged last.
+            if let Err(error) = database::remove(path) {
+                error!(path = %path.display(), %error, "an old copy of the state cannot be deleted: delete it");
             }
         }
-        let mut revisions = transaction.open_table(REVISIONS)?;
-        let body = serde_json::to_vec(revision).expect("our own types are JSON");
-        revisions.insert(revision.revision, body.as_slice())?;
-        if let Some(old) = revision.revision.checked_sub(HISTORY) {
-            revisions.remove(old)?;
+    }
+    (main, made.ok(), head)
+}
+
+/// Replaces the state by its copy, which is whole.
+fn repair(
+    path: &Path,
+    copy_path: &Path,
+    why: String,
+    contents: &mut Contents,
+) -> Result<(Connection, Option<Connection>, Head), DatabaseError> {
+    let aside = path.exists().then(|| database::put_aside(path)).transpose()?;
+    let aside = aside.map(|aside| aside.display().to_string());
+    let (copy, copied) = records::open(copy_path, |_, _, _| Ok(()))?;
+    database::copy(&copy, path)?;
+    *contents = Contents::default();
+    let (main, head) = records::open(path, |kind, name, body| contents.add(kind, name, body))?;
+    if head != copied {
+        return Err(DatabaseError::Damaged("it is not what was copied".into()));
+    }
+    let (path, revision) = (path.display().to_string(), head.revision);
+    warn!(path, why, aside, revision, "the state was repaired from its copy");
+    contents.repairs.push(Occurrence::StateRepaired { path, why, aside, revision });
+    Ok((main, Some(copy), head))
+}
+
+/// Something in a folder that has had a state.
+fn trace(folder: &Path) -> Option<PathBuf> {
+    let is_filled = |path: &PathBuf| match fs::read_dir(path) {
+        Ok(mut entries) => entries.next().is_some(),
+        Err(_) => path.exists(),
+    };
+    TRACES.iter().map(|name| folder.join(name)).find(is_filled)
+}
+
+impl Contents {
+    fn add(&mut self, kind: Kind, name: &str, body: &[u8]) -> Result<(), String> {
+        match kind {
+            Kind::Object => {
+                let key = Key::parse(name).ok_or("its kind is unknown")?;
+                let object =
+                    Object::from_json(key.kind, body).map_err(|error| error.to_string())?;
+                self.objects.insert(key, Arc::new(object));
+            }
+            Kind::Growth => {
+                let length = std::str::from_utf8(body).ok().and_then(|digits| digits.parse().ok());
+                self.owed.insert(name.to_owned(), length.ok_or("it is no number")?);
+            }
+            Kind::Revision => {}
         }
-        numbers.insert("revision", revision.revision)?;
+        Ok(())
     }
-    transaction.commit()?;
-    Ok(())
 }
 
-/// Has the table say this.
-fn write_owed(
-    transaction: &WriteTransaction,
-    owed: &BTreeMap<String, u64>,
-) -> Result<(), redb::Error> {
-    let mut table = transaction.open_table(OWED)?;
-    table.retain(|serial, _| owed.contains_key(serial))?;
-    for (serial, length) in owed {
-        table.insert(serial.as_str(), length)?;
+fn object_row(key: &Key, object: Option<&Object>) -> Row {
+    let body = object.map(|object| serde_json::to_vec(object).expect("our own types are JSON"));
+    Row { kind: Kind::Object, name: key.to_string(), body }
+}
+
+fn owed_row(serial: &str, length: Option<u64>) -> Row {
+    let body = length.map(|length| length.to_string().into_bytes());
+    Row { kind: Kind::Growth, name: serial.to_owned(), body }
+}
+
+/// A revision, and the end of one that is too old.
+fn revision_rows(revision: &Revision) -> impl Iterator<Item = Row> {
+    let row = |revision: u64, body| Row {
+        kind: Kind::Revision,
+        name: records::revision_name(revision),
+        body,
+    };
+    let body = serde_json::to_vec(revision).expect("our own types are JSON");
+    let old = revision.revision.checked_sub(HISTORY).map(|old| row(old, None));
+    [Some(row(revision.revision, Some(body))), old].into_iter().flatten()
+}
+
+fn not_opened(path: &Path, error: DatabaseError) -> StateError {
+    let path = path.to_owned();
+    match error {
+        DatabaseError::InUse => StateError::InUse(path),
+        DatabaseError::System(source) => StateError::Open { path, source },
+        DatabaseError::Failed(error) => StateError::Open { path, source: io::Error::other(error) },
+        DatabaseError::Damaged(what) => StateError::Damaged { path, what, remedy: RESTORE.into() },
     }
-    Ok(())
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
-fn damaged(path: &Path, what: impl std::fmt::Display) -> StateError {
-    StateError::Damaged { path: path.to_owned(), what: what.to_string() }
-}
-
-fn write_error(path: &Path, error: redb::Error) -> StateError {
-    StateError::Write { path: path.to_owned(), what: error.to_string() }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::document::Host;
-    use super::*;
-
-    fn host(name: &str) -> Object {
-        Object::Host(Host { name: name.to_owned(), ..Host::default() })
-    }
-
-    fn revision(number: u64) -> Revision {
-        Revision {
-            revision: number,
-            at_unix_seconds: 0,
-            author: "test".into(),
-            summary: vec![format!("change {number}")],
-        }
-    }
-
-    #[test]
-    fn what_was_kept_is_there_again() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("state");
-        let store = Store::open(&path).expect("opened");
-        assert_eq!(store.load().expect("read"), (Objects::new(), 0));
-        let (a, b) = (host("a"), host("b"));
-        let all = |list: &[&Object]| -> Objects {
-            list.iter().map(|object| (object.key(), Arc::new((*object).clone()))).collect()
-        };
-        let both = [(&a.key(), Some(&a)), (&b.key(), Some(&b))];
-        store.commit(&revision(1), &both, &all(&[&a, &b]), &BTreeMap::new()).expect("kept");
-        store
-            .commit(&revision(2), &[(&a.key(), None)], &all(&[&b]), &BTreeMap::new())
-            .expect("kept");
-        assert!(matches!(Store::open(&path), Err(StateError::InUse(_))), "it is locked");
-        drop(store);
-        let store = Store::open(&path).expect("opened again");
-        let (objects, number) = store.load().expect("read");
-        assert_eq!((number, objects.len()), (2, 1));
-        assert_eq!(*objects[&b.key()], b);
-        let history = store.reader().history(u64::MAX, 5).expect("read");
-        assert_eq!(history, [revision(2), revision(1)]);
-        assert_eq!(store.reader().history(2, 5).expect("read"), [revision(1)]);
-        let mode = std::os::unix::fs::PermissionsExt::mode(
-            &std::fs::metadata(path.join(FILE)).expect("a file").permissions(),
-        );
-        assert_eq!(mode & 0o777, 0o600, "it holds secrets");
-    }
-
-    #[test]
-    fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::open(folder.path()).expect("opened");
-        let (a, b) = (host("a"), host("b"));
-        let only = |object: &Object| Objects::from([(object.key(), Arc::new(object.clone()))]);
-        // Who asked for it was told that it is not kept.
-        store
-            .commit(&revision(1), &[(&a.key(), Some(&a))], &only(&a), &BTreeMap::new())
-            .expect("kept");
-        store
-            .commit(&revision(1), &[(&b.key(), Some(&b))], &only(&b), &BTreeMap::new())
-            .expect("kept");
-        assert_eq!(store.load().expect("read"), (only(&b), 1));
-    }
-
-    #[test]
-    fn the_history_is_read_while_a_change_is_kept() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::open(folder.path()).expect("opened");
-        let a = host("a");
-        let all = Objects::from([(a.key(), Arc::new(a.clone()))]);
-        store.commit(&revision(1), &[(&a.key(), Some(&a))], &all, &BTreeMap::new()).expect("kept");
-        let history = store.reader();
-        let meanwhile = store.file.with(|database| {
-            let _changing = database.begin_write().expect("begun");
-            history.history(u64::MAX, 5)
-        });
-        assert_eq!(meanwhile.expect("open").expect("read"), [revision(1)]);
-    }
-
-    #[test]
-    fn what_files_are_short_of_is_kept_with_the_change_and_forgotten_when_they_are_not() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (a, owed) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
-        let store = Store::open(folder.path()).expect("a store");
-        assert_eq!(store.owed().expect("read"), BTreeMap::new());
-        let objects = Objects::from([(a.key(), Arc::new(a.clone()))]);
-        store.commit(&revision(1), &[(&a.key(), Some(&a))], &objects, &owed).expect("kept");
-        drop(store);
-        let store = Store::open(folder.path()).expect("a store");
-        assert_eq!(store.owed().expect("read"), owed);
-        store.keep_owed(&BTreeMap::new()).expect("kept");
-        assert_eq!(store.owed().expect("read"), BTreeMap::new());
-    }
-
-    #[test]
-    fn what_is_no_state_is_told_with_its_path() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join(FILE), b"something else").expect("written");
-        let message = Store::open(folder.path()).err().expect("refused").to_string();
-        assert!(message.contains("state.redb cannot be understood"), "{message}");
-        let nowhere = Store::open(&folder.path().join(FILE).join("x")).err().expect("refused");
-        assert!(matches!(nowhere, StateError::Open { .. }), "{nowhere}");
-    }
-}
+mod tests;

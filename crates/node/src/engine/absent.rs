@@ -1,14 +1,14 @@
 //! What is desired and is not there, such as a volume whose disk is away or a portal whose address is. The server
 //! does without it, tells so, and tries it again: with each change, and every now and then.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use sarsen_io::time;
 
-use crate::config::{Portal, VolumeConfig};
+use crate::config::{Config, Need, Portal, VolumeConfig};
 use crate::desired::{Key, Kind};
 
 /// Which thing is not as it is desired.
@@ -18,6 +18,8 @@ pub(crate) enum Lacking {
     Portal(SocketAddr),
     /// Nobody can prove to be it.
     Account(String),
+    /// It needs what no portal has.
+    Target(String),
     /// It is not served, or smaller than it is to be.
     Volume(String),
 }
@@ -28,6 +30,7 @@ impl Lacking {
         match self {
             Self::Portal(address) => Key::new(Kind::Portal, &address.to_string()),
             Self::Account(name) => Key::new(Kind::Account, name),
+            Self::Target(name) => Key::new(Kind::Target, name),
             Self::Volume(name) => Key::new(Kind::Volume, name),
         }
     }
@@ -55,41 +58,65 @@ pub(crate) struct Problem {
 pub(super) struct Absent {
     pub(super) portals: Vec<(Portal, String)>,
     pub(super) volumes: Vec<(VolumeConfig, String)>,
+    /// Targets that need what no portal has.
+    pub(super) targets: BTreeMap<String, String>,
+    /// The portal groups that they name and no portal is in: ports of targets like those of missing portals.
+    pub(super) groups: BTreeSet<u16>,
     /// Volumes that are there and are not as large as they are to be.
     pub(super) growths: Vec<(String, String)>,
 }
 
 impl Absent {
+    /// What targets of a configuration need of portals and no portal has.
+    pub(super) fn of_portals(desired: &Config) -> Self {
+        let mut absent = Self::default();
+        for unmet in desired.unmet_needs() {
+            if let Need::Group(group) = unmet.need {
+                absent.groups.insert(group);
+            }
+            let why = absent.targets.entry(unmet.target.to_owned()).or_default();
+            match why.is_empty() {
+                true => *why = format!("target {}: {}", unmet.target, unmet.what()),
+                false => *why = format!("{why}; {}", unmet.what()),
+            }
+        }
+        absent
+    }
+
     pub(super) fn has_portal(&self, portal: &Portal) -> bool {
         self.portals.iter().any(|(absent, _)| absent == portal)
     }
 
-    /// All of it, in order, with what accounts lack. What was wrong `before` has been since then.
-    pub(super) fn problems(
-        &self,
-        unread: &BTreeMap<String, String>,
-        before: &[Problem],
-    ) -> Vec<Problem> {
+    /// All of it, with what accounts lack.
+    pub(super) fn lacking(&self, unread: &BTreeMap<String, String>) -> Vec<(Lacking, String)> {
         let portal =
             |(portal, why): &(Portal, String)| (Lacking::Portal(portal.address), why.clone());
         let account =
             |(name, why): (&String, &String)| (Lacking::Account(name.clone()), why.clone());
+        let target = |(name, why): (&String, &String)| (Lacking::Target(name.clone()), why.clone());
         let volume = |(volume, why): &(VolumeConfig, String)| {
             (Lacking::Volume(volume.name.clone()), why.clone())
         };
         let growth = |one: &(String, String)| (Lacking::Volume(one.0.clone()), not_grown(one));
         let all = self.portals.iter().map(portal).chain(unread.iter().map(account));
-        let all = all.chain(self.volumes.iter().map(volume)).chain(self.growths.iter().map(growth));
-        let mut problems: Vec<Problem> = all
-            .map(|(lacking, why)| {
-                let since = place_of(&lacking, before)
-                    .map_or_else(time::wall_clock, |place| before[place].since);
-                Problem { lacking, why, since }
-            })
-            .collect();
-        problems.sort_by(|one, other| one.lacking.cmp(&other.lacking));
-        problems
+        let all = all.chain(self.targets.iter().map(target));
+        all.chain(self.volumes.iter().map(volume)).chain(self.growths.iter().map(growth)).collect()
     }
+}
+
+/// What is lacking as problems, in order, one for each thing: the last of them. What was wrong `before` has been
+/// since then.
+pub(super) fn problems(
+    lacking: impl Iterator<Item = (Lacking, String)>,
+    before: &[Problem],
+) -> Vec<Problem> {
+    let all: BTreeMap<Lacking, String> = lacking.collect();
+    let problem = |(lacking, why)| {
+        let since =
+            place_of(&lacking, before).map_or_else(time::wall_clock, |place| before[place].since);
+        Problem { lacking, why, since }
+    };
+    all.into_iter().map(problem).collect()
 }
 
 fn place_of(lacking: &Lacking, problems: &[Problem]) -> Option<usize> {

@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use sarsen_io::time;
 use sarsen_scsi::LogicalUnit;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::absent::Absent;
+use super::backings::{Promise, overcommitments};
 use super::closings::{Stores, flush};
 use super::diff::{Differences, Known, Stay, TargetSteps, VolumeSteps};
 use super::portals::{Next, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Volume};
 use super::{ChangeError, Engine, InterruptedSession, Interruption, Turn, not_opened};
-use crate::access::{Compiled, Losses, Object, Policy, SessionKey, TargetLoss};
+use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
 use crate::config::{Config, Portal, VolumeConfig};
 use crate::drain::send_away;
 use crate::fronts::iscsi::{Mailbox, Seated};
@@ -46,6 +47,8 @@ pub struct Made {
     pub sessions_ended: usize,
     /// What of it did not come about, though it is kept: it is tried again with the next change.
     pub problems: Vec<String>,
+    /// A volume was re-attached that could not be flushed: writes that were acknowledged may be lost.
+    pub is_unflushed: bool,
 }
 
 /// Why something is changed.
@@ -57,6 +60,8 @@ pub(crate) enum Cause {
     Edit,
     /// All is read again, secrets included.
     Reload,
+    /// This volume is closed and opened again.
+    Reattach(String),
 }
 
 /// What of a configuration comes from the server's state. All else was named to it when it was started, and whoever
@@ -99,6 +104,10 @@ struct Change {
     /// What was closed to make way.
     closed: Vec<Closed>,
     is_made: bool,
+    /// The volume that is re-attached: it is closed also where it cannot be flushed.
+    reattached: Option<String>,
+    /// And could not be.
+    is_unflushed: bool,
     /// Last: until all of it is undone, there is no other change.
     turn: Turn,
 }
@@ -107,6 +116,8 @@ struct Change {
 struct Closed {
     config: VolumeConfig,
     scope: Option<String>,
+    /// How long its file was.
+    had: Option<u64>,
 }
 
 impl Engine {
@@ -119,10 +130,11 @@ impl Engine {
     ) -> Result<Prepared, ChangeError> {
         let turn = Turn::take(self)?;
         let mut running = self.running();
-        let reads_all = cause != Cause::Edit;
-        let managed = match cause {
-            Cause::Start(managed) => managed,
-            Cause::Edit | Cause::Reload => None,
+        let reads_all = matches!(cause, Cause::Start(_) | Cause::Reload);
+        let (managed, reattached) = match cause {
+            Cause::Start(managed) => (managed, None),
+            Cause::Reattach(volume) => (None, Some(volume)),
+            Cause::Edit | Cause::Reload => (None, None),
         };
         if let Some(managed) = &managed {
             running.owed.clone_from(&managed.owed);
@@ -136,24 +148,26 @@ impl Engine {
             |place: usize, portal: &Portal| place >= first || running.absent.has_portal(portal);
         let (listen, limits) = (&desired.listen, &desired.limits);
         let mut portals = PortalSteps::prepare(&running.portals, listen, limits, may_lack)?;
+        let mut absent = Absent::of_portals(&desired);
         // Of absent ones, too: a target has its ports as it is desired, and not as it comes.
-        let groups = listen.iter().map(|portal| portal.group).collect();
+        let groups = listen.iter().map(|portal| portal.group);
+        let groups = groups.chain(absent.groups.iter().copied()).collect();
         desired.listen = std::mem::take(&mut portals.listen);
-        let before = self.front.access.policy();
+        absent.portals = std::mem::take(&mut portals.absent);
         let different = Differences::between(&running.config, &desired);
-        let before = Compiled {
-            policy: &before,
-            config: &running.config,
-            targets: &different.targets,
+        let previous = Previous {
+            policy: &self.front.access.policy(),
             reads_all,
             may_lack_from: first_managed(
                 desired.accounts.len(),
                 managed.as_ref().map(|managed| managed.accounts),
             ),
         };
-        let policy = Arc::new(Policy::compile(&desired, Some(&before))?);
+        let policy = Arc::new(Policy::compile(&desired, Some(&previous))?);
         let known = Known::new(&running, &different);
-        let volumes = VolumeSteps::between(&running, &different, &known, &self.machine)?;
+        let again = reattached.as_deref();
+        let again = desired.volumes.iter().find(|volume| Some(volume.name.as_str()) == again);
+        let volumes = VolumeSteps::between(&running, &different, &known, again, &self.machine)?;
         let mut targets = TargetSteps::between(&running, &desired, groups, &different, &volumes);
         let losses = Losses {
             portals: portals.lost.clone(),
@@ -170,8 +184,13 @@ impl Engine {
             }
         }
         let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
-        let how =
-            |config: &VolumeConfig| (scope(config), known.occasion(config, managed.is_some()));
+        let how = |config: &VolumeConfig| {
+            let occasion = match Some(config) == again {
+                true => known.reattachment(config),
+                false => known.occasion(config, managed.is_some()),
+            };
+            (scope(config), occasion)
+        };
         let opens: Vec<_> = volumes.opens.iter().map(how).collect();
         let late = volumes.late.iter().map(how).collect();
         let was_absent: HashMap<String, VolumeConfig> = running
@@ -181,14 +200,13 @@ impl Engine {
             .map(|(absent, _)| (absent.name.clone(), absent.clone()))
             .collect();
         drop(running);
-        let mut absent =
-            Absent { portals: std::mem::take(&mut portals.absent), ..Absent::default() };
         let mut new_files = Vec::new();
         let mut opened = BTreeMap::new();
         for (config, (scope, occasion)) in volumes.opens.iter().zip(opens) {
             match self.open_volume(config, scope.as_deref(), occasion, &mut new_files) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
                 // One disk that is away does not keep the others from being served, or changed.
+                Err(error) if reattached.as_ref() == Some(&config.name) => return Err(error.into()),
                 Err(error) if managed.is_some() || was_absent.get(&config.name) == Some(config) => {
                     absent.volumes.push((config.clone(), error.to_string()));
                 }
@@ -215,6 +233,8 @@ impl Engine {
             is_held: false,
             closed: Vec::new(),
             is_made: false,
+            reattached,
+            is_unflushed: false,
         };
         let (interrupts, _) = change.interruptions();
         Ok(Prepared { change, interrupts })
@@ -239,6 +259,23 @@ impl Prepared {
     /// What is in use and would be taken away. Where it is empty, nobody notices the change.
     pub fn interrupts(&self) -> &[Interruption] {
         &self.interrupts
+    }
+
+    /// What whoever wants it should know, such as that more is promised than there is room for.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let Change { volumes, opened, .. } = &self.change;
+        let running = self.change.engine().running();
+        let goes = |name: &String| volumes.closes.contains(name);
+        let grows_to = |name: &String| {
+            volumes.stays.iter().find(|stay| stay.running == *name).and_then(|stay| stay.grows_to)
+        };
+        let stays = running.volumes.iter().filter(|(name, _)| !goes(name));
+        let stays = stays.filter_map(|(name, one)| {
+            let grows_to = grows_to(name);
+            Promise::of(one, grows_to, grows_to.is_some())
+        });
+        let new = opened.values().filter_map(|one| Promise::of(one, None, true));
+        overcommitments(stays.chain(new))
     }
 
     /// Whether what runs would be what it is.
@@ -391,10 +428,18 @@ impl Change {
             if let Some(store) = store
                 && !flush(&engine.cores, vec![(name.clone(), store)]).await
             {
-                return Err(ChangeError::Unflushed(name));
+                if self.reattached.as_ref() != Some(&name) {
+                    return Err(ChangeError::Unflushed(name));
+                }
+                warn!(
+                    volume = name,
+                    "the volume is re-attached: writes that were not flushed may be lost"
+                );
+                self.is_unflushed = true;
             }
             let Some(volume) = self.take_out(&engine, &name) else { continue };
-            let Volume { config, scope, unit, store, mut ended, .. } = volume;
+            let had = volume.file_length();
+            let Volume { config, scope, unit, store, backing, mut ended, .. } = volume;
             let still_there: Weak<LogicalUnit> = Arc::downgrade(&unit);
             drop(unit);
             tokio::select! {
@@ -403,16 +448,19 @@ impl Change {
                 () = engine.ending() => {}
             }
             if let Some(unit) = still_there.upgrade() {
-                engine
-                    .running()
-                    .volumes
-                    .insert(name.clone(), Volume::again(config, scope, unit, store, ended));
+                engine.running().volumes.insert(
+                    name.clone(),
+                    Volume::again(config, scope, unit, store, backing, ended),
+                );
                 return Err(ChangeError::Busy(name));
             }
-            self.closed.push(Closed { config, scope });
-            // Nobody who could hear of it has written since; what did not work is in the log.
-            let stores: Stores = vec![(name, store)];
-            flush(&engine.cores, stores).await;
+            drop(backing);
+            self.closed.push(Closed { config, scope, had });
+            if !self.is_unflushed {
+                // Nobody who could hear of it has written since; what did not work is in the log.
+                let stores: Stores = vec![(name, store)];
+                flush(&engine.cores, stores).await;
+            }
         }
         Ok(())
     }
@@ -455,10 +503,10 @@ impl Change {
         self.new_files.clear();
         self.portals.next.clear();
         let mut running = engine.running();
-        for Closed { config, scope } in std::mem::take(&mut self.closed) {
+        for Closed { config, scope, had } in std::mem::take(&mut self.closed) {
             let serial = config.identity.serial.as_deref();
             let owed = serial.and_then(|serial| running.owed.get(serial)).copied();
-            let occasion = Occasion::Return { owed, has_state: true };
+            let occasion = Occasion::Return { owed, has_state: true, had };
             let (machine, layer) = (&engine.machine, &*engine.layer);
             match Volume::open(&config, scope.as_deref(), machine, layer, occasion) {
                 Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use futures_util::future::join_all;
 use sarsen_block::{BlockError, Store};
 use sarsen_io::cores::Cores;
-use sarsen_io::threads;
-use tokio::sync::oneshot;
+use sarsen_io::{threads, time};
+use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info};
 
 use super::volumes::Volume;
@@ -36,6 +37,47 @@ pub(crate) async fn flush(cores: &Weak<Cores>, stores: Stores) -> bool {
         });
     }
     answer.await.unwrap_or(false)
+}
+
+/// Flushes stores, all at once, and waits for them until the deadline at most. Says whether all of it worked; what did
+/// not is in the log.
+pub(crate) async fn flush_until(cores: &Weak<Cores>, stores: Stores, deadline: Instant) -> bool {
+    let mut left: BTreeMap<usize, String> = BTreeMap::new();
+    let (sender, mut answers) = mpsc::unbounded_channel();
+    {
+        let Some(cores) = cores.upgrade() else { return false };
+        for (number, (volume, store)) in stores.into_iter().enumerate() {
+            left.insert(number, volume);
+            let sender = sender.clone();
+            cores.spawn_on(number % cores.len(), move || async move {
+                let _ = sender.send((number, store.flush().wait().await));
+            });
+        }
+    }
+    drop(sender);
+    let mut all = true;
+    loop {
+        let answer = tokio::select! {
+            answer = answers.recv() => answer,
+            () = time::sleep_until(deadline) => None,
+        };
+        let Some((number, flushed)) = answer else { break };
+        let volume = left.remove(&number);
+        match flushed {
+            Ok(()) | Err(BlockError::ReadOnly) => {}
+            Err(source) => {
+                error!(volume, error = %source, "the last flush failed");
+                all = false;
+            }
+        }
+    }
+    for volume in left.values() {
+        error!(
+            volume,
+            "the disk has not ended the last flush in time: what was written may not be on it"
+        );
+    }
+    all && left.is_empty()
 }
 
 /// Volumes that were removed and still have something to do.

@@ -121,7 +121,16 @@ impl<'a> Known<'a> {
         let serial = volume.identity.serial.as_deref();
         let owed = serial.and_then(|serial| self.running.owed.get(serial)).copied();
         let has_state = known.is_none_or(|known| state_folder(known) == state_folder(volume));
-        Occasion::Return { owed: open.and_then(Volume::file_length).or(owed), has_state }
+        Occasion::Return { owed: open.and_then(Volume::file_length).or(owed), has_state, had: None }
+    }
+
+    /// The same of a volume that is closed only to be opened again: nothing is made, and its file is as long as it was.
+    pub(super) fn reattachment(&self, volume: &VolumeConfig) -> Occasion {
+        let serial = volume.identity.serial.as_deref();
+        let owed = serial.and_then(|serial| self.running.owed.get(serial)).copied();
+        let open = self.running.volumes.get(&volume.name);
+        let had = open.and_then(Volume::file_length);
+        Occasion::Return { owed: owed.or(had), has_state: true, had }
     }
 
     /// What lies in a file is no other disk since the file is away for a while.
@@ -173,6 +182,7 @@ impl VolumeSteps {
         running: &Running,
         different: &Differences<'_>,
         known: &Known<'_>,
+        again: Option<&VolumeConfig>,
         machine: &str,
     ) -> Result<Self, ChangeError> {
         let mut steps = Self::default();
@@ -220,8 +230,21 @@ impl VolumeSteps {
         }
         steps.closes.extend(left.into_keys().map(str::to_owned));
         steps.take_moved(running, different, machine)?;
+        again.map_or(Ok(()), |volume| steps.reopen(volume, running))?;
         steps.put_off(&running.volumes);
         Ok(steps)
+    }
+
+    /// A volume that is to be closed and opened again though nothing of it changes.
+    fn reopen(&mut self, volume: &VolumeConfig, running: &Running) -> Result<(), ChangeError> {
+        let Some(old) = running.volumes.get(&volume.name) else { return Ok(()) };
+        refuse_loss_of_memory(old, volume)?;
+        old.check_reattachment()?;
+        self.stays.retain(|stay| stay.running != volume.name);
+        if self.closes.insert(volume.name.clone()) {
+            self.opens.push(volume.clone());
+        }
+        Ok(())
     }
 
     /// Volumes that are what they were, in another target, which the identity of some is derived from.

@@ -6,6 +6,7 @@
 //! order, and [`absent`] is what could not be had. To start is to change nothing into something.
 
 mod absent;
+mod backings;
 mod change;
 mod closings;
 mod diff;
@@ -15,10 +16,12 @@ mod volumes;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
 
 use sarsen_block::Geometry;
 use sarsen_io::cores::Cores;
+use sarsen_io::time;
 use sarsen_scsi::AccessState;
 use sarsen_scsi::{Array, LogicalUnit, Lun, TargetPort};
 use tokio::sync::watch;
@@ -26,6 +29,8 @@ use tracing::{error, info};
 
 use self::absent::Absent;
 pub(crate) use self::absent::{Lacking, Problem};
+use self::backings::ShownVolume;
+pub(crate) use self::backings::{Looks, Usage};
 pub(crate) use self::change::{Cause, Force, Managed};
 pub use self::change::{Made, Prepared, Ready};
 use self::closings::{Closings, Stores};
@@ -36,8 +41,12 @@ use crate::access::Object;
 use crate::config::{Config, ConfigError, Portal, TargetConfig};
 use crate::events::{EventLog, Occurrence};
 use crate::fronts::iscsi::{Doorman, Front};
+use crate::metrics::VolumeRoom;
 use crate::server::{Export, StartError};
 use crate::stores::StoreError;
+
+/// How often what a change holds is asked for again: nothing announces its end to who does not wait on the thread.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why a change was not made. What runs is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -147,16 +156,20 @@ struct Running {
 struct Shown {
     config: Arc<Config>,
     /// The volumes that are open.
-    volumes: Arc<BTreeMap<String, Geometry>>,
+    volumes: Arc<BTreeMap<String, ShownVolume>>,
     portals: Arc<Vec<Portal>>,
+    /// What could not be had, and why.
+    lacking: Arc<Vec<(Lacking, String)>>,
+    /// That, and what is wrong with volumes that are open.
     problems: Arc<Vec<Problem>>,
 }
 
 impl Running {
-    /// The portal groups, those of portals that are not there among them.
+    /// The portal groups, those of missing portals among them.
     fn groups(&self) -> BTreeSet<u16> {
         let absent = self.absent.portals.iter().map(|(portal, _)| portal);
-        self.config.listen.iter().chain(absent).map(|portal| portal.group).collect()
+        let listen = self.config.listen.iter().chain(absent).map(|portal| portal.group);
+        listen.chain(self.absent.groups.iter().copied()).collect()
     }
 
     /// So much is owed by now, where `owes` was before a change. What was `opened` with it, by serial number, has the
@@ -189,7 +202,7 @@ impl Running {
 }
 
 impl Engine {
-    /// Nothing runs yet; `config` says by what the rest of the server was started.
+    /// Nothing runs yet. `config` says by what the rest of the server is started.
     pub(crate) fn new(
         config: &Config,
         cores: &Arc<Cores>,
@@ -198,13 +211,7 @@ impl Engine {
     ) -> Arc<Self> {
         let events = config.state.as_deref().map_or_else(EventLog::default, EventLog::open);
         let front = Arc::new(Front::new(&config.limits, events));
-        let started = Config {
-            listen: Vec::new(),
-            volumes: Vec::new(),
-            targets: Vec::new(),
-            ..config.clone()
-        };
-        let config = Arc::new(started);
+        let config = Arc::new(in_force_at_start(config));
         Arc::new(Self {
             doorman: Doorman::new(front.clone(), cores),
             front,
@@ -228,22 +235,43 @@ impl Engine {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From here on this is what is told. What is not as it is desired is an event, and so is its end.
+    /// What runs, if no change holds it until then: one that waits for a disk may, for ever.
+    async fn running_until(&self, deadline: Instant) -> Option<MutexGuard<'_, Running>> {
+        loop {
+            match self.running.try_lock() {
+                Ok(running) => return Some(running),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if time::now() >= deadline => return None,
+                Err(TryLockError::WouldBlock) => {
+                    time::sleep_until(time::now() + LOCK_POLL_INTERVAL).await;
+                }
+            }
+        }
+    }
+
+    /// From here on this is what is told.
     fn show(&self, running: &Running) {
         let policy = self.front.access.policy();
-        let before = self.shown().problems;
-        let problems = running.absent.problems(policy.unread(), &before);
-        self.front.access.metrics.lacks(problems.len());
         let volumes = running.volumes.iter();
-        let volumes = volumes.map(|(name, volume)| (name.clone(), volume.store.geometry()));
-        let portals = running.portals.iter().map(|one| one.portal.config());
-        let shown = Shown {
-            config: running.config.clone(),
-            volumes: Arc::new(volumes.collect()),
-            portals: Arc::new(portals.collect()),
-            problems: Arc::new(problems.clone()),
-        };
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown;
+        let volumes = volumes.map(|(name, volume)| (name.clone(), ShownVolume::of(volume)));
+        let (volumes, lacking) = (volumes.collect(), running.absent.lacking(policy.unread()));
+        let portals = running.portals.iter().map(|one| one.portal.config()).collect();
+        self.publish(|shown| {
+            shown.config = running.config.clone();
+            shown.volumes = Arc::new(volumes);
+            shown.portals = Arc::new(portals);
+            shown.lacking = Arc::new(lacking);
+        });
+    }
+
+    /// Changes what is told. What is not as it is desired from then on is an event, and so is its end.
+    fn publish(&self, change: impl FnOnce(&mut Shown)) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut shown);
+        let problems = Arc::new(shown.problems_now());
+        let before = std::mem::replace(&mut shown.problems, problems.clone());
+        self.front.access.metrics.lacks(problems.len());
+        // Under the lock: who comes later has something to say of what was said here.
         for problem in absent::without(&problems, &before) {
             error!("{}", problem.why);
             self.front.access.events.tell(&Occurrence::Lacks(problem.clone()));
@@ -264,6 +292,11 @@ impl Engine {
         self.shown().problems
     }
 
+    /// Whether there is anything to try again.
+    pub(crate) fn is_lacking(&self) -> bool {
+        !self.shown().lacking.is_empty()
+    }
+
     /// What it runs by.
     pub(crate) fn config(&self) -> Config {
         (*self.shown().config).clone()
@@ -278,7 +311,7 @@ impl Engine {
                     volume: name.clone(),
                     target: target.name.clone(),
                     lun,
-                    size: volumes.get(name)?.byte_count(),
+                    size: volumes.get(name)?.geometry.byte_count(),
                     urls: portals
                         .iter()
                         .filter(|portal| target.is_reached_through(portal.group))
@@ -294,7 +327,42 @@ impl Engine {
     /// The volumes that are open, by name, and how large they are.
     pub(crate) fn volumes(&self) -> Vec<(String, Geometry)> {
         let volumes = self.shown().volumes;
-        volumes.iter().map(|(name, geometry)| (name.clone(), *geometry)).collect()
+        volumes.iter().map(|(name, volume)| (name.clone(), volume.geometry)).collect()
+    }
+
+    /// Closes a volume and opens it again, by what is `desired`: for one whose flush failed, or whose file was
+    /// deleted, replaced or truncated. Its sessions are asked to log out within `grace`; without one it is refused
+    /// where it has any. Blocks the thread, which is no core.
+    pub(crate) async fn reattach(
+        self: &Arc<Self>,
+        desired: Config,
+        volume: &str,
+        grace: Option<Duration>,
+    ) -> Result<Made, ChangeError> {
+        let prepared = self.prepare(desired, Cause::Reattach(volume.to_owned()))?;
+        let made = prepared.clear(grace).await?.make();
+        info!(volume, "the volume is re-attached");
+        Ok(made)
+    }
+
+    /// What it runs by, and the volumes that could not be opened.
+    pub(crate) fn config_with_absent(&self) -> Config {
+        let running = self.running();
+        let mut config = (*running.config).clone();
+        config.volumes.extend(running.absent.volumes.iter().map(|(volume, _)| volume.clone()));
+        config
+    }
+
+    /// What is counted, as OpenMetrics text.
+    pub(crate) fn metrics(&self) -> String {
+        let room = |(name, usage): (String, Usage)| VolumeRoom {
+            name,
+            size: usage.size,
+            allocated: usage.allocated,
+        };
+        let rooms = self.volume_usage().into_iter().map(room).collect();
+        self.front.access.metrics.show_volumes(rooms);
+        self.front.metrics()
     }
 
     /// Looks at the certificates of portals now, instead of when the next connection comes in.
@@ -314,20 +382,78 @@ impl Engine {
         let _ = self.is_ending.subscribe().wait_for(|ending| *ending).await;
     }
 
-    /// Accepts nobody any more; when this answers, nobody is being accepted.
-    pub(crate) async fn stop_accepting(&self) {
-        let portals = std::mem::take(&mut self.running().portals);
+    /// Accepts nobody any more; when this answers, nobody is being accepted. False if a change that is under way
+    /// prevented that until the deadline.
+    pub(crate) async fn stop_accepting(&self, deadline: Instant) -> bool {
+        let portals = match self.running_until(deadline).await {
+            Some(mut running) => std::mem::take(&mut running.portals),
+            None => {
+                error!("a change that does not end has the portals");
+                return false;
+            }
+        };
         for socket in portals.into_iter().filter_map(|portal| portal.socket) {
             Served::close(socket).await;
         }
+        true
     }
 
-    /// Flushes every store that is open.
-    pub(crate) async fn flush(&self) -> bool {
+    /// Flushes every store that is open and responds, all at once, until the deadline at most. False if one was not
+    /// flushed; the log names it.
+    pub(crate) async fn flush(&self, deadline: Instant) -> bool {
         let mut stores: Stores = self.closings.stores();
-        let open = |(name, one): (&String, &Volume)| (name.clone(), one.store.clone());
-        stores.extend(self.running().volumes.iter().map(open));
-        closings::flush(&self.cores, stores).await
+        let Some(silent) = self.running_until(deadline).await.map(|running| {
+            let (silent, open): (Vec<_>, Vec<_>) =
+                running.volumes.iter().partition(|(_, volume)| !volume.unit.responds());
+            stores.extend(open.into_iter().map(|(name, one)| (name.clone(), one.store.clone())));
+            silent.into_iter().map(|(name, _)| name.clone()).collect::<Vec<String>>()
+        }) else {
+            error!(
+                "a change that does not end has the volumes: none of them was flushed at the end"
+            );
+            return false;
+        };
+        for volume in &silent {
+            error!(
+                volume,
+                "the volume does not respond: what was written to it was not flushed at the end"
+            );
+        }
+        closings::flush_until(&self.cores, stores, deadline).await && silent.is_empty()
+    }
+}
+
+/// The configuration of a server that has not applied anything: what changes make live is empty, and only that is taken
+/// from `config` by which the rest of the server is started. A key that stands here without being in force would count
+/// as unchanged, and would never be applied.
+fn in_force_at_start(config: &Config) -> Config {
+    let Config {
+        cores,
+        io_engine,
+        spin,
+        control,
+        isns,
+        limits,
+        api,
+        state,
+        listen: _,
+        volumes: _,
+        targets: _,
+        accounts: _,
+        hosts: _,
+        discovery: _,
+        chap: _,
+    } = config;
+    Config {
+        cores: *cores,
+        io_engine: *io_engine,
+        spin: *spin,
+        control: control.clone(),
+        isns: isns.clone(),
+        limits: limits.clone(),
+        api: api.clone(),
+        state: state.clone(),
+        ..Config::default()
     }
 }
 
@@ -381,11 +507,29 @@ fn not_opened(volume: &str) -> impl Fn(StoreError) -> StartError + '_ {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{Permissions, set_permissions, write};
     use std::num::NonZeroUsize;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    use sarsen_io::cores::{FileEngine, block_on};
 
     use super::*;
-    use crate::config::{parse_portal, parse_volume};
+    use crate::access::Policy;
+    use crate::config::{parse_file, parse_portal, parse_volume};
+    use crate::fairness::Peer;
     use crate::host::Beneath;
+
+    /// An engine that has started by this configuration, and what it stands on.
+    fn started(config: &Config) -> (Arc<Engine>, Arc<Cores>) {
+        let cores = Cores::start(NonZeroUsize::new(1), config.io_engine, config.spin);
+        let cores = Arc::new(cores.expect("cores"));
+        let array = Array::new(Arc::new(Beneath::new(&cores)));
+        let engine = Engine::new(config, &cores, array, Box::new(|_, store| store));
+        let prepared = engine.prepare(config.clone(), Cause::Start(None)).expect("prepared");
+        prepared.into_ready().make();
+        (engine, cores)
+    }
 
     #[test]
     fn who_asks_what_there_is_waits_for_no_change() {
@@ -396,21 +540,62 @@ mod tests {
         };
         let config = Config {
             listen: vec![parse_portal("127.0.0.1:0").expect("a portal")],
-            cores: NonZeroUsize::new(1),
             volumes: vec![parse_volume("a=ram:1MiB").expect("a volume")],
             targets: vec![target],
             ..Config::default()
         };
-        let config = config.finish().expect("valid");
-        let cores = Cores::start(config.cores, config.io_engine, config.spin).expect("cores");
-        let cores = Arc::new(cores);
-        let array = Array::new(Arc::new(Beneath::new(&cores)));
-        let engine = Engine::new(&config, &cores, array, Box::new(|_, store| store));
-        engine.prepare(config, Cause::Start(None)).expect("prepared").into_ready().make();
+        let (engine, _cores) = started(&config.finish().expect("valid"));
         let _changing = engine.running();
         let exports = engine.exports();
         assert_eq!((exports.len(), exports[0].size, exports[0].urls.len()), (1, 1 << 20, 1));
         assert_eq!(engine.volumes()[0].0, "a");
         assert_eq!(engine.config().targets.len(), 1);
+    }
+
+    #[test]
+    fn a_server_that_starts_with_rules_and_one_that_takes_them_over_have_the_same_in_force() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut accounts = String::new();
+        for name in ["host", "san"] {
+            let path = folder.path().join(name);
+            write(&path, format!("the secret of {name}")).expect("written");
+            set_permissions(&path, Permissions::from_mode(0o600)).expect("a mode");
+            accounts += &format!("[[account]]\nname = \"{name}\"\nsecret-file = {path:?}\n");
+        }
+        let parsed = |rules: &str, rest: &str| {
+            let text = format!(
+                "listen = [\"127.0.0.1:0\"]\n\
+                 [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\nserial = \"s\"\n\
+                 [[target]]\nname = \"iqn.2026-11.test:t\"\nluns = [\"a\"]\n{rules}\n{rest}"
+            );
+            let config = parse_file(Path::new("s.toml"), &text).and_then(Config::finish);
+            config.expect("valid")
+        };
+        let rest = format!(
+            "{accounts}[discovery]\nchap = [\"host\"]\nown-account = \"san\"\n\
+             [[host]]\nname = \"slow\"\ninitiators = [\"iqn.2026-11.test:slow\"]\niops = 1\n"
+        );
+        let rules = "chap = [\"host\"]\nown-account = \"san\"\nallow = [{ host = \"slow\", read-only = true }]";
+        let ruled = parsed(rules, &rest);
+        let expected = Policy::compile(&ruled, None).expect("a policy");
+        let holds = |engine: &Engine, how: &str| {
+            assert!(*engine.front.access.policy() == expected, "{how}: other rules are in force");
+            let peer = Peer {
+                initiator: "iqn.2026-11.test:slow",
+                address: Ipv6Addr::LOCALHOST.into(),
+                account: None,
+                certificate: None,
+            };
+            assert!(engine.front.fairness.host(&peer).is_some(), "{how}: the host has no limit");
+        };
+        holds(&started(&ruled).0, "started");
+        for cause in [Cause::Edit, Cause::Reload] {
+            let (engine, _cores) = started(&parsed("", ""));
+            assert!(*engine.front.access.policy() != expected, "nothing is shown");
+            let prepared = engine.prepare(ruled.clone(), cause.clone()).expect("prepared");
+            let ready = block_on(FileEngine::Pool, prepared.clear(None)).expect("a runtime");
+            ready.expect("nobody uses it").make();
+            holds(&engine, &format!("{cause:?}"));
+        }
     }
 }

@@ -12,16 +12,27 @@ use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts};
 use tokio::sync::oneshot;
 use tracing::warn;
 
+use super::ChangeError;
 use crate::config::{StoreConfig, VolumeConfig};
+use crate::health::Health;
 use crate::keeper;
 use crate::stores::encrypted::NewKey;
-use crate::stores::{self, FileStore, Occasion, Opened, RamStore, StoreError};
+use crate::stores::{self, FileStore, GuardedStore, Occasion, Opened, RamStore, StoreError};
 
 /// Where the installation's own identity is (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// What a caller of [`crate::Server::start_layered`] puts over the store of each volume.
 pub(crate) type Layer = dyn Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
+
+/// What a volume keeps its blocks in, below all layers.
+#[derive(Clone)]
+pub(crate) struct Backing {
+    pub(crate) memory: Option<Arc<RamStore>>,
+    pub(crate) file: Option<Arc<FileStore>>,
+    /// What is known of it.
+    pub(crate) health: Arc<Health>,
+}
 
 /// A volume that is open.
 pub(crate) struct Volume {
@@ -31,8 +42,7 @@ pub(crate) struct Volume {
     pub(crate) unit: Arc<LogicalUnit>,
     /// What the unit is over, but for encryption: what is flushed and resized.
     pub(crate) store: Arc<dyn Store>,
-    memory: Option<Arc<RamStore>>,
-    file: Option<Arc<FileStore>>,
+    pub(crate) backing: Backing,
     new_key: Option<NewKey>,
     /// Ends when the unit has: when nobody has it and none of its commands is carried out.
     pub(crate) ended: oneshot::Receiver<()>,
@@ -48,13 +58,16 @@ impl Volume {
         layer: &Layer,
         occasion: Occasion,
     ) -> Result<Self, StoreError> {
-        let Opened { store, memory, file } = stores::open(config, occasion)?;
+        let Opened { store, memory, file, health } = stores::open(config, occasion)?;
         let store = layer(&config.name, store);
+        let store: Arc<dyn Store> = Arc::new(GuardedStore::new(store, health.clone()));
         let (companion, ended) = oneshot::channel::<()>();
         let (unit, new_key) =
             logical_unit(config, scope, machine, store.clone(), companion, occasion)?;
+        health.attach(Arc::downgrade(&unit));
         let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
-        Ok(Self { config: config.clone(), scope, unit, store, memory, file, new_key, ended })
+        let backing = Backing { memory, file, health };
+        Ok(Self { config: config.clone(), scope, unit, store, backing, new_key, ended })
     }
 
     /// One that was to be closed and has not ended.
@@ -63,10 +76,10 @@ impl Volume {
         scope: Option<String>,
         unit: Arc<LogicalUnit>,
         store: Arc<dyn Store>,
+        backing: Backing,
         ended: oneshot::Receiver<()>,
     ) -> Self {
-        // Memory is never closed for another one.
-        Self { config, scope, unit, store, memory: None, file: None, new_key: None, ended }
+        Self { config, scope, unit, store, backing, new_key: None, ended }
     }
 
     /// Has its configuration say how large it is, where it could not become what was configured.
@@ -81,17 +94,17 @@ impl Volume {
 
     /// Makes its file as long as it is to be, which it was not to be before that was kept.
     pub(crate) fn settle(&self) -> Result<(), StoreError> {
-        self.file.as_ref().map_or(Ok(()), |file| file.settle())
+        self.backing.file.as_ref().map_or(Ok(()), |file| file.settle())
     }
 
     /// Whether something of it has to be on the disk before anybody writes to it.
     pub(crate) fn is_blank(&self) -> bool {
-        self.new_key.is_some() || self.file.as_ref().is_some_and(|file| file.is_blank())
+        self.new_key.is_some() || self.backing.file.as_ref().is_some_and(|file| file.is_blank())
     }
 
     /// Writes that, durably: before it was kept, nothing of it was to be.
     pub(crate) fn imprint(&mut self) -> Result<(), StoreError> {
-        self.file.as_ref().map_or(Ok(()), |file| file.imprint())?;
+        self.backing.file.as_ref().map_or(Ok(()), |file| file.imprint())?;
         self.new_key.as_ref().map_or(Ok(()), NewKey::keep)?;
         self.new_key = None;
         Ok(())
@@ -99,12 +112,35 @@ impl Volume {
 
     /// How long its file is; none if it has none.
     pub(crate) fn file_length(&self) -> Option<u64> {
-        Some(self.file.as_ref()?.geometry().byte_count())
+        Some(self.backing.file.as_ref()?.geometry().byte_count())
+    }
+
+    /// Refuses to close a volume that could not be opened again: of a file that was deleted or truncated the open
+    /// one may have the only data that are left.
+    pub(crate) fn check_reattachment(&self) -> Result<(), ChangeError> {
+        let StoreConfig::File { path, .. } = &self.config.store else { return Ok(()) };
+        let refuse = |why: String| {
+            let volume = self.config.name.clone();
+            Err(ChangeError::Impossible { volume, why })
+        };
+        let had = self.file_length().unwrap_or(0);
+        match fs::metadata(path) {
+            Err(error) => refuse(format!(
+                "cannot be re-attached: {}: {error}; bring its file back first",
+                path.display()
+            )),
+            Ok(found) if found.is_file() && found.len() < had => refuse(format!(
+                "cannot be re-attached: {} has {} bytes of the {had} that it had; restore its data first",
+                path.display(),
+                found.len()
+            )),
+            Ok(_) => Ok(()),
+        }
     }
 
     /// How long its file is, if it is to become longer than it is.
     pub(crate) fn owed(&self) -> Option<u64> {
-        self.file.as_ref()?.short()
+        self.backing.file.as_ref()?.short()
     }
 
     /// Bytes.
@@ -118,7 +154,7 @@ impl Volume {
         if let StoreConfig::File { path, .. } = &self.config.store {
             return stores::check_growth(path, bytes);
         }
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = &self.backing.memory {
             memory
                 .reserve(bytes >> self.config.block_size.shift())
                 .map_err(|source| StoreError::Memory { size: bytes, source })?;
@@ -346,7 +382,7 @@ mod tests {
         drop(files);
         assert!(path.exists(), "it is another one");
         fs::remove_file(&path).expect("removed");
-        drop(made(Occasion::Return { owed: None, has_state: true }));
+        drop(made(Occasion::Return { owed: None, has_state: true, had: None }));
         assert!(path.exists(), "who comes back was not made");
         fs::remove_file(&path).expect("removed");
         made(Occasion::New).keep();

@@ -1,79 +1,118 @@
 //! The file of events: a thread of its own writes there what has come into memory. When it cannot, it
-//! says so once, goes on trying, and says when it can again.
+//! says so once, goes on trying, and says when it can again. A file that is damaged is put aside, and a new one
+//! begins with what is in memory: events are a log, and no server waits for one.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use rusqlite::{Connection, Row, params};
 use sarsen_io::{threads, time};
 use tokio::sync::watch;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{KEPT, Occurrence, Recent};
 use crate::control::schema::events::Event;
+use crate::database::{self, CHECKSUM_LENGTH, DatabaseError, Journal, Schema, checksum};
 
-/// Events by their numbers, as JSON.
-const EVENTS: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("events");
+/// Events by their numbers, as JSON, each with the number of the one before it.
+const SCHEMA: Schema = Schema {
+    version: 1,
+    tables: &[
+        "CREATE TABLE event (id INTEGER PRIMARY KEY, previous INTEGER NOT NULL, body BLOB NOT NULL, \
+               checksum BLOB NOT NULL) STRICT",
+    ],
+};
 /// Between attempts, while the file cannot be written.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// See the module. Dropping it waits until all is written.
 pub(super) struct Keeper {
-    database: Arc<Database>,
+    log: Arc<Mutex<Log>>,
+    recent: Arc<Recent>,
+    /// There was no file.
+    is_new: bool,
     closing: watch::Sender<bool>,
     #[cfg_attr(not(test), expect(dead_code, reason = "tests wait for it"))]
     kept: watch::Receiver<u64>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// The file.
+struct Log {
+    path: PathBuf,
+    /// None after an error, until it is opened again.
+    connection: Option<Connection>,
+    /// The number of the last event in it.
+    last: u64,
+}
+
 impl Keeper {
     /// Goes on with the file at `path`, or makes it.
     pub(super) fn open(path: &Path, recent: &Arc<Recent>) -> Result<Self, String> {
-        let database = Database::create(path).map_err(|error| error.to_string())?;
-        let last = prepare(&database).map_err(|error| error.to_string())?;
+        let is_new = !path.exists();
+        let mut log = Log { path: path.to_owned(), connection: None, last: 0 };
+        let anew = match log.connection() {
+            Err(DatabaseError::Damaged(why)) => Some(log.begin_anew(why)),
+            Err(error) => Some(Err(error)),
+            Ok(_) => None,
+        };
+        let anew = anew.transpose().map_err(|error| error.to_string())?;
+        let last = log.last;
         recent.state().last_id = last;
-        let database = Arc::new(database);
+        if let Some(anew) = &anew {
+            // It is written again with all that is in memory.
+            log.last = 0;
+            recent.add(anew);
+        }
+        let log = Arc::new(Mutex::new(log));
         let (closing, told) = watch::channel(false);
         let (progress, kept) = watch::channel(last);
-        let (written, source) = (database.clone(), recent.clone());
+        let (written, source) = (log.clone(), recent.clone());
         let thread =
             threads::spawn_runtime("events", move || write(written, source, told, progress))
                 .map_err(|error| error.to_string())?;
-        Ok(Self { database, closing, kept, thread: Some(thread) })
+        Ok(Self { log, recent: recent.clone(), is_new, closing, kept, thread: Some(thread) })
+    }
+
+    /// Whether there was no file, and where it is now.
+    pub(super) fn is_new(&self) -> Option<PathBuf> {
+        self.is_new.then(|| locked(&self.log).path.clone())
     }
 
     /// The events from one number up to another that are meant, at most so many: the oldest first or, `backwards`,
-    /// the newest first. None where the file cannot be read. Blocks the thread.
+    /// the newest first; an empty list where the file cannot be read now. None where it turned out to be damaged, was
+    /// put aside, and an event tells so. Blocks the thread.
     pub(super) fn find(
         &self,
-        (from, to): (u64, u64),
+        range: (u64, u64),
         is_meant: impl Fn(&Event) -> bool,
         limit: usize,
         backwards: bool,
-    ) -> Vec<Event> {
-        if from >= to || limit == 0 {
-            return Vec::new();
+    ) -> Option<Vec<Event>> {
+        if range.0 >= range.1 || limit == 0 {
+            return Some(Vec::new());
         }
-        let read = || -> Result<Vec<Event>, redb::Error> {
-            let transaction = self.database.begin_read()?;
-            let table = transaction.open_table(EVENTS)?;
-            let mut range = table.range(from..to)?;
-            let mut events = Vec::new();
-            while events.len() < limit {
-                let entry = if backwards { range.next_back() } else { range.next() };
-                let Some(entry) = entry else { break };
-                // One of a later version that makes no sense here is left out.
-                let event = serde_json::from_slice::<Event>(entry?.1.value());
-                events.extend(event.ok().filter(&is_meant));
-            }
-            Ok(events)
-        };
-        read().unwrap_or_else(|error| {
-            error!(%error, "the file of events cannot be read");
-            Vec::new()
-        })
+        let mut log = locked(&self.log);
+        let found = log
+            .connection()
+            .and_then(|connection| find(connection, range, is_meant, limit, backwards));
+        match found {
+            Ok(events) => return Some(events),
+            Err(DatabaseError::Damaged(why)) => match log.begin_anew(why) {
+                Ok(anew) => {
+                    log.last = 0;
+                    drop(log);
+                    self.recent.add(&anew);
+                    return None;
+                }
+                Err(error) => error!(%error, "the damaged file of events cannot be put aside"),
+            },
+            Err(error) => error!(%error, "the file of events cannot be read"),
+        }
+        Some(Vec::new())
     }
 
     #[cfg(test)]
@@ -92,19 +131,130 @@ impl Drop for Keeper {
     }
 }
 
+fn locked(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Log {
+    /// The file, which is opened, or created, where it is not open.
+    fn connection(&mut self) -> Result<&mut Connection, DatabaseError> {
+        if self.connection.is_none() {
+            let opened = match database::open(&self.path, SCHEMA, Journal::Rollback) {
+                Err(DatabaseError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
+                    database::create(&self.path, SCHEMA, |_| Ok(()))?;
+                    database::open(&self.path, SCHEMA, Journal::Rollback)?
+                }
+                opened => opened?,
+            };
+            self.last = last(&opened)?;
+            self.connection = Some(opened);
+        }
+        self.connection.as_mut().ok_or_else(|| DatabaseError::Damaged("it is not open".into()))
+    }
+
+    /// Puts the file aside and begins another one. The numbers of events go on where the last whole one can be read.
+    fn begin_anew(&mut self, why: String) -> Result<Occurrence, DatabaseError> {
+        self.connection = None;
+        let aside = database::put_aside(&self.path)?;
+        warn!(path = %self.path.display(), why, aside = %aside.display(), "a new log of events begins");
+        let before = self.last;
+        self.connection()?;
+        let readable = database::open_damaged(&aside).and_then(|damaged| last(&damaged));
+        self.last = before.max(readable.unwrap_or(0));
+        let path = self.path.display().to_string();
+        Ok(Occurrence::EventsBegunAnew { path, aside: Some(aside.display().to_string()), why })
+    }
+
+    /// Writes what has come after the last event in the file. Where the file turns out to be damaged, another one
+    /// begins, which is to be told.
+    fn catch_up(&mut self, recent: &Recent) -> Result<Option<Occurrence>, DatabaseError> {
+        let anew = match self.append(recent) {
+            Err(DatabaseError::Damaged(why)) => self.begin_anew(why)?,
+            appended => return appended.map(|()| None),
+        };
+        self.last = 0;
+        self.append(recent)?;
+        Ok(Some(anew))
+    }
+
+    fn append(&mut self, recent: &Recent) -> Result<(), DatabaseError> {
+        let events = recent.after(self.last);
+        let Some(newest) = events.last() else { return Ok(()) };
+        let mut previous = self.last;
+        let transaction = self.connection()?.transaction()?;
+        for event in &events {
+            let body = serde_json::to_vec(&**event).expect("our own types have string keys");
+            transaction
+                .prepare_cached("INSERT OR REPLACE INTO event VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![event.id, previous, body, sum(event.id, previous, &body)])?;
+            previous = event.id;
+        }
+        transaction
+            .prepare_cached("DELETE FROM event WHERE id < ?1")?
+            .execute([newest.id.saturating_sub(KEPT - 1)])?;
+        transaction.commit()?;
+        self.last = newest.id;
+        Ok(())
+    }
+}
+
+fn sum(id: u64, previous: u64, body: &[u8]) -> [u8; CHECKSUM_LENGTH] {
+    checksum(&[&id.to_le_bytes(), &previous.to_le_bytes(), body])
+}
+
+/// An event's number, the number of the one before it, and the event.
+fn entry(row: &Row<'_>) -> Result<(u64, u64, Vec<u8>), DatabaseError> {
+    let (id, previous, body) = (row.get(0)?, row.get(1)?, row.get::<_, Vec<u8>>(2)?);
+    match row.get::<_, [u8; CHECKSUM_LENGTH]>(3)? == sum(id, previous, &body) {
+        true => Ok((id, previous, body)),
+        false => Err(DatabaseError::Damaged(format!("event {id}: its checksum is wrong"))),
+    }
+}
+
 /// The number of the last event.
-fn prepare(database: &Database) -> Result<u64, redb::Error> {
-    let transaction = database.begin_write()?;
-    let last = {
-        let table = transaction.open_table(EVENTS)?;
-        table.last()?.map_or(0, |(id, _)| id.value())
-    };
-    transaction.commit()?;
-    Ok(last)
+fn last(connection: &Connection) -> Result<u64, DatabaseError> {
+    let mut statement = connection
+        .prepare("SELECT id, previous, body, checksum FROM event ORDER BY id DESC LIMIT 1")?;
+    let mut rows = statement.query([])?;
+    Ok(rows.next()?.map(entry).transpose()?.map_or(0, |(id, _, _)| id))
+}
+
+fn find(
+    connection: &Connection,
+    (from, to): (u64, u64),
+    is_meant: impl Fn(&Event) -> bool,
+    limit: usize,
+    backwards: bool,
+) -> Result<Vec<Event>, DatabaseError> {
+    let order = if backwards { "DESC" } else { "ASC" };
+    let mut statement = connection.prepare_cached(&format!(
+        "SELECT id, previous, body, checksum FROM event WHERE id >= ?1 AND id < ?2 ORDER BY id {order}"
+    ))?;
+    let limits = [from, to].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+    let mut rows = statement.query(limits)?;
+    let mut events = Vec::new();
+    // The number of the row before, and the number that it says comes before it.
+    let mut before: Option<(u64, u64)> = None;
+    while events.len() < limit {
+        let Some(row) = rows.next()? else { break };
+        let (id, previous, body) = entry(row)?;
+        let is_next = before.is_none_or(|(last, its_previous)| match backwards {
+            true => its_previous == id,
+            false => previous == last,
+        });
+        if !is_next {
+            return Err(DatabaseError::Damaged(format!("events are missing beside event {id}")));
+        }
+        before = Some((id, previous));
+        // One of a later version that makes no sense here is left out.
+        let event = serde_json::from_slice::<Event>(&body);
+        events.extend(event.ok().filter(&is_meant));
+    }
+    Ok(events)
 }
 
 async fn write(
-    database: Arc<Database>,
+    log: Arc<Mutex<Log>>,
     recent: Arc<Recent>,
     mut closing: watch::Receiver<bool>,
     progress: watch::Sender<u64>,
@@ -113,17 +263,22 @@ async fn write(
     let mut is_failing = false;
     loop {
         let is_last = *closing.borrow();
-        let kept = *progress.borrow();
-        let events = recent.after(kept);
-        match append(&database, &events) {
-            Ok(()) => {
+        let (written, last) = {
+            let mut log = locked(&log);
+            let written = log.catch_up(&recent);
+            if written.is_err() {
+                log.connection = None;
+            }
+            (written, log.last)
+        };
+        match written {
+            Ok(anew) => {
                 if is_failing {
                     info!("events are kept in the file again");
                 }
                 is_failing = false;
-                if let Some(last) = events.last() {
-                    progress.send_replace(last.id);
-                }
+                progress.send_replace(last);
+                anew.iter().for_each(|anew| recent.add(anew));
             }
             Err(error) => {
                 if !is_failing {
@@ -146,17 +301,127 @@ async fn write(
     }
 }
 
-fn append(database: &Database, events: &[Arc<Event>]) -> Result<(), redb::Error> {
-    let Some(last) = events.last() else { return Ok(()) };
-    let transaction = database.begin_write()?;
-    {
-        let mut table = transaction.open_table(EVENTS)?;
-        for event in events {
-            let text = serde_json::to_vec(&**event).expect("our own types have string keys");
-            table.insert(event.id, text.as_slice())?;
-        }
-        table.retain_in(..last.id.saturating_sub(KEPT - 1), |_, _| false)?;
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::{EventLog, Filter};
+    use super::*;
+
+    fn drained(target: &str) -> Occurrence {
+        Occurrence::TargetDrained { target: target.into(), asked: 2, dropped: 1 }
     }
-    transaction.commit()?;
-    Ok(())
+
+    fn kinds(log: &EventLog) -> Vec<(u64, String)> {
+        let found = log.query(&Filter::default(), 1000).events;
+        found.iter().map(|event| (event.id, event.kind.clone())).collect()
+    }
+
+    fn count(log: &EventLog, kind: &str) -> usize {
+        kinds(log).iter().filter(|(_, found)| found == kind).count()
+    }
+
+    /// Puts another text of the same length in the place of one, wherever it is: SQLite leaves old copies behind.
+    fn replaced(bytes: &[u8], text: &str, other: &str) -> Vec<u8> {
+        let mut bytes = bytes.to_vec();
+        let mut from = 0;
+        while let Some(place) =
+            bytes[from..].windows(text.len()).position(|it| it == text.as_bytes())
+        {
+            from += place;
+            bytes[from..][..text.len()].copy_from_slice(other.as_bytes());
+        }
+        assert_ne!(from, 0, "it is there");
+        bytes
+    }
+
+    #[test]
+    fn a_damaged_file_is_put_aside_with_an_event_and_numbers_go_on_where_they_can_be_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.sqlite");
+        for damage in ["header", "empty", "text", "body"] {
+            let log = EventLog::open(folder.path());
+            (0..3).for_each(|_| log.tell(&drained("iqn.x:aaaa")));
+            drop(log);
+            let mut bytes = fs::read(&path).expect("read");
+            match damage {
+                "header" => bytes[30] ^= 0x10,
+                "empty" => bytes.clear(),
+                "text" => bytes = b"something else".to_vec(),
+                _ => bytes = replaced(&bytes, "iqn.x:aaaa", "iqn.x:aaab"),
+            }
+            fs::write(&path, bytes).expect("written");
+            let log = EventLog::open(folder.path());
+            log.tell(&drained("iqn.x:b"));
+            let found = kinds(&log);
+            assert_eq!(count(&log, "events_begun_anew"), 1, "{damage}: {found:?}");
+            assert_eq!(found.last().expect("events").1, "target_drained", "{damage}");
+            drop(log);
+            assert_eq!(
+                kinds(&EventLog::open(folder.path())),
+                found,
+                "{damage}: the new file goes on"
+            );
+        }
+        let names = fs::read_dir(folder.path()).expect("a folder").flatten();
+        let aside = names.filter(|entry| entry.file_name().to_string_lossy().contains(".damaged-"));
+        assert_eq!(aside.count(), 3, "there is an end to how many are kept");
+    }
+
+    #[test]
+    fn a_damage_that_a_question_meets_is_told_and_the_new_file_has_what_is_in_memory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("events.sqlite");
+        let log = EventLog::open(folder.path());
+        (0..100).for_each(|_| log.tell(&drained("iqn.x:aaaa")));
+        log.tell(&drained("iqn.x:bbbb"));
+        // Not the last one, which is looked at when the file is opened.
+        (0..100).for_each(|_| log.tell(&drained("iqn.x:aaaa")));
+        drop(log);
+        let bytes = fs::read(&path).expect("read");
+        fs::write(&path, replaced(&bytes, "iqn.x:bbbb", "iqn.x:bbbc")).expect("written");
+        let log = EventLog::open(folder.path());
+        log.tell(&drained("iqn.x:b"));
+        let found = kinds(&log);
+        let (drained_id, told) = (found[0].0, &found[1]);
+        assert_eq!((drained_id, told.0, &*told.1), (202, 203, "events_begun_anew"), "{found:?}");
+        assert_eq!(found.len(), 2, "nothing of the damaged file is answered: {found:?}");
+        log.tell(&drained("iqn.x:c"));
+        let found = kinds(&log);
+        assert_eq!(found.len(), 3, "{found:?}");
+        drop(log);
+        assert_eq!(kinds(&EventLog::open(folder.path())), found);
+    }
+
+    #[test]
+    fn a_damage_that_is_met_while_it_writes_costs_no_event_that_is_in_memory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let recent = Arc::clone(&EventLog::default().recent);
+        let path = folder.path().join("events.sqlite");
+        let mut log = Log { path: path.clone(), connection: None, last: 0 };
+        (0..3).for_each(|_| recent.add(&drained("iqn.x:a")));
+        assert!(log.catch_up(&recent).expect("written").is_none());
+        log.connection().expect("open").execute_batch("DROP TABLE event").expect("damaged");
+        recent.add(&drained("iqn.x:b"));
+        let told = log.catch_up(&recent).expect("written");
+        assert!(matches!(told, Some(Occurrence::EventsBegunAnew { .. })), "{told:?}");
+        let all = find(log.connection().expect("open"), (1, 100), |_| true, 100, false);
+        assert_eq!(all.expect("read").len(), 4);
+        assert_eq!(log.last, 4);
+    }
+
+    #[test]
+    fn events_that_were_taken_out_are_missed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let recent = Arc::clone(&EventLog::default().recent);
+        let mut log = Log { path: folder.path().join("events.sqlite"), connection: None, last: 0 };
+        (0..5).for_each(|_| recent.add(&drained("iqn.x:a")));
+        log.catch_up(&recent).expect("written");
+        let connection = log.connection().expect("open");
+        connection.execute("DELETE FROM event WHERE id = 3", []).expect("taken out");
+        for backwards in [true, false] {
+            let found = find(connection, (1, 100), |_| true, 100, backwards);
+            assert!(matches!(found, Err(DatabaseError::Damaged(_))), "{found:?}");
+        }
+    }
 }

@@ -124,7 +124,7 @@ impl EventLog {
     /// possible, that is told, and they are kept in memory.
     pub(crate) fn open(folder: &Path) -> Self {
         let mut log = Self::default();
-        match Keeper::open(&folder.join("events.redb"), &log.recent) {
+        match Keeper::open(&folder.join("events.sqlite"), &log.recent) {
             Ok(keeper) => log.keeper = Some(keeper),
             Err(error) => {
                 error!(%error, folder = %folder.display(), "events are kept in memory alone");
@@ -138,6 +138,14 @@ impl EventLog {
     /// It happened.
     pub(crate) fn tell(&self, occurrence: &Occurrence) {
         self.recent.add(occurrence);
+    }
+
+    /// Tells that there was no file of events, where there was to be one.
+    pub(crate) fn tell_if_missing(&self) {
+        if let Some(path) = self.keeper.as_ref().and_then(Keeper::is_new) {
+            let (path, why) = (path.display().to_string(), "it was missing".to_owned());
+            self.tell(&Occurrence::EventsBegunAnew { path, aside: None, why });
+        }
     }
 
     /// A command to a volume failed for a reason that is the volume's.
@@ -156,6 +164,13 @@ impl EventLog {
         }
         errors.insert(key, now);
         drop(errors);
+        match failure {
+            Failure::NoSpace => error!(
+                volume,
+                initiator, "no space is left for a volume: its writes fail until there is room"
+            ),
+            _ => error!(volume, initiator, error = failure.name(), "a command to a volume failed"),
+        }
         let (volume, initiator) = (volume.to_owned(), initiator.to_owned());
         self.tell(&Occurrence::VolumeError { volume, initiator, failure });
     }
@@ -163,30 +178,35 @@ impl EventLog {
     /// Those that are meant, newest last: the newest of them if there are more than `limit`, or, after
     /// one that is named, the oldest. Blocks the thread: it reads the file where memory does not do.
     pub(crate) fn query(&self, filter: &Filter, limit: usize) -> Found {
+        // Where the file turned out to be damaged, another one has begun, and an event in memory tells so.
+        let found = self.look(filter, limit).or_else(|| self.look(filter, limit));
+        found.unwrap_or_default()
+    }
+
+    /// None where the file turned out to be damaged.
+    fn look(&self, filter: &Filter, limit: usize) -> Option<Found> {
         let recent = self.recent.after(0);
         let oldest = recent.first().map_or(u64::MAX, |event| event.id);
         let newest = recent.last().map_or_else(|| self.recent.state().last_id, |event| event.id);
         let in_file = |limit, backwards| {
             let range = (filter.after.saturating_add(1), oldest);
-            let keeper = self.keeper.iter();
-            let older = keeper.flat_map(|keeper| {
-                keeper.find(range, |event| filter.fits(event), limit, backwards)
-            });
-            older.map(Arc::new).collect::<Vec<_>>()
+            let Some(keeper) = &self.keeper else { return Some(Vec::new()) };
+            let older = keeper.find(range, |event| filter.fits(event), limit, backwards)?;
+            Some(older.into_iter().map(Arc::new).collect::<Vec<_>>())
         };
         let meant = recent.into_iter().filter(|event| filter.fits(event));
         let events: Vec<Arc<Event>> = match filter.after {
             0 => {
                 let mut backwards: Vec<_> = meant.rev().take(limit).collect();
-                backwards.extend(in_file(limit - backwards.len(), true));
+                backwards.extend(in_file(limit - backwards.len(), true)?);
                 backwards.reverse();
                 backwards
             }
-            _ => in_file(limit, false).into_iter().chain(meant).take(limit).collect(),
+            _ => in_file(limit, false)?.into_iter().chain(meant).take(limit).collect(),
         };
         let is_cut = filter.after != 0 && events.len() == limit;
         let last = events.last().filter(|_| is_cut);
-        Found { seen: last.map_or(newest, |event| event.id).max(filter.after), events }
+        Some(Found { seen: last.map_or(newest, |event| event.id).max(filter.after), events })
     }
 
     /// Tells the number of the newest event whenever there is another.
@@ -303,7 +323,7 @@ mod tests {
             looked_at.set(looked_at.get() + 1);
             event.id.is_multiple_of(2)
         };
-        let found = keeper.find((1, u64::MAX), every_second, 2, true);
+        let found = keeper.find((1, u64::MAX), every_second, 2, true).expect("whole");
         assert_eq!(found.iter().map(|event| event.id).collect::<Vec<_>>(), [100, 98]);
         assert_eq!(looked_at.get(), 3);
     }

@@ -12,12 +12,15 @@ use crate::engine::{Lacking, Problem};
 use crate::statistics::Failure;
 
 /// What can be asked for.
-pub(crate) const KINDS: [&str; 19] = [
+pub(crate) const KINDS: [&str; 25] = [
     "access_revoked",
+    "api_token_refused",
+    "api_tokens_refused",
     "configuration_changed",
     "connection_added",
     "connection_lost",
     "connections_turned_away",
+    "events_begun_anew",
     "events_not_kept",
     "handshake_failed",
     "logged_out",
@@ -29,6 +32,9 @@ pub(crate) const KINDS: [&str; 19] = [
     "server_started",
     "server_stopping",
     "session_begun",
+    "state_copy_lost",
+    "state_copy_replaced",
+    "state_repaired",
     "target_drained",
     "target_in_service",
     "volume_error",
@@ -124,7 +130,41 @@ pub(crate) enum Occurrence {
     Lacks(Problem),
     /// It is as it is desired again.
     LacksNoMore(Lacking),
+    /// A client of the API showed a wrong token.
+    ApiTokenRefused {
+        peer: SocketAddr,
+    },
+    /// Clients of the API at one address showed more of them.
+    ApiTokensRefused {
+        source: IpAddr,
+        count: u64,
+    },
     EventsNotKept {
+        path: String,
+        error: String,
+    },
+    /// The log of events was damaged or missing, and a new one has begun.
+    EventsBegunAnew {
+        path: String,
+        /// Where the damaged one is now.
+        aside: Option<String>,
+        why: String,
+    },
+    /// The state was damaged or missing, and its copy has taken its place.
+    StateRepaired {
+        path: String,
+        why: String,
+        /// Where the damaged one is now.
+        aside: Option<String>,
+        revision: u64,
+    },
+    /// The copy of the state was damaged or missing, and was written again.
+    StateCopyReplaced {
+        path: String,
+        why: String,
+    },
+    /// The copy of the state cannot be written.
+    StateCopyLost {
         path: String,
         error: String,
     },
@@ -175,7 +215,13 @@ impl Occurrence {
             Self::VolumeError { .. } => ("volume_error", Severity::Error),
             Self::Lacks(_) => ("problem", Severity::Error),
             Self::LacksNoMore(_) => ("problem_solved", Severity::Info),
+            Self::ApiTokenRefused { .. } => ("api_token_refused", Severity::Warning),
+            Self::ApiTokensRefused { .. } => ("api_tokens_refused", Severity::Warning),
             Self::EventsNotKept { .. } => ("events_not_kept", Severity::Error),
+            Self::EventsBegunAnew { .. } => ("events_begun_anew", Severity::Warning),
+            Self::StateRepaired { .. } => ("state_repaired", Severity::Error),
+            Self::StateCopyReplaced { .. } => ("state_copy_replaced", Severity::Warning),
+            Self::StateCopyLost { .. } => ("state_copy_lost", Severity::Error),
         }
     }
 
@@ -236,8 +282,33 @@ impl Occurrence {
             }
             Self::Lacks(Problem { why, .. }) => why.clone(),
             Self::LacksNoMore(lacking) => format!("{lacking} is as it is to be again"),
+            Self::ApiTokenRefused { peer } => {
+                format!("the API refused a wrong token from {}", peer.ip())
+            }
+            Self::ApiTokensRefused { source, count } => {
+                format!("the API refused {count} more wrong tokens from {source} within a minute")
+            }
             Self::EventsNotKept { path, error } => {
                 format!("events are kept in memory alone: {path}: {error}")
+            }
+            Self::EventsBegunAnew { path, aside, why } => {
+                let aside =
+                    aside.as_ref().map_or(String::new(), |aside| format!("; it is now {aside}"));
+                format!("a new log of events has begun: {path}: {why}{aside}")
+            }
+            Self::StateRepaired { path, why, aside, revision } => {
+                let aside = aside.as_ref();
+                let aside = aside
+                    .map_or(String::new(), |aside| format!("; the damaged file is now {aside}"));
+                format!(
+                    "the state was repaired from its copy, at revision {revision}: {path}: {why}{aside}"
+                )
+            }
+            Self::StateCopyReplaced { path, why } => {
+                format!("the copy of the state was written again: {path}: {why}")
+            }
+            Self::StateCopyLost { path, error } => {
+                format!("the state has no copy: {path}: {error}")
             }
         }
     }
@@ -281,12 +352,27 @@ impl Occurrence {
                 "the store below failed: look at its disk and at the kernel's log".to_owned()
             }
             Self::Lacks(_) => {
-                "mend what is said there: the server goes on without it, and tries it again every ten seconds"
+                "do what is said there: the server goes on without it, and takes up by itself what comes back"
+                    .to_owned()
+            }
+            Self::ApiTokenRefused { .. } | Self::ApiTokensRefused { .. } => {
+                "if the client is yours, give it the token (api.token in the state folder); if not, block its \
+                 address"
                     .to_owned()
             }
             Self::EventsNotKept { .. } => {
                 "make room on the state folder's disk, or make the folder writable; then the file is \
                  taken up again"
+                    .to_owned()
+            }
+            Self::EventsBegunAnew { .. } | Self::StateRepaired { .. } | Self::StateCopyReplaced { .. } => {
+                "check the disk of the state folder and the kernel's log; where a person changed the file, \
+                 nothing is to be done"
+                    .to_owned()
+            }
+            Self::StateCopyLost { .. } => {
+                "make room on the state folder's disk, or make the folder writable; the next change writes the copy \
+                 again; until then a state that is damaged cannot be repaired"
                     .to_owned()
             }
             _ => return None,
@@ -317,8 +403,12 @@ impl Occurrence {
                     add("reason", Some(reason.name().to_owned()));
                 }
             }
-            Self::HandshakeFailed { peer, .. } => add("peer", Some(peer.to_string())),
-            Self::LoginsNotTold { source, .. } => add("peer", Some(source.to_string())),
+            Self::HandshakeFailed { peer, .. } | Self::ApiTokenRefused { peer } => {
+                add("peer", Some(peer.to_string()));
+            }
+            Self::LoginsNotTold { source, .. } | Self::ApiTokensRefused { source, .. } => {
+                add("peer", Some(source.to_string()));
+            }
             Self::ConnectionsTurnedAway { peer, limit, .. } => {
                 add("peer", Some(peer.to_string()));
                 add("limit", Some((*limit).to_owned()));
@@ -339,7 +429,11 @@ impl Occurrence {
                 let Key { kind, name } = lacking.key();
                 add(kind.word(), Some(name));
             }
-            Self::EventsNotKept { path, .. } => add("path", Some(path.clone())),
+            Self::EventsNotKept { path, .. }
+            | Self::EventsBegunAnew { path, .. }
+            | Self::StateRepaired { path, .. }
+            | Self::StateCopyReplaced { path, .. }
+            | Self::StateCopyLost { path, .. } => add("path", Some(path.clone())),
             Self::ServerStarted { version } => add("version", Some(version.clone())),
             Self::ServerStopping => {}
         }
@@ -369,12 +463,20 @@ fn remedy(reason: RefusalReason) -> &'static str {
             "the initiator breaks the protocol: update it; `sarsen session trace --initiator` shows what \
              it sends, for its makers"
         }
+        InvalidName => {
+            "correct the initiator's own name, or the target's name there: an iSCSI name is written \
+             iqn.YYYY-MM.reversed.domain:anything, without spaces and control characters"
+        }
         MissingParameter => {
             "the initiator does not say its own name, or the target's: set both there"
         }
         NoCommonMethod => {
-            "let the initiator use CHAP, with an algorithm of the target's list; without CHAP at the \
-             initiator, take the chap key off the target"
+            "turn CHAP on at the initiator, with the name and secret of an account that the target lists \
+             in chap, and with an algorithm that the target accepts"
+        }
+        ChapNotConfigured => {
+            "turn CHAP off at the initiator; or, if it is to be used, add an account here with the \
+             initiator's name and secret, and list it in chap of the target (or of discovery)"
         }
         ProofMissing => {
             "give the initiator the name and secret of an account that the target lists in chap"
@@ -509,7 +611,9 @@ mod tests {
             MovedTemporarily,
             MovedPermanently,
             Malformed,
+            InvalidName,
             NoCommonMethod,
+            ChapNotConfigured,
             ProofMissing,
             UnknownAccount,
             WrongSecret,

@@ -228,7 +228,7 @@ impl Draft {
     /// An account, if it can be one here.
     pub(super) fn account(&mut self, place: &str, name: &str, secret: &str) -> Option<String> {
         if let Some(known) = self.document.account.iter().find(|account| account.name == name) {
-            if known.secret.as_deref() != Some(secret) {
+            if known.secret.as_ref().is_none_or(|known| known.0 != secret) {
                 self.lose(
                     place,
                     format!("another secret for the account {name}"),
@@ -260,7 +260,7 @@ impl Draft {
             }
             return None;
         }
-        let (name, secret) = (name.to_owned(), Some(secret.to_owned()));
+        let (name, secret) = (name.to_owned(), Some(secret.to_owned().into()));
         self.document.account.push(Account { name: name.clone(), secret, ..Account::default() });
         Some(name)
     }
@@ -485,7 +485,7 @@ impl Draft {
         }
         // An account whose secret nobody is told.
         let secret = [random::number(), random::number()].map(|part| format!("{part:016x}"));
-        let (name, secret) = (NOBODY.to_owned(), Some(secret.concat()));
+        let (name, secret) = (NOBODY.to_owned(), Some(secret.concat().into()));
         self.document.account.push(Account { name: name.clone(), secret, ..Account::default() });
         self.document.discovery = Some(Discovery { chap: vec![name], ..Discovery::default() });
         self.lose(

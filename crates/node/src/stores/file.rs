@@ -1,12 +1,13 @@
 //! A disk in a regular file or on a block device.
 
+mod backing;
 #[cfg(test)]
 mod tests;
 
 use std::io::{self, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use sarsen_block::{
@@ -14,10 +15,13 @@ use sarsen_block::{
     Durability, Extent, Geometry, Io, Lba, Reply, Request, Space, Store, Unmap,
 };
 use sarsen_io::file::{self, File, OpenOptions, RunState};
-use tracing::{error, warn};
+use tracing::warn;
 
+pub(crate) use self::backing::Room;
+use super::guarded::report_failed_flush;
 use super::latch::{Claim, Latch};
 use super::{CacheMode, LOCK_PATIENCE, Occasion, StoreError};
+use crate::health::Health;
 
 /// What to open and how.
 #[derive(Clone, Debug)]
@@ -52,6 +56,16 @@ struct State {
     /// Closed once a flush or durable write failed: what the page cache held may be lost, and a
     /// later flush would not say so.
     latch: Arc<Latch>,
+    /// Where it reports that the file cannot be used.
+    health: Arc<Health>,
+    /// Bytes that the file has at least since it was settled; 0 until then.
+    whole: AtomicU64,
+    /// It was shorter than that once.
+    is_truncated: AtomicBool,
+    /// Bytes that its file system keeps for it, and has left, when it was looked at last.
+    allocated: AtomicU64,
+    free: AtomicU64,
+    file_system: u64,
 }
 
 impl FileStore {
@@ -93,6 +107,13 @@ impl FileStore {
             }
         }
         let length = wanted_length(&file, options, occasion)?;
+        if matches!(occasion, Occasion::Return { had: Some(_), .. }) {
+            // It was served a moment ago, and maybe could not be flushed: what is read is to be what is on the disk.
+            if !options.read_only {
+                file.sync_data_now().map_err(system("flush it"))?;
+            }
+            file.forget_cached().map_err(system("forget what is cached of it"))?;
+        }
         if length == 0 || !length.is_multiple_of(block) {
             return Err(unfit(format!(
                 "has {length} bytes, which is not a multiple of the block size, {block}: \
@@ -104,6 +125,7 @@ impl FileStore {
             true => device.is_none(),
             false => file.can_punch_holes().map_err(system("find out whether it is sparse"))?,
         };
+        let file_system = file.file_system().map_err(system("find its file system"))?;
         let granularity = file.allocation_unit().map_err(system("find its allocation unit"))?;
         let anchors = file.tells_reserved_room();
         // A file's pages and its file system's blocks: what is smaller is read before it is written.
@@ -112,12 +134,18 @@ impl FileStore {
         if options.cache == CacheMode::Unsafe {
             warn!(path = %path.display(), "cache mode unsafe: flushes are ignored, a power cut loses data");
         }
-        Ok(Self {
+        let store = Self {
             file,
             state: Arc::new(State {
                 path: path.clone(),
                 block_count: AtomicU64::new(length / block),
                 latch: Arc::default(),
+                health: Arc::default(),
+                whole: AtomicU64::new(0),
+                is_truncated: AtomicBool::new(false),
+                allocated: AtomicU64::new(0),
+                free: AtomicU64::new(0),
+                file_system,
             }),
             header: Mutex::default(),
             block_size: options.block_size,
@@ -134,7 +162,15 @@ impl FileStore {
                 protection: false,
                 is_lasting: true,
             },
-        })
+        };
+        // For its room: nothing else is known of it yet.
+        store.inspect();
+        Ok(store)
+    }
+
+    /// Where it reports that its file cannot be used.
+    pub(crate) fn health(&self) -> &Arc<Health> {
+        &self.state.health
     }
 
     /// What it is to begin with when it is [imprinted](Self::imprint).
@@ -174,15 +210,18 @@ impl FileStore {
         let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
         let length = self.file.length().map_err(system("find its length"))?;
         let wanted = self.geometry().byte_count();
-        if length >= wanted {
-            return Ok(());
-        }
-        let settled = self.file.set_length_now(wanted).and_then(|()| self.file.sync_data_now());
-        settled.map_err(|source| {
+        let settled = match length >= wanted {
+            true => Ok(()),
+            false => self.file.set_length_now(wanted).and_then(|()| self.file.sync_data_now()),
+        };
+        let settled = settled.map_err(|source| {
             // It has what it has.
             self.state.block_count.store(length >> self.block_size.shift(), Ordering::Release);
             system("make it as large as it is to be")(source)
-        })
+        });
+        self.state.whole.store(self.geometry().byte_count(), Ordering::Release);
+        self.inspect();
+        settled
     }
 
     fn read(&self, extent: Extent) -> Io<Result<Reply, BlockError>> {
@@ -195,7 +234,11 @@ impl FileStore {
             Err(source) => {
                 // The first block that is not there, of a file that was cut short under us.
                 let first = match (source.kind(), file.length()) {
-                    (io::ErrorKind::UnexpectedEof, Ok(length)) => extent.lba.0.max(length >> shift),
+                    (io::ErrorKind::UnexpectedEof, Ok(length)) => {
+                        // From here on all else is refused.
+                        let _ = state.check_backing(&file);
+                        extent.lba.0.max(length >> shift)
+                    }
                     _ => extent.lba.0,
                 };
                 Err(state.failed(Lba(first), Direction::Read, source))
@@ -317,6 +360,7 @@ impl FileStore {
         if block_count < old {
             // Requests for what goes must fail before it is gone.
             state.block_count.store(block_count, Ordering::Release);
+            state.whole.fetch_min(bytes, Ordering::AcqRel);
         }
         // A write that was under way when the file was cut may have left bytes behind its end.
         let cut = self.file.set_length(bytes.min(old << self.block_size.shift()));
@@ -329,6 +373,10 @@ impl FileStore {
             match resized {
                 Ok(()) => {
                     state.block_count.store(block_count, Ordering::Release);
+                    // One that nobody has settled yet has no length that it has to keep.
+                    if state.whole.load(Ordering::Acquire) != 0 {
+                        state.whole.store(bytes, Ordering::Release);
+                    }
                     Ok(Reply::Done)
                 }
                 Err(source) => {
@@ -369,11 +417,7 @@ impl State {
             return if claim.confirm().await { Ok(Reply::Done) } else { Err(BlockError::Stopped) };
         };
         if !file::is_full(&source) && claim.fail() {
-            error!(
-                path = %self.path.display(), error = %source,
-                "a flush failed: the volume takes no more writes, since earlier ones may be lost; \
-                 check the disk and restart"
-            );
+            report_failed_flush(&self.health, &self.path.display().to_string(), &source);
         }
         Err(self.failed(lba, Direction::Write, source))
     }
@@ -409,6 +453,9 @@ impl Store for FileStore {
         }
         if writes && self.state.latch.is_closed() {
             return Io::Ready(Err(BlockError::Stopped));
+        }
+        if writes && let Err(error) = self.state.check_backing(&self.file) {
+            return Io::Ready(Err(error));
         }
         let extent = match &request {
             Request::Read(extent)
@@ -483,19 +530,18 @@ fn wanted_length(
     let path = &options.path;
     let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
     let length = file.length().map_err(system("find its length"))?;
+    if let Occasion::Return { had: Some(had), .. } = occasion
+        && length < had
+    {
+        return Err(cut_short(path, length, had));
+    }
     let Some(size) = options.size.filter(|&size| size != length) else { return Ok(length) };
     if let Occasion::Return { owed, .. } = occasion
         && length < size
         && owed != Some(length)
         && !file.is_block_device()
     {
-        return Err(StoreError::Unfit {
-            path: path.clone(),
-            problem: format!(
-                "has {length} bytes of the {size} that it had: if it is being copied back, it is served when it is \
-                 whole; if not, it was cut short"
-            ),
-        });
+        return Err(cut_short(path, length, size));
     }
     let is_others = occasion == Occasion::New && length != 0;
     if length > size || is_others || options.read_only || file.is_block_device() {
@@ -512,6 +558,17 @@ fn wanted_length(
         folder.and_then(|folder| folder.sync_all()).map_err(system("make its name durable"))?;
     }
     Ok(size)
+}
+
+/// A file that has not all bytes that it had.
+fn cut_short(path: &Path, length: u64, had: u64) -> StoreError {
+    StoreError::Unfit {
+        path: path.to_owned(),
+        problem: format!(
+            "has {length} bytes of the {had} that it had: if it is being copied back, it is served when it is \
+             whole; if not, it was cut short"
+        ),
+    }
 }
 
 /// Finds out whether a file may be made so long, and a device is, and leaves it as it is.

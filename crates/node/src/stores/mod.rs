@@ -2,6 +2,7 @@
 
 pub(crate) mod encrypted;
 mod file;
+mod guarded;
 mod latch;
 mod null;
 pub(crate) mod pass_through;
@@ -18,12 +19,15 @@ use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
 use sarsen_block::{BlockSize, Lba, Store};
 use tracing::warn;
 
+pub(crate) use self::file::Room;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
+pub(crate) use self::guarded::GuardedStore;
 pub use self::null::NullStore;
 pub use self::ram::RamStore;
 pub use self::slow::SlowStore;
 use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
+use crate::health::Health;
 
 /// How long a file or folder may stay locked after the server that had it was killed.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
@@ -70,6 +74,8 @@ pub(crate) enum Occasion {
         owed: Option<u64>,
         /// The folder of its state was there, too.
         has_state: bool,
+        /// Bytes that its file had when it was served last, where that is known.
+        had: Option<u64>,
     },
 }
 
@@ -171,6 +177,8 @@ pub(crate) struct Opened {
     pub(crate) memory: Option<Arc<RamStore>>,
     /// The file that is, which may have to be settled.
     pub(crate) file: Option<Arc<FileStore>>,
+    /// Where it reports that its backing cannot be used.
+    pub(crate) health: Arc<Health>,
 }
 
 /// Opens a volume's store, with the layers that its configuration asks for, but for the one that
@@ -178,6 +186,7 @@ pub(crate) struct Opened {
 /// A file is as long as it was until it is settled.
 pub(crate) fn open(volume: &VolumeConfig, occasion: Occasion) -> Result<Opened, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
+    let health = Arc::<Health>::default();
     let (mut memory, file) = (None, None);
     let store: Arc<dyn Store> = match &volume.store {
         StoreConfig::Ram { size, limit } => {
@@ -206,21 +215,24 @@ pub(crate) fn open(volume: &VolumeConfig, occasion: Occasion) -> Result<Opened, 
                 }
             };
             // It is read-only by itself.
-            return Ok(Opened { store: plant(volume, store)?, memory, file: Some(file) });
+            let health = file.health().clone();
+            return Ok(Opened { store: plant(volume, store)?, memory, file: Some(file), health });
         }
         // The device is asked by commands (see `pass_through`): there are no blocks of ours.
         StoreConfig::Sg { .. } => {
             let store = Arc::new(NullStore::new(volume.block_size, 0));
-            return Ok(Opened { store, memory, file });
+            return Ok(Opened { store, memory, file, health });
         }
         StoreConfig::Iso { path } => {
-            let store = plant(volume, Arc::new(open_image(path)?))?;
-            return Ok(Opened { store, memory, file });
+            let image = Arc::new(open_image(path)?);
+            let health = image.health().clone();
+            let store = plant(volume, image.clone())?;
+            return Ok(Opened { store, memory, file: Some(image), health });
         }
     };
     let store = plant(volume, store)?;
     let store = if volume.read_only { Arc::new(ReadOnly::new(store)) } else { store };
-    Ok(Opened { store, memory, file })
+    Ok(Opened { store, memory, file, health })
 }
 
 /// An image of a CD. One that ends within a block is not whole, and what a drive would give of that

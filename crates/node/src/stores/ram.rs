@@ -14,6 +14,8 @@ use sarsen_block::{
 };
 use sarsen_io::memory::{PAGE, Region};
 
+use super::Room;
+
 /// Address space is reserved for growth to this many times the size, at least [`LEAST_ROOM`].
 const GROWTH: u64 = 4;
 const LEAST_ROOM: u64 = 1 << 36;
@@ -58,6 +60,14 @@ impl RamStore {
         let limit = limit.map_or(UNLIMITED, |limit| (limit / PAGE as u64) as i64);
         let taken = AtomicI64::new(0);
         Ok(Self { block_size, block_count, region, written, limit, taken })
+    }
+
+    /// The memory that it takes, and may still take.
+    pub(crate) fn room(&self) -> Room {
+        let bytes = |pages: i64| pages.max(0) as u64 * PAGE as u64;
+        let taken = self.taken.load(Ordering::Relaxed);
+        let free = (self.limit < UNLIMITED).then(|| bytes(self.limit - taken));
+        Room { allocated: bytes(taken), free }
     }
 
     /// Makes sure that it can be resized to so many blocks, of which nothing is seen until then.

@@ -4,9 +4,9 @@
 mod formats;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use crate::control::schema::{Authentication, Target};
+use crate::control::schema::{Authentication, Target, TargetPortal};
 
 /// For whom lines are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,12 +99,13 @@ pub struct Client<'a> {
     pub secret_file: &'a str,
 }
 
-/// The ways to a target of a server: one by each of its portals.
+/// The ways to a target of a server: one by each of its portals. A portal that listens on a loopback address is no
+/// way for a client, unless the target has no other.
 pub fn ways(target: &Target, client: Client<'_>) -> Vec<Way> {
     let Client { host, user, secret_file } = client;
     let account = target.account.as_deref().unwrap_or("USER");
     let demanded = (target.authentication == Authentication::Chap).then_some(account);
-    let way = |portal: &crate::control::schema::TargetPortal| {
+    let way = |portal: &TargetPortal| {
         Some(Way {
             portal: reachable(portal.address.parse().ok()?, host),
             group: Some(portal.group),
@@ -115,7 +116,27 @@ pub fn ways(target: &Target, client: Client<'_>) -> Vec<Way> {
             secret_file: secret_file.to_owned(),
         })
     };
-    target.portals.iter().filter_map(way).collect()
+    let (local, reachable): (Vec<_>, Vec<_>) =
+        target.portals.iter().partition(|portal| is_local(portal));
+    let portals = if reachable.is_empty() { local } else { reachable };
+    portals.into_iter().filter_map(way).collect()
+}
+
+/// Whether only this machine reaches it.
+pub fn is_local(portal: &TargetPortal) -> bool {
+    portal.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback())
+}
+
+/// This machine's name, as it knows it.
+pub fn own_name() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Whether a name or address means the machine itself, wherever it is used.
+pub(crate) fn is_own(host: &str) -> bool {
+    let address = host.trim_matches(['[', ']']).parse();
+    host == "localhost" || address.is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Where a client finds what listens at `address`.
@@ -130,7 +151,7 @@ fn reachable(address: SocketAddr, host: Option<&str>) -> Place {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::schema::{TargetLun, TargetPortal, TargetState};
+    use crate::control::schema::{TargetLun, TargetState};
 
     fn target(authentication: Authentication) -> Target {
         let portal = |address: &str, tls| TargetPortal { address: address.into(), group: 3, tls };
@@ -166,6 +187,21 @@ mod tests {
         assert!(named.iter().all(|way| way.user.as_deref() == Some("me")));
         let open = super::ways(&target(Authentication::None), client);
         assert!(open.iter().all(|way| way.user.is_none()));
+    }
+
+    #[test]
+    fn lines_name_no_portal_that_only_this_machine_reaches_where_there_is_another() {
+        let portal = |address: &str| TargetPortal { address: address.into(), group: 1, tls: false };
+        let client = Client { host: Some("san.example"), user: None, secret_file: "f" };
+        let portals_of = |portals: &[&str]| {
+            let portals = portals.iter().map(|address| portal(address)).collect();
+            let target = Target { portals, ..target(Authentication::None) };
+            let ways = super::ways(&target, client).into_iter();
+            ways.map(|way| way.portal.to_string()).collect::<Vec<_>>()
+        };
+        let [local, every, one] = ["127.0.0.1:3260", "0.0.0.0:3261", "192.0.2.1:3260"];
+        assert_eq!(portals_of(&[local, every, one]), ["san.example:3261", one]);
+        assert_eq!(portals_of(&[local, "[::1]:3260"]), [local, "[::1]:3260"]);
     }
 
     #[test]

@@ -68,7 +68,7 @@ impl Change {
         engine.show(running);
         engine.closings.begin(gone, engine.cores.clone());
         front.targets.tell();
-        Made { needs_restart, sessions_ended, problems }
+        Made { needs_restart, sessions_ended, problems, is_unflushed: self.is_unflushed }
     }
 
     /// Whether anything has another say in what is carried out first.

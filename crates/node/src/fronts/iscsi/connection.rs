@@ -5,12 +5,12 @@ mod observer;
 mod parked;
 mod toll;
 mod turn;
+mod unended;
 
 use std::collections::HashMap;
-use std::future::Future;
+use std::future::poll_fn;
 use std::io;
 use std::ops::ControlFlow;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -31,6 +31,7 @@ use tracing::{debug, info, warn};
 
 use self::observer::{Begun, Observer};
 use self::toll::Toll;
+use self::unended::{Answer, UnderWay};
 use super::environment::{View, attribute, cdb};
 use super::roster::{Attendance, Line};
 use super::sessions::{AbortOrder, Mailbox, Message, Seat};
@@ -48,22 +49,6 @@ const LINGER: Duration = Duration::from_secs(1);
 
 type Pending = FuturesUnordered<UnderWay>;
 
-/// A command that has not been answered.
-struct UnderWay {
-    task: TaskId,
-    begun: Begun,
-    completion: Pin<Box<dyn Future<Output = scsi::Completion>>>,
-}
-
-impl Future for UnderWay {
-    type Output = (TaskId, Begun, scsi::Completion);
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (task, begun) = (self.task, self.begun);
-        self.completion.as_mut().poll(context).map(|completion| (task, begun, completion))
-    }
-}
-
 /// Serves a connection that came through a portal until it ends, and the commands that it began with
 /// it. Where it came by TLS, `client` is who has shown who it is.
 pub(super) async fn serve(
@@ -78,18 +63,18 @@ pub(super) async fn serve(
     // Until all has ended, whoever writes to the session waits for an answer.
     let (mailbox, mut letters) = mpsc::unbounded_channel();
     let settings = front.settings();
-    let output_limit = settings.output_limit;
     let machine = Connection::new(settings.clone(), time::now());
     let view = View::new(front.clone(), Origin { peer, certificate: client, portal }, local);
     let mut driver = Driver {
         front: front.clone(),
         stream,
-        output_limit,
         machine,
         view,
         visitor,
         pending: FuturesUnordered::new(),
         withheld: FuturesUnordered::new(),
+        stalls: Vec::new(),
+        must_look: false,
         mailbox,
         seat: None,
         line: None,
@@ -106,7 +91,10 @@ pub(super) async fn serve(
         is_sent_whole: true,
     };
     let reason = driver.run(&front, &mut letters).await;
-    let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder));
+    let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder))
+        && !driver.is_a_finished_discovery(&reason);
+    // RFC 7143 §7.7: nothing of the session is to be recovered.
+    let is_malformed = matches!(reason, End::Closed(CloseReason::Format { .. }));
     let why = reason.to_string();
     match reason {
         End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
@@ -118,6 +106,11 @@ pub(super) async fn serve(
                 driver.view.tell_broken_off(&reason);
             }
         }
+        End::Socket(error) if !is_lost => debug!(%peer, %error, "discovery session closed"),
+        // Load balancers and monitors look whether the port is open.
+        End::Socket(error) if driver.view.initiator().is_none() => {
+            debug!(%peer, %error, "connection closed before a login");
+        }
         End::Socket(error) => {
             let Whose { tsih, cid, initiator, target } = driver.whose();
             info!(%peer, tsih, cid, initiator, target, %error, "connection lost");
@@ -126,7 +119,7 @@ pub(super) async fn serve(
     }
     driver.tell_end(is_lost, why);
     if is_lost
-        && !driver.stay_parked(&front, &mut letters).await
+        && (is_malformed || !driver.stay_parked(&front, &mut letters).await)
         && let Some(seat) = &driver.seat
     {
         // RFC 7143 §7.1.4: at these levels a session does not outlive any of its connections.
@@ -177,9 +170,6 @@ struct Driver<'a> {
     front: Arc<Front>,
     stream: Stream,
     machine: Connection,
-    /// Above this much unsent output, no further command is carried out: a slow reader waits for
-    /// himself.
-    output_limit: usize,
     view: View,
     visitor: Visitor,
     /// Commands that a store has not answered.
@@ -187,6 +177,10 @@ struct Driver<'a> {
     /// Commands that have ended, and are answered when what they end has ended. Nobody waits for
     /// them but their initiator, or two that end each other would wait for ever.
     withheld: Pending,
+    /// One for each command that takes too long.
+    stalls: Vec<scsi::Stall>,
+    /// Commands were aborted.
+    must_look: bool,
     mailbox: mpsc::UnboundedSender<Message>,
     seat: Option<Seat<'a>>,
     line: Option<Line<'a>>,
@@ -216,7 +210,7 @@ impl<'a> Driver<'a> {
         front: &'a Arc<Front>,
         letters: &mut mpsc::UnboundedReceiver<Message>,
     ) -> End {
-        let mut timer = Box::pin(time::sleep_until(self.machine.poll_timeout()));
+        let mut timer = Box::pin(time::sleep_until(self.look_or_time_out()));
         loop {
             match self.turn(front).await {
                 Ok(ControlFlow::Continue(())) => {}
@@ -227,8 +221,12 @@ impl<'a> Driver<'a> {
                     return end;
                 }
             }
+            if std::mem::take(&mut self.must_look) && self.machine.closing().is_none() {
+                timer.set(time::sleep_until(self.look_or_time_out()));
+            }
             let sending = !self.machine.output().is_empty();
             let receiving = self.is_receiving();
+            let awaiting_room = self.machine.awaits_room();
             tokio::select! {
                 biased;
                 // First, and seldom: other sessions wait for the answer, however busy this one is.
@@ -253,6 +251,9 @@ impl<'a> Driver<'a> {
                 ready = self.stream.readable(), if receiving => {
                     if let Err(error) = ready { return error.into() }
                 }
+                () = poll_fn(|context| self.machine.poll_room(context)), if awaiting_room => {
+                    if let Err(reason) = self.machine.resume(&mut self.view) { return reason.into() }
+                }
                 () = &mut timer => {
                     // It did not take its last answers in time.
                     if let Some(reason) = self.machine.closing() {
@@ -261,7 +262,7 @@ impl<'a> Driver<'a> {
                     if let Err(reason) = self.machine.handle_timeout(time::now()) {
                         return reason.into();
                     }
-                    timer.set(time::sleep_until(self.machine.poll_timeout()));
+                    timer.set(time::sleep_until(self.look_or_time_out()));
                 }
             }
         }
@@ -276,7 +277,7 @@ impl<'a> Driver<'a> {
             name: task.number(),
             attribute: attribute(command.attribute),
             data_out: command.data_out,
-            expected_data_out_length: Some(command.expected_data_out_length.into()),
+            expected_data_out_length: command.expected_data_out_length.map(Into::into),
             expected_data_in_length: command.expected_data_in_length.into(),
         };
         let data_out = request.data_out.as_ref().map_or(0, |data| data.len());
@@ -292,7 +293,7 @@ impl<'a> Driver<'a> {
         match execution {
             Execution::Ended(completion) => self.end(task, begun, completion),
             Execution::UnderWay(under_way) => {
-                self.pending.push(UnderWay { task, begun, completion: Box::pin(under_way) });
+                self.pending.push(UnderWay { task, begun, answer: Answer::Unit(under_way) });
             }
         }
     }
@@ -343,6 +344,7 @@ impl<'a> Driver<'a> {
         let completion = Completion {
             status: completion.status as u8,
             data_in: completion.data_in,
+            unread_length: completion.unread_length as usize,
             sense: &sense,
         };
         self.machine.complete(task, completion);
@@ -380,7 +382,7 @@ impl<'a> Driver<'a> {
             }
             completion
         });
-        self.withheld.push(UnderWay { task, begun, completion });
+        self.withheld.push(UnderWay { task, begun, answer: Answer::Withheld(completion) });
     }
 
     /// Ends those of this session's tasks that an order names.
@@ -417,7 +419,7 @@ impl<'a> Driver<'a> {
     /// Takes the commands that have ended by now.
     fn complete_ready(&mut self) {
         let mut context = Context::from_waker(Waker::noop());
-        while self.machine.output().len() < self.output_limit
+        while !self.machine.is_full()
             && let Poll::Ready(Some((task, begun, completion))) =
                 self.pending.poll_next_unpin(&mut context)
         {
@@ -502,6 +504,14 @@ impl<'a> Driver<'a> {
             initiator: subject.and_then(|subject| subject.initiator.as_deref()),
             target: subject.and_then(|subject| subject.target.as_deref()),
         }
+    }
+
+    /// Whether a discovery session ended by the initiator's closing the connection, which is how initiators such as
+    /// open-iscsi end one: it has no tasks that could be lost.
+    fn is_a_finished_discovery(&self, end: &End) -> bool {
+        let is_discovery = self.subject.as_ref().is_some_and(|subject| subject.target.is_none());
+        let closed = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
+        is_discovery && matches!(end, End::Socket(error) if closed.contains(&error.kind()))
     }
 
     /// Tells how the connection ended, if it had come so far.
@@ -665,9 +675,8 @@ impl<'a> Driver<'a> {
                 seat.wake(member);
             }
         }
-        while let Some((task, begun, completion)) = self.pending.next().await {
-            self.end(task, begun, completion);
-        }
+        self.end_pending().await;
+        self.stalls.clear();
         self.observer.send();
         self.view.nexus = None;
         self.line = None;

@@ -7,7 +7,8 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
-    self, Admission, CloseReason, Environment, Refusal, RefusalReason, TargetRecord, Welcome,
+    self, Admission, CloseReason, Environment, Refusal, RefusalReason, Session, TargetRecord,
+    Welcome,
 };
 use sarsen_scsi::{Cdb, InitiatorPort, Lun, LunView, NexusHandle, TaskAttribute};
 use tokio::sync::mpsc;
@@ -191,8 +192,7 @@ impl Environment for View {
             }
             None => None,
         };
-        let session = self.front.sessions.session(admission);
-        Ok(Welcome { portal_group_tag: self.portal_group(), alias, demand, session })
+        Ok(Welcome { portal_group_tag: self.portal_group(), alias, demand })
     }
 
     fn secret_of(&mut self, _: &Admission, account: &str) -> Option<Secret> {
@@ -206,6 +206,10 @@ impl Environment for View {
 
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal> {
         Ok(self.front.access.authorize(admission, account, &self.origin)?)
+    }
+
+    fn session(&mut self, admission: &Admission) -> Result<Arc<Session>, Refusal> {
+        Ok(self.front.sessions.session(admission)?)
     }
 
     fn fill_random(&mut self, bytes: &mut [u8]) {

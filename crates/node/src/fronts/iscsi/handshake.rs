@@ -1,5 +1,7 @@
 //! What comes before iSCSI at a portal with TLS.
 
+use std::io::ErrorKind;
+
 use sarsen_io::net::Stream;
 use sarsen_io::time;
 use tracing::{debug, warn};
@@ -22,6 +24,13 @@ pub(super) async fn shake_hands(
     let stream = tokio::select! {
         result = stream.accept_tls(loaded.server.clone()) => match result {
             Ok(stream) => stream,
+            // Load balancers and monitors look whether the port is open.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) =>
+            {
+                debug!(%peer, %error, "connection closed before a TLS handshake");
+                return None;
+            }
             Err(error) => {
                 if tls::is_about_the_clients_certificate(&error) {
                     front.access.metrics.refused_certificate();

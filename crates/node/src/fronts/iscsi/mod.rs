@@ -141,8 +141,9 @@ impl Front {
         self.access.metrics.render(Moment {
             sessions: self.sessions.count(),
             connections: self.sources.connections(),
-            memory: settings.budget.lent(),
-            memory_refused: settings.budget.refused(),
+            memory: settings.budget.charged(),
+            memory_waits: settings.budget.waits(),
+            memory_refusals: settings.budget.refusals(),
         })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use sarsen_io::cores::Cores;
+use sarsen_io::heap;
 use sarsen_io::net::{Listener, Stream};
 use sarsen_io::time;
 use tokio::sync::{oneshot, watch};
@@ -215,6 +216,7 @@ impl Doorman {
                     (Err(error), _) => debug!(%peer, %error, "a connection ended as it began"),
                 }
                 load.give_back(core);
+                heap::give_back_soon();
             });
         }
     }

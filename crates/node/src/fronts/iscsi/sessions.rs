@@ -413,11 +413,17 @@ impl Sessions {
         }
     }
 
-    /// What a connection would join by, if the session that it names stands.
-    pub(crate) fn session(&self, admission: &Admission) -> Option<Arc<Session>> {
+    /// What a connection joins the session by that it names.
+    pub(crate) fn session(&self, admission: &Admission) -> Result<Arc<Session>, RefusalReason> {
         let state = self.state();
-        let entry = state.by_tsih.get(&admission.tsih)?;
-        entry.session.clone().filter(|_| entry.key == Key::of(admission))
+        let key = Key::of(admission);
+        let entry = state.by_tsih.get(&admission.tsih).filter(|entry| entry.key == key);
+        let entry = entry.ok_or(RefusalReason::NoSuchSession)?;
+        if entry.account != admission.account {
+            return Err(RefusalReason::CannotIncludeInSession);
+        }
+        // RFC 7143 §11.13.5: MaxConnections is 1.
+        entry.session.clone().ok_or(RefusalReason::TooManyConnections)
     }
 
     /// Seats a further connection of a session. One that has its CID is logged out first (RFC 7143

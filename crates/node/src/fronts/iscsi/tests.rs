@@ -24,11 +24,14 @@ use sarsen_wire::iscsi::{
     TaskManagementResponsePdu, U24, padding,
 };
 
+use tokio::sync::watch;
+
 use super::*;
 use crate::config::Limits;
 use crate::host::Beneath;
 
 mod limits;
+mod unended;
 
 const TARGET: &str = "iqn.2026-11.test:slow";
 /// Long against what a wrong answer takes.
@@ -39,6 +42,8 @@ struct SlowStore {
     memory: Arc<dyn Store>,
     begun: mpsc::Sender<()>,
     ended: Arc<AtomicBool>,
+    /// Where there is one, they take until it says so.
+    gate: Option<watch::Receiver<bool>>,
 }
 
 impl Store for SlowStore {
@@ -57,8 +62,12 @@ impl Store for SlowStore {
         self.begun.send(()).expect("the test waits");
         let (memory, ended) = (self.memory.clone(), self.ended.clone());
         let deadline = time::now() + WRITE_TIME;
+        let gate = self.gate.clone();
         Io::pending(async move {
-            time::sleep_until(deadline).await;
+            match gate {
+                None => time::sleep_until(deadline).await,
+                Some(mut gate) => drop(gate.wait_for(|is_open| *is_open).await),
+            }
             let reply = memory.submit(request).wait().await;
             ended.store(true, Ordering::SeqCst);
             reply
@@ -82,10 +91,20 @@ impl Portal {
     }
 
     fn open_with(limits: Limits) -> Self {
+        Self::over(limits, None)
+    }
+
+    /// One whose writes do not end until they are told to.
+    fn open_hung() -> (Self, watch::Sender<bool>) {
+        let (gate, is_open) = watch::channel(false);
+        (Self::over(Limits::default(), Some(is_open)), gate)
+    }
+
+    fn over(limits: Limits, gate: Option<watch::Receiver<bool>>) -> Self {
         let (begun, write_begun) = mpsc::channel();
         let write_ended = Arc::new(AtomicBool::new(false));
         let memory = Arc::new(MemoryStore::new(BlockSize::B512, 64));
-        let store = Arc::new(SlowStore { memory, begun, ended: write_ended.clone() });
+        let store = Arc::new(SlowStore { memory, begun, ended: write_ended.clone(), gate });
         let unit = LogicalUnit::new(Identity::new("slow", "test"), store);
         let cores =
             Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never).expect("a core");
@@ -123,7 +142,7 @@ impl Portal {
         request.cmd_sn = 1.into();
         request.reserved = 0.into();
         let keys = format!(
-            "InitiatorName=iqn.x\0TargetName={TARGET}\0MaxConnections=4\0\
+            "InitiatorName=iqn.2026-11.test:x\0TargetName={TARGET}\0MaxConnections=4\0\
              ErrorRecoveryLevel={level}\0"
         );
         peer.send(request, keys.as_bytes());
@@ -411,6 +430,40 @@ fn rfc7143_7_2_a_task_that_two_connections_take_over_at_once_is_with_one_of_them
     assert_eq!(others, TaskManagementResponse::TaskStillAllegiant);
     let header = winner.receive();
     assert_eq!(ScsiResponse::view(&header).initiator_task_tag.get(), tag);
+}
+
+#[test]
+fn rfc7143_11_14_a_connection_that_removes_itself_gives_its_write_to_another() {
+    let portal = Portal::open();
+    let (mut first, _) = portal.connect_at_level(2, 1, 0, 0);
+    let (mut second, _) = portal.connect_at_level(2, 1, first.tsih, 1);
+    let tag = first.write(&portal);
+    second.cmd_sn = first.cmd_sn;
+    first.ask_to_log_out(LogoutReason::RemoveForRecovery);
+    let header = first.receive();
+    assert_eq!(header.basic().opcode(), Opcode::LogoutResponse);
+    assert_eq!(LogoutResponsePdu::view(&header).response(), LogoutResponse::Closed);
+    let mut rest = Vec::new();
+    first.stream.read_to_end(&mut rest).expect("it is closed");
+    assert!(rest.is_empty(), "nothing comes after the answer");
+    assert_eq!(second.reassign(tag), TaskManagementResponse::FunctionComplete);
+    let header = second.receive();
+    assert_eq!(ScsiResponse::view(&header).initiator_task_tag.get(), tag);
+    assert!(portal.write_has_ended());
+}
+
+#[test]
+fn rfc7143_7_7_a_format_error_ends_all_connections_of_a_session_at_level_2() {
+    let portal = Portal::open();
+    let (mut first, _) = portal.connect_at_level(2, 1, 0, 0);
+    let (mut second, _) = portal.connect_at_level(2, 1, first.tsih, 1);
+    first.stream.write_all(&[0; 256]).expect("it is taken");
+    let mut rest = Vec::new();
+    // What it had not taken resets the connection.
+    let _ = first.stream.read_to_end(&mut rest);
+    second.stream.read_to_end(&mut rest).expect("it is closed");
+    let (_, status) = portal.connect_at_level(2, 1, first.tsih, 2);
+    assert_eq!(status, LoginStatus::SessionDoesNotExist);
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
     let options = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
     let length = options.size.expect("a size") / 2;
     std::fs::File::create(&path).and_then(|file| file.set_len(length)).expect("a file");
-    let back = |owed| Occasion::Return { owed, has_state: true };
+    let back = |owed| Occasion::Return { owed, has_state: true, had: None };
     for (occasion, fits) in [
         (Occasion::New, false),
         (back(None), false),

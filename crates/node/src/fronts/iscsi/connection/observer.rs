@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sarsen_io::time;
 use sarsen_scsi::{Cdb, Completion, Lun, NexusHandle};
 
+use super::UnderWay;
 use crate::events::EventLog;
 use crate::fairness::{Account, Fairness};
 use crate::fronts::iscsi::Front;
@@ -27,6 +28,13 @@ pub(super) struct Begun {
     pub(super) operation: Operation,
     /// It counts as aborted already, whatever it ends with.
     is_aborted: bool,
+}
+
+impl Begun {
+    /// It will not be answered as it would have been.
+    pub(super) fn is_aborted(&self) -> bool {
+        self.is_aborted
+    }
 }
 
 /// Where LUNs lead, while the units are the same.
@@ -185,13 +193,18 @@ impl Observer {
     /// A command has ended.
     #[inline]
     pub(super) fn end(&mut self, begun: Begun, completion: &Completion) {
-        if let Some(failure) = Failure::of(completion)
+        let failure = Failure::of(completion);
+        if let Some(failure) = failure
             && !begun.is_aborted
         {
             self.fail(begun, failure);
         }
-        let Begun { at, place, bytes, operation, .. } = begun;
-        let bytes = u64::from(bytes) + completion.data_in.len() as u64;
+        let Begun { at, place, bytes, operation, is_aborted } = begun;
+        // What was not carried out moved nothing.
+        let bytes = match failure.is_some() || is_aborted {
+            true => 0,
+            false => u64::from(bytes) + completion.data_in.len() as u64,
+        };
         match self.answered.last_mut() {
             Some(last) if (last.at, last.place, last.operation) == (at, place, operation) => {
                 last.bytes += bytes;
@@ -214,6 +227,17 @@ impl Observer {
             used.meter.fail(failure);
             self.events.tell_failure(&used.volume, &self.initiator, failure);
         }
+    }
+
+    /// For how long a command has been carried out.
+    pub(super) fn age(&self, under_way: &UnderWay, now: Instant) -> Duration {
+        let age = (now - self.origin).as_nanos() as u64;
+        Duration::from_nanos(age.saturating_sub(under_way.begun.at))
+    }
+
+    /// The volume that a command is for, if there is one.
+    pub(super) fn volume(&self, begun: Begun) -> Option<&str> {
+        self.used.get(begun.place as usize).map(|used| used.volume.as_str())
     }
 
     /// What has ended is sent now.

@@ -1,6 +1,7 @@
 //! Tasks that change connections (RFC 7143 §7.2, level 2): a driver whose connection is lost stays with
 //! its tasks until others have taken them over, or the time for that is up.
 
+use std::future::poll_fn;
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,14 +35,25 @@ impl<'a> Driver<'a> {
         let Whose { tsih, cid, initiator, target } = self.whose();
         info!(tsih, cid, initiator, target, peer = %self.stream.peer_addr(), seconds, "connection lost: its tasks wait");
         let deadline = time::now() + Duration::from_secs(seconds.into());
+        let mut timer = Box::pin(time::sleep_until(time::now()));
         loop {
             // Whoever asked for it may go on.
             self.parking.clear();
-            self.carry_out(front, Share::All).await;
-            self.machine.output().clear();
+            loop {
+                self.carry_out(front, Share::All).await;
+                // What waited for its memory goes on.
+                self.machine.discard_output();
+                if self.machine.event_count() == 0 {
+                    break;
+                }
+            }
             self.observer.send();
             if self.machine.closing().is_some() {
                 return true;
+            }
+            let awaiting_room = self.machine.awaits_room();
+            if std::mem::take(&mut self.must_look) {
+                timer.set(time::sleep_until(self.look()));
             }
             tokio::select! {
                 biased;
@@ -56,6 +68,12 @@ impl<'a> Driver<'a> {
                 Some((task, begun, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
                     self.end(task, begun, completion);
                 }
+                () = poll_fn(|context| self.machine.poll_room(context)), if awaiting_room => {
+                    if self.machine.resume(&mut self.view).is_err() {
+                        return true;
+                    }
+                }
+                () = &mut timer => timer.set(time::sleep_until(self.look())),
                 () = time::sleep_until(deadline) => return true,
             }
         }

@@ -61,7 +61,7 @@ impl<'a> Driver<'a> {
     /// Requests are taken only while what they lead to has room.
     pub(super) fn is_receiving(&mut self) -> bool {
         self.machine.event_count() == 0
-            && self.machine.output().len() < self.output_limit
+            && !self.machine.is_full()
             && self.machine.closing().is_none()
     }
 
@@ -110,7 +110,7 @@ impl<'a> Driver<'a> {
         }
         SCRATCH.with_borrow_mut(|scratch| {
             let mut received = 0;
-            while received < TURN_RECEIVE_LIMIT && self.machine.output().len() < self.output_limit {
+            while received < TURN_RECEIVE_LIMIT && !self.machine.is_full() {
                 let is_between = self.tap.is_some() && self.machine.is_between_pdus();
                 let landing = self.machine.landing().unwrap_or_default();
                 let landing_length = landing.len();
@@ -148,7 +148,7 @@ impl<'a> Driver<'a> {
         let began = (share == Share::Moment).then(time::now);
         let mut count = 0;
         while !share.is_done(count, began)
-            && self.machine.output().len() < self.output_limit
+            && !self.machine.is_full()
             && let Some(event) = self.machine.poll_event()
         {
             count += 1;
@@ -163,6 +163,7 @@ impl<'a> Driver<'a> {
                     if let Some(nexus) = &mut self.view.nexus {
                         nexus.abort(&names);
                     }
+                    self.must_look = true;
                 }
                 Event::Management(management) => self.manage(front, management),
                 Event::Establish(admission) => self.establish(front, admission).await,
@@ -207,8 +208,9 @@ impl<'a> Driver<'a> {
                         tap.begin(Way::ToInitiator, self.is_sent_whole);
                         tap.sent(&pieces, count);
                     }
-                    output.sent(count);
-                    self.is_sent_whole = output.is_empty();
+                    drop(pieces);
+                    self.machine.sent(count);
+                    self.is_sent_whole = self.machine.output().is_empty();
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error.into()),

@@ -50,6 +50,18 @@ fn rfc7143_11_13_5_a_connection_beyond_max_connections_is_refused() {
 }
 
 #[test]
+fn rfc7143_11_13_5_a_session_of_one_connection_takes_no_other() {
+    let portal = Portal::open_with(Limits { connections_per_session: 1, ..Limits::default() });
+    let (first, _) = portal.login(1);
+    for cid in [0, 1] {
+        let (_second, status) = portal.connect(1, first.tsih, cid);
+        assert_eq!(status, LoginStatus::TooManyConnections);
+    }
+    let (_other, status) = portal.connect(2, first.tsih, 1);
+    assert_eq!(status, LoginStatus::SessionDoesNotExist, "of another initiator port");
+}
+
+#[test]
 fn connections_beyond_the_limits_are_closed_as_they_come() {
     for limits in [
         Limits { connections: 2, ..Limits::default() },

@@ -1,0 +1,130 @@
+//! What targets need of the portals: a portal in each group that they name, and one that asks clients for certificates
+//! where a rule names a certificate. What says so for the first time is refused. A server with a state whose portals
+//! went, such as with a flag, goes on without them.
+
+use std::collections::BTreeSet;
+
+use super::{Config, ConfigError, Portal, TargetConfig};
+
+/// Something that targets need of a portal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// It is in this group.
+    Group(u16),
+    /// It asks clients for certificates.
+    ClientCertificates,
+}
+
+/// What a target needs of a portal, and no portal has.
+pub(crate) struct Unmet<'a> {
+    pub(crate) target: &'a str,
+    pub(crate) need: Need,
+    /// Where it is written.
+    place: &'a str,
+    groups: String,
+}
+
+impl TargetConfig {
+    /// The portal groups that it names.
+    pub(super) fn named_groups(&self) -> impl Iterator<Item = u16> {
+        let named = self.access.keys().copied().chain(self.preferred);
+        named.chain(self.groups.iter().flatten().copied())
+    }
+}
+
+impl Config {
+    /// What the targets of a finished configuration need of portals and no portal has.
+    pub(crate) fn unmet_needs(&self) -> impl Iterator<Item = Unmet<'_>> {
+        let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
+        let asks = |portal: &Portal| portal.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        let asks = self.listen.iter().any(asks);
+        self.targets.iter().flat_map(move |target| {
+            let name = target.name.as_str();
+            let named: BTreeSet<u16> = target.named_groups().collect();
+            let missing = named.difference(&groups);
+            let of_group = |&group| Unmet {
+                target: name,
+                need: Need::Group(group),
+                place: "configuration",
+                groups: groups.iter().map(u16::to_string).collect::<Vec<_>>().join(", "),
+            };
+            let rules = target.login.rules.iter();
+            let mut places =
+                rules.filter_map(|rule| Some(rule.certificate.as_ref()?.place.as_str()));
+            let rule = places.next().filter(|_| !asks);
+            let of_rule = |place| Unmet {
+                target: name,
+                need: Need::ClientCertificates,
+                place,
+                groups: String::new(),
+            };
+            missing.map(of_group).chain(rule.map(of_rule)).collect::<Vec<_>>()
+        })
+    }
+}
+
+impl Unmet<'_> {
+    /// What is wrong, and what to do.
+    pub(crate) fn what(&self) -> String {
+        match self.need {
+            Need::Group(group) => format!(
+                "no portal is in group {group} (groups: {}): put one there, such as listen = \
+                 [\"0.0.0.0:3260,{group}\"], or sarsen portal create ADDRESS --group {group}",
+                self.groups
+            ),
+            Need::ClientCertificates => {
+                "certificate: no portal asks clients for one: give one tls with client-ca".into()
+            }
+        }
+    }
+
+    /// The same, where it is written.
+    pub(crate) fn error(&self) -> ConfigError {
+        let message = match self.need {
+            Need::Group(_) => format!("target {}: {}", self.target, self.what()),
+            Need::ClientCertificates => self.what(),
+        };
+        ConfigError::new(self.place, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::parse_file;
+    use super::*;
+
+    const TARGETS: &str = "[[target]]\nname = \"iqn.2026-11.x:a\"\ngroups = [1, 2]\npreferred = 2\n\
+        [[target]]\nname = \"iqn.2026-11.x:b\"\nallow = [{ certificate = \"x\" }]\n\
+        [[target]]\nname = \"iqn.2026-11.x:c\"\n";
+
+    fn parsed(listen: &str) -> Config {
+        let text = format!("{TARGETS}[[portal]]\naddress = \"127.0.0.1:0\"\n{listen}");
+        parse_file(Path::new("s.toml"), &text).expect("it can be read")
+    }
+
+    #[test]
+    fn what_no_portal_has_is_refused_unless_it_is_known() {
+        let all = BTreeSet::from([Need::Group(2), Need::ClientCertificates]);
+        let finished = parsed("").finish_with(Some(&all)).expect("all of it is known");
+        let found: Vec<_> = finished.unmet_needs().map(|one| (one.target, one.need)).collect();
+        let expected =
+            [("iqn.2026-11.x:a", Need::Group(2)), ("iqn.2026-11.x:b", Need::ClientCertificates)];
+        assert_eq!(found, expected);
+        assert!(parsed("").finish_with(None).is_ok());
+        for (known, told) in [
+            (Need::Group(2), "s.toml:7: certificate: no portal asks clients"),
+            (
+                Need::ClientCertificates,
+                "target iqn.2026-11.x:a: no portal is in group 2 (groups: 1)",
+            ),
+        ] {
+            let refused = parsed("").finish_with(Some(&[known].into())).expect_err(told);
+            assert!(refused.to_string().contains(told), "{refused}");
+        }
+        let both = "group = 2\ntls = { certificate = \"c\", key = \"k\", client-ca = \"a\" }\n";
+        let refused = parsed(both).finish_managed().expect_err("group 1 is gone");
+        assert!(refused.to_string().contains("no portal is in group 1"), "{refused}");
+    }
+}

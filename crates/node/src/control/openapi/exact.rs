@@ -1,0 +1,195 @@
+//! What the types do not say of what the server takes: which texts, how long, how many, and which object at which
+//! path.
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{ACCESS_STATES, ALGORITHMS, CACHES, STORES};
+use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
+use crate::control::events::LAST_SECOND;
+use crate::desired::Kind;
+use crate::events::KINDS;
+
+/// The paths of objects of any kind.
+const LIST: &str = "/v1/config/{kind}";
+const ONE: &str = "/v1/config/{kind}/{name}";
+const SCHEMAS: &str = "/components/schemas";
+
+/// Makes of a document one that is exact.
+pub(super) fn tighten(document: &mut Value) {
+    for (schema, property, facts) in properties() {
+        let at = format!("{SCHEMAS}/{schema}/properties/{property}");
+        let found = document.pointer_mut(&at).and_then(Value::as_object_mut);
+        add(found.unwrap_or_else(|| panic!("{schema} has no {property}")), facts);
+    }
+    each_kind(document);
+    for operation in operations(document) {
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        for parameter in parameters.into_iter().flatten() {
+            let name = parameter["name"].as_str().unwrap_or_default().to_owned();
+            let of = |(known, _): &(&str, Value)| *known == name;
+            if let Some((_, facts)) = parameters_known().into_iter().find(of)
+                && let Some(schema) = parameter["schema"].as_object_mut()
+            {
+                add(schema, facts);
+            }
+        }
+    }
+}
+
+fn words<T>(of: &[(&'static str, T)]) -> Vec<&'static str> {
+    of.iter().map(|(word, _)| *word).collect()
+}
+
+/// What is to be known of properties beyond their types.
+fn properties() -> Vec<(&'static str, &'static str, Value)> {
+    let algorithms = || json!({ "items": { "type": "string", "enum": words(&ALGORITHMS) } });
+    let group = || json!({ "maximum": u16::MAX });
+    let count = || json!({ "minimum": 1 });
+    let text = |longest: usize| json!({ "minLength": 1, "maxLength": longest });
+    let states = json!({ "type": "string", "enum": words(&ACCESS_STATES) });
+    vec![
+        ("Volume", "name", json!({ "minLength": 1, "maxLength": 64, "pattern": "^[a-z0-9.-]+$" })),
+        ("Volume", "store", json!({ "enum": STORES })),
+        ("Volume", "cache", json!({ "enum": words(&CACHES) })),
+        ("Volume", "block-size", json!({ "enum": [512, 4096] })),
+        ("Volume", "protection", json!({ "minimum": 1, "maximum": 3 })),
+        ("Volume", "serial", json!({ "minLength": 1, "maxLength": 36, "pattern": "^[!-~]+$" })),
+        ("Volume", "naa", json!({ "pattern": "^[0-9A-Fa-f]{16}([0-9A-Fa-f]{16})?$" })),
+        ("Volume", "vendor", text(8)),
+        ("Volume", "product", text(16)),
+        ("Volume", "revision", text(4)),
+        ("Volume", "iops", count()),
+        ("Volume", "minimum-iops", count()),
+        ("Volume", "share", json!({ "minimum": 1, "maximum": 10_000 })),
+        ("Host", "iops", count()),
+        ("Host", "minimum-iops", count()),
+        ("Host", "share", json!({ "minimum": 1, "maximum": 10_000 })),
+        ("Target", "name", text(sarsen_wire::iscsi::MAX_NAME_LENGTH)),
+        ("Target", "access", json!({ "additionalProperties": states })),
+        ("Target", "algorithms", algorithms()),
+        ("Target", "preferred", group()),
+        ("Discovery", "algorithms", algorithms()),
+        ("Portal", "group", group()),
+        ("Account", "name", text(sarsen_wire::iscsi::text::MAX_VALUE_LENGTH)),
+        ("Account", "secret", json!({ "minLength": 12, "maxLength": 255 })),
+        ("Apply", "author", text(AUTHOR_LENGTH)),
+        ("Apply", "grace_seconds", json!({ "maximum": LONGEST_GRACE })),
+        ("Reattach", "grace_seconds", json!({ "maximum": LONGEST_GRACE })),
+        ("DrainSession", "grace_seconds", json!({ "maximum": u16::MAX })),
+        ("DrainTarget", "grace_seconds", json!({ "maximum": u16::MAX })),
+    ]
+}
+
+/// The same of parameters, by their names: one name means one thing wherever it is.
+fn parameters_known() -> [(&'static str, Value); 9] {
+    [
+        ("sarsen-author", json!({ "minLength": 1, "maxLength": AUTHOR_LENGTH })),
+        ("grace_seconds", json!({ "maximum": LONGEST_GRACE })),
+        ("before", json!({ "maximum": LAST_REVISION })),
+        ("revision", json!({ "maximum": u64::MAX })),
+        ("after", json!({ "maximum": u64::MAX })),
+        ("since", json!({ "maximum": LAST_SECOND })),
+        ("kind", json!({ "enum": KINDS })),
+        ("format", json!({ "enum": ["json", "html"] })),
+        ("tsih", json!({ "maximum": u16::MAX })),
+    ]
+}
+
+/// Adds facts to a schema; one that allows null allows it among words as well.
+fn add(schema: &mut Map<String, Value>, facts: Value) {
+    let is_nullable = schema
+        .get("type")
+        .and_then(Value::as_array)
+        .is_some_and(|types| types.contains(&json!("null")));
+    let Value::Object(mut facts) = facts else { return };
+    if let Some(words) = facts.get_mut("enum").and_then(Value::as_array_mut).filter(|_| is_nullable)
+    {
+        words.push(Value::Null);
+    }
+    schema.extend(facts);
+}
+
+fn operations(document: &mut Value) -> impl Iterator<Item = &mut Map<String, Value>> {
+    let paths = document["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
+    paths
+        .filter_map(Value::as_object_mut)
+        .flat_map(Map::values_mut)
+        .filter_map(Value::as_object_mut)
+        .filter(|operation| operation.contains_key("responses"))
+}
+
+/// Gives each kind of object its paths, with a body of its own, in place of those that are for all kinds.
+fn each_kind(document: &mut Value) {
+    let limits = json!({
+        "type": "object",
+        "description": "What initiators may take of the server.",
+        "additionalProperties": { "$ref": "#/components/schemas/Scalar" },
+    });
+    document["components"]["schemas"]["Limits"] = limits;
+    for kind in Kind::ALL {
+        let patch = patch_of(&document["components"]["schemas"][schema_of(kind)]);
+        document["components"]["schemas"][format!("{}Patch", schema_of(kind))] = patch;
+    }
+    let Some(paths) = document["paths"].as_object_mut() else { return };
+    let (Some(list), Some(one)) = (paths.remove(LIST), paths.remove(ONE)) else { return };
+    for kind in Kind::ALL {
+        let is_only = matches!(kind, Kind::Discovery | Kind::Limits);
+        let here = LIST.replace("{kind}", kind.word());
+        let methods: &[&str] =
+            if is_only { &["get", "post", "put", "delete"] } else { &["get", "post"] };
+        paths.insert(here, path_of(&list, kind, methods));
+        if !is_only {
+            let here = ONE.replace("{kind}", kind.word());
+            paths.insert(here, path_of(&one, kind, &["get", "put", "patch", "delete"]));
+        }
+    }
+    if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
+        // It was for paths of several kinds.
+        schemas.remove("Only");
+    }
+}
+
+fn schema_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Portal => "Portal",
+        Kind::Account => "Account",
+        Kind::Host => "Host",
+        Kind::Volume => "Volume",
+        Kind::Target => "Target",
+        Kind::Discovery => "Discovery",
+        Kind::Limits => "Limits",
+    }
+}
+
+fn path_of(any: &Value, kind: Kind, methods: &[&str]) -> Value {
+    let of = |method: &&str| {
+        let mut operation = any[*method].clone();
+        if let Some(parameters) = operation["parameters"].as_array_mut() {
+            parameters.retain(|parameter| parameter["name"] != "kind");
+        }
+        let id = operation["operationId"].as_str().unwrap_or_default();
+        operation["operationId"] = format!("{id}_{}", kind.word()).into();
+        let body = operation.pointer_mut("/requestBody/content/application~1json/schema");
+        if let Some(body) = body {
+            let patch = if *method == "patch" { "Patch" } else { "" };
+            *body = json!({ "$ref": format!("#{SCHEMAS}/{}{patch}", schema_of(kind)) });
+        }
+        ((*method).to_owned(), operation)
+    };
+    Value::Object(methods.iter().map(of).collect())
+}
+
+/// A merge patch (RFC 7396) of an object: none of its keys has to be there, and null takes one away that need not be.
+fn patch_of(schema: &Value) -> Value {
+    let mut patch = schema.clone();
+    let Some(fields) = patch.as_object_mut() else { return patch };
+    let required = fields.remove("required").unwrap_or_default();
+    let is_required =
+        |name: &str| required.as_array().is_some_and(|names| names.contains(&json!(name)));
+    if let Some(properties) = fields.get_mut("properties").and_then(Value::as_object_mut) {
+        for (_, property) in properties.iter_mut().filter(|(name, _)| !is_required(name)) {
+            *property = json!({ "anyOf": [property.take(), { "type": "null" }] });
+        }
+    }
+    patch
+}

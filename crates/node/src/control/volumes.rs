@@ -1,0 +1,103 @@
+//! What is done to volumes that are open, without a change of what they are.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::routing::{delete, get, post};
+use sarsen_io::threads;
+
+use super::Api;
+use super::capacity::Received;
+use super::config::{GRACE, LONGEST_GRACE, desired};
+use super::error::ApiError;
+use super::openapi::Failures;
+use super::routes::{Answer, Json, parse};
+use super::schema::{OrphanList, Reattach, Reattached};
+use crate::desired::{Orphan, OrphanError};
+use crate::server;
+
+pub(super) fn router() -> Router<Api> {
+    Router::new()
+        .route("/volumes/{name}/reattach", post(reattach))
+        .route("/orphans", get(orphans))
+        .route("/orphans/{name}", delete(remove_orphan))
+}
+
+/// Closes a volume and opens it again, once its disk is well.
+#[utoipa::path(
+    post,
+    tag = "server",
+    path = "/v1/volumes/{name}/reattach",
+    params(("name" = String, Path, description = "Its name")),
+    request_body = Reattach,
+    responses((status = 200, body = Reattached), Failures)
+)]
+pub(super) async fn reattach(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Received,
+) -> Answer<Reattached> {
+    let Reattach { force, grace_seconds } = parse(body.bytes())?;
+    drop(body);
+    let grace = grace_seconds.unwrap_or(GRACE);
+    if grace > LONGEST_GRACE {
+        let message = format!("grace_seconds: {LONGEST_GRACE} at most");
+        return Err(ApiError::invalid(Some("grace_seconds"), message));
+    }
+    let is_known = api.engine.config_with_absent().volumes.iter().any(|one| one.name == name);
+    if !is_known {
+        let message = format!("there is no volume {name}: `sarsen volume list` has them");
+        return Err(ApiError::not_found(message));
+    }
+    let grace = force.then_some(Duration::from_secs(grace.into()));
+    let Api { engine, desired, .. } = api;
+    let made = server::reattach(engine, desired, name.clone(), grace).await?;
+    Ok(Json(Reattached { volume: name, writes_may_be_lost: made.is_unflushed }))
+}
+
+/// Files in the state's folder of volumes that no volume has.
+#[utoipa::path(
+    get,
+    tag = "state",
+    path = "/v1/orphans",
+    responses((status = 200, body = OrphanList), Failures)
+)]
+pub(super) async fn orphans(State(api): State<Api>) -> Answer<OrphanList> {
+    let desired = desired(&api)?;
+    let found = threads::aside(async move { desired.orphans() }).await;
+    let found = found.map_err(|_| ApiError::internal("they cannot be listed; see the log"))?;
+    Ok(Json(OrphanList { orphans: found.map_err(not_removed)? }))
+}
+
+/// Removes one of them. Its data are lost.
+#[utoipa::path(
+    delete,
+    tag = "state",
+    path = "/v1/orphans/{name}",
+    params(("name" = String, Path, description = "As the list has it")),
+    responses((status = 200, body = Orphan), Failures)
+)]
+pub(super) async fn remove_orphan(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Answer<Orphan> {
+    let desired = desired(&api)?;
+    if !api.is_trusted {
+        return Err(ApiError::forbidden(
+            "files are erased at the control socket, or for who shows the token: not for everybody on this machine",
+        ));
+    }
+    let removed = threads::aside(async move { desired.remove_orphan(&name).await }).await;
+    let removed = removed.map_err(|_| ApiError::internal("it was cut off; see the log"))?;
+    removed.map(Json).map_err(not_removed)
+}
+
+fn not_removed(error: OrphanError) -> ApiError {
+    let message = error.to_string();
+    match error {
+        OrphanError::NotFound(_) => ApiError::not_found(message),
+        OrphanError::InUse(_) => ApiError::in_use(message),
+        OrphanError::System { .. } => ApiError::unable(message),
+    }
+}

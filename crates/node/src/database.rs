@@ -1,0 +1,325 @@
+//! The SQLite databases of the server: created whole or not at all, opened with every check that SQLite has, copied,
+//! and put aside when they are damaged. SQLite keeps no checksums: each record gets a [`checksum`] from its owner.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+use sha2::{Digest as _, Sha256};
+
+/// Bytes of a [`checksum`].
+pub const CHECKSUM_LENGTH: usize = 16;
+/// Damaged files of one database that are kept; older ones are deleted.
+const ASIDE_COUNT: usize = 3;
+/// How the names of files begin that are not whole yet.
+const NEW_PREFIX: &str = ".new-database-";
+/// Pages after which the write-ahead log is moved into the database, and bytes that it keeps then.
+const CHECKPOINT_PAGES: i64 = 256;
+const LOG_BYTES: i64 = 1 << 20;
+/// What SQLite appends to the name of a database for its own files.
+const COMPANIONS: [&str; 2] = ["-wal", "-journal"];
+
+/// Why a database cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    /// The system refuses to create, open or rename a file.
+    #[error("{0}")]
+    System(#[from] io::Error),
+    /// Another program has it open.
+    #[error("another program uses it")]
+    InUse,
+    /// It does not hold what was written.
+    #[error("{0}")]
+    Damaged(String),
+    /// It cannot be read or written now; what it holds is not in doubt.
+    #[error("{0}")]
+    Failed(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for DatabaseError {
+    fn from(error: rusqlite::Error) -> Self {
+        let code = match &error {
+            rusqlite::Error::SqliteFailure(failure, _) => Some(failure.code),
+            _ => None,
+        };
+        match code {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::InUse,
+            _ if is_damage(&error) => Self::Damaged(error.to_string()),
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+/// Whether an error says that a database does not hold what was written.
+pub fn is_damage(error: &rusqlite::Error) -> bool {
+    let code = match error {
+        rusqlite::Error::SqliteFailure(failure, _) => failure.code,
+        rusqlite::Error::SqlInputError { error, .. } => error.code,
+        // A value has another type, length or encoding than what was written.
+        _ => return true,
+    };
+    // The statements are constant: where SQLite does not understand one, the tables are not those that were created.
+    matches!(
+        code,
+        ErrorCode::DatabaseCorrupt
+            | ErrorCode::NotADatabase
+            | ErrorCode::Unknown
+            | ErrorCode::TooBig
+            | ErrorCode::ConstraintViolation
+            | ErrorCode::TypeMismatch
+            | ErrorCode::SchemaChanged
+    )
+}
+
+/// The tables of a database, and the version of what is in them.
+#[derive(Clone, Copy, Debug)]
+pub struct Schema {
+    /// Raised with the tables.
+    pub version: i32,
+    /// Statements, which SQLite keeps word for word.
+    pub tables: &'static [&'static str],
+}
+
+/// How a transaction is made whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Journal {
+    /// By what is written ahead of the database: the quickest, and a damaged end of it is as if the last transactions
+    /// had not been: for who finds that out.
+    WriteAhead,
+    /// By what was there before: while nothing is written, the database is all there is.
+    Rollback,
+}
+
+/// A record's checksum: SHA-256, cut, of its parts and their lengths.
+pub fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM_LENGTH] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    let mut cut = [0; CHECKSUM_LENGTH];
+    cut.copy_from_slice(&hash.finalize()[..CHECKSUM_LENGTH]);
+    cut
+}
+
+/// Has SQLite distrust the file: no code in a schema is run, cells are checked when pages are read, and nothing is
+/// mapped into memory, where a file that is cut short would end the process.
+pub fn harden(connection: &Connection) -> rusqlite::Result<()> {
+    for (setting, value) in [
+        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
+        (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
+        (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
+    ] {
+        connection.set_db_config(setting, value)?;
+    }
+    connection.execute_batch("PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0;")
+}
+
+/// Checks the structure of all that is in it.
+pub fn check_integrity(connection: &Connection) -> Result<(), DatabaseError> {
+    let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+    match found.as_str() {
+        "ok" => Ok(()),
+        _ => Err(DatabaseError::Damaged(found.replace('\n', " "))),
+    }
+}
+
+/// Creates an empty database, for its owner alone, whole and durably or not at all; one that is there stays. `fill`
+/// writes what it begins with.
+pub fn create(
+    path: &Path,
+    schema: Schema,
+    fill: impl FnOnce(&Connection) -> Result<(), DatabaseError>,
+) -> Result<(), DatabaseError> {
+    let new = new_file(path)?;
+    let connection = connect(new.path())?;
+    // The file is synchronised before it gets its name.
+    connection.execute_batch("PRAGMA journal_mode = MEMORY; PRAGMA synchronous = OFF; BEGIN;")?;
+    schema.tables.iter().try_for_each(|table| connection.execute_batch(table))?;
+    connection.pragma_update(None, "user_version", schema.version)?;
+    fill(&connection)?;
+    connection.execute_batch("COMMIT")?;
+    drop(connection);
+    new.as_file().sync_all()?;
+    match new.persist_noclobber(path) {
+        // Another server was quicker.
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
+        persisted => drop(persisted.map_err(|error| error.error)?),
+    }
+    Ok(sync_folder(path)?)
+}
+
+/// Opens a database for this program alone. Its structure is whole; what its records say is for its owner to check.
+pub(crate) fn open(
+    path: &Path,
+    schema: Schema,
+    journal: Journal,
+) -> Result<Connection, DatabaseError> {
+    let damaged = |what: &str| DatabaseError::Damaged(what.to_owned());
+    if !fs::metadata(path)?.is_file() {
+        return Err(damaged("it is no file"));
+    }
+    // SQLite would open one that cannot be written to read it, and take an empty one for a new one.
+    if OpenOptions::new().read(true).write(true).open(path)?.metadata()?.len() == 0 {
+        return Err(damaged("it is empty"));
+    }
+    let connection = connect(path)?;
+    // Alone: without a file of shared memory beside it, which is mapped.
+    connection.execute_batch("PRAGMA locking_mode = EXCLUSIVE")?;
+    let wanted = match journal {
+        Journal::WriteAhead => "wal",
+        Journal::Rollback => "truncate",
+    };
+    let mode = connection
+        .pragma_update_and_check(None, "journal_mode", wanted, |row| row.get::<_, String>(0))?;
+    if mode != wanted || connection.is_readonly("main")? {
+        return Err(damaged("its header says that it cannot be written"));
+    }
+    connection.execute_batch("PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;")?;
+    for (name, value) in
+        [("wal_autocheckpoint", CHECKPOINT_PAGES), ("journal_size_limit", LOG_BYTES)]
+    {
+        connection.pragma_update_and_check(None, name, value, |_| Ok(()))?;
+    }
+    check_schema(&connection, schema)?;
+    check_integrity(&connection)?;
+    Ok(connection)
+}
+
+/// Puts a copy of a database in the place of the one at `path`, durably.
+pub(crate) fn copy(connection: &Connection, path: &Path) -> Result<(), DatabaseError> {
+    let new = new_file(path)?;
+    let target =
+        new.path().to_str().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
+    connection.execute("VACUUM INTO ?1", [target])?;
+    new.as_file().sync_all()?;
+    // What SQLite kept for the file that goes is not for the one that comes.
+    remove_companions(path)?;
+    new.persist(path).map_err(|error| error.error)?;
+    Ok(sync_folder(path)?)
+}
+
+/// Deletes a database, durably.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    remove_if_there(path)?;
+    remove_companions(path)?;
+    sync_folder(path)
+}
+
+/// Renames a damaged database to `NAME.damaged-N`, durably, and gives its new name. Of those that were renamed before,
+/// the latest are kept.
+pub(crate) fn put_aside(path: &Path) -> io::Result<PathBuf> {
+    let mut prefix = path.file_stem().unwrap_or_default().to_owned();
+    prefix.push(".damaged-");
+    let mut numbers: Vec<u64> = fs::read_dir(folder_of(path))?
+        .flatten()
+        .filter_map(|entry| {
+            entry.file_name().to_str()?.strip_prefix(prefix.to_str()?)?.parse().ok()
+        })
+        .collect();
+    numbers.sort_unstable();
+    let aside = |number: u64| {
+        let mut name = prefix.clone();
+        name.push(number.to_string());
+        path.with_file_name(name)
+    };
+    let excess = (numbers.len() + 1).saturating_sub(ASIDE_COUNT);
+    for number in &numbers[..excess] {
+        remove_if_there(&aside(*number))?;
+        remove_companions(&aside(*number))?;
+    }
+    let new = aside(numbers.last().map_or(1, |last| last.saturating_add(1)));
+    for companion in COMPANIONS {
+        let (from, to) = (with_suffix(path, companion), with_suffix(&new, companion));
+        match fs::metadata(&from) {
+            Ok(empty) if empty.len() == 0 => fs::remove_file(from)?,
+            Ok(_) => fs::rename(from, to)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    fs::rename(path, &new)?;
+    sync_folder(path)?;
+    Ok(new)
+}
+
+/// Opens a database without a check, to see what is left of it.
+pub(crate) fn open_damaged(path: &Path) -> Result<Connection, DatabaseError> {
+    let connection = connect(path)?;
+    connection.execute_batch("PRAGMA locking_mode = EXCLUSIVE")?;
+    Ok(connection)
+}
+
+/// Deletes what a server that was killed while it created a database left in a folder.
+pub(crate) fn sweep(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(NEW_PREFIX) {
+            remove_if_there(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether changes lie beside the database that are not moved into it yet.
+pub(crate) fn has_log(path: &Path) -> bool {
+    fs::metadata(with_suffix(path, COMPANIONS[0])).is_ok_and(|log| log.len() != 0)
+}
+
+fn connect(path: &Path) -> Result<Connection, DatabaseError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    harden(&connection)?;
+    Ok(connection)
+}
+
+fn check_schema(connection: &Connection, schema: Schema) -> Result<(), DatabaseError> {
+    let version: i32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version != schema.version {
+        return Err(DatabaseError::Damaged(format!(
+            "it is of version {version}, and this program writes {}",
+            schema.version
+        )));
+    }
+    let mut statement = connection.prepare("SELECT sql FROM sqlite_schema ORDER BY rowid")?;
+    let tables = statement.query_map([], |row| row.get::<_, Option<String>>(0))?;
+    let tables: Vec<_> = tables.collect::<Result<_, _>>()?;
+    match tables.iter().map(Option::as_deref).eq(schema.tables.iter().map(|table| Some(*table))) {
+        true => Ok(()),
+        false => Err(DatabaseError::Damaged("its tables are not those that were created".into())),
+    }
+}
+
+/// An empty file of the owner's alone beside `path`, which is deleted unless it gets a name.
+fn new_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
+    tempfile::Builder::new().prefix(NEW_PREFIX).tempfile_in(folder_of(path))
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(folder_of(path))?.sync_all()
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path.as_os_str());
+    name.push(suffix);
+    name.into()
+}
+
+fn remove_companions(path: &Path) -> io::Result<()> {
+    COMPANIONS.iter().try_for_each(|companion| remove_if_there(&with_suffix(path, companion)))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}

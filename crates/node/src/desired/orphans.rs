@@ -1,0 +1,197 @@
+//! Files in the state's folder of volumes that no volume has: what a server that was killed in the middle of a
+//! change leaves, and what deleted volumes leave on purpose. They are listed, and removed one by one by name.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sarsen_io::file::lock_within;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::object::{Object, Objects};
+use crate::keeper;
+
+/// The unit of st_blocks (stat(2)).
+const STAT_BLOCK: u64 = 512;
+/// What a volume's folder of records is called, behind the name of its file.
+const STATE_SUFFIX: &str = ".state";
+
+/// A file that no volume has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Orphan {
+    /// Its name in the state's folder of volumes.
+    pub name: String,
+    /// Its path.
+    pub path: String,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes that its file system keeps for it.
+    pub allocated_bytes: u64,
+    /// There is a folder of records of its volume beside it, which is removed with it.
+    pub has_state: bool,
+}
+
+/// Why an orphan was not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum OrphanError {
+    /// No such file, or a volume has it.
+    #[error("{0} is no orphan: `sarsen volume orphan list` has them")]
+    NotFound(String),
+    /// Somebody has it open.
+    #[error("{0} is in use: try again when the program that has it open has ended")]
+    InUse(String),
+    /// A call to the system failed.
+    #[error("{path}: {source}")]
+    System {
+        /// What was looked at.
+        path: String,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+fn system(path: &Path) -> impl FnOnce(io::Error) -> OrphanError {
+    move |source| OrphanError::System { path: path.display().to_string(), source }
+}
+
+/// The file of a volume, and the folder of its records.
+pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
+    let Object::Volume(volume) = object else { return None };
+    let path = PathBuf::from(volume.path.as_deref()?);
+    let state = volume.state.as_ref().map_or_else(|| keeper::beside(&path), PathBuf::from);
+    Some((path, state))
+}
+
+/// What is whose, by device and inode: a path may be written in many ways.
+fn owned(objects: &Objects) -> HashSet<(u64, u64)> {
+    let places = objects.values().filter_map(|object| places(object));
+    let places = places.flat_map(|(path, state)| [path, state]);
+    let identity = |path: PathBuf| {
+        let found = fs::metadata(path).ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    places.filter_map(identity).collect()
+}
+
+/// The orphans in a folder, by name. What somebody has open is none, or not yet: a change that is under way has made
+/// it, or a volume that was deleted is still being closed.
+pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, OrphanError> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(system(folder))?,
+    };
+    let owned = owned(objects);
+    let mut orphans = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(system(folder))?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        // One that has gone meanwhile is none.
+        let Ok(found) = fs::symlink_metadata(&path) else { continue };
+        let is_state = found.is_dir() && name.ends_with(STATE_SUFFIX);
+        let beside = name.strip_suffix(STATE_SUFFIX).map(|name| folder.join(name));
+        let has_file = is_state && beside.is_some_and(|file| file.exists());
+        if !(found.is_file() || is_state)
+            || has_file
+            || owned.contains(&(found.dev(), found.ino()))
+            || is_in_use(&path).unwrap_or(true)
+        {
+            continue;
+        }
+        orphans.push(Orphan {
+            name: name.to_owned(),
+            path: path.display().to_string(),
+            size_bytes: if is_state { 0 } else { found.len() },
+            allocated_bytes: found.blocks() * STAT_BLOCK,
+            has_state: is_state || keeper::beside(&path).is_dir(),
+        });
+    }
+    orphans.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(orphans)
+}
+
+/// Servers lock what they have open.
+fn is_in_use(path: &Path) -> io::Result<bool> {
+    Ok(!lock_within(&fs::File::open(path)?, true, Duration::ZERO)?)
+}
+
+/// Removes one of them.
+pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orphan, OrphanError> {
+    let mut orphans = find(folder, objects)?.into_iter();
+    let orphan = orphans.find(|orphan| orphan.name == name);
+    let orphan = orphan.ok_or_else(|| OrphanError::NotFound(name.to_owned()))?;
+    erase(&folder.join(name), Duration::ZERO)?;
+    Ok(orphan)
+}
+
+/// Removes the file of a volume that is gone, and the folder of its records, when nobody has it open any more.
+pub(super) fn erase(path: &Path, patience: Duration) -> Result<(), OrphanError> {
+    let in_use = || OrphanError::InUse(path.display().to_string());
+    let is_missing = |error: &io::Error| error.kind() == ErrorKind::NotFound;
+    match fs::symlink_metadata(path) {
+        Err(error) if is_missing(&error) => {}
+        found if found.as_ref().is_ok_and(fs::Metadata::is_dir) => {}
+        found => {
+            found.map_err(system(path))?;
+            let file = fs::File::open(path).map_err(system(path))?;
+            if !lock_within(&file, true, patience).map_err(system(path))? {
+                return Err(in_use());
+            }
+            fs::remove_file(path).map_err(system(path))?;
+        }
+    }
+    let state = match path.is_dir() {
+        true => path.to_owned(),
+        false => keeper::beside(path),
+    };
+    match fs::remove_dir_all(&state) {
+        Err(error) if !is_missing(&error) => Err(system(&state)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::document::Volume;
+    use super::*;
+
+    #[test]
+    fn only_what_no_volume_has_is_an_orphan_and_only_that_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |name: &str| folder.path().join(name);
+        for name in ["kept.img", "left.img", "open.img"] {
+            fs::write(place(name), [7; 512]).expect("written");
+            fs::create_dir(place(&format!("{name}.state"))).expect("made");
+        }
+        fs::create_dir(place("gone.img.state")).expect("made");
+        let path = Some(place(".").join("kept.img").display().to_string());
+        let volume =
+            Volume { name: "kept".into(), store: "file".into(), path, ..Volume::default() };
+        let object = Object::Volume(volume);
+        let objects = Objects::from([(object.key(), Arc::new(object))]);
+        let open = fs::File::open(place("open.img")).expect("opened");
+        assert!(lock_within(&open, true, Duration::ZERO).expect("locked"));
+        let names = || -> Vec<String> {
+            let found = find(folder.path(), &objects).expect("listed");
+            found.into_iter().map(|orphan| orphan.name).collect()
+        };
+        assert_eq!(names(), ["gone.img.state", "left.img"]);
+        for refused in ["kept.img", "open.img", "kept.img.state", "../left.img", "nothing"] {
+            let removed = remove(folder.path(), &objects, refused);
+            assert!(matches!(removed, Err(OrphanError::NotFound(_))), "{refused}");
+        }
+        assert!(remove(folder.path(), &objects, "left.img").expect("removed").has_state);
+        remove(folder.path(), &objects, "gone.img.state").expect("removed");
+        let mut left: Vec<_> = fs::read_dir(folder.path())
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").file_name().into_string().expect("a name"))
+            .collect();
+        left.sort();
+        assert_eq!(left, ["kept.img", "kept.img.state", "open.img", "open.img.state"]);
+    }
+}

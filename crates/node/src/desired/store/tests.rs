@@ -1,0 +1,299 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::super::document::Host;
+use super::*;
+
+fn host(name: &str) -> Object {
+    Object::Host(Host { name: name.to_owned(), ..Host::default() })
+}
+
+fn revision(number: u64) -> Revision {
+    Revision {
+        revision: number,
+        at_unix_seconds: 0,
+        author: "test".into(),
+        summary: vec![format!("change {number}")],
+    }
+}
+
+fn all(list: &[&Object]) -> Objects {
+    list.iter().map(|object| (object.key(), Arc::new((*object).clone()))).collect()
+}
+
+/// Makes a host of each name the only one, in a revision of its own.
+fn keep(store: &Store, from: u64, names: &[&str]) {
+    for (number, name) in (from..).zip(names) {
+        let host = host(name);
+        let told = store.commit(
+            &revision(number),
+            &[(&host.key(), Some(&host))],
+            &all(&[&host]),
+            &BTreeMap::new(),
+        );
+        assert!(told.expect("kept").is_none());
+    }
+}
+
+fn opened(folder: &Path) -> (Store, Contents) {
+    Store::open(folder).expect("opened")
+}
+
+fn refusal(folder: &Path) -> String {
+    Store::open(folder).err().expect("refused").to_string()
+}
+
+fn kinds(contents: &Contents) -> Vec<&str> {
+    let kind = |repair: &Occurrence| match repair {
+        Occurrence::StateRepaired { .. } => "repaired",
+        Occurrence::StateCopyReplaced { .. } => "copy replaced",
+        other => panic!("{other:?}"),
+    };
+    contents.repairs.iter().map(kind).collect()
+}
+
+#[test]
+fn what_was_kept_is_there_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("state");
+    let (store, contents) = opened(&path);
+    assert!(contents.is_new && contents.objects.is_empty() && contents.revision == 0);
+    let (a, b) = (host("a"), host("b"));
+    let both = [(&a.key(), Some(&a)), (&b.key(), Some(&b))];
+    let none = BTreeMap::new();
+    store.commit(&revision(1), &both, &all(&[&a, &b]), &none).expect("kept");
+    store.commit(&revision(2), &[(&a.key(), None)], &all(&[&b]), &none).expect("kept");
+    assert!(matches!(Store::open(&path), Err(StateError::InUse(_))), "it is locked");
+    drop(store);
+    let (store, contents) = opened(&path);
+    assert_eq!((contents.revision, contents.objects), (2, all(&[&b])));
+    assert!(!contents.is_new && contents.repairs.is_empty());
+    let history = store.reader().history(u64::MAX, 5).expect("read");
+    assert_eq!(history, [revision(2), revision(1)]);
+    assert_eq!(store.reader().history(2, 5).expect("read"), [revision(1)]);
+    for entry in fs::read_dir(&path).expect("a folder").flatten() {
+        let metadata = entry.metadata().expect("a file");
+        let mode = if metadata.is_dir() { 0o700 } else { 0o600 };
+        assert_eq!(metadata.permissions().mode() & 0o777, mode, "{entry:?} holds secrets");
+    }
+}
+
+#[test]
+fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (store, _) = opened(folder.path());
+    let (a, b) = (host("a"), host("b"));
+    let before = locked(&store.files).head;
+    keep(&store, 1, &["a"]);
+    // As if the client had been answered with an error.
+    locked(&store.files).head = before;
+    let told = store.commit(&revision(1), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
+    assert!(told.expect("kept").is_none());
+    drop(store);
+    let (_, contents) = opened(folder.path());
+    assert_eq!((contents.objects, contents.revision), (all(&[&b]), 1));
+    assert!(contents.repairs.is_empty() && !all(&[&a]).is_empty());
+}
+
+#[test]
+fn what_files_are_short_of_is_kept_with_the_change_and_forgotten_when_they_are_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (a, owed) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
+    let (store, _) = opened(folder.path());
+    store.commit(&revision(1), &[(&a.key(), Some(&a))], &all(&[&a]), &owed).expect("kept");
+    drop(store);
+    let (store, contents) = opened(folder.path());
+    assert_eq!(contents.owed, owed);
+    store.keep_owed(&BTreeMap::new()).expect("kept");
+    drop(store);
+    assert_eq!(opened(folder.path()).1.owed, BTreeMap::new());
+}
+
+#[test]
+fn what_is_no_state_and_has_no_copy_is_refused_with_its_path() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (content, told) in [("something else", "not a database"), ("", "it is empty")] {
+        fs::write(folder.path().join(FILE), content).expect("written");
+        let message = refusal(folder.path());
+        assert!(message.contains("state.sqlite: the state cannot be used"), "{message}");
+        assert!(message.contains(told) && message.contains("from a backup"), "{message}");
+        assert_eq!(fs::read(folder.path().join(FILE)).expect("read"), content.as_bytes());
+    }
+    let nowhere = Store::open(&folder.path().join(FILE).join("x")).err().expect("refused");
+    assert!(matches!(nowhere, StateError::Open { .. }), "{nowhere}");
+    fs::remove_file(folder.path().join(FILE)).expect("removed");
+    fs::write(folder.path().join(OLD_FILE), "old").expect("written");
+    assert!(refusal(folder.path()).contains("early development version"));
+}
+
+#[test]
+fn a_folder_that_has_had_a_state_gets_no_empty_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::create_dir(folder.path().join(VOLUMES)).expect("made");
+    drop(opened(folder.path()));
+    let remove = || {
+        for file in [FILE, COPY] {
+            let _ = fs::remove_file(folder.path().join(file));
+        }
+    };
+    for trace in ["events.sqlite", "api.token", "volumes/data.img"] {
+        remove();
+        fs::write(folder.path().join(trace), "x").expect("written");
+        let message = refusal(folder.path());
+        assert!(message.contains("it is missing") && message.contains("shows"), "{message}");
+        fs::remove_file(folder.path().join(trace)).expect("removed");
+    }
+    assert!(opened(folder.path()).1.is_new);
+}
+
+#[test]
+fn a_state_that_is_damaged_or_missing_is_repaired_from_its_copy_and_put_aside() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(FILE);
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a", "b"]);
+    drop(store);
+    let whole = fs::read(&path).expect("read");
+    let mut damages: Vec<Vec<u8>> =
+        vec![Vec::new(), b"text".to_vec(), whole[..whole.len() / 2].to_vec()];
+    // In the header of SQLite, and a text wherever it is: SQLite leaves old copies behind.
+    for place in [18, 28, 100] {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 0x01;
+        damages.push(damaged);
+    }
+    let mut damaged = whole.clone();
+    let places = whole.windows(8).enumerate().filter(|(_, bytes)| *bytes == b"change 2");
+    places.for_each(|(place, _)| damaged[place + 7] = b'3');
+    assert_ne!(damaged, whole);
+    damages.push(damaged);
+    for (number, damage) in damages.iter().enumerate() {
+        fs::write(&path, damage).expect("written");
+        let (store, contents) = opened(folder.path());
+        assert_eq!(kinds(&contents), ["repaired"], "{number}");
+        assert_eq!((contents.revision, contents.objects), (2, all(&[&host("b"), &host("a")])));
+        drop(store);
+        assert!(opened(folder.path()).1.repairs.is_empty());
+    }
+    fs::remove_file(&path).expect("removed");
+    assert_eq!(kinds(&opened(folder.path()).1), ["repaired"]);
+    let names = fs::read_dir(folder.path()).expect("a folder").flatten();
+    let aside = names.filter(|entry| entry.file_name().to_string_lossy().contains("damaged"));
+    assert_eq!(aside.count(), 3, "there is an end to how many are kept");
+}
+
+#[test]
+fn a_copy_that_is_damaged_missing_or_behind_is_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(COPY);
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a"]);
+    drop(store);
+    let old = fs::read(&path).expect("read");
+    let (store, _) = opened(folder.path());
+    keep(&store, 2, &["b"]);
+    drop(store);
+    // Behind, as after a kill between the two: no event.
+    for (content, repairs) in [
+        (Some(old), vec![]),
+        (Some(b"x".to_vec()), vec!["copy replaced"]),
+        (None, vec!["copy replaced"]),
+    ] {
+        match content {
+            Some(content) => fs::write(&path, content).expect("written"),
+            None => fs::remove_file(&path).expect("removed"),
+        }
+        let (_, contents) = opened(folder.path());
+        assert_eq!((contents.revision, kinds(&contents)), (2, repairs));
+        assert!(opened(folder.path()).1.repairs.is_empty());
+    }
+}
+
+#[test]
+fn an_older_state_in_the_place_of_the_last_one_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join(FILE);
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a"]);
+    drop(store);
+    let old = fs::read(&path).expect("read");
+    let (store, _) = opened(folder.path());
+    keep(&store, 2, &["b"]);
+    drop(store);
+    fs::write(&path, old).expect("written");
+    let message = refusal(folder.path());
+    assert!(message.contains("revision 1") && message.contains("revision 2"), "{message}");
+    assert!(message.contains("move the file away that is wrong"), "{message}");
+    // Which is what there is to do.
+    fs::remove_file(&path).expect("removed");
+    assert_eq!(opened(folder.path()).1.revision, 2);
+}
+
+#[test]
+fn a_damaged_state_that_is_later_than_its_copy_is_not_replaced_by_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (path, copy) = (folder.path().join(FILE), folder.path().join(COPY));
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a"]);
+    drop(store);
+    let old = fs::read(&copy).expect("read");
+    let (store, _) = opened(folder.path());
+    keep(&store, 2, &["b"]);
+    drop(store);
+    fs::write(&copy, old).expect("written");
+    let mut damaged = fs::read(&path).expect("read");
+    let name = damaged.windows(8).position(|bytes| bytes == b"change 2").expect("it is there");
+    damaged[name + 7] = b'3';
+    fs::write(&path, damaged).expect("written");
+    let message = refusal(folder.path());
+    assert!(message.contains("its checksum is wrong"), "{message}");
+    assert!(message.contains("it was at revision 2") && message.contains("is at 1"), "{message}");
+    fs::remove_file(&path).expect("removed");
+    assert_eq!(opened(folder.path()).1.revision, 1);
+}
+
+#[test]
+fn a_log_that_is_cut_off_after_a_kill_is_made_good_by_the_copy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a", "b"]);
+    // As a kill leaves it.
+    let killed = tempfile::tempdir().expect("a folder");
+    for entry in fs::read_dir(folder.path()).expect("a folder").flatten() {
+        if entry.path().is_file() {
+            fs::copy(entry.path(), killed.path().join(entry.file_name())).expect("copied");
+        }
+    }
+    let log = killed.path().join("state.sqlite-wal");
+    let mut bytes = fs::read(&log).expect("a log");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 0x80;
+    fs::write(&log, bytes).expect("written");
+    let (_, contents) = opened(killed.path());
+    assert_eq!((contents.revision, kinds(&contents)), (2, vec!["repaired"]));
+}
+
+#[test]
+fn a_copy_that_cannot_be_written_is_not_left_behind_to_be_taken_for_the_last_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (store, _) = opened(folder.path());
+    keep(&store, 1, &["a"]);
+    // Something else comes into its place and is in the way of a new one.
+    locked(&store.files).copy = Some(Connection::open_in_memory().expect("opened"));
+    let copy = folder.path().join(COPY);
+    fs::remove_file(&copy).expect("removed");
+    fs::create_dir(&copy).expect("made");
+    fs::write(copy.join("x"), "").expect("written");
+    let b = host("b");
+    let commit = |number| {
+        let told =
+            store.commit(&revision(number), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
+        told.expect("kept")
+    };
+    assert!(matches!(commit(2), Some(Occurrence::StateCopyLost { .. })));
+    assert!(commit(3).is_none(), "it is told once");
+    fs::remove_dir_all(&copy).expect("removed");
+    assert!(matches!(commit(4), Some(Occurrence::StateCopyReplaced { .. })));
+    drop(store);
+    let (_, contents) = opened(folder.path());
+    assert!(contents.revision == 4 && contents.repairs.is_empty());
+}

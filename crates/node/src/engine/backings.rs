@@ -1,0 +1,234 @@
+//! What open volumes keep their blocks in, looked at every now and then: whether it is still there, and how much
+//! room it takes. What is wrong with a volume is shown as a problem.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+
+use sarsen_block::{Geometry, Store as _};
+use sarsen_io::threads;
+use sarsen_scsi::LogicalUnit;
+use tracing::warn;
+
+use super::absent::{Lacking, Problem};
+use super::volumes::{Backing, Volume};
+use super::{Engine, Shown};
+use crate::config::render_size;
+use crate::health::{Health, VolumeHealth};
+use crate::stores::{FileStore, RamStore, Room};
+
+/// An open volume, as it is shown. Does not keep it open.
+#[derive(Clone)]
+pub(super) struct ShownVolume {
+    pub(super) geometry: Geometry,
+    health: Arc<Health>,
+    file: Weak<FileStore>,
+    memory: Weak<RamStore>,
+    unit: Weak<LogicalUnit>,
+}
+
+impl ShownVolume {
+    pub(super) fn of(volume: &Volume) -> Self {
+        let Backing { memory, file, health } = &volume.backing;
+        Self {
+            geometry: volume.store.geometry(),
+            health: health.clone(),
+            file: file.as_ref().map(Arc::downgrade).unwrap_or_default(),
+            memory: memory.as_ref().map(Arc::downgrade).unwrap_or_default(),
+            unit: Arc::downgrade(&volume.unit),
+        }
+    }
+
+    fn responds(&self) -> bool {
+        self.unit.upgrade().is_none_or(|unit| unit.responds())
+    }
+}
+
+/// What is wrong with a volume that does not respond.
+const SILENCE: &str = "does not respond: its disk has not ended a command for some seconds; check the disk or the file \
+                       server that it is on; the volume is served again when the disk responds";
+
+/// What a volume promises and takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Bytes that initiators see.
+    pub(crate) size: u64,
+    /// Bytes that are kept for it, where that is known.
+    pub(crate) allocated: Option<u64>,
+    /// Bytes that it may still take, where that is known; others on its file system may take the same ones.
+    pub(crate) free: Option<u64>,
+}
+
+/// What a volume may come to take of its file system.
+#[derive(Clone, Debug)]
+pub(super) struct Promise {
+    file_system: u64,
+    path: PathBuf,
+    /// Bytes that it does not have yet.
+    outstanding: u64,
+    /// Bytes that the file system has left.
+    free: u64,
+    /// It is made, or made larger, just now.
+    is_new: bool,
+}
+
+impl Promise {
+    /// That of a volume in a file, which may be to have another size.
+    pub(super) fn of(volume: &Volume, size: Option<u64>, is_new: bool) -> Option<Self> {
+        let file = volume.backing.file.as_ref()?;
+        Self::of_file(file, size.unwrap_or_else(|| file.geometry().byte_count()), is_new)
+    }
+
+    fn of_file(file: &FileStore, size: u64, is_new: bool) -> Option<Self> {
+        let Room { allocated, free } = file.room();
+        Some(Self {
+            file_system: file.file_system(),
+            path: file.path().to_owned(),
+            outstanding: size.saturating_sub(allocated),
+            free: free.filter(|_| !file.characteristics().read_only)?,
+            is_new,
+        })
+    }
+}
+
+/// A sentence for each file system on which more is promised than it has left, as far as new promises concern it.
+pub(super) fn overcommitments(promises: impl Iterator<Item = Promise>) -> Vec<String> {
+    let mut by_file_system: BTreeMap<u64, Promise> = BTreeMap::new();
+    for promise in promises {
+        let sum = by_file_system.entry(promise.file_system);
+        sum.and_modify(|sum| {
+            sum.outstanding = sum.outstanding.saturating_add(promise.outstanding);
+            sum.free = sum.free.min(promise.free);
+            if promise.is_new && !sum.is_new {
+                (sum.is_new, sum.path) = (true, promise.path.clone());
+            }
+        })
+        .or_insert(promise);
+    }
+    let is_too_much = |sum: &&Promise| sum.is_new && sum.outstanding > sum.free;
+    let tell = |Promise { path, outstanding, free, .. }: &Promise| {
+        let folder = path.parent().unwrap_or(path).display();
+        format!(
+            "the volumes on the file system of {folder} may still take {}, and {} are free there: when it is full, \
+             their writes fail. Make room there before that, or use smaller volumes",
+            render_size(*outstanding),
+            render_size(*free)
+        )
+    };
+    by_file_system.values().filter(is_too_much).map(tell).collect()
+}
+
+/// The looks that are under way, by file system: one that hangs keeps no other from being looked at.
+#[derive(Default)]
+pub(crate) struct Looks {
+    under_way: HashMap<u64, JoinHandle<()>>,
+}
+
+impl Looks {
+    /// Begins to look at the files of all volumes, but for those whose last look has not ended.
+    fn begin(&mut self, volumes: impl Iterator<Item = ShownVolume>) {
+        self.under_way.retain(|_, look| !look.is_finished());
+        let mut due: HashMap<u64, Vec<Weak<FileStore>>> = HashMap::new();
+        for ShownVolume { file, .. } in volumes {
+            let Some(file_system) = file.upgrade().map(|file| file.file_system()) else { continue };
+            if !self.under_way.contains_key(&file_system) {
+                due.entry(file_system).or_default().push(file);
+            }
+        }
+        for (file_system, files) in due {
+            let look = threads::spawn("backings", move || {
+                for file in files.iter().filter_map(Weak::upgrade) {
+                    file.inspect();
+                }
+            });
+            match look {
+                Ok(look) => drop(self.under_way.insert(file_system, look)),
+                Err(error) => warn!(%error, "the files of volumes are not looked at"),
+            }
+        }
+    }
+}
+
+impl Shown {
+    /// What is wrong with volumes that are open, unless they lack something anyway.
+    fn unwell(&self) -> impl Iterator<Item = (Lacking, String)> + '_ {
+        self.volumes.iter().filter_map(|(name, volume)| match volume.health.current() {
+            VolumeHealth::Online if volume.responds() => None,
+            VolumeHealth::Online => {
+                Some((Lacking::Volume(name.clone()), format!("volume {name} {SILENCE}")))
+            }
+            VolumeHealth::Degraded { reason } | VolumeHealth::OutOfService { reason } => {
+                Some((Lacking::Volume(name.clone()), format!("volume {name} {reason}")))
+            }
+        })
+    }
+
+    /// All problems of this moment, in order, one for each thing.
+    pub(super) fn problems_now(&self) -> Vec<Problem> {
+        let lacking = self.lacking.iter().cloned().chain(self.unwell());
+        super::absent::problems(lacking, &self.problems)
+    }
+}
+
+impl Engine {
+    /// Begins to look at the backings of volumes, and shows what was found of them so far.
+    pub(crate) fn look_at_backings(&self, looks: &mut Looks) {
+        let volumes = self.shown().volumes;
+        looks.begin(volumes.values().cloned());
+    }
+
+    /// The first of the volumes that do not respond.
+    pub(crate) fn silent_volume(&self) -> Option<String> {
+        let volumes = self.shown().volumes;
+        volumes.iter().find(|(_, volume)| !volume.responds()).map(|(name, _)| name.clone())
+    }
+
+    /// Shows what is wrong with volumes now.
+    pub(crate) fn show_health(&self) {
+        self.publish(|_| {});
+    }
+
+    /// A sentence for each file system on which volumes may take more than it has left.
+    pub(crate) fn overcommitments(&self) -> Vec<String> {
+        let shown = self.shown().volumes;
+        let files = shown.values().filter_map(|volume| volume.file.upgrade());
+        let promise =
+            |file: Arc<FileStore>| Promise::of_file(&file, file.geometry().byte_count(), true);
+        overcommitments(files.filter_map(promise))
+    }
+
+    /// What the open volumes promise and take, by name.
+    pub(crate) fn volume_usage(&self) -> Vec<(String, Usage)> {
+        let usage = |(name, volume): (&String, &ShownVolume)| {
+            let size = volume.geometry.byte_count();
+            let file = volume.file.upgrade().map(|file| file.room());
+            let room = file.or_else(|| volume.memory.upgrade().map(|memory| memory.room()));
+            let allocated = room.map(|room| room.allocated);
+            (name.clone(), Usage { size, allocated, free: room.and_then(|Room { free, .. }| free) })
+        };
+        self.shown().volumes.iter().map(usage).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_is_promised_than_is_free_where_the_sum_of_what_is_not_taken_yet_is_larger() {
+        let promise = |file_system, outstanding, is_new| Promise {
+            file_system,
+            path: "/srv/a.img".into(),
+            outstanding,
+            free: 100,
+            is_new,
+        };
+        let told = |promises: &[Promise]| overcommitments(promises.iter().cloned()).len();
+        assert_eq!(told(&[promise(1, 60, false), promise(1, 40, true)]), 0, "all of it fits");
+        assert_eq!(told(&[promise(1, 60, false), promise(1, 41, true)]), 1);
+        assert_eq!(told(&[promise(1, 60, false), promise(2, 41, true)]), 0, "elsewhere");
+        assert_eq!(told(&[promise(1, 160, false), promise(2, 41, true)]), 0, "told before");
+        assert_eq!(told(&[promise(1, u64::MAX, true), promise(1, 2, true)]), 1);
+    }
+}

@@ -1,0 +1,164 @@
+//! Commands that a store does not end. Whoever waits for the end of an aborted command (a task
+//! management function, a session that takes this one's place, the end of the server) waits until
+//! the command is [`COMMAND_LIMIT`] old and no longer: then it is written off, and its unit is not
+//! ready until it has ended (see `sarsen_scsi::WrittenOff`).
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use sarsen_io::time;
+use sarsen_proto::iscsi::target::TaskId;
+use sarsen_scsi::{self as scsi, Completion, Status};
+use tracing::warn;
+
+use super::Driver;
+use super::observer::Begun;
+use crate::statistics::Operation;
+
+/// A command that is older and has not ended stalls: its volume is reported as one that does not
+/// respond. An aborted command is not waited for any longer.
+const COMMAND_LIMIT: Duration = Duration::from_secs(5);
+/// Commands that came within so short a time are written off together.
+const TOGETHER: Duration = Duration::from_millis(200);
+/// How often a connection looks for commands that stall.
+const LOOK_INTERVAL: Duration = COMMAND_LIMIT;
+
+/// A command that has not been answered.
+pub(super) struct UnderWay {
+    pub(super) task: TaskId,
+    pub(super) begun: Begun,
+    pub(super) answer: Answer,
+}
+
+impl Future for UnderWay {
+    type Output = (TaskId, Begun, scsi::Completion);
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let (task, begun) = (self.task, self.begun);
+        Pin::new(&mut self.answer).poll(context).map(|completion| (task, begun, completion))
+    }
+}
+
+/// What ends a command.
+pub(super) enum Answer {
+    /// The unit.
+    Unit(scsi::UnderWay),
+    /// The unit has; it is answered when this ends.
+    Withheld(Pin<Box<dyn Future<Output = Completion>>>),
+}
+
+impl Future for Answer {
+    type Output = Completion;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
+        match &mut *self {
+            Self::Unit(under_way) => Pin::new(under_way).poll(context),
+            Self::Withheld(withheld) => withheld.as_mut().poll(context),
+        }
+    }
+}
+
+impl Driver<'_> {
+    /// Looks for commands that take too long. Says when to look again.
+    pub(super) fn look(&mut self) -> Instant {
+        let now = time::now();
+        let stalls = self.pending.iter().filter(|one| self.observer.age(one, now) >= COMMAND_LIMIT);
+        // The old ones go when the new ones are there: what still stalls did not respond meanwhile.
+        self.stalls = stalls.filter_map(UnderWay::stall).collect();
+        let due = self.write_off(now, UnderWay::is_aborted);
+        let next = now + LOOK_INTERVAL;
+        due.map_or(next, |due| due.min(next))
+    }
+
+    /// The same, and not later than the machine has to be told of the time.
+    pub(super) fn look_or_time_out(&mut self) -> Instant {
+        self.look().min(self.machine.poll_timeout())
+    }
+
+    /// Writes off those commands that are `awaited` and have become too old. Says when the next one
+    /// will have.
+    fn write_off(&mut self, now: Instant, awaited: impl Fn(&UnderWay) -> bool) -> Option<Instant> {
+        let left = |one: &UnderWay, driver: &Self| {
+            COMMAND_LIMIT.saturating_sub(driver.observer.age(one, now))
+        };
+        let is_awaited = |one: &UnderWay| awaited(one) && matches!(one.answer, Answer::Unit(_));
+        let awaited_now =
+            |one: &UnderWay, driver: &Self| is_awaited(one) && left(one, driver) <= TOGETHER;
+        if self.pending.iter().any(|one| is_awaited(one) && left(one, self).is_zero()) {
+            let mut volumes: BTreeMap<String, usize> = BTreeMap::new();
+            for one in std::mem::take(&mut self.pending) {
+                if !awaited_now(&one, self) {
+                    self.pending.push(one);
+                    continue;
+                }
+                let volume = self.observer.volume(one.begun).unwrap_or_default().to_owned();
+                *volumes.entry(volume).or_default() += 1;
+                self.write_off_one(one);
+            }
+            for (volume, commands) in volumes {
+                warn!(
+                    volume,
+                    commands,
+                    seconds = COMMAND_LIMIT.as_secs(),
+                    "aborted commands that the disk does not end were written off; the volume is \
+                     not ready until the disk has ended them"
+                );
+            }
+        }
+        let next = self.pending.iter().filter(|one| awaited(one)).map(|one| left(one, self)).min();
+        // What cannot be written off is looked at again later.
+        next.map(|left| now + left.max(Duration::from_millis(10)))
+    }
+
+    fn write_off_one(&mut self, one: UnderWay) {
+        let UnderWay { task, begun, answer } = one;
+        if let Answer::Unit(under_way) = answer {
+            match begun.operation {
+                // It changes nothing, so nothing has to wait for it.
+                Operation::Read | Operation::Flush => {
+                    let stall = under_way.stall();
+                    tokio::task::spawn_local(async move {
+                        under_way.await;
+                        drop(stall);
+                    });
+                }
+                Operation::Write | Operation::Unmap | Operation::Other => {
+                    if let Some(written_off) = under_way.write_off() {
+                        tokio::task::spawn_local(written_off);
+                    }
+                }
+            }
+        }
+        self.end(task, begun, Completion::with_status(Status::TaskAborted));
+    }
+
+    /// Waits until all commands have ended that the connection began, or were written off.
+    pub(super) async fn end_pending(&mut self) {
+        while let Some(due) = self.write_off(time::now(), |_| true) {
+            tokio::select! {
+                Some((task, begun, completion)) = self.pending.next() => {
+                    self.end(task, begun, completion);
+                    self.complete_ready();
+                }
+                () = time::sleep_until(due) => {}
+            }
+        }
+    }
+}
+
+impl UnderWay {
+    fn is_aborted(&self) -> bool {
+        self.begun.is_aborted()
+    }
+
+    fn stall(&self) -> Option<scsi::Stall> {
+        match &self.answer {
+            Answer::Unit(under_way) => under_way.stall(),
+            Answer::Withheld(_) => None,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The health of a volume: whether its backing can be used. Whoever finds out that it cannot reports it here,
+//! from whichever thread; the volume's store and its unit act on it at once, and the engine shows it as a problem.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use sarsen_scsi::{Condition, LogicalUnit};
+
+/// Whether a volume can be used. Reasons follow the volume's name in a sentence, and say what to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum VolumeHealth {
+    /// All of it.
+    #[default]
+    Online,
+    /// It is served, and something is wrong with it.
+    Degraded {
+        /// `takes no writes: …`.
+        reason: String,
+    },
+    /// No command that needs its medium is carried out.
+    OutOfService {
+        /// `is out of service: …`.
+        reason: String,
+    },
+}
+
+/// What a report is about. Of each kind the last report holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Aspect {
+    /// The file or device is the one that was opened, and whole.
+    Backing,
+    /// What was flushed is on the disk. While this is not well, writes are stopped.
+    Flush,
+    /// The disk answers.
+    #[allow(dead_code)] // reported by what watches for disks that hang
+    Response,
+}
+
+/// What a store may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Level {
+    Usable = 0,
+    WritesStopped = 1,
+    OutOfService = 2,
+}
+
+/// The health of one volume, from when it is opened until it is closed.
+#[derive(Default)]
+pub(crate) struct Health {
+    /// Looked at by each request.
+    level: AtomicU8,
+    reports: Mutex<BTreeMap<Aspect, VolumeHealth>>,
+    unit: OnceLock<Weak<LogicalUnit>>,
+}
+
+impl Health {
+    /// From here on, `unit` reports it to its initiators.
+    pub(crate) fn attach(&self, unit: Weak<LogicalUnit>) {
+        let reports = self.reports();
+        let _ = self.unit.set(unit);
+        self.publish(&reports);
+    }
+
+    fn reports(&self) -> MutexGuard<'_, BTreeMap<Aspect, VolumeHealth>> {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a store may do now.
+    #[inline]
+    pub(crate) fn level(&self) -> Level {
+        match self.level.load(Ordering::Acquire) {
+            0 => Level::Usable,
+            1 => Level::WritesStopped,
+            _ => Level::OutOfService,
+        }
+    }
+
+    /// Takes a report about one aspect. Says whether that one was well before and is not now.
+    pub(crate) fn report(&self, aspect: Aspect, health: VolumeHealth) -> bool {
+        let mut reports = self.reports();
+        let (was_well, is_well) = (!reports.contains_key(&aspect), health == VolumeHealth::Online);
+        match is_well {
+            true => drop(reports.remove(&aspect)),
+            false => drop(reports.insert(aspect, health)),
+        }
+        if !(was_well && is_well) {
+            self.publish(&reports);
+        }
+        was_well && !is_well
+    }
+
+    /// All aspects together: the worst of the reports.
+    pub(crate) fn current(&self) -> VolumeHealth {
+        let reports = self.reports();
+        let is_out = |health: &&VolumeHealth| matches!(health, VolumeHealth::OutOfService { .. });
+        let worst = reports.values().find(is_out).or_else(|| reports.values().next());
+        worst.cloned().unwrap_or_default()
+    }
+
+    /// What was reported about one aspect.
+    pub(crate) fn of(&self, aspect: Aspect) -> VolumeHealth {
+        self.reports().get(&aspect).cloned().unwrap_or_default()
+    }
+
+    fn publish(&self, reports: &BTreeMap<Aspect, VolumeHealth>) {
+        let level = |(aspect, health): (&Aspect, &VolumeHealth)| match (aspect, health) {
+            (_, VolumeHealth::OutOfService { .. }) => Level::OutOfService,
+            (Aspect::Flush, VolumeHealth::Degraded { .. }) => Level::WritesStopped,
+            _ => Level::Usable,
+        };
+        let level = reports.iter().map(level).max().unwrap_or(Level::Usable);
+        self.level.store(level as u8, Ordering::Release);
+        if let Some(unit) = self.unit.get().and_then(Weak::upgrade) {
+            unit.set_condition(match level {
+                Level::Usable => Condition::Usable,
+                Level::WritesStopped => Condition::WritesStopped,
+                Level::OutOfService => Condition::Unavailable,
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_of_what_is_reported_holds_until_it_is_well_again() {
+        let health = Health::default();
+        let degraded = || VolumeHealth::Degraded { reason: "takes no writes".into() };
+        let out = || VolumeHealth::OutOfService { reason: "is out of service".into() };
+        assert!(health.report(Aspect::Flush, degraded()), "it was well");
+        assert!(!health.report(Aspect::Flush, degraded()));
+        assert_eq!((health.level(), health.current()), (Level::WritesStopped, degraded()));
+        assert!(health.report(Aspect::Backing, out()));
+        assert_eq!((health.level(), health.current()), (Level::OutOfService, out()));
+        health.report(Aspect::Backing, VolumeHealth::Online);
+        assert_eq!((health.level(), health.current()), (Level::WritesStopped, degraded()));
+        health.report(Aspect::Flush, VolumeHealth::Online);
+        assert_eq!((health.level(), health.current()), (Level::Usable, VolumeHealth::Online));
+        health.report(Aspect::Response, degraded());
+        assert_eq!(health.level(), Level::Usable, "what is slow is used");
+    }
+}

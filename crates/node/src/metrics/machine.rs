@@ -1,0 +1,95 @@
+//! What the server is and takes: its version, its process, and the room of its volumes.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use sarsen_io::process;
+
+/// The room of an open volume.
+#[derive(Clone, Debug)]
+pub(crate) struct VolumeRoom {
+    pub(crate) name: String,
+    /// Bytes that initiators see.
+    pub(crate) size: u64,
+    /// Bytes that are allocated to it, where that is known.
+    pub(crate) allocated: Option<u64>,
+}
+
+/// See the module. It has no prefix: all programs give their process the same names.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Machine {
+    volumes: Arc<Mutex<Vec<VolumeRoom>>>,
+}
+
+impl Machine {
+    /// From here on, these are the volumes.
+    pub(super) fn show(&self, volumes: Vec<VolumeRoom>) {
+        *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
+    }
+}
+
+impl Collector for Machine {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        process(&mut encoder)?;
+        let help = "1, with the version of the server";
+        let mut metric =
+            encoder.encode_descriptor("sarsen_build_info", help, None, MetricType::Gauge)?;
+        let labels = [("version", env!("CARGO_PKG_VERSION"))];
+        metric.encode_family(&labels)?.encode_gauge(&1_u64)?;
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let help = "Size of a volume as initiators see it, in bytes";
+        let name = "sarsen_volume_size_bytes";
+        of_volumes(&mut encoder, &volumes, name, help, |volume| Some(volume.size))?;
+        let help = "Bytes that are allocated to a volume: by its file system, or of memory";
+        let name = "sarsen_volume_allocated_bytes";
+        of_volumes(&mut encoder, &volumes, name, help, |volume| volume.allocated)
+    }
+}
+
+fn process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let Ok(usage) = process::usage() else { return Ok(()) };
+    let help = "Time of processors that the server has taken, in seconds";
+    let name = "process_cpu_seconds";
+    encoder
+        .encode_descriptor(name, help, None, MetricType::Counter)?
+        .encode_counter::<NoLabelSet, _, u64>(&usage.processor_time.as_secs_f64(), None)?;
+    let help = "Memory that the server has, in bytes";
+    gauge(encoder, "process_resident_memory_bytes", help, usage.resident_bytes)?;
+    let help = "Address space that the server has, in bytes";
+    gauge(encoder, "process_virtual_memory_bytes", help, usage.virtual_bytes)?;
+    gauge(encoder, "process_open_fds", "Open files and sockets", usage.descriptors)?;
+    if let Some(limit) = usage.descriptor_limit {
+        let help = "Maximum of open files and sockets";
+        gauge(encoder, "process_max_fds", help, limit)?;
+    }
+    let help = "When the server started, in seconds since 1970";
+    gauge(encoder, "process_start_time_seconds", help, usage.start_unix_seconds)
+}
+
+fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: impl EncodeGaugeValue,
+) -> fmt::Result {
+    encoder.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
+}
+
+fn of_volumes(
+    encoder: &mut DescriptorEncoder<'_>,
+    volumes: &[VolumeRoom],
+    name: &str,
+    help: &str,
+    bytes: impl Fn(&VolumeRoom) -> Option<u64>,
+) -> fmt::Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for volume in volumes {
+        if let Some(bytes) = bytes(volume) {
+            metric.encode_family(&[("volume", volume.name.as_str())])?.encode_gauge(&bytes)?;
+        }
+    }
+    Ok(())
+}

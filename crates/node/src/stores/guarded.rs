@@ -1,0 +1,116 @@
+//! A store that acts on its volume's [`Health`]: nothing is read or written while the volume is out of service,
+//! and nothing is written after a flush has failed. It stands above all other layers, so that the failed flush of
+//! any of them is seen.
+
+use std::sync::Arc;
+
+use sarsen_block::{BlockError, Characteristics, Geometry, Io, Reply, Request, Store};
+use tracing::error;
+
+use crate::health::{Aspect, Health, Level, VolumeHealth};
+
+/// See the module.
+pub(crate) struct GuardedStore {
+    inner: Arc<dyn Store>,
+    health: Arc<Health>,
+}
+
+impl GuardedStore {
+    pub(crate) fn new(inner: Arc<dyn Store>, health: Arc<Health>) -> Self {
+        Self { inner, health }
+    }
+}
+
+/// Reports that a flush failed. `place` is the file or device, where the store has one.
+pub(super) fn report_failed_flush(health: &Health, place: &str, error: &dyn std::fmt::Display) {
+    let reason = format!(
+        "takes no writes: {place} failed to flush ({error}). Writes since the last flush that succeeded may be \
+         lost. Check the disk and the kernel's log, then run `sarsen volume reattach` for it"
+    );
+    if health.report(Aspect::Flush, VolumeHealth::Degraded { reason }) {
+        error!(place, %error, "a flush failed: the volume takes no writes until it is re-attached");
+    }
+}
+
+impl Store for GuardedStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn characteristics(&self) -> Characteristics {
+        self.inner.characteristics()
+    }
+
+    fn submit(&self, request: Request) -> Io<Result<Reply, BlockError>> {
+        match self.health.level() {
+            Level::Usable => {}
+            Level::WritesStopped => match request {
+                Request::Read(_)
+                | Request::ReadProtected(_)
+                | Request::Allocation(_)
+                | Request::Space => {}
+                Request::Write { .. }
+                | Request::WriteProtected { .. }
+                | Request::WriteZeroes { .. }
+                | Request::Unmap(_)
+                | Request::Flush
+                | Request::Resize { .. } => return Io::Ready(Err(BlockError::Stopped)),
+            },
+            Level::OutOfService => return Io::Ready(Err(BlockError::OutOfService)),
+        }
+        if !matches!(request, Request::Flush) {
+            return self.inner.submit(request);
+        }
+        let health = self.health.clone();
+        self.inner.submit(request).map(move |flushed| {
+            if let Err(error @ (BlockError::Medium { .. } | BlockError::Stopped)) = &flushed {
+                // The store itself may have reported it, and said more.
+                if health.of(Aspect::Flush) == VolumeHealth::Online {
+                    report_failed_flush(&health, "its store", error);
+                }
+            }
+            flushed
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
+    use sarsen_block::{BlockSize, Buffer, Durability, Extent, MemoryStore};
+
+    use super::*;
+
+    fn ready<T>(answer: Io<T>) -> T {
+        match answer {
+            Io::Ready(answer) => answer,
+            Io::Pending(_) => panic!("memory does not wait"),
+        }
+    }
+
+    #[test]
+    fn after_a_failed_flush_nothing_is_written_and_all_is_read() {
+        let faults = Faults::default();
+        let inner = Arc::new(MemoryStore::new(BlockSize::B512, 8));
+        let (inner, health) =
+            (FaultyStore::new(inner, faults.clone()), Arc::new(Health::default()));
+        let store = GuardedStore::new(Arc::new(inner), health.clone());
+        let store: &dyn Store = &store;
+        let write = || {
+            let data = Buffer::copy_of(&[7; 512]);
+            ready(store.write(Extent::new(0, 1), data, Durability::Volatile))
+        };
+        write().expect("written");
+        ready(store.flush()).expect("flushed");
+        faults.add(Fault::FlushFails, Times::Once);
+        assert!(matches!(ready(store.flush()), Err(BlockError::Medium { .. })));
+        assert!(matches!(ready(store.flush()), Err(BlockError::Stopped)), "it is not forgotten");
+        assert!(matches!(write(), Err(BlockError::Stopped)));
+        assert!(ready(store.read(Extent::new(0, 1))).is_ok());
+        assert!(matches!(health.current(), VolumeHealth::Degraded { .. }));
+        let reason = "is out of service".to_owned();
+        health.report(Aspect::Backing, VolumeHealth::OutOfService { reason });
+        let read = ready(store.read(Extent::new(0, 1)));
+        assert!(matches!(read, Err(BlockError::OutOfService)));
+    }
+}
