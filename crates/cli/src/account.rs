@@ -11,6 +11,7 @@ use sarsen_node::desired::{Document, Key, Kind};
 use serde_json::json;
 
 use crate::exit::UsageError;
+use crate::output::note;
 use crate::state::{self, ChangeManner, OneVerb};
 
 /// Verbs of `sarsen account`.
@@ -94,8 +95,11 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Create { name, secret, manner } => {
             let Given { secret, is_new } = secret.take()?;
-            let account =
-                Account { name: name.clone(), secret: Some(secret.clone()), ..Account::default() };
+            let account = Account {
+                name: name.clone(),
+                secret: Some(secret.clone().into()),
+                ..Account::default()
+            };
             let document = Document { account: vec![account], ..Document::default() };
             let changed = manner.ask(&Apply { create: true, ..manner.apply(document) })?;
             let made = (is_new && !changed.dry_run).then_some(secret.as_str());
@@ -139,7 +143,7 @@ fn refuse_secrets(account: &str, settings: &[String]) -> Result<(), UsageError> 
 /// Says a secret that was made, on stderr: what is on stdout is for programs, and is kept.
 pub(crate) fn tell_secret(secret: Option<&str>, account: Option<&str>) -> anyhow::Result<()> {
     if let (Some(secret), Some(account)) = (secret, account) {
-        eprintln!("the secret of {account}, which is not shown again: {secret}");
+        note(format_args!("the secret of {account}, which is not shown again: {secret}"));
     }
     Ok(())
 }

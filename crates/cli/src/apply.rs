@@ -8,9 +8,10 @@ use sarsen_node::control::schema::{Apply, ConfigState, RevisionList};
 use sarsen_node::desired::{Document, from_json};
 
 use crate::control::{Manner, table};
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
 use crate::exit::UsageError;
 use crate::import::write_private;
+use crate::output::{print_document, print_line};
 use crate::state::{self, ChangeManner};
 
 /// Flags of `sarsen apply`.
@@ -88,7 +89,7 @@ pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
         false => toml::to_string(&state.document)?,
     };
     match out {
-        None => state::print(&text),
+        None => print_document(&text),
         Some(out) => {
             write_private(out, &text).with_context(|| format!("cannot write {}", out.display()))
         }

@@ -9,8 +9,8 @@ use sarsen_node::control::{
     ADDRESS_VARIABLE, Address, CA_VARIABLE, Client, Credentials, TOKEN_VARIABLE, schema::Drained,
 };
 
-use crate::disk::print_line;
 use crate::exit::{DegradedError, UsageError};
+use crate::output::{one_line, print_line};
 
 /// Where the packaged service has its socket, and who is root.
 const DEFAULT_PATH: &str = "/run/sarsen/control.sock";
@@ -115,6 +115,8 @@ pub(crate) fn utc(unix_seconds: u64) -> String {
 
 /// Aligned columns under their heads, the last one ragged.
 pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
+    let rows: Vec<_> =
+        rows.iter().map(|row| row.each_ref().map(|cell| one_line(cell).into_owned())).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([heads[column].len()]).max().unwrap_or(0)
@@ -127,7 +129,7 @@ pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> S
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    [&heads].into_iter().chain(rows).map(line).collect::<Vec<_>>().join("\n")
+    [&heads].into_iter().chain(&rows).map(line).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -139,6 +141,12 @@ mod tests {
         let rows = [["1", "long name", "x"], ["22", "b", ""]].map(|row| row.map(str::to_owned));
         assert_eq!(table(["ID", "NAME", "Z"], &rows), "ID  NAME       Z\n1   long name  x\n22  b");
         assert_eq!(table(["ID"], &[]), "ID");
+    }
+
+    #[test]
+    fn a_cell_stays_on_its_line_and_commands_no_terminal() {
+        let rows = [["1\u{1b}[2K\n2".to_owned(), "x".to_owned()]];
+        assert_eq!(table(["NAME", "Z"], &rows), "NAME               Z\n1\\u001b[2K\\u000a2  x");
     }
 
     #[test]

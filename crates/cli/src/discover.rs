@@ -3,8 +3,10 @@
 use sarsen_initiator::{DiscoveryUrl, SessionOptions, discover};
 use serde::Serialize;
 
-use crate::disk::{on_a_core, print_line, variable};
+use crate::control::table;
+use crate::disk::{on_a_core, variable};
 use crate::exit::UsageError;
+use crate::output::{note, print_line};
 
 /// Flags of `sarsen discover`.
 #[derive(clap::Args)]
@@ -69,24 +71,21 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         return print_line(&serde_json::to_string(&discovered)?);
     }
     if discovered.targets.is_empty() {
-        eprintln!("sarsen: {portal} answers, and has no target for this initiator");
+        note(format_args!("sarsen: {portal} answers, and has no target for this initiator"));
         return Ok(());
     }
     print_line(&render(&discovered))
 }
 
 fn render(discovered: &Discovered) -> String {
-    let names = discovered.targets.iter().map(|target| target.name.len());
-    let width = names.chain(["TARGET".len()]).max().unwrap_or(0);
-    let mut lines = vec![format!("{:width$}  PORTAL", "TARGET")];
-    for target in &discovered.targets {
-        for (index, portal) in target.portals.iter().enumerate() {
+    let rows = discovered.targets.iter().flat_map(|target| {
+        target.portals.iter().enumerate().map(|(index, portal)| {
             let name = if index == 0 { target.name.as_str() } else { "" };
             let group = portal.group.map_or_else(String::new, |group| format!(" (group {group})"));
-            lines.push(format!("{name:width$}  {}{group}", portal.address));
-        }
-    }
-    lines.join("\n")
+            [name.to_owned(), format!("{}{group}", portal.address)]
+        })
+    });
+    table(["TARGET", "PORTAL"], &rows.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -106,5 +105,15 @@ mod tests {
         assert_eq!(lines[1], ["iqn.2026-01.x:disk", "192.0.2.1:3260", "(group", "1)"]);
         assert_eq!(lines[2], ["[2001:db8::1]:3260", "(group", "2)"]);
         assert_eq!(lines[3], ["box:3260"]);
+    }
+
+    #[test]
+    fn a_name_cannot_pretend_to_be_another_line() {
+        let portals = vec![TargetPortal::parse("box:3260,1\n0.0.0.0:1")];
+        let target = Target { name: "iqn.x:a\niqn.x:b\u{1b}[A".to_owned(), portals };
+        let discovered = Discovered { portal: "box:3260".to_owned(), targets: vec![target] };
+        let text = render(&discovered);
+        assert_eq!(text.lines().count(), 2, "{text:?}");
+        assert!(text.contains("iqn.x:a\\u000aiqn.x:b\\u001b[A"), "{text:?}");
     }
 }

@@ -3,7 +3,8 @@
 mod info;
 mod progress;
 
-use std::io::{BufRead, IsTerminal, Write};
+use std::fmt::Display;
+use std::io::{BufRead, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,7 +19,8 @@ use sarsen_io::time;
 use sarsen_node::config::{parse_size, render_size};
 use serde::Serialize;
 
-use crate::exit::{UsageError, printed};
+use crate::exit::UsageError;
+use crate::output::{ask, note, print_line};
 use progress::Bar;
 
 /// How long a target may be away before a verb gives up: a restart takes less.
@@ -271,12 +273,12 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
         to.check_vacant().await?;
     }
     if from.block_length() != to.block_length() {
-        eprintln!(
+        note(format_args!(
             "sarsen: the bytes are copied from blocks of {} to blocks of {} bytes: a partition \
              table counts in blocks and has to be adapted",
             from.block_length(),
             to.block_length()
-        );
+        ));
     }
     let (source, sink) = (Source::Disk(&from), Sink::Disk(&to));
     let moved = timed(source.length(), |told| async move {
@@ -406,10 +408,9 @@ fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
 }
 
 /// Asks the person at the terminal.
-fn confirmed(description: &str, url: &Url) -> anyhow::Result<bool> {
-    eprintln!("This erases {url}\n  {description}");
-    eprint!("Type yes to go on: ");
-    std::io::stderr().flush()?;
+pub(crate) fn confirmed(description: &str, what: &dyn Display) -> anyhow::Result<bool> {
+    note(format_args!("This erases {what}\n  {description}"));
+    ask("Type yes to go on: ")?;
     let mut answer = String::new();
     std::io::stdin().lock().read_line(&mut answer)?;
     Ok(answer.trim() == "yes")
@@ -455,7 +456,7 @@ impl Moved {
         let rate = rate(bytes, self.elapsed);
         let text = format!("{} {done} in {rate}\nSHA-256 {sha256}", render_size(bytes));
         if on_stderr {
-            eprintln!("{text}");
+            note(text);
             return Ok(());
         }
         print_line(&text)
@@ -470,9 +471,4 @@ fn rate(bytes: u64, elapsed: Duration) -> String {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-pub(crate) fn print_line(line: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    printed(writeln!(out, "{line}").and_then(|()| out.flush()))
 }

@@ -7,7 +7,8 @@ use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::events::{Event, EventList};
 
 use crate::control::Manner;
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
+use crate::output::{one_line, print_line};
 
 /// Verbs of `sarsen event`.
 #[derive(Subcommand)]
@@ -125,9 +126,9 @@ fn show(event: &Event, json: bool) -> anyhow::Result<()> {
 fn render(event: &Event) -> String {
     let severity = format!("{:?}", event.severity).to_lowercase();
     let time = utc(event.unix_ms);
-    let mut text = format!("{time}  {severity:<7}  {}: {}", event.kind, event.message);
+    let mut text = format!("{time}  {severity:<7}  {}: {}", event.kind, one_line(&event.message));
     if let Some(remedy) = &event.remedy {
-        text += &format!("\n{:22}what to do: {remedy}", "");
+        text += &format!("\n{:22}what to do: {}", "", one_line(remedy));
     }
     text
 }

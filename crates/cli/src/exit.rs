@@ -17,8 +17,10 @@ use sarsen_node::control::schema::ErrorCode;
 use sarsen_node::control::{Address, ClientError};
 use sarsen_node::{ConfigError, Obstacle, StartError};
 
+use crate::output::note;
+
 /// Something failed.
-const FAILED: u8 = 1;
+pub(crate) const FAILED: u8 = 1;
 /// The arguments or the configuration are wrong; clap uses the same.
 const USAGE: u8 = 2;
 /// Something that was named does not exist.
@@ -77,6 +79,8 @@ pub(crate) fn printed(outcome: io::Result<()>) -> anyhow::Result<()> {
 
 /// LOGICAL UNIT NOT SUPPORTED.
 const NO_SUCH_UNIT: (u8, u8) = (0x25, 0);
+/// The additional sense code of WRITE PROTECTED.
+const WRITE_PROTECTED: u8 = 0x27;
 /// SCSI status RESERVATION CONFLICT.
 const RESERVATION_CONFLICT: u8 = 0x18;
 
@@ -89,8 +93,8 @@ pub(crate) fn code(outcome: anyhow::Result<()>) -> ExitCode {
     let message = message(&error);
     let (code, advice) = classify(&error);
     match advice {
-        Some(advice) => eprintln!("sarsen: {message}: {advice}"),
-        None => eprintln!("sarsen: {message}"),
+        Some(advice) => note(format_args!("sarsen: {message}: {advice}")),
+        None => note(format_args!("sarsen: {message}")),
     }
     ExitCode::from(code)
 }
@@ -208,7 +212,7 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
         ClientError::Token(_) | ClientError::Tls(_) => (obstacle(Obstacle::below(error)), None),
         ClientError::Untrusted { .. } | ClientError::Unauthorized { .. } => (FAILED, None),
         ClientError::Refused(failure) => match failure.code {
-            ErrorCode::Invalid => (USAGE, None),
+            ErrorCode::Invalid | ErrorCode::TooLarge => (USAGE, None),
             ErrorCode::NotFound => (NOT_FOUND, None),
             ErrorCode::Conflict
             | ErrorCode::RevisionConflict
@@ -220,6 +224,8 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
             | ErrorCode::Unauthorized
             | ErrorCode::Forbidden
             | ErrorCode::StateUnwritable
+            | ErrorCode::Busy
+            | ErrorCode::TooManyAttempts
             | ErrorCode::Internal
             | ErrorCode::Unknown => (FAILED, None),
         },
@@ -284,9 +290,17 @@ fn session(error: &SessionError) -> (u8, Option<&'static str>) {
         }) if (*asc, *ascq) == NO_SUCH_UNIT => {
             (NOT_FOUND, Some("the target has no such LUN; most begin with 0"))
         }
-        SessionError::CheckCondition(Sense { key: SenseKey::DataProtect, .. }) => {
-            (FAILED, Some("the disk is write protected"))
-        }
+        SessionError::CheckCondition(sense) if sense.is_out_of_space() => (
+            FAILED,
+            Some(
+                "the storage of the target is full; free space or add some there, and run it again",
+            ),
+        ),
+        SessionError::CheckCondition(Sense {
+            key: SenseKey::DataProtect,
+            asc: WRITE_PROTECTED,
+            ..
+        }) => (FAILED, Some("the disk is write protected")),
         SessionError::Status(RESERVATION_CONFLICT) => {
             (CONFLICT, Some("another initiator has reserved the disk"))
         }
@@ -339,6 +353,19 @@ mod tests {
         assert_eq!(code_of(DegradedError("x".into())), 5);
         assert_eq!(code_of(unreachable(ErrorKind::NotFound)), 6);
         assert_eq!(code_of(unreachable(ErrorKind::ConnectionRefused)), 6);
+    }
+
+    #[test]
+    fn a_full_disk_is_not_called_write_protected() {
+        let advice = |asc, ascq| {
+            let sense = Sense { key: SenseKey::DataProtect, asc, ascq, information: None };
+            classify(&SessionError::CheckCondition(sense).into())
+        };
+        let (code, full) = advice(0x27, 0x07);
+        assert_eq!(code, FAILED);
+        assert!(full.is_some_and(|text| text.contains("full") && !text.contains("protected")));
+        assert_eq!(advice(0x27, 0x00).1, Some("the disk is write protected"));
+        assert_eq!(advice(0x20, 0x02), (FAILED, None), "access denied, which is neither");
     }
 
     #[test]

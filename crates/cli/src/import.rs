@@ -11,8 +11,8 @@ use sarsen_node::desired::{Changed, Document};
 use sarsen_node::import::{self, Complaint, Files, Imported, Origin};
 use serde::Serialize;
 
-use crate::disk::print_line;
 use crate::exit::{DegradedError, UsageError};
+use crate::output::{note, print_line};
 use crate::state::{self, ChangeManner};
 
 /// What says how a change is made, where there is one.
@@ -190,7 +190,9 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
         let accounts = imported.document.account.iter();
         let hidden = accounts.filter(|account| account.secret.is_some()).count();
         if hidden > 0 && !arguments.secrets {
-            eprintln!("{hidden} secrets are not shown: --out FILE has them, or give --secrets");
+            note(format_args!(
+                "{hidden} secrets are not shown: --out FILE has them, or give --secrets"
+            ));
         }
     }
     // Before the server is asked: whoever reads why it refuses knows what it was asked for.
@@ -199,7 +201,7 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
             import::Weight::Note => "note",
             import::Weight::Loss => "lost",
         };
-        eprintln!("{weight}  {complaint}");
+        note(format_args!("{weight}  {complaint}"));
     }
     if !arguments.apply {
         return Ok(());

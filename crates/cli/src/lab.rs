@@ -21,7 +21,8 @@ use sarsen_node::config::{parse_cache, parse_size};
 use sarsen_node::stores::CacheMode;
 
 pub(crate) use self::results::Results;
-use crate::disk::{print_line, variable};
+use crate::disk::variable;
+use crate::output::{note, print_line};
 
 /// Verbs of the lab.
 #[derive(clap::Subcommand)]
@@ -334,7 +335,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
         Some("fio") => {
             let found = fio::parse(&name, &text)?;
             for fio::Unmapped { line, option, reason, .. } in &found.unmapped {
-                eprintln!("{name}:{line}: {option} is left out: {reason}");
+                note(format_args!("{name}:{line}: {option} is left out: {reason}"));
             }
             for job in found.jobs {
                 let mut options = LoadOptions::new(endpoint.clone(), plain);
@@ -355,7 +356,7 @@ fn read_jobs(file: &Path, endpoint: &Endpoint) -> anyhow::Result<Vec<(String, Lo
             for specification in found.specifications {
                 let (mix, left_out) = specification.to_mix(found.outstanding.unwrap_or(1));
                 for what in left_out {
-                    eprintln!("{name}: {}: left out: {what}", specification.name);
+                    note(format_args!("{name}: {}: left out: {what}", specification.name));
                 }
                 let mut options = LoadOptions::new(endpoint.clone(), plain);
                 set_mix(&mut options, mix);

@@ -1,5 +1,8 @@
 //! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
 
+// They panic where nobody reads: `output` has what does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod account;
 mod apply;
 mod completions;
@@ -15,6 +18,7 @@ mod import;
 mod lab;
 mod man;
 mod metrics;
+mod output;
 mod portal;
 mod serve;
 mod session;
@@ -28,7 +32,8 @@ mod volume;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+
+use crate::output::{LogFormat, start_logging};
 
 /// A SAN in one program: serves disks over iSCSI, attaches to them, and measures them.
 #[derive(Parser)]
@@ -112,7 +117,7 @@ enum Verb {
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
     if tgtadm::is_meant(words.next().as_ref()) {
-        start_logging("warn", LogFormat::Text);
+        start_logging("warn", LogFormat::Text, false);
         return tgtadm::run(words);
     }
     let arguments = Arguments::parse();
@@ -122,7 +127,7 @@ fn main() -> ExitCode {
         Verb::Serve(arguments) => arguments.log_format,
         _ => LogFormat::Text,
     };
-    start_logging(if serves { "info" } else { "warn" }, format);
+    start_logging(if serves { "info" } else { "warn" }, format, serves);
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(&arguments),
         Verb::Upgrade(manner) => upgrade::run(&manner),
@@ -149,30 +154,7 @@ fn main() -> ExitCode {
         Verb::Completions(arguments) => completions::run(&arguments, Arguments::command()),
         Verb::Man(arguments) => man::run(&arguments, Arguments::command()),
     };
-    exit::code(outcome)
-}
-
-/// How logs are written.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum LogFormat {
-    /// A line for people.
-    Text,
-    /// An object a line, for programs.
-    Json,
-}
-
-/// Logs go to stderr; `RUST_LOG` chooses how much.
-fn start_logging(default_level: &str, format: LogFormat) {
-    use std::io::IsTerminal;
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_level));
-    let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_target(false);
-    match format {
-        LogFormat::Text => logs.with_ansi(colour).init(),
-        LogFormat::Json => logs.json().flatten_event(true).init(),
-    }
+    let code = exit::code(outcome);
+    sarsen_io::log::flush();
+    code
 }

@@ -1,7 +1,8 @@
 //! `sarsen metrics`.
 
 use crate::control::Manner;
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
+use crate::output::print_line;
 
 /// Flags of `sarsen metrics`.
 #[derive(clap::Args)]

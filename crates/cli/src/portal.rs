@@ -1,9 +1,15 @@
 //! `sarsen portal`.
 
+use std::net::SocketAddr;
+
 use clap::Subcommand;
+use sarsen_node::control::Client;
+use sarsen_node::control::schema::{PortalList, ServedPortal};
 use sarsen_node::desired::document::{Portal, Tls};
 use sarsen_node::desired::{Document, Kind};
 
+use crate::disk::on_a_core;
+use crate::output::{note, print_line};
 use crate::state::{self, ChangeManner};
 
 /// Verbs of `sarsen portal`.
@@ -44,6 +50,66 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let portal = Portal { address, group, tls };
             manner.create(Document { portal: vec![portal], ..Document::default() })
         }
+        Verb::Common(state::Verb::List { manner }) => {
+            state::list(Kind::Portal, &manner)?;
+            if manner.json {
+                return Ok(());
+            }
+            let PortalList { portals } = listening(&manner.client()?)?;
+            let lines = portals.iter().filter(|portal| !portal.is_object).map(others);
+            let lines: Vec<_> = lines.collect();
+            if lines.is_empty() { Ok(()) } else { print_line(&lines.join("\n")) }
+        }
         Verb::Common(verb) => state::run(Kind::Portal, verb),
+    }
+}
+
+/// A portal that no document has.
+fn others(portal: &ServedPortal) -> String {
+    let ServedPortal { address, group, tls, .. } = portal;
+    let tls = if *tls { ", TLS" } else { "" };
+    format!("* {address}: group {group}{tls}, opened by the server's flags, its file or by default")
+}
+
+fn listening(client: &Client) -> anyhow::Result<PortalList> {
+    on_a_core(async { Ok(client.get("/portals").await?) })
+}
+
+/// Says where no portal can be reached by another machine.
+pub(crate) fn note_loopback(client: &Client) -> anyhow::Result<()> {
+    if is_local(&listening(client)?) {
+        note(
+            "only this machine can log in: every portal listens on a loopback address. \
+             `sarsen portal create 0.0.0.0:3260` opens one for others",
+        );
+    }
+    Ok(())
+}
+
+fn is_local(list: &PortalList) -> bool {
+    let is_loopback = |portal: &ServedPortal| {
+        portal.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback())
+    };
+    list.portals.iter().all(is_loopback)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_listens_on_loopback_alone_is_told_from_others() {
+        let list = |addresses: &[&str]| {
+            let portal = |address: &&str| ServedPortal {
+                address: (*address).to_owned(),
+                group: 1,
+                tls: false,
+                is_object: false,
+            };
+            PortalList { portals: addresses.iter().map(portal).collect() }
+        };
+        assert!(is_local(&list(&["127.0.0.1:3260", "[::1]:3260"])));
+        assert!(!is_local(&list(&["127.0.0.1:3260", "0.0.0.0:3261"])));
+        assert!(!is_local(&list(&["192.0.2.1:3260"])));
     }
 }

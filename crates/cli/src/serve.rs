@@ -2,11 +2,12 @@
 
 mod service_manager;
 
+use std::convert::Infallible;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +15,16 @@ use std::time::Duration;
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::handover::{self, Kept};
+use sarsen_io::process;
 use sarsen_io::spin::Spin;
+use sarsen_io::{threads, time};
 use sarsen_node::config::{
     self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig,
     render_size,
 };
 use sarsen_node::{Made, Server};
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use crate::control::default_socket;
@@ -199,6 +202,9 @@ fn own_socket() -> PathBuf {
     socket
 }
 
+/// How long the end of the server waits for a change that is under way.
+const CHANGE_LIMIT: Duration = Duration::from_secs(1);
+
 /// How a server ends.
 enum Ending {
     /// It does not come back by itself.
@@ -208,15 +214,30 @@ enum Ending {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    sarsen_io::heap::set_up();
+    // Before there is a secret in memory, or a file.
+    process::keep_files_private();
+    if let Err(error) = process::keep_memory_private() {
+        warn!(%error, "a core dump of this server would hold secrets");
+    }
     // Where this program was: another may lie there when it is to be replaced.
     let program = std::env::current_exe();
     // The main thread only waits; the cores have threads of their own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let ending = runtime.block_on(serve(arguments, program.as_deref().ok()))?;
+    let ending = runtime.block_on(serve(arguments, program.as_deref().ok()));
+    let (program, sockets) = match ending {
+        Ok(Ending::Replaced { program, sockets }) => (program, sockets),
+        ended => {
+            // A thread of it may wait for a disk that never responds.
+            runtime.shutdown_background();
+            return ended.map(drop);
+        }
+    };
+    // All of it: a thread that ended later would close descriptors that are the next program's by then.
     drop(runtime);
-    let Ending::Replaced { program, sockets } = ending else { return Ok(()) };
     let mut command = Command::new(&program);
     command.args(std::env::args_os().skip(1));
+    sarsen_io::log::flush();
     let error = handover::become_program(command, sockets);
     Err(error).with_context(|| format!("{} cannot take over", program.display()))
 }
@@ -234,10 +255,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     let volumes = config.volumes.clone();
     let server = Server::start(config)?;
     server.show_lab(Arc::new(Results::usual()));
-    if let Err(error) = announce(&server, &volumes, arguments.json) {
-        // Whoever started it may have gone, as when another program takes over.
-        warn!(%error, "what is served cannot be told on stdout");
-    }
+    announce(announcement(&server, &volumes, arguments.json)?);
     service_manager::ready(&kept_names);
     let mut reloading: Option<Pin<Box<dyn Future<Output = ()> + '_>>> = None;
     let asked = async {
@@ -251,7 +269,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
                     info!("SIGINT: ending");
                     return None;
                 }
-                _ = replace.recv() => match successor(program) {
+                _ = replace.recv() => match successor(&server, program) {
                     Ok(program) => return Some(program),
                     Err(error) => error!("SIGUSR2: nothing was changed: {error:#}"),
                 },
@@ -268,6 +286,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
         () = service_manager::watch(&server) => unreachable!("it does not end"),
         () = server.retry() => unreachable!("it does not end"),
     };
+    let mut again = pin!(end_at_signal(&mut terminate, &mut interrupt));
     let changes = async {
         tokio::join!(server.end_changes(), async {
             if let Some(reload) = reloading {
@@ -277,6 +296,9 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     };
     tokio::select! {
         _ = changes => {}
+        never = &mut again => match never {},
+        // One that waits for a disk may not end.
+        () = time::sleep_until(time::now() + CHANGE_LIMIT) => {}
         () = service_manager::watch_end() => unreachable!("it does not end"),
     }
     // Who connects after this waits for the next server, if there is one.
@@ -290,6 +312,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     };
     let clean = tokio::select! {
         clean = server.shutdown(Duration::from_secs(arguments.logout_grace)) => clean,
+        never = again => match never {},
         () = service_manager::watch_end() => unreachable!("it does not end"),
     };
     match (clean, &ending) {
@@ -302,6 +325,18 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     Ok(ending)
 }
 
+/// Ends the process at the next signal: while the server ends, a second one.
+async fn end_at_signal(terminate: &mut Signal, interrupt: &mut Signal) -> Infallible {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    error!("a second signal: ending at once; volumes may not have been flushed");
+    sarsen_io::log::flush();
+    // To drop what runs is to wait for it.
+    std::process::exit(exit::FAILED.into())
+}
+
 /// The end of what is being done; there is none where nothing is.
 async fn end_of(work: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
     match work {
@@ -311,7 +346,11 @@ async fn end_of(work: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
 }
 
 /// What is to take over, if it runs at all.
-fn successor(program: Option<&Path>) -> anyhow::Result<PathBuf> {
+fn successor(server: &Server, program: Option<&Path>) -> anyhow::Result<PathBuf> {
+    if let Some(volume) = server.silent_volume() {
+        // This process could not become another program before its disk responds.
+        anyhow::bail!("volume {volume} does not respond");
+    }
     let program = program.context("it is not known where this program is")?;
     let shown = program.display();
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
@@ -330,7 +369,7 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
         Err(error) => Err(error),
     };
     match reloaded {
-        Ok(Made { needs_restart, sessions_ended, problems }) => {
+        Ok(Made { needs_restart, sessions_ended, problems, .. }) => {
             for problem in problems {
                 error!("SIGHUP: {problem}");
             }
@@ -362,9 +401,26 @@ struct AnnouncedVolume {
     urls: Vec<String>,
 }
 
-/// Prints what is served, with URLs to paste.
-fn announce(server: &Server, volumes: &[VolumeConfig], json: bool) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
+/// Prints what is served, beside the server: nobody may read it, or its reader may have gone, as when another
+/// program takes over.
+fn announce(text: String) {
+    let print = move || {
+        let mut out = std::io::stdout().lock();
+        if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            warn!(%error, "standard output does not take what is served");
+        }
+    };
+    if let Err(error) = threads::spawn("announcement", print) {
+        warn!(%error, "what is served is not printed: there is no thread for it");
+    }
+}
+
+/// What is served, with URLs to paste.
+fn announcement(
+    server: &Server,
+    volumes: &[VolumeConfig],
+    json: bool,
+) -> serde_json::Result<String> {
     if json {
         let volumes = server.exports().into_iter().map(|export| AnnouncedVolume {
             name: export.volume.clone(),
@@ -377,16 +433,15 @@ fn announce(server: &Server, volumes: &[VolumeConfig], json: bool) -> std::io::R
         let portals = server.portals().iter().map(|portal| portal.address).collect();
         let api = server.api_url();
         let announcement = Announcement { portals, api, volumes: volumes.collect() };
-        serde_json::to_writer(&mut out, &announcement)?;
-        writeln!(out)?;
-        return out.flush();
+        return Ok(serde_json::to_string(&announcement)? + "\n");
     }
     let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0);
+    let mut text = String::new();
     for export in server.exports() {
         let size = render_size(export.size);
         for url in &export.urls {
-            writeln!(out, "{:width$}  {size:>10}  {url}", export.volume)?;
+            text += &format!("{:width$}  {size:>10}  {url}\n", export.volume);
         }
     }
-    out.flush()
+    Ok(text)
 }

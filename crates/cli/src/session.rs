@@ -13,7 +13,8 @@ use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::{DrainSession, Drained, Session, SessionKind, SessionList};
 
 use crate::control::{Manner, report_drain, table};
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
+use crate::output::print_line;
 
 /// Verbs of `sarsen session`.
 #[derive(Subcommand)]

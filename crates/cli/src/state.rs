@@ -1,18 +1,18 @@
 //! What the verbs that look at a server's state, and change it, share: `list`, `show`, `set`, `rename` and
 //! `delete` are the same for every noun.
 
-use std::io::Write;
-
 use clap::Subcommand;
 use sarsen_io::machine;
-use sarsen_node::control::schema::{Apply, ConfigState, ProblemList};
+use sarsen_node::config::render_size;
+use sarsen_node::control::schema::{Apply, ConfigState, ProblemList, ServedVolume, VolumeList};
 use sarsen_node::control::{Client, path_segment};
 use sarsen_node::desired::{Changed, Document, Key, Kind, Object};
 use serde_json::{Map, Value};
 
 use crate::control::{Manner, table};
-use crate::disk::{on_a_core, print_line};
-use crate::exit::{DegradedError, NotFoundError, UsageError, printed};
+use crate::disk::on_a_core;
+use crate::exit::{DegradedError, NotFoundError, UsageError};
+use crate::output::{print_document, print_line};
 
 /// How a change is made.
 #[derive(clap::Args)]
@@ -74,7 +74,7 @@ pub(crate) enum OneVerb {
         #[command(flatten)]
         manner: ChangeManner,
     },
-    /// Take one away. Files and their data stay where they are.
+    /// Take one away. Files and their data stay where they are, unless they are to be erased.
     Delete {
         /// Its name.
         name: String,
@@ -82,6 +82,9 @@ pub(crate) enum OneVerb {
         /// last volume by that goes, too.
         #[arg(long)]
         cascade: bool,
+        /// Erase the file of a volume, too, and what is kept beside it: its data are lost.
+        #[arg(long)]
+        erase: bool,
         #[command(flatten)]
         manner: ChangeManner,
     },
@@ -108,10 +111,10 @@ pub(crate) fn run_one(kind: Kind, verb: OneVerb) -> anyhow::Result<()> {
             let patched = serde_json::json!({ name_key(kind): new_name });
             change(&Key::new(kind, &name), &patched, &manner)
         }
-        OneVerb::Delete { name, cascade, manner } => {
+        OneVerb::Delete { name, cascade, erase, manner } => {
             let client = manner.client()?;
             let (path, query) = (path(&Key::new(kind, &name)), manner.query());
-            let path = format!("{path}{query}&cascade={cascade}");
+            let path = format!("{path}{query}&cascade={cascade}&erase={erase}");
             let changed: Changed = on_a_core(async { Ok(client.delete(&path).await?) })?;
             report(&changed, manner.manner.json)
         }
@@ -245,6 +248,7 @@ fn render(changed: &Changed) -> String {
         lines.push(format!("! {verb}: {} in all", sessions(changed.interrupted_sessions)));
     }
     lines.extend(changed.needs_restart.iter().map(|what| format!("! {what}: with the next start")));
+    lines.extend(changed.warnings.iter().map(|warning| format!("! {warning}")));
     lines.push(match (changed.steps.is_empty(), changed.dry_run) {
         (true, _) => format!("nothing to do: revision {}", changed.revision),
         (false, true) => "nothing was done: this is the plan".to_owned(),
@@ -262,21 +266,66 @@ pub(crate) fn state(client: &Client) -> anyhow::Result<ConfigState> {
     on_a_core(async { Ok(client.get("/config").await?) })
 }
 
-fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
+/// Lists the objects of a kind.
+pub(crate) fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
     let client = manner.client()?;
     let ConfigState { document, .. } = state(&client)?;
     let objects: Vec<Object> =
         document.into_objects().filter(|object| object.kind() == kind).collect();
+    let usage = match kind {
+        Kind::Volume => {
+            on_a_core(async { Ok(client.get::<VolumeList>("/volumes").await?) })?.volumes
+        }
+        _ => Vec::new(),
+    };
     if manner.json {
-        return print_line(&serde_json::to_string(&Document::of(&objects))?);
+        return print_line(&serde_json::to_string(&Listed {
+            document: Document::of(&objects),
+            usage,
+        })?);
+    }
+    if kind == Kind::Volume {
+        return list_volumes(&client, &objects, &usage);
     }
     let rows: Vec<[String; 2]> =
         objects.iter().map(|object| [object.name().to_owned(), details(object)]).collect();
     let head = kind.word().to_uppercase();
-    let ProblemList { problems } = on_a_core(async { Ok(client.get("/problems").await?) })?;
+    let ProblemList { problems, .. } = on_a_core(async { Ok(client.get("/problems").await?) })?;
     let own = problems.iter().filter(|problem| problem.kind == kind);
     let lines = [table([&head, "IS"], &rows)].into_iter();
     let lines = lines.chain(own.map(|problem| format!("! {}", problem.problem)));
+    print_line(&lines.collect::<Vec<_>>().join("\n"))
+}
+
+/// Things of a kind, and of volumes what they take.
+#[derive(serde::Serialize)]
+struct Listed {
+    #[serde(flatten)]
+    document: Document,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    usage: Vec<ServedVolume>,
+}
+
+/// Volumes, with what they take of the room that they promise.
+fn list_volumes(client: &Client, objects: &[Object], usage: &[ServedVolume]) -> anyhow::Result<()> {
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), render_size);
+    let row = |object: &Object| {
+        let own = usage.iter().find(|volume| volume.name == object.name());
+        [
+            object.name().to_owned(),
+            size(own.map(|own| own.size_bytes)),
+            size(own.and_then(|own| own.allocated_bytes)),
+            size(own.and_then(|own| own.free_bytes)),
+            details(object),
+        ]
+    };
+    let rows: Vec<[String; 5]> = objects.iter().map(row).collect();
+    let ProblemList { problems, warnings } =
+        on_a_core(async { Ok(client.get("/problems").await?) })?;
+    let own = problems.iter().filter(|problem| problem.kind == Kind::Volume);
+    let told = own.map(|problem| &problem.problem).chain(&warnings);
+    let lines = [table(["VOLUME", "SIZE", "ALLOCATED", "FREE", "IS"], &rows)].into_iter();
+    let lines = lines.chain(told.map(|told| format!("! {told}")));
     print_line(&lines.collect::<Vec<_>>().join("\n"))
 }
 
@@ -308,13 +357,7 @@ fn show(kind: Kind, name: &str, manner: &Manner) -> anyhow::Result<()> {
     if manner.json {
         return print_line(&serde_json::to_string(&found)?);
     }
-    print(&toml::to_string(&Document::of([&found]))?)
-}
-
-/// Text as it is.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+    print_document(&toml::to_string(&Document::of([&found]))?)
 }
 
 #[cfg(test)]
@@ -388,11 +431,13 @@ mod tests {
             needs_restart: vec!["limits.memory".into()],
             sessions_ended: 0,
             problems: Vec::new(),
+            warnings: vec!["there is little room".into()],
             dry_run: false,
         };
         assert_eq!(
             render(&changed),
             "+ volume a\n! iqn.x:h lost volume b\n! logged out: 1 session in all\n! limits.memory: with the next start\n\
+             ! there is little room\n\
              done: revision 7"
         );
         assert_eq!(render(&Changed::default()), "nothing to do: revision 0");

@@ -14,8 +14,9 @@ use sarsen_node::desired::document::{self, Luns, Rule};
 use sarsen_node::desired::{Document, Kind};
 
 use crate::control::{Manner, report_drain, table};
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
 use crate::exit::{NotFoundError, UsageError};
+use crate::output::{note, print_line};
 use crate::state::{self, ChangeManner};
 
 /// Verbs of `sarsen target`.
@@ -183,9 +184,9 @@ pub(crate) fn is_open(chap: &[String], hosts: &[String], initiators: &[String]) 
 
 /// Says what that means.
 pub(crate) fn tell_open() {
-    eprintln!(
+    note(format_args!(
         "everybody who reaches a portal may log in: --chap, --host or --initiator restricts it"
-    );
+    ));
 }
 
 /// `VOLUME` or `LUN=VOLUME`.

@@ -22,9 +22,9 @@ use sarsen_node::desired::Document;
 use sarsen_node::desired::document::Target;
 
 use crate::control::client;
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
 use crate::exit::OutputClosed;
-use crate::state::print;
+use crate::output::{note, print_document, print_line};
 
 /// EINVAL, with which tgtadm ends whatever went wrong.
 const FAILED: u8 = 22;
@@ -160,7 +160,7 @@ pub(crate) fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Other(error)) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("tgtadm: {failure}");
+            note(format_args!("tgtadm: {failure}"));
             match failure {
                 Failure::Server(ClientError::Unreachable { .. }) => UNREACHABLE.into(),
                 _ => FAILED.into(),
@@ -186,10 +186,10 @@ fn carry_out(arguments: &Arguments) -> Result<(), Failure> {
         other => other,
     };
     match (op, mode) {
-        ("show", "target") => print(&show::targets(&server.world()?, arguments.tid)?)?,
-        ("show", "account") => print(&show::accounts(&server.world()?))?,
-        ("show", "conn") => print(&show::connections(&server.world()?, arguments.tid)?)?,
-        ("show", "portal") => print(&show::portals(&server.world()?))?,
+        ("show", "target") => print_document(&show::targets(&server.world()?, arguments.tid)?)?,
+        ("show", "account") => print_document(&show::accounts(&server.world()?))?,
+        ("show", "conn") => print_document(&show::connections(&server.world()?, arguments.tid)?)?,
+        ("show", "portal") => print_document(&show::portals(&server.world()?))?,
         ("show", "sys" | "") => print_line(show::SYSTEM)?,
         ("delete", "conn") => server.drop_session(arguments)?,
         _ => change::carry_out(&server, op, mode, arguments)?,

@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::screen::Screen;
 use crate::control::{Manner, table};
 use crate::disk::on_a_core;
-use crate::state::print;
+use crate::output::print_document;
 
 const NANOSECONDS: f64 = 1e9;
 
@@ -122,8 +122,8 @@ async fn tell(mut looks: Looks, count: u64, lines: usize, json: bool) -> anyhow:
     for _ in 0..count {
         let look = looks.next().await?;
         match json {
-            true => print(&format!("{}\n", serde_json::to_string(&look)?))?,
-            false => print(&look.render(lines))?,
+            true => print_document(&format!("{}\n", serde_json::to_string(&look)?))?,
+            false => print_document(&look.render(lines))?,
         }
     }
     Ok(())
@@ -185,7 +185,7 @@ impl Look {
                 volume: volume.volume.clone(),
                 p99_microseconds: p99(volume),
                 queue_depth: volume.queue_depth,
-                errors: volume.errors.values().sum(),
+                errors: errors(&volume.errors),
                 ..row
             }
         });
@@ -208,7 +208,7 @@ impl Look {
                     initiator: Some(session.initiator.clone()),
                     tsih: Some(session.tsih),
                     queue_depth: volume.queue_depth,
-                    errors: volume.errors.values().sum(),
+                    errors: errors(&volume.errors),
                     ..row(counts, of_session(volume), seconds)
                 }
             })
@@ -279,6 +279,11 @@ impl Row {
         let [a, b, c, d, e] = self.rates();
         [a, b, c, d, e, self.queue_depth.to_string(), self.session(), self.volume.clone()]
     }
+}
+
+/// Failed commands. A unit attention is none: the initiator sends the command again.
+fn errors(by_kind: &BTreeMap<String, u64>) -> u64 {
+    by_kind.iter().filter(|(kind, _)| *kind != "unit_attention").map(|(_, count)| count).sum()
 }
 
 fn row(before: Counts, after: Counts, seconds: f64) -> Row {
@@ -353,7 +358,7 @@ mod tests {
         };
         let operations = [operation("read", reads), operation("write", writes)];
         let volume = json!({
-            "volume": "a", "queue_depth": 3, "operations": operations, "errors": { "x": 2 }, "limited": 0,
+            "volume": "a", "queue_depth": 3, "operations": operations, "errors": { "x": 2, "unit_attention": 40 }, "limited": 0,
             "recent_seconds": 10.0,
         });
         let session = json!({

@@ -9,8 +9,9 @@ use sarsen_node::control::{Address, schema::TargetList};
 use serde::Serialize;
 
 use crate::control::Manner;
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
 use crate::exit::UsageError;
+use crate::output::print_line;
 
 /// A server that has to flush much may take so long.
 const LIMIT: Duration = Duration::from_secs(120);

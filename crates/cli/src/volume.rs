@@ -1,12 +1,20 @@
 //! `sarsen volume`.
 
+use std::io::IsTerminal as _;
+
 use clap::Subcommand;
-use sarsen_node::config::DEFAULT_TARGET_PREFIX;
-use sarsen_node::control::schema::Apply;
+use sarsen_node::config::{DEFAULT_TARGET_PREFIX, parse_size, render_size};
+use sarsen_node::control::path_segment;
+use sarsen_node::control::schema::{Apply, ConfigState, OrphanList, Reattach, Reattached};
 use sarsen_node::desired::document::{Account, Luns, Rule, Size, Target, Volume};
-use sarsen_node::desired::{Document, Kind};
+use sarsen_node::desired::{Document, Kind, Orphan};
 
 use crate::account::{Given, SecretArguments, tell_secret};
+use crate::control::{Manner, table};
+use crate::disk::{confirmed, on_a_core};
+use crate::exit::{NotFoundError, UsageError};
+use crate::output::print_line;
+use crate::portal::note_loopback;
 use crate::state::{self, ChangeManner};
 use crate::target::{is_open, tell_open};
 
@@ -19,13 +27,52 @@ pub(crate) enum Verb {
     Resize {
         /// Its name.
         name: String,
-        /// Its new size, such as 20GiB.
+        /// Its new size, such as 20GiB; or by how much it grows, such as +10GiB.
+        #[arg(allow_hyphen_values = true)]
         size: String,
         #[command(flatten)]
         manner: ChangeManner,
     },
+    /// Close a volume and open it again, once its disk is well: after a flush failed, or its file was deleted,
+    /// replaced or truncated and is restored. Writes that were not flushed may be lost.
+    Reattach {
+        /// Its name.
+        name: String,
+        /// Also if clients use it: they are asked to log out first, and dropped if they do not.
+        #[arg(long)]
+        force: bool,
+        /// Seconds that they have for it.
+        #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+        grace: u16,
+        #[command(flatten)]
+        manner: Manner,
+    },
+    /// Files in the state's folder of volumes that no volume has.
+    #[command(subcommand)]
+    Orphan(OrphanVerb),
     #[command(flatten)]
     Common(state::Verb),
+}
+
+/// Verbs of `sarsen volume orphan`.
+#[derive(Subcommand)]
+pub(crate) enum OrphanVerb {
+    /// List them.
+    List {
+        #[command(flatten)]
+        manner: Manner,
+    },
+    /// Remove those that are named. Their data are lost.
+    Remove {
+        /// Their names, as `list` has them.
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Do not ask.
+        #[arg(long)]
+        destroy: bool,
+        #[command(flatten)]
+        manner: Manner,
+    },
 }
 
 /// Flags of `sarsen volume create`.
@@ -78,11 +125,105 @@ pub(crate) struct Create {
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Create(create) => create.run(),
-        Verb::Resize { name, size, manner } => {
-            let settings = vec![format!("size={size}")];
+        Verb::Resize { name, size, mut manner } => {
+            let settings = match size.strip_prefix('+') {
+                None => vec![format!("size={size}")],
+                Some(growth) => {
+                    let ConfigState { document, revision } = state::state(&manner.client()?)?;
+                    manner.revision.get_or_insert(revision);
+                    vec![format!("size={}", grown(&document, &name, growth)?)]
+                }
+            };
             state::run_one(Kind::Volume, state::OneVerb::Set { name, settings, manner })
         }
+        Verb::Reattach { name, force, grace, manner } => reattach(&name, force, grace, &manner),
+        Verb::Orphan(OrphanVerb::List { manner }) => list_orphans(&manner),
+        Verb::Orphan(OrphanVerb::Remove { names, destroy, manner }) => {
+            remove_orphans(&names, destroy, &manner)
+        }
         Verb::Common(verb) => state::run(Kind::Volume, verb),
+    }
+}
+
+/// The size in bytes of a volume that grows by so much.
+fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
+    let wrong = |what: String| UsageError(format!("volume {name}: {what}"));
+    let volume = document.volume.iter().find(|volume| volume.name == name);
+    let volume = volume.ok_or_else(|| {
+        NotFoundError(format!("there is no volume {name}: `sarsen volume list` has them"))
+    })?;
+    let size = volume.size.as_ref().map(|size| parse_size(&size.0));
+    let size = size.and_then(Result::ok).ok_or_else(|| {
+        wrong("it has no size of its own, so nothing can be added to it; give the new size".into())
+    })?;
+    let added = parse_size(growth).map_err(|error| wrong(format!("+{growth}: {error}")))?;
+    let grown = size.checked_add(added);
+    Ok(grown.ok_or_else(|| wrong(format!("+{growth}: more than a volume can hold; give less")))?)
+}
+
+fn reattach(name: &str, force: bool, grace: u16, manner: &Manner) -> anyhow::Result<()> {
+    let client = manner.client()?;
+    let request = Reattach { force, grace_seconds: Some(grace) };
+    let path = format!("/volumes/{}/reattach", path_segment(name));
+    let reattached: Reattached = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
+    if manner.json {
+        return print_line(&serde_json::to_string(&reattached)?);
+    }
+    print_line(&match reattached.writes_may_be_lost {
+        false => format!("volume {name} is re-attached"),
+        true => format!(
+            "volume {name} is re-attached. It could not be flushed before: writes that were acknowledged and not \
+             flushed may be lost. Check what is on it (fsck) before it is used"
+        ),
+    })
+}
+
+fn orphan_rows(orphans: &[Orphan]) -> String {
+    let row = |orphan: &Orphan| {
+        [
+            orphan.name.clone(),
+            render_size(orphan.size_bytes),
+            render_size(orphan.allocated_bytes),
+            orphan.path.clone(),
+        ]
+    };
+    let rows: Vec<[String; 4]> = orphans.iter().map(row).collect();
+    table(["ORPHAN", "SIZE", "ALLOCATED", "PATH"], &rows)
+}
+
+fn list_orphans(manner: &Manner) -> anyhow::Result<()> {
+    let client = manner.client()?;
+    let found: OrphanList = on_a_core(async { Ok(client.get("/orphans").await?) })?;
+    match manner.json {
+        true => print_line(&serde_json::to_string(&found)?),
+        false if found.orphans.is_empty() => print_line("there are none"),
+        false => print_line(&orphan_rows(&found.orphans)),
+    }
+}
+
+fn remove_orphans(names: &[String], destroy: bool, manner: &Manner) -> anyhow::Result<()> {
+    let client = manner.client()?;
+    if !destroy {
+        if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
+            let message = "this removes files and the data in them: confirm it with --destroy";
+            return Err(UsageError(message.into()).into());
+        }
+        if !confirmed("the data in these files are lost", &names.join(", "))? {
+            return Err(anyhow::anyhow!("nothing was removed"));
+        }
+    }
+    let mut orphans = Vec::new();
+    for name in names {
+        let path = format!("/orphans/{}", path_segment(name));
+        let removed: Orphan = on_a_core(async { Ok(client.delete(&path).await?) })?;
+        if !manner.json {
+            print_line(&format!("removed {}", removed.path))?;
+        }
+        orphans.push(removed);
+    }
+    match manner.json {
+        true => print_line(&serde_json::to_string(&OrphanList { orphans })?),
+        false => Ok(()),
     }
 }
 
@@ -97,7 +238,7 @@ impl Create {
             if !is_known || self.secret.is_given() {
                 let Given { secret, is_new } = self.secret.take()?;
                 made = is_new.then(|| secret.clone());
-                let secret = Some(secret);
+                let secret = Some(secret.into());
                 document.account.push(Account { name: name.clone(), secret, ..Account::default() });
             }
         }
@@ -105,6 +246,9 @@ impl Create {
         tell_secret(made.as_deref().filter(|_| !changed.dry_run), self.chap.as_deref())?;
         if self.export.is_some() && is_open(self.chap.as_slice(), &self.hosts, &self.initiators) {
             tell_open();
+        }
+        if self.export.is_some() && !changed.dry_run {
+            note_loopback(&self.manner.client()?)?;
         }
         state::report(&changed, self.manner.manner.json)
     }
@@ -148,4 +292,32 @@ impl Create {
 /// The server has another folder than who calls this.
 fn absolute(path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plus_is_by_how_much_a_volume_grows() {
+        let volume = |name: &str, size: Option<&str>| Volume {
+            name: name.into(),
+            size: size.map(|size| Size(size.into())),
+            ..Volume::default()
+        };
+        let volume = vec![
+            volume("v", Some("2GiB")),
+            volume("huge", Some("2TiB")),
+            volume("sized-by-its-file", None),
+        ];
+        let document = Document { volume, ..Document::default() };
+        let of = |name, growth| grown(&document, name, growth);
+        assert_eq!(of("v", "1GiB").expect("valid"), 3 << 30);
+        let refused = |name, growth| of(name, growth).expect_err("refused").to_string();
+        assert!(refused("v", "much").starts_with("volume v: +much: "));
+        let too_much = refused("huge", "16777215TiB");
+        assert!(too_much.contains("huge: +16777215TiB: more than"), "{too_much}");
+        assert!(refused("sized-by-its-file", "1GiB").contains("no size of its own"));
+        assert!(of("w", "1GiB").expect_err("absent").is::<NotFoundError>());
+    }
 }

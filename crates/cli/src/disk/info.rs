@@ -7,7 +7,7 @@ use sarsen_initiator::{Inquiry, SessionError, SessionOptions, Url};
 use sarsen_node::config::render_size;
 use serde::Serialize;
 
-use super::print_line;
+use crate::output::{one_line, print_line};
 
 /// The stable shape of `--json`.
 #[derive(Serialize)]
@@ -194,6 +194,6 @@ fn render(info: &Info) -> String {
     ];
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines: Vec<_> =
-        rows.iter().map(|(name, value)| format!("{name:width$}  {value}")).collect();
+        rows.iter().map(|(name, value)| format!("{name:width$}  {}", one_line(value))).collect();
     lines.join("\n")
 }

@@ -3,10 +3,12 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
+use indicatif::BinaryBytes;
 use sarsen_io::file::{File, OpenOptions};
 use sarsen_node::config::{self, Config, StoreConfig};
-use sarsen_node::control::schema::{Problem, ProblemList, TargetList};
+use sarsen_node::control::schema::{OrphanList, Problem, ProblemList, TargetList};
 use sarsen_node::control::{Address, ClientError};
+use sarsen_node::desired::Orphan;
 
 use super::Finding;
 use crate::control::Manner;
@@ -96,27 +98,74 @@ pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer 
     let asked = client.and_then(|client| {
         on_a_core(async {
             let targets: TargetList = client.get("/targets").await?;
-            let problems: ProblemList = client.get("/problems").await?;
-            Ok((targets.targets.len(), problems.problems))
+            let ProblemList { problems, warnings } = client.get("/problems").await?;
+            // A server without a state has no folder of volumes.
+            let orphans = client
+                .get("/orphans")
+                .await
+                .map_or_else(|_| Vec::new(), |found: OrphanList| found.orphans);
+            Ok(Told { targets: targets.targets.len(), problems, warnings, orphans })
         })
     });
     judge(asked)
 }
 
-/// From how many targets a server has, and what it lacks.
-fn judge(asked: anyhow::Result<(usize, Vec<Problem>)>) -> RunningServer {
+/// What a server says of itself.
+#[derive(Default)]
+struct Told {
+    /// How many it has.
+    targets: usize,
+    problems: Vec<Problem>,
+    warnings: Vec<String>,
+    orphans: Vec<Orphan>,
+}
+
+/// A sentence for all of them: there may be thousands.
+fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
+    const SHOWN: usize = 10;
+    let names: Vec<&str> = orphans.iter().map(|orphan| orphan.name.as_str()).take(SHOWN).collect();
+    let bytes: u64 = orphans.iter().map(|orphan| orphan.allocated_bytes).sum();
+    let more = match orphans.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (!orphans.is_empty()).then(|| {
+        Finding::warning(
+            "server",
+            format!(
+                "{} files in the folder of volumes belong to no volume and take {}: {}{more}",
+                orphans.len(),
+                BinaryBytes(bytes),
+                names.join(", ")
+            ),
+            "see `sarsen volume orphan list`, and remove by `sarsen volume orphan remove` what is not needed",
+        )
+    })
+}
+
+/// From what a server says of itself.
+fn judge(asked: anyhow::Result<Told>) -> RunningServer {
     const CHECK: &str = "server";
     let error = match asked {
-        Ok((targets, problems)) => {
+        Ok(Told { targets, problems, warnings, orphans }) => {
             let runs = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
             let lacks = problems.into_iter().map(|Problem { problem, .. }| {
                 let remedy =
-                    "mend that: the server does without it, and tries it again every ten seconds";
+                    "do what is said there: the server goes on meanwhile, and takes up what comes back";
                 Finding::problem(CHECK, problem, remedy)
+            });
+            let little = warnings.into_iter().map(|warning| {
+                let remedy = "make room there, or delete what is not needed";
+                Finding::warning(CHECK, warning, remedy)
             });
             return RunningServer {
                 running: true,
-                findings: [runs].into_iter().chain(lacks).collect(),
+                findings: [runs]
+                    .into_iter()
+                    .chain(lacks)
+                    .chain(little)
+                    .chain(orphaned(&orphans))
+                    .collect(),
             };
         }
         Err(error) => error,
@@ -213,7 +262,7 @@ mod tests {
             judge(Err(ClientError::Broken("x".into()).into())).findings[0].level,
             Level::Warning
         );
-        assert!(judge(Ok((3, Vec::new()))).running);
+        assert!(judge(Ok(Told { targets: 3, ..Told::default() })).running);
     }
 
     #[test]
@@ -221,8 +270,25 @@ mod tests {
         let problem = "volume kept: /mnt/kept.img: cannot open it".to_owned();
         let lacks =
             Problem { kind: Kind::Volume, name: "kept".into(), problem, since_unix_seconds: 1 };
-        let server = judge(Ok((3, vec![lacks])));
+        let server = judge(Ok(Told { targets: 3, problems: vec![lacks], ..Told::default() }));
         let levels: Vec<_> = server.findings.iter().map(|finding| finding.level).collect();
         assert_eq!((server.running, levels), (true, vec![Level::Ok, Level::Problem]));
+    }
+
+    #[test]
+    fn what_no_volume_has_and_what_is_promised_beyond_the_room_are_warnings() {
+        let orphan = Orphan {
+            name: "left.img".into(),
+            path: "/state/volumes/left.img".into(),
+            size_bytes: 1 << 20,
+            allocated_bytes: 4096,
+            has_state: false,
+        };
+        let warnings = vec!["the volumes on the file system of /a may still take 2GiB".to_owned()];
+        let told = Told { warnings, orphans: vec![orphan], ..Told::default() };
+        let findings = judge(Ok(told)).findings;
+        let levels: Vec<_> = findings.iter().map(|finding| finding.level).collect();
+        assert_eq!(levels, [Level::Ok, Level::Warning, Level::Warning]);
+        assert!(findings[2].finding.contains("left.img"), "{findings:?}");
     }
 }

@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::control::Manner;
-use crate::disk::print_line;
 use crate::exit::DegradedError;
+use crate::output::print_line;
 
 /// Flags of `sarsen doctor`.
 #[derive(clap::Args)]

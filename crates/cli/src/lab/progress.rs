@@ -29,7 +29,7 @@ impl Progress {
     }
 
     fn say(&self, line: &str) {
-        self.0.suspend(|| eprintln!("{line}"));
+        self.0.suspend(|| crate::output::note(line));
     }
 }
 

@@ -17,6 +17,7 @@ use super::archive;
 use super::progress::Progress;
 use crate::disk::variable;
 use crate::exit::{DegradedError, UsageError, printed};
+use crate::output::note;
 
 /// The study whose figures bonnie++ measures.
 const LUNDEN: &str = "lunden";
@@ -185,7 +186,7 @@ fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     if let Some(folder) = &arguments.mount {
         let mut kept = Ok(());
         lunden::run_bonnie(folder, scale, &mut |progress| {
-            eprintln!("bonnie++: {} of {}", progress.repetition, progress.of);
+            note(format_args!("bonnie++: {} of {}", progress.repetition, progress.of));
             let mut samples = progress.samples.iter();
             let added = samples.try_for_each(|sample| archive.add(run.id, sample));
             kept = std::mem::replace(&mut kept, Ok(())).and(added);
@@ -243,7 +244,7 @@ impl Output {
         for path in paths {
             archive::write(path, archive::format_of(path)?, &document, run)
                 .with_context(|| path.display().to_string())?;
-            eprintln!("run {}: report in {}", run.id, path.display());
+            note(format_args!("run {}: report in {}", run.id, path.display()));
         }
         judge(run)
     }

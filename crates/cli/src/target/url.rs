@@ -1,7 +1,5 @@
 //! `sarsen target url`: lines to paste where a disk is to be used.
 
-use std::path::PathBuf;
-
 use clap::ValueEnum;
 use sarsen_initiator::Portal;
 use sarsen_node::control::schema::{self, TargetList};
@@ -9,8 +7,9 @@ use sarsen_node::ways::{self, Client, Place, Way, ways};
 use serde::Serialize;
 
 use crate::control::Manner;
-use crate::disk::{on_a_core, print_line};
+use crate::disk::on_a_core;
 use crate::exit::{NotFoundError, UsageError};
+use crate::output::{note, print_line};
 
 /// Flags of `sarsen target url`.
 #[derive(clap::Args)]
@@ -94,10 +93,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut shown = Vec::new();
     for way in &ways {
         let Some(lines) = way.lines(arguments.format.into()) else {
-            eprintln!(
+            note(format_args!(
                 "sarsen: {} speaks TLS, which this client does not: put stunnel before it",
                 way.portal
-            );
+            ));
             continue;
         };
         shown.push(Shown { target: way.target.clone(), portal: way.portal.to_string(), lines });
@@ -133,20 +132,20 @@ fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Resul
         let advice = "`sarsen target list` has those that there are";
         return Err(NotFoundError(format!("there is no target {name}: {advice}")).into());
     }
-    let host = arguments.host.clone().or_else(own_name);
+    let host = arguments.host.clone().or_else(ways::own_name);
     let client = Client {
         host: host.as_deref(),
         user: arguments.user.as_deref(),
         secret_file: &arguments.secret_file,
     };
+    for target in targets.iter().filter(|target| target.portals.iter().all(ways::is_local)) {
+        note(format_args!(
+            "sarsen: {}: only this machine reaches it: its portals listen on loopback addresses; \
+             `sarsen portal create 0.0.0.0:3260` opens one for others",
+            target.name
+        ));
+    }
     Ok(targets.into_iter().flat_map(|target| ways(target, client)).collect())
-}
-
-/// What this machine is called.
-fn own_name() -> Option<String> {
-    let path = PathBuf::from("/proc/sys/kernel/hostname");
-    let name = std::fs::read_to_string(path).ok()?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

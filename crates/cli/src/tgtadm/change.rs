@@ -257,7 +257,7 @@ fn new_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
     if world.document.account.iter().any(|account| account.name == name) {
         return Err(Failure::AccountExists);
     }
-    let (name, secret) = (name.to_owned(), Some(secret.to_owned()));
+    let (name, secret) = (name.to_owned(), Some(secret.to_owned().into()));
     let account = Account { name, secret, ..Account::default() };
     let apply = Document { account: vec![account], ..Document::default() };
     Ok(Steps { apply, remove: Vec::new() })

@@ -7,6 +7,7 @@ use sarsen_node::desired::document::{Rule, Target, Volume};
 
 use super::change::is_nobody;
 use super::{Failure, World, number};
+use crate::output::one_line;
 
 /// `--mode sys`.
 pub(super) const SYSTEM: &str = "System:
@@ -48,7 +49,8 @@ fn target(world: &World, target: &Target) -> String {
     );
     for session in sessions(world, target) {
         let _ = writeln!(text, "        I_T nexus: {}", session.tsih);
-        let _ = writeln!(text, "            Initiator: {} alias: none", session.initiator);
+        let _ =
+            writeln!(text, "            Initiator: {} alias: none", one_line(&session.initiator));
         for connection in &session.connections {
             let _ = writeln!(text, "            Connection: {}", connection.cid);
             let _ = writeln!(text, "                IP Address: {}", address(connection));
@@ -194,7 +196,7 @@ pub(super) fn connections(world: &World, tid: Option<u32>) -> Result<String, Fai
         let _ = writeln!(text, "Session: {}", session.tsih);
         for connection in &session.connections {
             let _ = writeln!(text, "    Connection: {}", connection.cid);
-            let _ = writeln!(text, "        Initiator: {}", session.initiator);
+            let _ = writeln!(text, "        Initiator: {}", one_line(&session.initiator));
             let _ = writeln!(text, "        IP Address: {}", address(connection));
         }
     }

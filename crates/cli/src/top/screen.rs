@@ -12,6 +12,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::{Look, Row};
+use crate::output::one_line;
 
 const KEYS: &str =
     "q quit  Tab volumes, sessions, initiators  ←→ or o b l n sort  r reverse  ↑↓ scroll";
@@ -204,7 +205,9 @@ impl Screen {
             View::Initiators => vec![row.initiator.clone().unwrap_or_default()],
         };
         let numbers = numbers.map(|number| Cell::from(Text::from(number).right_aligned()));
-        let line = TableRow::new(numbers.chain(names.into_iter().map(Cell::from)));
+        let line = TableRow::new(
+            numbers.chain(names.iter().map(|name| Cell::from(one_line(name).into_owned()))),
+        );
         match row.errors > 0 && self.has_colour {
             true => line.style(Style::new().fg(Color::Red)),
             false => line,

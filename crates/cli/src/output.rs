@@ -1,0 +1,257 @@
+//! Everything that verbs print: standard output for results, standard error for notes and the log.
+//!
+//! Names and sentences may come from an initiator, a target, a disk or a file. What a terminal would obey
+//! (escape sequences), and what makes text look like other text (bidirectional marks, invisible characters),
+//! is printed as `\u001b`: [`printable`] is the one place for it. JSON reads that as the same text.
+
+use std::borrow::Cow;
+use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
+
+use tracing::Subscriber;
+use tracing::field::Field;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
+
+use crate::exit::printed;
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line for people.
+    Text,
+    /// An object a line, for programs.
+    Json,
+}
+
+/// Prints a line, or several, on standard output.
+pub(crate) fn print_line(line: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    printed(writeln!(out, "{}", printable(line)).and_then(|()| out.flush()))
+}
+
+/// Prints a document as it is, for a file or a program; on a terminal as [`print_line`] does.
+pub(crate) fn print_document(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    let text = if out.is_terminal() { printable(text) } else { Cow::Borrowed(text) };
+    printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// Prints a line, or several, on standard error. A verb does its work whether or not that can be read.
+pub(crate) fn note(text: impl fmt::Display) {
+    let text = text.to_string();
+    let _ = writeln!(io::stderr().lock(), "{}", printable(&text));
+}
+
+/// Asks a question on standard error, whose answer is read from the same line.
+pub(crate) fn ask(question: &str) -> io::Result<()> {
+    let mut out = io::stderr().lock();
+    write!(out, "{}", printable(question))?;
+    out.flush()
+}
+
+/// Text of several lines that a terminal neither obeys nor shows as something else.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    escape(text, |c| is_unsafe(c) && c != '\n' && c != '\t')
+}
+
+/// The same of a name or another text that is one line: a table's cell, a field of the log.
+pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
+    escape(text, is_unsafe)
+}
+
+/// Control characters, line ends among them, bidirectional marks, and what has no width.
+fn is_unsafe(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}'
+    ) || c.is_control()
+}
+
+fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.chars().any(&is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_escaped(c) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                // To write into a text does not fail.
+                let _ = write!(escaped, "\\u{unit:04x}");
+            }
+        } else {
+            escaped.push(c);
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// Sends logs to standard error; `RUST_LOG` chooses how much. A server's are `queued`: it does not wait for
+/// a reader.
+pub(crate) fn start_logging(default_level: &str, format: LogFormat, queued: bool) {
+    let writer = match sarsen_io::log::standard_error() {
+        Ok(log) if queued => {
+            flush_at_a_panic();
+            BoxMakeWriter::new(move || log)
+        }
+        _ => BoxMakeWriter::new(io::stderr),
+    };
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    // Where one was set before, as in a test, that one stays.
+    let _ =
+        tracing::subscriber::set_global_default(subscriber(default_level, format, colour, writer));
+}
+
+fn subscriber(
+    default_level: &str,
+    format: LogFormat,
+    colour: bool,
+    writer: BoxMakeWriter,
+) -> Box<dyn Subscriber + Send + Sync> {
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default_level));
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        // Its own way to tell that it cannot write is a panic.
+        .log_internal_errors(false);
+    match format {
+        LogFormat::Text => {
+            let fields = debug_fn(write_field).delimited(" ");
+            Box::new(logs.with_ansi(colour).with_writer(writer).fmt_fields(fields).finish())
+        }
+        LogFormat::Json => {
+            let writer = BoxMakeWriter::new(EscapingMaker(writer));
+            Box::new(logs.json().flatten_event(true).with_writer(writer).finish())
+        }
+    }
+}
+
+/// What was said before it is not lost.
+fn flush_at_a_panic() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        sarsen_io::log::flush();
+        usual(panic);
+    }));
+}
+
+fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let value = format!("{value:?}");
+    match field.name() {
+        "message" => write!(writer, "{}", one_line(&value)),
+        name => write!(writer, "{name}={}", one_line(&value)),
+    }
+}
+
+/// Makes writers that escape what JSON leaves as it is.
+struct EscapingMaker(BoxMakeWriter);
+
+impl<'a> MakeWriter<'a> for EscapingMaker {
+    type Writer = Escaping<<BoxMakeWriter as MakeWriter<'a>>::Writer>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        Escaping(self.0.make_writer())
+    }
+}
+
+struct Escaping<W>(W);
+
+impl<W: io::Write> io::Write for Escaping<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match std::str::from_utf8(line) {
+            Ok(text) => self.0.write_all(printable(text).as_bytes())?,
+            // serde_json writes no such thing.
+            Err(_) => self.0.write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// A clipboard is set, the line is deleted, and `moc.live` is shown as `evil.com`.
+    const HOSTILE: &str = "iqn.x:\u{1b}]52;c;cm0=\u{7}\u{9b}2K\r\nroot\u{202e}moc.live\u{200b}é";
+
+    fn is_plain(text: &str) -> bool {
+        text.chars().all(|c| c == '\n' || c == '\t' || !is_unsafe(c))
+    }
+
+    #[test]
+    fn a_terminal_obeys_nothing_of_what_is_printed() {
+        let text = printable(HOSTILE);
+        assert_eq!(
+            text,
+            "iqn.x:\\u001b]52;c;cm0=\\u0007\\u009b2K\\u000d\nroot\\u202emoc.live\\u200bé"
+        );
+        assert!(is_plain(&text) && !one_line(HOSTILE).contains('\n'));
+        assert!(matches!(printable("two\n\tlines, é, 漢字, 🙂"), Cow::Borrowed(_)));
+        assert_eq!(printable("\u{e0041}"), "\\udb40\\udc41");
+    }
+
+    #[test]
+    fn json_that_is_printed_says_the_same() {
+        let json = serde_json::json!({ "initiator": HOSTILE, HOSTILE: 1 });
+        let text = json.to_string();
+        let text = printable(&text);
+        assert!(is_plain(&text), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).ok(), Some(json));
+    }
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("not poisoned").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What is logged of a hostile name, in a message, in fields and in a span.
+    fn logged(format: LogFormat, colour: bool) -> String {
+        let written = Written::default();
+        let writer = written.clone();
+        let writer = BoxMakeWriter::new(move || writer.clone());
+        let subscriber = subscriber("info", format, colour, writer);
+        tracing::subscriber::with_default(subscriber, || {
+            let span = tracing::info_span!("session", initiator = HOSTILE);
+            let _entered = span.enter();
+            tracing::warn!(name = %HOSTILE, quoted = ?HOSTILE, "it says {HOSTILE}");
+        });
+        let bytes = written.0.lock().expect("not poisoned").clone();
+        String::from_utf8(bytes).expect("text")
+    }
+
+    #[test]
+    fn a_record_of_the_log_is_one_plain_line() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let text = logged(format, false);
+            assert_eq!((text.lines().count(), text.ends_with('\n')), (1, true), "{text:?}");
+            assert!(is_plain(&text), "{text:?}");
+        }
+        let json: serde_json::Value =
+            serde_json::from_str(&logged(LogFormat::Json, false)).expect("JSON");
+        assert_eq!((&json["name"], &json["span"]["initiator"]), (&HOSTILE.into(), &HOSTILE.into()));
+        // Colours are escape sequences of our own.
+        let coloured = logged(LogFormat::Text, true);
+        assert!(coloured.contains('\u{1b}'), "{coloured:?}");
+        assert!(!coloured.contains("\u{1b}]") && coloured.lines().count() == 1, "{coloured:?}");
+    }
+}
