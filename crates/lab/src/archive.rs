@@ -1,42 +1,56 @@
 //! The archive: every run that was made here, in one SQLite file that other tools can read.
 //!
-//! A sample is committed when it is made, so that what breaks a run off costs one measurement.
+//! A sample is committed when it is made, so that what breaks a run off costs one measurement. Each row has a checksum:
+//! a figure that is damaged is never shown.
 
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, Transaction, params};
+use sarsen_node::database::{self, CHECKSUM_LENGTH, DatabaseError, Schema, checksum};
 
 use crate::record::{Run, Sample, Scale, Setting};
 
+const FILE_NAME: &str = "lab.sqlite";
+/// The state folder of the packaged service.
+const SERVICE_FOLDER: &str = "/var/lib/sarsen";
+const FILE_MODE: u32 = 0o644;
 /// What the file must say of itself; raised with the tables.
-const VERSION: i64 = 1;
+const VERSION: i32 = 2;
 /// How long another process may hold the file.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
-const TABLES: &str = "
-    CREATE TABLE run (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        study TEXT NOT NULL,
-        scale TEXT NOT NULL,
-        command TEXT NOT NULL,
-        contestants TEXT NOT NULL,
-        began_at INTEGER NOT NULL,
-        ended_at INTEGER,
-        setting TEXT NOT NULL
-    ) STRICT;
-    CREATE TABLE sample (
-        run INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
-        position INTEGER NOT NULL,
-        labels TEXT NOT NULL,
-        repetition INTEGER NOT NULL,
-        ended_at INTEGER NOT NULL,
-        outcome TEXT NOT NULL,
-        PRIMARY KEY (run, position)
-    ) STRICT, WITHOUT ROWID;
-";
+const SCHEMA: Schema = Schema {
+    version: VERSION,
+    tables: &[
+        "CREATE TABLE run (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            study TEXT NOT NULL,
+            scale TEXT NOT NULL,
+            command TEXT NOT NULL,
+            contestants TEXT NOT NULL,
+            began_at INTEGER NOT NULL,
+            ended_at INTEGER,
+            setting TEXT NOT NULL,
+            checksum BLOB NOT NULL
+        ) STRICT",
+        "CREATE TABLE sample (
+            run INTEGER NOT NULL REFERENCES run (id) ON DELETE CASCADE,
+            position INTEGER NOT NULL,
+            labels TEXT NOT NULL,
+            repetition INTEGER NOT NULL,
+            ended_at INTEGER NOT NULL,
+            outcome TEXT NOT NULL,
+            checksum BLOB NOT NULL,
+            PRIMARY KEY (run, position)
+        ) STRICT, WITHOUT ROWID",
+    ],
+};
+/// The columns of a run, in the order of [`Columns`].
+const COLUMNS: &str =
+    "id, study, scale, command, contestants, began_at, ended_at, setting, checksum";
 
 /// Why the archive cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +64,17 @@ pub enum ArchiveError {
         #[source]
         source: std::io::Error,
     },
+    /// It does not hold what was written.
+    #[error(
+        "the archive {} is damaged: {what}; restore it from a backup, or move it away, and the next run begins \
+         another", path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// SQLite says no.
     #[error("the archive {}: {source}", path.display())]
     Database {
@@ -60,12 +85,15 @@ pub enum ArchiveError {
         source: rusqlite::Error,
     },
     /// The file is of a newer program, or of another one.
-    #[error("the archive {} is of version {found}; this program knows {VERSION}", path.display())]
+    #[error(
+        "the archive {} is of version {found}; this program knows {VERSION}: move it away, or use the program that \
+         made it", path.display()
+    )]
     Version {
         /// The file.
         path: PathBuf,
         /// Its version.
-        found: i64,
+        found: i32,
     },
     /// What is in it is not what was put there.
     #[error("the archive {}: {what} cannot be read: {source}", path.display())]
@@ -128,16 +156,40 @@ pub struct Archive {
     connection: Connection,
 }
 
+fn usual_path(
+    variable: impl Fn(&str) -> Option<PathBuf>,
+    is_root: bool,
+    exists: &dyn Fn(&Path) -> bool,
+) -> PathBuf {
+    // systemd gives it to the service alone.
+    let folders = variable("STATE_DIRECTORY").unwrap_or_default();
+    if let Some(folder) = std::env::split_paths(&folders).find(|folder| folder.is_absolute()) {
+        return folder.join(FILE_NAME);
+    }
+    let own = variable("XDG_STATE_HOME")
+        .filter(|folder| folder.is_absolute())
+        .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
+        .unwrap_or_default()
+        .join("sarsen")
+        .join(FILE_NAME);
+    let service = Path::new(SERVICE_FOLDER);
+    let shared = service.join(FILE_NAME);
+    // An archive that root has already goes on.
+    match is_root && exists(service) && (exists(&shared) || !exists(&own)) {
+        true => shared,
+        false => own,
+    }
+}
+
 impl Archive {
-    /// Where it is unless somebody says otherwise: `$XDG_STATE_HOME/sarsen/lab.sqlite`, or the same
-    /// under `~/.local/state`; in the current folder for somebody without a home.
+    /// Where it is unless an argument says otherwise. For the packaged service, and for root on a machine that has
+    /// it, that is the service's state folder, so that the service shows what root has measured. For others it is
+    /// `$XDG_STATE_HOME/sarsen/lab.sqlite`, or the same under `~/.local/state`; in the current folder for a user
+    /// without a home.
     pub fn usual_path() -> PathBuf {
-        let variable = |name| std::env::var_os(name).map(PathBuf::from);
-        variable("XDG_STATE_HOME")
-            .filter(|folder| folder.is_absolute())
-            .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
-            .unwrap_or_default()
-            .join("sarsen/lab.sqlite")
+        let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let is_root = sarsen_io::machine::effective_user() == 0;
+        usual_path(variable, is_root, &|path| path.exists())
     }
 
     /// Opens the archive, and makes it if it is not there.
@@ -146,12 +198,21 @@ impl Archive {
             std::fs::create_dir_all(folder)
                 .map_err(|source| ArchiveError::Folder { path: folder.into(), source })?;
         }
-        let database = |source| ArchiveError::Database { path: path.into(), source };
-        let mut connection = Connection::open(path).map_err(database)?;
-        let found = prepare(&mut connection).map_err(database)?;
+        if !path.exists() {
+            database::create(path, SCHEMA, |_| Ok(())).map_err(|error| not_used(path, error))?;
+            // It holds no secrets: the service shows what root has measured.
+            fs::set_permissions(path, fs::Permissions::from_mode(FILE_MODE))
+                .map_err(|source| ArchiveError::Folder { path: path.into(), source })?;
+        }
+        // SQLite would take it for a new one.
+        if fs::metadata(path).is_ok_and(|file| file.len() == 0) {
+            return Err(ArchiveError::Damaged { path: path.into(), what: "it is empty".into() });
+        }
+        let (connection, found) = connect(path).map_err(|error| not_used(path, error.into()))?;
         if found != VERSION {
             return Err(ArchiveError::Version { path: path.into(), found });
         }
+        database::check_integrity(&connection).map_err(|error| not_used(path, error))?;
         Ok(Self { path: path.into(), connection })
     }
 
@@ -160,38 +221,63 @@ impl Archive {
         let setting = self.json(&run.setting, "its setting")?;
         let contestants = self.json(&run.contestants, "its contestants")?;
         let scale = run.scale.to_string();
-        self.connection
-            .execute(
-                "INSERT INTO run (study, scale, command, contestants, began_at, setting)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-                params![run.study, scale, run.command, contestants, run.began_at as i64, setting],
-            )
-            .map_err(|source| self.database(source))?;
-        Ok(self.connection.last_insert_rowid())
+        let columns = Columns {
+            id: 0,
+            study: run.study.clone(),
+            scale,
+            command: run.command.clone(),
+            contestants,
+            began_at: run.began_at as i64,
+            ended_at: None,
+            setting,
+        };
+        let begun = self.transaction(|transaction| {
+            let row = format!(
+                "INSERT INTO run ({COLUMNS}) VALUES (nullif(?1, 0), ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"
+            );
+            columns.write(transaction, &row)?;
+            // Of its number, too, which is known now.
+            let id = transaction.last_insert_rowid();
+            Columns { id, ..columns }.write(transaction, UPDATE)?;
+            Ok(id)
+        });
+        begun.map_err(|source| self.database(source))
     }
 
     /// Keeps what has become known of a run's setting.
     pub fn set_setting(&self, id: i64, setting: &Setting) -> Result<(), ArchiveError> {
         let setting = self.json(setting, "its setting")?;
-        self.change("UPDATE run SET setting = ?2 WHERE id = ?1", params![id, setting], id)
+        self.amend(id, |run| run.setting = setting)
     }
 
     /// Keeps a sample.
     pub fn add(&self, id: i64, sample: &Sample) -> Result<(), ArchiveError> {
         let labels = self.json(&sample.labels, "a sample's labels")?;
         let outcome = self.json(&sample.outcome, "a sample's outcome")?;
-        self.change(
-            "INSERT INTO sample (run, position, labels, repetition, ended_at, outcome)
-             VALUES (?1, (SELECT coalesce(max(position) + 1, 0) FROM sample WHERE run = ?1), ?2, ?3, ?4, ?5)",
-            params![id, labels, sample.repetition, sample.ended_at as i64, outcome],
-            id,
-        )
+        let Sample { repetition, ended_at, .. } = *sample;
+        let ended_at = ended_at as i64;
+        let added = self.transaction(|transaction| {
+            if Columns::read(transaction, id)?.is_none() {
+                return Ok(false);
+            }
+            let position: i64 = transaction.query_row(
+                "SELECT coalesce(max(position) + 1, 0) FROM sample WHERE run = ?1",
+                [id],
+                |row| row.get(0),
+            )?;
+            let sum = sample_sum((id, position), &labels, repetition, ended_at, &outcome);
+            transaction.execute(
+                "INSERT INTO sample VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                params![id, position, labels, repetition, ended_at, outcome, sum],
+            )?;
+            Ok(true)
+        });
+        self.there(id, added)
     }
 
     /// Notes that a run is complete.
     pub fn end(&self, id: i64, ended_at: u64) -> Result<(), ArchiveError> {
-        let ended_at = ended_at as i64;
-        self.change("UPDATE run SET ended_at = ?2 WHERE id = ?1", params![id, ended_at], id)
+        self.amend(id, |run| run.ended_at = Some(ended_at as i64))
     }
 
     /// Keeps others from a run.
@@ -231,7 +317,8 @@ impl Archive {
     /// Forgets a run that nobody is at.
     pub fn remove(&self, id: i64) -> Result<(), ArchiveError> {
         let _hold = self.hold(id)?;
-        self.change("DELETE FROM run WHERE id = ?1", params![id], id)
+        let removed = self.connection.execute("DELETE FROM run WHERE id = ?1", [id]);
+        self.there(id, removed.map(|removed| removed == 1))
     }
 
     /// A run with its samples.
@@ -272,9 +359,7 @@ impl Archive {
         clause: &str,
         values: &[&dyn rusqlite::ToSql],
     ) -> Result<Vec<Run>, ArchiveError> {
-        let text = format!(
-            "SELECT id, study, scale, command, contestants, began_at, ended_at, setting FROM run {clause}"
-        );
+        let text = format!("SELECT {COLUMNS} FROM run {clause}");
         let mut statement =
             self.connection.prepare(&text).map_err(|source| self.database(source))?;
         let mut rows = statement.query(values).map_err(|source| self.database(source))?;
@@ -286,18 +371,16 @@ impl Archive {
     }
 
     fn read_run(&self, row: &Row<'_>) -> Result<Run, ArchiveError> {
-        let text = |column| row.get::<_, String>(column).map_err(|source| self.database(source));
-        let time =
-            |column| row.get::<_, Option<i64>>(column).map_err(|source| self.database(source));
+        let columns = Columns::of(row).map_err(|source| self.database(source))?;
         Ok(Run {
-            id: row.get(0).map_err(|source| self.database(source))?,
-            study: text(1)?,
-            scale: self.parse(&format!("{:?}", text(2)?), "the scale of a run")?,
-            command: text(3)?,
-            contestants: self.parse(&text(4)?, "the contestants of a run")?,
-            began_at: time(5)?.unwrap_or(0).max(0) as u64,
-            ended_at: time(6)?.map(|at| at.max(0) as u64),
-            setting: self.parse(&text(7)?, "the setting of a run")?,
+            id: columns.id,
+            scale: self.parse(&format!("{:?}", columns.scale), "the scale of a run")?,
+            contestants: self.parse(&columns.contestants, "the contestants of a run")?,
+            began_at: columns.began_at.max(0) as u64,
+            ended_at: columns.ended_at.map(|at| at.max(0) as u64),
+            setting: self.parse(&columns.setting, "the setting of a run")?,
+            study: columns.study,
+            command: columns.command,
             samples: Vec::new(),
         })
     }
@@ -307,8 +390,8 @@ impl Archive {
         let mut statement = self
             .connection
             .prepare(
-                "SELECT labels, repetition, ended_at, outcome FROM sample WHERE run = ?1
-                 ORDER BY position",
+                "SELECT labels, repetition, ended_at, outcome, position, checksum FROM sample
+                 WHERE run = ?1 ORDER BY position",
             )
             .map_err(database)?;
         let mut rows = statement.query(params![id]).map_err(database)?;
@@ -316,26 +399,50 @@ impl Archive {
         while let Some(row) = rows.next().map_err(database)? {
             let labels: String = row.get(0).map_err(database)?;
             let outcome: String = row.get(3).map_err(database)?;
+            let repetition = row.get(1).map_err(database)?;
+            let ended_at: i64 = row.get(2).map_err(database)?;
+            let position = row.get(4).map_err(database)?;
+            let sum = sample_sum((id, position), &labels, repetition, ended_at, &outcome);
+            if row.get::<_, [u8; CHECKSUM_LENGTH]>(5).map_err(database)? != sum {
+                return Err(self.database(wrong_sum()));
+            }
             samples.push(Sample {
                 labels: self.parse(&labels, "the labels of a sample")?,
-                repetition: row.get(1).map_err(database)?,
-                ended_at: row.get::<_, i64>(2).map_err(database)?.max(0) as u64,
+                repetition,
+                ended_at: ended_at.max(0) as u64,
                 outcome: self.parse(&outcome, "the outcome of a sample")?,
             });
         }
         Ok(samples)
     }
 
-    /// A change that must meet exactly one row.
-    fn change(
+    /// Changes a run, which has to be whole before.
+    fn amend(&self, id: i64, change: impl FnOnce(&mut Columns)) -> Result<(), ArchiveError> {
+        let amended = self.transaction(|transaction| {
+            let Some(mut run) = Columns::read(transaction, id)? else { return Ok(false) };
+            change(&mut run);
+            run.write(transaction, UPDATE)?;
+            Ok(true)
+        });
+        self.there(id, amended)
+    }
+
+    fn transaction<T>(
         &self,
-        text: &str,
-        values: &[&dyn rusqlite::ToSql],
-        id: i64,
-    ) -> Result<(), ArchiveError> {
-        match self.connection.execute(text, values).map_err(|source| self.database(source))? {
-            0 => Err(ArchiveError::NoSuchRun { path: self.path.clone(), id }),
-            _ => Ok(()),
+        work: impl FnOnce(&Transaction<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        let behavior = rusqlite::TransactionBehavior::Immediate;
+        let transaction = Transaction::new_unchecked(&self.connection, behavior)?;
+        let done = work(&transaction)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+
+    /// What became of a change to a run that has to be there.
+    fn there(&self, id: i64, found: rusqlite::Result<bool>) -> Result<(), ArchiveError> {
+        match found.map_err(|source| self.database(source))? {
+            true => Ok(()),
+            false => Err(ArchiveError::NoSuchRun { path: self.path.clone(), id }),
         }
     }
 
@@ -356,7 +463,7 @@ impl Archive {
     }
 
     fn database(&self, source: rusqlite::Error) -> ArchiveError {
-        ArchiveError::Database { path: self.path.clone(), source }
+        failed(&self.path, source)
     }
 
     fn content(&self, what: &'static str, source: serde_json::Error) -> ArchiveError {
@@ -364,114 +471,123 @@ impl Archive {
     }
 }
 
-/// Makes the tables in an empty file; gives the version.
-fn prepare(connection: &mut Connection) -> rusqlite::Result<i64> {
-    connection.busy_timeout(BUSY_LIMIT)?;
-    connection.pragma_update(None, "foreign_keys", true)?;
-    let transaction =
-        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let mut version: i64 =
-        transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
-    let tables: i64 =
-        transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    if version == 0 && tables == 0 {
-        transaction.execute_batch(TABLES)?;
-        transaction.pragma_update(None, "user_version", VERSION)?;
-        version = VERSION;
+fn failed(path: &Path, source: rusqlite::Error) -> ArchiveError {
+    match database::is_damage(&source) {
+        true => ArchiveError::Damaged { path: path.into(), what: source.to_string() },
+        false => ArchiveError::Database { path: path.into(), source },
     }
-    transaction.commit()?;
-    Ok(version)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::record::{Labels, Measures, Outcome};
+fn not_used(path: &Path, error: DatabaseError) -> ArchiveError {
+    match error {
+        DatabaseError::Failed(source) => ArchiveError::Database { path: path.into(), source },
+        DatabaseError::System(source) => ArchiveError::Folder { path: path.into(), source },
+        other => ArchiveError::Damaged { path: path.into(), what: other.to_string() },
+    }
+}
 
-    fn run() -> Run {
-        Run {
-            id: 0,
-            study: "trinkle".into(),
-            scale: Scale::Quick,
-            command: "sarsen lab run trinkle".into(),
-            contestants: vec!["sarsen".into(), "tgt".into()],
-            began_at: 1_700_000_000,
-            ended_at: None,
-            setting: Setting { seed: 7, ..Setting::default() },
-            samples: Vec::new(),
+/// Opens a file that is there; gives the version that it is of.
+fn connect(path: &Path) -> rusqlite::Result<(Connection, i32)> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    database::harden(&connection)?;
+    connection.busy_timeout(BUSY_LIMIT)?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    let version = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    Ok((connection, version))
+}
+
+/// A run as it is kept.
+struct Columns {
+    id: i64,
+    study: String,
+    scale: String,
+    command: String,
+    contestants: String,
+    began_at: i64,
+    ended_at: Option<i64>,
+    setting: String,
+}
+
+const UPDATE: &str = "UPDATE run SET study = ?2, scale = ?3, command = ?4, contestants = ?5, began_at = ?6, \
+                      ended_at = ?7, setting = ?8, checksum = ?9 WHERE id = ?1";
+
+impl Columns {
+    fn of(row: &Row<'_>) -> rusqlite::Result<Self> {
+        let columns = Self {
+            id: row.get(0)?,
+            study: row.get(1)?,
+            scale: row.get(2)?,
+            command: row.get(3)?,
+            contestants: row.get(4)?,
+            began_at: row.get(5)?,
+            ended_at: row.get(6)?,
+            setting: row.get(7)?,
+        };
+        match row.get::<_, [u8; CHECKSUM_LENGTH]>(8)? == columns.sum() {
+            true => Ok(columns),
+            false => Err(wrong_sum()),
         }
     }
 
-    fn sample(repetition: u32) -> Sample {
-        let mut measures = Measures::default();
-        measures.figures.insert("iops".into(), 1234.5);
-        let labels = Labels::new().with("target", "tgt").with("mtu", 1500);
-        let outcome = Outcome::Measured(measures);
-        Sample { labels, repetition, ended_at: 1_700_000_001, outcome }
+    fn read(transaction: &Transaction<'_>, id: i64) -> rusqlite::Result<Option<Self>> {
+        let text = format!("SELECT {COLUMNS} FROM run WHERE id = ?1");
+        transaction.query_row(&text, [id], Self::of).optional()
     }
 
-    #[test]
-    fn what_was_kept_is_there_when_it_is_opened_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a/b/lab.sqlite");
-        let archive = Archive::open(&path).unwrap();
-        let id = archive.begin(&run()).unwrap();
-        archive.add(id, &sample(1)).unwrap();
-        archive.add(id, &Sample { outcome: Outcome::Failed("gone".into()), ..sample(2) }).unwrap();
-        drop(archive);
-
-        let archive = Archive::open(&path).unwrap();
-        let contestants = ["sarsen".to_owned(), "tgt".into()];
-        let unfinished = |scale| archive.unfinished("trinkle", scale, &contestants).unwrap();
-        assert_eq!((unfinished(Scale::Quick), unfinished(Scale::Full)), (Some(id), None));
-        let unable = Outcome::NotMeasured("no network namespaces".into());
-        archive.add(id, &Sample { outcome: unable, ..sample(3) }).unwrap();
-        archive.forget_failures(id).unwrap();
-        archive.add(id, &Sample { outcome: Outcome::Failed("lost".into()), ..sample(2) }).unwrap();
-        archive.end(id, 1_700_000_009).unwrap();
-        assert_eq!(unfinished(Scale::Quick), None);
-        let read = archive.run(id).unwrap();
-        let samples =
-            vec![sample(1), Sample { outcome: Outcome::Failed("lost".into()), ..sample(2) }];
-        assert_eq!(read, Run { id, ended_at: Some(1_700_000_009), samples, ..run() });
-        assert_eq!(archive.runs().unwrap().len(), 1);
-        archive.remove(id).unwrap();
-        assert!(matches!(archive.run(id), Err(ArchiveError::NoSuchRun { .. })));
-        assert!(archive.add(id, &sample(1)).is_err());
+    fn write(&self, transaction: &Transaction<'_>, text: &str) -> rusqlite::Result<()> {
+        let Self { id, study, scale, command, contestants, began_at, ended_at, setting } = self;
+        transaction.execute(
+            text,
+            params![
+                id,
+                study,
+                scale,
+                command,
+                contestants,
+                began_at,
+                ended_at,
+                setting,
+                self.sum()
+            ],
+        )?;
+        Ok(())
     }
 
-    #[test]
-    fn a_run_is_one_process_to_add_to() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("lab.sqlite");
-        let archive = Archive::open(&path).unwrap();
-        let id = archive.begin(&run()).unwrap();
-        let hold = archive.hold(id).unwrap();
-        // Locks of files are between descriptions, not between processes.
-        let other = Archive::open(&path).unwrap();
-        assert!(matches!(other.hold(id), Err(ArchiveError::Held { .. })));
-        assert!(matches!(other.remove(id), Err(ArchiveError::Held { .. })));
-        drop(other.hold(id + 1).unwrap());
-        drop(hold);
-        other.remove(id).unwrap();
-        let names = std::fs::read_dir(folder.path()).unwrap().flatten().map(|it| it.file_name());
-        assert_eq!(names.collect::<Vec<_>>(), ["lab.sqlite"]);
-    }
-
-    #[test]
-    fn files_that_are_no_archive_are_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("other");
-        std::fs::write(&path, "not a database, but long enough to be taken for a header".repeat(9))
-            .unwrap();
-        assert!(matches!(Archive::open(&path), Err(ArchiveError::Database { .. })));
-        let newer = folder.path().join("newer");
-        let connection = Connection::open(&newer).unwrap();
-        connection.pragma_update(None, "user_version", 99).unwrap();
-        drop(connection);
-        assert!(matches!(Archive::open(&newer), Err(ArchiveError::Version { found: 99, .. })));
-        let foreign = folder.path().join("foreign");
-        Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t (a)").unwrap();
-        assert!(matches!(Archive::open(&foreign), Err(ArchiveError::Version { found: 0, .. })));
+    fn sum(&self) -> [u8; CHECKSUM_LENGTH] {
+        let Self { id, study, scale, command, contestants, began_at, ended_at, setting } = self;
+        let ended = ended_at.map(i64::to_le_bytes);
+        checksum(&[
+            &id.to_le_bytes(),
+            study.as_bytes(),
+            scale.as_bytes(),
+            command.as_bytes(),
+            contestants.as_bytes(),
+            &began_at.to_le_bytes(),
+            ended.as_ref().map_or(&[][..], |ended| ended),
+            setting.as_bytes(),
+        ])
     }
 }
+
+fn sample_sum(
+    (run, position): (i64, i64),
+    labels: &str,
+    repetition: u32,
+    ended_at: i64,
+    outcome: &str,
+) -> [u8; CHECKSUM_LENGTH] {
+    let numbers = [run, position, repetition.into(), ended_at].map(i64::to_le_bytes);
+    checksum(&[numbers.as_flattened(), labels.as_bytes(), outcome.as_bytes()])
+}
+
+/// What SQLite would say if it had checksums.
+fn wrong_sum() -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(
+        rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),
+        Some("the checksum of a row is wrong".into()),
+    )
+}
+
+#[cfg(test)]
+mod tests;

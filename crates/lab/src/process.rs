@@ -267,9 +267,14 @@ impl Daemon {
     }
 
     /// Asks it to end with SIGTERM and waits.
-    pub fn terminate(mut self, limit: Duration) -> Result<ExitStatus, ProcessError> {
+    pub fn terminate(self, limit: Duration) -> Result<ExitStatus, ProcessError> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)
             .map_err(|source| system("send SIGTERM")(source.into()))?;
+        self.wait(limit)
+    }
+
+    /// Waits until it has ended.
+    pub fn wait(mut self, limit: Duration) -> Result<ExitStatus, ProcessError> {
         let status = wait(&mut self.child, limit)?;
         status.ok_or_else(|| ProcessError::Stays { program: self.name.clone(), limit })
     }

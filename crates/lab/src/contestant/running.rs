@@ -150,6 +150,12 @@ impl Running {
         daemons.into_iter().map(|daemon| Ok(daemon.terminate(limit)?)).collect()
     }
 
+    /// Waits until each of its programs has ended; how each ended.
+    pub fn wait(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, ContestantError> {
+        let daemons = std::mem::take(&mut self.daemons);
+        daemons.into_iter().map(|daemon| Ok(daemon.wait(limit)?)).collect()
+    }
+
     pub(super) fn home(&self) -> Option<&Path> {
         self.folders.first().map(PrivateFolder::path)
     }

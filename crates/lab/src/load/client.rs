@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::SendFlags;
 use sarsen_block::Buffer;
-use sarsen_initiator::{Sense, Url};
+use sarsen_initiator::{Sense, SenseKey, Url};
 use sarsen_proto::iscsi::chap::Algorithm;
 use sarsen_proto::iscsi::initiator::{
     CommandRequest, Completion, Connection, DigestOffer, Event, LoginOptions, ReadLanding,
@@ -32,8 +32,10 @@ const BLOCKING_LIMIT: Duration = Duration::from_millis(100);
 const PREPARATION_LIMIT: Duration = Duration::from_secs(15);
 /// CHAP without the numbers over which targets disagree: tgt takes 7, SHA-256, for SHA1.
 const ALGORITHMS: &[Algorithm] = &[Algorithm::Sha3, Algorithm::Md5];
-/// Unit attentions that a new session may be told.
+/// Unit attentions that a session may be told before a command of it ends well.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
+/// The additional sense code of "not ready to ready change, medium may have changed" (SPC-4 annex D).
+const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
 
 /// Where a session goes, and which of all it is.
 pub(super) struct Place<'a> {
@@ -49,6 +51,10 @@ pub(super) struct Client {
     lun: [u8; 8],
     slots: Vec<Io>,
     free: Vec<u32>,
+    /// I/Os that a unit attention came in the way of, which are sent again.
+    again: Vec<u32>,
+    /// Unit attentions since an I/O ended well.
+    attentions: u32,
     /// What every write writes that is not verified.
     pattern: Payload,
     work: Work,
@@ -98,6 +104,8 @@ impl Client {
             lun,
             slots: vec![none; depth as usize],
             free: (0..depth).rev().collect(),
+            again: Vec::new(),
+            attentions: 0,
             pattern,
             work,
             blocked: false,
@@ -204,8 +212,12 @@ impl Client {
 
     fn note(&mut self, completion: &Completion, now: Instant, tally: &mut Tally) {
         let index = completion.token.0 as u32;
-        self.free.push(index);
         tally.last_answer = now;
+        if !completion.is_good() && self.sends_again(completion, tally) {
+            self.again.push(index);
+            return;
+        }
+        self.free.push(index);
         let slot = &self.slots[index as usize];
         if self.work.verifies() {
             let whole = !slot.reads || completion.received == slot.bytes;
@@ -229,15 +241,28 @@ impl Client {
                     completion.received, slot.bytes, completion.residual
                 )
             });
+        } else {
+            self.attentions = 0;
+            tally.note_io(now.saturating_duration_since(slot.intended), slot.reads, slot.bytes);
         }
-        tally.note_io(now.saturating_duration_since(slot.intended), slot.reads, slot.bytes);
+    }
+
+    /// Whether nothing is wrong but that the unit had something to say first (SAM-5 5.14).
+    #[cold]
+    fn sends_again(&mut self, completion: &Completion, tally: &Tally) -> bool {
+        let attention = Sense::of(completion).filter(|sense| sense.key == SenseKey::UnitAttention);
+        self.attentions += u32::from(attention.is_some());
+        !tally.leaving
+            && self.attentions <= UNIT_ATTENTION_LIMIT * self.slots.len() as u32
+            && attention.is_some_and(|sense| sense.asc != MEDIUM_MAY_HAVE_CHANGED)
     }
 
     /// Issues as many I/Os as there is room for, and sends.
     pub(super) fn issue_and_send(&mut self, tally: &Tally) -> Result<(), LoadError> {
         if tally.leaving {
+            self.free.append(&mut self.again);
             self.log_out_when_idle();
-        } else if !self.free.is_empty() {
+        } else if !(self.free.is_empty() && self.again.is_empty()) {
             self.issue()?;
         }
         self.send()
@@ -246,35 +271,46 @@ impl Client {
     fn issue(&mut self) -> Result<(), LoadError> {
         let now = sarsen_io::time::now();
         while self.connection.window() > 0
+            && let Some(index) = self.again.pop()
+        {
+            self.begin(index);
+        }
+        while self.connection.window() > 0
             && let Some(index) = self.free.pop()
         {
             let Some(io) = self.work.next(now)? else {
                 self.free.push(index);
                 return Ok(());
             };
-            let length = io.bytes;
-            let transfer = if io.reads {
-                let verifies = self.work.verifies();
-                let landing = if verifies { ReadLanding::Buffer } else { ReadLanding::Discard };
-                Transfer::Read { length, landing }
-            } else {
-                Transfer::Write { payload: self.payload(&io), length }
-            };
-            let cdb: [u8; 16] = transmute!(Block16 {
-                operation_code: if io.reads { opcode::READ_16 } else { opcode::WRITE_16 },
-                flags: 0,
-                lba: io.lba.into(),
-                block_count: io.blocks.into(),
-                group: 0,
-                control: 0,
-            });
-            let attribute = TaskAttribute::Simple;
-            let request = CommandRequest { lun: self.lun, cdb, attribute, transfer };
             self.slots[index as usize] = io;
-            let sent = self.connection.command(request, Token(index.into())).is_ok();
-            assert!(sent, "the window was open");
+            self.begin(index);
         }
         Ok(())
+    }
+
+    /// Sends the I/O of a slot.
+    fn begin(&mut self, index: u32) {
+        let io = self.slots[index as usize];
+        let length = io.bytes;
+        let transfer = if io.reads {
+            let verifies = self.work.verifies();
+            let landing = if verifies { ReadLanding::Buffer } else { ReadLanding::Discard };
+            Transfer::Read { length, landing }
+        } else {
+            Transfer::Write { payload: self.payload(&io), length }
+        };
+        let cdb: [u8; 16] = transmute!(Block16 {
+            operation_code: if io.reads { opcode::READ_16 } else { opcode::WRITE_16 },
+            flags: 0,
+            lba: io.lba.into(),
+            block_count: io.blocks.into(),
+            group: 0,
+            control: 0,
+        });
+        let attribute = TaskAttribute::Simple;
+        let request = CommandRequest { lun: self.lun, cdb, attribute, transfer };
+        let sent = self.connection.command(request, Token(index.into())).is_ok();
+        assert!(sent, "the window was open");
     }
 
     /// The data of a write.

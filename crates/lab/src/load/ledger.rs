@@ -144,10 +144,12 @@ impl Ledger {
         true
     }
 
-    /// The data of the write that was admitted last.
+    /// The data of an open write.
     pub(super) fn fill(&self, lba: u64, data: &mut [u8]) {
         for (block, number) in data.chunks_exact_mut(self.block_length).zip(lba..) {
-            render(block, self.run, number, self.generation);
+            // What a block holds that is not kept here is never looked at.
+            let pending = self.blocks.get(&number).and_then(|state| state.pending);
+            render(block, self.run, number, pending.unwrap_or(self.generation));
         }
     }
 

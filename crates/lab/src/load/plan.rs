@@ -14,7 +14,7 @@ use crate::mix::Mix;
 use crate::places::Places;
 
 /// One I/O.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 pub(super) struct Io {
     pub(super) reads: bool,
     pub(super) lba: u64,

@@ -45,12 +45,13 @@ pub struct LoadResult {
     pub client_cpu_us_per_io: f64,
     /// Resident memory of the target's processes at the end; absent if none was named.
     pub target_rss_kib: Option<u64>,
-    /// I/Os that ended with another status than GOOD or moved too little, from the first one on.
+    /// I/Os that failed: that ended with another status than GOOD or moved too little, from the first one on.
+    /// No other figure counts them.
     pub errors: u64,
     /// What the first error was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
-    /// I/Os that ended within the measurement.
+    /// I/Os that ended well within the measurement.
     pub ios: u64,
     /// Length of the measurement.
     pub seconds: f64,

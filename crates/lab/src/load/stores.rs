@@ -359,7 +359,9 @@ impl<'a> Engine<'a> {
             Err(error) => self.tally.note_error(|| error.to_string()),
         }
         lane.work.end(io, good, data.ok().and_then(|(_, data)| data).as_deref());
-        self.tally.note_io(now.saturating_duration_since(io.intended), io.reads, io.bytes);
+        if good {
+            self.tally.note_io(now.saturating_duration_since(io.intended), io.reads, io.bytes);
+        }
     }
 
     /// Ends what is open and takes leave. What goes wrong now changes no figure.

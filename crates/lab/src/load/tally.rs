@@ -67,6 +67,7 @@ impl Tally {
         }
     }
 
+    /// An I/O has ended well. Others are no measure of the target's speed.
     #[inline]
     pub(super) fn note_io(&mut self, latency: Duration, reads: bool, bytes: u32) {
         if self.measuring {
@@ -77,6 +78,7 @@ impl Tally {
         }
     }
 
+    /// An I/O, or a session, has failed.
     pub(super) fn note_error(&mut self, describe: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(describe);
