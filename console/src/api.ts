@@ -144,6 +144,17 @@ export interface LiveVolume {
   target: string | null;
   lun: number | null;
   urls: string[];
+  /** Bytes that its data take where they are kept, and that are free there, as far as the server knows. */
+  allocated_bytes?: number | null;
+  free_bytes?: number | null;
+}
+
+/** A portal that is open. One that is no object of the state is opened by the server's flags, its file or by default. */
+export interface LivePortal {
+  address: string;
+  group: number;
+  tls: boolean;
+  is_object: boolean;
 }
 
 /** A request that the server refused, with its own sentence. */

@@ -11,6 +11,9 @@ export interface Shown {
   target: string | null;
   lun: number | null;
   urls: string[];
+  /** Bytes that its data take, and that are free where they are kept; null where the server does not know. */
+  allocatedBytes: number | null;
+  freeBytes: number | null;
   config: Volume | null;
 }
 
@@ -71,12 +74,16 @@ export function useInventory(): Inventory {
       target: place?.target ?? null,
       lun: place?.lun ?? null,
       urls: [],
+      allocatedBytes: null,
+      freeBytes: null,
       config: volume,
     });
   }
-  for (const { name, size_bytes, target, lun, urls } of live.data?.volumes ?? []) {
+  for (const { name, size_bytes, target, lun, urls, allocated_bytes = null, free_bytes = null } of live.data?.volumes ?? []) {
     const known = volumes.get(name);
-    volumes.set(name, { store: null, config: null, ...known, name, sizeBytes: size_bytes, target, lun, urls });
+    volumes.set(name, {
+      store: null, config: null, ...known, name, sizeBytes: size_bytes, target, lun, urls, allocatedBytes: allocated_bytes, freeBytes: free_bytes,
+    });
   }
   const unmanaged = isUnmanaged(config.error);
   return {

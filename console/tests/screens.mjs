@@ -167,6 +167,19 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await dialog.getByRole("alert").filter({ hasText: "everybody would be" }).waitFor();
   await dialog.getByRole("button", { name: "Cancel" }).click();
 
+  // CHAP of a target that exists is taken away and given back.
+  const chapOf = async () => (await api(page, `/config/target/${encodeURIComponent(TARGET)}`)).object.chap;
+  for (const [before, after] of [[["vm"], undefined], [undefined, ["vm"]]]) {
+    assert.deepEqual(await chapOf(), before);
+    await page.getByRole("button", { name: `Change access to ${TARGET}` }).click();
+    await dialog.getByLabel("Account vm").click();
+    await dialog.getByRole("button", { name: "Look what that changes" }).click();
+    await dialog.getByText(`change target ${TARGET}: chap`).waitFor();
+    await dialog.getByRole("button", { name: /^Change/ }).click();
+    await dialog.waitFor({ state: "detached" });
+    assert.deepEqual(await chapOf(), after);
+  }
+
   // Accounts and portals.
   await page.getByText("Add an account").click();
   await page.getByLabel("Account name").fill("backup");
@@ -181,6 +194,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await dialog.getByRole("button", { name: "Remove", exact: true }).click();
   await dialog.waitFor({ state: "detached" });
   assert.deepEqual((await api(page, "/config/account")).account.map(({ name }) => name), ["vm"]);
+  await page.getByRole("region", { name: "Portals" }).getByText("opened by the server's flags").first().waitFor();
   await page.getByText("Add a portal").click();
   await page.getByRole("textbox", { name: "Address" }).fill("somewhere");
   const addPortal = page.getByRole("region", { name: "Portals" }).getByRole("button", { name: "Add", exact: true });
@@ -213,6 +227,12 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   // A target out of service, and the overview that says so.
   await open(page, "Access");
   await page.getByRole("button", { name: `Take out of service: ${TARGET}` }).click();
+  // It asks first: nothing happens to who cancels.
+  await dialog.getByText("Initiators lose its disks").waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  assert.equal((await api(page, "/targets")).targets.find(({ name }) => name === TARGET).state, "in_service");
+  await page.getByRole("button", { name: `Take out of service: ${TARGET}` }).click();
+  await dialog.getByRole("button", { name: "Take out of service" }).click();
   await page.getByRole("list", { name: "Targets" }).getByText("out of service", { exact: true }).waitFor();
   assert.equal((await api(page, "/targets")).targets.find(({ name }) => name === TARGET).state, "drained");
   await open(page, "Overview");
@@ -249,6 +269,14 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await dialog.waitFor({ state: "detached" });
   assert.equal((await api(page, "/config/target")).target, undefined);
   assert.equal((await api(page, "/config/volume")).volume.length, 1);
+
+  // A volume that no target serves is exported, with an account that is created for it.
+  await open(page, "Volumes");
+  await page.getByRole("link", { name: "idle", exact: true }).click();
+  await page.getByRole("button", { name: "Export", exact: true }).click();
+  await page.getByRole("heading", { name: "The secret of account idle" }).waitFor();
+  const { target: [exported] } = await api(page, "/config/target");
+  assert.deepEqual([exported.name, exported.luns, exported.chap], ["iqn.2026-11.io.sarsen:idle", { 0: "idle" }, ["idle"]]);
 
   // Events: the failed login is explained.
   await open(page, "Events");

@@ -60,6 +60,7 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
   const { name, live, config } = props.row;
   const [editing, setEditing] = useState(false);
   const [removing, setRemoving] = useState(false);
+  const [draining, setDraining] = useState(false);
   const [error, setError] = useState<Refused | null>(null);
   const drained = live?.state === "drained" || live?.state === "draining";
   const serve = async () => {
@@ -69,6 +70,7 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
     } catch (refused) {
       setError(refused as Refused);
     }
+    setDraining(false);
     props.onDone();
   };
   return (
@@ -95,7 +97,7 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
         <Trouble error={error} />
         <div class="actions">
           {config && <button type="button" onClick={() => setEditing(true)} aria-label={`Change access to ${name}`}>Change access</button>}
-          {live && <button type="button" onClick={serve} aria-label={`${drained ? "Put in service" : "Take out of service"}: ${name}`}>{drained ? "Put in service" : "Take out of service"}</button>}
+          {live && <button type="button" onClick={drained ? serve : () => setDraining(true)} aria-label={`${drained ? "Put in service" : "Take out of service"}: ${name}`}>{drained ? "Put in service" : "Take out of service"}</button>}
           {config && <button type="button" class="danger" onClick={() => setRemoving(true)} aria-label={`Remove target ${name}`}>Remove</button>}
         </div>
       </div>
@@ -107,6 +109,20 @@ function MapRow(props: { row: Row; document: Document | null; onDone: () => void
             : live?.luns.map(({ lun }) => <li>LUN {lun}</li>)}
         </ul>
       </div>
+      {draining && live && (
+        <Dialog title={`Take ${name} out of service`} onClose={() => setDraining(false)}>
+          <p>
+            {live.session_count === 0
+              ? "No session uses it now."
+              : `${format.many(live.session_count, "session")} ${live.session_count === 1 ? "is" : "are"} asked to log out, and dropped after 30 seconds.`}{" "}
+            Initiators lose its disks until it is put in service again.
+          </p>
+          <div class="actions">
+            <button type="button" onClick={() => setDraining(false)}>Cancel</button>
+            <button type="button" class="danger" onClick={serve}>Take out of service</button>
+          </div>
+        </Dialog>
+      )}
       {removing && (
         <ConfirmChange title={`Remove target ${name}`} verb="Remove" edit={{ method: "DELETE", path: `/config/target/${segment(name)}` }}
           onClose={() => setRemoving(false)} onDone={() => {
@@ -134,19 +150,21 @@ function Who(props: { target: Target }) {
   );
 }
 
-/** Hosts and initiators that a target lets in. Rules that say more are kept as they are. */
+/** Hosts, initiators and accounts that a target permits. Rules that say more are kept as they are. */
 function EditAccess(props: { target: Target; document: Document; onClose: () => void; onDone: () => void }) {
   const { target, document } = props;
   const plain = (rule: Rule, key: "host" | "initiator") => rule[key] !== undefined && Object.keys(rule).length === 1;
   const others = (target.allow ?? []).filter((rule) => !plain(rule, "host") && !plain(rule, "initiator"));
   const [hosts, setHosts] = useState((target.allow ?? []).filter((rule) => plain(rule, "host")).map(({ host }) => host!));
   const [initiators, setInitiators] = useState((target.allow ?? []).filter((rule) => plain(rule, "initiator")).map(({ initiator }) => initiator).join("\n"));
+  const [chap, setChap] = useState(target.chap ?? []);
   const [edit, setEdit] = useState<Edit | null>(null);
+  const accounts = (document.account ?? []).map(({ name }) => name);
   const submit = (event: Event) => {
     event.preventDefault();
     const names = initiators.split(/[\s,]+/).filter(Boolean);
     const allow: Rule[] = [...others, ...hosts.map((host) => ({ host })), ...names.map((initiator) => ({ initiator }))];
-    setEdit({ method: "PATCH", path: `/config/target/${segment(target.name)}`, body: { allow: allow.length > 0 ? allow : null } });
+    setEdit({ method: "PATCH", path: `/config/target/${segment(target.name)}`, body: { allow: allow.length > 0 ? allow : null, chap: chap.length > 0 ? chap : null } });
   };
   if (edit) {
     return <ConfirmChange title={`Access to ${target.name}`} verb="Change" edit={edit} onClose={props.onClose} onDone={props.onDone} />;
@@ -165,6 +183,17 @@ function EditAccess(props: { target: Target; document: Document; onClose: () => 
         <Field label="Initiators" hint="iSCSI names, one a line; one may end with *. With neither hosts nor initiators, everybody may.">
           {(attributes) => <textarea {...attributes} rows={3} spellcheck={false} value={initiators} onInput={(event) => setInitiators(event.currentTarget.value)} />}
         </Field>
+        <fieldset class="choices">
+          <legend>CHAP accounts</legend>
+          {accounts.map((name) => (
+            <label class="check" key={name}>
+              <input type="checkbox" checked={chap.includes(name)} onChange={(event) =>
+                setChap(event.currentTarget.checked ? [...chap, name] : chap.filter((account) => account !== name))} />
+              Account {name}
+            </label>
+          ))}
+          <p class="hint">{accounts.length > 0 ? "Initiators authenticate as one of these. With none, no secret is demanded." : "There are no accounts yet: “Add an account” creates one."}</p>
+        </fieldset>
         <div class="actions">
           <button type="button" onClick={props.onClose}>Cancel</button>
           <button class="primary">Look what that changes</button>

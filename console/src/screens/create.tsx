@@ -4,11 +4,10 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type Account, type Changed, type Document, Refused, type Rule, ask, author } from "../api";
 import { useInventory } from "../inventory";
 import { Copy, Field, Heading, Trouble } from "../parts/basics";
+import { TARGET_PREFIX } from "../parts/export";
 import { Lines } from "../parts/lines";
 import { newSecret } from "../secret";
 import { Unmanaged } from "./volumes";
-
-const TARGET_PREFIX = "iqn.2026-11.io.sarsen:";
 
 interface Form {
   name: string;

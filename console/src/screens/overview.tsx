@@ -2,7 +2,7 @@
 
 import { type LiveTarget, type Problem, type Session, useResource } from "../api";
 import * as format from "../format";
-import { useInventory } from "../inventory";
+import { type Shown, useInventory } from "../inventory";
 import { type Entry, type Live, type Point, useLive } from "../live";
 import { Figure, Heading, Trouble } from "../parts/basics";
 import { Chart } from "../parts/chart";
@@ -37,6 +37,7 @@ export function Overview() {
       {inventory.loaded && inventory.volumes.length === 0 && inventory.managed && (
         <p><a class="button primary" href="/create">Create the first volume</a></p>
       )}
+      <Space volumes={inventory.volumes} />
       <Now point={last} />
       <Charts points={points} />
       <Busiest live={live} />
@@ -62,6 +63,21 @@ function worriesOf(problems: Problem[], targets: LiveTarget[], live: Live, entri
 }
 
 const sentence = (text: string) => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
+
+/** How much of what the volumes promise is allocated, and where least is free. Volumes may share a file system: what is free is no sum. */
+function Space(props: { volumes: Shown[] }) {
+  const known = props.volumes.filter(({ allocatedBytes }) => allocatedBytes !== null);
+  if (known.length === 0) return null;
+  const sum = (of: (volume: Shown) => number | null) => known.reduce((all, volume) => all + (of(volume) ?? 0), 0);
+  const [least] = known.filter(({ freeBytes }) => freeBytes !== null).sort((a, b) => a.freeBytes! - b.freeBytes!);
+  return (
+    <dl class="figures" aria-label="Space">
+      <Figure name="Size of all volumes" value={format.size(sum(({ sizeBytes }) => sizeBytes))} />
+      <Figure name="Allocated" value={format.size(sum(({ allocatedBytes }) => allocatedBytes))} />
+      {least && <Figure name={`Least free space, below ${least.name}`} value={format.size(least.freeBytes!)} />}
+    </dl>
+  );
+}
 
 /** The last second in figures. */
 export function Now(props: { point: Point | undefined }) {

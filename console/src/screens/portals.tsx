@@ -1,32 +1,38 @@
 // Portals: where the server listens.
 
 import { useState } from "preact/hooks";
-import { type Document, type Refused, ask, segment, wrongWith } from "../api";
+import { type Document, type LivePortal, type Refused, ask, segment, useResource, wrongWith } from "../api";
 import { Copy, Field } from "../parts/basics";
 import { ConfirmChange } from "../parts/change";
 
 export function Portals(props: { document: Document; onDone: () => void }) {
-  const portals = props.document.portal ?? [];
+  const { data, reload } = useResource<{ portals: LivePortal[] }>("/portals", 10000);
+  const own = (props.document.portal ?? []).map(({ address, group = 1, tls }) => ({ address, group, tls: tls !== undefined, removable: true }));
+  const others = (data?.portals ?? []).filter(({ is_object }) => !is_object);
+  const portals = [...own, ...others.map(({ address, group, tls }) => ({ address, group, tls, removable: false }))];
+  const done = () => {
+    reload();
+    props.onDone();
+  };
   const [removing, setRemoving] = useState<string | null>(null);
   return (
     <section aria-labelledby="portals">
       <h2 id="portals">Portals</h2>
-      {portals.length === 0 && (
-        <p class="quiet">The server listens where its flags and file say. A portal that is added here is where it listens, too.</p>
-      )}
       {portals.length > 0 && (
         <div class="scroll">
           <table class="stack">
             <thead><tr><th scope="col">Address</th><th scope="col" class="number">Group</th><th scope="col">TLS</th><th scope="col"><span class="hidden">Actions</span></th></tr></thead>
             <tbody>
-              {portals.map(({ address, group = 1, tls }) => (
+              {portals.map(({ address, group, tls, removable }) => (
                 <tr key={address}>
                   <th scope="row" class="name">{address} <Copy text={address} what={`the address ${address}`} /></th>
                   <td class="number" data-label="Group">{group}</td>
                   <td data-label="TLS">{tls ? "yes" : "no"}</td>
                   <td>
                     <div class="row-actions">
-                      <button type="button" class="danger" onClick={() => setRemoving(address)} aria-label={`Remove portal ${address}`}>Remove</button>
+                      {removable
+                        ? <button type="button" class="danger" onClick={() => setRemoving(address)} aria-label={`Remove portal ${address}`}>Remove</button>
+                        : <span class="quiet">opened by the server's flags, file or default</span>}
                     </div>
                   </td>
                 </tr>
@@ -35,12 +41,12 @@ export function Portals(props: { document: Document; onDone: () => void }) {
           </table>
         </div>
       )}
-      <AddPortal onDone={props.onDone} />
+      <AddPortal onDone={done} />
       {removing !== null && (
         <ConfirmChange title={`Remove portal ${removing}`} verb="Remove" edit={{ method: "DELETE", path: `/config/portal/${segment(removing)}` }}
           onClose={() => setRemoving(null)} onDone={() => {
             setRemoving(null);
-            props.onDone();
+            done();
           }} />
       )}
     </section>

@@ -7,6 +7,7 @@ import { type Inventory, type Shown, exportOf, useInventory } from "../inventory
 import { type Point, useLive, useVolumePoints } from "../live";
 import { Copy, Field, Figure, Heading, Trouble } from "../parts/basics";
 import { ConfirmChange } from "../parts/change";
+import { Export, type Made } from "../parts/export";
 import { LimitsForm, limitsOf } from "../parts/limits";
 import { Lines } from "../parts/lines";
 import { navigate } from "../router";
@@ -32,9 +33,17 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
   const { config } = volume;
   const points = useVolumePoints(volume.name);
   const account = exportOf(inventory.document, volume.name)?.target.chap?.[0];
+  const [made, setMade] = useState<Made | null>(null);
   return (
     <>
       <Heading title={volume.name}>{volume.name}</Heading>
+      {made && (
+        <section class="secret" role="status">
+          <h2>The secret of account {made.account}</h2>
+          <p class="secret-line"><code id="secret">{made.secret}</code> <Copy text={made.secret} what="the secret" /></p>
+          <p>Keep it: it is not shown again.</p>
+        </section>
+      )}
       <Now point={points.at(-1)} />
       <Charts points={points} />
       <Operations name={volume.name} />
@@ -42,6 +51,8 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
         <h2>What it is</h2>
         <dl class="facts">
           <dt>Size</dt><dd>{volume.sizeBytes === null ? "that of its file" : format.size(volume.sizeBytes)}</dd>
+          {volume.allocatedBytes !== null && <><dt>Allocated</dt><dd>{format.size(volume.allocatedBytes)}</dd></>}
+          {volume.freeBytes !== null && <><dt>Free where it is kept</dt><dd>{format.size(volume.freeBytes)}</dd></>}
           <dt>Reached as</dt>
           <dd class="name">{volume.target ? <>{volume.target}, LUN {volume.lun} <Copy text={volume.target} what="the target's name" /></> : "It is not exported."}</dd>
           {config && <><dt>Store</dt><dd>{config.store}{config.encrypted && ", encrypted"}{config["read-only"] && ", read-only"}</dd></>}
@@ -50,7 +61,13 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
           {config?.naa && <><dt>NAA identifier</dt><dd class="name">{config.naa} <Copy text={config.naa} what="the NAA identifier" /></dd></>}
         </dl>
       </section>
-      {volume.target && <Lines target={volume.target} account={account} secret={null} />}
+      {volume.target && <Lines target={volume.target} account={account} secret={made?.account === account ? made!.secret : null} />}
+      {!volume.target && inventory.managed && inventory.document && (
+        <Export volume={volume.name} document={inventory.document} onDone={(made) => {
+          setMade(made);
+          inventory.reload();
+        }} />
+      )}
       {inventory.managed && config && <Changes volume={volume} config={config} point={points.at(-1)} onDone={inventory.reload} />}
     </>
   );
@@ -62,7 +79,8 @@ function Operations(props: { name: string }) {
   const volume = statistics?.volumes.find(({ volume }) => volume === props.name);
   if (!volume) return <p class="quiet">Nobody has used it since the server began.</p>;
   const seconds = volume.recent_seconds || 1;
-  const errors = Object.entries(volume.errors);
+  // A unit attention is no failure: the initiator sends the command again.
+  const errors = Object.entries(volume.errors).filter(([kind]) => kind !== "unit_attention");
   return (
     <section>
       <h2>By operation</h2>
