@@ -122,6 +122,8 @@ pub(crate) struct Wire {
     exp_stat_sn: u32,
     next_tag: u32,
     received: VecDeque<Pdu>,
+    /// The unit that commands and functions are for.
+    pub(crate) lun: u8,
 }
 
 impl Wire {
@@ -139,7 +141,8 @@ impl Wire {
         let mut framer = Framer::default();
         framer.set_max_data_segment_length(SEGMENT_LENGTH);
         let received = VecDeque::new();
-        let mut wire = Self { stream, framer, cmd_sn: 1, exp_stat_sn: 0, next_tag: 1, received };
+        let mut wire =
+            Self { stream, framer, cmd_sn: 1, exp_stat_sn: 0, next_tag: 1, received, lun: 0 };
         let keys = format!(
             "InitiatorName={initiator_name}\0TargetName={}\0SessionType=Normal\0\
              MaxRecvDataSegmentLength={SEGMENT_LENGTH}\0InitialR2T=Yes\0ImmediateData=Yes\0",
@@ -211,6 +214,7 @@ impl Wire {
         let tag = self.tag();
         let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
         command.flags |= flags;
+        command.lun[1] = self.lun;
         command.initiator_task_tag = tag.into();
         command.expected_data_transfer_length = expected.into();
         command.cmd_sn = self.cmd_sn.into();
@@ -238,7 +242,7 @@ impl Wire {
         self.command(&cdb, ScsiCommand::READ, u32::from(blocks) * 512, &[])
     }
 
-    /// Sends a task management function for LUN 0 and gives its tag.
+    /// Sends a task management function and gives its tag.
     pub(crate) fn manage(
         &mut self,
         function: TaskManagementFunction,
@@ -249,6 +253,7 @@ impl Wire {
             TaskManagementRequest::from(RawHeader::with_opcode(Opcode::TaskManagementRequest));
         request.opcode_byte |= IMMEDIATE;
         request.flags |= function.0;
+        request.lun[1] = self.lun;
         request.initiator_task_tag = tag.into();
         request.referenced_task_tag = referenced.into();
         request.cmd_sn = self.cmd_sn.into();
@@ -332,6 +337,11 @@ impl Wire {
                 }
             }
         }
+    }
+
+    /// What has been received and not been taken by [`next`](Self::next).
+    pub(crate) fn received(&self) -> impl Iterator<Item = &Pdu> {
+        self.received.iter()
     }
 
     /// Waits for the end of a command that moves nothing; PDUs of others are dropped.

@@ -283,3 +283,83 @@ fn what_is_not_there_has_its_own_exit_codes() -> Result<()> {
     drop(client);
     Ok(())
 }
+
+/// What the server counts of the volume `thin`.
+fn counted(control: &str) -> Result<(Value, u64, u64)> {
+    let client = sarsen_node::control::Client::new(std::path::Path::new(control));
+    let statistics = sarsen_io::cores::block_on(sarsen_io::cores::FileEngine::Pool, async {
+        client.get::<Value>("/statistics").await
+    })??;
+    let volumes = statistics["volumes"].as_array().context("volumes")?;
+    let thin = volumes.iter().find(|volume| volume["volume"] == "thin").context("thin")?;
+    let operations = thin["operations"].as_array().context("operations")?;
+    let writes = operations.iter().find(|of| of["operation"] == "write").context("writes")?;
+    let number = |key: &str| writes[key].as_u64().context("a number");
+    Ok((thin["errors"].clone(), number("count")?, number("bytes")?))
+}
+
+/// A thin volume of 64 MiB with so much room, and where the server is asked.
+fn thin(folder: &std::path::Path, room_mib: usize) -> Result<(Serving, String)> {
+    let control = folder.join("control").to_str().context("a path")?.to_owned();
+    let volume = Volume::new("thin", Backing::Ram, 64 * MIB as u64);
+    let volume = volume.option(&format!("limit={room_mib}MiB"));
+    Ok((Serving::start_with(&[volume], &["--control", &control])?, control))
+}
+
+#[test]
+fn sbc3_4_7_3_8_a_threshold_that_is_passed_does_not_break_off_a_copy() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (serving, control) = thin(folder.path(), 40)?;
+    let url = serving.url("thin").to_string();
+    let file = folder.path().join("file");
+    let bytes: Vec<u8> = (0..38 * MIB).map(|at| (at * 31 + at / 509) as u8 | 1).collect();
+    fs::write(&file, &bytes)?;
+    let file = file.to_str().context("a path")?;
+    succeed(&["disk", "write", file, &url])?;
+    succeed(&["disk", "verify", &url, file])?;
+    let (errors, _, written) = counted(&control)?;
+    // The first is that of the login.
+    ensure!(errors["unit_attention"].as_u64() > Some(1), "no threshold was passed: {errors}");
+    ensure!(written == 38 * MIB as u64, "{written} bytes: what was not written counts as well");
+    serving.stop()
+}
+
+#[test]
+fn a_full_disk_is_called_full_and_failed_writes_are_no_performance() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (serving, control) = thin(folder.path(), 4)?;
+    let url = serving.url("thin").to_string();
+    let output = run(&[
+        "lab",
+        "load",
+        &url,
+        "--read",
+        "0",
+        "--random",
+        "100",
+        "--block-size",
+        "4096",
+        "--depth",
+        "8",
+        "--seconds",
+        "2",
+        "--json",
+    ])?;
+    let said = text(&output.stderr);
+    ensure!(output.status.code() == Some(FAILED), "{}: {said}", output.status);
+    ensure!(said.contains("I/Os failed"), "{said}");
+    let result: Value = serde_json::from_slice(&output.stdout)?;
+    let (errors, count, bytes) = counted(&control)?;
+    let failed = errors["no_space"].as_u64().context("no write failed")?;
+    let attentions = errors["unit_attention"].as_u64().unwrap_or_default();
+    ensure!(bytes <= (count - failed) * 4096, "{bytes} bytes of {count}, {failed} of which failed");
+    ensure!(bytes >= (count - failed - attentions) * 4096, "{bytes} bytes of {count}: {errors}");
+    let ios = result["ios"].as_u64().context("ios")?;
+    ensure!(ios <= count - failed, "{ios} I/Os, though of {count} writes {failed} failed");
+    ensure!(result["errors"].as_u64() > Some(0), "{result}");
+    let file = folder.path().join("file");
+    fs::write(&file, vec![7; 16 * MIB])?;
+    let said = fail(FAILED, &["disk", "write", file.to_str().context("a path")?, &url])?;
+    ensure!(said.contains("full") && !said.contains("protected"), "{said}");
+    serving.stop()
+}

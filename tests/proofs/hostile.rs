@@ -104,6 +104,41 @@ fn who_never_takes_an_answer_does_not_grow_the_server() -> Result<()> {
     serving.stop()
 }
 
+/// As after an error in an initiator: libiscsi's tests of its reconnection do it.
+#[test]
+fn rfc7143_7_7_zeroes_after_the_login_end_the_connection() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let serving = serve(&folder)?;
+    let url = serving.url("quick");
+    for length in [256, 4096] {
+        let mut wire = Wire::login(url, "iqn.2026-11.proof:hostile", [0x80, 0, 0, 0, 3, 0])?;
+        wire.settle()?;
+        wire.send_bytes(&vec![0; length])?;
+        // It may be gone already.
+        let _ = wire.read(0, 8);
+        ensure!(wire.next()?.is_none(), "{length} zeroes are taken");
+    }
+    Wire::login(url, "iqn.2026-11.proof:hostile", [0x80, 0, 0, 0, 3, 0])?.settle()?;
+    serving.stop()
+}
+
+/// It may not end well: nothing was written.
+#[test]
+fn rfc7143_11_3_1_a_write_that_is_said_to_read_fails() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let serving = serve(&folder)?;
+    let mut wire =
+        Wire::login(serving.url("quick"), "iqn.2026-11.proof:hostile", [0x80, 0, 0, 0, 4, 0])?;
+    wire.settle()?;
+    let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    for (flags, expected) in [(ScsiCommand::READ, 512), (ScsiCommand::READ, 0), (0, 512)] {
+        let tag = wire.command(&write, flags, expected, &[])?;
+        let status = wire.end_of(tag)?.status();
+        ensure!(status == Some(2), "{flags:#x} {expected}: status {status:?}");
+    }
+    serving.stop()
+}
+
 #[test]
 fn a_storm_from_one_place_is_cut_and_told_once() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -17,6 +17,7 @@ use serde_json::Value;
 const LIMIT: Duration = Duration::from_secs(60);
 const SECRET: &str = "twelve-or-more";
 const FAILED: i32 = 1;
+const USAGE: i32 = 2;
 const CONFLICT: i32 = 4;
 
 fn url(server: &Managed, target: &str) -> Result<String> {
@@ -147,6 +148,72 @@ fn a_server_starts_without_what_is_not_there_and_takes_it_up_by_itself() -> Resu
     }
     ensure!(lacks(&server)?.is_empty() && events(&server, "problem")? == 3, "{}", server.log());
     qemu_io(&guarded(&address.to_string()), &["write 0 1M"])?;
+    server.stop()
+}
+
+#[test]
+fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let place = |name: &str| folder.path().join(name).display().to_string();
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+    fs::write(place("pem"), made.cert.pem())?;
+    fs::write(place("key"), made.signing_key.serialize_pem())?;
+    fs::set_permissions(place("key"), fs::Permissions::from_mode(0o600))?;
+    let (pem, key) = (place("pem"), place("key"));
+    let group = ["--listen", "127.0.0.1:0,2"];
+    let tls = ["--listen-tls", "127.0.0.1:0", "--tls-certificate", &pem, "--tls-key", &key];
+    let all = [&group[..], &tls, &["--tls-client-ca", &pem]].concat();
+    let target = |name: &str, rest: &str| {
+        format!(
+            "[[volume]]\nname = \"{name}\"\nsize = \"8MiB\"\n\
+             [[target]]\nname = \"iqn.2026-11.io.sarsen:{name}\"\nluns = [\"{name}\"]\n{rest}\n"
+        )
+    };
+    let document = [
+        target("bound", "groups = [2]"),
+        target("both", "access = { 2 = \"standby\" }"),
+        target("certified", "allow = [{ certificate = \"host\" }]"),
+        target("open", ""),
+    ];
+    let server = Managed::start_with(folder.path(), &all)?;
+    server.applied(&document.concat(), &[])?;
+    server.stop()?;
+
+    let server = Managed::start(folder.path())?;
+    let lacking = lacks(&server)?;
+    ensure!(lacking.len() == 3, "{lacking:?}");
+    for told in [
+        "iqn.2026-11.io.sarsen:bound: no portal is in group 2 (groups: 1)",
+        "iqn.2026-11.io.sarsen:both: no portal is in group 2 (groups: 1)",
+        "iqn.2026-11.io.sarsen:certified: certificate: no portal asks clients for one",
+    ] {
+        ensure!(lacking.iter().any(|one| one.contains(told)), "{told}: {lacking:?}");
+    }
+    for served in ["open", "both"] {
+        mark(&url(&server, served)?).context(served)?;
+    }
+    for shut in ["bound", "certified"] {
+        ensure!(
+            mark(&url(&server, shut)?).is_err(),
+            "{shut} is reached by another way than its own"
+        );
+    }
+    // Nothing else is kept from being changed, and what is new is refused all the same.
+    server.run(&["volume", "create", "more", "8MiB", "--export"])?;
+    mark(&url(&server, "more")?)?;
+    let refused = server.apply(&target("new", "groups = [3]"), &[])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(!refused.status.success() && said.contains("no portal is in group 3"), "{said}");
+
+    let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    server.run(&["portal", "create", &address, "--group", "2"])?;
+    ensure!(lacks(&server)?.len() == 1, "{:?}", lacks(&server)?);
+    mark(&format!("iscsi://{address}/iqn.2026-11.io.sarsen:bound/0"))?;
+    let named = server.refused(USAGE, &["portal", "delete", &address])?;
+    ensure!(named.contains("no portal is in group 2"), "{named}");
+    server.kill()?;
+    let server = Managed::start_with(folder.path(), &all)?;
+    ensure!(lacks(&server)?.is_empty(), "{:?}", lacks(&server)?);
     server.stop()
 }
 

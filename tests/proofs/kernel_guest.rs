@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 use sarsen_lab::record::{Labels, Outcome};
 use sarsen_lab::study::lunden::{self, OPERATION, SETUP};
-use sarsen_proof::guest::{self, HOST};
+use sarsen_proof::guest::{self, Guest, HOST};
 use sarsen_proof::{Accounts, Backing, Serving, Volume};
 
 const BYTE_COUNT: u64 = 256 << 20;
@@ -83,6 +83,35 @@ fn alua_attaches_to_both_portal_groups_and_sees_their_states_change() -> Result<
     assert_eq!(played.result("offline")?, "seen");
     assert_eq!(played.result("read")?, "done");
     assert_eq!(played.result("read_again")?, "done");
+    serving.stop()
+}
+
+/// QEMU's own iSCSI driver gives a guest its disk, and hands its discards on. The guest boots from it.
+#[test]
+#[ignore = "boots a kernel under emulation"]
+fn a_guest_boots_from_a_disk_of_4_kib_blocks_and_discards() -> Result<()> {
+    let volume = Volume::new("root", Backing::Ram, 512 << 20).block_size(4096);
+    let serving = Serving::start(&[volume])?;
+    let drive = format!("if=none,id=root,format=raw,discard=unmap,file={}", serving.url("root"));
+    let device = "scsi-hd,drive=root,logical_block_size=4096,physical_block_size=4096";
+    let devices = ["-device", "virtio-scsi-pci", "-drive", &drive, "-device", device];
+    let play = |scenario: &str, environment: &[(&str, &str)]| {
+        let guest = Guest::new(scenario, environment)?.devices(&devices);
+        guest.run().with_context(|| serving.log())
+    };
+    let installed = play("install", &[("DISK", "/dev/sda")])?;
+    assert_eq!(installed.result("block_bytes")?, "4096");
+    assert_ne!(installed.result("discard_bytes")?, "0");
+    assert_eq!(installed.result("installed")?, "done");
+    let booted = play("install", &[("ROOT", "/dev/sda")])?;
+    println!("{}", booted.console);
+    assert_eq!(booted.result("root")?, "1");
+    let written = booted.result("written")?;
+    assert_eq!(written.len(), 64, "a SHA-256 in hexadecimal");
+    assert_eq!(booted.result("read")?, written);
+    assert_eq!(booted.result("copied")?, written);
+    assert_eq!(booted.result("trim")?, "done");
+    assert_eq!(booted.result("complaints")?, "0", "{}", booted.console);
     serving.stop()
 }
 

@@ -227,10 +227,16 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
     const CUT: u64 = 4 * MIB;
     const CUT_LBA: u64 = CUT / 512;
     let folder = tempfile::tempdir()?;
-    for (cache, engine) in
-        [("writeback", "auto"), ("writeback", "pool"), ("none", "auto"), ("none", "pool")]
+    let cases = [
+        ("beyond the end", CUT_LBA + 80, 8, CUT_LBA + 80),
+        ("the last block", 16 * MIB / 512 - 1, 1, 16 * MIB / 512 - 1),
+        ("across the end", CUT_LBA - 8, 16, CUT_LBA),
+    ];
+    let kinds = [("writeback", "auto"), ("writeback", "pool"), ("none", "auto"), ("none", "pool")];
+    for ((cache, engine), (what, lba, blocks, bad)) in
+        kinds.into_iter().flat_map(|kind| cases.map(|case| (kind, case)))
     {
-        let path = folder.path().join(format!("{cache}-{engine}.img"));
+        let path = folder.path().join(format!("{cache}-{engine}-{lba}.img"));
         let data = Volume::new("data", Backing::File(path.clone()), 16 * MIB);
         let volumes =
             [data.option(&format!("cache={cache}")), Volume::new("other", Backing::Ram, 16 * MIB)];
@@ -241,26 +247,23 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
             session.write(CUT_LBA - 8, Buffer::copy_of(&[0x3c; 16 * 512]), true).await?;
             fs::OpenOptions::new().write(true).open(&path)?.set_len(CUT)?;
 
-            for (what, lba, blocks, bad) in [
-                ("beyond the end", CUT_LBA + 80, 8, CUT_LBA + 80),
-                ("the last block", 16 * MIB / 512 - 1, 1, 16 * MIB / 512 - 1),
-                ("across the end", CUT_LBA - 8, 16, CUT_LBA),
-            ] {
-                let told = sense(session.read(lba, blocks).await.map(drop))?
-                    .with_context(|| format!("{cache}, {engine}: a read {what} was GOOD"))?;
-                ensure!(
-                    (told.key, told.information) == (SenseKey::MediumError, Some(bad)),
-                    "{cache}, {engine}: a read {what} was told as {told}, not with block {bad}"
-                );
-            }
-            let before = session.read(CUT_LBA - 8, 8).await?;
-            ensure!(before[..] == [0x3c; 8 * 512], "the blocks before the end changed");
-            session.write(0, Buffer::copy_of(&[0x11; 4096]), true).await?;
-            ensure!(session.read(0, 8).await?[..] == [0x11; 4096], "block 0");
+            let read = session.read(lba, blocks).await.map(drop);
+            let told = sense(read)?
+                .with_context(|| format!("{cache}, {engine}: a read {what} was GOOD"))?;
+            ensure!(
+                (told.key, told.information) == (SenseKey::MediumError, Some(bad)),
+                "{cache}, {engine}: a read {what} was told as {told}, not with block {bad}"
+            );
+            // From then on the volume is out of service: the rest of the file is no disk.
+            let write = session.write(0, Buffer::copy_of(&[0x11; 4096]), true).await;
+            let told = sense(write)?
+                .with_context(|| format!("{cache}, {engine}: a write after it was GOOD"))?;
+            ensure!(told.key == SenseKey::NotReady, "{cache}, {engine}: a write after it: {told}");
             is_undisturbed(&other).await
         })
         .with_context(|| serving.log())?;
-        serving.stop()?;
+        // What was written beyond the new end cannot be brought to disk.
+        ensure!(serving.stop().is_err(), "{cache}, {engine}: the server ended as if all was well");
     }
     Ok(())
 }

@@ -90,6 +90,40 @@ fn patterns_hold_at_512_byte_and_4_kib_blocks_with_header_digests_on_and_off() -
     serving.stop()
 }
 
+/// Discards of whole clusters, then reads that are large enough for QEMU to look at its map of
+/// allocated clusters first: with a granularity reported for 4 KiB blocks, QEMU aborts there.
+const DISCARDS: &[&str] = &[
+    "write -P 0x5a 16M 16M",
+    "discard 24M 4M",
+    "read -P 0 24M 1M",
+    "read -P 0x5a 20M 4M",
+    "read -P 0x5a 28M 4M",
+    "discard 17M 12k",
+    "read -P 0 17M 12k",
+    "write -P 0x3c 24M 64k",
+    "read -P 0x3c 24M 64k",
+    "read 0 64M",
+];
+
+#[test]
+fn discarded_clusters_read_as_zeroes_at_512_byte_and_4_kib_blocks() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str| Backing::File(folder.path().join(name));
+    let volumes = [
+        Volume::new("ram-512", Backing::Ram, 64 << 20),
+        Volume::new("ram-4k", Backing::Ram, 64 << 20).block_size(4096),
+        Volume::new("file-512", file("512"), 64 << 20),
+        Volume::new("file-4k", file("4k"), 64 << 20).block_size(4096),
+    ];
+    let serving = Serving::start(&volumes)?;
+    for volume in &volumes {
+        qemu::discards(serving.url(&volume.name), DISCARDS)
+            .with_context(|| volume.name.clone())
+            .with_context(|| serving.log())?;
+    }
+    serving.stop()
+}
+
 #[test]
 fn qemu_img_bench_reads_and_writes_to_the_end() -> Result<()> {
     let serving = Serving::start(&[Volume::new("scratch", Backing::Ram, 256 << 20)])?;

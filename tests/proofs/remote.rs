@@ -1,10 +1,12 @@
 //! The command line from afar: the API by TLS with a token, and what keeps anybody else out.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::managed::Managed;
@@ -157,6 +159,106 @@ fn nobody_is_let_in_without_the_token_nor_with_another() -> Result<()> {
     let open = refused(FAILED, &mut remote.command(Some(&other), Some(&ca), &list)?)?;
     ensure!(open.contains("chmod 600"), "{open}");
     remote.server.stop()
+}
+
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+
+/// A server whose API wants that token, on the loopback and without TLS.
+fn with_token(folder: &Path) -> Result<(Managed, SocketAddr)> {
+    let token = folder.join("token");
+    fs::write(&token, TOKEN)?;
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
+    let configuration = folder.join("sarsen.toml");
+    let text = format!("[api]\nlisten = \"127.0.0.1:0\"\ntoken-file = {token:?}\n");
+    fs::write(&configuration, text)?;
+    let configuration = configuration.to_str().context("ASCII")?;
+    let server = Managed::start_with(folder, &["--config", configuration])?;
+    let api = server.announced()["api"].as_str().context("where the API is")?;
+    let address = api.trim_start_matches("http://").trim_end_matches('/').parse()?;
+    Ok((server, address))
+}
+
+/// Asks from an address of this machine.
+fn ask_from(from: Ipv4Addr, to: SocketAddr, method: &str, headers: &str) -> Result<TcpStream> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind((from, 0).into())?;
+        socket.connect(to).await?.into_std()
+    })?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let request = format!(
+        "{method} /v1/sessions HTTP/1.1\r\nhost: {to}\r\nconnection: close\r\n{headers}\r\n"
+    );
+    (&stream).write_all(request.as_bytes())?;
+    Ok(stream)
+}
+
+fn answer(mut stream: TcpStream) -> Result<String> {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[test]
+fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (server, api) = with_token(folder.path())?;
+    let (guessing, other) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
+    let right = format!("authorization: bearer {TOKEN}\r\n");
+    let guess = |number: u32| {
+        let headers = format!("authorization: Bearer {number:032}\r\n");
+        ask_from(guessing, api, "GET", &headers)
+    };
+    let begin = sarsen_io::time::now();
+    for number in 0..5 {
+        let answer = answer(guess(number)?)?;
+        ensure!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+        ensure!(answer.contains("www-authenticate: Bearer"), "{answer}");
+    }
+    // 100 + 200 + 400 + 800 + 1600 ms.
+    let taken = sarsen_io::time::now() - begin;
+    ensure!(taken >= Duration::from_secs(3), "{taken:?}");
+    // As many as may wait, and one that asks from elsewhere with the right token.
+    let waiting = (5..13).map(guess).collect::<Result<Vec<_>>>()?;
+    let answered = answer(ask_from(other, api, "GET", &right)?)?;
+    ensure!(answered.starts_with("HTTP/1.1 200"), "{answered}");
+    for mut stream in &waiting {
+        stream.set_nonblocking(true)?;
+        let nothing = stream.read(&mut [0; 1]).err().map(|error| error.kind());
+        ensure!(nothing == Some(ErrorKind::WouldBlock), "a guess was not slowed: {nothing:?}");
+    }
+    // Until all of them have come, the right token is still looked at there.
+    let refused = (0..1000).find_map(|_| {
+        let last = ask_from(guessing, api, "GET", &right).and_then(answer).ok()?;
+        (!last.starts_with("HTTP/1.1 200")).then_some(last)
+    });
+    let refused = refused.context("any number of guesses is looked at at once")?;
+    ensure!(refused.starts_with("HTTP/1.1 429") && refused.contains("retry-after: "), "{refused}");
+    drop(waiting);
+    // A page that was got by other means than the console.
+    let origin = format!("{right}origin: https://{api}\r\ncontent-length: 0\r\n");
+    let foreign = answer(ask_from(other, api, "POST", &origin)?)?;
+    ensure!(foreign.starts_with("HTTP/1.1 403"), "{foreign}");
+
+    let log = server.log();
+    ensure!(log.matches("the API refused a wrong token").count() == 1, "{log}");
+    ensure!(log.contains("peer=127.0.0.1:") && !log.contains(&format!("{:032}", 3)), "{log}");
+    let events = server.json(&["event", "list", "--kind", "api_token_refused"])?;
+    let events = events["events"].as_array().context("a list")?;
+    ensure!(events.len() == 1, "{events:?}");
+    let peer = events[0]["subject"]["peer"].as_str().context("its address")?;
+    ensure!(peer.starts_with("127.0.0.1:"), "{peer}");
+    let metrics = server.run(&["metrics"])?;
+    let counted = |reason: &str| -> Result<u64> {
+        let name = format!("sarsen_api_refused_total{{reason=\"{reason}\"}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&name)).context("counted")?;
+        Ok(value.parse()?)
+    };
+    ensure!(counted("wrong_token")? == 13, "{metrics}");
+    ensure!(counted("too_many_wrong_tokens")? >= 1 && counted("origin")? == 1, "{metrics}");
+    server.stop()
 }
 
 #[test]

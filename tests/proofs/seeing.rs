@@ -4,6 +4,7 @@
 mod client;
 
 use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -109,7 +110,9 @@ fn what_commands_do_is_seen_by_volume_and_session() -> Result<()> {
     let line = format!("sarsen_command_duration_seconds_count{of_initiator}");
     let text = server.metrics()?;
     ensure!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
-    ensure!(!text.contains("idle"), "nobody used it:\n{text}");
+    let mut of_idle = text.lines().filter(|line| line.contains("idle"));
+    // A volume that no client uses has a size, and no commands.
+    ensure!(of_idle.all(|line| line.starts_with("sarsen_volume_")), "commands of idle:\n{text}");
     // The initiator is forgotten with its session; what it did to the volume is not.
     wire.logout()?;
     while wire.next()?.is_some() {}
@@ -193,6 +196,36 @@ fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Resul
         ]
     );
     server.stop()
+}
+
+#[test]
+fn what_open_iscsi_and_monitors_do_every_day_raises_no_warning() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    let client = Client::new(&folder.path().join("control.sock"));
+    let events = |query: &str| -> Result<EventList> {
+        run(async { Ok(client.get(&format!("/events{query}")).await?) })
+    };
+    // A monitor looks whether the port is open.
+    for _ in 0..5 {
+        drop(TcpStream::connect(server.portal()?)?);
+    }
+    // open-iscsi closes the connection of a discovery session without a logout.
+    let mut stream = TcpStream::connect(server.portal()?)?;
+    let keys = format!("InitiatorName={NAME}\0SessionType=Discovery\0");
+    stream.write_all(&client::encode(client::login_request(ISID), keys.as_bytes()))?;
+    stream.read_exact(&mut [0; 48])?;
+    drop(stream);
+    let deadline = now() + LIMIT;
+    while events("?kind=logged_out")?.events.is_empty() {
+        ensure!(now() < deadline, "the end of the discovery is no event: {}", server.log());
+    }
+    let warnings = events("?severity=warning")?.events;
+    ensure!(warnings.is_empty(), "{warnings:?}");
+    server.stop()?;
+    let log = std::fs::read_to_string(folder.path().join("log"))?;
+    ensure!(!log.contains("connection lost") && !log.contains("connection closed"), "{log}");
+    Ok(())
 }
 
 /// Waits until the server says that it traces.

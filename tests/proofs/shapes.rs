@@ -247,6 +247,7 @@ fn changes(asking: &mut Asking<'_>) -> Result<()> {
     asking.change("volume set data iops=100000 alias=")?;
     asking.change("volume resize other 16MiB --dry-run")?;
     asking.change("volume resize other 16MiB")?;
+    asking.change("volume create huge 15TiB --dry-run")?;
     asking.change("target attach TARGET other --lun 1")?;
     asking.change("host create web --initiator iqn.2026-11.proof:web --address 10.0.0.0/8")?;
     asking.change("host rename web www")?;
@@ -467,6 +468,12 @@ fn disks(asking: &mut Asking<'_>, portal: &str) -> Result<()> {
 }
 
 fn removals(asking: &mut Asking<'_>) -> Result<()> {
+    const ORPHANS: &str = "`volume orphan list`, `volume orphan remove`";
+    asking.ask("`volume reattach`", "volume reattach other --force --grace 0")?;
+    asking.change("volume create left 1MiB")?;
+    asking.change("volume delete left")?;
+    asking.ask(ORPHANS, "volume orphan list")?;
+    asking.ask(ORPHANS, "volume orphan remove left.img --destroy")?;
     asking.change("target detach TARGET other")?;
     asking.change("volume rename other another")?;
     asking.change("volume delete another")?;

@@ -106,7 +106,7 @@ fn rfc7143_11_9_1_a_logout_is_asked_for_and_commands_in_flight_end() -> Result<(
         ensure!(logout.is_some(), "closed without a request to log out\n{}", serving.log());
         let count = acknowledged.len();
         ensure!(count == writes.len(), "{count} of {} writes ended", writes.len());
-        serving.stop()?;
+        serving.wait()?;
         is_in_the_file(&path, &acknowledged)?;
         println!(
             "{cache}, {engine}: {before} writes ended before the request, {} after",
@@ -141,7 +141,7 @@ fn rfc7143_11_9_1_who_does_not_log_out_is_told_of_the_drop() -> Result<()> {
         events.extend(pdu.asynchronous_event());
     }
     ensure!(events == [AsyncEvent::LogoutRequest, AsyncEvent::SessionDrop], "{events:?}");
-    serving.stop()?;
+    serving.wait()?;
     is_in_the_file(&path, &acknowledged)
 }
 
@@ -208,7 +208,7 @@ fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
         Ok(acknowledged)
     })
     .with_context(|| serving.log())?;
-    serving.stop()?;
+    serving.wait()?;
     is_in_the_file(&path, &acknowledged)?;
     println!("{SESSIONS} sessions, {} writes acknowledged, all in the file", acknowledged.len());
     Ok(())

@@ -1,19 +1,16 @@
 //! Portals that are reached by TLS: our initiator comes to them by itself, others' through stunnel,
 //! and whoever has no certificate that holds stays outside.
 
+mod certificates;
 mod client;
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
-};
 use rustix::process::Signal;
 use sarsen_block::Buffer;
 use sarsen_initiator::{Session, SessionOptions};
@@ -21,53 +18,13 @@ use sarsen_lab::process::Daemon;
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process, program, qemu};
 
+use certificates::{Authority, NOW, PAST, put};
 use client::{LIMIT, run, signal};
 
 const MIB: u64 = 1 << 20;
 const NAME: &str = "scratch";
 const TARGET: &str = "iqn.2026-11.proof:tls";
 const REFUSED: &str = "0202";
-
-/// Who vouches for others.
-struct Authority {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-/// Years in which a certificate holds.
-const NOW: (i32, i32) = (2020, 2200);
-const PAST: (i32, i32) = (2020, 2021);
-
-impl Authority {
-    fn new(name: &str) -> Result<Self> {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, name);
-        let key = KeyPair::generate()?;
-        let pem = params.self_signed(&key)?.pem();
-        Ok(Self { pem, issuer: Issuer::new(params, key) })
-    }
-
-    /// Writes `name.pem` and `name.key`.
-    fn issue(&self, folder: &Path, name: &str, (from, to): (i32, i32)) -> Result<()> {
-        let mut params = CertificateParams::new(["localhost".to_owned()])?;
-        params.subject_alt_names.push(SanType::IpAddress([127, 0, 0, 1].into()));
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.not_before = date_time_ymd(from, 1, 1);
-        params.not_after = date_time_ymd(to, 1, 1);
-        let key = KeyPair::generate()?;
-        put(folder, &format!("{name}.key"), &key.serialize_pem())?;
-        put(folder, &format!("{name}.pem"), &params.signed_by(&key, &self.issuer)?.pem())
-    }
-}
-
-/// Replaces a file in one step.
-fn put(folder: &Path, name: &str, text: &str) -> Result<()> {
-    let new = folder.join("new");
-    fs::write(&new, text)?;
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o600))?;
-    Ok(fs::rename(new, folder.join(name))?)
-}
 
 /// A server with a plain portal and one by TLS, its folder, and who vouches for it.
 struct Fixture {

@@ -11,8 +11,10 @@ use anyhow::{Context as _, Result, ensure};
 use crate::process::{self, Finished};
 use crate::serving::Url;
 
-/// The suite's program.
+/// The suite's program, unless [`PROGRAM_VARIABLE`] names another.
 const PROGRAM: &str = "iscsi-test-cu";
+/// Names another build of the suite's program than the installed one, such as one of its newest source.
+const PROGRAM_VARIABLE: &str = "ISCSI_TEST_CU";
 /// A family takes seconds; the slowest tests wait for replies that must not come.
 const FAMILY_LIMIT: Duration = Duration::from_secs(60);
 /// `Sanitize.Reset` looks once a minute whether the operation has ended.
@@ -161,9 +163,13 @@ impl Display for Report {
 /// Families and the names of their tests.
 pub type Catalogue = Vec<(String, Vec<String>)>;
 
-/// All families of the suite that is installed.
+fn program() -> Command {
+    Command::new(std::env::var_os(PROGRAM_VARIABLE).unwrap_or_else(|| PROGRAM.into()))
+}
+
+/// All families of the suite.
 pub fn catalogue() -> Result<Catalogue> {
-    let listed = process::output(Command::new(PROGRAM).arg("--list"), TEST_LIMIT)?;
+    let listed = process::output(program().arg("--list"), TEST_LIMIT)?;
     let families = parse_list(&listed);
     ensure!(!families.is_empty(), "{PROGRAM} --list names no family:\n{listed}");
     Ok(families)
@@ -328,7 +334,7 @@ fn run_family(urls: &[Url], name: &str, names: &[String]) -> Result<Family> {
 }
 
 fn suite(urls: &[Url], tests: &str, limit: Duration) -> Result<Finished> {
-    let mut command = Command::new(PROGRAM);
+    let mut command = program();
     command.args(["--dataloss", "--allow-sanitize", "--verbose"]);
     command.args(["--initiator-name", INITIATORS[0], "--initiator-name-2", INITIATORS[1]]);
     command.arg(format!("--test=ALL.{tests}")).args(urls.iter().map(Url::to_string));

@@ -119,6 +119,11 @@ pub fn patterns(url: &Url, digest: HeaderDigest, commands: &[&str]) -> Result<St
     check_patterns(&[], &format!("{},file.header-digest={digest}", image(url)), commands)
 }
 
+/// The same with discards sent to the unit as UNMAP.
+pub fn discards(url: &Url, commands: &[&str]) -> Result<String> {
+    check_patterns(&[], &format!("{},discard=unmap", image(url)), commands)
+}
+
 /// The same by somebody whose secret is in a file.
 pub fn patterns_by(user: &str, secret_file: &Path, url: &Url, commands: &[&str]) -> Result<String> {
     let secret = format!("secret,id=chap,file={}", secret_file.display());

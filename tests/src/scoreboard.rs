@@ -142,7 +142,10 @@ pub fn page(columns: &[Column]) -> Result<String> {
             "| {name} {version} | {passed} | {failed} | {skipped} | {broken} | {all} |"
         )?;
     }
-    page += "\n## What is skipped\n\nOf this program's, with the reason:\n\n";
+    page += "\n## Tests that this program skips\n\n";
+    if own.report.total(Verdict::Skipped) == 0 {
+        page += "None.\n";
+    }
     for (family, test) in own.report.ended(Verdict::Skipped) {
         let why = conformance::why_skipped(family, &test.name).unwrap_or("UNEXPLAINED");
         writeln!(page, "- `{family}.{}`: {why}", test.name)?;

@@ -6,7 +6,7 @@
 use std::fmt::{self, Display};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -292,7 +292,18 @@ impl Serving {
         if !self.ends_in_order {
             return Ok(());
         }
-        for status in self.running.terminate(STOP_LIMIT)? {
+        let ended = self.running.terminate(STOP_LIMIT)?;
+        self.ended_well(&ended)
+    }
+
+    /// Waits for the end that a signal has asked for: a second SIGTERM would end it at once.
+    pub fn wait(mut self) -> Result<()> {
+        let ended = self.running.wait(STOP_LIMIT)?;
+        self.ended_well(&ended)
+    }
+
+    fn ended_well(&self, ended: &[ExitStatus]) -> Result<()> {
+        for status in ended {
             ensure!(status.success(), "SIGTERM ended it with {status}; {}", self.log());
         }
         Ok(())

@@ -131,6 +131,15 @@ mod tests {
     }
 
     #[test]
+    fn the_service_is_started_again_however_often_it_fails() {
+        let path = shell::root().join("packaging/systemd/sarsen.service");
+        let unit = fs::read_to_string(path).expect("the unit");
+        let (general, service) = unit.split_once("[Service]").expect("two sections");
+        assert!(general.lines().any(|line| line == "StartLimitIntervalSec=0"));
+        assert!(service.lines().any(|line| line == "Restart=on-failure"));
+    }
+
+    #[test]
     fn a_folder_is_carried_whole() {
         let folder = tempfile::tempdir().expect("a folder");
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));

@@ -1,0 +1,509 @@
+//! What happens to the file of a volume while it is served: deleted, replaced, moved, truncated. No write and no
+//! flush is acknowledged that the file does not have, and no truncated file grows back with zeroes.
+
+mod client;
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use sarsen_block::Buffer;
+use sarsen_block::layers::{Fault, Faults, FaultyStore, Times};
+use sarsen_initiator::{
+    Command, Sense, SenseKey, Session, SessionError, SessionOptions, TransferRequest, Url,
+};
+use sarsen_io::time::{now, sleep_until};
+use sarsen_node::{Config, Server, config};
+use sarsen_proof::managed::Managed;
+use sarsen_proof::program;
+use serde_json::Value;
+
+use client::run;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 8 * MIB;
+const BLOCK: usize = 4096;
+/// LOGICAL UNIT NOT READY, MANUAL INTERVENTION REQUIRED.
+const OUT_OF_SERVICE: (SenseKey, u16) = (SenseKey::NotReady, 0x0403);
+/// The limit for noticing what no command touches.
+const NOTICED_WITHIN: Duration = Duration::from_secs(10);
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+const NOT_FOUND: i32 = 3;
+const CONFLICT: i32 = 4;
+const POLL: Duration = Duration::from_millis(50);
+
+/// A server with one volume in a file of this cache mode, and a session with it.
+struct Bench {
+    // Before the server, which is to see it go.
+    session: Session,
+    server: Managed,
+    path: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Bench {
+    async fn new(cache: &str) -> Result<Self> {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let path = folder.path().join("disk.img");
+        let server = Managed::start(folder.path())?;
+        let file = path.to_str().context("a path")?;
+        let create =
+            ["volume", "create", "data", "8MiB", "--block-size", "4096", "--path", file, "--cache"];
+        server.run(&[&create[..], &[cache, "--export"]].concat())?;
+        let session = connect(&server).await?;
+        Ok(Self { session, server, path, _folder: folder })
+    }
+
+    /// Writes a block, and flushes.
+    async fn write(&self, lba: u64, byte: u8) -> Result<(), SessionError> {
+        self.session.write(lba, Buffer::copy_of(&[byte; BLOCK]), false).await
+    }
+
+    async fn sense(&self, cdb: &[u8]) -> Result<Option<(SenseKey, u16)>> {
+        sense(&self.session, cdb).await
+    }
+
+    /// Waits until the server shows a problem of the volume, and gives it.
+    async fn problem(&self) -> Result<String> {
+        let problem = self.until(|problems| problems.first().cloned()).await?;
+        Ok(problem)
+    }
+
+    async fn until<T>(&self, wanted: impl Fn(&[String]) -> Option<T>) -> Result<T> {
+        let limit = now() + NOTICED_WITHIN;
+        loop {
+            let problems = problems(&self.server)?;
+            if let Some(found) = wanted(&problems) {
+                return Ok(found);
+            }
+            ensure!(now() < limit, "not within {NOTICED_WITHIN:?}: {problems:?}");
+            sleep_until(now() + POLL).await;
+        }
+    }
+}
+
+async fn connect(server: &Managed) -> Result<Session> {
+    let url = format!("iscsi://{}/iqn.2026-11.io.sarsen:data/0", server.portal()?);
+    Ok(Session::connect(&url.parse()?, &SessionOptions::default()).await?)
+}
+
+/// What the server says is wrong with volumes, by its list of them.
+fn problems(server: &Managed) -> Result<Vec<String>> {
+    let said = server.run(&["volume", "list"])?;
+    Ok(said.lines().filter_map(|line| line.strip_prefix("! ")).map(str::to_owned).collect())
+}
+
+/// The sense of a command that fails, behind all unit attentions; none of one that does not.
+async fn sense(session: &Session, cdb: &[u8]) -> Result<Option<(SenseKey, u16)>> {
+    loop {
+        let completion = session.execute(Command::new(cdb, TransferRequest::None)).await?;
+        if completion.status == 0 {
+            return Ok(None);
+        }
+        let sense = Sense::parse(&completion.sense).context("sense data")?;
+        if sense.key != SenseKey::UnitAttention {
+            return Ok(Some(code(&sense)));
+        }
+    }
+}
+
+fn code(sense: &Sense) -> (SenseKey, u16) {
+    (sense.key, u16::from_be_bytes([sense.asc, sense.ascq]))
+}
+
+const TEST_UNIT_READY: [u8; 6] = [0; 6];
+const SYNCHRONIZE_CACHE: [u8; 10] = [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+fn events(server: &Managed, kind: &str) -> Result<Vec<Value>> {
+    let events = server.json(&["event", "list", "--kind", kind])?;
+    Ok(events["events"].as_array().cloned().unwrap_or_default())
+}
+
+/// The open file that a problem names, from which the data are rescued.
+fn open_file(problem: &str) -> Result<PathBuf> {
+    let start = problem.find("/proc/").context("a file to rescue data from")?;
+    let end = problem[start..].find([',', ' ']).context("its end")?;
+    Ok(Path::new(&problem[start..][..end]).to_owned())
+}
+
+/// Nothing but errors for whoever writes or flushes, at once.
+async fn is_refused(bench: &Bench, lba: u64) -> Result<()> {
+    ensure!(bench.write(lba, 9).await.is_err(), "a write was acknowledged");
+    ensure!(
+        bench.sense(&SYNCHRONIZE_CACHE).await? == Some(OUT_OF_SERVICE),
+        "a flush was acknowledged"
+    );
+    ensure!(bench.sense(&TEST_UNIT_READY).await? == Some(OUT_OF_SERVICE));
+    Ok(())
+}
+
+const MODES: [&str; 3] = ["writeback", "none", "writethrough"];
+
+#[test]
+fn a_file_that_is_deleted_takes_no_write_and_no_flush_and_its_data_can_be_rescued() -> Result<()> {
+    for cache in MODES {
+        run(async {
+            let bench = Bench::new(cache).await?;
+            bench.write(3, 0x5a).await?;
+            bench.session.flush().await?;
+            fs::remove_file(&bench.path)?;
+            is_refused(&bench, 4).await?;
+            let problem = bench.problem().await?;
+            ensure!(problem.contains("was deleted while it was served"), "{problem}");
+            let told = events(&bench.server, "problem")?;
+            ensure!(told.len() == 1 && told[0]["subject"]["volume"] == "data", "{told:?}");
+            let metrics = bench.server.run(&["metrics"])?;
+            ensure!(metrics.lines().any(|line| line == "sarsen_problems 1"), "{metrics}");
+            // As the problem says.
+            let data = fs::read(open_file(&problem)?)?;
+            ensure!(data.len() as u64 == SIZE && data[3 * BLOCK] == 0x5a, "the data are there");
+            Ok(())
+        })
+        .with_context(|| cache)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_file_that_is_deleted_is_noticed_though_nobody_writes() -> Result<()> {
+    run(async {
+        let bench = Bench::new("writeback").await?;
+        fs::remove_file(&bench.path)?;
+        bench.problem().await?;
+        ensure!(bench.sense(&TEST_UNIT_READY).await? == Some(OUT_OF_SERVICE));
+        ensure!(bench.session.read(0, 1).await.is_err(), "reads are refused, too");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_truncated_file_does_not_grow_back_with_zeroes() -> Result<()> {
+    for cache in MODES {
+        run(async {
+            let bench = Bench::new(cache).await?;
+            let last = SIZE / BLOCK as u64 - 1;
+            for lba in [0, last] {
+                bench.write(lba, 0x5a).await?;
+            }
+            bench.session.flush().await?;
+            let file = fs::File::options().write(true).open(&bench.path)?;
+            file.set_len(MIB)?;
+            // The last block is the one that would make the file as long as it was.
+            is_refused(&bench, last).await?;
+            ensure!(fs::metadata(&bench.path)?.len() == MIB, "the file grew");
+            let problem = bench.problem().await?;
+            ensure!(problem.contains("was truncated while it was served"), "{problem}");
+            // That it is as long again does not bring its data back.
+            file.set_len(SIZE)?;
+            ensure!(bench.sense(&TEST_UNIT_READY).await? == Some(OUT_OF_SERVICE));
+            Ok(())
+        })
+        .with_context(|| cache)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_read_beyond_the_end_of_a_truncated_file_is_an_error() -> Result<()> {
+    run(async {
+        let bench = Bench::new("writeback").await?;
+        fs::File::options().write(true).open(&bench.path)?.set_len(MIB)?;
+        let read = bench.session.read(SIZE / BLOCK as u64 - 1, 1).await;
+        ensure!(read.is_err(), "zeroes for data that are lost");
+        ensure!(bench.problem().await?.contains("was truncated"));
+        Ok(())
+    })
+}
+
+#[test]
+fn a_file_that_is_replaced_is_out_of_service_and_one_that_comes_back_is_served() -> Result<()> {
+    for cache in ["writeback", "none"] {
+        run(async {
+            let bench = Bench::new(cache).await?;
+            let (aside, other) =
+                (bench.path.with_extension("aside"), bench.path.with_extension("other"));
+            bench.write(3, 0x5a).await?;
+            bench.session.flush().await?;
+            fs::rename(&bench.path, &aside)?;
+            let problem = bench.problem().await?;
+            ensure!(problem.contains("there is no "), "{problem}");
+            fs::File::create(&other)?.set_len(SIZE)?;
+            fs::rename(&other, &bench.path)?;
+            let is_replaced = |problems: &[String]| {
+                problems
+                    .first()
+                    .is_some_and(|problem| problem.contains("is another file"))
+                    .then_some(())
+            };
+            bench.until(is_replaced).await?;
+            is_refused(&bench, 4).await?;
+            ensure!(
+                fs::read(&bench.path)?.iter().all(|&byte| byte == 0),
+                "nothing reached the other"
+            );
+            fs::rename(&aside, &bench.path)?;
+            bench.until(|problems| problems.is_empty().then_some(())).await?;
+            // Sessions are told, and go on.
+            let ready = bench
+                .session
+                .execute(Command::new(&TEST_UNIT_READY, TransferRequest::None))
+                .await?;
+            let attention = Sense::parse(&ready.sense).map(|sense| code(&sense));
+            ensure!(attention == Some((SenseKey::UnitAttention, 0x2800)), "{attention:?}");
+            ensure!(bench.session.read(3, 1).await?[..] == [0x5a; BLOCK]);
+            bench.write(4, 1).await?;
+            bench.session.flush().await?;
+            ensure!(!events(&bench.server, "problem_solved")?.is_empty());
+            Ok(())
+        })
+        .with_context(|| cache)?;
+    }
+    Ok(())
+}
+
+/// A server in this process, over a disk whose flushes fail when they are told to.
+async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
+    const STOPPED: (SenseKey, u16) = (SenseKey::MediumError, 0x0c00);
+    let faults = Faults::default();
+    let planted = faults.clone();
+    let control = folder.join("control");
+    let mut config = Config {
+        cores: NonZeroUsize::new(1),
+        listen: vec![config::parse_portal("127.0.0.1:0").map_err(anyhow::Error::msg)?],
+        control: Some(control.clone()),
+        ..Config::default()
+    };
+    for name in ["data", "other"] {
+        let path = folder.join(name);
+        let volume = format!("{name}=file:{},size=8MiB", path.display());
+        config.volumes.push(config::parse_volume(&volume)?);
+    }
+    let server = Server::start_layered(config.finish()?, move |name, inner| match name {
+        "data" => Arc::new(FaultyStore::new(inner, planted.clone())),
+        _ => inner,
+    })?;
+    let used = async {
+        let sarsen = async |arguments: &[&str]| -> Result<Output> {
+            let mut command = std::process::Command::new(program::path()?);
+            command.args(arguments).arg("--control").arg(&control);
+            let output = tokio::task::spawn_blocking(move || command.output());
+            Ok(output.await??)
+        };
+        let url = |name: &str| -> Result<Url> {
+            let exports = server.exports();
+            let export = exports.iter().find(|export| export.volume == name).context("exported")?;
+            Ok(export.urls[0].parse()?)
+        };
+        let options = SessionOptions::default();
+        let neighbour = Session::connect(&url("other")?, &options).await?;
+        let session = Session::connect(&url("data")?, &options).await?;
+        let write = async |session: &Session, byte: u8| {
+            session.write(0, Buffer::copy_of(&[byte; 512]), false).await
+        };
+        write(&session, 1).await?;
+        session.flush().await?;
+        ensure!(sense(&session, &TEST_UNIT_READY).await?.is_none());
+
+        faults.add(Fault::FlushFails, Times::Once);
+        write(&session, 2).await?;
+        ensure!(session.flush().await.is_err(), "the flush failed");
+        ensure!(
+            sense(&session, &SYNCHRONIZE_CACHE).await? == Some(STOPPED),
+            "and that is not forgotten"
+        );
+        ensure!(sense(&session, &TEST_UNIT_READY).await? == Some(STOPPED));
+        ensure!(write(&session, 3).await.is_err(), "no more writes");
+        session.read(0, 1).await?;
+        let limit = now() + NOTICED_WITHIN;
+        loop {
+            let doctor = sarsen(&["doctor", "--json"]).await?;
+            let doctor: Value = serde_json::from_slice(&doctor.stdout)?;
+            let findings = doctor["findings"].as_array().context("findings")?;
+            let told = |one: &Value| {
+                one["level"] == "problem" && one["finding"].to_string().contains("takes no writes")
+            };
+            if findings.iter().any(told) {
+                break;
+            }
+            ensure!(now() < limit, "{findings:?}");
+            sleep_until(now() + POLL).await;
+        }
+        let metrics = String::from_utf8(sarsen(&["metrics"]).await?.stdout)?;
+        ensure!(metrics.lines().any(|line| line == "sarsen_problems 1"), "{metrics}");
+
+        let refused = sarsen(&["volume", "reattach", "data"]).await?;
+        ensure!(refused.status.code() == Some(CONFLICT), "it is in use: {refused:?}");
+        let reattach = sarsen(&["volume", "reattach", "data", "--force", "--grace", "0", "--json"]);
+        let reattached = reattach.await?;
+        let said = String::from_utf8_lossy(&reattached.stdout);
+        ensure!(reattached.status.success(), "{reattached:?}");
+        ensure!(said.contains("\"writes_may_be_lost\":true"), "{said}");
+        let session = Session::connect(&url("data")?, &options).await?;
+        ensure!(sense(&session, &TEST_UNIT_READY).await?.is_none());
+        write(&session, 4).await?;
+        session.flush().await?;
+        ensure!(session.read(0, 1).await?[..] == [4; 512]);
+        // Of its neighbour's session nothing was taken.
+        write(&neighbour, 5).await?;
+        neighbour.flush().await?;
+        let limit = now() + NOTICED_WITHIN;
+        while !server.metrics().lines().any(|line| line == "sarsen_problems 0") {
+            ensure!(now() < limit, "it is still a problem");
+            sleep_until(now() + POLL).await;
+        }
+        for session in [session, neighbour] {
+            session.logout().await?;
+        }
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        used = used => used?,
+        () = server.retry() => unreachable!("it does not end"),
+    }
+    ensure!(server.shutdown(Duration::from_secs(5)).await, "all is flushed");
+    Ok(())
+}
+
+#[test]
+fn a_volume_whose_flush_failed_is_a_problem_and_is_reattached_alone() -> Result<()> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    run(flush_fails_and_is_reattached(folder.path()))
+}
+
+#[test]
+fn a_deleted_file_that_was_rescued_is_served_when_its_volume_is_reattached() -> Result<()> {
+    run(async {
+        let bench = Bench::new("writeback").await?;
+        bench.write(3, 0x5a).await?;
+        bench.session.flush().await?;
+        fs::remove_file(&bench.path)?;
+        let problem = bench.problem().await?;
+        let reattach = ["volume", "reattach", "data", "--force", "--grace", "0"];
+        let said = bench.server.refused(FAILED, &reattach)?;
+        ensure!(said.contains("bring its file back first"), "the open file is kept: {said}");
+        fs::copy(open_file(&problem)?, &bench.path)?;
+        let said = bench.server.refused(CONFLICT, &reattach[..3])?;
+        ensure!(said.contains("force"), "{said}");
+        bench.server.run(&reattach)?;
+        let session = connect(&bench.server).await?;
+        ensure!(session.read(3, 1).await?[..] == [0x5a; BLOCK]);
+        session.write(4, Buffer::copy_of(&[7; BLOCK]), false).await?;
+        session.flush().await?;
+        ensure!(fs::read(&bench.path)?[4 * BLOCK] == 7);
+        bench.until(|problems| problems.is_empty().then_some(())).await
+    })
+}
+
+#[test]
+fn what_kill_9_leaves_of_an_apply_is_listed_and_removed_by_name() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let volumes = folder.path().join("state/volumes");
+    let server = Managed::start(folder.path())?;
+    server.run(&["volume", "create", "kept", "1MiB"])?;
+    let document: String =
+        (0..300).map(|n| format!("[[volume]]\nname = \"v{n:03}\"\nsize = \"1MiB\"\n")).collect();
+    let entries = || -> Result<usize> { Ok(fs::read_dir(&volumes)?.count()) };
+    let before = entries()?;
+    std::thread::scope(|scope| -> Result<()> {
+        // It is cut off, and says so.
+        let applying = scope.spawn(|| server.apply(&document, &[]).map(drop));
+        while entries()? < before + 4 {
+            std::thread::yield_now();
+        }
+        signal_kill(server.pid())?;
+        let _ = applying.join();
+        Ok(())
+    })?;
+    drop(server);
+    let server = Managed::start(folder.path())?;
+    let list = |server: &Managed| -> Result<Vec<String>> {
+        let found = server.json(&["volume", "orphan", "list"])?;
+        let found = found["orphans"].as_array().context("a list")?.iter();
+        found.map(|one| Ok(one["name"].as_str().context("a name")?.to_owned())).collect()
+    };
+    let orphans = list(&server)?;
+    ensure!(orphans.len() >= 3 && orphans.iter().all(|name| name.starts_with('v')), "{orphans:?}");
+    let doctor = server.command(&["doctor", "--json"])?.output()?;
+    let doctor = String::from_utf8(doctor.stdout)?;
+    ensure!(doctor.contains("belong to no volume"), "{doctor}");
+    server.refused(USAGE, &["volume", "orphan", "remove", &orphans[0]])?;
+    server.refused(NOT_FOUND, &["volume", "orphan", "remove", "--destroy", "kept.img"])?;
+    ensure!(list(&server)? == orphans && volumes.join("kept.img").exists());
+    let names = orphans.iter().map(String::as_str);
+    let remove: Vec<&str> =
+        ["volume", "orphan", "remove", "--destroy"].into_iter().chain(names).collect();
+    server.run(&remove)?;
+    ensure!(list(&server)?.is_empty() && entries()? == before, "nothing but what was there");
+    server.stop()
+}
+
+fn signal_kill(pid: u32) -> Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    Ok(rustix::process::kill_process(pid.context("a process id")?, rustix::process::Signal::KILL)?)
+}
+
+#[test]
+fn a_deleted_volume_leaves_its_file_unless_it_is_erased() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let volumes = folder.path().join("state/volumes");
+    let server = Managed::start(folder.path())?;
+    for name in ["left", "erased"] {
+        server.run(&["volume", "create", name, "1MiB", "--export"])?;
+    }
+    server.run(&["volume", "delete", "left", "--cascade"])?;
+    server.run(&["volume", "delete", "erased", "--cascade", "--erase"])?;
+    ensure!(volumes.join("left.img").exists() && !volumes.join("erased.img").exists());
+    ensure!(!volumes.join("erased.img.state").exists(), "nor what was kept beside it");
+    let orphans = server.json(&["volume", "orphan", "list"])?;
+    ensure!(orphans["orphans"][0]["name"] == "left.img", "{orphans}");
+    // What is not a file of its own is not erased, and the volume stays.
+    let (other, link) = (folder.path().join("other"), folder.path().join("link"));
+    fs::File::create(&other)?.set_len(MIB)?;
+    std::os::unix::fs::symlink(&other, &link)?;
+    let path = link.to_str().context("a path")?;
+    server.run(&["volume", "create", "linked", "--path", path])?;
+    let said = server.refused(FAILED, &["volume", "delete", "linked", "--erase"])?;
+    ensure!(said.contains("without --erase") && other.exists(), "{said}");
+    server.run(&["volume", "show", "linked"])?;
+    server.stop()
+}
+
+#[test]
+fn what_is_taken_is_listed_and_what_is_promised_beyond_the_room_is_warned_of() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let server = Managed::start(folder.path())?;
+    let fits = server.json(&["volume", "create", "data", "8MiB", "--export"])?;
+    ensure!(fits["warnings"].is_null(), "{fits}");
+    let too_much = server.json(&["volume", "create", "huge", "15TiB"])?;
+    let warning = too_much["warnings"][0].as_str().context("a warning")?;
+    ensure!(warning.contains("may still take 1") && warning.contains("are free"), "{warning}");
+    let doctor = server.command(&["doctor", "--json"])?.output()?;
+    ensure!(String::from_utf8(doctor.stdout)?.contains("may still take 1"), "doctor says it, too");
+    run(async {
+        let session = connect(&server).await?;
+        session.write(0, Buffer::copy_of(&[7; MIB as usize]), false).await?;
+        session.flush().await?;
+        let limit = now() + NOTICED_WITHIN;
+        loop {
+            let list = server.json(&["volume", "list"])?;
+            let usage = list["usage"].as_array().context("usage")?.iter();
+            let mut own = usage.filter(|usage| usage["name"] == "data");
+            let own = own.next().context("its usage")?;
+            ensure!(own["size_bytes"] == SIZE && own["free_bytes"].as_u64() > Some(0), "{own}");
+            if own["allocated_bytes"].as_u64() >= Some(MIB) {
+                break;
+            }
+            ensure!(now() < limit, "{own}");
+            sleep_until(now() + POLL).await;
+        }
+        Ok(())
+    })?;
+    let listed = server.run(&["volume", "list"])?;
+    ensure!(listed.starts_with("VOLUME  SIZE"), "{listed}");
+    server.stop()
+}
