@@ -141,16 +141,22 @@ impl Output {
 
     /// The same with what its memory is charged to.
     pub(crate) fn charged_payload(&self, data: Data, charge: Option<Charge>) -> Payload {
-        Payload(Rc::new(Charged { data: self.settle(data), _charge: charge }))
+        Payload(Rc::new(self.charged(data, charge)))
     }
 
     /// With a data digest, memory that others may write is copied: the digest must match what is
     /// sent.
-    pub(crate) fn settle(&self, data: Data) -> Data {
-        match data {
-            Data::Shared { .. } if self.data_digest => Data::Buffer(data.into_buffer()),
-            data => data,
+    #[inline]
+    pub(crate) fn settle(&self, data: &mut Data) {
+        if self.data_digest && matches!(data, Data::Shared { .. }) {
+            *data = Data::Buffer(std::mem::replace(data, Data::empty()).into_buffer());
         }
+    }
+
+    #[inline]
+    fn charged(&self, mut data: Data, charge: Option<Charge>) -> Charged {
+        self.settle(&mut data);
+        Charged { data, _charge: charge }
     }
 
     /// Appends a PDU whose data segment is all of `data`.
@@ -163,8 +169,8 @@ impl Output {
         match data.len() {
             length if length <= COPY_LIMIT => self.push_copy(header.into(), &data, 0, length),
             length => {
-                let charged = Charged { data: self.settle(data), _charge: charge };
-                self.push_hold(header.into(), Hold::Alone(charged), 0, length);
+                let hold = Hold::Alone(self.charged(data, charge));
+                self.push_hold(header.into(), hold, 0, length);
             }
         }
     }
@@ -237,6 +243,7 @@ impl Output {
     }
 
     /// The arena's bytes from `start` to its end join the queue.
+    #[inline]
     fn note_arena(&mut self, start: usize) {
         let added = self.arena.len() - start;
         self.queued += added;

@@ -462,7 +462,7 @@ impl Inner {
         self.taken.load(Ordering::Relaxed)
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&self, need: Need, bytes: usize) -> bool {
         let sum = self.taken().saturating_add(bytes);
         if sum > self.loan.get() && !self.borrow(need, sum) {

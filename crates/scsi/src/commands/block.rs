@@ -5,7 +5,7 @@ use super::{Task, provisioning};
 use crate::pass_through::TRANSFER_LIMIT;
 use crate::protection::{CdbTags, ProtectField};
 use crate::{Cdb, Command, Completion, LogicalUnit, ProtectionType, Sense};
-use sarsen_block::{BlockError, Data, Extent, Io, PROTECTION_BYTES};
+use sarsen_block::{BlockError, Data, Extent, Geometry, Io, PROTECTION_BYTES};
 use sarsen_wire::scsi::{cdb as wire, opcode};
 use std::sync::Arc;
 
@@ -85,12 +85,18 @@ impl BlockCdb {
 
     /// A transfer within the limits and the medium.
     pub(crate) fn parse_transfer(cdb: &Cdb, unit: &LogicalUnit) -> Result<Self, Sense> {
+        Self::parse_within(cdb, unit, unit.geometry())
+    }
+
+    fn parse_within(cdb: &Cdb, unit: &LogicalUnit, geometry: Geometry) -> Result<Self, Sense> {
         let transfer = Self::parse(cdb)?.protected_for(unit)?;
         if transfer.extent.block_count > unit.limits().maximum_transfer_blocks.into() {
             return Err(Sense::invalid_field_in_cdb(transfer.length_field));
         }
-        unit.check_range(transfer.extent)?;
-        Ok(transfer)
+        match transfer.extent.fits(geometry.block_count) {
+            true => Ok(transfer),
+            false => Err(Sense::lba_out_of_range()),
+        }
     }
 
     pub(crate) const fn has(&self, flag: u8) -> bool {
@@ -104,17 +110,21 @@ impl BlockCdb {
 
     /// Bytes of so many blocks as they are transferred.
     pub(crate) fn byte_count(&self, unit: &LogicalUnit, block_count: u64) -> usize {
+        self.byte_count_in(unit.geometry(), block_count)
+    }
+
+    fn byte_count_in(&self, geometry: Geometry, block_count: u64) -> usize {
         let tags = if self.protect.is_transferred() { PROTECTION_BYTES } else { 0 };
-        unit.byte_count(block_count) + block_count as usize * tags
+        ((block_count as usize) << geometry.block_size.shift()) + block_count as usize * tags
     }
 
     /// Leaves the blocks of a READ out that the initiator does not expect: memory is charged for what it
     /// expects. Gives their length, which it is told as the residual (RFC 7143 §11.4.5).
-    fn leave_out_unexpected(&mut self, expected: Option<u64>, unit: &LogicalUnit) -> u64 {
-        let whole = self.byte_count(unit, self.extent.block_count) as u64;
+    fn leave_out_unexpected(&mut self, expected: Option<u64>, geometry: Geometry) -> u64 {
+        let whole = self.byte_count_in(geometry, self.extent.block_count) as u64;
         match expected {
             Some(expected) if expected < whole => {
-                let block = self.byte_count(unit, 1) as u64;
+                let block = self.byte_count_in(geometry, 1) as u64;
                 self.extent.block_count = expected.div_ceil(block);
                 whole - self.extent.block_count * block
             }
@@ -169,8 +179,9 @@ pub(crate) fn moved_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
 
 pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
-    let mut transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
-    let unread_length = transfer.leave_out_unexpected(task.expected_data_in_length, unit);
+    let geometry = unit.geometry();
+    let mut transfer = BlockCdb::parse_within(&task.cdb, unit, geometry)?;
+    let unread_length = transfer.leave_out_unexpected(task.expected_data_in_length, geometry);
     let complete = move |data| Completion { unread_length, ..Completion::data(data) };
     if transfer.extent.block_count == 0 {
         return Ok(Io::Ready(complete(Data::empty())));
@@ -222,8 +233,9 @@ fn read_blocks(transfer: &BlockCdb, unit: &LogicalUnit) -> Io<Result<Data, Block
 
 pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
-    let transfer = BlockCdb::parse_transfer(&task.cdb, unit)?;
-    let block_bytes = transfer.byte_count(unit, 1);
+    let geometry = unit.geometry();
+    let transfer = BlockCdb::parse_within(&task.cdb, unit, geometry)?;
+    let block_bytes = transfer.byte_count_in(geometry, 1);
     let (extent, data) = task.take_blocks(transfer.extent, block_bytes)?;
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
@@ -242,6 +254,7 @@ pub(crate) fn write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
 }
 
 pub(crate) fn write_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
-    let transfer = BlockCdb::parse_transfer(cdb, unit)?;
-    Ok(transfer.byte_count(unit, transfer.extent.block_count))
+    let geometry = unit.geometry();
+    let transfer = BlockCdb::parse_within(cdb, unit, geometry)?;
+    Ok(transfer.byte_count_in(geometry, transfer.extent.block_count))
 }

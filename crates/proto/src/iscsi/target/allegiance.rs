@@ -229,7 +229,7 @@ fn answer_again(
     next: u32,
 ) {
     let tag = header.initiator_task_tag.get();
-    let sent = data.map(|(data, meta)| {
+    let sent = data.map(|(mut data, meta)| {
         // The new connection may take segments of another length. ABORT TASK names no number.
         let cut = meta.cut.cut_anew(link, next);
         let r2t_count = header.exp_data_sn.get().wrapping_sub(meta.cut.count());
@@ -237,7 +237,7 @@ fn answer_again(
         // RFC 7143 §7.2.2: a SNACK Tag ends with the connection.
         header.snack_tag = 0.into();
         let acknowledge_tag = link.acknowledge_tag();
-        let data = link.output.settle(data);
+        link.output.settle(&mut data);
         let charge = link.room.keep(None, data.memory());
         let payload = link.output.charged_payload(data, charge);
         SentData { lun: meta.lun, payload, cut, acknowledge_tag, acknowledged: 0 }

@@ -230,13 +230,18 @@ impl FullFeature {
     }
 
     /// Charges a data segment that is collected in memory of its own. Without memory it is discarded.
+    #[inline]
     fn charge_landing(&mut self, link: &Link, landing: Landing, length: usize) -> Landing {
-        if !matches!(landing, Landing::Collect) || length <= UNCHARGED_SEGMENT {
-            return landing;
+        match landing {
+            Landing::Collect if length > UNCHARGED_SEGMENT => self.charge_collected(link, length),
+            landing => landing,
         }
+    }
+
+    fn charge_collected(&mut self, link: &Link, length: usize) -> Landing {
         self.incoming_grant = link.room.take_unasked(Buffer::memory_for(length));
         if self.incoming_grant.is_some() {
-            return landing;
+            return Landing::Collect;
         }
         self.lacks_memory = true;
         link.room.budget().note_refusal();
@@ -436,6 +441,12 @@ impl FullFeature {
         }
         let length = header.basic().data_segment_length.value() as usize;
         match incoming {
+            // Nothing of it is on its way.
+            Incoming::Command(id)
+                if length == 0 && ScsiCommand::view(header).flags & ScsiCommand::WRITE == 0 =>
+            {
+                self.advance_task(link, id, events);
+            }
             Incoming::Command(id) => self.finish_command(link, id, segment, length, events),
             Incoming::Unproven(id) => {
                 let cmd_sn = SerialNumber(ScsiCommand::view(header).cmd_sn.get());
@@ -770,6 +781,7 @@ impl FullFeature {
     }
 
     /// Lets tasks go on for which there is room. Says whether there were any.
+    #[cold]
     fn give_room(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
         let mut any = false;
         while let Some(&id) = self.waiting.front()
@@ -901,15 +913,13 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         id: TaskId,
-        completion: Completion<'_>,
+        mut completion: Completion<'_>,
         events: &mut VecDeque<Event>,
     ) -> bool {
         let Some(mut task) = self.take_task(link, id) else { return false };
-        let is_answered = !task.is_aborted();
-        let mut completion = completion;
         let mut memory = 0;
-        if is_answered && task.flags & ScsiCommand::READ != 0 {
-            completion.data_in = link.output.settle(completion.data_in);
+        if !task.is_aborted() && task.flags & ScsiCommand::READ != 0 {
+            link.output.settle(&mut completion.data_in);
             memory = completion.data_in.memory();
         }
         let charge = link.room.keep(task.grant.take(), memory);
@@ -1125,9 +1135,12 @@ impl FullFeature {
 }
 
 /// Gives a task the memory that it waits for, if there is room.
+#[inline(always)]
 fn admit(task: &mut Task, link: &Link) -> bool {
     let Some(grant) = link.room.admit(task.room()) else { return false };
-    task.collection.enlarge();
+    if task.collection.wanted > 0 {
+        task.collection.enlarge();
+    }
     task.has_room = true;
     if let Some(part) = task.grant.replace(grant) {
         link.room.give_back(part);

@@ -352,16 +352,29 @@ impl Hold {
                 state.wakes.clear();
                 result
             }
-            Self::Shared { session, member, wakes } => session.with(|state| {
-                let result = f(state);
-                for woken in state.wakes.drain(..) {
-                    if woken != *member && !wakes.contains(&woken) {
-                        wakes.push(woken);
-                    }
-                }
-                result
-            }),
+            Self::Shared { session, member, wakes } => {
+                Self::with_shared(session, *member, wakes, f)
+            }
         }
+    }
+
+    /// Apart, so that the connection that is alone has a short way.
+    #[inline(never)]
+    fn with_shared<R>(
+        session: &Session,
+        member: MemberId,
+        wakes: &mut Vec<MemberId>,
+        f: impl FnOnce(&mut State) -> R,
+    ) -> R {
+        session.with(|state| {
+            let result = f(state);
+            for woken in state.wakes.drain(..) {
+                if woken != member && !wakes.contains(&woken) {
+                    wakes.push(woken);
+                }
+            }
+            result
+        })
     }
 
     #[cfg(test)]
