@@ -1,6 +1,7 @@
 //! QEMU's own iSCSI client on each kind of volume.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use sarsen_proof::qemu::{self, HeaderDigest};
@@ -69,16 +70,21 @@ const PATTERNS: &[&str] = &[
     "read -P 0x44 67043328 64k",
 ];
 
-#[test]
-fn patterns_hold_at_512_byte_and_4_kib_blocks_with_header_digests_on_and_off() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = |name: &str| Backing::File(folder.path().join(name));
-    let volumes = [
+/// In memory and in files, with blocks of both lengths.
+fn volumes(folder: &Path) -> [Volume; 4] {
+    let file = |name: &str| Backing::File(folder.join(name));
+    [
         Volume::new("ram-512", Backing::Ram, 64 << 20),
         Volume::new("ram-4k", Backing::Ram, 64 << 20).block_size(4096),
         Volume::new("file-512", file("512"), 64 << 20),
         Volume::new("file-4k", file("4k"), 64 << 20).block_size(4096),
-    ];
+    ]
+}
+
+#[test]
+fn patterns_hold_at_512_byte_and_4_kib_blocks_with_header_digests_on_and_off() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let volumes = volumes(folder.path());
     let serving = Serving::start(&volumes)?;
     for volume in &volumes {
         for digest in [HeaderDigest::Off, HeaderDigest::Crc32c] {
@@ -108,13 +114,7 @@ const DISCARDS: &[&str] = &[
 #[test]
 fn discarded_clusters_read_as_zeroes_at_512_byte_and_4_kib_blocks() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let file = |name: &str| Backing::File(folder.path().join(name));
-    let volumes = [
-        Volume::new("ram-512", Backing::Ram, 64 << 20),
-        Volume::new("ram-4k", Backing::Ram, 64 << 20).block_size(4096),
-        Volume::new("file-512", file("512"), 64 << 20),
-        Volume::new("file-4k", file("4k"), 64 << 20).block_size(4096),
-    ];
+    let volumes = volumes(folder.path());
     let serving = Serving::start(&volumes)?;
     for volume in &volumes {
         qemu::discards(serving.url(&volume.name), DISCARDS)

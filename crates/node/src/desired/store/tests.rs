@@ -181,17 +181,23 @@ fn a_state_that_is_damaged_or_missing_is_repaired_from_its_copy_and_put_aside() 
     assert_eq!(aside.count(), 3, "there is an end to how many are kept");
 }
 
+/// Keeps revisions 1 and 2; gives what the file held after the first.
+fn superseded(folder: &Path, path: &Path) -> Vec<u8> {
+    let (store, _) = opened(folder);
+    keep(&store, 1, &["a"]);
+    drop(store);
+    let old = fs::read(path).expect("read");
+    let (store, _) = opened(folder);
+    keep(&store, 2, &["b"]);
+    drop(store);
+    old
+}
+
 #[test]
 fn a_copy_that_is_damaged_missing_or_behind_is_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join(COPY);
-    let (store, _) = opened(folder.path());
-    keep(&store, 1, &["a"]);
-    drop(store);
-    let old = fs::read(&path).expect("read");
-    let (store, _) = opened(folder.path());
-    keep(&store, 2, &["b"]);
-    drop(store);
+    let old = superseded(folder.path(), &path);
     // Behind, as after a kill between the two: no event.
     for (content, repairs) in [
         (Some(old), vec![]),
@@ -212,13 +218,7 @@ fn a_copy_that_is_damaged_missing_or_behind_is_replaced() {
 fn an_older_state_in_the_place_of_the_last_one_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join(FILE);
-    let (store, _) = opened(folder.path());
-    keep(&store, 1, &["a"]);
-    drop(store);
-    let old = fs::read(&path).expect("read");
-    let (store, _) = opened(folder.path());
-    keep(&store, 2, &["b"]);
-    drop(store);
+    let old = superseded(folder.path(), &path);
     fs::write(&path, old).expect("written");
     let message = refusal(folder.path());
     assert!(message.contains("revision 1") && message.contains("revision 2"), "{message}");
