@@ -15,7 +15,7 @@ use super::backings::{Promise, overcommitments};
 use super::closings::{Stores, flush};
 use super::diff::{Differences, Known, Stay, TargetSteps, VolumeSteps};
 use super::portals::{Next, PortalSteps, Served, bind};
-use super::volumes::{NewFiles, Volume};
+use super::volumes::{NewFiles, Volume, check_settled};
 use super::{ChangeError, Engine, InterruptedSession, Interruption, Turn, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
 use crate::config::{Config, Portal, VolumeConfig};
@@ -203,11 +203,18 @@ impl Engine {
         let mut new_files = Vec::new();
         let mut opened = BTreeMap::new();
         for (config, (scope, occasion)) in volumes.opens.iter().zip(opens) {
-            match self.open_volume(config, scope.as_deref(), occasion, &mut new_files) {
+            let is_reattached = reattached.as_ref() == Some(&config.name);
+            let was_missing = was_absent.get(&config.name) == Some(config);
+            let is_settled = match was_missing && !is_reattached {
+                true => check_settled(config).map_err(not_opened(&config.name)),
+                false => Ok(()),
+            };
+            let open = || self.open_volume(config, scope.as_deref(), occasion, &mut new_files);
+            match is_settled.and_then(|()| open()) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
                 // One disk that is away does not keep the others from being served, or changed.
-                Err(error) if reattached.as_ref() == Some(&config.name) => return Err(error.into()),
-                Err(error) if managed.is_some() || was_absent.get(&config.name) == Some(config) => {
+                Err(error) if is_reattached => return Err(error.into()),
+                Err(error) if managed.is_some() || was_missing => {
                     absent.volumes.push((config.clone(), error.to_string()));
                 }
                 Err(error) => return Err(error.into()),

@@ -145,7 +145,7 @@ impl<'a> Known<'a> {
 }
 
 /// Where a volume's blocks are.
-fn data_place(config: &VolumeConfig) -> Option<&Path> {
+pub(super) fn data_place(config: &VolumeConfig) -> Option<&Path> {
     match &config.store {
         StoreConfig::File { path, .. } | StoreConfig::Sg { path } | StoreConfig::Iso { path } => {
             Some(path)

@@ -5,19 +5,25 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
 
 use sarsen_block::Store;
 use sarsen_io::cores::Cores;
+use sarsen_io::time;
 use sarsen_scsi::{DeviceType, Identity, LogicalUnit, Parts};
 use tokio::sync::oneshot;
 use tracing::warn;
 
 use super::ChangeError;
+use super::diff::data_place;
 use crate::config::{StoreConfig, VolumeConfig};
 use crate::health::Health;
 use crate::keeper;
 use crate::stores::encrypted::NewKey;
 use crate::stores::{self, FileStore, GuardedStore, Occasion, Opened, RamStore, StoreError};
+
+/// A file that was missing is served when it was not written for so long.
+const UNWRITTEN_FOR: Duration = Duration::from_secs(10);
 
 /// Where the installation's own identity is (machine-id(5)).
 const MACHINE_ID: &str = "/etc/machine-id";
@@ -266,6 +272,27 @@ pub(crate) fn places(config: &VolumeConfig) -> Vec<PathBuf> {
         }
         StoreConfig::Sg { path } | StoreConfig::Iso { path } => vec![path.clone()],
         StoreConfig::Ram { .. } | StoreConfig::Null { .. } => Vec::new(),
+    }
+}
+
+/// Refuses a file that was missing and was written a moment ago: a program may still be restoring it, and its length
+/// does not say when that is done.
+pub(super) fn check_settled(config: &VolumeConfig) -> Result<(), StoreError> {
+    let Some(path) = data_place(config) else { return Ok(()) };
+    let Ok(written) = fs::metadata(path).and_then(|metadata| metadata.modified()) else {
+        return Ok(());
+    };
+    match time::wall_clock().duration_since(written) {
+        Ok(age) if age < UNWRITTEN_FOR => Err(StoreError::Unfit {
+            path: path.to_owned(),
+            problem: format!(
+                "was written a moment ago: the volume is served when {} seconds pass without a write. If a program is \
+                 still restoring the file, move it away until that is done",
+                UNWRITTEN_FOR.as_secs()
+            ),
+        }),
+        // A clock that is ahead on a file server keeps no volume from being served.
+        Ok(_) | Err(_) => Ok(()),
     }
 }
 
