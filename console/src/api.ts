@@ -120,7 +120,7 @@ export interface Session {
   connections: Connection[];
 }
 
-/** A thing that is not as it is to be; the server does without it. */
+/** An object that is missing or has a problem. */
 export interface Problem {
   kind: string;
   name: string;
@@ -144,7 +144,7 @@ export interface LiveVolume {
   target: string | null;
   lun: number | null;
   urls: string[];
-  /** Bytes that its data take where they are kept, and that are free there, as far as the server knows. */
+  /** Allocated bytes, and free bytes of its backing, where known. */
   allocated_bytes?: number | null;
   free_bytes?: number | null;
 }

@@ -11,7 +11,7 @@ export interface Shown {
   target: string | null;
   lun: number | null;
   urls: string[];
-  /** Bytes that its data take, and that are free where they are kept; null where the server does not know. */
+  /** Allocated bytes, and free bytes of its backing; null where the server does not know them. */
   allocatedBytes: number | null;
   freeBytes: number | null;
   config: Volume | null;

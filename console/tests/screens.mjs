@@ -167,7 +167,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await dialog.getByRole("alert").filter({ hasText: "everybody would be" }).waitFor();
   await dialog.getByRole("button", { name: "Cancel" }).click();
 
-  // CHAP of a target that exists is taken away and given back.
+  // Removes CHAP of an existing target and restores it.
   const chapOf = async () => (await api(page, `/config/target/${encodeURIComponent(TARGET)}`)).object.chap;
   for (const [before, after] of [[["vm"], undefined], [undefined, ["vm"]]]) {
     assert.deepEqual(await chapOf(), before);
@@ -227,7 +227,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   // A target out of service, and the overview that says so.
   await open(page, "Access");
   await page.getByRole("button", { name: `Take out of service: ${TARGET}` }).click();
-  // It asks first: nothing happens to who cancels.
+  // The console asks for confirmation: when the user cancels, nothing changes.
   await dialog.getByText("Initiators lose its disks").waitFor();
   await dialog.getByRole("button", { name: "Cancel" }).click();
   assert.equal((await api(page, "/targets")).targets.find(({ name }) => name === TARGET).state, "in_service");

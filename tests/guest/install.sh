@@ -1,5 +1,4 @@
-# Makes a disk of the guest's own that another guest boots from: its programs, and an init that lives on it.
-# DISK: the disk.
+# Creates a disk for another guest to boot from, with the guest's programs and an init. DISK: the disk.
 until [ -b "$DISK" ]; do sleep 0.1; done
 echo "RESULT block_bytes $(cat /sys/block/${DISK#/dev/}/queue/logical_block_size)"
 echo "RESULT discard_bytes $(cat /sys/block/${DISK#/dev/}/queue/discard_max_bytes)"

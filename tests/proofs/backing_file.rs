@@ -1,5 +1,5 @@
-//! What happens to the file of a volume while it is served: deleted, replaced, moved, truncated. No write and no
-//! flush is acknowledged that the file does not have, and no truncated file grows back with zeroes.
+//! Damage to the file of a volume while it is served: the file is deleted, replaced, moved or truncated. The server
+//! acknowledges no write and no flush that the file does not contain, and no truncated file grows again with zeroes.
 
 mod client;
 
@@ -29,7 +29,7 @@ const SIZE: u64 = 8 * MIB;
 const BLOCK: usize = 4096;
 /// LOGICAL UNIT NOT READY, MANUAL INTERVENTION REQUIRED.
 const OUT_OF_SERVICE: (SenseKey, u16) = (SenseKey::NotReady, 0x0403);
-/// The limit for noticing what no command touches.
+/// Maximum time until the server notices a change without a command.
 const NOTICED_WITHIN: Duration = Duration::from_secs(10);
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
@@ -39,7 +39,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// A server with one volume in a file of this cache mode, and a session with it.
 struct Bench {
-    // Before the server, which is to see it go.
+    // Created before the server, which is to detect that the file is deleted.
     session: Session,
     server: Managed,
     path: PathBuf,
@@ -68,7 +68,7 @@ impl Bench {
         sense(&self.session, cdb).await
     }
 
-    /// Waits until the server shows a problem of the volume, and gives it.
+    /// Waits until the server reports a problem of the volume, and returns it.
     async fn problem(&self) -> Result<String> {
         let problem = self.until(|problems| problems.first().cloned()).await?;
         Ok(problem)
@@ -92,13 +92,13 @@ async fn connect(server: &Managed) -> Result<Session> {
     Ok(Session::connect(&url.parse()?, &SessionOptions::default()).await?)
 }
 
-/// What the server says is wrong with volumes, by its list of them.
+/// Problems of volumes in the server's list of volumes.
 fn problems(server: &Managed) -> Result<Vec<String>> {
     let said = server.run(&["volume", "list"])?;
     Ok(said.lines().filter_map(|line| line.strip_prefix("! ")).map(str::to_owned).collect())
 }
 
-/// The sense of a command that fails, behind all unit attentions; none of one that does not.
+/// The sense of a failed command, after all unit attentions; `None` for a command that succeeds.
 async fn sense(session: &Session, cdb: &[u8]) -> Result<Option<(SenseKey, u16)>> {
     loop {
         let completion = session.execute(Command::new(cdb, TransferRequest::None)).await?;
@@ -124,14 +124,14 @@ fn events(server: &Managed, kind: &str) -> Result<Vec<Value>> {
     Ok(events["events"].as_array().cloned().unwrap_or_default())
 }
 
-/// The open file that a problem names, from which the data are rescued.
+/// The open file that a problem names, from which the data is rescued.
 fn open_file(problem: &str) -> Result<PathBuf> {
     let start = problem.find("/proc/").context("a file to rescue data from")?;
     let end = problem[start..].find([',', ' ']).context("its end")?;
     Ok(Path::new(&problem[start..][..end]).to_owned())
 }
 
-/// Nothing but errors for whoever writes or flushes, at once.
+/// Writers and flushers get only errors, at once.
 async fn is_refused(bench: &Bench, lba: u64) -> Result<()> {
     ensure!(bench.write(lba, 9).await.is_err(), "a write was acknowledged");
     ensure!(
@@ -159,7 +159,7 @@ fn a_file_that_is_deleted_takes_no_write_and_no_flush_and_its_data_can_be_rescue
             ensure!(told.len() == 1 && told[0]["subject"]["volume"] == "data", "{told:?}");
             let metrics = bench.server.run(&["metrics"])?;
             ensure!(metrics.lines().any(|line| line == "sarsen_problems 1"), "{metrics}");
-            // As the problem says.
+            // Follows the instructions of the problem.
             let data = fs::read(open_file(&problem)?)?;
             ensure!(data.len() as u64 == SIZE && data[3 * BLOCK] == 0x5a, "the data are there");
             Ok(())
@@ -193,12 +193,12 @@ fn a_truncated_file_does_not_grow_back_with_zeroes() -> Result<()> {
             bench.session.flush().await?;
             let file = fs::File::options().write(true).open(&bench.path)?;
             file.set_len(MIB)?;
-            // The last block is the one that would make the file as long as it was.
+            // A write of the last block would give the file its old length.
             is_refused(&bench, last).await?;
             ensure!(fs::metadata(&bench.path)?.len() == MIB, "the file grew");
             let problem = bench.problem().await?;
             ensure!(problem.contains("was truncated while it was served"), "{problem}");
-            // That it is as long again does not bring its data back.
+            // The old length of the file does not restore its data.
             file.set_len(SIZE)?;
             ensure!(bench.sense(&TEST_UNIT_READY).await? == Some(OUT_OF_SERVICE));
             Ok(())
@@ -248,7 +248,7 @@ fn a_file_that_is_replaced_is_out_of_service_and_one_that_comes_back_is_served()
             );
             fs::rename(&aside, &bench.path)?;
             bench.until(|problems| problems.is_empty().then_some(())).await?;
-            // Sessions are told, and go on.
+            // Sessions receive a unit attention, and continue.
             let ready = bench
                 .session
                 .execute(Command::new(&TEST_UNIT_READY, TransferRequest::None))
@@ -266,7 +266,7 @@ fn a_file_that_is_replaced_is_out_of_service_and_one_that_comes_back_is_served()
     Ok(())
 }
 
-/// A server in this process, over a disk whose flushes fail when they are told to.
+/// A server in this process, over a disk whose flushes fail when the test chooses.
 async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
     const STOPPED: (SenseKey, u16) = (SenseKey::MediumError, 0x0c00);
     let faults = Faults::default();
@@ -348,7 +348,7 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
         write(&session, 4).await?;
         session.flush().await?;
         ensure!(session.read(0, 1).await?[..] == [4; 512]);
-        // Of its neighbour's session nothing was taken.
+        // The neighbour's session is not affected.
         write(&neighbour, 5).await?;
         neighbour.flush().await?;
         let limit = now() + NOTICED_WITHIN;
@@ -410,7 +410,7 @@ fn what_kill_9_leaves_of_an_apply_is_listed_and_removed_by_name() -> Result<()> 
     let entries = || -> Result<usize> { Ok(fs::read_dir(&volumes)?.count()) };
     let before = entries()?;
     std::thread::scope(|scope| -> Result<()> {
-        // It is cut off, and says so.
+        // The text is truncated, and shows that.
         let applying = scope.spawn(|| server.apply(&document, &[]).map(drop));
         while entries()? < before + 4 {
             std::thread::yield_now();
@@ -461,7 +461,7 @@ fn a_deleted_volume_leaves_its_file_unless_it_is_erased() -> Result<()> {
     ensure!(!volumes.join("erased.img.state").exists(), "nor what was kept beside it");
     let orphans = server.json(&["volume", "orphan", "list"])?;
     ensure!(orphans["orphans"][0]["name"] == "left.img", "{orphans}");
-    // What is not a file of its own is not erased, and the volume stays.
+    // A volume without a file of its own is not erased, and stays.
     let (other, link) = (folder.path().join("other"), folder.path().join("link"));
     fs::File::create(&other)?.set_len(MIB)?;
     std::os::unix::fs::symlink(&other, &link)?;

@@ -1,5 +1,5 @@
-//! What clients of the API may take: bodies of many small things, by several clients at once, do not grow the server,
-//! and clients that follow what happens without reading leave room for others.
+//! Limits of the resources that clients of the API may use. Bodies of many small values from several clients at once
+//! do not make the server grow, and clients of streams that never read leave room for others.
 #![allow(clippy::disallowed_methods, reason = "several clients ask another process at once")]
 
 use std::fs;
@@ -15,14 +15,14 @@ use sarsen_io::time::now;
 use sarsen_proof::managed::Managed;
 
 const MIB: usize = 1 << 20;
-/// What all of them together may make the server grow by.
+/// Maximum growth of the server's memory for all of them together.
 const GROWTH_LIMIT: u64 = 256 << 20;
-/// What may stay of it.
+/// Maximum growth that may remain.
 const KEPT_LIMIT: u64 = 96 << 20;
 const CLIENTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where a server is asked.
+/// The address of the server's API.
 #[derive(Clone)]
 enum Place {
     Network(String),
@@ -49,7 +49,7 @@ impl Place {
         })
     }
 
-    /// The answer, from its status on. A server that refuses a body need not read it to its end.
+    /// The response, from its status line on. A server that refuses a body need not read it to its end.
     fn ask(&self, method: &str, path: &str, body: &[u8]) -> Result<String> {
         let mut stream = self.connect()?;
         let head = format!(
@@ -87,7 +87,7 @@ fn serve(folder: &Path) -> Result<Served> {
 }
 
 impl Served {
-    /// A line of its status, in bytes: `VmRSS`, what is resident, or `VmHWM`, the most that ever was.
+    /// A line of the process's status, in bytes: `VmRSS`, the resident memory, or `VmHWM`, its maximum so far.
     fn memory(&self, line: &str) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.server.pid()))?;
         let found = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':'));
@@ -95,7 +95,7 @@ impl Served {
         Ok(kib << 10)
     }
 
-    /// Waits until what is resident is no more than that.
+    /// Waits until the resident memory is at most this much.
     fn resident_falls_to(&self, limit: u64) -> Result<u64> {
         let end = now() + Duration::from_secs(10);
         loop {
@@ -108,17 +108,17 @@ impl Served {
     }
 }
 
-/// `piece` again and again, some 16 MiB of it, between `begin` and `end`.
+/// Repeats `piece` between `begin` and `end`, for about 16 MiB.
 fn many(begin: &str, piece: &str, end: &str) -> Vec<u8> {
     let mut body = begin.as_bytes().to_vec();
     body.extend(piece.as_bytes().iter().cycle().take(16 * MIB / piece.len() * piece.len()));
-    // The last one has a comma behind it.
+    // A comma follows the last one.
     body.pop();
     body.extend_from_slice(end.as_bytes());
     body
 }
 
-/// A document of 100,000 volumes, which is the most.
+/// A document with the maximum of 100,000 volumes.
 fn at_limit(volume: impl Fn(u32) -> String) -> Vec<u8> {
     let volumes: String = (0..100_000).map(volume).collect();
     format!(r#"{{"document":{{"volume":[{}]}}}}"#, volumes.trim_end_matches(',')).into_bytes()
@@ -145,7 +145,7 @@ fn bodies_of_many_small_things_do_not_grow_the_server() -> Result<()> {
         ("numbers in place of a size", of_size, "413"),
         ("a long key", long_key, "400"),
         ("lists in lists", vec![b'['; 16 * MIB], "400"),
-        // As many objects as there may be, none of which makes sense.
+        // The maximum of objects, all of them invalid.
         ("volumes that are none at the limit", at_limit(|_| r#"{"a":0},"#.into()), "400"),
         ("volumes with one name at the limit", at_limit(|_| r#"{"name":"a"},"#.into()), "400"),
         ("volumes at the limit", at_limit(|number| format!(r#"{{"name":"{number}"}},"#)), "400"),
@@ -184,7 +184,7 @@ fn bodies_of_many_small_things_do_not_grow_the_server() -> Result<()> {
     served.server.stop()
 }
 
-/// Twice as many clients as the port has connections, none of which reads a word.
+/// Twice as many clients as the port has connections; none of them reads anything.
 #[test]
 fn clients_that_follow_and_never_read_leave_room_for_others() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -198,7 +198,7 @@ fn clients_that_follow_and_never_read_leave_room_for_others() -> Result<()> {
     let clients = clients.collect::<Result<Vec<_>>>()?;
     let answer = served.places[0].ask("GET", "/v1/volumes", b"")?;
     ensure!(answer.starts_with("200"), "{answer}");
-    // One more of them is told why there is no place, and the control socket has places of its own.
+    // One more client gets the reason for its refusal, and the control socket has its own places.
     let answer = served.places[0].ask("GET", "/v1/live", b"")?;
     ensure!(answer.starts_with("503") && answer.contains("64 clients"), "{answer}");
     let mut owner = served.places[1].connect()?;

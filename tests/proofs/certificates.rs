@@ -20,11 +20,11 @@ pub(crate) struct Authority {
 
 /// Years in which a certificate is valid.
 pub(crate) const NOW: (i32, i32) = (2020, 2200);
-/// Years that are over.
+/// Expired years.
 pub(crate) const PAST: (i32, i32) = (2020, 2021);
 
 impl Authority {
-    /// One of this name.
+    /// A certificate with this name.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -122,7 +122,7 @@ pub(crate) struct Wire {
     exp_stat_sn: u32,
     next_tag: u32,
     received: VecDeque<Pdu>,
-    /// The unit that commands and functions are for.
+    /// The unit to which commands and functions are sent.
     pub(crate) lun: u8,
 }
 
@@ -242,7 +242,7 @@ impl Wire {
         self.command(&cdb, ScsiCommand::READ, u32::from(blocks) * 512, &[])
     }
 
-    /// Sends a task management function and gives its tag.
+    /// Sends a task management function and returns its tag.
     pub(crate) fn manage(
         &mut self,
         function: TaskManagementFunction,
@@ -339,7 +339,7 @@ impl Wire {
         }
     }
 
-    /// What has been received and not been taken by [`next`](Self::next).
+    /// PDUs that were received and that [`next`](Self::next) has not returned yet.
     pub(crate) fn received(&self) -> impl Iterator<Item = &Pdu> {
         self.received.iter()
     }

@@ -1,5 +1,5 @@
-//! A little traffic asks for much memory: what the server takes stays within `limits.memory`, clients in
-//! order are served meanwhile, and the memory returns to the system when the peers have gone.
+//! A little traffic requests much memory: the server's memory stays within `limits.memory`, correct clients are
+//! served meanwhile, and the memory returns to the system when the peers have disconnected.
 
 mod client;
 
@@ -19,16 +19,16 @@ use client::{Wire, encode, run};
 const MIB: u64 = 1 << 20;
 /// The longest transfer of one command.
 const LARGE: u32 = 16 << 20;
-/// What resident memory may have beside the limit.
+/// Resident memory that is permitted in addition to the limit.
 const BESIDE: u64 = 64 * MIB;
-/// Memory has returned to the system by then.
+/// Time until the memory has returned to the system.
 const RETURNED: Duration = Duration::from_secs(10);
-/// What may remain of it: more heaps and threads than at the start.
+/// Growth that may remain: more heaps and threads than at the start.
 const REMAINS: u64 = 24 * MIB;
 
 const NAME: &str = "iqn.2026-11.proof:memory";
 
-/// What a process holds, and what it says of it.
+/// Memory of a process, and its own metric of it.
 #[derive(Clone, Copy, Debug)]
 struct Memory {
     resident: u64,
@@ -93,7 +93,7 @@ fn finish_write(wire: &mut Wire) -> Result<()> {
         let r2t = *R2t::view(&pdu.header);
         let start = r2t.buffer_offset.get();
         let data = vec![2; r2t.desired_data_transfer_length.get() as usize];
-        // What every target takes.
+        // Settings that every target accepts.
         for (sn, part) in data.chunks(8192).enumerate() {
             let offset = start + sn as u32 * 8192;
             let mut header = DataOut::from(RawHeader::with_opcode(Opcode::DataOut));
@@ -111,7 +111,7 @@ fn show(what: &str, Memory { resident, charged }: Memory) {
     println!("{what}: {} MiB resident, {} MiB charged", resident / MIB, charged / MIB);
 }
 
-/// Sessions that each begin so many writes of 16 MiB with 512 bytes of immediate data, and end none.
+/// Sessions that each begin this many writes of 16 MiB with 512 bytes of immediate data, and end none.
 fn attack(limit: Option<u64>, sessions: u8, commands: u32) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Server::start(&folder, limit)?;
@@ -128,7 +128,7 @@ fn attack(limit: Option<u64>, sessions: u8, commands: u32) -> Result<()> {
         for _ in 0..commands {
             wire.command(&write_16(), ScsiCommand::WRITE, LARGE, &[1; 512])?;
         }
-        // All has been taken when this is answered.
+        // The server has received everything when it answers this.
         wire.ping()?;
         wires.push(wire);
         let memory = server.memory()?;
@@ -155,7 +155,7 @@ fn attack(limit: Option<u64>, sessions: u8, commands: u32) -> Result<()> {
     }
     show("at its height", most);
 
-    // An initiator in order, meanwhile.
+    // A correct initiator, meanwhile.
     let commands = ["write -P 0x5a 0 1M", "read -P 0x5a 0 1M", "write -P 3 2M 64k", "flush"];
     patterns(server.serving.url("disk"), HeaderDigest::Off, &commands)?;
 

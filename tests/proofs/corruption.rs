@@ -1,9 +1,9 @@
-//! The files that a server keeps are damaged, one at a time and at random. Afterwards the server answers what it answered
-//! before, repairs the file and tells so, does without the log or the volume that the file belongs to and tells so, or
-//! refuses to start and names the file. It never panics, and never answers something else.
+//! Random damage to the server's files, one at a time. Afterwards there are four permitted results: the server
+//! answers as before; it repairs the file and reports that; it runs without the log or the volume of the file and
+//! reports that; or it refuses to start and names the file. It never panics, and never gives another answer.
 //!
 //! The server runs in this process, where a panic of any of its threads is counted and a signal ends the proof.
-//! `PROOF_SEED` and `PROOF_TRIALS` repeat a run or lengthen it.
+//! `PROOF_SEED` repeats a run, and `PROOF_TRIALS` sets its length.
 
 mod client;
 
@@ -28,7 +28,7 @@ use serde_json::Value;
 
 use client::{Dice, run};
 
-/// Trials of the gate, unless `PROOF_TRIALS` says otherwise.
+/// Default number of trials; `PROOF_TRIALS` sets another.
 const TRIALS: u64 = 60;
 const PAGE: u64 = 4096;
 const DATA: &str = "iqn.2026-11.proof:data";
@@ -70,10 +70,10 @@ chap = ["ada"]
 sessions = 100
 "#;
 
-/// Panics of any thread.
+/// Number of panics of any thread.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
-/// What is done to a file.
+/// The kind of damage to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {
     FlippedBit,
@@ -102,8 +102,8 @@ impl Damage {
         Self::Old,
     ];
 
-    /// Whether it can be told from what a person may do. A record of a volume that is removed is the remedy for a
-    /// damaged one, and no file alone shows that all of it was replaced by what it was before.
+    /// Whether the server can distinguish the damage from an administrator's action. Removing a volume's record is
+    /// the remedy for a damaged one, and a file alone does not show that an older version replaced it.
     fn is_damage_of(self, name: &str) -> bool {
         let is_state = name.starts_with("state");
         match self {
@@ -162,19 +162,19 @@ impl Damage {
     }
 }
 
-/// What a server, and the lab, answer.
+/// The answers of a server and of the lab.
 #[derive(Clone, Debug)]
 struct Answers {
     config: Value,
     history: Value,
     problems: String,
     events: Vec<Value>,
-    /// Of each target, what its disk says, or why it does not.
+    /// For each target, the answers of its disk, or the error.
     disks: Vec<(&'static str, Result<Vec<u8>, String>)>,
     lab: Result<String, String>,
 }
 
-/// A state folder, an archive of the lab, and what they were at several times.
+/// A state folder, an archive of the lab, and copies of them from several times.
 struct Kept {
     folder: tempfile::TempDir,
 }
@@ -184,7 +184,7 @@ impl Kept {
         self.folder.path().join(name)
     }
 
-    /// Has a server make all kinds of objects and records.
+    /// Makes a server create all kinds of objects and records.
     fn make() -> Result<Self> {
         let kept = Self { folder: tempfile::tempdir()? };
         let server = Managed::start(kept.folder.path())?;
@@ -227,7 +227,7 @@ impl Kept {
         Ok(())
     }
 
-    /// The files of a saved time that are damaged, below its folder. What is on a disk is its owner's.
+    /// The files of a saved copy that may be damaged, below its folder. The content of a disk belongs to its owner.
     fn files(&self, name: &str) -> Result<Vec<String>> {
         let root = self.place(name);
         let (mut folders, mut files) = (vec![root.clone()], Vec::new());
@@ -245,7 +245,7 @@ impl Kept {
         Ok(files)
     }
 
-    /// Starts a server, or tells why it does not.
+    /// Starts a server, or returns the error.
     fn ask(&self) -> Result<Result<Answers, String>> {
         let control = self.place("control.sock");
         let config = Config {
@@ -346,7 +346,7 @@ async fn write(session: &Session, cdb: &[u8], data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Puts what outlives the server on the disks: a reservation with APTPL, a saved mode page, blocks.
+/// Writes data to the disks that outlives the server: a reservation with APTPL, a saved mode page, blocks.
 async fn fill(portal: &str) -> Result<()> {
     let (data, vault) = (session(portal, DATA).await?, session(portal, VAULT).await?);
     vault.write(0, Buffer::copy_of(&[0x5a; 4096]), true).await?;
@@ -365,7 +365,7 @@ async fn fill(portal: &str) -> Result<()> {
     Ok(vault.logout().await?)
 }
 
-/// What a disk says: registered keys, the reservation, the saved control mode page, and its first blocks.
+/// The state of a disk: registered keys, the reservation, the saved control mode page, and its first blocks.
 async fn disk(portal: &str, target: &str) -> Result<Vec<u8>> {
     let session = session(portal, target).await?;
     let mut said = Vec::new();
@@ -385,7 +385,7 @@ fn before_the_start(events: &[Value]) -> &[Value] {
     &events[..start.unwrap_or(0)]
 }
 
-/// Holds what is answered after a damage against what was answered before it.
+/// Compares the answers after a damage with the answers before it.
 fn judge(found: &Answers, expected: &Answers, folder: &Path) -> Result<String> {
     ensure!(found.config == expected.config, "another configuration: {}", found.config);
     ensure!(found.history == expected.history, "another history: {}", found.history);

@@ -284,7 +284,7 @@ fn what_is_not_there_has_its_own_exit_codes() -> Result<()> {
     Ok(())
 }
 
-/// What the server counts of the volume `thin`.
+/// The server's counters of the volume `thin`.
 fn counted(control: &str) -> Result<(Value, u64, u64)> {
     let client = sarsen_node::control::Client::new(std::path::Path::new(control));
     let statistics = sarsen_io::cores::block_on(sarsen_io::cores::FileEngine::Pool, async {
@@ -298,7 +298,7 @@ fn counted(control: &str) -> Result<(Value, u64, u64)> {
     Ok((thin["errors"].clone(), number("count")?, number("bytes")?))
 }
 
-/// A thin volume of 64 MiB with so much room, and where the server is asked.
+/// A thin volume of 64 MiB with this limit, and the address of the server's control socket.
 fn thin(folder: &std::path::Path, room_mib: usize) -> Result<(Serving, String)> {
     let control = folder.join("control").to_str().context("a path")?.to_owned();
     let volume = Volume::new("thin", Backing::Ram, 64 * MIB as u64);
@@ -318,7 +318,7 @@ fn sbc3_4_7_3_8_a_threshold_that_is_passed_does_not_break_off_a_copy() -> Result
     succeed(&["disk", "write", file, &url])?;
     succeed(&["disk", "verify", &url, file])?;
     let (errors, _, written) = counted(&control)?;
-    // The first is that of the login.
+    // The first one comes from the login.
     ensure!(errors["unit_attention"].as_u64() > Some(1), "no threshold was passed: {errors}");
     ensure!(written == 38 * MIB as u64, "{written} bytes: what was not written counts as well");
     serving.stop()

@@ -104,7 +104,7 @@ fn who_never_takes_an_answer_does_not_grow_the_server() -> Result<()> {
     serving.stop()
 }
 
-/// As after an error in an initiator: libiscsi's tests of its reconnection do it.
+/// The same as after an error in an initiator: libiscsi's tests of its reconnection do this.
 #[test]
 fn rfc7143_7_7_zeroes_after_the_login_end_the_connection() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -114,7 +114,7 @@ fn rfc7143_7_7_zeroes_after_the_login_end_the_connection() -> Result<()> {
         let mut wire = Wire::login(url, "iqn.2026-11.proof:hostile", [0x80, 0, 0, 0, 3, 0])?;
         wire.settle()?;
         wire.send_bytes(&vec![0; length])?;
-        // It may be gone already.
+        // The peer may have closed it already.
         let _ = wire.read(0, 8);
         ensure!(wire.next()?.is_none(), "{length} zeroes are taken");
     }
@@ -122,7 +122,7 @@ fn rfc7143_7_7_zeroes_after_the_login_end_the_connection() -> Result<()> {
     serving.stop()
 }
 
-/// It may not end well: nothing was written.
+/// The command may fail: nothing was written.
 #[test]
 fn rfc7143_11_3_1_a_write_that_is_said_to_read_fails() -> Result<()> {
     let folder = tempfile::tempdir()?;

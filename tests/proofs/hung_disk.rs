@@ -1,7 +1,7 @@
-//! A disk that does not respond: a file system of its own that is frozen (FIFREEZE), so that every
-//! thread that writes to it waits in the kernel and cannot be woken. Other volumes are served as
-//! before, clients get their other units, and the server ends; when the disk responds, its volume is
-//! served again with all that was acknowledged.
+//! A disk that does not respond: a separate file system that is frozen (FIFREEZE), so that every thread that writes
+//! to it waits in the kernel and cannot be woken. Other volumes are served as before, clients can use their other
+//! units, and the server can shut down. When the disk responds, its volume is served again with all acknowledged
+//! data.
 //!
 //! It needs root, for the file system.
 
@@ -28,18 +28,18 @@ const TARGET: &str = "iqn.2026-11.proof:both";
 const MIB: u64 = 1 << 20;
 const GOOD: u8 = 0;
 const CHECK_CONDITION: u8 = 2;
-/// Commands that each hung volume is given.
+/// Number of commands that each hung volume gets.
 const DEPTH: u32 = 8;
-/// More than the workers of io_uring and the threads that all volumes had once, at this depth.
+/// At this depth, more volumes than the workers of io_uring and the former threads of all volumes could serve.
 const HUNG_VOLUMES: usize = 12;
 const WRITES: usize = 300;
 const WRITE_LENGTH: usize = 4096;
 const WRITE_BLOCKS: u32 = (WRITE_LENGTH / 512) as u32;
-/// An aborted command is waited for until it is five seconds old, and the machine may be slow.
+/// The server waits for an aborted command until it is five seconds old, and the machine may be slow.
 const RESET_LIMIT: Duration = Duration::from_secs(10);
 /// "At once", on a slow machine.
 const AT_ONCE: Duration = Duration::from_secs(3);
-/// From SIGTERM to the end, however many disks hang.
+/// Time from SIGTERM to the end, for any number of hung disks.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// An ext4 in a file, which can be frozen.
@@ -47,7 +47,7 @@ struct FileSystem {
     folder: PathBuf,
 }
 
-/// To be dropped before the server, whose end could not be waited for while it is frozen.
+/// Drop this before the server: the server cannot end while the file system is frozen.
 struct Frozen {
     folder: PathBuf,
 }
@@ -67,7 +67,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<()> {
 }
 
 impl FileSystem {
-    /// `None` where nobody may mount one.
+    /// `None` if the user may not mount one.
     fn mount(within: &Path) -> Result<Option<Self>> {
         if !rustix::process::geteuid().is_root() {
             println!("not seen: a file system that can be frozen needs root");
@@ -87,7 +87,7 @@ impl FileSystem {
         }
     }
 
-    /// Freezes it until what this gives is dropped.
+    /// Freezes the file system until the returned guard is dropped.
     fn freeze(&self) -> Result<Frozen> {
         run("fsfreeze", &["--freeze", self.folder.to_str().context("a name")?])?;
         Ok(Frozen { folder: self.folder.clone() })
@@ -128,7 +128,7 @@ fn hang(wire: &mut Wire, mark: u8) -> Result<Vec<u32>> {
     (0..DEPTH).map(|number| wire.write(number * WRITE_BLOCKS, &block(mark), false)).collect()
 }
 
-/// The latencies of writes, one after the other, in order of length.
+/// The latencies of consecutive writes, sorted.
 fn latencies(wire: &mut Wire) -> Result<Vec<Duration>> {
     let mut took = Vec::with_capacity(WRITES);
     for number in 0..WRITES as u32 {
@@ -144,8 +144,8 @@ fn p99(sorted: &[Duration]) -> Duration {
     sorted[sorted.len() * 99 / 100]
 }
 
-/// The main thread has ended. What waits in the kernel keeps the process's number until the disk
-/// responds, whatever the program does.
+/// The main thread has ended. A thread that waits in the kernel keeps the process ID until the disk responds,
+/// whatever the program does.
 fn has_ended(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
@@ -188,7 +188,7 @@ fn disks_that_hang_stop_no_other_volume() -> Result<()> {
             names.iter().map(|name| Volume::new(name, disk.file(name), 4 * MIB)).collect();
         let beside = folder.path().join(format!("beside-{engine}"));
         volumes.push(Volume::new("beside", Backing::File(beside), 16 * MIB));
-        // All of them through the same core.
+        // All of them use the same core.
         let arguments = ["--cores", "1", "--io-engine", engine, "--logout-grace", "0"];
         let serving = Serving::start_with(&volumes, &arguments)?;
         let mut neighbour = Wire::login(serving.url("beside"), NAME, ISID)?;
@@ -205,7 +205,7 @@ fn disks_that_hang_stop_no_other_volume() -> Result<()> {
         let mut tags = Vec::new();
         for wire in &mut hung {
             tags.push(hang(wire, 1)?);
-            // It has taken them all.
+            // The server has received all of them.
             wire.ping()?;
         }
         let with = latencies(&mut neighbour).with_context(|| serving.log())?;
@@ -237,7 +237,7 @@ fn disks_that_hang_stop_no_other_volume() -> Result<()> {
     Ok(())
 }
 
-/// A target with a unit that hangs, LUN 0, one that does not, and another that hangs.
+/// A target with a unit that hangs (LUN 0), a unit that does not, and another one that hangs.
 fn serve_both(disk: &FileSystem, folder: &Path) -> Result<Serving> {
     let configuration = folder.join("sarsen.toml");
     let table =
@@ -277,7 +277,7 @@ fn a_hung_unit_is_reset_in_time_and_its_clients_keep_the_others() -> Result<()> 
     ensure!(response == TaskManagementResponse::FunctionComplete, "{response:?}");
     println!("LOGICAL UNIT RESET of a unit that hangs was answered after {took:?}");
     ensure!(took < RESET_LIMIT, "the reset took {took:?}");
-    // The reset itself is told first.
+    // The unit attention of the reset comes first.
     let is_told = is_not_ready(&mut wire)? || is_not_ready(&mut wire)?;
     ensure!(is_told, "the unit does not say that it is not ready; {}", serving.log());
     let refused = wire.write(0, &block(9), false)?;
@@ -287,7 +287,7 @@ fn a_hung_unit_is_reset_in_time_and_its_clients_keep_the_others() -> Result<()> 
     wire.lun = 1;
     write(&mut wire, 0, 3)?;
 
-    // A client that gives up another unit, with its session, and comes back.
+    // A client that closes the session of another unit, and logs in again.
     wire.lun = 2;
     hang(&mut wire, 1)?;
     wire.lun = 1;

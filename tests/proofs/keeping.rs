@@ -77,7 +77,7 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     server.stop()
 }
 
-/// What `doctor` says that the server does without.
+/// The missing objects that `doctor` reports.
 fn lacks(server: &Managed) -> Result<Vec<String>> {
     let said = server.command(&["doctor", "--json"])?.output()?.stdout;
     let said: Value = serde_json::from_slice(&said)?;
@@ -198,7 +198,7 @@ fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served(
             "{shut} is reached by another way than its own"
         );
     }
-    // Nothing else is kept from being changed, and what is new is refused all the same.
+    // Existing objects can still be changed, and new objects are refused all the same.
     server.run(&["volume", "create", "more", "8MiB", "--export"])?;
     mark(&url(&server, "more")?)?;
     let refused = server.apply(&target("new", "groups = [3]"), &[])?;
@@ -438,7 +438,7 @@ fn reservations_are_not_forgotten_since_the_folder_that_has_them_is_away() -> Re
     let server = Managed::start(folder.path())?;
     ensure!(!place("meta").exists(), "an empty one was made");
     let told = lacks(&server)?.join("\n");
-    ensure!(told.contains("meta, which the volume had, is not there"), "{told}");
+    ensure!(told.contains("meta does not exist, and no empty file is created"), "{told}");
     fs::rename(place("away"), place("meta"))?;
     server.run(&["volume", "create", "other", "1MiB", "--store", "ram"])?;
     mark(&url(&server, "kept")?)?;

@@ -86,7 +86,7 @@ fn alua_attaches_to_both_portal_groups_and_sees_their_states_change() -> Result<
     serving.stop()
 }
 
-/// QEMU's own iSCSI driver gives a guest its disk, and hands its discards on. The guest boots from it.
+/// QEMU's own iSCSI driver provides a guest's disk, and forwards its discards. The guest boots from it.
 #[test]
 #[ignore = "boots a kernel under emulation"]
 fn a_guest_boots_from_a_disk_of_4_kib_blocks_and_discards() -> Result<()> {

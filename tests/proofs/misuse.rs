@@ -254,7 +254,7 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
                 (told.key, told.information) == (SenseKey::MediumError, Some(bad)),
                 "{cache}, {engine}: a read {what} was told as {told}, not with block {bad}"
             );
-            // From then on the volume is out of service: the rest of the file is no disk.
+            // From now on the volume is out of service: the rest of the file is no disk.
             let write = session.write(0, Buffer::copy_of(&[0x11; 4096]), true).await;
             let told = sense(write)?
                 .with_context(|| format!("{cache}, {engine}: a write after it was GOOD"))?;
@@ -262,7 +262,7 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
             is_undisturbed(&other).await
         })
         .with_context(|| serving.log())?;
-        // What was written beyond the new end cannot be brought to disk.
+        // Data beyond the new end cannot be written to disk.
         ensure!(serving.stop().is_err(), "{cache}, {engine}: the server ended as if all was well");
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! Neither a server nor a verb ends because of its own output: standard output and standard error may be closed,
-//! on a full disk, a pipe that nobody reads, or a pipe whose reader has gone.
+//! Neither a server nor a verb ends because of its own output. Standard output and standard error may be closed, on a
+//! full disk, a pipe that is not read, or a pipe whose reader has ended.
 
 use std::io::{PipeReader, PipeWriter, Write as _, pipe};
 use std::os::unix::process::ExitStatusExt as _;
@@ -15,12 +15,12 @@ use sarsen_proof::program;
 use serde_json::Value;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// More refusals than one source has lines for.
+/// More refusals than the maximum of log lines for one source.
 const REFUSALS: usize = 12;
-/// `sarsen --help`: something that was named does not exist.
+/// Exit status (`sarsen --help`): a named object does not exist.
 const NOT_FOUND: i32 = 3;
 
-/// A server whose outputs are what a case makes of them.
+/// A server with the standard output and standard error of a case.
 struct Server {
     folder: tempfile::TempDir,
     process: Child,
@@ -34,7 +34,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Starts one; a shell carries out `redirection` before it.
+    /// Starts a server; a shell applies `redirection` first.
     fn start(redirection: &str, stdout: Stdio, stderr: Stdio) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new("sh");
@@ -46,7 +46,7 @@ impl Server {
         Ok(Self { folder, process })
     }
 
-    /// What it serves, once it does.
+    /// The server's targets, once it serves.
     fn target(&mut self) -> Result<(String, String)> {
         let deadline = now() + LIMIT;
         loop {
@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// Makes it log, and asks whether it serves still.
+    /// Makes the server log, and checks whether it still serves.
     fn goes_on(&mut self) -> Result<()> {
         let (portal, name) = self.target()?;
         let absent = format!("iscsi://{portal}/{name}-absent/0");
@@ -101,7 +101,7 @@ fn verb(arguments: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// A pipe into which nothing goes any more.
+/// A full pipe.
 fn full_pipe() -> Result<(PipeReader, PipeWriter)> {
     let (reader, mut writer) = pipe()?;
     let flags = fcntl_getfl(&writer)?;
@@ -165,7 +165,7 @@ fn a_verb_fails_by_its_exit_code_where_it_cannot_say_why() -> Result<()> {
     let (_, gone) = pipe()?;
     let status = verb(&["disk", "info", &absent])?.stderr(gone).status()?;
     ensure!(status.code() == Some(NOT_FOUND), "no reader: {}", told(status));
-    // A result that cannot be printed is a failure, and no panic.
+    // A result that cannot be printed is an error, not a panic.
     let full = std::fs::File::options().write(true).open(Path::new("/dev/full"))?;
     let output = verb(&["discover", &portal])?.stdout(full).output()?;
     let said = String::from_utf8_lossy(&output.stderr);

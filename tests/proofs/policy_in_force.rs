@@ -1,7 +1,7 @@
-//! What a server shows as its rules is what clients meet, whichever way the server came to be: each kind of rule is
-//! probed by a client that it permits and by one that it denies.
+//! The rules that a server shows are in force for clients, however the server was started: each kind of rule is
+//! tested by a client that it permits and by one that it denies.
 //!
-//! A new kind of rule is something in [`document`] and a row of [`rows`].
+//! To test a new kind of rule, add it to [`document`] and add a row to [`rows`].
 
 mod certificates;
 mod client;
@@ -34,7 +34,7 @@ type Account = (&'static str, &'static str);
 const HOST: Account = ("host", "the host's secret");
 const OTHER: Account = ("other", "the other's secret");
 const SAN: Account = ("san", "the san's secret");
-/// Of an account of that name elsewhere.
+/// The secret of an account with the same name elsewhere.
 const IMPOSTOR: Account = ("san", "of another san entirely");
 
 const PREFIX: &str = "iqn.2026-11.proof:";
@@ -43,10 +43,11 @@ const TWO: &str = "iqn.2026-11.proof:two";
 const SLOW: &str = "iqn.2026-11.proof:slow";
 const STRANGER: &str = "iqn.2026-11.proof:stranger";
 
-/// Sessions that a target takes, and commands that a session may have outstanding.
+/// Maximum of sessions of a target, and of outstanding commands of a session.
 const SESSIONS: u8 = 8;
 const COMMANDS: u32 = 24;
-/// Reads that are sent at once where one a second is let through: within the command window, and many seconds' worth.
+/// Number of reads that are sent at once where one per second is permitted: within the command window, and enough for
+/// many seconds.
 const BURST: usize = 16;
 
 /// Each target is in front of one volume of its name, but for `view`, which has two.
@@ -63,12 +64,12 @@ const TARGETS: [&str; 10] = [
     "crowd",
 ];
 
-/// Which rules a server has. One that is in force only since another one is beside it would not be found with all.
+/// The rules of a server. A rule that is in force only because of another one would not be found with all rules.
 #[derive(Clone, Copy, PartialEq)]
 enum Variant {
-    /// Volumes and targets that everybody may use.
+    /// Volumes and targets that every initiator may use.
     Plain,
-    /// All rules but those that bring others of their kind along.
+    /// All rules except those that require others of their kind.
     Apart,
     /// All rules.
     All,
@@ -100,7 +101,7 @@ name = "iqn.2026-11.proof:limited"
 luns = ["limited"]
 "#;
 
-/// What the target of a volume says more.
+/// Further settings of a volume's target.
 fn rules_of(target: &str) -> &'static str {
     match target {
         "chap" => "chap = [\"host\"]\n",
@@ -125,7 +126,7 @@ allow = [
 ]
 "#;
 
-/// What is served, with these rules.
+/// The served objects, with these rules.
 fn document(folder: &Path, variant: Variant) -> String {
     let volume =
         |name: &str| format!("[[volume]]\nname = \"{name}\"\nstore = \"ram\"\nsize = \"1MiB\"\n\n");
@@ -150,29 +151,29 @@ fn document(folder: &Path, variant: Variant) -> String {
     [&accounts, &targets, &volume("a"), &volume("b"), VIEW, &rules].concat()
 }
 
-/// By which portal a client comes.
+/// The portal that a client uses.
 #[derive(Clone, Copy)]
 enum Entrance {
     /// 127.0.0.1, in group 1.
     First,
     /// ::1, in group 2.
     Second,
-    /// By TLS, with this certificate.
+    /// By TLS, with this client certificate.
     Tls(Option<&'static str>),
 }
 
-/// What a client does.
+/// The action of a client.
 #[derive(Clone, Copy)]
 enum Act {
     Discover,
     /// Reads a block of a target's unit.
     Read(&'static str, u16),
     Write(&'static str, u16),
-    /// Has [`BURST`] reads of a target carried out without waiting.
+    /// Sends [`BURST`] reads to a target, which all end without a delay.
     ReadAtOnce(&'static str),
-    /// Begins one session more than there are, which are so many.
+    /// Begins one session more than this maximum.
     OneMoreThan(&'static str, u8),
-    /// Has so many commands outstanding.
+    /// Has this many commands outstanding.
     Outstanding(&'static str, u32),
 }
 
@@ -180,7 +181,7 @@ enum Act {
 struct Client {
     initiator: &'static str,
     user: Option<Account>,
-    /// To whom it speaks, if that is to be proven.
+    /// The target that has to authenticate, if any.
     target: Option<Account>,
     entrance: Entrance,
 }
@@ -206,7 +207,7 @@ impl Client {
     }
 }
 
-/// A kind of rule, what it permits and what it denies.
+/// A kind of rule, with an action that it permits and one that it denies.
 struct Row {
     rule: &'static str,
     permits: (Client, Act),
@@ -217,7 +218,7 @@ const fn row(rule: &'static str, permits: (Client, Act), denies: (Client, Act)) 
     Row { rule, permits, denies }
 }
 
-/// What holds with these rules.
+/// The rules in force with this set.
 fn rows_of(variant: Variant) -> Vec<Row> {
     let is_beside = |rule: &str| ["discovery's own account", "a volume's limit"].contains(&rule);
     let mut rows = rows();
@@ -316,19 +317,19 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-/// A server that is started by a command line of its own.
+/// A server that is started by its own command line.
 struct Server<'a> {
     folder: &'a Path,
     child: Child,
     out: BufReader<ChildStdout>,
     /// In the order of [`Entrance`].
     portals: [String; 3],
-    /// What stands before a volume's name in the name of its target.
+    /// The prefix of a volume's name in the name of its target.
     prefix: &'static str,
 }
 
 impl<'a> Server<'a> {
-    /// Starts one on all portals with more arguments; what it needs lies in the folder.
+    /// Starts a server on all portals with further arguments; its files are in the folder.
     fn start(folder: &'a Path, arguments: &[&str]) -> Result<Self> {
         let log = fs::File::options().create(true).append(true).open(folder.join("log"))?;
         let mut command = Command::new(program::path()?);
@@ -350,7 +351,7 @@ impl<'a> Server<'a> {
         Ok(server)
     }
 
-    /// Waits until it has told where it listens.
+    /// Waits until the server has logged its addresses.
     fn announced(&mut self) -> Result<()> {
         let mut line = String::new();
         self.out.read_line(&mut line)?;
@@ -370,13 +371,13 @@ impl<'a> Server<'a> {
         Ok(kill_process(pid, signal)?)
     }
 
-    /// What a verb says that asks it.
+    /// The output of a verb that asks the server.
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let said = process::output(&mut managed::command(self.folder, arguments)?, 3 * LIMIT);
         said.with_context(|| self.log())
     }
 
-    /// Has it read its configuration and secrets again.
+    /// Makes the server read its configuration and secrets again.
     fn reload(&self) -> Result<()> {
         let count = || self.log().matches("SIGHUP: the configuration is in force").count();
         let before = count();
@@ -389,7 +390,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Has the program that is installed, which is the same one, take over.
+    /// Makes the installed program, which is the same one, take over.
     fn upgrade(&mut self) -> Result<()> {
         self.run(&["upgrade"])?;
         self.announced()
@@ -408,7 +409,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Holds each row against what its clients meet; all of those that do not hold are named.
+    /// Checks each row with clients; names all rows that fail.
     fn holds(&self, rows: &[Row], way: &str) -> Result<()> {
         let mut wrong = Vec::new();
         for Row { rule, permits, denies } in rows {
@@ -433,7 +434,7 @@ impl<'a> Server<'a> {
             Act::ReadAtOnce(target) => {
                 let mut wire = self.wire(client, target, 1)?;
                 let reads = (0..BURST).map(|_| wire.read(0, 1)).collect::<Result<Vec<_>>>()?;
-                // What does not wait is answered in order.
+                // Answers without a delay arrive in order.
                 wire.ping()?;
                 let is_read = |pdu: &&Pdu| reads.contains(&pdu.tag()) && pdu.status() == Some(0);
                 Ok(wire.received().filter(is_read).count() == BURST)
@@ -464,7 +465,7 @@ impl<'a> Server<'a> {
         Url { portal: self.portals[0].clone(), iqn, lun: 0, user: None }
     }
 
-    /// A session whose PDUs are made by hand, with its unit attentions taken.
+    /// A session whose PDUs the test builds, after its unit attentions.
     fn wire(&self, client: &Client, target: &str, number: u8) -> Result<Wire> {
         let mut wire = Wire::login(&self.plain_url(target), client.initiator, isid(number))?;
         wire.settle()?;
@@ -533,7 +534,7 @@ impl Client {
     }
 }
 
-/// Whether the server did it. What neither a login nor a unit has refused is an error.
+/// Whether the server carried it out. A failure that neither the login nor the unit reported is an error.
 fn permitted(done: std::result::Result<(), SessionError>) -> Result<bool> {
     match done {
         Ok(()) => Ok(true),

@@ -163,7 +163,7 @@ fn nobody_is_let_in_without_the_token_nor_with_another() -> Result<()> {
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-/// A server whose API wants that token, on the loopback and without TLS.
+/// A server whose API requires this token, on the loopback address and without TLS.
 fn with_token(folder: &Path) -> Result<(Managed, SocketAddr)> {
     let token = folder.join("token");
     fs::write(&token, TOKEN)?;
@@ -178,7 +178,7 @@ fn with_token(folder: &Path) -> Result<(Managed, SocketAddr)> {
     Ok((server, address))
 }
 
-/// Asks from an address of this machine.
+/// Sends requests from an address of this machine.
 fn ask_from(from: Ipv4Addr, to: SocketAddr, method: &str, headers: &str) -> Result<TcpStream> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let stream = runtime.block_on(async {
@@ -220,7 +220,7 @@ fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
     // 100 + 200 + 400 + 800 + 1600 ms.
     let taken = sarsen_io::time::now() - begin;
     ensure!(taken >= Duration::from_secs(3), "{taken:?}");
-    // As many as may wait, and one that asks from elsewhere with the right token.
+    // The maximum of waiting requests, and one from another address with the right token.
     let waiting = (5..13).map(guess).collect::<Result<Vec<_>>>()?;
     let answered = answer(ask_from(other, api, "GET", &right)?)?;
     ensure!(answered.starts_with("HTTP/1.1 200"), "{answered}");
@@ -229,7 +229,7 @@ fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
         let nothing = stream.read(&mut [0; 1]).err().map(|error| error.kind());
         ensure!(nothing == Some(ErrorKind::WouldBlock), "a guess was not slowed: {nothing:?}");
     }
-    // Until all of them have come, the right token is still looked at there.
+    // Until all of them have arrived, the server still checks the right token from there.
     let refused = (0..1000).find_map(|_| {
         let last = ask_from(guessing, api, "GET", &right).and_then(answer).ok()?;
         (!last.starts_with("HTTP/1.1 200")).then_some(last)
@@ -237,7 +237,7 @@ fn wrong_tokens_are_reported_counted_and_slowed() -> Result<()> {
     let refused = refused.context("any number of guesses is looked at at once")?;
     ensure!(refused.starts_with("HTTP/1.1 429") && refused.contains("retry-after: "), "{refused}");
     drop(waiting);
-    // A page that was got by other means than the console.
+    // A page that does not come from the console.
     let origin = format!("{right}origin: https://{api}\r\ncontent-length: 0\r\n");
     let foreign = answer(ask_from(other, api, "POST", &origin)?)?;
     ensure!(foreign.starts_with("HTTP/1.1 403"), "{foreign}");

@@ -1,4 +1,4 @@
-//! What the server knows stays with it: others cannot read its files, and no core dump has its memory.
+//! The server keeps its data secret: other users cannot read its files, and core dumps do not contain its memory.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -9,10 +9,10 @@ use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::managed::Managed;
 use sarsen_proof::program;
 
-/// Nobody, as far as files are concerned.
+/// The user nobody, who owns no files.
 const OTHER: u32 = 65534;
 
-/// A server that a careless parent starts: what it creates is open to others unless it sees to that itself.
+/// A server whose parent process leaves the umask open: the server itself has to protect the files that it creates.
 fn start(folder: &Path) -> Result<Managed> {
     let mut command = Command::new("sh");
     command.args(["-c", "umask 022; exec \"$0\" \"$@\""]).arg(program::path()?);
@@ -61,9 +61,9 @@ fn what_the_server_keeps_is_its_owners_alone() -> Result<()> {
     server.run(&["volume", "create", "hidden", "1MiB", "--encrypted"])?;
     is_closed(&state)?;
     server.stop()?;
-    // As an earlier version left them.
+    // The modes that an earlier version left.
     for (path, is_folder, _) in modes(&state)? {
-        // The server takes no key that others can read, whoever left it so.
+        // The server refuses a key that other users can read, whatever program left it so.
         if !path.ends_with(".token") && !path.ends_with("key") {
             let mode = if is_folder { 0o755 } else { 0o644 };
             fs::set_permissions(&path, Permissions::from_mode(mode))?;
@@ -74,7 +74,7 @@ fn what_the_server_keeps_is_its_owners_alone() -> Result<()> {
     server.stop()
 }
 
-/// The files in /proc of a process that may be dumped are its user's, and else root's (proc(5)).
+/// The files in /proc of a process belong to its user if the process may be dumped, and otherwise to root (proc(5)).
 #[test]
 fn no_core_dump_and_no_other_process_has_its_memory() -> Result<()> {
     let folder = tempfile::tempdir()?;

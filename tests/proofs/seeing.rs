@@ -206,7 +206,7 @@ fn what_open_iscsi_and_monitors_do_every_day_raises_no_warning() -> Result<()> {
     let events = |query: &str| -> Result<EventList> {
         run(async { Ok(client.get(&format!("/events{query}")).await?) })
     };
-    // A monitor looks whether the port is open.
+    // A monitor checks whether the port is open.
     for _ in 0..5 {
         drop(TcpStream::connect(server.portal()?)?);
     }

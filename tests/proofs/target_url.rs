@@ -38,7 +38,7 @@ fn what_is_printed_for_qemu_and_libiscsi_logs_in_with_chap() -> Result<()> {
         url.args(["target", "url", &target, "--format", format]).args(more);
         url.arg("--secret-file").arg(&secret).env("SARSEN_CONTROL", &socket);
         let output = url.output()?;
-        // What is to be known about them is beside the lines.
+        // Notes about the lines are printed separately.
         let said = String::from_utf8(output.stderr)?;
         ensure!(output.status.success() && said.contains("loopback"), "{said}");
         Ok(String::from_utf8(output.stdout)?)

@@ -153,7 +153,7 @@ impl Command {
         let key = sense.map(|sense| sense.key).filter(|_| status == Some(Status::CheckCondition));
         match key {
             Some(SenseKey::UnitAttention) => Ok(Outcome::Nothing),
-            // An aborted command that the disk has not ended holds the unit.
+            // An aborted command that the disk has not ended blocks the unit.
             Some(SenseKey::NotReady)
                 if sense.is_some_and(|sense| (sense.asc, sense.ascq) == (0x04, 0x00)) =>
             {

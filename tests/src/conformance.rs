@@ -13,7 +13,7 @@ use crate::serving::Url;
 
 /// The suite's program, unless [`PROGRAM_VARIABLE`] names another.
 const PROGRAM: &str = "iscsi-test-cu";
-/// Names another build of the suite's program than the installed one, such as one of its newest source.
+/// Names another build of the suite's program instead of the installed one, such as a build of its newest source.
 const PROGRAM_VARIABLE: &str = "ISCSI_TEST_CU";
 /// A family takes seconds; the slowest tests wait for replies that must not come.
 const FAMILY_LIMIT: Duration = Duration::from_secs(60);

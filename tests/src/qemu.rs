@@ -119,7 +119,7 @@ pub fn patterns(url: &Url, digest: HeaderDigest, commands: &[&str]) -> Result<St
     check_patterns(&[], &format!("{},file.header-digest={digest}", image(url)), commands)
 }
 
-/// The same with discards sent to the unit as UNMAP.
+/// The same, with discards sent to the unit as UNMAP.
 pub fn discards(url: &Url, commands: &[&str]) -> Result<String> {
     check_patterns(&[], &format!("{},discard=unmap", image(url)), commands)
 }

@@ -296,7 +296,7 @@ impl Serving {
         self.ended_well(&ended)
     }
 
-    /// Waits for the end that a signal has asked for: a second SIGTERM would end it at once.
+    /// Waits for the shutdown that a signal has started: a second SIGTERM would end it at once.
     pub fn wait(mut self) -> Result<()> {
         let ended = self.running.wait(STOP_LIMIT)?;
         self.ended_well(&ended)

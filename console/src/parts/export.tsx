@@ -1,4 +1,4 @@
-// The export of a volume that no target serves.
+// Form that exports a volume which no target serves.
 
 import { useState } from "preact/hooks";
 import { type Document, type Refused, ask, author } from "../api";

@@ -150,7 +150,7 @@ function Who(props: { target: Target }) {
   );
 }
 
-/** Hosts, initiators and accounts that a target permits. Rules that say more are kept as they are. */
+/** Hosts, initiators and accounts that a target permits. Rules with further conditions stay unchanged. */
 function EditAccess(props: { target: Target; document: Document; onClose: () => void; onDone: () => void }) {
   const { target, document } = props;
   const plain = (rule: Rule, key: "host" | "initiator") => rule[key] !== undefined && Object.keys(rule).length === 1;

@@ -64,7 +64,7 @@ function worriesOf(problems: Problem[], targets: LiveTarget[], live: Live, entri
 
 const sentence = (text: string) => `${text[0]!.toUpperCase()}${text.slice(1)}.`;
 
-/** How much of what the volumes promise is allocated, and where least is free. Volumes may share a file system: what is free is no sum. */
+/** Allocated part of all volumes, and the volume with the least free space. Volumes may share a file system, so their free bytes must not be added. */
 function Space(props: { volumes: Shown[] }) {
   const known = props.volumes.filter(({ allocatedBytes }) => allocatedBytes !== null);
   if (known.length === 0) return null;

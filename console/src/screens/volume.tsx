@@ -79,7 +79,7 @@ function Operations(props: { name: string }) {
   const volume = statistics?.volumes.find(({ volume }) => volume === props.name);
   if (!volume) return <p class="quiet">Nobody has used it since the server began.</p>;
   const seconds = volume.recent_seconds || 1;
-  // A unit attention is no failure: the initiator sends the command again.
+  // A unit attention is not a failure: the initiator sends the command again.
   const errors = Object.entries(volume.errors).filter(([kind]) => kind !== "unit_attention");
   return (
     <section>

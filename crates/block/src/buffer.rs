@@ -11,10 +11,10 @@ pub const ALIGNMENT: usize = 4096;
 const SMALLEST_CLASS: usize = 4096;
 const LARGEST_CLASS: usize = 1 << 20;
 const CLASS_COUNT: usize = (LARGEST_CLASS / SMALLEST_CLASS).ilog2() as usize + 1;
-/// A thread keeps at most this many bytes for reuse: what 32 writes of 512 KiB have in flight. See
+/// A thread keeps at most this many bytes for reuse: enough for 32 writes of 512 KiB in flight. See
 /// [`Buffer::share_kept_bytes`].
 const KEPT_BYTES: usize = 16 << 20;
-/// All threads together keep about this much, and each at least one of the largest buffers.
+/// All threads together keep about this many bytes, and each thread keeps at least one of the largest buffers.
 const KEPT_BYTES_OF_ALL: usize = 32 << 20;
 
 /// What a thread may keep.
@@ -81,13 +81,13 @@ impl Buffer {
         buffer
     }
 
-    /// `length` bytes of zero in memory of just that size, which is not aligned and not kept for
-    /// reuse: for data that waits to be copied and goes to no store.
+    /// `length` bytes of zero in memory of exactly that size. The memory is not aligned and not kept for reuse. Meant
+    /// for data that waits to be copied, which no store gets.
     pub fn compact(length: usize) -> Self {
         Self { storage: vec![0; length], start: 0, length }
     }
 
-    /// Bytes of memory that a buffer of so many bytes takes: its [`Self::memory`].
+    /// Bytes of memory that a buffer of this length occupies: its [`Self::memory`].
     pub const fn memory_for(length: usize) -> usize {
         match class_of(length) {
             Some(class) => (SMALLEST_CLASS << class) + ALIGNMENT,
@@ -95,7 +95,8 @@ impl Buffer {
         }
     }
 
-    /// So many threads use buffers all the time: they share what is kept for reuse.
+    /// Tells the buffers how many threads use them permanently: these threads share the memory that is kept for
+    /// reuse.
     pub fn share_kept_bytes(thread_count: usize) {
         let share = KEPT_BYTES_OF_ALL / thread_count.max(1);
         KEPT_LIMIT.store(share.clamp(LARGEST_CLASS, KEPT_BYTES), Ordering::Relaxed);

@@ -73,7 +73,7 @@ impl Data {
         self.len() == 0
     }
 
-    /// Bytes of memory that it holds. That of a store counts for nothing.
+    /// Bytes of memory that the data occupies. Data in a store counts as 0.
     pub const fn memory(&self) -> usize {
         match self {
             Self::Buffer(buffer) => buffer.memory(),

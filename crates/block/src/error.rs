@@ -68,8 +68,8 @@ pub enum BlockError {
     /// before that may be lost, and nothing more is acknowledged until an operator has looked.
     #[error("the store stopped after a failed flush")]
     Stopped,
-    /// The store is out of service: what it keeps its blocks in is missing, replaced, damaged or does not
-    /// answer. Nothing is read or written until an administrator has repaired it.
+    /// The store is out of service: its backing is missing, replaced, damaged or does not respond. The store reads
+    /// and writes nothing until an administrator has repaired the backing.
     #[error("the store is out of service")]
     OutOfService,
     /// The store cannot do this at all.

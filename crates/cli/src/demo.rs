@@ -63,7 +63,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     let mut random = spec.access;
     random.block_bytes = 4096;
     random.random_percent = 100;
-    // What was never written takes no memory, and is read faster than what was.
+    // Blocks that were never written take no memory, and reads of them are faster.
     let size = Some(Amount::Bytes(SAMPLE_BYTES as u64));
     let result = load::run(&LoadOptions { size, ..LoadOptions::new(url, random) })?;
     ensure!(result.errors == 0, "{} reads failed", result.errors);
@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     ensure!(runtime.block_on(server.shutdown(Duration::from_secs(1))), "the server ended badly");
-    print_line("4. all of it worked, and the server has ended. To serve a file for real:")?;
+    print_line("4. every step succeeded, and the server has stopped. To serve a file:")?;
     print_line(
         "     sarsen serve --volume data=file:/srv/data.img,size=10GiB --listen 0.0.0.0:3260",
     )?;

@@ -191,7 +191,7 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
         let hidden = accounts.filter(|account| account.secret.is_some()).count();
         if hidden > 0 && !arguments.secrets {
             note(format_args!(
-                "{hidden} secrets are not shown: --out FILE has them, or give --secrets"
+                "{hidden} secrets are not shown: use --out FILE or --secrets to include them"
             ));
         }
     }

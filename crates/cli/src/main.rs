@@ -1,6 +1,6 @@
 //! `sarsen`: arguments, output, exit codes; everything else is in the libraries below.
 
-// They panic where nobody reads: `output` has what does not.
+// These macros panic when the output cannot be written: use the functions of `output` instead.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod account;

@@ -1,8 +1,9 @@
-//! Everything that verbs print: standard output for results, standard error for notes and the log.
+//! All output of verbs: standard output for results, standard error for notes and the log.
 //!
-//! Names and sentences may come from an initiator, a target, a disk or a file. What a terminal would obey
-//! (escape sequences), and what makes text look like other text (bidirectional marks, invisible characters),
-//! is printed as `\u001b`: [`printable`] is the one place for it. JSON reads that as the same text.
+//! Names and sentences may come from an initiator, a target, a disk or a file. Characters that control a terminal
+//! (escape sequences), and characters that make text look like other text (bidirectional marks, invisible
+//! characters), are printed as `\u001b`. [`printable`] is the one function that does this. JSON parsers read the
+//! escape as the same text.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -18,16 +19,16 @@ use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 use crate::exit::printed;
 
-/// How logs are written.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// A line for people.
+    /// One readable line for each event.
     Text,
-    /// An object a line, for programs.
+    /// One JSON object per line, for programs.
     Json,
 }
 
-/// Prints a line, or several, on standard output.
+/// Prints one or several lines on standard output.
 pub(crate) fn print_line(line: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     printed(writeln!(out, "{}", printable(line)).and_then(|()| out.flush()))
@@ -40,30 +41,30 @@ pub(crate) fn print_document(text: &str) -> anyhow::Result<()> {
     printed(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// Prints a line, or several, on standard error. A verb does its work whether or not that can be read.
+/// Prints one or several lines on standard error. A verb continues if standard error cannot be written.
 pub(crate) fn note(text: impl fmt::Display) {
     let text = text.to_string();
     let _ = writeln!(io::stderr().lock(), "{}", printable(&text));
 }
 
-/// Asks a question on standard error, whose answer is read from the same line.
+/// Asks a question on standard error. The user types the answer on the same line.
 pub(crate) fn ask(question: &str) -> io::Result<()> {
     let mut out = io::stderr().lock();
     write!(out, "{}", printable(question))?;
     out.flush()
 }
 
-/// Text of several lines that a terminal neither obeys nor shows as something else.
+/// Escapes text of several lines, so that it neither controls a terminal nor looks like other text.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     escape(text, |c| is_unsafe(c) && c != '\n' && c != '\t')
 }
 
-/// The same of a name or another text that is one line: a table's cell, a field of the log.
+/// Does the same for a name or another text of one line: a cell of a table, a field of the log.
 pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
     escape(text, is_unsafe)
 }
 
-/// Control characters, line ends among them, bidirectional marks, and what has no width.
+/// Control characters, including line ends, bidirectional marks, and characters without width.
 fn is_unsafe(c: char) -> bool {
     matches!(
         c,
@@ -80,7 +81,7 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     for c in text.chars() {
         if is_escaped(c) {
             for unit in c.encode_utf16(&mut [0; 2]) {
-                // To write into a text does not fail.
+                // Writing into a `String` does not fail.
                 let _ = write!(escaped, "\\u{unit:04x}");
             }
         } else {
@@ -90,8 +91,8 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Sends logs to standard error; `RUST_LOG` chooses how much. A server's are `queued`: it does not wait for
-/// a reader.
+/// Sends logs to standard error; `RUST_LOG` chooses the level. The log of a server is `queued`, so that the server
+/// does not wait for a reader.
 pub(crate) fn start_logging(default_level: &str, format: LogFormat, queued: bool) {
     let writer = match sarsen_io::log::standard_error() {
         Ok(log) if queued => {
@@ -101,7 +102,7 @@ pub(crate) fn start_logging(default_level: &str, format: LogFormat, queued: bool
         _ => BoxMakeWriter::new(io::stderr),
     };
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-    // Where one was set before, as in a test, that one stays.
+    // If an earlier caller has set a subscriber, as in a test, that subscriber stays.
     let _ =
         tracing::subscriber::set_global_default(subscriber(default_level, format, colour, writer));
 }
@@ -117,7 +118,7 @@ fn subscriber(
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
-        // Its own way to tell that it cannot write is a panic.
+        // The subscriber itself reports a failed write with `eprintln!`, which panics.
         .log_internal_errors(false);
     match format {
         LogFormat::Text => {
@@ -131,7 +132,7 @@ fn subscriber(
     }
 }
 
-/// What was said before it is not lost.
+/// Flushes the log at a panic, so that the lines before the panic are not lost.
 fn flush_at_a_panic() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -148,7 +149,7 @@ fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -
     }
 }
 
-/// Makes writers that escape what JSON leaves as it is.
+/// Creates writers that escape the characters that JSON leaves unescaped.
 struct EscapingMaker(BoxMakeWriter);
 
 impl<'a> MakeWriter<'a> for EscapingMaker {
@@ -165,7 +166,7 @@ impl<W: io::Write> io::Write for Escaping<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match std::str::from_utf8(line) {
             Ok(text) => self.0.write_all(printable(text).as_bytes())?,
-            // serde_json writes no such thing.
+            // serde_json never writes these characters.
             Err(_) => self.0.write_all(line)?,
         }
         Ok(line.len())
@@ -182,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// A clipboard is set, the line is deleted, and `moc.live` is shown as `evil.com`.
+    /// The text sets the clipboard, deletes the line, and shows `moc.live` as `evil.com`.
     const HOSTILE: &str = "iqn.x:\u{1b}]52;c;cm0=\u{7}\u{9b}2K\r\nroot\u{202e}moc.live\u{200b}é";
 
     fn is_plain(text: &str) -> bool {
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// What is logged of a hostile name, in a message, in fields and in a span.
+    /// Logs a hostile name in a message, in fields and in a span, and returns the log.
     fn logged(format: LogFormat, colour: bool) -> String {
         let written = Written::default();
         let writer = written.clone();
@@ -249,7 +250,7 @@ mod tests {
         let json: serde_json::Value =
             serde_json::from_str(&logged(LogFormat::Json, false)).expect("JSON");
         assert_eq!((&json["name"], &json["span"]["initiator"]), (&HOSTILE.into(), &HOSTILE.into()));
-        // Colours are escape sequences of our own.
+        // The subscriber's own colours are escape sequences.
         let coloured = logged(LogFormat::Text, true);
         assert!(coloured.contains('\u{1b}'), "{coloured:?}");
         assert!(!coloured.contains("\u{1b}]") && coloured.lines().count() == 1, "{coloured:?}");

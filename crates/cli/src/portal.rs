@@ -60,11 +60,30 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             let lines: Vec<_> = lines.collect();
             if lines.is_empty() { Ok(()) } else { print_line(&lines.join("\n")) }
         }
-        Verb::Common(verb) => state::run(Kind::Portal, verb),
+        Verb::Common(verb) => {
+            if let state::Verb::One(one) = &verb {
+                refuse_others(one)?;
+            }
+            state::run(Kind::Portal, verb)
+        }
     }
 }
 
-/// A portal that no document has.
+/// Refuses a verb about a portal that listens and is no object of the state.
+fn refuse_others(verb: &state::OneVerb) -> anyhow::Result<()> {
+    let (name, client) = verb.object()?;
+    let is_it = |portal: &&ServedPortal| !portal.is_object && portal.address == name;
+    if listening(&client)?.portals.iter().any(|portal| is_it(&portal)) {
+        let remedy = "change those and restart the server";
+        let message = format!(
+            "portal {name}: it is opened by the server's flags, its file or by default; {remedy}"
+        );
+        return Err(UsageError(message).into());
+    }
+    Ok(())
+}
+
+/// A portal that is not an object of the state.
 fn others(portal: &ServedPortal) -> String {
     let ServedPortal { address, group, tls, .. } = portal;
     let tls = if *tls { ", TLS" } else { "" };
@@ -75,12 +94,12 @@ fn listening(client: &Client) -> anyhow::Result<PortalList> {
     on_a_core(async { Ok(client.get("/portals").await?) })
 }
 
-/// Says where no portal can be reached by another machine.
+/// Warns if no portal can be reached from another machine.
 pub(crate) fn note_loopback(client: &Client) -> anyhow::Result<()> {
     if is_local(&listening(client)?) {
         note(
             "only this machine can log in: every portal listens on a loopback address. \
-             `sarsen portal create 0.0.0.0:3260` opens one for others",
+             `sarsen portal create ADDRESS:3260`, with an address of this machine, opens one for others",
         );
     }
     Ok(())

@@ -202,7 +202,7 @@ fn own_socket() -> PathBuf {
     socket
 }
 
-/// How long the end of the server waits for a change that is under way.
+/// Time that the server waits at its end for a change in progress.
 const CHANGE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How a server ends.
@@ -215,7 +215,7 @@ enum Ending {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     sarsen_io::heap::set_up();
-    // Before there is a secret in memory, or a file.
+    // Called before the process holds a secret or creates a file.
     process::keep_files_private();
     if let Err(error) = process::keep_memory_private() {
         warn!(%error, "a core dump of this server would hold secrets");
@@ -228,12 +228,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (program, sockets) = match ending {
         Ok(Ending::Replaced { program, sockets }) => (program, sockets),
         ended => {
-            // A thread of it may wait for a disk that never responds.
+            // A thread of the runtime may wait for a disk that never responds.
             runtime.shutdown_background();
             return ended.map(drop);
         }
     };
-    // All of it: a thread that ended later would close descriptors that are the next program's by then.
+    // Waits for all threads: a thread that ended later would close descriptors that already belong to the next
+    // program.
     drop(runtime);
     let mut command = Command::new(&program);
     command.args(std::env::args_os().skip(1));
@@ -297,7 +298,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     tokio::select! {
         _ = changes => {}
         never = &mut again => match never {},
-        // One that waits for a disk may not end.
+        // A thread that waits for a disk may not end.
         () = time::sleep_until(time::now() + CHANGE_LIMIT) => {}
         () = service_manager::watch_end() => unreachable!("it does not end"),
     }
@@ -325,7 +326,7 @@ async fn serve(arguments: &Arguments, program: Option<&Path>) -> anyhow::Result<
     Ok(ending)
 }
 
-/// Ends the process at the next signal: while the server ends, a second one.
+/// Ends the process at the next signal: a second signal during the shutdown ends the process at once.
 async fn end_at_signal(terminate: &mut Signal, interrupt: &mut Signal) -> Infallible {
     tokio::select! {
         _ = terminate.recv() => {}
@@ -333,7 +334,7 @@ async fn end_at_signal(terminate: &mut Signal, interrupt: &mut Signal) -> Infall
     }
     error!("a second signal: ending at once; volumes may not have been flushed");
     sarsen_io::log::flush();
-    // To drop what runs is to wait for it.
+    // Dropping the runtime waits for its threads.
     std::process::exit(exit::FAILED.into())
 }
 
@@ -348,7 +349,7 @@ async fn end_of(work: &mut Option<Pin<Box<dyn Future<Output = ()> + '_>>>) {
 /// What is to take over, if it runs at all.
 fn successor(server: &Server, program: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(volume) = server.silent_volume() {
-        // This process could not become another program before its disk responds.
+        // This process cannot execute another program before its disk responds.
         anyhow::bail!("volume {volume} does not respond");
     }
     let program = program.context("it is not known where this program is")?;
@@ -401,21 +402,21 @@ struct AnnouncedVolume {
     urls: Vec<String>,
 }
 
-/// Prints what is served, beside the server: nobody may read it, or its reader may have gone, as when another
-/// program takes over.
+/// Prints the served targets on a separate thread: standard output may have no reader, or its reader may have ended,
+/// as after another program has taken over.
 fn announce(text: String) {
     let print = move || {
         let mut out = std::io::stdout().lock();
         if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-            warn!(%error, "standard output does not take what is served");
+            warn!(%error, "the list of targets cannot be written to standard output");
         }
     };
     if let Err(error) = threads::spawn("announcement", print) {
-        warn!(%error, "what is served is not printed: there is no thread for it");
+        warn!(%error, "the list of targets is not printed: its thread cannot start");
     }
 }
 
-/// What is served, with URLs to paste.
+/// The served targets, with URLs to paste.
 fn announcement(
     server: &Server,
     volumes: &[VolumeConfig],

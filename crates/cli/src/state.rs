@@ -4,7 +4,9 @@
 use clap::Subcommand;
 use sarsen_io::machine;
 use sarsen_node::config::render_size;
-use sarsen_node::control::schema::{Apply, ConfigState, ProblemList, ServedVolume, VolumeList};
+use sarsen_node::control::schema::{
+    Apply, ConfigState, PortalList, Problem, ProblemList, ServedPortal, ServedVolume, VolumeList,
+};
 use sarsen_node::control::{Client, path_segment};
 use sarsen_node::desired::{Changed, Document, Key, Kind, Object};
 use serde_json::{Map, Value};
@@ -74,20 +76,32 @@ pub(crate) enum OneVerb {
         #[command(flatten)]
         manner: ChangeManner,
     },
-    /// Take one away. Files and their data stay where they are, unless they are to be erased.
+    /// Delete an object. Files and their data stay, unless --erase is given.
     Delete {
         /// Its name.
         name: String,
-        /// Take it out of whatever names it as well: targets, rules, lists of accounts. A target that loses its
-        /// last volume by that goes, too.
+        /// Also remove it from the targets, rules and lists of accounts that name it. A target that loses its
+        /// last volume is deleted.
         #[arg(long)]
         cascade: bool,
-        /// Erase the file of a volume, too, and what is kept beside it: its data are lost.
+        /// Also erase the file and the records of a volume: its data is lost.
         #[arg(long)]
         erase: bool,
         #[command(flatten)]
         manner: ChangeManner,
     },
+}
+
+impl OneVerb {
+    /// The name of its object, and the server that is asked.
+    pub(crate) fn object(&self) -> anyhow::Result<(&str, Client)> {
+        match self {
+            Self::Show { name, manner } => Ok((name, manner.client()?)),
+            Self::Set { name, manner, .. }
+            | Self::Rename { name, manner, .. }
+            | Self::Delete { name, manner, .. } => Ok((name, manner.client()?)),
+        }
+    }
 }
 
 /// Runs one of them for a kind.
@@ -266,7 +280,7 @@ pub(crate) fn state(client: &Client) -> anyhow::Result<ConfigState> {
     on_a_core(async { Ok(client.get("/config").await?) })
 }
 
-/// Lists the objects of a kind.
+/// Lists the objects of one kind.
 pub(crate) fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
     let client = manner.client()?;
     let ConfigState { document, .. } = state(&client)?;
@@ -278,36 +292,51 @@ pub(crate) fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
         }
         _ => Vec::new(),
     };
+    let ProblemList { mut problems, warnings } =
+        on_a_core(async { Ok(client.get("/problems").await?) })?;
+    problems.retain(|problem| problem.kind == kind);
     if manner.json {
-        return print_line(&serde_json::to_string(&Listed {
-            document: Document::of(&objects),
-            usage,
-        })?);
+        let served = match kind {
+            Kind::Portal => {
+                on_a_core(async { Ok(client.get::<PortalList>("/portals").await?) })?.portals
+            }
+            _ => Vec::new(),
+        };
+        let document = Document::of(&objects);
+        let listed = Listed { document, usage, served, problems };
+        return print_line(&serde_json::to_string(&listed)?);
     }
+    let problems = problems.into_iter().map(|problem| problem.problem);
     if kind == Kind::Volume {
-        return list_volumes(&client, &objects, &usage);
+        return list_volumes(&objects, &usage, problems.chain(warnings));
     }
     let rows: Vec<[String; 2]> =
         objects.iter().map(|object| [object.name().to_owned(), details(object)]).collect();
     let head = kind.word().to_uppercase();
-    let ProblemList { problems, .. } = on_a_core(async { Ok(client.get("/problems").await?) })?;
-    let own = problems.iter().filter(|problem| problem.kind == kind);
     let lines = [table([&head, "IS"], &rows)].into_iter();
-    let lines = lines.chain(own.map(|problem| format!("! {}", problem.problem)));
+    let lines = lines.chain(problems.map(|problem| format!("! {problem}")));
     print_line(&lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// Things of a kind, and of volumes what they take.
+/// Objects of one kind with their problems; volumes with their allocated bytes, portals with all that are in use.
 #[derive(serde::Serialize)]
 struct Listed {
     #[serde(flatten)]
     document: Document,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     usage: Vec<ServedVolume>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    served: Vec<ServedPortal>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    problems: Vec<Problem>,
 }
 
-/// Volumes, with what they take of the room that they promise.
-fn list_volumes(client: &Client, objects: &[Object], usage: &[ServedVolume]) -> anyhow::Result<()> {
+/// Prints volumes with their allocated bytes.
+fn list_volumes(
+    objects: &[Object],
+    usage: &[ServedVolume],
+    problems: impl Iterator<Item = String>,
+) -> anyhow::Result<()> {
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), render_size);
     let row = |object: &Object| {
         let own = usage.iter().find(|volume| volume.name == object.name());
@@ -320,12 +349,8 @@ fn list_volumes(client: &Client, objects: &[Object], usage: &[ServedVolume]) -> 
         ]
     };
     let rows: Vec<[String; 5]> = objects.iter().map(row).collect();
-    let ProblemList { problems, warnings } =
-        on_a_core(async { Ok(client.get("/problems").await?) })?;
-    let own = problems.iter().filter(|problem| problem.kind == Kind::Volume);
-    let told = own.map(|problem| &problem.problem).chain(&warnings);
     let lines = [table(["VOLUME", "SIZE", "ALLOCATED", "FREE", "IS"], &rows)].into_iter();
-    let lines = lines.chain(told.map(|told| format!("! {told}")));
+    let lines = lines.chain(problems.map(|problem| format!("! {problem}")));
     print_line(&lines.collect::<Vec<_>>().join("\n"))
 }
 

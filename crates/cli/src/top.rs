@@ -281,7 +281,7 @@ impl Row {
     }
 }
 
-/// Failed commands. A unit attention is none: the initiator sends the command again.
+/// Failed commands. A unit attention does not count: the initiator sends the command again.
 fn errors(by_kind: &BTreeMap<String, u64>) -> u64 {
     by_kind.iter().filter(|(kind, _)| *kind != "unit_attention").map(|(_, count)| count).sum()
 }

@@ -27,27 +27,27 @@ pub(crate) enum Verb {
     Resize {
         /// Its name.
         name: String,
-        /// Its new size, such as 20GiB; or by how much it grows, such as +10GiB.
+        /// The new size, such as 20GiB, or an amount to add, such as +10GiB.
         #[arg(allow_hyphen_values = true)]
         size: String,
         #[command(flatten)]
         manner: ChangeManner,
     },
-    /// Close a volume and open it again, once its disk is well: after a flush failed, or its file was deleted,
-    /// replaced or truncated and is restored. Writes that were not flushed may be lost.
+    /// Close a volume and open it again when its disk works again: after a failed flush, or after its file was
+    /// deleted, replaced or truncated and then restored. Writes that were not flushed may be lost.
     Reattach {
         /// Its name.
         name: String,
-        /// Also if clients use it: they are asked to log out first, and dropped if they do not.
+        /// Also while clients use it: the server asks them to log out first, and drops those that do not.
         #[arg(long)]
         force: bool,
-        /// Seconds that they have for it.
+        /// Seconds that clients have to log out.
         #[arg(long, value_name = "SECONDS", default_value_t = 10)]
         grace: u16,
         #[command(flatten)]
         manner: Manner,
     },
-    /// Files in the state's folder of volumes that no volume has.
+    /// Files in the state's folder of volumes that belong to no volume.
     #[command(subcommand)]
     Orphan(OrphanVerb),
     #[command(flatten)]
@@ -57,17 +57,17 @@ pub(crate) enum Verb {
 /// Verbs of `sarsen volume orphan`.
 #[derive(Subcommand)]
 pub(crate) enum OrphanVerb {
-    /// List them.
+    /// List the orphans.
     List {
         #[command(flatten)]
         manner: Manner,
     },
-    /// Remove those that are named. Their data are lost.
+    /// Remove the named orphans. Their data is lost.
     Remove {
-        /// Their names, as `list` has them.
+        /// Names of orphans, as `list` shows them.
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
-        /// Do not ask.
+        /// Do not ask for confirmation.
         #[arg(long)]
         destroy: bool,
         #[command(flatten)]
@@ -145,7 +145,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// The size in bytes of a volume that grows by so much.
+/// The size in bytes of a volume after it grows by this many bytes.
 fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
     let wrong = |what: String| UsageError(format!("volume {name}: {what}"));
     let volume = document.volume.iter().find(|volume| volume.name == name);
@@ -153,9 +153,9 @@ fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
         NotFoundError(format!("there is no volume {name}: `sarsen volume list` has them"))
     })?;
     let size = volume.size.as_ref().map(|size| parse_size(&size.0));
-    let size = size.and_then(Result::ok).ok_or_else(|| {
-        wrong("it has no size of its own, so nothing can be added to it; give the new size".into())
-    })?;
+    let size = size
+        .and_then(Result::ok)
+        .ok_or_else(|| wrong("it has no size of its own to add to; give the new size".into()))?;
     let added = parse_size(growth).map_err(|error| wrong(format!("+{growth}: {error}")))?;
     let grown = size.checked_add(added);
     Ok(grown.ok_or_else(|| wrong(format!("+{growth}: more than a volume can hold; give less")))?)
@@ -173,7 +173,7 @@ fn reattach(name: &str, force: bool, grace: u16, manner: &Manner) -> anyhow::Res
         false => format!("volume {name} is re-attached"),
         true => format!(
             "volume {name} is re-attached. It could not be flushed before: writes that were acknowledged and not \
-             flushed may be lost. Check what is on it (fsck) before it is used"
+             flushed may be lost. Check its content (fsck) before you use it"
         ),
     })
 }
@@ -196,7 +196,7 @@ fn list_orphans(manner: &Manner) -> anyhow::Result<()> {
     let found: OrphanList = on_a_core(async { Ok(client.get("/orphans").await?) })?;
     match manner.json {
         true => print_line(&serde_json::to_string(&found)?),
-        false if found.orphans.is_empty() => print_line("there are none"),
+        false if found.orphans.is_empty() => print_line("no orphans"),
         false => print_line(&orphan_rows(&found.orphans)),
     }
 }
@@ -208,7 +208,7 @@ fn remove_orphans(names: &[String], destroy: bool, manner: &Manner) -> anyhow::R
             let message = "this removes files and the data in them: confirm it with --destroy";
             return Err(UsageError(message.into()).into());
         }
-        if !confirmed("the data in these files are lost", &names.join(", "))? {
+        if !confirmed("the data in these files will be lost", &names.join(", "))? {
             return Err(anyhow::anyhow!("nothing was removed"));
         }
     }

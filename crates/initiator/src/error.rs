@@ -35,7 +35,7 @@ impl SenseKey {
     pub const IllegalRequest: Self = Self(5);
     /// Something happened to the unit since the last command.
     pub const UnitAttention: Self = Self(6);
-    /// The blocks cannot be written, or not be read: they are protected, or there is no space for them.
+    /// The blocks cannot be read or written: they are protected, or there is no space for them.
     pub const DataProtect: Self = Self(7);
     /// The command was aborted; it may be tried again.
     pub const AbortedCommand: Self = Self(0xb);
@@ -75,7 +75,7 @@ pub struct Sense {
 }
 
 impl Sense {
-    /// What the target said of a command that ended with CHECK CONDITION.
+    /// The sense data of a command that ended with CHECK CONDITION.
     pub fn of(completion: &Completion) -> Option<Self> {
         const CHECK_CONDITION: u8 = 2;
         let has_sense = completion.response == 0 && completion.status == CHECK_CONDITION;

@@ -26,7 +26,7 @@ use crate::reconnect::{
 use crate::shared::{Live, Shared};
 use crate::url::{Portal, Url};
 
-/// Unit attentions that may come in the way of one command.
+/// Maximum of unit attentions before one command is carried out.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
 /// The additional sense code of "not ready to ready change, medium may have changed" (SPC-4 annex D).
 const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
@@ -209,7 +209,7 @@ impl Session {
         Ok((session, times))
     }
 
-    /// Takes what unit attentions there are, whatever they say: nothing was sent before them.
+    /// Takes all pending unit attentions, whatever they report: the session has sent no command before.
     pub(crate) async fn settle(&self) -> Result<(), SessionError> {
         let mut result = Ok(());
         for _ in 0..UNIT_ATTENTION_LIMIT {
@@ -262,7 +262,7 @@ impl Session {
         self.carry_out(&order).await
     }
 
-    /// The command as it is sent, and what keeps writes off meanwhile, if it may change blocks.
+    /// The command as it is sent, and the guard that holds back writes meanwhile if the command may change blocks.
     async fn order(&self, command: Command) -> Result<(Order, Option<Held<'_>>), SessionError> {
         let Command { cdb, transfer, attribute, repeatable, time_limit } = command;
         let changes = match &transfer {
@@ -316,8 +316,8 @@ impl Session {
         unreachable!("the attempts are counted")
     }
 
-    /// The same; a command that a unit attention came in the way of is sent again (SAM-5 5.14: it was not
-    /// carried out).
+    /// Does the same; a command that ended with a unit attention is sent again (SAM-5 5.14: the unit did not carry it
+    /// out).
     async fn carry_out_attentively(&self, order: &Order) -> Result<Completion, SessionError> {
         for _ in 0..UNIT_ATTENTION_LIMIT {
             let completion = self.carry_out(order).await?;
@@ -333,8 +333,8 @@ impl Session {
         self.carry_out(order).await
     }
 
-    /// Whether commands mean the same after this unit attention. Another medium is another disk; and a unit that
-    /// was switched on may have lost what this session keeps to be written again after a new login.
+    /// Whether commands have the same meaning after this unit attention. Another medium is another disk. A unit that
+    /// was switched on may have lost writes that this session retains to send again after a new login.
     fn goes_on_after(&self, attention: Sense) -> bool {
         let keeps_writes = || {
             let reconnection = self.reconnection.as_ref();
@@ -390,7 +390,7 @@ impl Session {
         Err(timed_out)
     }
 
-    /// Carries a command out, again after a unit attention; any status but GOOD is an error.
+    /// Carries a command out, and sends it again after a unit attention; any status but GOOD is an error.
     pub async fn command(&self, command: Command) -> Result<Completion, SessionError> {
         let (order, _alone) = self.order(command).await?;
         judge(self.carry_out_attentively(&order).await?)

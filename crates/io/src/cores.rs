@@ -41,8 +41,7 @@ pub struct Cores {
 struct Core {
     jobs: mpsc::UnboundedSender<Job>,
     thread: JoinHandle<()>,
-    /// Disconnected when the thread has ended but for its last steps. In a lock so that cores are
-    /// shared.
+    /// Disconnected when the thread has ended except for its last steps. In a lock so that cores are shared.
     ended: Mutex<channel::Receiver<()>>,
 }
 
@@ -109,8 +108,8 @@ impl Cores {
     /// waits for it before this. Not to be called on a core.
     pub fn shutdown(self) {}
 
-    /// The same, for as long as `limit` allows: false when operations are still in the kernel, as
-    /// those of a disk that does not answer. Their threads and buffers stay until the process ends.
+    /// Does the same for at most `limit`. Returns false if operations are still in the kernel, as with a disk that
+    /// does not respond. Their threads and buffers stay until the process ends.
     pub fn shutdown_within(mut self, limit: Duration) -> bool {
         let deadline = crate::time::now() + limit;
         let (threads, ends): (Vec<_>, Vec<_>) =
@@ -124,7 +123,7 @@ impl Cores {
             return false;
         }
         for thread in threads {
-            // A panic on a core has been reported there.
+            // The core has already reported its panic.
             let _ = thread.join();
         }
         true

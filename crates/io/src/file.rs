@@ -6,10 +6,10 @@
 //! time. Interrupted and short transfers are continued here. On a thread that is no core the call
 //! itself blocks and the answer is ready; so it is for reads and writes of a file on tmpfs.
 //!
-//! The ring takes what the kernel can do without a thread that waits: direct I/O (RWF_NOWAIT),
-//! reads through the page cache, and buffered writes where the file system copies them at once. The
-//! rest goes to the file's lane of the pool. The workers of io_uring itself are not used: all files
-//! of a ring share them, so that one disk that does not answer would stop the others.
+//! The ring gets operations that the kernel can carry out without a waiting thread: direct I/O (RWF_NOWAIT), reads
+//! through the page cache, and buffered writes where the file system copies them at once. The file's lane of the pool
+//! gets the other operations. The workers of io_uring itself are not used: all files of a ring share them, so that
+//! one disk that does not respond would stop the others.
 
 mod extents;
 mod standing;
@@ -42,12 +42,12 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// What statfs(2) calls tmpfs.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// File systems whose buffered writes are tried without waiting (RWF_NOWAIT): XFS and btrfs. Others
-/// refuse them all; io_uring reports that as if one of them would have had to wait.
+/// File systems whose buffered writes are tried without waiting (RWF_NOWAIT): XFS and btrfs. Other file systems
+/// refuse every such write, and io_uring reports that as if the write would have had to wait.
 const WRITE_WITHOUT_WAITING: [rustix::fs::FsWord; 2] = [0x5846_5342, 0x9123_683E];
 
-/// Reads through the page cache that one file has in rings at once; more go to its lane. To start a
-/// read may wait for room in the device's queue, which a device that does not answer never gives.
+/// Maximum of reads through the page cache that one file has in rings at once; its lane gets further ones. Starting a
+/// read may wait for room in the device's queue, and a device that does not respond never makes room.
 const RING_READS_MAX: u32 = 64;
 
 /// Zeroes are written in pieces of so many bytes where the file system cannot make them.
@@ -87,13 +87,13 @@ pub(crate) struct Opened {
     in_memory: bool,
     /// Buffered reads that are in rings.
     ring_reads: AtomicU32,
-    /// Where its operations wait for threads.
+    /// The lane in which its operations wait for threads.
     lane: Arc<Lane>,
 }
 
 impl Opened {
     pub(crate) fn new(fd: OwnedFd, buffered: bool) -> Self {
-        // Device files lie on a tmpfs of their own, which says nothing of the device.
+        // Device files are on a separate tmpfs, which has no properties of the device.
         let is_regular = rustix::fs::fstat(&fd)
             .is_ok_and(|told| FileType::from_raw_mode(told.st_mode) == FileType::RegularFile);
         let file_system = rustix::fs::fstatfs(&fd).ok().filter(|_| is_regular);
@@ -555,15 +555,15 @@ impl Started {
             let number = result.as_ref().err().and_then(io::Error::raw_os_error);
             self = match (operation, number) {
                 (Some(operation), Some(libc::EINTR)) => Self::new(operation),
-                // It would have had to wait.
+                // The operation would have had to wait.
                 (Some(operation), Some(libc::EAGAIN)) if was_in_ring => {
                     Here::with(|here| Self::in_pool(here, operation))
                 }
                 (Some(operation), Some(libc::EOPNOTSUPP))
                     if was_in_ring && operation.avoids_waiting() =>
                 {
-                    // The file system or the device always waits; or it takes no RWF_DSYNC, which
-                    // the same without RWF_NOWAIT shows.
+                    // The file system or the device always waits; or it does not support RWF_DSYNC, which the same
+                    // operation without RWF_NOWAIT shows.
                     operation.file.try_without_waiting.store(false, Ordering::Relaxed);
                     Here::with(|here| Self::in_pool(here, operation))
                 }
@@ -595,7 +595,7 @@ async fn write_all(mut started: Started) -> (Option<Operation>, io::Result<()>) 
     }
 }
 
-/// Does what may block, as one of the lane's operations.
+/// Carries out a blocking operation as one of the lane's operations.
 pub(crate) fn blocking<T: Send + 'static>(
     lane: &Arc<Lane>,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -611,7 +611,7 @@ impl Operation {
         Self { file, kind, ring_read: None }
     }
 
-    /// Whether it is given to the ring with RWF_NOWAIT.
+    /// Whether the operation is given to the ring with RWF_NOWAIT.
     pub(crate) fn avoids_waiting(&self) -> bool {
         match self.kind {
             Kind::Read { .. } => !self.file.buffered,
@@ -620,7 +620,7 @@ impl Operation {
         }
     }
 
-    /// Whether the ring may be able to do it without a thread that waits.
+    /// Whether the ring may be able to carry out the operation without a waiting thread.
     fn suits_ring(&self) -> bool {
         let is_worth_a_try = || self.file.try_without_waiting.load(Ordering::Relaxed);
         match self.kind {
@@ -636,7 +636,7 @@ impl Operation {
         }
     }
 
-    /// Counts it, if it is a buffered read, until it leaves the ring.
+    /// Counts a buffered read until it leaves the ring.
     fn count_ring_read(&mut self) {
         if matches!(self.kind, Kind::Read { .. }) && self.file.buffered {
             self.file.ring_reads.fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! The allocator: glibc's, set up so that memory which was used once is given back to the system.
+//! The allocator: glibc's, set up to return memory to the system after use.
 //!
-//! Long blocks are mapped one by one and unmapped when they are freed; short ones come from heaps,
-//! whose free pages [`give_back`] returns. Why not another allocator: the data of commands is
-//! recycled above it, so its speed does not show, and this one is there without a dependency.
+//! Long blocks are mapped one by one and unmapped when they are freed; short ones come from heaps, whose free pages
+//! [`give_back`] returns. Another allocator would bring little: a layer above recycles the data of commands, so the
+//! allocator's speed hardly matters, and glibc's needs no dependency.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -12,31 +12,30 @@ use sarsen_block::Buffer;
 
 use crate::{threads, time};
 
-/// Blocks from this length on are mapped one by one. Unless it is set, glibc raises it to the
-/// longest block that was ever freed (32 MiB at most), and keeps blocks up to it in its heaps.
+/// Blocks from this length on are mapped one by one. By default glibc raises this length to the longest block that
+/// was ever freed (32 MiB at most), and keeps blocks up to it in its heaps.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 << 10;
 
-/// Memory is given back so long after it became free: what comes again at once finds it.
+/// Delay before free memory is returned to the system, so that the next command can reuse it.
 const DELAY: Duration = Duration::from_secs(1);
 
 thread_local! {
     static IS_DUE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Sets the allocator up. To be called once, before threads are started.
+/// Sets the allocator up. Call it once, before threads start.
 pub fn set_up() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt takes two numbers and changes the allocator's own state, under its lock.
     unsafe {
-        // A setting that is refused leaves the one before.
+        // If glibc refuses a setting, the previous one stays.
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM);
     }
 }
 
-/// Gives memory that nothing uses back to the system, a moment later: buffers that the calling core
-/// keeps for reuse, and the free pages of all heaps. Many calls at once are one. To be called on a
-/// core.
+/// Returns unused memory to the system, after a short delay: buffers that the calling core keeps for reuse, and the
+/// free pages of all heaps. Several calls at once count as one. Call it on a core.
 pub fn give_back_soon() {
     if IS_DUE.replace(true) {
         return;
@@ -45,15 +44,15 @@ pub fn give_back_soon() {
         time::sleep_until(time::now() + DELAY).await;
         IS_DUE.set(false);
         Buffer::free_kept();
-        // It takes each heap's lock for a moment: not here, where others wait for the core.
+        // Takes each heap's lock for a moment: not on this thread, where others wait for the core.
         let _ = threads::aside(async { give_back() }).await;
     });
 }
 
-/// Gives the free pages of all heaps back to the system.
+/// Returns the free pages of all heaps to the system.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim looks after its own heaps, each under its lock.
+    // SAFETY: malloc_trim changes only its own heaps, each under its lock.
     unsafe {
         libc::malloc_trim(0);
     }

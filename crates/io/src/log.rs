@@ -1,8 +1,8 @@
-//! Standard error as the log of a server that never waits for the reader of that log, and does not end because
-//! of it: a pipe that is full, a reader that has gone, a disk without room.
+//! Standard error as the log of a server. The server never waits for the reader of the log, and does not end because
+//! of it: if a pipe is full, its reader has ended, or a disk has no room.
 //!
-//! Lines go through a bounded queue to a thread. Lines that do not fit, or cannot be written, are dropped and
-//! counted, and a line tells how many as soon as lines can be written again.
+//! A bounded queue passes lines to a thread. Lines that do not fit, or cannot be written, are dropped and counted. As
+//! soon as lines can be written again, a line reports the number of dropped lines.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -18,15 +18,15 @@ use tracing::warn;
 
 use crate::threads;
 
-/// The most that waits to be written, in bytes.
+/// Maximum of bytes that wait to be written.
 const QUEUE_BYTES: usize = 1 << 20;
 
-/// How long [`flush`] waits for lines to be written.
+/// Maximum time that [`flush`] waits for lines to be written.
 const FLUSH_LIMIT: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// Whether this thread writes the log. What it logs itself does not count against the bound: it is one
-    /// line for each that was written.
+    /// Whether this thread writes the log. Its own log lines do not count against the maximum: there is one for each
+    /// line that it has written.
     static IS_WRITER: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -113,7 +113,7 @@ impl Log {
         }
         let dropped = mem::take(&mut self.queue().dropped);
         if dropped > 0 {
-            warn!(count = dropped, "log lines were dropped: standard error did not take them");
+            warn!(count = dropped, "log lines were dropped: standard error could not be written");
         }
     }
 
@@ -134,7 +134,7 @@ impl io::Write for &Log {
     }
 }
 
-/// Waits where the other end of a pipe that does not block has no room.
+/// Waits while the other end of a non-blocking pipe has no room.
 fn write_whole(mut bytes: &[u8], out: BorrowedFd<'_>) -> rustix::io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(out, bytes) {
@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// A subscriber as the program has one, on the thread that writes.
+    /// The same subscriber as the program's, on the writing thread.
     struct Notices(&'static Log);
 
     impl tracing::Subscriber for Notices {
@@ -196,7 +196,7 @@ mod tests {
         fn exit(&self, _: &tracing::span::Id) {}
     }
 
-    /// A log on this descriptor, whose thread stays.
+    /// A log on this descriptor. Its thread never ends.
     fn log_on(out: impl AsFd + Send + 'static) -> &'static Log {
         let log: &'static Log = Box::leak(Box::default());
         threads::spawn("log", move || {
@@ -210,7 +210,7 @@ mod tests {
     fn nobody_waits_for_a_pipe_that_is_full_and_what_was_dropped_is_told_later() {
         let (reader, writer) = pipe().unwrap();
         let flags = fcntl_getfl(&writer).unwrap();
-        // Whoever has the other end may have made it so.
+        // The process at the other end may have made the pipe non-blocking.
         fcntl_setfl(&writer, flags | OFlags::NONBLOCK).unwrap();
         let log = log_on(writer);
         let line = [&[b'x'; 999][..], b"\n"].concat();

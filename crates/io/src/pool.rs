@@ -1,10 +1,9 @@
-//! Threads for file operations that may block in the kernel: what the ring cannot do without
+//! Threads for file operations that may block in the kernel: operations that the ring cannot carry out without
 //! waiting, or all operations where io_uring is forbidden.
 //!
-//! Each file has a [`Lane`], which bounds how many threads work on that file at once; more of its
-//! operations wait in the lane. The threads belong to no lane: they start when there is work and
-//! end when they have been idle. So a disk that does not answer holds the threads of its own lanes
-//! and no others.
+//! Each file has a [`Lane`], which limits how many threads work on that file at once; more of its operations wait in
+//! the lane. The threads belong to no lane: they start when there is work and end after they have been idle. So a
+//! disk that does not respond occupies only the threads of its own lanes.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,10 +14,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// Threads that work on one file at once. Further operations wait in the file's lane, which the
-/// command windows of the sessions above bound.
+/// Maximum of threads that work on one file at once. Further operations wait in the file's lane. The command windows
+/// of the sessions above limit their number.
 pub(crate) const LANE_THREADS_MAX: usize = 16;
-/// With more threads than this, a lane gets a thread only if it has none.
+/// Above this number of threads, a lane gets a thread only if it has none.
 const THREADS_MANY: usize = 1024;
 /// A thread without work ends after this time.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -32,7 +31,7 @@ pub(crate) struct Pool {
 
 struct Shared {
     state: Mutex<State>,
-    /// There is work, or the pool is closed.
+    /// Signalled when there is work, or when the pool is closed.
     work: Condvar,
     /// The last thread has ended.
     ended: Condvar,
@@ -40,7 +39,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// First jobs of lanes that wait for a thread.
+    /// The first jobs of lanes that wait for a thread.
     ready: VecDeque<(Arc<Lane>, Job)>,
     idle: usize,
     threads: usize,
@@ -58,7 +57,7 @@ pub(crate) struct Lane {
 #[derive(Default)]
 struct LaneState {
     waiting: VecDeque<Job>,
-    /// Threads that work on this lane, or were asked to.
+    /// Threads that work on this lane, or have been requested for it.
     threads: usize,
 }
 
@@ -73,7 +72,7 @@ impl Lane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next job for a thread that works on this lane; without one the thread leaves the lane.
+    /// Returns the next job for a thread that works on this lane; without one the thread leaves the lane.
     fn next(&self) -> Option<Job> {
         let mut state = self.state();
         let job = state.waiting.pop_front();
@@ -130,8 +129,8 @@ impl Pool {
         Self { shared: Arc::new(Shared { state: Mutex::default(), work, ended }) }
     }
 
-    /// Runs `job` on a thread, as one of the lane's. It runs even when the future is dropped, and
-    /// owns what it works on.
+    /// Runs `job` on a thread, as one of the lane's. The job runs even when the future is dropped, and owns the data
+    /// that it uses.
     pub(crate) fn run<T, F>(
         &self,
         lane: &Arc<Lane>,
@@ -168,13 +167,13 @@ impl Pool {
             let started = is_allowed.then(|| self.start_thread(&mut state));
             match started {
                 Some(Ok(())) => {}
-                // The lane's own threads come to it.
+                // The lane's own threads will take the job.
                 None | Some(Err(_)) if own.threads > 0 => {
                     own.waiting.push_back(job);
                     return Ok(());
                 }
                 Some(Err(error)) if state.threads == 0 => return Err(error),
-                // The first thread without work comes to it.
+                // The first idle thread will take the job.
                 None | Some(Err(_)) => {}
             }
         }
@@ -223,7 +222,7 @@ mod tests {
     use super::*;
     use crate::cores::{FileEngine, block_on};
 
-    /// Jobs that hold their threads until this is dropped.
+    /// Jobs that occupy their threads until this guard is dropped.
     struct Hang {
         _held: Vec<mpsc::Sender<()>>,
     }
@@ -268,7 +267,7 @@ mod tests {
         assert!(threads < THREADS_MANY + lanes.len(), "{threads}");
         assert_eq!(answer(&pool, &Arc::default()), 7);
         drop(hung);
-        // All of it is carried out before the pool ends.
+        // The pool carries out every job before it ends.
         drop(pool);
         assert!(lanes.iter().all(|lane| lane.state().waiting.is_empty()));
     }

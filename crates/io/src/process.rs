@@ -1,4 +1,4 @@
-//! This process: what it keeps from others, and what it takes of the machine.
+//! This process: protection of its memory and files, and its use of the machine.
 
 use std::fs;
 use std::io;
@@ -18,28 +18,28 @@ pub fn keep_files_private() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// What this process takes of the machine.
+/// The resources that this process uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Time of processors, of the program and of the kernel for it.
+    /// CPU time of the program, and of the kernel on its behalf.
     pub processor_time: Duration,
-    /// Bytes of memory that are its own.
+    /// Bytes of resident memory.
     pub resident_bytes: u64,
     /// Bytes of address space.
     pub virtual_bytes: u64,
     /// Open descriptors.
     pub descriptors: u64,
-    /// How many there may be, if there is a limit.
+    /// The maximum of open descriptors, if there is one.
     pub descriptor_limit: Option<u64>,
-    /// When it began, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub start_unix_seconds: f64,
 }
 
-/// What this process takes of the machine now (proc(5)).
+/// Returns the resources that this process uses now (proc(5)).
 pub fn usage() -> io::Result<Usage> {
     let stat = fs::read_to_string("/proc/self/stat")?;
     let machine = fs::read_to_string("/proc/stat")?;
-    // One of them is the directory that is read.
+    // One descriptor is that of the directory which is read here.
     let descriptors = fs::read_dir("/proc/self/fd")?.count().saturating_sub(1) as u64;
     let descriptor_limit = rustix::process::getrlimit(Resource::Nofile).current;
     let ticks = rustix::param::clock_ticks_per_second();
@@ -50,7 +50,8 @@ pub fn usage() -> io::Result<Usage> {
 }
 
 fn parse(stat: &str, machine: &str, ticks: u64, page: u64) -> Option<Usage> {
-    // The second field is the program's name in parentheses, which may hold anything; the third is the first here.
+    // The second field is the program's name in parentheses, which may contain any character; the third field is the
+    // first one here.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     let booted = machine.lines().find_map(|line| line.strip_prefix("btime "))?;

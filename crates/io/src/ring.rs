@@ -6,9 +6,9 @@
 //! call. Completions signal an eventfd, whose edge wakes the core's [`drive`] task; the ring's own
 //! descriptor would not, since deferred completions are only posted when their thread asks.
 //!
-//! A call that the kernel refuses for the moment is tried again. One that it refuses for good
-//! breaks the ring: what the kernel has not taken goes to the pool, what it has taken ends with an
-//! error and keeps its buffer, and the core does without a ring from then on.
+//! If the kernel refuses a call temporarily, the ring tries again. If the kernel refuses it permanently, the ring is
+//! broken: the pool carries out the operations that the kernel has not taken. Operations that it has taken end with
+//! an error and keep their buffers. The core then works without a ring.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -32,12 +32,10 @@ use crate::file::{Opened, RingRead};
 
 /// Entries of the submission queue: the most that one call hands over.
 const SUBMISSIONS: u32 = 256;
-/// The size of the completion queue. The kernel keeps completions beyond it (IORING_FEAT_NODROP, in
-/// all kernels that have the operations used here), so that operations of a disk that does not
-/// answer take no room from others.
+/// The size of the completion queue. The kernel keeps completions beyond it (IORING_FEAT_NODROP, in all kernels that
+/// have the operations used here), so that operations of a disk that does not respond leave room for others.
 const COMPLETIONS: u32 = 1024;
-/// After so many calls in a row that the kernel refused for the moment, the ring waits for
-/// [`RETRY_PAUSE`] before each further one.
+/// After this number of temporary refusals in a row, the ring waits for [`RETRY_PAUSE`] before each further call.
 const RETRIES_AT_ONCE: u32 = 16;
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 /// The longest transfer in one entry; longer ones continue in another.
@@ -102,7 +100,7 @@ enum Slot {
         operation: Operation,
         result: i32,
     },
-    /// The ring is broken, and the kernel may still use what the operation has.
+    /// The ring is broken, and the kernel may still use the operation's buffers.
     Lost {
         operation: Operation,
         is_told: bool,
@@ -115,28 +113,28 @@ struct State {
     free: Vec<usize>,
     /// Slots whose entry is not in the submission queue yet.
     waiting: VecDeque<usize>,
-    /// Slots whose entry is in the submission queue and not taken by the kernel, in order.
+    /// Slots whose entries are in the submission queue and which the kernel has not taken yet, in order.
     queued: VecDeque<usize>,
     /// Entries in the submission queue or the kernel.
     in_kernel: u32,
-    /// Calls in a row that the kernel refused for the moment.
+    /// Number of temporary refusals in a row.
     refusals: u32,
     is_broken: bool,
     /// Wakers of what a turn finished; kept for its memory.
     finished: Vec<Waker>,
-    /// What a test has the kernel answer instead of taking entries.
+    /// The answer that a test has the kernel give instead of taking entries.
     #[cfg(test)]
     refuse_with: VecDeque<i32>,
 }
 
-/// How far an exchange with the kernel came.
+/// The result of an exchange with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exchanged {
-    /// Nothing is left to hand over.
+    /// All entries have been handed over.
     All,
-    /// The kernel takes no more for the moment.
+    /// The kernel takes no more entries for the moment.
     Refused,
-    /// There is no ring any more.
+    /// The ring is broken.
     Broken,
 }
 
@@ -201,7 +199,7 @@ impl Ring {
         }
     }
 
-    /// Whether it takes operations.
+    /// Whether the ring accepts operations.
     pub(crate) fn is_usable(&self) -> bool {
         !self.state.borrow().is_broken
     }
@@ -244,18 +242,18 @@ impl Ring {
         exchanged
     }
 
-    /// How long to wait before the kernel is asked again.
+    /// Time to wait before the next call of the kernel.
     fn pause(&self) -> Option<Duration> {
         (self.state.borrow().refusals > RETRIES_AT_ONCE).then_some(RETRY_PAUSE)
     }
 
-    /// The ring cannot be used any more, for a reason outside it.
+    /// Marks the ring as broken, for a reason outside it.
     fn give_up(&self, error: &io::Error) {
         self.state.borrow_mut().break_down(error);
         self.wake_finished();
     }
 
-    /// Whether completions may still come though it is broken.
+    /// Whether completions may still arrive after the ring broke.
     fn has_lost(&self) -> bool {
         self.state.borrow().in_kernel > 0
     }
@@ -283,7 +281,7 @@ fn build() -> io::Result<IoUring> {
 }
 
 impl State {
-    /// Hands over and takes back until nothing moves, waiting for `wanted` completions.
+    /// Submits entries and takes completions until neither is possible, waiting for `wanted` completions.
     fn exchange(&mut self, wanted: u32) -> Exchanged {
         if self.is_broken {
             self.take_completions();
@@ -381,8 +379,8 @@ impl State {
         }
     }
 
-    /// The kernel takes nothing more: what it has not taken can be done elsewhere, and what it has
-    /// is lost, with buffers that it may still use.
+    /// The kernel takes no more entries. The pool can carry out the entries that the kernel has not taken. The others
+    /// are lost, with the buffers that the kernel may still use.
     #[cold]
     fn break_down(&mut self, error: &io::Error) {
         if self.is_broken {
@@ -429,14 +427,14 @@ impl Drop for Ring {
             }
         }
         if state.is_broken {
-            // Nothing tells when the kernel is done with these buffers.
+            // Nothing reports when the kernel has stopped using these buffers.
             std::mem::forget(std::mem::take(&mut state.slots));
         }
     }
 }
 
-/// Waits for one operation and gives it back, with the kernel's answer. An operation that the
-/// kernel may still carry out when the ring breaks does not come back.
+/// Waits for one operation and returns it with the kernel's result. If the kernel may still carry the operation out
+/// when the ring breaks, the operation is not returned.
 pub(crate) struct Completion {
     ring: Rc<Ring>,
     /// None once the answer was given.
@@ -521,7 +519,7 @@ pub(crate) async fn drive(ring: Rc<Ring>) {
                     true
                 }
                 Poll::Ready(Err(error)) => {
-                    // The runtime ends, or nothing announces completions any more.
+                    // The runtime ends, or completions are no longer announced.
                     ring.give_up(&error);
                     return Poll::Ready(());
                 }
@@ -566,7 +564,7 @@ mod tests {
     use crate::cores::{FileEngine, Here, block_on};
     use crate::file::{File, OpenOptions};
 
-    /// Has the kernel refuse the next calls of this core's ring.
+    /// Makes the kernel refuse the next calls of this core's ring.
     fn refuse_with(numbers: &[i32]) {
         Here::with(|here| {
             let Some(ring) = here.and_then(|here| here.ring.as_ref()) else { return };
@@ -638,7 +636,7 @@ mod tests {
         }
     }
 
-    /// A pipe that is empty: the kernel has taken the read, and does not end it.
+    /// An empty pipe: the kernel has taken the read and does not complete it.
     #[test]
     fn what_the_kernel_has_when_the_ring_breaks_ends_with_an_error_and_keeps_its_buffer() {
         let (reading, writing) = io::pipe().unwrap();

@@ -1,7 +1,7 @@
 //! The archive: every run that was made here, in one SQLite file that other tools can read.
 //!
-//! A sample is committed when it is made, so that what breaks a run off costs one measurement. Each row has a checksum:
-//! a figure that is damaged is never shown.
+//! Each sample is committed when it is taken, so that an interruption of a run loses one measurement. Each row has a
+//! checksum: a damaged figure is never shown.
 
 use std::fs::{self, File, TryLockError};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -64,7 +64,7 @@ pub enum ArchiveError {
         #[source]
         source: std::io::Error,
     },
-    /// It does not hold what was written.
+    /// Its content is not what was written.
     #[error(
         "the archive {} is damaged: {what}; restore it from a backup, or move it away, and the next run begins \
          another", path.display()
@@ -72,7 +72,7 @@ pub enum ArchiveError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         what: String,
     },
     /// SQLite says no.
@@ -102,7 +102,7 @@ pub enum ArchiveError {
         path: PathBuf,
         /// Which part.
         what: &'static str,
-        /// What is wrong.
+        /// The damage.
         #[source]
         source: serde_json::Error,
     },
@@ -161,7 +161,7 @@ fn usual_path(
     is_root: bool,
     exists: &dyn Fn(&Path) -> bool,
 ) -> PathBuf {
-    // systemd gives it to the service alone.
+    // systemd gives this variable to the service alone.
     let folders = variable("STATE_DIRECTORY").unwrap_or_default();
     if let Some(folder) = std::env::split_paths(&folders).find(|folder| folder.is_absolute()) {
         return folder.join(FILE_NAME);
@@ -174,7 +174,7 @@ fn usual_path(
         .join(FILE_NAME);
     let service = Path::new(SERVICE_FOLDER);
     let shared = service.join(FILE_NAME);
-    // An archive that root has already goes on.
+    // If root has an archive already, it stays in use.
     match is_root && exists(service) && (exists(&shared) || !exists(&own)) {
         true => shared,
         false => own,
@@ -182,10 +182,10 @@ fn usual_path(
 }
 
 impl Archive {
-    /// Where it is unless an argument says otherwise. For the packaged service, and for root on a machine that has
-    /// it, that is the service's state folder, so that the service shows what root has measured. For others it is
-    /// `$XDG_STATE_HOME/sarsen/lab.sqlite`, or the same under `~/.local/state`; in the current folder for a user
-    /// without a home.
+    /// The path of the archive unless an argument names another. For the packaged service, and for root on a machine
+    /// with that service, the archive is in the service's state folder, so that the console shows root's
+    /// measurements. For other users it is `$XDG_STATE_HOME/sarsen/lab.sqlite`, or the same under `~/.local/state`;
+    /// for a user without a home it is in the current folder.
     pub fn usual_path() -> PathBuf {
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let is_root = sarsen_io::machine::effective_user() == 0;
@@ -200,11 +200,11 @@ impl Archive {
         }
         if !path.exists() {
             database::create(path, SCHEMA, |_| Ok(())).map_err(|error| not_used(path, error))?;
-            // It holds no secrets: the service shows what root has measured.
+            // The archive holds no secrets: the service shows root's measurements.
             fs::set_permissions(path, fs::Permissions::from_mode(FILE_MODE))
                 .map_err(|source| ArchiveError::Folder { path: path.into(), source })?;
         }
-        // SQLite would take it for a new one.
+        // SQLite would take an empty file for a new database.
         if fs::metadata(path).is_ok_and(|file| file.len() == 0) {
             return Err(ArchiveError::Damaged { path: path.into(), what: "it is empty".into() });
         }
@@ -236,7 +236,7 @@ impl Archive {
                 "INSERT INTO run ({COLUMNS}) VALUES (nullif(?1, 0), ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)"
             );
             columns.write(transaction, &row)?;
-            // Of its number, too, which is known now.
+            // The checksum includes the run's number, which is known only now.
             let id = transaction.last_insert_rowid();
             Columns { id, ..columns }.write(transaction, UPDATE)?;
             Ok(id)
@@ -416,7 +416,7 @@ impl Archive {
         Ok(samples)
     }
 
-    /// Changes a run, which has to be whole before.
+    /// Changes a run after checking that the stored run is intact.
     fn amend(&self, id: i64, change: impl FnOnce(&mut Columns)) -> Result<(), ArchiveError> {
         let amended = self.transaction(|transaction| {
             let Some(mut run) = Columns::read(transaction, id)? else { return Ok(false) };
@@ -438,7 +438,7 @@ impl Archive {
         Ok(done)
     }
 
-    /// What became of a change to a run that has to be there.
+    /// Checks that a change found its run.
     fn there(&self, id: i64, found: rusqlite::Result<bool>) -> Result<(), ArchiveError> {
         match found.map_err(|source| self.database(source))? {
             true => Ok(()),
@@ -486,7 +486,7 @@ fn not_used(path: &Path, error: DatabaseError) -> ArchiveError {
     }
 }
 
-/// Opens a file that is there; gives the version that it is of.
+/// Opens an existing file and returns the version of its tables.
 fn connect(path: &Path) -> rusqlite::Result<(Connection, i32)> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
@@ -497,7 +497,7 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, i32)> {
     Ok((connection, version))
 }
 
-/// A run as it is kept.
+/// A run as the archive stores it.
 struct Columns {
     id: i64,
     study: String,
@@ -581,7 +581,7 @@ fn sample_sum(
     checksum(&[numbers.as_flattened(), labels.as_bytes(), outcome.as_bytes()])
 }
 
-/// What SQLite would say if it had checksums.
+/// Reports what SQLite would report if it had checksums.
 fn wrong_sum() -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(
         rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT),

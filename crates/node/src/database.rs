@@ -1,5 +1,6 @@
-//! The SQLite databases of the server: created whole or not at all, opened with every check that SQLite has, copied,
-//! and put aside when they are damaged. SQLite keeps no checksums: each record gets a [`checksum`] from its owner.
+//! The SQLite databases of the server. A database is created completely or not at all, opened with every check that
+//! SQLite has, copied, and renamed when it is damaged. SQLite stores no checksums: each record gets a [`checksum`]
+//! from its owner.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -12,11 +13,11 @@ use sha2::{Digest as _, Sha256};
 
 /// Bytes of a [`checksum`].
 pub const CHECKSUM_LENGTH: usize = 16;
-/// Damaged files of one database that are kept; older ones are deleted.
+/// Maximum of damaged files that are kept for one database; older ones are deleted.
 const ASIDE_COUNT: usize = 3;
-/// How the names of files begin that are not whole yet.
+/// Prefix of the names of incomplete files.
 const NEW_PREFIX: &str = ".new-database-";
-/// Pages after which the write-ahead log is moved into the database, and bytes that it keeps then.
+/// Pages after which the write-ahead log is moved into the database, and bytes that the log keeps then.
 const CHECKPOINT_PAGES: i64 = 256;
 const LOG_BYTES: i64 = 1 << 20;
 /// What SQLite appends to the name of a database for its own files.
@@ -25,16 +26,16 @@ const COMPANIONS: [&str; 2] = ["-wal", "-journal"];
 /// Why a database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// The system refuses to create, open or rename a file.
+    /// The operating system reports an error on creating, opening or renaming a file.
     #[error("{0}")]
     System(#[from] io::Error),
     /// Another program has it open.
     #[error("another program uses it")]
     InUse,
-    /// It does not hold what was written.
+    /// The file does not contain the data that was written.
     #[error("{0}")]
     Damaged(String),
-    /// It cannot be read or written now; what it holds is not in doubt.
+    /// The database cannot be read or written now; its content is not in doubt.
     #[error("{0}")]
     Failed(rusqlite::Error),
 }
@@ -53,12 +54,12 @@ impl From<rusqlite::Error> for DatabaseError {
     }
 }
 
-/// Whether an error says that a database does not hold what was written.
+/// Whether an error reports that a database does not contain the data that was written.
 pub fn is_damage(error: &rusqlite::Error) -> bool {
     let code = match error {
         rusqlite::Error::SqliteFailure(failure, _) => failure.code,
         rusqlite::Error::SqlInputError { error, .. } => error.code,
-        // A value has another type, length or encoding than what was written.
+        // A value has another type, length or encoding than the value that was written.
         _ => return true,
     };
     // The statements are constant: where SQLite does not understand one, the tables are not those that were created.
@@ -74,26 +75,26 @@ pub fn is_damage(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// The tables of a database, and the version of what is in them.
+/// The tables of a database, and the version of their content.
 #[derive(Clone, Copy, Debug)]
 pub struct Schema {
-    /// Raised with the tables.
+    /// Increases with each change of the tables.
     pub version: i32,
-    /// Statements, which SQLite keeps word for word.
+    /// Statements, which SQLite stores word for word.
     pub tables: &'static [&'static str],
 }
 
-/// How a transaction is made whole.
+/// How transactions survive a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Journal {
-    /// By what is written ahead of the database: the quickest, and a damaged end of it is as if the last transactions
-    /// had not been: for who finds that out.
+    /// A write-ahead log: the fastest. If the end of the log is damaged, the last transactions are missing without an
+    /// error: the owner has to detect that.
     WriteAhead,
-    /// By what was there before: while nothing is written, the database is all there is.
+    /// A rollback journal: while nothing is written, the database is the only file.
     Rollback,
 }
 
-/// A record's checksum: SHA-256, cut, of its parts and their lengths.
+/// A record's checksum: truncated SHA-256 of its parts and their lengths.
 pub fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM_LENGTH] {
     let mut hash = Sha256::new();
     for part in parts {
@@ -105,8 +106,8 @@ pub fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM_LENGTH] {
     cut
 }
 
-/// Has SQLite distrust the file: no code in a schema is run, cells are checked when pages are read, and nothing is
-/// mapped into memory, where a file that is cut short would end the process.
+/// Sets SQLite up to distrust the file: it runs no code from a schema, checks cells when it reads pages, and maps no
+/// memory, where a truncated file would end the process.
 pub fn harden(connection: &Connection) -> rusqlite::Result<()> {
     for (setting, value) in [
         (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
@@ -119,7 +120,7 @@ pub fn harden(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch("PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0;")
 }
 
-/// Checks the structure of all that is in it.
+/// Checks the structure of the whole database.
 pub fn check_integrity(connection: &Connection) -> Result<(), DatabaseError> {
     let found: String = connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
     match found.as_str() {
@@ -128,8 +129,8 @@ pub fn check_integrity(connection: &Connection) -> Result<(), DatabaseError> {
     }
 }
 
-/// Creates an empty database, for its owner alone, whole and durably or not at all; one that is there stays. `fill`
-/// writes what it begins with.
+/// Creates an empty database for its owner alone, completely and durably or not at all; an existing one stays. `fill`
+/// writes its first records.
 pub fn create(
     path: &Path,
     schema: Schema,
@@ -146,14 +147,15 @@ pub fn create(
     drop(connection);
     new.as_file().sync_all()?;
     match new.persist_noclobber(path) {
-        // Another server was quicker.
+        // Another server has created it meanwhile.
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
         persisted => drop(persisted.map_err(|error| error.error)?),
     }
     Ok(sync_folder(path)?)
 }
 
-/// Opens a database for this program alone. Its structure is whole; what its records say is for its owner to check.
+/// Opens a database for this program alone and checks its structure. Its owner has to check the content of its
+/// records.
 pub(crate) fn open(
     path: &Path,
     schema: Schema,
@@ -161,14 +163,14 @@ pub(crate) fn open(
 ) -> Result<Connection, DatabaseError> {
     let damaged = |what: &str| DatabaseError::Damaged(what.to_owned());
     if !fs::metadata(path)?.is_file() {
-        return Err(damaged("it is no file"));
+        return Err(damaged("it is not a regular file"));
     }
-    // SQLite would open one that cannot be written to read it, and take an empty one for a new one.
+    // SQLite would open a read-only file for reading, and take an empty file for a new database.
     if OpenOptions::new().read(true).write(true).open(path)?.metadata()?.len() == 0 {
         return Err(damaged("it is empty"));
     }
     let connection = connect(path)?;
-    // Alone: without a file of shared memory beside it, which is mapped.
+    // Exclusive mode: no file of shared memory, which SQLite would map.
     connection.execute_batch("PRAGMA locking_mode = EXCLUSIVE")?;
     let wanted = match journal {
         Journal::WriteAhead => "wal",
@@ -190,14 +192,14 @@ pub(crate) fn open(
     Ok(connection)
 }
 
-/// Puts a copy of a database in the place of the one at `path`, durably.
+/// Replaces the database at `path` by a copy of another, durably.
 pub(crate) fn copy(connection: &Connection, path: &Path) -> Result<(), DatabaseError> {
     let new = new_file(path)?;
     let target =
         new.path().to_str().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
     connection.execute("VACUUM INTO ?1", [target])?;
     new.as_file().sync_all()?;
-    // What SQLite kept for the file that goes is not for the one that comes.
+    // The files that SQLite kept for the old database do not belong to the new one.
     remove_companions(path)?;
     new.persist(path).map_err(|error| error.error)?;
     Ok(sync_folder(path)?)
@@ -210,8 +212,8 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     sync_folder(path)
 }
 
-/// Renames a damaged database to `NAME.damaged-N`, durably, and gives its new name. Of those that were renamed before,
-/// the latest are kept.
+/// Renames a damaged database to `NAME.damaged-N`, durably, and returns its new name. Of the renamed ones, the latest
+/// are kept.
 pub(crate) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     let mut prefix = path.file_stem().unwrap_or_default().to_owned();
     prefix.push(".damaged-");
@@ -247,14 +249,14 @@ pub(crate) fn put_aside(path: &Path) -> io::Result<PathBuf> {
     Ok(new)
 }
 
-/// Opens a database without a check, to see what is left of it.
+/// Opens a database without a check, to read the remaining data.
 pub(crate) fn open_damaged(path: &Path) -> Result<Connection, DatabaseError> {
     let connection = connect(path)?;
     connection.execute_batch("PRAGMA locking_mode = EXCLUSIVE")?;
     Ok(connection)
 }
 
-/// Deletes what a server that was killed while it created a database left in a folder.
+/// Deletes incomplete databases that a killed server left in a folder.
 pub(crate) fn sweep(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -265,7 +267,7 @@ pub(crate) fn sweep(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether changes lie beside the database that are not moved into it yet.
+/// Whether the write-ahead log has changes that are not in the database yet.
 pub(crate) fn has_log(path: &Path) -> bool {
     fs::metadata(with_suffix(path, COMPANIONS[0])).is_ok_and(|log| log.len() != 0)
 }
@@ -294,7 +296,7 @@ fn check_schema(connection: &Connection, schema: Schema) -> Result<(), DatabaseE
     }
 }
 
-/// An empty file of the owner's alone beside `path`, which is deleted unless it gets a name.
+/// Creates an empty file for the owner alone, in the folder of `path`; it is deleted unless it gets a name.
 fn new_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     tempfile::Builder::new().prefix(NEW_PREFIX).tempfile_in(folder_of(path))
 }

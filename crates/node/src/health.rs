@@ -1,5 +1,5 @@
-//! The health of a volume: whether its backing can be used. Whoever finds out that it cannot reports it here,
-//! from whichever thread; the volume's store and its unit act on it at once, and the engine shows it as a problem.
+//! The health of a volume: whether its backing can be used. Any thread that finds a problem reports it here. The
+//! volume's store and its unit act on it at once, and the engine reports it as a problem.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -7,13 +7,13 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use sarsen_scsi::{Condition, LogicalUnit};
 
-/// Whether a volume can be used. Reasons follow the volume's name in a sentence, and say what to do.
+/// Whether a volume can be used. A reason follows the volume's name in a sentence, and contains the remedy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum VolumeHealth {
-    /// All of it.
+    /// Completely usable.
     #[default]
     Online,
-    /// It is served, and something is wrong with it.
+    /// The volume is served, with a problem.
     Degraded {
         /// `takes no writes: …`.
         reason: String,
@@ -25,19 +25,19 @@ pub(crate) enum VolumeHealth {
     },
 }
 
-/// What a report is about. Of each kind the last report holds.
+/// The aspect that a report concerns. The last report of each aspect is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Aspect {
-    /// The file or device is the one that was opened, and whole.
+    /// The file or device is the one that was opened, and complete.
     Backing,
-    /// What was flushed is on the disk. While this is not well, writes are stopped.
+    /// Flushed data is on the disk. While this aspect has a problem, writes are stopped.
     Flush,
-    /// The disk answers.
+    /// The disk responds.
     #[allow(dead_code)] // reported by what watches for disks that hang
     Response,
 }
 
-/// What a store may do.
+/// The operations that a store may carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Level {
@@ -49,14 +49,14 @@ pub(crate) enum Level {
 /// The health of one volume, from when it is opened until it is closed.
 #[derive(Default)]
 pub(crate) struct Health {
-    /// Looked at by each request.
+    /// Read by each request.
     level: AtomicU8,
     reports: Mutex<BTreeMap<Aspect, VolumeHealth>>,
     unit: OnceLock<Weak<LogicalUnit>>,
 }
 
 impl Health {
-    /// From here on, `unit` reports it to its initiators.
+    /// From now on, `unit` reports the health to its initiators.
     pub(crate) fn attach(&self, unit: Weak<LogicalUnit>) {
         let reports = self.reports();
         let _ = self.unit.set(unit);
@@ -67,7 +67,7 @@ impl Health {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a store may do now.
+    /// The operations that a store may carry out now.
     #[inline]
     pub(crate) fn level(&self) -> Level {
         match self.level.load(Ordering::Acquire) {
@@ -77,7 +77,7 @@ impl Health {
         }
     }
 
-    /// Takes a report about one aspect. Says whether that one was well before and is not now.
+    /// Stores a report about one aspect. Returns whether that aspect was healthy before and is not now.
     pub(crate) fn report(&self, aspect: Aspect, health: VolumeHealth) -> bool {
         let mut reports = self.reports();
         let (was_well, is_well) = (!reports.contains_key(&aspect), health == VolumeHealth::Online);
@@ -99,7 +99,7 @@ impl Health {
         worst.cloned().unwrap_or_default()
     }
 
-    /// What was reported about one aspect.
+    /// The last report about one aspect.
     pub(crate) fn of(&self, aspect: Aspect) -> VolumeHealth {
         self.reports().get(&aspect).cloned().unwrap_or_default()
     }

@@ -53,7 +53,7 @@ pub(crate) struct Moment {
     pub(crate) memory: usize,
     /// How often a command had to wait for memory.
     pub(crate) memory_waits: usize,
-    /// How often a command was refused since there was no memory for its unsolicited data.
+    /// How often a command was refused because there was no memory for its unsolicited data.
     pub(crate) memory_refusals: usize,
 }
 
@@ -85,7 +85,7 @@ impl Default for Metrics {
         registry.register("connections_turned_away", help, turned_away.clone());
         let (connections, memory) = (Gauge::default(), Gauge::default());
         registry.register("connections", "Open connections", connections.clone());
-        let help = "Memory that is charged for the data of commands (limits.memory)";
+        let help = "Memory charged for the data of commands (limits.memory)";
         registry.register("command_memory_bytes", help, memory.clone());
         let memory_waits = Counter::default();
         let help = "How often a command waited because others had all of limits.memory";
@@ -95,7 +95,7 @@ impl Default for Metrics {
                     for their unsolicited data";
         registry.register("command_memory_refusals", help, memory_refusals.clone());
         let problems = Gauge::default();
-        let help = "Things that are not as they are desired, and that the server does without";
+        let help = "Objects that are missing or have a problem";
         registry.register("problems", help, problems.clone());
         let api_refused = Family::<Refused, Counter>::default();
         let help = "Requests that the port of the API refused, by reason";
@@ -168,7 +168,7 @@ impl Metrics {
         self.problems.set(i64::try_from(problems).unwrap_or(i64::MAX));
     }
 
-    /// From here on, these are the volumes that are open.
+    /// From now on, these are the open volumes.
     pub(crate) fn show_volumes(&self, volumes: Vec<VolumeRoom>) {
         self.machine.show(volumes);
     }
@@ -268,8 +268,8 @@ mod tests {
         serde_json::from_str::<serde_json::Value>(dashboard).expect("JSON");
     }
 
-    /// As `promtool check metrics` judges: each sample belongs to a metric with a type and help, whose name says its
-    /// unit and, of counters alone, ends in `_total`.
+    /// Checks the rules of `promtool check metrics`: each sample belongs to a metric with a type and help. The name
+    /// of a metric contains its unit, and only names of counters end in `_total`.
     #[test]
     fn names_are_as_prometheus_wants_them() {
         let metrics = Metrics::default();

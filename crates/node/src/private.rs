@@ -1,5 +1,5 @@
-//! What the server keeps in its state folder is its owner's alone. New files are, since the program creates them
-//! so; this is for those that an earlier version has left open to others.
+//! Permissions of the state folder: only the owner may read and write its files. The program creates new files so;
+//! this module changes files that an earlier version left open to other users.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
@@ -12,12 +12,13 @@ use crate::desired::VOLUMES;
 
 const FILE_MODE: u32 = 0o600;
 const FOLDER_MODE: u32 = 0o700;
-/// What others than the owner may do with a file.
+/// Permissions of other users on a file.
 const OTHERS: u32 = 0o077;
-/// How the names of the server's own files begin: other files in the folder are not the server's to change.
+/// Prefixes of the names of the server's own files: the server must not change other files in the folder.
 const OWN: [&str; 4] = ["state.", "state-copy.", "events.", "api."];
 
-/// Takes others' rights away from what the server keeps in this folder. What cannot be changed is logged, and stays.
+/// Removes the permissions of other users on the server's files in this folder. A file that cannot be changed is
+/// logged, and stays.
 pub(crate) fn close(folder: &Path) {
     let Ok(metadata) = fs::symlink_metadata(folder) else { return };
     let mut changed = 0;
@@ -28,10 +29,10 @@ pub(crate) fn close(folder: &Path) {
             close_all(path, metadata, &mut changed);
         }
     }) {
-        warn!(folder = %folder.display(), %error, "the modes of the state's files are not known");
+        warn!(folder = %folder.display(), %error, "the modes of the state's files cannot be read");
     }
     if changed > 0 {
-        info!(folder = %folder.display(), changed, "files of the state are closed to others now");
+        info!(folder = %folder.display(), changed, "removed the permissions of other users from files of the state");
     }
     if metadata.permissions().mode() & OTHERS != 0 {
         warn!(
@@ -44,7 +45,7 @@ pub(crate) fn close(folder: &Path) {
 fn each(folder: &Path, see: &mut dyn FnMut(&Path, &Metadata)) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        // One that is gone by now is none.
+        // A file that was deleted meanwhile is skipped.
         if let Ok(metadata) = fs::symlink_metadata(&path) {
             see(&path, &metadata);
         }
@@ -57,7 +58,7 @@ fn close_all(path: &Path, metadata: &Metadata, changed: &mut usize) {
     let mode = match (kind.is_dir(), kind.is_file()) {
         (true, _) => FOLDER_MODE,
         (_, true) => FILE_MODE,
-        // Somebody's link leads elsewhere.
+        // A symbolic link may point outside the folder.
         _ => return,
     };
     let outcome = match metadata.permissions().mode() & OTHERS {

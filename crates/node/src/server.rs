@@ -28,19 +28,19 @@ use crate::private;
 use crate::stores::StoreError;
 use crate::tls::TlsError;
 
-/// How often what the server does without is tried again.
+/// Interval at which the server tries missing objects again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// How long the end of a server may take beyond the time that initiators have to log out, however many disks do not
+/// Maximum time of the shutdown beyond the time that initiators have to log out, for any number of disks that do not
 /// respond.
 const END_LIMIT: Duration = Duration::from_secs(6);
-/// How much of that is left for flushes at least.
+/// Part of that time that is reserved for flushes.
 const FLUSH_LIMIT: Duration = Duration::from_millis(1500);
-/// How long the end waits for a change that is under way, and for requests of the API.
+/// Time that the shutdown waits for a change in progress, and for requests of the API.
 const CHANGE_LIMIT: Duration = Duration::from_secs(1);
 
-/// How often it is looked at whether a volume is still well.
+/// Interval of the checks of each volume's health.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
-/// Their files are looked at after so many of those.
+/// Number of these intervals between checks of the volumes' files.
 const HEALTH_SHOWN_EACH_LOOK: usize = 4;
 
 /// Why a server did not start. Nothing of it is left running.
@@ -132,7 +132,9 @@ fn remedy(error: &io::Error) -> &'static str {
 fn control_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => " (another server has it: choose another --control)",
-        io::ErrorKind::NotFound => " (its folder does not exist: make it)",
+        io::ErrorKind::NotFound => {
+            " (its folder does not exist: create it, or choose another place with --control)"
+        }
         io::ErrorKind::AlreadyExists => " (choose another --control)",
         _ => "",
     }
@@ -267,9 +269,9 @@ impl Server {
         reloading.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff))
     }
 
-    /// Closes a volume and opens it again: for one whose flush failed, or whose file was deleted, replaced or
-    /// truncated, once its disk is well. Its sessions are asked to log out within `grace`; without one it is refused
-    /// where it has any. Writes that were not flushed may be lost.
+    /// Closes a volume and opens it again: for a volume whose flush failed, or whose file was deleted, replaced or
+    /// truncated, when its disk works again. Its sessions have `grace` to log out; without `grace` the call is
+    /// refused while the volume has sessions. Writes that were not flushed may be lost.
     pub async fn reattach(
         &self,
         volume: &str,
@@ -278,8 +280,7 @@ impl Server {
         reattach(self.engine.clone(), self.desired.clone(), volume.to_owned(), grace).await
     }
 
-    /// Tries, every now and then, what the server does without, and looks at the files of its volumes. Does not
-    /// end.
+    /// Tries regularly to open missing objects, and checks the files of volumes. Does not end.
     pub async fn retry(&self) {
         tokio::join!(self.retry_missing(), self.watch_backings());
     }
@@ -301,7 +302,7 @@ impl Server {
             time::sleep_until(time::now() + RETRY_INTERVAL).await;
             let desired = desired.clone();
             if threads::aside(async move { desired.retry().await }).await.is_err() {
-                error!("what the server does without could not be tried again");
+                error!("missing objects could not be tried again");
             }
         }
     }
@@ -359,7 +360,7 @@ impl Server {
         self.lab.take(results);
     }
 
-    /// What is counted, as OpenMetrics text.
+    /// The metrics, as OpenMetrics text.
     pub fn metrics(&self) -> String {
         self.engine.metrics()
     }
@@ -383,17 +384,17 @@ impl Server {
         }
     }
 
-    /// Ends in good order: no new connections, initiators are asked to log out and have `grace`
-    /// for it, commands in flight finish, and every store is flushed. Says whether all of it
-    /// worked; what did not is in the log. Disks that do not respond are not waited for: it ends a few seconds after
-    /// `grace` at the latest, and the threads that wait for such a disk then stay until the process ends.
+    /// Shuts the server down: it accepts no new connections, initiators have `grace` to log out, commands in flight
+    /// finish, and every store is flushed. Returns whether all of it succeeded; the log has the failures. The
+    /// shutdown does not wait for disks that do not respond: it ends at most a few seconds after `grace`, and the
+    /// threads that wait for such a disk stay until the process ends.
     pub async fn shutdown(mut self, grace: Duration) -> bool {
         let deadline = time::now() + grace + END_LIMIT;
         self.engine.front.access.events.tell(&Occurrence::ServerStopping);
         // Who asked for one is still there to be told, and so is the thread whose timers it waits by.
         let mut is_clean = within(CHANGE_LIMIT, self.end_changes()).await.is_some();
         if !is_clean {
-            error!("a change does not end: the server ends without it");
+            error!("a change does not end: the server stops without waiting for it");
         }
         let answering = (self.web.take(), self.control.take());
         is_clean &= ended_within(CHANGE_LIMIT, "the API", move || drop(answering)).await;
@@ -404,7 +405,7 @@ impl Server {
         is_clean &= self.engine.stop_accepting(flush_at).await;
         let sessions = self.engine.front.end_sessions(grace);
         if within(flush_at.saturating_duration_since(time::now()), sessions).await.is_none() {
-            error!("sessions do not end: the server ends without them");
+            error!("sessions do not end: the server stops without waiting for them");
             is_clean = false;
         }
         let is_flushed = self.engine.flush(deadline - FLUSH_LIMIT / 3).await;
@@ -428,16 +429,17 @@ impl Server {
             let _ = sender.send(cores.shutdown_within(limit));
         });
         if ending.is_err() || !answer.await.unwrap_or(false) {
-            error!("disks have not ended operations: what they do with them is not known");
+            error!("disks have not ended operations: their effect on the disks is not known");
             is_clean = false;
-            // To close their files may wait for them, too.
+            // Closing their files may wait for the disk, too.
             std::mem::forget(self.engine);
         }
         is_clean
     }
 }
 
-/// Listens where the name server may call. An address that only portals of the state have may be missing like these.
+/// Listens at the address that the name server calls. If only portals of the state have the address, it may be
+/// missing like these portals.
 fn listen_for_notices(
     config: &Config,
     managed: Option<&Managed>,
@@ -480,7 +482,7 @@ pub(crate) async fn reattach(
     reattaching.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff.into()))
 }
 
-/// What a future gives, if it ends in time.
+/// The result of a future, if it ends in time.
 async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         done = work => Some(done),
@@ -488,7 +490,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> 
     }
 }
 
-/// Does something that may block for long on a thread of its own. Says whether it ended in time.
+/// Runs a function that may block for long on a separate thread. Returns whether it ended in time.
 async fn ended_within(limit: Duration, what: &str, work: impl FnOnce() + Send + 'static) -> bool {
     let (sender, ended) = oneshot::channel();
     let thread = threads::spawn("ending", move || {
@@ -497,7 +499,7 @@ async fn ended_within(limit: Duration, what: &str, work: impl FnOnce() + Send + 
     });
     let is_ended = thread.is_ok() && within(limit, ended).await.is_some();
     if !is_ended {
-        error!("{what} does not end: the server ends without it");
+        error!("{what} does not end: the server stops without waiting for it");
     }
     is_ended
 }

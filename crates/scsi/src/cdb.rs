@@ -113,9 +113,9 @@ pub struct Command {
     /// WRITE of fewer blocks than its CDB says is done as far as it goes; COMPARE AND WRITE and
     /// WRITE SAME are refused when more is coming than their CDB asks for.
     pub expected_data_out_length: Option<u64>,
-    /// How many bytes the initiator said that it would take (iSCSI's Expected Data Transfer Length of
-    /// a read), 0 for a command that is no read. Where `expected_data_out_length` is known this is, too,
-    /// and a READ of more blocks reads no others.
+    /// How many bytes the initiator accepts (iSCSI's Expected Data Transfer Length of a read), 0 for a command that
+    /// is not a read. Known whenever `expected_data_out_length` is known. Then a READ of more blocks reads only the
+    /// blocks within this length.
     pub expected_data_in_length: u64,
 }
 

@@ -71,7 +71,7 @@ pub struct Completion {
     /// All Data-In that the CDB asked for, its allocation length applied. The transport cuts it
     /// to what the initiator expects and tells the residual.
     pub data_in: Data,
-    /// Bytes after it that the CDB asked for and nobody read, since the initiator does not expect them.
+    /// Bytes after it that the CDB requested and that were not read, since the initiator does not expect them.
     pub unread_length: u64,
     /// Sense data, with CHECK CONDITION alone.
     pub sense: Option<Sense>,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::logical_unit::NO_NEXUS;
 use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, UnitAttention};
 
-/// What the host reports of a unit's backing.
+/// The report of the host about a unit's backing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Condition {
@@ -18,7 +18,7 @@ pub enum Condition {
     Unavailable = 2,
 }
 
-/// A [`Condition`] that every command looks at.
+/// A [`Condition`] that every command reads.
 #[derive(Default)]
 pub(crate) struct ConditionCell(AtomicU8);
 
@@ -31,7 +31,7 @@ impl ConditionCell {
         }
     }
 
-    /// Why a command that needs the medium is refused, if it is.
+    /// The reason to refuse a command that needs the medium, if there is one.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
         match self.0.load(Ordering::Acquire) < Condition::Unavailable as u8 {
@@ -40,11 +40,11 @@ impl ConditionCell {
         }
     }
 
-    /// What TEST UNIT READY and REQUEST SENSE report, if that is not that the unit is ready.
+    /// The sense data of TEST UNIT READY and REQUEST SENSE, unless the unit is ready.
     pub(crate) fn sense(&self) -> Option<Sense> {
         match self.current() {
             Condition::Usable => None,
-            // As each write is answered: SPC-4 6.47 leaves the sense key to the device.
+            // The same answer as to each write: SPC-4 6.47 leaves the sense key to the device.
             Condition::WritesStopped => {
                 Some(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR))
             }
@@ -54,8 +54,8 @@ impl ConditionCell {
 }
 
 impl LogicalUnit {
-    /// Sets the condition of the backing. Initiators of a unit that becomes available again get a unit
-    /// attention: what they know of the medium may be out of date (SPC-4 5.14.1).
+    /// Sets the condition of the backing. When a unit becomes available again, its initiators get a unit attention:
+    /// their knowledge of the medium may be out of date (SPC-4 5.14.1).
     pub fn set_condition(&self, condition: Condition) {
         let before = self.condition().0.swap(condition as u8, Ordering::AcqRel);
         if before == Condition::Unavailable as u8 && condition != Condition::Unavailable {

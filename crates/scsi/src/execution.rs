@@ -34,12 +34,12 @@ pub struct UnderWay {
     pub(crate) place: Held,
 }
 
-/// Who holds the place of a command that has not ended.
+/// The owner of the place of a command that has not ended.
 pub(crate) enum Held {
     Here(Place),
-    /// The answer does.
+    /// The answer.
     Within(Arc<Tally>),
-    /// It was given up when the answer came.
+    /// Released when the answer arrived.
     Ended,
 }
 

@@ -191,7 +191,7 @@ impl LogicalUnit {
         };
         let space = match space {
             Io::Ready(space) => space.ok(),
-            // Nothing can be awaited here: the size of the medium is what is known.
+            // This function cannot wait: the size of the medium is known without waiting.
             Io::Pending(_) => None,
         };
         let watch = Arc::default();
@@ -337,7 +337,7 @@ impl LogicalUnit {
         }
     }
 
-    /// What the host reports of its backing.
+    /// The report of the host about its backing.
     pub(crate) fn condition(&self) -> &ConditionCell {
         &self.condition
     }

@@ -53,7 +53,7 @@ impl TestStore {
         Self::around(Arc::new(inner), characteristics)
     }
 
-    /// Over another store, which is like this.
+    /// Puts this store over another one of the same kind.
     pub(crate) fn around(inner: Arc<dyn Store>, characteristics: Characteristics) -> Self {
         Self {
             inner,

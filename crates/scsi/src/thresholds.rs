@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 const LEAST_EXPONENT: u8 = 11;
 /// The store is asked after so many threshold sets were written.
 const SETS_BETWEEN_LOOKS: u64 = 16;
-/// Unless an initiator selects another, the threshold of what is available is this part of the blocks
-/// that the unit can have room for.
+/// The default threshold of the available resource: this fraction of the blocks that the unit can store. An initiator
+/// can select another.
 const DEFAULT_PART: u64 = 5;
 
 /// THRESHOLD EXPONENT: log2 of the blocks in a threshold set, so that the count of all sets of the
@@ -50,8 +50,8 @@ pub(crate) struct Provisioning {
 }
 
 impl Provisioning {
-    /// `space` is the room of the store, where it is known. A unit that promises more than that is compared
-    /// with the room, not with the promise.
+    /// `space` is the space of the store, where known. A unit whose size exceeds it is compared with the space, not
+    /// with the size.
     pub(crate) fn default_of(geometry: Geometry, space: Option<Space>) -> Self {
         let room = space
             .map_or(u64::MAX, |space| space.used_blocks.saturating_add(space.available_blocks));

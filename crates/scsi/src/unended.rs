@@ -1,10 +1,10 @@
-//! Commands that a store does not end: how the unit is reported meanwhile, and what keeps their late
-//! effects from overtaking later commands.
+//! Commands that a store does not end: the unit's responses meanwhile, and the fence that prevents their late effects
+//! after later commands.
 //!
-//! A task that was aborted ends when its command has. Where the store does not end the command in
-//! time, the transport writes it off: the task ends, and the command, with its buffers, goes on
-//! outside the task set. Until the last of them has ended, the unit is not ready: no command that
-//! uses the medium begins, so that none is acknowledged whose effect a late write could undo.
+//! A task that was aborted ends when its command has. Where the store does not end the command in time, the transport
+//! writes it off: the task ends, and the command, with its buffers, goes on outside the task set. Until the last of
+//! them has ended, the unit is not ready: no command that uses the medium begins, so that the unit acknowledges no
+//! command whose effect a late write could undo.
 
 use crate::execution::{Held, UnderWay};
 use crate::task_set::TaskSet;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 
-/// How many there are of a unit. See the module.
+/// The number of such commands of a unit. See the module.
 #[derive(Default)]
 pub(crate) struct Unended {
     stalled: AtomicU32,
@@ -59,7 +59,7 @@ impl LogicalUnit {
     }
 }
 
-/// Says that a command takes suspiciously long, until this is dropped.
+/// Reports that a command takes too long, until this is dropped.
 pub struct Stall(Arc<TaskSet>);
 
 impl Drop for Stall {
@@ -68,10 +68,10 @@ impl Drop for Stall {
     }
 }
 
-/// A command that its task did not wait for. It has to be driven to its end: to drop it before
-/// gives up its fence, and is for the end of the program.
+/// A command without its task. It has to be driven to its end: dropping it earlier releases its fence, and is only
+/// for the end of the program.
 pub struct WrittenOff {
-    /// Before the fence, so that whatever it holds is let go first.
+    /// Declared before the fence, so that its resources are released first.
     answer: LocalFuture<Completion>,
     _fence: Fence,
 }
@@ -101,20 +101,20 @@ impl UnderWay {
         }
     }
 
-    /// Says that it takes suspiciously long. `None` when it has ended.
+    /// Reports that the command takes too long. `None` if the command has ended.
     pub fn stall(&self) -> Option<Stall> {
         let set = self.set()?;
         set.unended().stalled.fetch_add(1, Ordering::AcqRel);
         Some(Stall(set.clone()))
     }
 
-    /// Takes the command out of its task, which has been aborted and ends now. From here on the unit
-    /// is not ready, until the command has ended. `None` when it has ended.
+    /// Takes the command out of its task, which has been aborted and ends now. From now on the unit is not ready,
+    /// until the command has ended. `None` if the command has ended.
     pub fn write_off(self) -> Option<WrittenOff> {
         let set = self.set()?.clone();
         set.unended().written_off.fetch_add(1, Ordering::AcqRel);
         let fence = Fence(set);
-        // The fence stands before the task leaves the set, which lets others begin.
+        // The fence is raised before the task leaves the set, which lets other commands begin.
         drop(self.place);
         Some(WrittenOff { answer: self.answer, _fence: fence })
     }

@@ -110,17 +110,17 @@ pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer 
     judge(asked)
 }
 
-/// What a server says of itself.
+/// Figures that a server reports about itself.
 #[derive(Default)]
 struct Told {
-    /// How many it has.
+    /// The number of its objects of this kind.
     targets: usize,
     problems: Vec<Problem>,
     warnings: Vec<String>,
     orphans: Vec<Orphan>,
 }
 
-/// A sentence for all of them: there may be thousands.
+/// One sentence for all orphans: there may be thousands.
 fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
     const SHOWN: usize = 10;
     let names: Vec<&str> = orphans.iter().map(|orphan| orphan.name.as_str()).take(SHOWN).collect();
@@ -138,12 +138,12 @@ fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
                 BinaryBytes(bytes),
                 names.join(", ")
             ),
-            "see `sarsen volume orphan list`, and remove by `sarsen volume orphan remove` what is not needed",
+            "see `sarsen volume orphan list`; remove unneeded files with `sarsen volume orphan remove`",
         )
     })
 }
 
-/// From what a server says of itself.
+/// Values that the server reports about itself.
 fn judge(asked: anyhow::Result<Told>) -> RunningServer {
     const CHECK: &str = "server";
     let error = match asked {
@@ -151,11 +151,11 @@ fn judge(asked: anyhow::Result<Told>) -> RunningServer {
             let runs = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
             let lacks = problems.into_iter().map(|Problem { problem, .. }| {
                 let remedy =
-                    "do what is said there: the server goes on meanwhile, and takes up what comes back";
+                    "follow the problem's text; the server serves everything else meanwhile";
                 Finding::problem(CHECK, problem, remedy)
             });
             let little = warnings.into_iter().map(|warning| {
-                let remedy = "make room there, or delete what is not needed";
+                let remedy = "free space on that file system, or delete unneeded volumes";
                 Finding::warning(CHECK, warning, remedy)
             });
             return RunningServer {

@@ -208,7 +208,7 @@ fn portal(
     };
     match error.kind() {
         ErrorKind::AddrInUse if server_runs && holder.is_none_or(|name| name == "sarsen") => {
-            Finding::ok(CHECK, format!("{address} is taken by the server that runs"))
+            Finding::ok(CHECK, format!("port {} is taken by the running server", address.port()))
         }
         ErrorKind::AddrInUse if holder == Some("systemd") => {
             Finding::ok(CHECK, format!("{address} is listened on by systemd, for a socket unit"))

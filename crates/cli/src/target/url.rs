@@ -141,7 +141,7 @@ fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Resul
     for target in targets.iter().filter(|target| target.portals.iter().all(ways::is_local)) {
         note(format_args!(
             "sarsen: {}: only this machine reaches it: its portals listen on loopback addresses; \
-             `sarsen portal create 0.0.0.0:3260` opens one for others",
+             `sarsen portal create ADDRESS:3260`, with an address of this machine, opens one for others",
             target.name
         ));
     }

@@ -33,7 +33,7 @@ pub enum RunState {
 /// The room that a file takes and may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes that its file system keeps for it.
+    /// Bytes that its file system has allocated to it.
     pub used: u64,
     /// Bytes that are left in its file system, for it and for others.
     pub available: u64,

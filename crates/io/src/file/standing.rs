@@ -12,16 +12,16 @@ use super::File;
 /// The unit of st_blocks (stat(2)).
 const STAT_BLOCK: u64 = 512;
 
-/// What the kernel knows of an open regular file without asking a disk or a file server.
+/// Metadata of an open regular file that the kernel reports without asking a disk or a file server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Names that it has in folders: none once it was deleted.
+    /// Number of its names in folders: 0 after it was deleted.
     pub links: u64,
     /// Bytes.
     pub length: u64,
 }
 
-/// What a path names, compared with an open file.
+/// The result of comparing a path with an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// The open file.
@@ -32,10 +32,10 @@ pub enum Named {
     Nothing,
 }
 
-/// An open file and its path, looked at in full.
+/// The result of a full check of an open file and its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inspection {
-    /// What the path names.
+    /// The file that the path names.
     pub named: Named,
     /// Whether the open file has any name left; a device always has.
     pub is_linked: bool,
@@ -51,8 +51,8 @@ impl File {
         self.opened.fd.as_raw_fd()
     }
 
-    /// What is known of a regular file at once; `None` for a device, and where the kernel does not say.
-    /// May be called on a core: a network file system answers from what it has cached.
+    /// Metadata that the kernel reports at once for a regular file; `None` for a device, and where the kernel reports
+    /// none. May be called on a core: a network file system answers from its cache.
     pub fn standing(&self) -> Option<Standing> {
         if self.is_block_device() {
             return None;
@@ -64,13 +64,13 @@ impl File {
         has_all.then(|| Standing { links: found.stx_nlink.into(), length: found.stx_size })
     }
 
-    /// Looks at the open file and at what `path` names. Blocks the thread, and where a file server or a disk
-    /// does not answer it blocks for ever: never on a core.
+    /// Checks the open file and the file that `path` names. Blocks the thread, for ever if a file server or a disk
+    /// does not respond: never call it on a core.
     pub fn inspect(&self, path: &Path) -> io::Result<Inspection> {
         let own = std::fs::File::from(self.opened.fd.as_fd().try_clone_to_owned()?).metadata()?;
         let is_device = self.is_block_device();
         let identity = |metadata: &std::fs::Metadata| match is_device {
-            // A device is the same one whatever folder its node is in.
+            // A device is the same device whatever folder contains its node.
             true => (metadata.mode() & FILE_TYPE, metadata.rdev(), 0),
             false => (metadata.mode() & FILE_TYPE, metadata.dev(), metadata.ino()),
         };
@@ -90,13 +90,13 @@ impl File {
         })
     }
 
-    /// Lets the kernel forget what it has cached of the file, so that reads show what is on the disk: what a failed
-    /// flush left in the cache may not be. What has not been written yet is kept. Blocks the thread.
+    /// Drops the kernel's cached pages of the file, so that reads return the blocks on disk: after a failed flush the
+    /// cache may hold other data than the disk. Pages that have not been written yet are kept. Blocks the thread.
     pub fn forget_cached(&self) -> io::Result<()> {
         Ok(rustix::fs::fadvise(&self.opened.fd, 0, None, rustix::fs::Advice::DontNeed)?)
     }
 
-    /// The number of the file system that has it.
+    /// The number of the file system that contains the file.
     pub fn file_system(&self) -> io::Result<u64> {
         Ok(rustix::fs::fstat(&self.opened.fd)?.st_dev)
     }
@@ -111,7 +111,7 @@ impl File {
     }
 }
 
-/// The bits of a mode that say which kind of file it is (inode(7)).
+/// The bits of a mode that give the type of a file (inode(7)).
 const FILE_TYPE: u32 = 0o170_000;
 
 #[cfg(test)]

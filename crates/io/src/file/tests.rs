@@ -69,7 +69,7 @@ fn an_answer_that_nobody_waits_for_harms_nobody() {
         let folder = folder();
         block_on(engine, async {
             let file = file(&folder, true);
-            // What nobody waits for need not be carried out.
+            // An operation whose caller has stopped waiting need not be carried out.
             file.write_at(0, block(0), false).wait().await.unwrap();
             for round in 0..100 {
                 // Half of them are polled once, so that they are with the kernel.
@@ -192,8 +192,8 @@ fn a_device_is_not_memory_though_its_file_lies_in_memory() {
     assert!(file(&folder, false).opened.in_memory);
 }
 
-/// The bound of buffered reads in rings holds for those that nobody waits for, too, and what is
-/// beyond it is read all the same.
+/// The maximum of buffered reads in rings also counts reads whose callers have stopped waiting. Reads beyond it are
+/// carried out all the same.
 #[test]
 fn buffered_reads_beyond_the_rings_share_go_through_the_lane() {
     const COUNT: usize = 4 * RING_READS_MAX as usize;

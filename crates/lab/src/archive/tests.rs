@@ -81,7 +81,7 @@ fn a_run_is_one_process_to_add_to() {
     let archive = Archive::open(&path).unwrap();
     let id = archive.begin(&run()).unwrap();
     let hold = archive.hold(id).unwrap();
-    // Locks of files are between descriptions, not between processes.
+    // These locks belong to open file descriptions, not to processes.
     let other = Archive::open(&path).unwrap();
     assert!(matches!(other.hold(id), Err(ArchiveError::Held { .. })));
     assert!(matches!(other.remove(id), Err(ArchiveError::Held { .. })));

@@ -32,7 +32,7 @@ const BLOCKING_LIMIT: Duration = Duration::from_millis(100);
 const PREPARATION_LIMIT: Duration = Duration::from_secs(15);
 /// CHAP without the numbers over which targets disagree: tgt takes 7, SHA-256, for SHA1.
 const ALGORITHMS: &[Algorithm] = &[Algorithm::Sha3, Algorithm::Md5];
-/// Unit attentions that a session may be told before a command of it ends well.
+/// Maximum of unit attentions that a session receives before one of its commands ends with GOOD.
 const UNIT_ATTENTION_LIMIT: u32 = 16;
 /// The additional sense code of "not ready to ready change, medium may have changed" (SPC-4 annex D).
 const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
@@ -51,7 +51,7 @@ pub(super) struct Client {
     lun: [u8; 8],
     slots: Vec<Io>,
     free: Vec<u32>,
-    /// I/Os that a unit attention came in the way of, which are sent again.
+    /// I/Os that ended with a unit attention. They are sent again.
     again: Vec<u32>,
     /// Unit attentions since an I/O ended well.
     attentions: u32,
@@ -247,7 +247,8 @@ impl Client {
         }
     }
 
-    /// Whether nothing is wrong but that the unit had something to say first (SAM-5 5.14).
+    /// Whether the response is only a unit attention, which the unit reports before it carries commands out (SAM-5
+    /// 5.14).
     #[cold]
     fn sends_again(&mut self, completion: &Completion, tally: &Tally) -> bool {
         let attention = Sense::of(completion).filter(|sense| sense.key == SenseKey::UnitAttention);
@@ -288,7 +289,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends the I/O of a slot.
+    /// Sends a slot's I/O.
     fn begin(&mut self, index: u32) {
         let io = self.slots[index as usize];
         let length = io.bytes;

@@ -144,10 +144,10 @@ impl Ledger {
         true
     }
 
-    /// The data of an open write.
+    /// The data of a write in flight.
     pub(super) fn fill(&self, lba: u64, data: &mut [u8]) {
         for (block, number) in data.chunks_exact_mut(self.block_length).zip(lba..) {
-            // What a block holds that is not kept here is never looked at.
+            // The verification ignores blocks whose content is not recorded here.
             let pending = self.blocks.get(&number).and_then(|state| state.pending);
             render(block, self.run, number, pending.unwrap_or(self.generation));
         }

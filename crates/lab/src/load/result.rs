@@ -45,7 +45,7 @@ pub struct LoadResult {
     pub client_cpu_us_per_io: f64,
     /// Resident memory of the target's processes at the end; absent if none was named.
     pub target_rss_kib: Option<u64>,
-    /// I/Os that failed: that ended with another status than GOOD or moved too little, from the first one on.
+    /// I/Os that failed, from the first one on: they ended with a status other than GOOD or transferred too little.
     /// No other figure counts them.
     pub errors: u64,
     /// What the first error was.

@@ -67,7 +67,7 @@ impl Tally {
         }
     }
 
-    /// An I/O has ended well. Others are no measure of the target's speed.
+    /// Counts an I/O that ended with GOOD. Failed I/Os do not measure the target's speed.
     #[inline]
     pub(super) fn note_io(&mut self, latency: Duration, reads: bool, bytes: u32) {
         if self.measuring {
@@ -78,7 +78,7 @@ impl Tally {
         }
     }
 
-    /// An I/O, or a session, has failed.
+    /// Counts an I/O or a session that failed.
     pub(super) fn note_error(&mut self, describe: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(describe);

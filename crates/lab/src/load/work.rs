@@ -145,7 +145,7 @@ impl Work {
         self.source = Source::ReadBack(left);
     }
 
-    /// The data of a write that [`Self::next`] gave and that is open, if it is to be verified.
+    /// The data of a write in flight that [`Self::next`] returned, if that data is to be verified.
     pub(super) fn fill(&self, lba: u64, data: &mut [u8]) {
         if let Some(ledger) = &self.ledger {
             ledger.borrow().fill(lba, data);

@@ -28,12 +28,13 @@ pub(crate) struct Applicant<'a> {
     pub(crate) certificate: Option<&'a ClientCertificate>,
 }
 
-/// See the module. Each part carries what it was compiled from, so that the next policy keeps a part only where that
-/// is what is in force. The default is compiled from nothing: no accounts, no targets, and discovery without rules.
+/// See the module. Each part records the configuration from which it was compiled, so that the next policy reuses
+/// only parts whose configuration is in force. The default is compiled from nothing: no accounts, no targets, and
+/// discovery without rules.
 #[derive(Default, PartialEq)]
 pub(crate) struct Policy {
     secrets: Arc<Secrets>,
-    /// Where the secrets were read, by account.
+    /// The sources of the secrets, by account.
     secret_sources: BTreeMap<String, SecretSource>,
     discovery: Arc<Door>,
     targets: HashMap<Arc<str>, Arc<Door>>,
@@ -49,12 +50,12 @@ struct Secrets {
     unread: BTreeMap<String, String>,
 }
 
-/// The policy in force, of which the next one keeps what has not changed.
+/// The policy in force, from which the next policy reuses unchanged parts.
 pub(crate) struct Previous<'a> {
     pub(crate) policy: &'a Policy,
     /// Secrets may have been changed where they are: all are read again.
     pub(crate) reads_all: bool,
-    /// Accounts from this one on may be missing their secret, and one that nobody else has.
+    /// Accounts from this index on may lack their secret, or share it with another account.
     pub(crate) may_lack_from: usize,
 }
 
@@ -68,11 +69,11 @@ struct Door {
     rules: Vec<Rule>,
 }
 
-/// What a door is compiled from, apart from secrets.
+/// The configuration of a door, without secrets.
 #[derive(Default, PartialEq)]
 struct DoorSource {
     access: AccessConfig,
-    /// The target's units, where rules show a part of them.
+    /// The target's units, if rules show only a part of them.
     luns: BTreeMap<u16, String>,
 }
 
@@ -86,8 +87,9 @@ struct Rule {
 }
 
 impl Policy {
-    /// Compiles a finished configuration and reads its secrets: those that `previous` does not have, or all of them.
-    /// What was missing before may still be missing. Parts that were compiled from the same are those of `previous`.
+    /// Compiles a finished configuration and reads its secrets: only those that `previous` does not have, or all of
+    /// them. A secret that was missing before may still be missing. Parts whose configuration is the same are taken
+    /// from `previous`.
     pub(crate) fn compile(
         config: &Config,
         previous: Option<&Previous<'_>>,
@@ -98,7 +100,7 @@ impl Policy {
         let by_secret = secrets.by_secret();
         let compile =
             |access: &AccessConfig, target: Option<&TargetConfig>, previous: Option<&Arc<Door>>| {
-                // Whether a door's own secret is also an initiator's depends on all of them.
+                // Whether a door's own secret is also an initiator's depends on all accounts.
                 let may_stay = are_same_secrets || access.own_account.is_none();
                 match previous.filter(|door| may_stay && door.source.is(access, target)) {
                     Some(door) => Ok(door.clone()),
@@ -235,7 +237,7 @@ impl Secrets {
         let mut may_lack = Vec::new();
         for (number, account) in config.accounts.iter().enumerate() {
             let name = account.name.as_str();
-            // Where it was written says nothing of what is there.
+            // The source of a secret does not show its content.
             let known = previous.filter(|previous| {
                 previous.policy.secret_sources.get(name) == Some(&account.secret)
             });
@@ -265,8 +267,8 @@ impl Secrets {
         Ok(secrets)
     }
 
-    /// A target does not prove itself by a secret that an initiator has, too (RFC 7143 §9.2.1): of these accounts,
-    /// one with such a secret counts as one without.
+    /// A target must not authenticate with a secret that an initiator also has (RFC 7143 §9.2.1): of these accounts,
+    /// one with such a secret counts as an account without a secret.
     fn set_shared_aside(&mut self, accounts: &[&AccountConfig]) {
         let by_secret = self.by_secret();
         let shared = accounts.iter().filter_map(|account| {
@@ -296,7 +298,7 @@ impl DoorSource {
         Self { access: access.clone(), luns }
     }
 
-    /// Whether a door of this would be the same.
+    /// Whether this configuration compiles to the same door.
     fn is(&self, access: &AccessConfig, target: Option<&TargetConfig>) -> bool {
         let has_same_units =
             || access.rules.is_empty() || target.is_none_or(|target| target.luns == self.luns);
@@ -525,7 +527,7 @@ mod tests {
             [None, Some(TARGET)].map(|target| one.is_same_for(other, target))
         };
         let alone = Policy::compile(&config, None).expect("a policy");
-        // Nothing of this configuration was in force.
+        // No part of this configuration was in force.
         let nothing = Policy::default();
         let first = next(&config, &nothing);
         assert!(first == alone && same(&first, &nothing) == [false, false]);

@@ -634,7 +634,7 @@ mod tests {
             ("[[target.allow]]\ncertificate = \"\"", "s.toml:23: certificate = \"\": write a name"),
             (
                 "[[target.allow]]\ncertificate = \"host\"",
-                "s.toml:23: certificate: no portal asks clients for one: give one tls with client-ca",
+                "s.toml:23: certificate: no portal asks clients for one; set tls with client-ca on a portal",
             ),
             ("[[target.allow]]\nluns = [\"a\"]", "luns: \"a\" is no LUN: write numbers"),
             ("[[target.allow]]\nluns = { 0 = \"c\" }", "luns: the target has no volume c"),

@@ -63,7 +63,7 @@ impl AccountConfig {
 
     /// Reads the secret. It may be changed at any time, so that nobody keeps it but who uses it.
     pub fn read_secret(&self) -> Result<Secret, ConfigError> {
-        // Whatever it passes through is wiped.
+        // Every buffer that held the secret is wiped.
         let (secret, origin) = match &self.secret {
             SecretSource::File(path) => {
                 let wrong = |what: String| self.wrong(&format!("{}: {what}", path.display()));
@@ -113,7 +113,7 @@ pub(crate) fn read_private(path: &std::path::Path) -> Result<Zeroizing<Vec<u8>>,
     }
     // With room for the end of the line.
     let limit = *SECRET_LENGTHS.end() as u64 + 2;
-    // As it grows it would leave copies behind.
+    // A growing buffer would leave copies of the secret behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(4 * SECRET_LENGTHS.end()));
     file.take(limit + 1).read_to_end(&mut bytes).map_err(remedy)?;
     Ok(bytes)

@@ -197,7 +197,7 @@ impl TargetConfig {
         self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
     }
 
-    /// Its name, and whether the portal groups that it names fit each other.
+    /// Its name, and the check that its portal groups fit each other.
     fn check_groups(&self) -> Result<(), ConfigError> {
         check_iscsi_name(&self.name).or_else(wrong)?;
         let mut named = self.access.keys().copied().chain(self.preferred);
@@ -316,7 +316,7 @@ impl Config {
         self.finish_with(Some(&BTreeSet::new()))
     }
 
-    /// The same, where targets may need of portals what is `unmet` already; `None`: whatever they need.
+    /// Does the same, where targets may have needs that are `unmet` already; `None` permits every need.
     pub(crate) fn finish_with(
         mut self,
         unmet: Option<&BTreeSet<Need>>,
@@ -408,7 +408,7 @@ impl Config {
 
 use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
 
-/// Where a server listens that is not told where.
+/// The address at which a server listens by default.
 pub(crate) const DEFAULT_PORTAL: SocketAddr =
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 

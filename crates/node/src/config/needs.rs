@@ -1,31 +1,31 @@
-//! What targets need of the portals: a portal in each group that they name, and one that asks clients for certificates
-//! where a rule names a certificate. What says so for the first time is refused. A server with a state whose portals
-//! went, such as with a flag, goes on without them.
+//! The needs of targets: a portal in each group that they name, and a portal that asks clients for certificates where
+//! a rule names a certificate. A change that causes a new unmet need is refused. A server with a state whose portals
+//! are missing, for example because a flag was removed, continues without them.
 
 use std::collections::BTreeSet;
 
 use super::{Config, ConfigError, Portal, TargetConfig};
 
-/// Something that targets need of a portal.
+/// A need of a target that a portal has to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// It is in this group.
+    /// The portal is in this group.
     Group(u16),
-    /// It asks clients for certificates.
+    /// The portal asks clients for certificates.
     ClientCertificates,
 }
 
-/// What a target needs of a portal, and no portal has.
+/// A need of a target that no portal meets.
 pub(crate) struct Unmet<'a> {
     pub(crate) target: &'a str,
     pub(crate) need: Need,
-    /// Where it is written.
+    /// The place in the configuration that states the need.
     place: &'a str,
     groups: String,
 }
 
 impl TargetConfig {
-    /// The portal groups that it names.
+    /// The portal groups that the target names.
     pub(super) fn named_groups(&self) -> impl Iterator<Item = u16> {
         let named = self.access.keys().copied().chain(self.preferred);
         named.chain(self.groups.iter().flatten().copied())
@@ -33,7 +33,7 @@ impl TargetConfig {
 }
 
 impl Config {
-    /// What the targets of a finished configuration need of portals and no portal has.
+    /// Needs of targets in a finished configuration that no portal meets.
     pub(crate) fn unmet_needs(&self) -> impl Iterator<Item = Unmet<'_>> {
         let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
         let asks = |portal: &Portal| portal.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -64,7 +64,7 @@ impl Config {
 }
 
 impl Unmet<'_> {
-    /// What is wrong, and what to do.
+    /// The problem and its remedy.
     pub(crate) fn what(&self) -> String {
         match self.need {
             Need::Group(group) => format!(
@@ -73,12 +73,13 @@ impl Unmet<'_> {
                 self.groups
             ),
             Need::ClientCertificates => {
-                "certificate: no portal asks clients for one: give one tls with client-ca".into()
+                "certificate: no portal asks clients for one; set tls with client-ca on a portal"
+                    .into()
             }
         }
     }
 
-    /// The same, where it is written.
+    /// The same text, with the place in the configuration.
     pub(crate) fn error(&self) -> ConfigError {
         let message = match self.need {
             Need::Group(_) => format!("target {}: {}", self.target, self.what()),

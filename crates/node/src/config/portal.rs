@@ -23,7 +23,7 @@ pub struct Portal {
     pub address: SocketAddr,
     /// The tag of its portal group: portals of one group are one port of each target.
     pub group: u16,
-    /// It is reached by TLS alone.
+    /// The portal accepts only TLS.
     pub tls: Option<TlsConfig>,
 }
 

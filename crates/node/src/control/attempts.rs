@@ -1,6 +1,6 @@
-//! Requests that the API's port refuses for want of the right to be there: each is counted. Wrong tokens are
-//! reported as well, a source's first one at once and the others together, and each makes its source wait longer: a
-//! token cannot be found by trying. The right token is not made to wait.
+//! Requests that the API's port refuses because the client lacks the right. Each one is counted. Wrong tokens are
+//! also reported: the first one of a source at once, its others together. Each wrong token makes its source wait
+//! longer, so that a token cannot be guessed. A request with the right token does not wait.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,37 +15,37 @@ use crate::access::source_of;
 use crate::events::Occurrence;
 use crate::fronts::iscsi::Front;
 
-/// The first wrong token of a source is answered after so long, each further one after twice as long.
+/// Delay before the answer to a source's first wrong token; each further one doubles it.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// Wrong tokens of a source that wait for their answers at once: until one has it, no request of the source is looked
-/// at.
+/// Maximum of wrong tokens of a source that wait for their answers at once. Above it, the server checks no request of
+/// the source until one of them has been answered.
 const WAITING: usize = 8;
-/// Wrong tokens of a source that come within so long of the first are reported together. A source that has sent none
-/// for so long begins anew.
+/// Wrong tokens that a source sends within this time after the first are reported together. A source that sends none
+/// for this time counts as new.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Sources that are told apart; further ones count as one.
+/// Maximum of sources that are counted separately; further ones count as one.
 const SOURCES: usize = 1024;
-/// The name of those further ones.
+/// The name that stands for all further sources.
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Why the API's port refuses a request.
+/// The reason why the API's port refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ApiRefusal {
-    /// It shows another token.
+    /// The request has a wrong token.
     WrongToken,
-    /// It shows none.
+    /// The request has no token.
     NoToken,
-    /// Its source has sent too many wrong tokens at once.
+    /// The source has sent too many wrong tokens at once.
     TooManyWrongTokens,
-    /// It asks for a host that is not this machine, at a port that has no token.
+    /// The request names a host other than this machine, at a port without a token.
     Host,
-    /// It comes from another page.
+    /// The request comes from another page.
     Origin,
 }
 
 impl ApiRefusal {
-    /// All of them.
+    /// All reasons.
     pub(crate) const ALL: [Self; 5] =
         [Self::WrongToken, Self::NoToken, Self::TooManyWrongTokens, Self::Host, Self::Origin];
 
@@ -72,13 +72,13 @@ impl Attempts {
         Self { front, sources: Arc::default() }
     }
 
-    /// Counts a request that is refused, and gives the refusal back.
+    /// Counts a refused request and returns the error.
     pub(super) fn refuse(&self, refusal: ApiRefusal, error: ApiError) -> ApiError {
         self.front.access.metrics.api_refused(refusal);
         error
     }
 
-    /// Lets a request on that shows the right token; what it shows is looked at only where its source may show any.
+    /// Accepts a request with the right token. The token is checked only if its source may send one now.
     pub(super) async fn check(
         &self,
         peer: SocketAddr,
@@ -103,7 +103,7 @@ impl Attempts {
         Err(error)
     }
 
-    /// Reports a source's first wrong token now, and those that follow it when its time is over.
+    /// Reports the first wrong token of a source at once, and the following ones at the end of the reporting time.
     fn report(&self, peer: SocketAddr, source: IpAddr) {
         warn!(%peer, "the API refused a wrong token");
         self.front.access.events.tell(&Occurrence::ApiTokenRefused { peer });
@@ -124,25 +124,25 @@ impl Attempts {
 struct Sources(HashMap<IpAddr, Source>);
 
 struct Source {
-    /// Within the last while.
+    /// Sources of the current reporting time.
     wrong: u32,
     last: Instant,
-    /// When those that wait are answered, also where their clients have gone: else they would go and come again
-    /// instead of waiting.
+    /// The times at which waiting requests are answered. They stay here after their clients disconnect: otherwise a
+    /// client would reconnect instead of waiting.
     answers: VecDeque<Instant>,
-    /// Wrong tokens since the one that was reported; none where the next one is.
+    /// Wrong tokens since the one that was reported; `None` if the next one is to be reported.
     unreported: Option<u64>,
 }
 
-/// What is to become of a wrong token.
+/// How a wrong token is handled.
 struct Noted {
     answer_at: Instant,
-    /// The name of its source, where it is the first to be reported.
+    /// The name of its source, if this is the first wrong token to be reported.
     first_of: Option<IpAddr>,
 }
 
 impl Sources {
-    /// Whether as many wrong tokens of this address wait as may.
+    /// Whether the maximum of wrong tokens from this address are waiting.
     fn is_full(&mut self, address: IpAddr, now: Instant) -> bool {
         let name = self.name(address);
         let Some(source) = self.0.get_mut(&name) else { return false };
@@ -181,7 +181,7 @@ impl Sources {
         Noted { answer_at, first_of }
     }
 
-    /// The time of a source's report is over: how many wrong tokens it has not had.
+    /// Ends the reporting time of a source and returns the number of wrong tokens that are not reported yet.
     fn report(&mut self, name: IpAddr) -> u64 {
         self.0.get_mut(&name).and_then(|source| source.unreported.take()).unwrap_or(0)
     }
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(delays, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
         assert_eq!(delay(address(2)), FIRST_DELAY, "another address begins at the beginning");
         assert!(sources.is_full(address(1), begin) && !sources.is_full(address(2), begin));
-        // Whether their clients stay or not: they are answered, one after the other.
+        // Requests are answered one after the other, whether or not their clients stay connected.
         assert!(!sources.is_full(address(1), begin + FIRST_DELAY));
         let later = begin + WINDOW;
         assert_eq!(sources.note(address(1), later).answer_at - later, FIRST_DELAY);

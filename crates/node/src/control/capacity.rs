@@ -1,5 +1,5 @@
-//! What clients of one listener may take of the server: bodies that are read at once, and streams that stay. A
-//! body takes its room before it is read, so that what is resident has a limit however many clients there are.
+//! The resources that clients of one listener may use: request bodies that are read at once, and open streams. A body
+//! reserves its memory before it is read, so that resident memory has a limit for any number of clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use super::error::ApiError;
 
 /// The longest body of a request that changes one object, in bytes.
 pub(super) const BODY_LIMIT: usize = 64 << 10;
-/// Bytes of such bodies at once.
+/// Maximum of bytes of such bodies at once.
 const BODIES_AT_ONCE: usize = 256 * BODY_LIMIT;
 /// The longest document, in bytes: 20,000 volumes, each with a target and a rule, take 5 million.
 pub(super) const DOCUMENT_LIMIT: usize = 32 << 20;
-/// Bytes of documents at once.
+/// Maximum of bytes of documents at once.
 const DOCUMENTS_AT_ONCE: usize = DOCUMENT_LIMIT;
-/// Objects and rules of a document: each takes up to 1 KiB, however few bytes write it. 20,000 volumes, each with a
-/// target, a host and two rules, are as many.
+/// Maximum of objects and rules in a document: each takes up to 1 KiB of memory, however few bytes it has in JSON.
+/// 20,000 volumes, each with a target, a host and two rules, reach this number.
 const OBJECT_LIMIT: usize = 100_000;
-/// Numbers and texts of a document.
+/// Maximum of numbers and texts in a document.
 const VALUE_LIMIT: usize = 1_000_000;
-/// How long a request waits for room.
+/// Time that a request waits for memory.
 const ROOM_TIME: Duration = Duration::from_secs(10);
-/// Streams that stay (`GET /v1/live`) at once.
+/// Maximum of open streams (`GET /v1/live`).
 const STREAMS: usize = 64;
 
 /// See the module.
@@ -54,18 +54,18 @@ impl Default for Capacity {
 }
 
 impl Capacity {
-    /// Room for a stream that stays, until the permit is dropped.
+    /// Reserves a place for a stream until the permit is dropped.
     pub(super) fn stream(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         self.streams.clone().try_acquire_owned().map_err(|_| {
             ApiError::busy(format!(
-                "{STREAMS} clients follow what happens here, which is the maximum: end one of them, such as \
+                "{STREAMS} streams are open, which is the maximum: end one of them, such as \
                  `sarsen top`, `sarsen event list --follow` or a window of the console"
             ))
         })
     }
 }
 
-/// A body that has come whole. It holds its room, and is wiped when it is dropped: it may hold secrets.
+/// A complete request body. It keeps its reservation, and is wiped when it is dropped, since it may contain secrets.
 pub(super) struct Received {
     bytes: Zeroizing<Vec<u8>>,
     _room: OwnedSemaphorePermit,
@@ -85,7 +85,7 @@ impl FromRequest<Api> for Received {
     }
 }
 
-/// The body of a request that applies a document. It is no longer and lists no more than a document may.
+/// The body of a request that applies a document, within the maximum length and number of objects.
 pub(super) struct ReceivedDocument(pub(super) Received);
 
 impl FromRequest<Api> for ReceivedDocument {
@@ -125,18 +125,18 @@ async fn receive(
     let length = match declared {
         Some(length) => usize::try_from(length).ok().filter(|length| *length <= limit),
         None if body.is_end_stream() => Some(0),
-        // One that does not say how long it is may become as long as any.
+        // A body without a stated length may have the maximum length.
         None => Some(limit),
     };
     let length = length.ok_or_else(too_large)?;
     let room = take(room.clone(), length, ROOM_TIME).await?;
     let mut bytes = Zeroizing::new(Vec::new());
-    // Memory that is not written to yet takes none.
+    // Memory that has not been written to uses no physical memory.
     bytes.reserve_exact(length);
     let mut parts = body.into_data_stream();
     while let Some(part) = parts.next().await {
         let part = part.map_err(|error| {
-            ApiError::invalid(None, format!("the body broke off: {error}; send it again"))
+            ApiError::invalid(None, format!("the body is incomplete: {error}; send it again"))
         })?;
         if bytes.len() + part.len() > length {
             return Err(too_large());
@@ -160,7 +160,7 @@ async fn take(
     }
 }
 
-/// How much JSON lists.
+/// The number of values in JSON text.
 #[derive(Default)]
 struct Counted {
     /// Objects that are elements of lists.
@@ -169,8 +169,8 @@ struct Counted {
     values: usize,
 }
 
-/// Counts without keeping anything. What is no JSON, or is nested too deep, is counted as far as it goes: it is
-/// refused by whoever reads it next.
+/// Counts without storing anything. Invalid or too deeply nested JSON is counted up to the error: the parser refuses
+/// it later.
 fn count(text: &[u8]) -> Counted {
     let mut counted = Counted::default();
     let mut text = serde_json::Deserializer::from_slice(text);
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_body_takes_its_room_before_it_is_read_and_gives_it_back() {
-        // Its clock is looked at, and not waited for.
+        // The test reads the clock and does not wait for it.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.expect("a runtime");
         let _entered = runtime.enter();

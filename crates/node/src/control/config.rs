@@ -25,7 +25,7 @@ use crate::desired::{
 };
 use crate::{ChangeError, Obstacle};
 
-/// What a body from this length on has taken is given back to the system at once.
+/// Memory of a body with at least this length is returned to the system at once.
 const LARGE_BODY: usize = 1 << 20;
 /// How long initiators have to log out of what is taken away unless the request says.
 pub(super) const GRACE: u16 = 10;
@@ -129,7 +129,7 @@ pub(super) struct Removal {
     /// its last volume by that goes, too. Refused where it would let in whom nothing else keeps out.
     #[param(required = false)]
     cascade: bool,
-    /// Erase the file of a volume that is deleted, and its records. Its data are lost.
+    /// Erase the file of a volume that is deleted, and its records. Its data is lost.
     #[param(required = false)]
     erase: bool,
 }
@@ -221,7 +221,7 @@ pub(super) async fn apply(
         } = apply;
         let edit = match (create, prune) {
             (true, true) => {
-                let message = "create and prune: what is new takes nothing away: give one of them";
+                let message = "create and prune: they cannot be combined; give one of them";
                 return Err(ApiError::invalid(Some("create"), message));
             }
             (true, false) => Edit::Create(document),
@@ -373,7 +373,7 @@ pub(super) async fn put(
         let object = Object::from_json(kind, body.bytes()).map_err(wrong_body)?;
         if object.name() != name {
             let message = format!(
-                "the path names {name} and the body {}: they are to be the same (PATCH renames)",
+                "the path names {name} and the body {}: give the same name in both (PATCH renames)",
                 object.name()
             );
             return Err(ApiError::invalid(Some("name"), message));
@@ -383,7 +383,7 @@ pub(super) async fn put(
     changed.await.map(answer)
 }
 
-/// An object that was not there before is created.
+/// An object that did not exist before is created.
 fn answer(changed: Changed) -> Response {
     let is_new = changed.steps.iter().any(|step| step.action == Action::Add);
     let status = if is_new && !changed.dry_run { StatusCode::CREATED } else { StatusCode::OK };
@@ -500,9 +500,9 @@ pub(super) async fn remove(
     carry_out(&api, move || Ok(change)).await.map(Json)
 }
 
-/// Makes a change, also when its client goes away meanwhile, and where others need not wait for it: it opens
-/// files and writes to the disk. `make` reads the body when it is its turn: bodies that wait take no more than their
-/// own length.
+/// Makes a change, even if its client disconnects meanwhile, on a thread where no other task waits for it: a change
+/// opens files and writes to the disk. `make` reads the body when the change has its turn: waiting bodies take no
+/// more memory than their own length.
 async fn carry_out(
     api: &Api,
     make: impl FnOnce() -> Result<Change, ApiError> + Send + 'static,
@@ -517,8 +517,7 @@ async fn carry_out(
             places::check(&change.edits, current, desired.folder(), is_trusted)?;
             if change.erase && !is_trusted {
                 return Err(ApiError::forbidden(
-                    "files are erased at the control socket, or for who shows the token: not for everybody on \
-                     this machine",
+                    "erase: permitted only at the control socket, or with the token of the API; use one of them",
                 ));
             }
             Ok::<_, ApiError>(change)

@@ -44,7 +44,7 @@ pub(super) struct Limits {
     pub(super) head: Duration,
     /// For its body.
     pub(super) body: Duration,
-    /// To read more of what it was sent.
+    /// Time that the client has to read more of its response.
     pub(super) unread: Duration,
 }
 
@@ -60,18 +60,18 @@ impl Default for Limits {
     }
 }
 
-/// A connection's place among all of them. Its requests have it as an extension.
+/// A connection's place among all connections. Its requests have it as an extension.
 #[derive(Clone)]
 pub(super) struct Place(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
 
 impl Place {
-    /// Leaves the place to another connection: this one has become a stream, of which there is a limit of their own.
+    /// Gives the place to another connection: this connection has become a stream, and streams have their own limit.
     pub(super) fn leave(&self) {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// The other end of a request's connection, which each request has as an extension.
+/// The peer of a request's connection, which each request has as an extension.
 #[derive(Clone, Copy)]
 pub(super) struct Peer(pub(super) SocketAddr);
 
@@ -148,11 +148,11 @@ async fn answer(
     }
 }
 
-/// A stream that fails when its other end has not read any more of what it is sent for some time.
+/// A stream that fails when its peer has read nothing for some time.
 pub(super) struct Timed<S> {
     stream: S,
     limit: Duration,
-    /// Set while there is something that the other end has no room for.
+    /// Set while data waits because the peer has no room for it.
     until: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -337,7 +337,9 @@ mod tests {
             assert!(told.starts_with("HTTP/1.1 400"), "{told}");
         });
         let folder = tempfile::tempdir().expect("a folder");
-        let certificate = crate::control::web::own_certificate(folder.path()).expect("made");
+        let certificate =
+            crate::control::web::own_certificate(folder.path(), [127, 0, 0, 1].into())
+                .expect("made");
         let tls = Some(Arc::new(Tls::open(&certificate).expect("it can be used")));
         with(router(), tls, Limits { handshake: SHORT, ..limits() }, |address| {
             assert_eq!(rest(client(address, "")), "");
@@ -397,7 +399,8 @@ mod tests {
         let limits = Limits { connections: 1, unread: SHORT, ..limits() };
         with(router, None, limits, |address| {
             let idle = client(address, REQUEST);
-            // Its place is another's when it was ended, which it sees at the end of what was sent until then.
+            // The server ends the idle connection and gives its place to the other one. The idle client sees the end
+            // after the data that was sent before.
             let mut other = client(address, REQUEST);
             let mut answer = [0; 15];
             other.read_exact(&mut answer).expect("there is a place");

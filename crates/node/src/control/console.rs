@@ -25,7 +25,7 @@ const ASSETS: &str = "assets/";
 /// The beginnings of the console's own paths: its screens.
 const SCREENS: [&str; 8] =
     ["", "volumes", "access", "sessions", "events", "history", "lab", "create"];
-/// Those that show one thing, which their path names.
+/// Paths of screens that show one object, which the path names.
 const SCREENS_OF_ONE: [&str; 2] = ["volumes", "lab"];
 /// The page loads its own files and asks its own server, and nobody shows it in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use super::routes::json;
 use super::schema::{ErrorCode, Failure, FailureBody};
 
-/// Seconds after which a client that was refused for want of room is to try again.
+/// Seconds after which a client that was refused for lack of room should try again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("10");
 
 /// A request that failed.
@@ -69,7 +69,7 @@ impl ApiError {
         Self::new(ErrorCode::Unauthorized, message)
     }
 
-    /// Who asks has shown too much that was wrong.
+    /// The client has sent too many wrong tokens.
     pub(super) fn too_many_attempts(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::TooManyAttempts, message)
     }
@@ -89,7 +89,7 @@ impl ApiError {
         Self::new(ErrorCode::TooLarge, message)
     }
 
-    /// There is no room for it now.
+    /// The server has no room for the request now.
     pub(super) fn busy(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Busy, message)
     }
@@ -124,10 +124,10 @@ impl IntoResponse for ApiError {
         match status {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
                 headers.insert(header::RETRY_AFTER, RETRY_AFTER);
-                // Its connection is to make room as well.
+                // The connection is closed, too, to make room.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
-            // RFC 9110 §11.6.1: it says how to authenticate.
+            // RFC 9110 §11.6.1: the header tells the client how to authenticate.
             StatusCode::UNAUTHORIZED => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }

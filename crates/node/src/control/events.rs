@@ -29,7 +29,7 @@ use crate::fronts::iscsi::Front;
 
 /// Events of one answer, unless the request says fewer.
 const LIMIT: usize = 1000;
-/// Seconds since 1970 beyond which no event can be: its milliseconds would have no number.
+/// Maximum of seconds since 1970: later times in milliseconds do not fit the number.
 pub(super) const LAST_SECOND: u64 = i64::MAX as u64 / 1000;
 /// Between two frames of statistics.
 const FRAME_INTERVAL: Duration = Duration::from_secs(1);
@@ -131,7 +131,7 @@ pub(super) async fn live(
     let stream = sse::Sse::new(unfold(listener, |mut listener| async move {
         Some((Ok::<_, Infallible>(listener.next().await), listener))
     }));
-    // The connection has no place among others any more: no request follows on it.
+    // The connection has no place any more: no further request may follow on it.
     Ok(([(header::CONNECTION, "close")], stream))
 }
 

@@ -56,7 +56,7 @@ pub const CA_VARIABLE: &str = "SARSEN_CA";
 const VERSION: &str = "/v1";
 /// When the server ends, what is being answered has so long.
 const LAST_ANSWERS: Duration = Duration::from_millis(500);
-/// A client that does not read what it is sent is ended after so long.
+/// A client that does not read its response is disconnected after this time.
 const UNREAD_TIME: Duration = Duration::from_secs(60);
 /// Between attempts to accept.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -70,7 +70,7 @@ pub(crate) struct Api {
     pub(crate) desired: Option<Arc<Desired>>,
     /// What the lab measured.
     pub(crate) lab: Lab,
-    /// What clients of the listener may take.
+    /// Limits of the resources that clients of the listener may use.
     pub(crate) capacity: Capacity,
     /// Who asks is the server's owner, or has shown the token: he may see secrets.
     pub(crate) is_trusted: bool,

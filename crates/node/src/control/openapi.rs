@@ -38,7 +38,7 @@ pub(super) enum Failures {
     /// A file, a device, a port or a secret that it names cannot be used.
     #[response(status = 422)]
     Unable(FailureBody),
-    /// Too many wrong tokens come from there: try again after the seconds of Retry-After.
+    /// Too many wrong tokens come from this address: try again after the seconds of Retry-After.
     #[response(status = 429)]
     TooManyAttempts(FailureBody),
     /// The server's own fault.
@@ -119,7 +119,7 @@ pub(super) async fn openapi() -> Response {
     super::routes::json(&document())
 }
 
-/// What the routes and types say, made exact.
+/// The schemas of the routes and types, made exact.
 fn document() -> Value {
     let mut document = serde_json::to_value(Document::openapi()).expect("our own types are JSON");
     exact::tighten(&mut document);
@@ -142,7 +142,7 @@ mod tests {
         assert!(said == committed, "run it with SARSEN_WRITE=1 and look at what has changed");
     }
 
-    /// Every reference leads somewhere, every operation has a name of its own, and each kind of object its body.
+    /// Every reference resolves, every operation has a unique name, and each kind of object has its own body.
     #[test]
     fn each_kind_has_paths_and_a_body_of_its_own() {
         let document = document();

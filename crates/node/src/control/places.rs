@@ -13,10 +13,10 @@ use crate::desired::{Edit, Key, Kind, Object, Objects, VOLUMES};
 /// How their files end.
 const IMAGE: &str = "img";
 
-/// Keys of an object whose values are files, or variables, of the server's, with what an object has there.
+/// Keys of an object whose values name files or variables of the server, with the object's values of these keys.
 type Named<'a> = [(&'static str, Option<&'a str>); 3];
 
-/// None of them.
+/// No keys.
 const NOTHING: Named<'static> = [("", None); 3];
 
 fn of_volume(volume: &Volume) -> Named<'_> {
@@ -46,7 +46,7 @@ fn of_object(object: &Object) -> Named<'_> {
     }
 }
 
-/// The same keys of what a merge patch puts there.
+/// The values that a merge patch sets for the same keys.
 fn of_patch(kind: Kind, patch: &Value) -> Named<'_> {
     let fields = match kind {
         Kind::Volume => of_volume(&Volume::default()).map(|(field, _)| field),
@@ -102,7 +102,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Of a file, or a variable, that a change names and that the object has not had.
+/// Whether a change names a file or a variable that the object did not name before.
 fn check_one(
     kind: Kind,
     field: &str,
@@ -112,9 +112,9 @@ fn check_one(
 ) -> Result<(), ApiError> {
     if !is_trusted {
         let message = format!(
-            "{field}: whoever is on this machine asks here, and files and variables of the server are \
-             named by its owner: use the control socket, as `sarsen` does, or give the API a token-file; \
-             a volume without a path lies in the state folder"
+            "{field}: requests without a token cannot name files and variables of the server: use the control \
+             socket, as `sarsen` does, or give the API a token-file; a volume without a path is in the state \
+             folder"
         );
         return Err(ApiError::forbidden_field(field, message));
     }

@@ -34,7 +34,7 @@ use crate::metrics;
 use crate::server::Export;
 use crate::targets::Target;
 
-/// Where scrapers look for metrics.
+/// The usual path of metrics.
 pub(super) const METRICS: &str = "/metrics";
 /// How long initiators have to log out unless the request says.
 const GRACE: u16 = 30;
@@ -93,7 +93,7 @@ async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("{} does not take {method}", uri.path()))
 }
 
-/// What is counted, as OpenMetrics text.
+/// The metrics, as OpenMetrics text.
 #[utoipa::path(
     get,
     tag = "server",
@@ -104,8 +104,8 @@ pub(super) async fn metrics(State(api): State<Api>) -> Response {
     ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], api.engine.metrics()).into_response()
 }
 
-/// The same where scrapers look for it unless they are told otherwise, as OpenMetrics or, for those that do not ask
-/// for that, in the text format of Prometheus.
+/// Metrics at the default path of scrapers: as OpenMetrics if the scraper asks for it, otherwise in the text format
+/// of Prometheus.
 async fn scraped_metrics(State(api): State<Api>, headers: HeaderMap) -> Response {
     let mut accepted =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
@@ -230,7 +230,7 @@ pub(super) async fn problems(State(api): State<Api>) -> Json<ProblemList> {
     Json(ProblemList { problems, warnings: api.engine.overcommitments() })
 }
 
-/// Where the server listens, whatever opened it.
+/// The addresses at which the server listens, from any source of configuration.
 #[utoipa::path(get, tag = "server", path = "/v1/portals", responses((status = 200, body = PortalList), Failures))]
 pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
     let objects = api.desired.as_ref().map(|desired| desired.current().objects);
@@ -241,7 +241,7 @@ pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
         .collect();
     let served = api.front.portals.configs().into_iter().map(|portal| {
         let is_object = objects.iter().any(|Portal { address, .. }| {
-            // Port 0 is any that was free.
+            // Port 0 selects any free port.
             let is_port = [0, portal.address.port()].contains(&address.port());
             is_port && address.ip() == portal.address.ip()
         });

@@ -140,11 +140,11 @@ pub struct ServedVolume {
     pub lun: Option<u16>,
     /// URLs for libiscsi and QEMU, one for each portal; with TLS, for our own initiator alone.
     pub urls: Vec<String>,
-    /// Bytes that are allocated to it: by its file system, or of memory. Not of a device of another machine.
+    /// Bytes that are allocated to it, by its file system or in memory. Missing for a device of another machine.
     #[serde(default)]
     pub allocated_bytes: Option<u64>,
-    /// Bytes that it can still allocate: what its file system has left, for it and for others, or what the limit of
-    /// a RAM volume leaves. None where nothing but its size limits it.
+    /// Bytes that it can still allocate: the free bytes of its file system, which it shares with others, or the rest
+    /// of a RAM volume's limit. Missing if nothing but its size limits it.
     #[serde(default)]
     pub free_bytes: Option<u64>,
 }
@@ -153,10 +153,10 @@ pub struct ServedVolume {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Reattach {
-    /// Log initiators out that use the volume; refused otherwise while there are any.
+    /// Log out the initiators that use the volume; without this, the request is refused while there are any.
     #[serde(default)]
     pub force: bool,
-    /// Seconds that they have to log out; 10 unless given.
+    /// Seconds that initiators have to log out. Default: 10.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_seconds: Option<u16>,
 }
@@ -175,7 +175,8 @@ pub struct Reattached {
 pub struct ProblemList {
     /// By kind and name.
     pub problems: Vec<Problem>,
-    /// What is not wrong yet, such as a file system on which more is promised than it has left.
+    /// Warnings of problems that may follow, such as a file system with less free space than its volumes may still
+    /// need.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -187,15 +188,15 @@ pub struct OrphanList {
     pub orphans: Vec<Orphan>,
 }
 
-/// A thing that is not as it is desired: the server does without it, and tries it again every ten seconds; or a
-/// volume that is open and cannot be used, or not be written.
+/// An object that is not in its desired state: the server runs without it, and tries again every ten seconds; or an
+/// open volume that cannot be used, or not be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// What it is.
     pub kind: Kind,
     /// Its name; of a portal its address and port.
     pub name: String,
-    /// What is wrong, and what to do.
+    /// The problem and its remedy.
     pub problem: String,
     /// Since when, in seconds since 1970.
     pub since_unix_seconds: u64,
@@ -238,35 +239,35 @@ pub struct Target {
     pub account: Option<String>,
 }
 
-/// Where the server listens for iSCSI.
+/// The addresses at which the server listens for iSCSI.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PortalList {
-    /// The portals that are open.
+    /// The open portals.
     pub portals: Vec<ServedPortal>,
 }
 
-/// A portal that is open.
+/// An open portal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ServedPortal {
-    /// Address and port; an unspecified address is every one of the machine.
+    /// Address and port; an unspecified address means every address of the machine.
     pub address: String,
     /// Its portal group.
     pub group: u16,
-    /// It is reached by TLS alone.
+    /// The portal accepts only TLS.
     pub tls: bool,
-    /// It is an object of the state, which can be changed. Others are opened by the server's flags or its file, or
-    /// by default while there are none of these.
+    /// The portal is an object of the state, which can be changed. Other portals are opened by the server's flags or
+    /// its file, or by default while the state has no portal.
     pub is_object: bool,
 }
 
 /// Where a target is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetPortal {
-    /// Address and port; an unspecified address is every one of the machine.
+    /// Address and port; an unspecified address means every address of the machine.
     pub address: String,
     /// Its portal group.
     pub group: u16,
-    /// It is reached by TLS alone.
+    /// The portal accepts only TLS.
     pub tls: bool,
 }
 
@@ -436,7 +437,7 @@ pub struct WayLines {
     pub portal: String,
     /// Its portal group.
     pub group: Option<u16>,
-    /// It is reached by TLS alone.
+    /// The portal accepts only TLS.
     pub tls: bool,
     /// For those clients that can reach it.
     pub formats: Vec<FormatLines>,

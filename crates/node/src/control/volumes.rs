@@ -1,4 +1,4 @@
-//! What is done to volumes that are open, without a change of what they are.
+//! Actions on open volumes that do not change their configuration.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) fn router() -> Router<Api> {
         .route("/orphans/{name}", delete(remove_orphan))
 }
 
-/// Closes a volume and opens it again, once its disk is well.
+/// Closes a volume and opens it again, when its disk works again.
 #[utoipa::path(
     post,
     tag = "server",
@@ -56,7 +56,7 @@ pub(super) async fn reattach(
     Ok(Json(Reattached { volume: name, writes_may_be_lost: made.is_unflushed }))
 }
 
-/// Files in the state's folder of volumes that no volume has.
+/// Files in the state's folder of volumes that belong to no volume.
 #[utoipa::path(
     get,
     tag = "state",
@@ -66,16 +66,17 @@ pub(super) async fn reattach(
 pub(super) async fn orphans(State(api): State<Api>) -> Answer<OrphanList> {
     let desired = desired(&api)?;
     let found = threads::aside(async move { desired.orphans() }).await;
-    let found = found.map_err(|_| ApiError::internal("they cannot be listed; see the log"))?;
+    let found =
+        found.map_err(|_| ApiError::internal("orphans: they cannot be listed; see the log"))?;
     Ok(Json(OrphanList { orphans: found.map_err(not_removed)? }))
 }
 
-/// Removes one of them. Its data are lost.
+/// Removes one orphan. Its data is lost.
 #[utoipa::path(
     delete,
     tag = "state",
     path = "/v1/orphans/{name}",
-    params(("name" = String, Path, description = "As the list has it")),
+    params(("name" = String, Path, description = "Its name in the list of orphans")),
     responses((status = 200, body = Orphan), Failures)
 )]
 pub(super) async fn remove_orphan(
@@ -85,11 +86,12 @@ pub(super) async fn remove_orphan(
     let desired = desired(&api)?;
     if !api.is_trusted {
         return Err(ApiError::forbidden(
-            "files are erased at the control socket, or for who shows the token: not for everybody on this machine",
+            "erase: permitted only at the control socket, or with the token of the API; use one of them",
         ));
     }
     let removed = threads::aside(async move { desired.remove_orphan(&name).await }).await;
-    let removed = removed.map_err(|_| ApiError::internal("it was cut off; see the log"))?;
+    let removed = removed
+        .map_err(|_| ApiError::internal("orphan: its removal was interrupted; see the log"))?;
     removed.map(Json).map_err(not_removed)
 }
 

@@ -51,7 +51,8 @@ pub(super) async fn lines(
     let target = target.ok_or_else(|| {
         ApiError::not_found(format!("there is no target {name}: `sarsen target list` has them"))
     })?;
-    // A browser that came by a tunnel knows the server as localhost, which leads clients to themselves.
+    // A browser that connects through a tunnel uses the name localhost, which clients cannot use: it means the
+    // clients themselves.
     let host = host.filter(|host| !is_own(host)).or_else(own_name);
     let client = Client {
         host: host.as_deref(),

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,11 +36,11 @@ use crate::tls::{Tls, TlsError, fingerprint};
 const SECRET_MODE: u32 = 0o600;
 /// The cookie in which a browser shows the token.
 const COOKIE: &str = "sarsen-token";
-/// The longest body of a login, in bytes: whoever sends it has shown nothing yet.
+/// The longest body of a login, in bytes: its sender has not authenticated yet.
 const LOGIN_LIMIT: usize = 4096;
-/// Bytes of a token that is made; its check digits follow.
+/// Bytes of a created token, without its check digits.
 const TOKEN_BYTES: usize = 24;
-/// How the certificate and the key begin that are made. What is not of a block of PEM is not looked at (RFC 7468 §2).
+/// First lines of the created certificate and key. Lines outside a block of PEM are ignored (RFC 7468 §2).
 const CHECKSUM_LINE: &str = "# checksum of what follows: ";
 
 /// Why the API is not served at a port.
@@ -86,7 +86,7 @@ pub enum WebError {
     /// The token is too short to be one.
     #[error("{}: a token has 16 characters at least", .0.display())]
     Token(PathBuf),
-    /// A file that the server created is not what it created.
+    /// A file that the server created has been changed or damaged.
     #[error("{}: its checksum is wrong; restore it from a backup, or delete it, and the server creates another", .0.display())]
     Damaged(PathBuf),
     /// The certificate cannot be used.
@@ -135,7 +135,7 @@ impl Opened {
                 (None, true) => None,
                 (None, false) => {
                     let folder = state.ok_or_else(nowhere("certificate", "certificate and key"))?;
-                    Some(own_certificate(folder)?)
+                    Some(own_certificate(folder, config.address.ip())?)
                 }
             };
             let token = match &config.token_file {
@@ -192,7 +192,7 @@ impl Drop for Web {
     }
 }
 
-/// What is held against each request.
+/// The values with which each request is checked.
 struct Rules {
     guard: Guard,
     /// The scheme by which a browser reaches this port.
@@ -236,7 +236,7 @@ impl Rules {
         match &self.guard {
             Guard::Local if !is_local(headers) => {
                 let message =
-                    "this port answers who is on this machine: ask it as localhost or 127.0.0.1";
+                    "host: this port answers only this machine; use localhost or 127.0.0.1";
                 return refuse(ApiRefusal::Host, ApiError::unauthorized(message));
             }
             Guard::Local => {}
@@ -244,7 +244,7 @@ impl Rules {
             Guard::Token(token) => {
                 let shown = shown(headers);
                 if shown.is_empty() {
-                    let message = "show the token: Authorization: Bearer TOKEN";
+                    let message = "token: missing; send the header Authorization: Bearer TOKEN";
                     return refuse(ApiRefusal::NoToken, ApiError::unauthorized(message));
                 }
                 let is_right = || shown.iter().any(|shown| is_same(shown, token));
@@ -257,14 +257,14 @@ impl Rules {
         }
     }
 
-    /// Whether a browser that says where a request comes from says that it comes from the console.
+    /// Whether the request comes from the console, if the browser names the origin of the request.
     fn is_own_origin(&self, headers: &HeaderMap) -> bool {
         is_own_origin(headers, self.scheme)
     }
 }
 
 fn other_page() -> ApiError {
-    ApiError::forbidden("another page's requests change nothing here")
+    ApiError::forbidden("origin: the request comes from another page; use the server's own console")
 }
 
 /// The console's own files, which hold nothing of the server: they ask for the token.
@@ -285,7 +285,7 @@ fn is_local(headers: &HeaderMap) -> bool {
     name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Whether the origin that a browser names is this port's: its scheme, and the host that the request is for.
+/// Whether the origin that a browser names is this port's: same scheme, and same host as the request's.
 fn is_own_origin(headers: &HeaderMap, scheme: &str) -> bool {
     let text = |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
     if !headers.contains_key(header::ORIGIN) {
@@ -295,7 +295,7 @@ fn is_own_origin(headers: &HeaderMap, scheme: &str) -> bool {
     origin.is_some_and(|(of, host)| of == scheme && Some(host) == text(header::HOST))
 }
 
-/// The tokens that are shown, as programs do or as browsers do.
+/// The tokens in a request, in the header of programs or in the cookie of browsers.
 fn shown(headers: &HeaderMap) -> Vec<&str> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = bearer.and_then(|value| {
@@ -360,7 +360,7 @@ fn fingerprint_of(tls: &TlsConfig) -> Result<String, WebError> {
     Ok(chain.first().map(fingerprint).unwrap_or_default())
 }
 
-/// Digits by which damage to a text is noticed.
+/// Check digits that reveal damage to a text.
 fn check_digits(text: &[u8]) -> String {
     database::checksum(&[text])[..4].iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -384,13 +384,15 @@ fn own_token(folder: &Path) -> Result<String, WebError> {
 }
 
 /// The certificate in the state folder, where one that vouches for itself is made the first time.
-pub(super) fn own_certificate(folder: &Path) -> Result<TlsConfig, WebError> {
+pub(super) fn own_certificate(folder: &Path, address: IpAddr) -> Result<TlsConfig, WebError> {
     let (certificate, key) = (folder.join("api.pem"), folder.join("api.key"));
     if !certificate.exists() {
         let file = |source| WebError::File { path: certificate.clone(), source };
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let names = vec![host.trim().to_owned(), "localhost".to_owned()];
-        let names = names.into_iter().filter(|name| !name.is_empty()).collect::<Vec<_>>();
+        let address = Some(address).filter(|address| !address.is_unspecified());
+        let names = [host.trim().to_owned(), "localhost".to_owned()];
+        let names = names.into_iter().chain(address.map(|address| address.to_string()));
+        let names = names.filter(|name| !name.is_empty()).collect::<Vec<_>>();
         let made = rcgen::generate_simple_self_signed(names)
             .map_err(|error| file(io::Error::other(error)))?;
         let summed =
@@ -405,7 +407,7 @@ pub(super) fn own_certificate(folder: &Path) -> Result<TlsConfig, WebError> {
     Ok(TlsConfig { certificate, key, client_ca: None, require_client_certificate: false })
 }
 
-/// Checks a file of PEM against the checksum that it begins with. One without was put there by its owner.
+/// Checks a PEM file against the checksum in its first line. A file without a checksum was put there by its owner.
 fn check_own(path: &Path) -> Result<(), WebError> {
     let content = fs::read(path);
     let content = content.map_err(|source| WebError::File { path: path.to_owned(), source })?;
@@ -429,7 +431,11 @@ pub(super) fn keep(path: &Path, content: &[u8]) -> Result<(), WebError> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use super::*;
+
+    const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
         let header = |(name, value): &(&'static str, &str)| {
@@ -485,23 +491,23 @@ mod tests {
         let token = own_token(folder.path()).expect("made");
         assert_eq!(token.len(), 56);
         assert_eq!(own_token(folder.path()).expect("there"), token);
-        let tls = own_certificate(folder.path()).expect("made");
+        let tls = own_certificate(folder.path(), LOCAL).expect("made");
         tls.check().expect("it can be used");
         let made = fs::read(&tls.certificate).expect("there");
-        own_certificate(folder.path()).expect("there");
+        own_certificate(folder.path(), LOCAL).expect("there");
         assert_eq!(fs::read(&tls.certificate).expect("there"), made);
         for (name, is_token) in [("api.token", true), ("api.pem", false), ("api.key", false)] {
             let path = folder.path().join(name);
             let whole = fs::read(&path).expect("there");
             let prefix = if is_token { 0 } else { CHECKSUM_LINE.len() };
-            // Of the line's end a token has nothing.
+            // The token excludes the end of the line.
             for bit in prefix * 8..(whole.len() - usize::from(is_token)) * 8 {
                 let mut damaged = whole.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);
                 fs::write(&path, &damaged).expect("written");
                 let told = match is_token {
                     true => own_token(folder.path()).map(drop),
-                    false => own_certificate(folder.path()).map(drop),
+                    false => own_certificate(folder.path(), LOCAL).map(drop),
                 };
                 let told = told.err().map(|error| error.to_string()).unwrap_or_default();
                 assert!(told.contains(name), "{name}, bit {bit}: {told}");

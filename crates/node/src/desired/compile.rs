@@ -43,7 +43,7 @@ pub(super) struct Compiler {
     /// The server's own settings, from flags and its file.
     base: Config,
     parts: BTreeMap<Key, (Arc<Object>, Part)>,
-    /// What targets need of portals and do not have in the configuration that holds.
+    /// Needs of targets that no portal meets in the configuration in force.
     unmet: BTreeSet<Need>,
 }
 
@@ -53,29 +53,29 @@ impl Compiler {
         Self { base, parts: BTreeMap::new(), unmet: BTreeSet::new() }
     }
 
-    /// Whether the server listens at the default address as long as no object says where.
+    /// Whether the server listens at the default address while no object names an address.
     pub(super) fn listens_by_default(&self) -> bool {
         self.base.listen.is_empty()
     }
 
-    /// Forgets what became of anything else than these.
+    /// Keeps the results of these objects only.
     pub(super) fn forget_all_but(&mut self, objects: &Objects) {
         self.parts.retain(|key, (object, _)| {
             objects.get(key).is_some_and(|current| Arc::ptr_eq(current, object))
         });
     }
 
-    /// The same compiler for other settings of the server's own.
+    /// The same compiler for other settings of the server itself.
     pub(super) fn with_base(&self, base: Config) -> Self {
         Self { unmet: self.unmet.clone(), ..Self::new(base) }
     }
 
-    /// A configuration holds from here on in which this is [`unmet`].
+    /// A configuration is in force from now on, with these [`unmet`] needs.
     pub(super) fn adopt(&mut self, unmet: BTreeSet<Need>) {
         self.unmet = unmet;
     }
 
-    /// The configuration that a server starts with: an earlier server has accepted these things, perhaps with other
+    /// The configuration with which a server starts: an earlier server has accepted these objects, perhaps with other
     /// portals.
     pub(super) fn compile_to_start(&mut self, objects: &Objects) -> Result<Config, Invalid> {
         let config = self.compile_with(objects, None)?;
@@ -83,7 +83,7 @@ impl Compiler {
         Ok(config)
     }
 
-    /// The configuration that these things come to. Targets may need of portals what is unmet already.
+    /// The configuration of these objects. Targets may have needs that are unmet already.
     pub(super) fn compile(&mut self, objects: &Objects) -> Result<Config, Invalid> {
         let unmet = self.unmet.clone();
         self.compile_with(objects, Some(&unmet))
@@ -94,7 +94,7 @@ impl Compiler {
         objects: &Objects,
         may_be_unmet: Option<&BTreeSet<Need>>,
     ) -> Result<Config, Invalid> {
-        // Before each of them takes memory.
+        // Checked before the objects take memory.
         let volumes = objects.keys().filter(|key| key.kind == Kind::Volume).count();
         if volumes > MAX_VOLUMES {
             let message = format!("{volumes} volumes, of {MAX_VOLUMES} at most");
@@ -129,7 +129,7 @@ impl Compiler {
     }
 }
 
-/// What the targets of a configuration need of portals and do not have.
+/// Needs of the targets of a configuration that no portal meets.
 pub(super) fn unmet(config: &Config) -> BTreeSet<Need> {
     config.unmet_needs().map(|unmet| unmet.need).collect()
 }
@@ -356,7 +356,7 @@ mod tests {
         let third = bound.clone() + &target("w", "groups = [3]");
         let refused = compiler.compile(&objects(&third)).expect_err("a group that nobody knew");
         assert!(refused.to_string().contains("no portal is in group 3"), "{refused}");
-        // Once it is there it cannot go again.
+        // Once the need is met, it cannot become unmet again.
         let back = bound.clone() + "[[portal]]\naddress = \"127.0.0.1:0\"\ngroup = 2\n";
         let config = compiler.compile(&objects(&back)).expect("valid");
         compiler.adopt(unmet(&config));

@@ -329,7 +329,7 @@ pub struct Portal {
     /// Its portal group: 1 unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u16>,
-    /// It is reached by TLS alone.
+    /// The portal accepts only TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<Tls>,
 }

@@ -3,7 +3,7 @@
 
 use serde::de::DeserializeOwned;
 
-/// Bytes of a key or a message that are shown: both repeat what was written, whose length is the client's choice.
+/// Maximum of bytes of a key or a message that are shown: both repeat the client's text, of any length.
 const SHOWN: usize = 500;
 
 /// Why JSON is not what it is to be.
@@ -21,10 +21,10 @@ pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Misfit> {
     serde_json::from_slice(text).map_err(|error| misfit::<T>(text, error))
 }
 
-/// Reads it again, more slowly, for the key. What is built until it fails is a `T` again, and no tree of values, which
-/// takes a hundred times the length of the text.
+/// Parses the text again, more slowly, to find the key. This builds a `T` until the error, not a tree of values,
+/// which takes a hundred times the length of the text.
 fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> Misfit {
-    // What is no JSON has no key: there the line tells more.
+    // Invalid JSON has no key: there the line is more useful.
     if !error.is_data() {
         return Misfit { key: None, message: error.to_string() };
     }
@@ -37,7 +37,7 @@ fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> Misfit 
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = error.to_string();
     let message = message.strip_suffix(&place).unwrap_or(&message);
-    // The whole is called a dot.
+    // The path of the whole document is a dot.
     Misfit { key: (key != ".").then(|| shown(&key)), message: shown(message) }
 }
 

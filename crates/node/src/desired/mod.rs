@@ -1,6 +1,5 @@
-//! One truth: what the server is to be. It is kept in a `Store`, changed by [`Edit`]s that are planned, checked,
-//! prepared, kept and then made live, in this order, so that a change is whole or is not at all. [`document`] is
-//! how it is written.
+//! The desired state of the server. A `Store` stores it. An [`Edit`] is planned, checked, prepared, stored and then
+//! applied, in this order, so that each change is applied as a whole or not at all. [`document`] is its file format.
 
 mod cascade;
 mod compile;
@@ -42,7 +41,7 @@ use crate::config::{Config, ConfigError};
 use crate::engine::{self, Cause, ChangeError, Engine, Force, Made, Managed};
 use crate::events::{EventLog, Occurrence};
 
-/// How long a deleted volume may take to be closed before its file is not erased.
+/// Time for a deleted volume to be closed. If it takes longer, its file is not erased.
 const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
 /// A change that somebody wants.
@@ -84,7 +83,7 @@ pub struct Changed {
     /// tries it again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// What should be known of it, such as that more is promised than there is room for.
+    /// Warnings, for example that volumes may need more space than there is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Nothing was done, as it was asked.
@@ -147,12 +146,12 @@ pub enum ChangeRefused {
     /// Clients use what it takes away.
     #[error("{}: give --force to log them out first", told(.0))]
     InUse(Vec<Interruption>),
-    /// What was to be erased is no file of its own.
+    /// The volume has no file of its own to erase.
     #[error("volume {volume}: {why}")]
     NotErasable {
         /// Its name.
         volume: String,
-        /// Why, and what to do.
+        /// The reason and the remedy.
         why: String,
     },
     /// A store, a portal or a secret does not allow it.
@@ -196,9 +195,9 @@ pub struct Desired {
     changing: AsyncMutex<Changing>,
     /// What holds now.
     current: Mutex<Current>,
-    /// The state was created by this start.
+    /// This start created the state.
     is_new: bool,
-    /// What was repaired when it was opened, until it is told.
+    /// Repairs at the opening, until they are reported.
     repairs: Vec<Occurrence>,
 }
 
@@ -261,7 +260,7 @@ impl Desired {
         Ok((desired, config))
     }
 
-    /// Tells what was repaired when the state was opened.
+    /// Reports the repairs at the opening of the state.
     pub(crate) fn tell_repairs(&mut self, events: &EventLog) {
         self.repairs.drain(..).for_each(|repair| events.tell(&repair));
         if !self.is_new {
@@ -326,8 +325,8 @@ impl Desired {
         Ok(made)
     }
 
-    /// Closes a volume and opens it again, which changes nothing of the state. Its sessions are asked to log out
-    /// within `grace`; without one it is refused where it has any. Blocks the thread.
+    /// Closes a volume and opens it again, without a change of the state. Its sessions have `grace` to log out;
+    /// without `grace` the call is refused while the volume has sessions. Blocks the thread.
     pub(crate) async fn reattach(
         &self,
         volume: &str,
@@ -342,21 +341,21 @@ impl Desired {
         Ok(made)
     }
 
-    /// Files in the folder of volumes that no volume has. Blocks the thread.
+    /// Files in the folder of volumes that belong to no volume. Blocks the thread.
     pub(crate) fn orphans(&self) -> Result<Vec<Orphan>, OrphanError> {
         orphans::find(&self.folder.join(VOLUMES), &self.current().objects)
     }
 
-    /// Removes one of them. Blocks the thread.
+    /// Removes one orphan. Blocks the thread.
     pub(crate) async fn remove_orphan(&self, name: &str) -> Result<Orphan, OrphanError> {
-        // No change makes a volume of it meanwhile.
+        // No change can use the file for a volume meanwhile.
         let _changing = self.changing.lock().await;
         let removed = orphans::remove(&self.folder.join(VOLUMES), &self.current().objects, name)?;
         info!(path = removed.path, "a file that no volume had is removed");
         Ok(removed)
     }
 
-    /// Tries what the server does without. Blocks the thread.
+    /// Tries missing objects again. Blocks the thread.
     pub(crate) async fn retry(&self) {
         let mut changing = self.changing.lock().await;
         let Changing { compiler, engine, .. } = &mut *changing;
@@ -372,8 +371,8 @@ impl Desired {
         }
     }
 
-    /// Makes a change, whole, or does not make it. When this returns it is kept, and holds. `make` says what the
-    /// change is when it is its turn, from what there is then.
+    /// Makes a change as a whole, or not at all. When this returns, the change is stored and in force. `make`
+    /// computes the change from the state at its turn.
     pub async fn change<E: From<ChangeRefused>>(
         &self,
         make: impl FnOnce(&Objects) -> Result<Change, E>,
@@ -382,7 +381,7 @@ impl Desired {
         let change = make(&self.current().objects)?;
         let changed = self.carry_out(&mut changing, change).await;
         if !changed.as_ref().is_ok_and(|changed| !changed.dry_run) {
-            // What was read of a change that was not made takes no memory after it.
+            // Memory of a change that was not made is released.
             changing.compiler.forget_all_but(&self.current().objects);
         }
         Ok(changed?)
@@ -475,7 +474,7 @@ impl Desired {
         });
         *self.current_mut() = Current { revision: revision.revision, objects: Arc::new(objects) };
         changing.settle();
-        // What is left if the server is killed before this is listed as an orphan.
+        // If the server is killed before this, the remaining file is listed as an orphan.
         for path in erased {
             match orphans::erase(&path, CLOSING_LIMIT) {
                 Ok(()) => info!(path = %path.display(), "the file of a deleted volume is erased"),
@@ -497,7 +496,7 @@ pub enum OpenError {
     Invalid(#[from] Invalid),
 }
 
-/// The files of volumes that go, each of which is a file and nobody else's.
+/// The files of deleted volumes: regular files that no other volume uses.
 fn to_be_erased(
     before: &Objects,
     after: &Objects,

@@ -1,5 +1,5 @@
-//! Files in the state's folder of volumes that no volume has: what a server that was killed in the middle of a
-//! change leaves, and what deleted volumes leave on purpose. They are listed, and removed one by one by name.
+//! Files in the state's folder of volumes that belong to no volume: left by a server that was killed during a change,
+//! or by deleted volumes on purpose. They are listed, and removed one by one by name.
 
 use std::collections::HashSet;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::keeper;
 
 /// The unit of st_blocks (stat(2)).
 const STAT_BLOCK: u64 = 512;
-/// What a volume's folder of records is called, behind the name of its file.
+/// The suffix of a volume's folder of records, after the name of its file.
 const STATE_SUFFIX: &str = ".state";
 
-/// A file that no volume has.
+/// A file that belongs to no volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Orphan {
     /// Its name in the state's folder of volumes.
@@ -29,25 +29,25 @@ pub struct Orphan {
     pub path: String,
     /// Bytes.
     pub size_bytes: u64,
-    /// Bytes that its file system keeps for it.
+    /// Bytes that its file system has allocated to it.
     pub allocated_bytes: u64,
-    /// There is a folder of records of its volume beside it, which is removed with it.
+    /// The folder of its volume's records exists, too, and is removed with it.
     pub has_state: bool,
 }
 
 /// Why an orphan was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum OrphanError {
-    /// No such file, or a volume has it.
-    #[error("{0} is no orphan: `sarsen volume orphan list` has them")]
+    /// The file does not exist, or belongs to a volume.
+    #[error("orphan {0}: not found; `sarsen volume orphan list` shows the orphans")]
     NotFound(String),
-    /// Somebody has it open.
-    #[error("{0} is in use: try again when the program that has it open has ended")]
+    /// A program has it open.
+    #[error("orphan {0}: in use; try again after the program that has it open has ended")]
     InUse(String),
     /// A call to the system failed.
     #[error("{path}: {source}")]
     System {
-        /// What was looked at.
+        /// The step that failed.
         path: String,
         /// The system's error.
         source: io::Error,
@@ -66,7 +66,7 @@ pub(super) fn places(object: &Object) -> Option<(PathBuf, PathBuf)> {
     Some((path, state))
 }
 
-/// What is whose, by device and inode: a path may be written in many ways.
+/// Files of volumes, by device and inode: a path may be written in many ways.
 fn owned(objects: &Objects) -> HashSet<(u64, u64)> {
     let places = objects.values().filter_map(|object| places(object));
     let places = places.flat_map(|(path, state)| [path, state]);
@@ -77,8 +77,8 @@ fn owned(objects: &Objects) -> HashSet<(u64, u64)> {
     places.filter_map(identity).collect()
 }
 
-/// The orphans in a folder, by name. What somebody has open is none, or not yet: a change that is under way has made
-/// it, or a volume that was deleted is still being closed.
+/// The orphans in a folder, by name. An open file is not an orphan, or not yet: a change in progress has created it,
+/// or a deleted volume is still being closed.
 pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, OrphanError> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -89,7 +89,7 @@ pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, Orph
     for entry in entries {
         let path = entry.map_err(system(folder))?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        // One that has gone meanwhile is none.
+        // A file that was deleted meanwhile is no orphan.
         let Ok(found) = fs::symlink_metadata(&path) else { continue };
         let is_state = found.is_dir() && name.ends_with(STATE_SUFFIX);
         let beside = name.strip_suffix(STATE_SUFFIX).map(|name| folder.join(name));
@@ -113,12 +113,12 @@ pub(super) fn find(folder: &Path, objects: &Objects) -> Result<Vec<Orphan>, Orph
     Ok(orphans)
 }
 
-/// Servers lock what they have open.
+/// Servers lock the files that they have open.
 fn is_in_use(path: &Path) -> io::Result<bool> {
     Ok(!lock_within(&fs::File::open(path)?, true, Duration::ZERO)?)
 }
 
-/// Removes one of them.
+/// Removes one orphan.
 pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orphan, OrphanError> {
     let mut orphans = find(folder, objects)?.into_iter();
     let orphan = orphans.find(|orphan| orphan.name == name);
@@ -127,7 +127,7 @@ pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orp
     Ok(orphan)
 }
 
-/// Removes the file of a volume that is gone, and the folder of its records, when nobody has it open any more.
+/// Removes the file of a deleted volume, and the folder of its records, when no program has it open any more.
 pub(super) fn erase(path: &Path, patience: Duration) -> Result<(), OrphanError> {
     let in_use = || OrphanError::InUse(path.display().to_string());
     let is_missing = |error: &io::Error| error.kind() == ErrorKind::NotFound;

@@ -56,8 +56,8 @@ pub struct FieldChange {
     pub to: Option<Value>,
 }
 
-/// What becomes of the default portal, which is open as long as no other one is configured: it is closed for the first
-/// that is, and opened for the last that goes.
+/// The change of the default portal, which is open while no other portal is configured: it is closed when the first
+/// portal is configured, and opened when the last one is removed.
 pub(super) fn default_portal(before: &Objects, after: &Objects) -> Option<Step> {
     let address = DEFAULT_PORTAL.to_string();
     let count = |objects: &Objects| objects.keys().filter(|key| key.kind == Kind::Portal).count();

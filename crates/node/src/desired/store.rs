@@ -1,8 +1,8 @@
-//! Where the desired state is kept: two files with the same records ([`records`]) in the server's state folder, the
-//! state and its copy. A change is one transaction in each, the state first, and is answered when both are on the disk:
-//! whichever of the two is damaged or missing, the other one has all that was acknowledged. Both are checked whole
-//! when the server starts; the one that is damaged is put aside and replaced, and an event tells so. What cannot be
-//! decided is refused.
+//! Stores the desired state in two files with the same records ([`records`]) in the server's state folder: the state
+//! and its copy. A change is one transaction in each, the state first, and is answered when both are on disk. If one
+//! file is damaged or missing, the other one has all acknowledged changes. The server checks both completely when it
+//! starts. It renames and replaces a damaged file, and reports this with an event. It refuses to start if it cannot
+//! decide which file is right.
 
 mod records;
 
@@ -29,9 +29,9 @@ use crate::stores::LOCK_PATIENCE;
 pub(crate) const VOLUMES: &str = "volumes";
 const FILE: &str = "state.sqlite";
 const COPY: &str = "state-copy.sqlite";
-/// What early development versions wrote.
+/// Files of early development versions.
 const OLD_FILE: &str = "state.redb";
-/// What lies in a folder that has had a state.
+/// Traces of an earlier state in a folder.
 const TRACES: [&str; 5] = ["events.sqlite", "api.token", "api.pem", "api.key", VOLUMES];
 const RESTORE: &str =
     "restore it, or its copy, from a backup, or apply an exported file in an empty folder";
@@ -53,14 +53,14 @@ pub enum StateError {
     /// Another server has it.
     #[error("{} is used by another server: stop it, or choose another --state", .0.display())]
     InUse(PathBuf),
-    /// It is not what was written, and its copy cannot replace it.
+    /// The file is not as it was written, and its copy cannot replace it.
     #[error("{}: the state cannot be used: {what}; {remedy}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What is wrong.
         what: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// It could not be written; what was there before is there.
@@ -97,39 +97,39 @@ pub(super) struct Store {
     files: Arc<Mutex<Files>>,
 }
 
-/// What changes left in the files.
+/// The content of the files, by the last changes.
 pub(super) struct History {
     files: Arc<Mutex<Files>>,
 }
 
-/// What the state holds when it is opened.
+/// The content of the state at its opening.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) revision: u64,
     pub(super) objects: Objects,
-    /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
+    /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
     pub(super) owed: BTreeMap<String, u64>,
-    /// The state was created just now.
+    /// The state has just been created.
     pub(super) is_new: bool,
-    /// What was repaired.
+    /// The repairs.
     pub(super) repairs: Vec<Occurrence>,
 }
 
 struct Files {
     path: PathBuf,
     copy_path: PathBuf,
-    /// None after an error, until it is opened again.
+    /// `None` after an error, until it is opened again.
     main: Option<Connection>,
-    /// None while there is no copy.
+    /// `None` while there is no copy.
     copy: Option<Connection>,
-    /// Of both.
+    /// The head of both files.
     head: Head,
     owed: BTreeMap<String, u64>,
     /// The state folder, locked against other servers.
     _lock: fs::File,
 }
 
-/// What became of looking at a file.
+/// The result of checking a file.
 enum Found {
     Whole(Connection, Head),
     Missing,
@@ -186,7 +186,7 @@ impl Store {
         History { files: self.files.clone() }
     }
 
-    /// Keeps that so much is owed. Where the copy has been lost or written again, that is to be told.
+    /// Stores the pending lengths of files. Returns an event if the copy was lost or written again.
     pub(super) fn keep_owed(
         &self,
         owed: &BTreeMap<String, u64>,
@@ -194,9 +194,9 @@ impl Store {
         locked(&self.files).keep(None, &[], None, owed)
     }
 
-    /// Keeps a change, whole; it is on disk when this returns. `writes` make of the revision before it `all` that
-    /// there is with it, and `owed` is what files are short of until it is made. Where the copy has been lost or
-    /// written again, that is to be told.
+    /// Stores a change as a whole; it is on disk when this returns. `writes` turns the previous revision into `all`,
+    /// and `owed` has the lengths of files that are still to grow. Returns an event if the copy was lost or written
+    /// again.
     pub(super) fn commit(
         &self,
         revision: &Revision,
@@ -213,7 +213,7 @@ fn locked(files: &Mutex<Files>) -> MutexGuard<'_, Files> {
 }
 
 impl Files {
-    /// The state, which is opened again where an error has closed it.
+    /// The state, which is opened again after an error has closed it.
     fn main(&mut self) -> Result<&mut Connection, DatabaseError> {
         match &mut self.main {
             Some(main) => Ok(main),
@@ -237,8 +237,8 @@ impl Files {
         rows.extend(revision.into_iter().flat_map(revision_rows));
         let number = revision.map(|revision| revision.revision);
         let before = self.head;
-        // A change that was answered with an error may be on the disk all the same: then what is there is not what
-        // the rows are made for, and all is written.
+        // A change that was answered with an error may be on disk all the same. Then the rows do not fit the file,
+        // and all records are written.
         let written = self.main().and_then(|main| {
             match (records::write(main, Base::Head(&before), number, &rows)?, all) {
                 (Some(head), _) => Ok(head),
@@ -264,8 +264,8 @@ impl Files {
         Ok(self.keep_copy(&before, number, &rows))
     }
 
-    /// Brings the copy to where the state is. One that cannot be brought there is deleted: the state is never replaced
-    /// by an older one. Gives what is to be told.
+    /// Updates the copy to the state. If that fails, the copy is deleted: an older copy must never replace the state.
+    /// Returns the event to report.
     fn keep_copy(
         &mut self,
         before: &Head,
@@ -275,7 +275,7 @@ impl Files {
         let write = |copy| records::write(copy, Base::Head(before), revision, rows);
         let why = match self.copy.as_mut().map(write) {
             Some(Ok(Some(head))) if head == self.head => return None,
-            // The state was written whole.
+            // All records of the state were written.
             Some(Ok(_)) => None,
             Some(Err(error)) => Some(error.to_string()),
             None => Some("it was missing".to_owned()),
@@ -288,7 +288,7 @@ impl Files {
         match (self.make_copy(), why) {
             (Ok(()), None) => None,
             (Ok(()), Some(why)) => Some(Occurrence::StateCopyReplaced { path, why }),
-            // That was told.
+            // An event has reported that.
             (Err(_), _) if was_lost => None,
             (Err(error), _) => Some(Occurrence::StateCopyLost { path, error: error.to_string() }),
         }
@@ -302,7 +302,7 @@ impl Files {
     }
 }
 
-/// The copy that was just made, which says the same as the state.
+/// The new copy, which equals the state.
 fn copied(path: &Path, head: &Head) -> Result<Connection, DatabaseError> {
     match records::open(path, |_, _, _| Ok(()))? {
         (copy, found) if found == *head => Ok(copy),
@@ -310,7 +310,7 @@ fn copied(path: &Path, head: &Head) -> Result<Connection, DatabaseError> {
     }
 }
 
-/// Opens the state and its copy, and makes whole what can be.
+/// Opens the state and its copy, and repairs them where possible.
 fn settle(
     path: &Path,
     copy_path: &Path,
@@ -327,7 +327,7 @@ fn settle(
         }
         Err(error) => return Err(not_opened(path, error)),
     };
-    // A copy that cannot be read keeps no server from starting.
+    // A server starts even if it cannot read the copy.
     let copy = match records::open(copy_path, |_, _, _| Ok(())) {
         Ok((copy, head)) => Found::Whole(copy, head),
         Err(DatabaseError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
@@ -343,7 +343,7 @@ fn settle(
         (Found::Whole(main, head), Found::Whole(copy, copied)) if head == copied => {
             return Ok((main, Some(copy), head));
         }
-        // The server was killed between the two.
+        // The server was killed between the two transactions.
         (Found::Whole(main, head), Found::Whole(_, copied)) if head.commits > copied.commits => {
             return Ok(with_copy(main, head, copy_path, None, contents));
         }
@@ -365,7 +365,8 @@ fn settle(
                  was replaced by an older file",
                 head.revision, head.commits, copied.revision, copied.commits
             );
-            let remedy = format!("move the file away that is wrong: {} or {shown}", path.display());
+            let remedy =
+                format!("move the wrong file to another place: {} or {shown}", path.display());
             return refused(what, remedy);
         }
         (Found::Damaged(why), Found::Whole(_, copied)) => {
@@ -408,8 +409,7 @@ fn settle(
     repair(path, copy_path, why, contents).map_err(|error| not_opened(path, error))
 }
 
-/// The state with a new copy, where that is possible. The copy is replaced with a word to the log alone where no reason
-/// is given.
+/// The state with a new copy, where that is possible. Without a reason, only the log reports the new copy.
 fn with_copy(
     main: Connection,
     head: Head,
@@ -429,7 +429,7 @@ fn with_copy(
             error!(path = shown, %error, "the state has no copy");
             let error = error.to_string();
             contents.repairs.push(Occurrence::StateCopyLost { path: shown, error });
-            // An old one would be taken for what was acknowledged last.
+            // An old copy could later be taken for the last acknowledged state.
             if let Err(error) = database::remove(path) {
                 error!(path = %path.display(), %error, "an old copy of the state cannot be deleted: delete it");
             }
@@ -438,7 +438,7 @@ fn with_copy(
     (main, made.ok(), head)
 }
 
-/// Replaces the state by its copy, which is whole.
+/// Replaces the state by its intact copy.
 fn repair(
     path: &Path,
     copy_path: &Path,
@@ -460,7 +460,7 @@ fn repair(
     Ok((main, Some(copy), head))
 }
 
-/// Something in a folder that has had a state.
+/// A trace of an earlier state in a folder.
 fn trace(folder: &Path) -> Option<PathBuf> {
     let is_filled = |path: &PathBuf| match fs::read_dir(path) {
         Ok(mut entries) => entries.next().is_some(),
@@ -498,7 +498,7 @@ fn owed_row(serial: &str, length: Option<u64>) -> Row {
     Row { kind: Kind::Growth, name: serial.to_owned(), body }
 }
 
-/// A revision, and the end of one that is too old.
+/// Writes a revision, and deletes one that is too old.
 fn revision_rows(revision: &Revision) -> impl Iterator<Item = Row> {
     let row = |revision: u64, body| Row {
         kind: Kind::Revision,

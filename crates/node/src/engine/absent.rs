@@ -18,7 +18,7 @@ pub(crate) enum Lacking {
     Portal(SocketAddr),
     /// Nobody can prove to be it.
     Account(String),
-    /// It needs what no portal has.
+    /// A target needs a portal that does not exist.
     Target(String),
     /// It is not served, or smaller than it is to be.
     Volume(String),
@@ -48,26 +48,26 @@ impl fmt::Display for Lacking {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     pub(crate) lacking: Lacking,
-    /// What is wrong, and what to do.
+    /// The problem and its remedy.
     pub(crate) why: String,
     pub(crate) since: SystemTime,
 }
 
-/// What the server does without, and why.
+/// Missing objects, and why.
 #[derive(Clone, Default)]
 pub(super) struct Absent {
     pub(super) portals: Vec<(Portal, String)>,
     pub(super) volumes: Vec<(VolumeConfig, String)>,
-    /// Targets that need what no portal has.
+    /// Targets with needs that no portal meets.
     pub(super) targets: BTreeMap<String, String>,
-    /// The portal groups that they name and no portal is in: ports of targets like those of missing portals.
+    /// The portal groups without a portal that they name: targets keep their ports for them, as for missing portals.
     pub(super) groups: BTreeSet<u16>,
     /// Volumes that are there and are not as large as they are to be.
     pub(super) growths: Vec<(String, String)>,
 }
 
 impl Absent {
-    /// What targets of a configuration need of portals and no portal has.
+    /// Needs of targets in a configuration that no portal meets.
     pub(super) fn of_portals(desired: &Config) -> Self {
         let mut absent = Self::default();
         for unmet in desired.unmet_needs() {
@@ -87,7 +87,7 @@ impl Absent {
         self.portals.iter().any(|(absent, _)| absent == portal)
     }
 
-    /// All of it, with what accounts lack.
+    /// All missing objects, and the secrets that accounts lack.
     pub(super) fn lacking(&self, unread: &BTreeMap<String, String>) -> Vec<(Lacking, String)> {
         let portal =
             |(portal, why): &(Portal, String)| (Lacking::Portal(portal.address), why.clone());
@@ -104,8 +104,8 @@ impl Absent {
     }
 }
 
-/// What is lacking as problems, in order, one for each thing: the last of them. What was wrong `before` has been
-/// since then.
+/// Missing objects as problems, in order, one for each object: the last of them. A problem that existed `before`
+/// keeps its time.
 pub(super) fn problems(
     lacking: impl Iterator<Item = (Lacking, String)>,
     before: &[Problem],

@@ -1,5 +1,5 @@
-//! What open volumes keep their blocks in, looked at every now and then: whether it is still there, and how much
-//! room it takes. What is wrong with a volume is shown as a problem.
+//! Regular checks of the backings of open volumes: whether they still exist, and how much space they use. A failed
+//! check is reported as a problem.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::config::render_size;
 use crate::health::{Health, VolumeHealth};
 use crate::stores::{FileStore, RamStore, Room};
 
-/// An open volume, as it is shown. Does not keep it open.
+/// An open volume for reports. Does not keep the volume open.
 #[derive(Clone)]
 pub(super) struct ShownVolume {
     pub(super) geometry: Geometry,
@@ -45,36 +45,36 @@ impl ShownVolume {
     }
 }
 
-/// What is wrong with a volume that does not respond.
+/// The problem of a volume that does not respond.
 const SILENCE: &str = "does not respond: its disk has not ended a command for some seconds; check the disk or the file \
                        server that it is on; the volume is served again when the disk responds";
 
-/// What a volume promises and takes.
+/// The size of a volume and the space that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Bytes that initiators see.
     pub(crate) size: u64,
-    /// Bytes that are kept for it, where that is known.
+    /// Bytes that are allocated to it, where known.
     pub(crate) allocated: Option<u64>,
-    /// Bytes that it may still take, where that is known; others on its file system may take the same ones.
+    /// Bytes that it may still allocate, where known; others on its file system may use the same free bytes.
     pub(crate) free: Option<u64>,
 }
 
-/// What a volume may come to take of its file system.
+/// Space that a volume may still need on its file system.
 #[derive(Clone, Debug)]
 pub(super) struct Promise {
     file_system: u64,
     path: PathBuf,
-    /// Bytes that it does not have yet.
+    /// Bytes that it has not allocated yet.
     outstanding: u64,
-    /// Bytes that the file system has left.
+    /// Free bytes of the file system.
     free: u64,
-    /// It is made, or made larger, just now.
+    /// The volume is being created or grown now.
     is_new: bool,
 }
 
 impl Promise {
-    /// That of a volume in a file, which may be to have another size.
+    /// The space that a volume in a file needs, perhaps with another size.
     pub(super) fn of(volume: &Volume, size: Option<u64>, is_new: bool) -> Option<Self> {
         let file = volume.backing.file.as_ref()?;
         Self::of_file(file, size.unwrap_or_else(|| file.geometry().byte_count()), is_new)
@@ -92,7 +92,8 @@ impl Promise {
     }
 }
 
-/// A sentence for each file system on which more is promised than it has left, as far as new promises concern it.
+/// Returns a sentence for each file system with less free space than its volumes may still need, if a new or grown
+/// volume is among them.
 pub(super) fn overcommitments(promises: impl Iterator<Item = Promise>) -> Vec<String> {
     let mut by_file_system: BTreeMap<u64, Promise> = BTreeMap::new();
     for promise in promises {
@@ -119,14 +120,14 @@ pub(super) fn overcommitments(promises: impl Iterator<Item = Promise>) -> Vec<St
     by_file_system.values().filter(is_too_much).map(tell).collect()
 }
 
-/// The looks that are under way, by file system: one that hangs keeps no other from being looked at.
+/// The checks in progress, by file system: a hanging check does not delay the others.
 #[derive(Default)]
 pub(crate) struct Looks {
     under_way: HashMap<u64, JoinHandle<()>>,
 }
 
 impl Looks {
-    /// Begins to look at the files of all volumes, but for those whose last look has not ended.
+    /// Starts checks of the files of all volumes, except those whose last check has not ended.
     fn begin(&mut self, volumes: impl Iterator<Item = ShownVolume>) {
         self.under_way.retain(|_, look| !look.is_finished());
         let mut due: HashMap<u64, Vec<Weak<FileStore>>> = HashMap::new();
@@ -144,14 +145,14 @@ impl Looks {
             });
             match look {
                 Ok(look) => drop(self.under_way.insert(file_system, look)),
-                Err(error) => warn!(%error, "the files of volumes are not looked at"),
+                Err(error) => warn!(%error, "the files of volumes cannot be checked"),
             }
         }
     }
 }
 
 impl Shown {
-    /// What is wrong with volumes that are open, unless they lack something anyway.
+    /// Problems of open volumes, except of volumes that already have another problem.
     fn unwell(&self) -> impl Iterator<Item = (Lacking, String)> + '_ {
         self.volumes.iter().filter_map(|(name, volume)| match volume.health.current() {
             VolumeHealth::Online if volume.responds() => None,
@@ -164,7 +165,7 @@ impl Shown {
         })
     }
 
-    /// All problems of this moment, in order, one for each thing.
+    /// All current problems, in order, one for each object.
     pub(super) fn problems_now(&self) -> Vec<Problem> {
         let lacking = self.lacking.iter().cloned().chain(self.unwell());
         super::absent::problems(lacking, &self.problems)
@@ -172,7 +173,7 @@ impl Shown {
 }
 
 impl Engine {
-    /// Begins to look at the backings of volumes, and shows what was found of them so far.
+    /// Starts checks of the backings of volumes, and reports the results so far.
     pub(crate) fn look_at_backings(&self, looks: &mut Looks) {
         let volumes = self.shown().volumes;
         looks.begin(volumes.values().cloned());
@@ -184,12 +185,12 @@ impl Engine {
         volumes.iter().find(|(_, volume)| !volume.responds()).map(|(name, _)| name.clone())
     }
 
-    /// Shows what is wrong with volumes now.
+    /// Reports the current problems of volumes.
     pub(crate) fn show_health(&self) {
         self.publish(|_| {});
     }
 
-    /// A sentence for each file system on which volumes may take more than it has left.
+    /// Returns a sentence for each file system with less free space than its volumes may still need.
     pub(crate) fn overcommitments(&self) -> Vec<String> {
         let shown = self.shown().volumes;
         let files = shown.values().filter_map(|volume| volume.file.upgrade());
@@ -198,7 +199,7 @@ impl Engine {
         overcommitments(files.filter_map(promise))
     }
 
-    /// What the open volumes promise and take, by name.
+    /// The sizes of the open volumes and the space that they use, by name.
     pub(crate) fn volume_usage(&self) -> Vec<(String, Usage)> {
         let usage = |(name, volume): (&String, &ShownVolume)| {
             let size = volume.geometry.byte_count();

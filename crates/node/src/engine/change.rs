@@ -47,7 +47,7 @@ pub struct Made {
     pub sessions_ended: usize,
     /// What of it did not come about, though it is kept: it is tried again with the next change.
     pub problems: Vec<String>,
-    /// A volume was re-attached that could not be flushed: writes that were acknowledged may be lost.
+    /// A volume was re-attached that could not be flushed before: acknowledged writes may be lost.
     pub is_unflushed: bool,
 }
 
@@ -104,9 +104,9 @@ struct Change {
     /// What was closed to make way.
     closed: Vec<Closed>,
     is_made: bool,
-    /// The volume that is re-attached: it is closed also where it cannot be flushed.
+    /// The volume to re-attach: it is closed even if it cannot be flushed.
     reattached: Option<String>,
-    /// And could not be.
+    /// The flush failed.
     is_unflushed: bool,
     /// Last: until all of it is undone, there is no other change.
     turn: Turn,
@@ -116,7 +116,7 @@ struct Change {
 struct Closed {
     config: VolumeConfig,
     scope: Option<String>,
-    /// How long its file was.
+    /// The previous length of its file.
     had: Option<u64>,
 }
 
@@ -209,7 +209,7 @@ impl Engine {
                 true => check_settled(config).map_err(not_opened(&config.name)),
                 false => Ok(()),
             };
-            let open = || self.open_volume(config, scope.as_deref(), occasion, &mut new_files);
+            let mut open = || self.open_volume(config, scope.as_deref(), occasion, &mut new_files);
             match is_settled.and_then(|()| open()) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
                 // One disk that is away does not keep the others from being served, or changed.
@@ -268,7 +268,7 @@ impl Prepared {
         &self.interrupts
     }
 
-    /// What whoever wants it should know, such as that more is promised than there is room for.
+    /// Warnings for the author of the change, for example that volumes may need more space than there is.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let Change { volumes, opened, .. } = &self.change;
         let running = self.change.engine().running();
@@ -464,7 +464,7 @@ impl Change {
             drop(backing);
             self.closed.push(Closed { config, scope, had });
             if !self.is_unflushed {
-                // Nobody who could hear of it has written since; what did not work is in the log.
+                // No session has written since, so no initiator can receive the error; the log has it.
                 let stores: Stores = vec![(name, store)];
                 flush(&engine.cores, stores).await;
             }

@@ -39,8 +39,8 @@ pub(crate) async fn flush(cores: &Weak<Cores>, stores: Stores) -> bool {
     answer.await.unwrap_or(false)
 }
 
-/// Flushes stores, all at once, and waits for them until the deadline at most. Says whether all of it worked; what did
-/// not is in the log.
+/// Flushes stores, all at once, and waits for them until the deadline at most. Returns whether all flushes succeeded;
+/// the log has the failures.
 pub(crate) async fn flush_until(cores: &Weak<Cores>, stores: Stores, deadline: Instant) -> bool {
     let mut left: BTreeMap<usize, String> = BTreeMap::new();
     let (sender, mut answers) = mpsc::unbounded_channel();
@@ -74,7 +74,7 @@ pub(crate) async fn flush_until(cores: &Weak<Cores>, stores: Stores, deadline: I
     for volume in left.values() {
         error!(
             volume,
-            "the disk has not ended the last flush in time: what was written may not be on it"
+            "the disk has not ended the last flush in time: written data may not be on it"
         );
     }
     all && left.is_empty()

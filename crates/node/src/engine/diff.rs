@@ -124,7 +124,8 @@ impl<'a> Known<'a> {
         Occasion::Return { owed: open.and_then(Volume::file_length).or(owed), has_state, had: None }
     }
 
-    /// The same of a volume that is closed only to be opened again: nothing is made, and its file is as long as it was.
+    /// The same for a volume that is closed only to be opened again: nothing is created, and the length of its file
+    /// stays.
     pub(super) fn reattachment(&self, volume: &VolumeConfig) -> Occasion {
         let serial = volume.identity.serial.as_deref();
         let owed = serial.and_then(|serial| self.running.owed.get(serial)).copied();
@@ -235,7 +236,7 @@ impl VolumeSteps {
         Ok(steps)
     }
 
-    /// A volume that is to be closed and opened again though nothing of it changes.
+    /// A volume that is to be closed and opened again without a change of its configuration.
     fn reopen(&mut self, volume: &VolumeConfig, running: &Running) -> Result<(), ChangeError> {
         let Some(old) = running.volumes.get(&volume.name) else { return Ok(()) };
         refuse_loss_of_memory(old, volume)?;

@@ -45,7 +45,8 @@ use crate::metrics::VolumeRoom;
 use crate::server::{Export, StartError};
 use crate::stores::StoreError;
 
-/// How often what a change holds is asked for again: nothing announces its end to who does not wait on the thread.
+/// Interval at which the engine tries again to get a lock that a change holds: nothing notifies a waiter that does
+/// not block its thread.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why a change was not made. What runs is as it was.
@@ -158,14 +159,14 @@ struct Shown {
     /// The volumes that are open.
     volumes: Arc<BTreeMap<String, ShownVolume>>,
     portals: Arc<Vec<Portal>>,
-    /// What could not be had, and why.
+    /// Missing objects, and why.
     lacking: Arc<Vec<(Lacking, String)>>,
-    /// That, and what is wrong with volumes that are open.
+    /// Missing objects, and problems of open volumes.
     problems: Arc<Vec<Problem>>,
 }
 
 impl Running {
-    /// The portal groups, those of missing portals among them.
+    /// The portal groups, including those of missing portals.
     fn groups(&self) -> BTreeSet<u16> {
         let absent = self.absent.portals.iter().map(|(portal, _)| portal);
         let listen = self.config.listen.iter().chain(absent).map(|portal| portal.group);
@@ -202,7 +203,7 @@ impl Running {
 }
 
 impl Engine {
-    /// Nothing runs yet. `config` says by what the rest of the server is started.
+    /// Nothing runs yet. `config` has the settings with which the rest of the server starts.
     pub(crate) fn new(
         config: &Config,
         cores: &Arc<Cores>,
@@ -235,7 +236,7 @@ impl Engine {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What runs, if no change holds it until then: one that waits for a disk may, for ever.
+    /// Runs `f` if no change holds the lock until then: a change that waits for a disk may hold it for ever.
     async fn running_until(&self, deadline: Instant) -> Option<MutexGuard<'_, Running>> {
         loop {
             match self.running.try_lock() {
@@ -249,7 +250,7 @@ impl Engine {
         }
     }
 
-    /// From here on this is what is told.
+    /// Problems are reported from now on.
     fn show(&self, running: &Running) {
         let policy = self.front.access.policy();
         let volumes = running.volumes.iter();
@@ -264,14 +265,14 @@ impl Engine {
         });
     }
 
-    /// Changes what is told. What is not as it is desired from then on is an event, and so is its end.
+    /// Replaces the reported problems. Each new problem is an event from now on, and so is its end.
     fn publish(&self, change: impl FnOnce(&mut Shown)) {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut shown);
         let problems = Arc::new(shown.problems_now());
         let before = std::mem::replace(&mut shown.problems, problems.clone());
         self.front.access.metrics.lacks(problems.len());
-        // Under the lock: who comes later has something to say of what was said here.
+        // Under the lock, so that a later caller compares with these problems.
         for problem in absent::without(&problems, &before) {
             error!("{}", problem.why);
             self.front.access.events.tell(&Occurrence::Lacks(problem.clone()));
@@ -292,7 +293,7 @@ impl Engine {
         self.shown().problems
     }
 
-    /// Whether there is anything to try again.
+    /// Whether an object is missing and is to be tried again.
     pub(crate) fn is_lacking(&self) -> bool {
         !self.shown().lacking.is_empty()
     }
@@ -330,9 +331,9 @@ impl Engine {
         volumes.iter().map(|(name, volume)| (name.clone(), volume.geometry)).collect()
     }
 
-    /// Closes a volume and opens it again, by what is `desired`: for one whose flush failed, or whose file was
-    /// deleted, replaced or truncated. Its sessions are asked to log out within `grace`; without one it is refused
-    /// where it has any. Blocks the thread, which is no core.
+    /// Closes a volume and opens it again with its `desired` configuration: for a volume whose flush failed, or whose
+    /// file was deleted, replaced or truncated. Its sessions have `grace` to log out; without `grace` the call is
+    /// refused while the volume has sessions. Blocks the thread, which must not be a core.
     pub(crate) async fn reattach(
         self: &Arc<Self>,
         desired: Config,
@@ -353,7 +354,7 @@ impl Engine {
         config
     }
 
-    /// What is counted, as OpenMetrics text.
+    /// The metrics, as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
         let room = |(name, usage): (String, Usage)| VolumeRoom {
             name,
@@ -382,13 +383,13 @@ impl Engine {
         let _ = self.is_ending.subscribe().wait_for(|ending| *ending).await;
     }
 
-    /// Accepts nobody any more; when this answers, nobody is being accepted. False if a change that is under way
-    /// prevented that until the deadline.
+    /// Stops accepting connections; when this returns, no connection is being accepted. Returns false if a change in
+    /// progress prevented that until the deadline.
     pub(crate) async fn stop_accepting(&self, deadline: Instant) -> bool {
         let portals = match self.running_until(deadline).await {
             Some(mut running) => std::mem::take(&mut running.portals),
             None => {
-                error!("a change that does not end has the portals");
+                error!("the portals stay open: a change that does not end holds them");
                 return false;
             }
         };
@@ -398,8 +399,8 @@ impl Engine {
         true
     }
 
-    /// Flushes every store that is open and responds, all at once, until the deadline at most. False if one was not
-    /// flushed; the log names it.
+    /// Flushes every open store that responds, all at once, until the deadline at most. Returns false if a store was
+    /// not flushed; the log names it.
     pub(crate) async fn flush(&self, deadline: Instant) -> bool {
         let mut stores: Stores = self.closings.stores();
         let Some(silent) = self.running_until(deadline).await.map(|running| {
@@ -408,24 +409,22 @@ impl Engine {
             stores.extend(open.into_iter().map(|(name, one)| (name.clone(), one.store.clone())));
             silent.into_iter().map(|(name, _)| name.clone()).collect::<Vec<String>>()
         }) else {
-            error!(
-                "a change that does not end has the volumes: none of them was flushed at the end"
-            );
+            error!("no volume was flushed at the end: a change that does not end holds them");
             return false;
         };
         for volume in &silent {
             error!(
                 volume,
-                "the volume does not respond: what was written to it was not flushed at the end"
+                "the volume does not respond: its last writes were not flushed at the end"
             );
         }
         closings::flush_until(&self.cores, stores, deadline).await && silent.is_empty()
     }
 }
 
-/// The configuration of a server that has not applied anything: what changes make live is empty, and only that is taken
-/// from `config` by which the rest of the server is started. A key that stands here without being in force would count
-/// as unchanged, and would never be applied.
+/// The configuration of a server that has not applied anything. The parts that changes apply are empty; `config`
+/// gives only the settings with which the rest of the server starts. If a key were set here without being in force,
+/// it would count as unchanged and never be applied.
 fn in_force_at_start(config: &Config) -> Config {
     let Config {
         cores,
@@ -520,7 +519,7 @@ mod tests {
     use crate::fairness::Peer;
     use crate::host::Beneath;
 
-    /// An engine that has started by this configuration, and what it stands on.
+    /// An engine that has started with this configuration, and its surroundings.
     fn started(config: &Config) -> (Arc<Engine>, Arc<Cores>) {
         let cores = Cores::start(NonZeroUsize::new(1), config.io_engine, config.spin);
         let cores = Arc::new(cores.expect("cores"));

@@ -31,12 +31,12 @@ const MACHINE_ID: &str = "/etc/machine-id";
 /// What a caller of [`crate::Server::start_layered`] puts over the store of each volume.
 pub(crate) type Layer = dyn Fn(&str, Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync;
 
-/// What a volume keeps its blocks in, below all layers.
+/// The backing of a volume, below all layers.
 #[derive(Clone)]
 pub(crate) struct Backing {
     pub(crate) memory: Option<Arc<RamStore>>,
     pub(crate) file: Option<Arc<FileStore>>,
-    /// What is known of it.
+    /// The known figures of the backing.
     pub(crate) health: Arc<Health>,
 }
 
@@ -121,8 +121,8 @@ impl Volume {
         Some(self.backing.file.as_ref()?.geometry().byte_count())
     }
 
-    /// Refuses to close a volume that could not be opened again: of a file that was deleted or truncated the open
-    /// one may have the only data that are left.
+    /// Refuses to close a volume that could not be opened again: the open descriptor of a deleted or truncated file
+    /// may hold the only remaining data.
     pub(crate) fn check_reattachment(&self) -> Result<(), ChangeError> {
         let StoreConfig::File { path, .. } = &self.config.store else { return Ok(()) };
         let refuse = |why: String| {

@@ -1,6 +1,6 @@
-//! The file of events: a thread of its own writes there what has come into memory. When it cannot, it
-//! says so once, goes on trying, and says when it can again. A file that is damaged is put aside, and a new one
-//! begins with what is in memory: events are a log, and no server waits for one.
+//! The file of events. A separate thread writes new events of the memory to the file. When a write fails, it logs
+//! this once, tries again, and logs when it succeeds. A damaged file is renamed, and a new one begins with the events
+//! in memory: events are a log, and no server waits for a log.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ const RETRY: Duration = Duration::from_secs(10);
 pub(super) struct Keeper {
     log: Arc<Mutex<Log>>,
     recent: Arc<Recent>,
-    /// There was no file.
+    /// The file was missing.
     is_new: bool,
     closing: watch::Sender<bool>,
     #[cfg_attr(not(test), expect(dead_code, reason = "tests wait for it"))]
@@ -43,7 +43,7 @@ pub(super) struct Keeper {
 /// The file.
 struct Log {
     path: PathBuf,
-    /// None after an error, until it is opened again.
+    /// `None` after an error, until it is opened again.
     connection: Option<Connection>,
     /// The number of the last event in it.
     last: u64,
@@ -63,7 +63,7 @@ impl Keeper {
         let last = log.last;
         recent.state().last_id = last;
         if let Some(anew) = &anew {
-            // It is written again with all that is in memory.
+            // The file is written again with all events in memory.
             log.last = 0;
             recent.add(anew);
         }
@@ -77,14 +77,14 @@ impl Keeper {
         Ok(Self { log, recent: recent.clone(), is_new, closing, kept, thread: Some(thread) })
     }
 
-    /// Whether there was no file, and where it is now.
+    /// Whether the file was missing, and the new path of a damaged one.
     pub(super) fn is_new(&self) -> Option<PathBuf> {
         self.is_new.then(|| locked(&self.log).path.clone())
     }
 
-    /// The events from one number up to another that are meant, at most so many: the oldest first or, `backwards`,
-    /// the newest first; an empty list where the file cannot be read now. None where it turned out to be damaged, was
-    /// put aside, and an event tells so. Blocks the thread.
+    /// The matching events between two numbers, at most `limit`: the oldest first or, with `backwards`, the newest
+    /// first; an empty list if the file cannot be read now. `None` if the file was found to be damaged: it was
+    /// renamed, and an event reports it. Blocks the thread.
     pub(super) fn find(
         &self,
         range: (u64, u64),
@@ -136,7 +136,7 @@ fn locked(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
 }
 
 impl Log {
-    /// The file, which is opened, or created, where it is not open.
+    /// The file, which is opened or created if it is not open.
     fn connection(&mut self) -> Result<&mut Connection, DatabaseError> {
         if self.connection.is_none() {
             let opened = match database::open(&self.path, SCHEMA, Journal::Rollback) {
@@ -152,7 +152,7 @@ impl Log {
         self.connection.as_mut().ok_or_else(|| DatabaseError::Damaged("it is not open".into()))
     }
 
-    /// Puts the file aside and begins another one. The numbers of events go on where the last whole one can be read.
+    /// Renames the file and begins a new one. The numbers of events continue, if the last intact one can be read.
     fn begin_anew(&mut self, why: String) -> Result<Occurrence, DatabaseError> {
         self.connection = None;
         let aside = database::put_aside(&self.path)?;
@@ -165,8 +165,8 @@ impl Log {
         Ok(Occurrence::EventsBegunAnew { path, aside: Some(aside.display().to_string()), why })
     }
 
-    /// Writes what has come after the last event in the file. Where the file turns out to be damaged, another one
-    /// begins, which is to be told.
+    /// Writes the events after the last one in the file. If the file is found to be damaged, a new one begins, and
+    /// the caller reports it.
     fn catch_up(&mut self, recent: &Recent) -> Result<Option<Occurrence>, DatabaseError> {
         let anew = match self.append(recent) {
             Err(DatabaseError::Damaged(why)) => self.begin_anew(why)?,
@@ -233,7 +233,7 @@ fn find(
     let limits = [from, to].map(|number| i64::try_from(number).unwrap_or(i64::MAX));
     let mut rows = statement.query(limits)?;
     let mut events = Vec::new();
-    // The number of the row before, and the number that it says comes before it.
+    // The number of the row before, and the number that the row names as the one before it.
     let mut before: Option<(u64, u64)> = None;
     while events.len() < limit {
         let Some(row) = rows.next()? else { break };
@@ -246,7 +246,7 @@ fn find(
             return Err(DatabaseError::Damaged(format!("events are missing beside event {id}")));
         }
         before = Some((id, previous));
-        // One of a later version that makes no sense here is left out.
+        // An event of a later version that this version cannot read is omitted.
         let event = serde_json::from_slice::<Event>(&body);
         events.extend(event.ok().filter(&is_meant));
     }
@@ -321,7 +321,8 @@ mod tests {
         kinds(log).iter().filter(|(_, found)| found == kind).count()
     }
 
-    /// Puts another text of the same length in the place of one, wherever it is: SQLite leaves old copies behind.
+    /// Replaces every occurrence of a text by another of the same length: SQLite leaves old copies of a text in the
+    /// file.
     fn replaced(bytes: &[u8], text: &str, other: &str) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         let mut from = 0;
@@ -375,7 +376,7 @@ mod tests {
         let log = EventLog::open(folder.path());
         (0..100).for_each(|_| log.tell(&drained("iqn.x:aaaa")));
         log.tell(&drained("iqn.x:bbbb"));
-        // Not the last one, which is looked at when the file is opened.
+        // Not the last event, which is checked when the file is opened.
         (0..100).for_each(|_| log.tell(&drained("iqn.x:aaaa")));
         drop(log);
         let bytes = fs::read(&path).expect("read");

@@ -140,7 +140,7 @@ impl EventLog {
         self.recent.add(occurrence);
     }
 
-    /// Tells that there was no file of events, where there was to be one.
+    /// Reports that the file of events was missing.
     pub(crate) fn tell_if_missing(&self) {
         if let Some(path) = self.keeper.as_ref().and_then(Keeper::is_new) {
             let (path, why) = (path.display().to_string(), "it was missing".to_owned());
@@ -178,12 +178,12 @@ impl EventLog {
     /// Those that are meant, newest last: the newest of them if there are more than `limit`, or, after
     /// one that is named, the oldest. Blocks the thread: it reads the file where memory does not do.
     pub(crate) fn query(&self, filter: &Filter, limit: usize) -> Found {
-        // Where the file turned out to be damaged, another one has begun, and an event in memory tells so.
+        // If the file was found to be damaged, a new one has begun, and an event in memory reports it.
         let found = self.look(filter, limit).or_else(|| self.look(filter, limit));
         found.unwrap_or_default()
     }
 
-    /// None where the file turned out to be damaged.
+    /// `None` if the file was found to be damaged.
     fn look(&self, filter: &Filter, limit: usize) -> Option<Found> {
         let recent = self.recent.after(0);
         let oldest = recent.first().map_or(u64::MAX, |event| event.id);

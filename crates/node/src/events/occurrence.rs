@@ -126,15 +126,15 @@ pub(crate) enum Occurrence {
         initiator: String,
         failure: Failure,
     },
-    /// Something is not as it is desired, and the server does without it.
+    /// An object is missing or has a problem.
     Lacks(Problem),
     /// It is as it is desired again.
     LacksNoMore(Lacking),
-    /// A client of the API showed a wrong token.
+    /// A client of the API sent a wrong token.
     ApiTokenRefused {
         peer: SocketAddr,
     },
-    /// Clients of the API at one address showed more of them.
+    /// Clients of the API at one address sent more wrong tokens.
     ApiTokensRefused {
         source: IpAddr,
         count: u64,
@@ -146,15 +146,15 @@ pub(crate) enum Occurrence {
     /// The log of events was damaged or missing, and a new one has begun.
     EventsBegunAnew {
         path: String,
-        /// Where the damaged one is now.
+        /// The new path of the damaged file.
         aside: Option<String>,
         why: String,
     },
-    /// The state was damaged or missing, and its copy has taken its place.
+    /// The state was damaged or missing, and its copy has replaced it.
     StateRepaired {
         path: String,
         why: String,
-        /// Where the damaged one is now.
+        /// The new path of the damaged file.
         aside: Option<String>,
         revision: u64,
     },
@@ -344,15 +344,15 @@ impl Occurrence {
                     .to_owned()
             }
             Self::VolumeError { failure: Failure::NoSpace, .. } => {
-                "what holds it is full: make room on that disk or thin pool, or raise a RAM volume's limit; writes \
-                 work again at once"
+                "its disk or thin pool is full: free space there, or raise a RAM volume's limit; writes then succeed \
+                 at once"
                     .to_owned()
             }
             Self::VolumeError { .. } => {
                 "the store below failed: look at its disk and at the kernel's log".to_owned()
             }
             Self::Lacks(_) => {
-                "do what is said there: the server goes on without it, and takes up by itself what comes back"
+                "follow the problem's text; the server serves everything else meanwhile"
                     .to_owned()
             }
             Self::ApiTokenRefused { .. } | Self::ApiTokensRefused { .. } => {
@@ -361,13 +361,13 @@ impl Occurrence {
                     .to_owned()
             }
             Self::EventsNotKept { .. } => {
-                "make room on the state folder's disk, or make the folder writable; then the file is \
-                 taken up again"
+                "make room on the state folder's disk, or make the folder writable; then the \
+                 server writes the file again"
                     .to_owned()
             }
             Self::EventsBegunAnew { .. } | Self::StateRepaired { .. } | Self::StateCopyReplaced { .. } => {
-                "check the disk of the state folder and the kernel's log; where a person changed the file, \
-                 nothing is to be done"
+                "check the disk of the state folder and the kernel's log; if an administrator changed the \
+                 file, no action is needed"
                     .to_owned()
             }
             Self::StateCopyLost { .. } => {

@@ -1,4 +1,4 @@
-//! What the server is and takes: its version, its process, and the room of its volumes.
+//! The server's version, the resources that its process uses, and the space of its volumes.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,24 +8,24 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSe
 use prometheus_client::metrics::MetricType;
 use sarsen_io::process;
 
-/// The room of an open volume.
+/// The space of an open volume.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumeRoom {
     pub(crate) name: String,
     /// Bytes that initiators see.
     pub(crate) size: u64,
-    /// Bytes that are allocated to it, where that is known.
+    /// Bytes that are allocated to it, where known.
     pub(crate) allocated: Option<u64>,
 }
 
-/// See the module. It has no prefix: all programs give their process the same names.
+/// See the module. These names have no prefix: all programs use the same names for their process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
     volumes: Arc<Mutex<Vec<VolumeRoom>>>,
 }
 
 impl Machine {
-    /// From here on, these are the volumes.
+    /// From now on, these are the volumes.
     pub(super) fn show(&self, volumes: Vec<VolumeRoom>) {
         *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
     }
@@ -43,7 +43,7 @@ impl Collector for Machine {
         let help = "Size of a volume as initiators see it, in bytes";
         let name = "sarsen_volume_size_bytes";
         of_volumes(&mut encoder, &volumes, name, help, |volume| Some(volume.size))?;
-        let help = "Bytes that are allocated to a volume: by its file system, or of memory";
+        let help = "Bytes that are allocated to a volume: by its file system, or in memory";
         let name = "sarsen_volume_allocated_bytes";
         of_volumes(&mut encoder, &volumes, name, help, |volume| volume.allocated)
     }
@@ -51,14 +51,14 @@ impl Collector for Machine {
 
 fn process(encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let Ok(usage) = process::usage() else { return Ok(()) };
-    let help = "Time of processors that the server has taken, in seconds";
+    let help = "CPU time that the server has used, in seconds";
     let name = "process_cpu_seconds";
     encoder
         .encode_descriptor(name, help, None, MetricType::Counter)?
         .encode_counter::<NoLabelSet, _, u64>(&usage.processor_time.as_secs_f64(), None)?;
-    let help = "Memory that the server has, in bytes";
+    let help = "Resident memory of the server, in bytes";
     gauge(encoder, "process_resident_memory_bytes", help, usage.resident_bytes)?;
-    let help = "Address space that the server has, in bytes";
+    let help = "Virtual memory of the server, in bytes";
     gauge(encoder, "process_virtual_memory_bytes", help, usage.virtual_bytes)?;
     gauge(encoder, "process_open_fds", "Open files and sockets", usage.descriptors)?;
     if let Some(limit) = usage.descriptor_limit {

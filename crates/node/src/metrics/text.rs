@@ -3,10 +3,10 @@
 
 use std::fmt::Write as _;
 
-/// What the text is (version 0.0.4).
+/// The content type of the text (version 0.0.4).
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// OpenMetrics text in that format: a counter is called as its samples are, and the end is not marked.
+/// Converts OpenMetrics text to this format: a counter has the name of its samples, and there is no end mark.
 pub(crate) fn of_open_metrics(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut help = None;
@@ -26,7 +26,7 @@ pub(crate) fn of_open_metrics(text: &str) -> String {
                 "unknown" => ("", "untyped"),
                 _ => ("", kind),
             };
-            // A String takes everything.
+            // Writing to a String does not fail.
             if let Some((_, help)) = help.take().filter(|(of, _)| *of == name) {
                 let _ = writeln!(out, "# HELP {name}{suffix} {help}");
             }

@@ -15,7 +15,7 @@ use sarsen_block::{
     Durability, Extent, Geometry, Io, Lba, Reply, Request, Space, Store, Unmap,
 };
 use sarsen_io::file::{self, File, OpenOptions, RunState};
-use tracing::warn;
+use tracing::{info, warn};
 
 pub(crate) use self::backing::Room;
 use super::guarded::report_failed_flush;
@@ -56,13 +56,13 @@ struct State {
     /// Closed once a flush or durable write failed: what the page cache held may be lost, and a
     /// later flush would not say so.
     latch: Arc<Latch>,
-    /// Where it reports that the file cannot be used.
+    /// The store reports here that the file cannot be used.
     health: Arc<Health>,
-    /// Bytes that the file has at least since it was settled; 0 until then.
+    /// Minimum length of the file in bytes, once known; 0 before.
     whole: AtomicU64,
-    /// It was shorter than that once.
+    /// The file was shorter than that once.
     is_truncated: AtomicBool,
-    /// Bytes that its file system keeps for it, and has left, when it was looked at last.
+    /// Bytes that its file system has allocated to it, and bytes that are free there, at the last check.
     allocated: AtomicU64,
     free: AtomicU64,
     file_system: u64,
@@ -108,7 +108,7 @@ impl FileStore {
         }
         let length = wanted_length(&file, options, occasion)?;
         if matches!(occasion, Occasion::Return { had: Some(_), .. }) {
-            // It was served a moment ago, and maybe could not be flushed: what is read is to be what is on the disk.
+            // The volume was closed just now, and the flush may have failed: reads have to return the blocks on disk.
             if !options.read_only {
                 file.sync_data_now().map_err(system("flush it"))?;
             }
@@ -163,12 +163,12 @@ impl FileStore {
                 is_lasting: true,
             },
         };
-        // For its room: nothing else is known of it yet.
+        // Reports its space: the other figures are not known yet.
         store.inspect();
         Ok(store)
     }
 
-    /// Where it reports that its file cannot be used.
+    /// The store reports here that its file cannot be used.
     pub(crate) fn health(&self) -> &Arc<Health> {
         &self.state.health
     }
@@ -212,7 +212,12 @@ impl FileStore {
         let wanted = self.geometry().byte_count();
         let settled = match length >= wanted {
             true => Ok(()),
-            false => self.file.set_length_now(wanted).and_then(|()| self.file.sync_data_now()),
+            false => {
+                if length > 0 {
+                    info!(path = %path.display(), from = length, to = wanted, "the file grows to its volume's size");
+                }
+                self.file.set_length_now(wanted).and_then(|()| self.file.sync_data_now())
+            }
         };
         let settled = settled.map_err(|source| {
             // It has what it has.
@@ -235,7 +240,7 @@ impl FileStore {
                 // The first block that is not there, of a file that was cut short under us.
                 let first = match (source.kind(), file.length()) {
                     (io::ErrorKind::UnexpectedEof, Ok(length)) => {
-                        // From here on all else is refused.
+                        // From now on every other operation is refused.
                         let _ = state.check_backing(&file);
                         extent.lba.0.max(length >> shift)
                     }
@@ -373,7 +378,7 @@ impl FileStore {
             match resized {
                 Ok(()) => {
                     state.block_count.store(block_count, Ordering::Release);
-                    // One that nobody has settled yet has no length that it has to keep.
+                    // While its length is not determined, the file may have any length.
                     if state.whole.load(Ordering::Acquire) != 0 {
                         state.whole.store(bytes, Ordering::Release);
                     }
@@ -560,13 +565,13 @@ fn wanted_length(
     Ok(size)
 }
 
-/// A file that has not all bytes that it had.
+/// A file that has lost some of its bytes.
 fn cut_short(path: &Path, length: u64, had: u64) -> StoreError {
     StoreError::Unfit {
         path: path.to_owned(),
         problem: format!(
-            "has {length} bytes of the {had} that it had: if it is being copied back, it is served when it is \
-             whole; if not, it was cut short"
+            "has {length} bytes of the {had} that it had: if a restore is in progress, the server uses the file \
+             when it is complete; otherwise the file was truncated"
         ),
     }
 }

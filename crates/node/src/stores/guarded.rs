@@ -1,6 +1,6 @@
-//! A store that acts on its volume's [`Health`]: nothing is read or written while the volume is out of service,
-//! and nothing is written after a flush has failed. It stands above all other layers, so that the failed flush of
-//! any of them is seen.
+//! A store that acts on its volume's [`Health`]: it reads and writes nothing while the volume is out of service, and
+//! writes nothing after a failed flush. It is above all other layers, so that it sees the failed flush of each of
+//! them.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ impl GuardedStore {
     }
 }
 
-/// Reports that a flush failed. `place` is the file or device, where the store has one.
+/// Reports a failed flush. `place` is the file or device, if the store has one.
 pub(super) fn report_failed_flush(health: &Health, place: &str, error: &dyn std::fmt::Display) {
     let reason = format!(
         "takes no writes: {place} failed to flush ({error}). Writes since the last flush that succeeded may be \
@@ -64,7 +64,7 @@ impl Store for GuardedStore {
         let health = self.health.clone();
         self.inner.submit(request).map(move |flushed| {
             if let Err(error @ (BlockError::Medium { .. } | BlockError::Stopped)) = &flushed {
-                // The store itself may have reported it, and said more.
+                // The store itself may have reported the failure, with more detail.
                 if health.of(Aspect::Flush) == VolumeHealth::Online {
                     report_failed_flush(&health, "its store", error);
                 }

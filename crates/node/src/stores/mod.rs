@@ -74,7 +74,7 @@ pub(crate) enum Occasion {
         owed: Option<u64>,
         /// The folder of its state was there, too.
         has_state: bool,
-        /// Bytes that its file had when it was served last, where that is known.
+        /// Length of its file in bytes when it was served last, where known.
         had: Option<u64>,
     },
 }
@@ -83,15 +83,17 @@ pub(crate) enum Occasion {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file is not there.
-    #[error("{path} does not exist: create it, or give the volume a size to have it made")]
+    #[error(
+        "{path} does not exist: correct the path, or give a disk a size to have its file created"
+    )]
     NotFound {
         /// The file.
         path: PathBuf,
     },
     /// The file of a volume that was there before, or the folder of its state, is not.
     #[error(
-        "{path}, which the volume had, is not there, and nothing empty is put in its place: mount its file \
-         system, or bring it back"
+        "{path} does not exist, and no empty file is created in its place: mount its file system, or restore the \
+         file"
     )]
     Gone {
         /// The file.
@@ -177,7 +179,7 @@ pub(crate) struct Opened {
     pub(crate) memory: Option<Arc<RamStore>>,
     /// The file that is, which may have to be settled.
     pub(crate) file: Option<Arc<FileStore>>,
-    /// Where it reports that its backing cannot be used.
+    /// The store reports here that its backing cannot be used.
     pub(crate) health: Arc<Health>,
 }
 

@@ -62,7 +62,7 @@ impl RamStore {
         Ok(Self { block_size, block_count, region, written, limit, taken })
     }
 
-    /// The memory that it takes, and may still take.
+    /// The memory that it uses, and may still use.
     pub(crate) fn room(&self) -> Room {
         let bytes = |pages: i64| pages.max(0) as u64 * PAGE as u64;
         let taken = self.taken.load(Ordering::Relaxed);

@@ -69,7 +69,7 @@ pub struct Way {
     pub portal: Place,
     /// The portal's group, where it is known.
     pub group: Option<u16>,
-    /// It is reached by TLS alone.
+    /// The portal accepts only TLS.
     pub tls: bool,
     /// iSCSI name.
     pub target: String,
@@ -99,8 +99,8 @@ pub struct Client<'a> {
     pub secret_file: &'a str,
 }
 
-/// The ways to a target of a server: one by each of its portals. A portal that listens on a loopback address is no
-/// way for a client, unless the target has no other.
+/// The ways to a target of a server: one for each of its portals. A portal at a loopback address is no way for a
+/// client, unless the target has no other.
 pub fn ways(target: &Target, client: Client<'_>) -> Vec<Way> {
     let Client { host, user, secret_file } = client;
     let account = target.account.as_deref().unwrap_or("USER");
@@ -122,7 +122,7 @@ pub fn ways(target: &Target, client: Client<'_>) -> Vec<Way> {
     portals.into_iter().filter_map(way).collect()
 }
 
-/// Whether only this machine reaches it.
+/// Whether only this machine can reach it.
 pub fn is_local(portal: &TargetPortal) -> bool {
     portal.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback())
 }
@@ -133,7 +133,7 @@ pub fn own_name() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Whether a name or address means the machine itself, wherever it is used.
+/// Whether a name or address always means the local machine.
 pub(crate) fn is_own(host: &str) -> bool {
     let address = host.trim_matches(['[', ']']).parse();
     host == "localhost" || address.is_ok_and(|address: IpAddr| address.is_loopback())

@@ -287,10 +287,10 @@ pub struct Negotiation<'a> {
 }
 
 impl Negotiation<'_> {
-    /// Takes an operational key and gives the answer, if one is due. Keys of login that are not
-    /// operational (names, SessionType, AuthMethod) are the login machine's and not passed here.
-    /// Keys that have no use in a discovery session get a value all the same: RFC 7143 §6.2 lets a
-    /// target answer Irrelevant, but some initiators do not take that.
+    /// Takes an operational key and returns the answer, if one is due. Keys of login that are not operational (names,
+    /// SessionType, AuthMethod) belong to the login machine and are not passed here. Keys without a use in a
+    /// discovery session still get a value: RFC 7143 §6.2 permits the answer Irrelevant, but some initiators do not
+    /// accept it.
     pub fn answer(&mut self, key: &Key, value: &str) -> Option<String> {
         match key.kind {
             Kind::Declaration | Kind::TargetDeclaration | Kind::Request => None,
@@ -366,8 +366,7 @@ impl Negotiation<'_> {
             "ErrorRecoveryLevel" if self.session_type == SessionType::Discovery => 0,
             "MaxConnections" => self.offer.max_connections,
             "MaxBurstLength" => self.offer.max_burst_length,
-            // RFC 7143 §13.14: no more than MaxBurstLength, which is negotiated before it where both
-            // come together.
+            // RFC 7143 §13.14: no more than MaxBurstLength, which is negotiated first if a request has both.
             "FirstBurstLength" => {
                 self.offer.first_burst_length.min(self.parameters.max_burst_length)
             }

@@ -1,7 +1,7 @@
 //! iSCSI (RFC 7143).
 //!
-//! [`framer`] cuts PDUs from the stream for both sides; [`keys`] holds the negotiation table,
-//! [`name`] the form of names; [`output`] gathers what is to be sent; [`chap`] is what authentication computes; [`target`] and
+//! [`framer`] cuts PDUs from the stream for both sides; [`keys`] holds the negotiation table, [`name`] the form of
+//! names; [`output`] collects data to send; [`chap`] has the computations of authentication; [`target`] and
 //! [`initiator`] are the two ends.
 
 pub mod chap;

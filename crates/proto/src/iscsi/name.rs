@@ -6,9 +6,9 @@ use sarsen_wire::iscsi::MAX_NAME_LENGTH;
 
 /// The name in the form in which names are compared, or `None` if the text is not an iSCSI name.
 ///
-/// Upper case is folded, as RFC 3722 §4 does it; the digits of eui and naa names stay as they came,
-/// since RFC 7143 §4.2.7.5 itself writes them in upper case. Other steps of the profile
-/// (normalisation, bidirectional text) concern whoever makes a name of what a person typed.
+/// Upper case is folded, as RFC 3722 §4 does it; the digits of eui and naa names stay unchanged, since RFC 7143
+/// §4.2.7.5 itself writes them in upper case. Other steps of the profile (normalisation, bidirectional text) concern
+/// programs that make a name from a person's input.
 pub fn canonical(text: &str) -> Option<String> {
     let (designator, rest) = text.split_once('.')?;
     let name = match designator.to_ascii_lowercase().as_str() {
@@ -35,8 +35,8 @@ fn qualified(rest: &str) -> Option<String> {
     (is_dated && folded.chars().all(is_permitted)).then_some(folded)
 }
 
-/// What RFC 3722 §6 leaves, after folding. The underscore is not among it, but QEMU puts the name
-/// of its guest into its own.
+/// The characters that RFC 3722 §6 permits after folding. The underscore is not among them, but QEMU puts the name of
+/// its guest into its own name.
 fn is_permitted(character: char) -> bool {
     match character {
         'a'..='z' | '0'..='9' | '-' | '.' | ':' | '_' => true,

@@ -42,7 +42,7 @@ enum Hold {
     Shared(Rc<Charged>),
 }
 
-/// Data, and what its memory is charged to until it is dropped.
+/// Data, and the grant for its memory until it is dropped.
 struct Charged {
     data: Data,
     _charge: Option<Charge>,
@@ -79,7 +79,7 @@ impl Run {
 pub struct Payload(Rc<Charged>);
 
 impl Payload {
-    /// Bytes of memory that it alone holds.
+    /// Bytes of memory that only this payload holds.
     pub(crate) fn memory(&self) -> usize {
         self.0.data.memory()
     }
@@ -129,7 +129,7 @@ impl Output {
         self.finish_arena(start, segment_start);
     }
 
-    /// Bytes of memory that headers and short payloads take.
+    /// Bytes of memory that headers and short payloads use.
     pub(crate) const fn arena_memory(&self) -> usize {
         self.arena.capacity()
     }
@@ -139,7 +139,7 @@ impl Output {
         self.charged_payload(data, None)
     }
 
-    /// The same with what its memory is charged to.
+    /// The same with the grant for its memory.
     pub(crate) fn charged_payload(&self, data: Data, charge: Option<Charge>) -> Payload {
         Payload(Rc::new(self.charged(data, charge)))
     }

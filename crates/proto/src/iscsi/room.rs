@@ -1,12 +1,12 @@
 //! Memory for the data of commands. Every byte is charged to one [`Budget`] before it is allocated.
 //!
-//! A connection borrows from the budget through its [`Room`]: a small reserve for as long as it
-//! lives, and more while its commands need more. The more urgent a need, the more of the budget it
-//! may use ([`Need`]), so that data which can wait never takes the place of data which cannot.
+//! A connection borrows from the budget through its [`Room`]: a small reserve for its whole life, and more while its
+//! commands need more. The more urgent a need is, the more of the budget it may use ([`Need`]), so that data which
+//! can wait never displaces data which cannot.
 //!
-//! A command that finds no room waits in the budget's queue. The first of that queue may go on
-//! without room, one at a time ([`Kind::Alone`]). That is the one command that the budget does not
-//! cover, and the reason why every command goes on at last, however large it is.
+//! A command that finds no memory waits in the budget's queue. The first of that queue may proceed without memory
+//! from the budget, one at a time ([`Kind::Alone`]). The budget does not cover this one command. So every command
+//! proceeds in the end, however large it is.
 
 #[cfg(test)]
 mod tests;
@@ -18,32 +18,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
-/// What a connection keeps of the budget between commands, so that short commands touch nothing
-/// that cores share.
+/// Memory that a connection retains from the budget between commands, so that short commands use no data that cores
+/// share.
 const RESERVE: usize = 64 << 10;
-/// All reserves together take at most this part of the budget. Connections beyond have none.
+/// All reserves together take at most this part of the budget. Further connections have none.
 const RESERVES_PART: usize = 16;
-/// A loan is a multiple of this, while much is left.
+/// While much memory is left, a loan is a multiple of this.
 const CHUNK: usize = 1 << 20;
-/// So many of the queue are looked at when memory comes back. The others go on when they are first.
+/// Number of waiting connections that try again when memory is returned. The others try again when they are first.
 const LOOKED_AT: usize = 64;
-/// The first bytes of a connection: one write whose data is all of the first burst.
+/// The reserve of a connection: enough for one write whose data is all in the first burst.
 const FIRST: usize = 264 << 10;
 
-/// How urgent memory is: how much of the budget may be lent after it.
+/// The urgency of a need for memory: how much of the budget may be lent after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
-    /// A command that can wait: three quarters, and no more than half of what is left of them at
-    /// once, so that short commands pass where long ones find no room.
+    /// A command that can wait may use three quarters, and at most half of the rest of them at once, so that short
+    /// commands proceed where long ones find no memory.
     Solicited,
-    /// Data that comes unasked, and is refused if there is no room: seven eighths.
+    /// Unsolicited data, which is refused if there is no memory, may use seven eighths.
     Unasked,
-    /// A connection that has next to nothing: all.
+    /// A connection that has almost nothing may use all.
     First,
 }
 
 impl Need {
-    /// What it may take of a budget that has lent so much.
+    /// The memory that this need may take of a budget of which this much is lent.
     const fn most(self, limit: usize, lent: usize) -> usize {
         match self {
             Self::Solicited => (limit / 4 * 3).saturating_sub(lent) / 2,
@@ -58,16 +58,16 @@ impl Need {
 pub struct Budget {
     limit: AtomicUsize,
     lent: AtomicUsize,
-    /// Of what is lent, the reserves.
+    /// The part of the lent memory that belongs to reserves.
     reserved: AtomicUsize,
-    /// What the command has that goes on without room.
+    /// Memory of the command that proceeds outside the budget.
     alone: AtomicUsize,
     waits: AtomicUsize,
     refusals: AtomicUsize,
     /// Length of the queue.
     waiting: AtomicUsize,
     queue: Mutex<Queue>,
-    /// What each connection has charged.
+    /// Charged memory of each connection.
     accounts: Mutex<Vec<Weak<AtomicUsize>>>,
 }
 
@@ -75,16 +75,16 @@ pub struct Budget {
 struct Queue {
     last: u64,
     waiting: BTreeMap<u64, Waiting>,
-    /// A command goes on without room.
+    /// A command proceeds outside the budget.
     has_alone: bool,
 }
 
-/// A connection whose next command waits for room.
+/// A connection whose next command waits for memory.
 #[derive(Debug)]
 struct Waiting {
     need: Need,
     bytes: usize,
-    /// It is to try again.
+    /// The connection is to try again.
     is_called: bool,
     waker: Option<Waker>,
 }
@@ -115,14 +115,14 @@ impl Budget {
         }
     }
 
-    /// Changes the limit. Memory that is lent beyond it comes back as commands end.
+    /// Changes the limit. Memory that is lent beyond it is returned as commands end.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::SeqCst);
         self.call_waiting();
     }
 
-    /// Bytes that are charged for commands' data now. At most the limit, the largest transfer of one
-    /// command, and what `Room::charge` adds.
+    /// Bytes that are charged for commands' data now. The maximum is the limit, plus the largest transfer of one
+    /// command, plus the memory that `Room::charge` adds.
     pub fn charged(&self) -> usize {
         let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let charged: usize = accounts
@@ -133,7 +133,7 @@ impl Budget {
         charged + self.alone.load(Ordering::Relaxed)
     }
 
-    /// Bytes that connections have borrowed, with what they keep for commands to come.
+    /// Bytes that connections have borrowed, including the memory that they retain for later commands.
     #[cfg(test)]
     pub(crate) fn lent(&self) -> usize {
         self.lent.load(Ordering::Relaxed)
@@ -144,12 +144,12 @@ impl Budget {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// How often data that came unasked was discarded, and its command refused.
+    /// How often unsolicited data was discarded, and its command refused.
     pub fn refusals(&self) -> usize {
         self.refusals.load(Ordering::Relaxed)
     }
 
-    /// Whether nothing is left for data that can wait.
+    /// Whether no memory is left for data that can wait.
     pub(crate) fn is_short(&self) -> bool {
         let (limit, lent) = (self.limit.load(Ordering::Relaxed), self.lent.load(Ordering::Relaxed));
         Need::Solicited.most(limit, lent) == 0
@@ -163,7 +163,7 @@ impl Budget {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lends a chunk if much is left, else `bytes`, else nothing.
+    /// Lends a chunk if much memory is left, else `bytes`, else nothing.
     fn lend(&self, need: Need, bytes: usize) -> Option<usize> {
         let limit = self.limit.load(Ordering::Relaxed);
         let mut lent = self.lent.load(Ordering::SeqCst);
@@ -205,14 +205,14 @@ impl Budget {
     }
 
     fn give_back(&self, loan: usize) {
-        // Ordered before the look at the queue: see [`Room::admit`].
+        // This store has to precede the read of the queue: see [`Room::admit`].
         self.lent.fetch_sub(loan, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.call_waiting();
         }
     }
 
-    /// Tells those to try again for which there is room now, and the first if it may go on alone.
+    /// Wakes the connections for which there is memory now, and the first one if it may proceed outside the budget.
     #[cold]
     fn call_waiting(&self) {
         let limit = self.limit.load(Ordering::Relaxed);
@@ -230,7 +230,7 @@ impl Budget {
         }
     }
 
-    /// Gives the place of the command that goes on without room to the first of the queue.
+    /// Passes the permission to proceed outside the budget to the first of the queue.
     fn go_alone(&self, ticket: u64, bytes: usize) -> bool {
         let mut queue = self.queue();
         let is_first = queue.waiting.first_key_value().is_some_and(|(first, _)| *first == ticket);
@@ -248,7 +248,7 @@ impl Budget {
         self.call_waiting();
     }
 
-    /// Waits for so much, at the end of the queue or in the place that a connection has already.
+    /// Waits for this many bytes, at the end of the queue or in the place that a connection has already.
     fn join_queue(&self, ticket: Option<u64>, need: Need, bytes: usize) -> u64 {
         let mut queue = self.queue();
         let ticket = ticket.unwrap_or_else(|| {
@@ -273,18 +273,18 @@ impl Budget {
     }
 }
 
-/// What memory is charged for.
+/// The use of charged memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Data that comes unasked.
+    /// Unsolicited data.
     Unasked,
-    /// Data that a command asked for, or reads.
+    /// Data that a command requested by R2T, or reads.
     Solicited,
-    /// The same, beside the budget.
+    /// The same, outside the budget.
     Alone,
 }
 
-/// Memory that is charged to a connection. It has to be given back to the [`Room`] that gave it.
+/// Memory that is charged to a connection. It has to be returned to the [`Room`] from which it came.
 #[derive(Debug)]
 #[must_use = "memory that is not given back is lost to all"]
 pub(crate) struct Grant {
@@ -292,31 +292,31 @@ pub(crate) struct Grant {
     kind: Kind,
 }
 
-/// What the commands of one connection take.
+/// The memory of one connection's commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Room(Rc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     budget: Arc<Budget>,
-    /// Commands that can wait take at most this together; one always may.
+    /// Maximum for all commands that can wait together; one command may always proceed.
     limit: usize,
-    /// Bytes that are charged, of the loan. Others only read it.
+    /// Charged bytes of the loan. Other threads only read them.
     taken: Arc<AtomicUsize>,
-    /// Bytes of commands that can wait, with what the budget does not cover.
+    /// Bytes of commands that can wait, including memory outside the budget.
     solicited: Cell<usize>,
-    /// Borrowed from the budget, with the reserve.
+    /// Bytes borrowed from the budget, including the reserve.
     loan: Cell<usize>,
     reserve: Cell<usize>,
-    /// A command of its goes on beside the budget.
+    /// One of its commands proceeds outside the budget.
     is_alone: Cell<bool>,
     /// The place in the budget's queue.
     ticket: Cell<Option<u64>>,
 }
 
 impl Room {
-    /// A connection whose commands that can wait may take `limit` bytes of the budget, and a little more
-    /// for what the alignment of buffers costs.
+    /// A connection whose waiting commands may take `limit` bytes of the budget, and a little more because buffers
+    /// are aligned.
     pub(crate) fn new(budget: Arc<Budget>, limit: usize) -> Self {
         let taken: Arc<AtomicUsize> = Arc::default();
         let limit = limit + limit / 32;
@@ -339,22 +339,22 @@ impl Room {
         }))
     }
 
-    /// Takes memory for data that comes unasked, if there is any.
+    /// Takes memory for unsolicited data, if there is any.
     #[inline]
     pub(crate) fn take_unasked(&self, bytes: usize) -> Option<Grant> {
         let kind = Kind::Unasked;
         self.0.take(Need::Unasked, bytes).then_some(Grant { bytes, kind })
     }
 
-    /// Takes memory for a command that can wait. If the connection has its share, the command waits
-    /// for others of the connection. If the budget has no room, the connection is in the budget's
-    /// queue afterwards, and [`Self::poll`] tells when to try again.
+    /// Takes memory for a command that can wait. If the connection uses its share, the command waits for other
+    /// commands of the connection. If the budget has no memory, the connection joins the budget's queue, and
+    /// [`Self::poll`] reports when to try again.
     #[inline]
     pub(crate) fn admit(&self, bytes: usize) -> Option<Grant> {
         let inner = &*self.0;
         let solicited = inner.solicited.get();
         if solicited > 0 && solicited.saturating_add(bytes) > inner.limit {
-            // The first of the queue must not be one that waits for itself.
+            // The first of the queue must not wait for itself.
             self.stop_waiting();
             return None;
         }
@@ -367,7 +367,7 @@ impl Room {
         Some(Grant { bytes, kind })
     }
 
-    /// Nothing waits for the budget any more.
+    /// No command waits for the budget any more.
     #[inline]
     pub(crate) fn stop_waiting(&self) {
         if let Some(ticket) = self.0.ticket.take() {
@@ -399,15 +399,15 @@ impl Room {
         self.0.give_back(bytes, kind);
     }
 
-    /// Charges memory that is there already, whatever is left: that of a task which another
-    /// connection gave up, or of an answer that is longer than its command was expected to need.
+    /// Charges memory that exists already, even beyond the budget: memory of a task that another connection gave up,
+    /// or of an answer that is longer than expected.
     pub(crate) fn charge(&self, bytes: usize) -> Grant {
         let Grant { bytes, .. } = self.charge_unasked(bytes);
         self.0.solicited.set(self.0.solicited.get() + bytes);
         Grant { bytes, kind: Kind::Solicited }
     }
 
-    /// The same where the connection's commands need not wait for it.
+    /// The same for memory for which the connection's commands need not wait.
     pub(crate) fn charge_unasked(&self, bytes: usize) -> Grant {
         let inner = &*self.0;
         if !inner.take(Need::Solicited, bytes) {
@@ -418,7 +418,7 @@ impl Room {
         Grant { bytes, kind: Kind::Unasked }
     }
 
-    /// Keeps `bytes` of what a command had, for its answer, until that is dropped.
+    /// Keeps `bytes` of a command's memory for its answer, until the answer is dropped.
     #[inline]
     pub(crate) fn keep(&self, grant: Option<Grant>, bytes: usize) -> Option<Charge> {
         if bytes == 0 {
@@ -428,7 +428,7 @@ impl Room {
             return None;
         }
         let grant = match grant {
-            // The place beside the budget is whole until its data has gone.
+            // The place outside the budget stays taken until the data has been sent.
             Some(grant) if grant.kind == Kind::Alone && bytes <= grant.bytes => grant,
             Some(Grant { bytes: had, kind: Kind::Solicited }) if bytes <= had => {
                 self.0.give_back(had - bytes, Kind::Solicited);
@@ -445,7 +445,7 @@ impl Room {
         Some(self.charge_of(grant))
     }
 
-    /// A grant that gives itself back.
+    /// A grant that is returned when it is dropped.
     pub(crate) fn charge_of(&self, grant: Grant) -> Charge {
         Charge { room: self.clone(), bytes: grant.bytes, kind: grant.kind }
     }
@@ -472,7 +472,7 @@ impl Inner {
         true
     }
 
-    /// Borrows what is missing to `sum` bytes.
+    /// Borrows the missing bytes up to `sum`.
     fn borrow(&self, need: Need, sum: usize) -> bool {
         let need = if sum <= FIRST { Need::First } else { need };
         if self.reserve.get() == 0 && self.budget.lend_reserve() {
@@ -487,7 +487,7 @@ impl Inner {
         true
     }
 
-    /// Waits for the budget, or goes on alone.
+    /// Waits for the budget, or proceeds outside it.
     #[cold]
     fn admit_waiting(&self, bytes: usize) -> Option<Kind> {
         let sum = self.taken().saturating_add(bytes);
@@ -495,7 +495,7 @@ impl Inner {
         let missing = sum.saturating_sub(self.loan.get());
         let ticket = self.budget.join_queue(self.ticket.get(), need, missing);
         self.ticket.set(Some(ticket));
-        // Memory that came back before the queue was joined called nobody.
+        // Memory that was returned before this connection joined the queue has woken no connection.
         if self.take(Need::Solicited, bytes) {
             return Some(Kind::Solicited);
         }
@@ -523,8 +523,8 @@ impl Inner {
         }
     }
 
-    /// Gives back what is borrowed and not needed: all at the end of the last command; else what is
-    /// much, or what others wait for.
+    /// Returns unused loans: all of them at the end of the last command; otherwise large parts, or memory for which
+    /// other connections wait.
     fn repay(&self, taken: usize) {
         let loan = self.loan.get();
         let needed = taken.max(self.reserve.get());
@@ -552,8 +552,8 @@ impl Drop for Inner {
     }
 }
 
-/// Memory that gives itself back: that of an answer, which ends when it has been sent and is not
-/// kept any more.
+/// Memory that is returned when it is dropped: the memory of an answer, until the answer has been sent and is no
+/// longer retained.
 #[derive(Debug)]
 pub(crate) struct Charge {
     room: Room,

@@ -118,8 +118,8 @@ impl BlockCdb {
         ((block_count as usize) << geometry.block_size.shift()) + block_count as usize * tags
     }
 
-    /// Leaves the blocks of a READ out that the initiator does not expect: memory is charged for what it
-    /// expects. Gives their length, which it is told as the residual (RFC 7143 §11.4.5).
+    /// Omits the blocks of a READ that the initiator does not expect: memory is charged for the expected ones.
+    /// Returns their length, which the initiator receives as the residual (RFC 7143 §11.4.5).
     fn leave_out_unexpected(&mut self, expected: Option<u64>, geometry: Geometry) -> u64 {
         let whole = self.byte_count_in(geometry, self.extent.block_count) as u64;
         match expected {

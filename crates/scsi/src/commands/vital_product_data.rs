@@ -101,10 +101,9 @@ const UNMAP_GRANULARITY_ALIGNMENT_VALID: u32 = 0x8000_0000;
 
 /// OPTIMAL UNMAP GRANULARITY in blocks; `None` reports nothing, which SBC-3 6.6.4 allows.
 ///
-/// QEMU (7.2 and before) builds a map of allocated clusters from a reported granularity of 4 KiB to
-/// 16 MiB, and then asks for the status of a range that is aligned to 512 bytes alone: with larger
-/// blocks it aborts. Where nothing is reported, initiators take the physical block size instead, which
-/// READ CAPACITY (16) reports.
+/// QEMU (7.2 and before) builds a map of allocated clusters from a reported granularity of 4 KiB to 16 MiB, and then
+/// asks for the status of a range that is aligned only to 512 bytes: with larger blocks it aborts. If the granularity
+/// is not reported, initiators use the physical block size instead, which READ CAPACITY (16) reports.
 fn reported_unmap_granularity(unit: &LogicalUnit, unmap: Unmap) -> Option<u32> {
     (unit.geometry().block_size == BlockSize::B512).then_some(unmap.granularity_blocks)
 }

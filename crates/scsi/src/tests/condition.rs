@@ -1,4 +1,4 @@
-//! What initiators are told of a unit whose backing is out of service.
+//! The responses to initiators of a unit whose backing is out of service.
 
 use crate::testing::*;
 use crate::{Condition, SenseKey, Status};

@@ -259,7 +259,7 @@ fn sbc3_6_4_5_the_log_tells_what_is_used_and_what_is_left() {
     assert_eq!(page[16..], [0, 2, 0x23, 8, 0, 0, 0, 1, 1, 0, 0, 0], "half is used");
 }
 
-/// 1 TiB of promises over so many blocks of room.
+/// 1 TiB of size over this many blocks of space.
 struct Promise {
     used_blocks: u64,
     available_blocks: u64,
@@ -283,7 +283,7 @@ impl Store for Promise {
     }
 }
 
-/// What the first write to such a unit leads to.
+/// The response to the first write to such a unit.
 fn first_write(used_blocks: u64, available_blocks: u64) -> Option<u16> {
     let store = Promise { used_blocks, available_blocks };
     let characteristics = store.characteristics();

@@ -1,4 +1,4 @@
-//! Commands that the store does not end: they are written off, and hold the unit until they end.
+//! Commands that the store does not end: they are written off, and block the unit until they end.
 
 use crate::testing::*;
 use crate::{

@@ -1,5 +1,5 @@
-//! What the types do not say of what the server takes: which texts, how long, how many, and which object at which
-//! path.
+//! Facts about the server's input that the types do not express: permitted texts, lengths and numbers, and the object
+//! at each path.
 
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ const LIST: &str = "/v1/config/{kind}";
 const ONE: &str = "/v1/config/{kind}/{name}";
 const SCHEMAS: &str = "/components/schemas";
 
-/// Makes of a document one that is exact.
+/// Makes a document exact.
 pub(super) fn tighten(document: &mut Value) {
     for (schema, property, facts) in properties() {
         let at = format!("{SCHEMAS}/{schema}/properties/{property}");
@@ -40,7 +40,7 @@ fn words<T>(of: &[(&'static str, T)]) -> Vec<&'static str> {
     of.iter().map(|(word, _)| *word).collect()
 }
 
-/// What is to be known of properties beyond their types.
+/// Facts about properties beyond their types.
 fn properties() -> Vec<(&'static str, &'static str, Value)> {
     let algorithms = || json!({ "items": { "type": "string", "enum": words(&ALGORITHMS) } });
     let group = || json!({ "maximum": u16::MAX });
@@ -80,7 +80,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
     ]
 }
 
-/// The same of parameters, by their names: one name means one thing wherever it is.
+/// Facts about parameters, by name: one name has the same meaning everywhere.
 fn parameters_known() -> [(&'static str, Value); 9] {
     [
         ("sarsen-author", json!({ "minLength": 1, "maxLength": AUTHOR_LENGTH })),
@@ -95,7 +95,7 @@ fn parameters_known() -> [(&'static str, Value); 9] {
     ]
 }
 
-/// Adds facts to a schema; one that allows null allows it among words as well.
+/// Adds facts to a schema. If the schema allows null, its list of words allows null, too.
 fn add(schema: &mut Map<String, Value>, facts: Value) {
     let is_nullable = schema
         .get("type")
@@ -118,7 +118,7 @@ fn operations(document: &mut Value) -> impl Iterator<Item = &mut Map<String, Val
         .filter(|operation| operation.contains_key("responses"))
 }
 
-/// Gives each kind of object its paths, with a body of its own, in place of those that are for all kinds.
+/// Replaces the paths for all kinds by paths for each kind, each with its own body.
 fn each_kind(document: &mut Value) {
     let limits = json!({
         "type": "object",
@@ -144,7 +144,7 @@ fn each_kind(document: &mut Value) {
         }
     }
     if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
-        // It was for paths of several kinds.
+        // The operation was for paths of several kinds.
         schemas.remove("Only");
     }
 }
@@ -179,7 +179,7 @@ fn path_of(any: &Value, kind: Kind, methods: &[&str]) -> Value {
     Value::Object(methods.iter().map(of).collect())
 }
 
-/// A merge patch (RFC 7396) of an object: none of its keys has to be there, and null takes one away that need not be.
+/// A merge patch (RFC 7396) of an object: every key is optional, and null removes an optional one.
 fn patch_of(schema: &Value) -> Value {
     let mut patch = schema.clone();
     let Some(fields) = patch.as_object_mut() else { return patch };

@@ -1,5 +1,5 @@
-//! Values that a document writes in more than one way. Each is read straight into its type: a value that is first
-//! kept as it came, to be tried as one thing and then as another, takes many times its own length.
+//! Values that a document may write in more than one way. Each is read directly into its type: storing a value first,
+//! to try one type and then another, takes many times its own length.
 
 use std::collections::BTreeMap;
 use std::fmt;

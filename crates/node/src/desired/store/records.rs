@@ -1,5 +1,5 @@
-//! One file of the state: a SQLite database of records, each with a checksum, and a head that counts and sums up all of
-//! them in the same transaction. A record that is damaged, missing or old is found when the file is opened.
+//! One file of the state: a SQLite database of records. Each record has a checksum, and a head has the count and sum
+//! of all of them, in the same transaction. A damaged, missing or old record is found when the file is opened.
 
 use std::path::Path;
 
@@ -19,14 +19,14 @@ const SCHEMA: Schema = Schema {
 
 type Checksum = [u8; CHECKSUM_LENGTH];
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// An object of the document, by its key, as JSON.
     Object,
     /// A revision of the history, by its [name](revision_name), as JSON.
     Revision,
-    /// The length that a file has before it grows, by its volume's serial number, as decimal digits.
+    /// The current length of a file that is to grow, by its volume's serial number, as decimal digits.
     Growth,
 }
 
@@ -42,15 +42,15 @@ impl Kind {
     }
 }
 
-/// The name of a revision's record: in the order of their numbers.
+/// The name of a revision's record. Names sort in the order of revision numbers.
 pub(super) fn revision_name(revision: u64) -> String {
     format!("{revision:020}")
 }
 
-/// What the file as a whole holds. Two files with the same head hold the same records.
+/// Summary of the whole file. Two files with the same head have the same records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Of the state.
+    /// The revision of the state.
     pub(super) revision: u64,
     /// Transactions since the file was created.
     pub(super) commits: u64,
@@ -77,7 +77,7 @@ impl Head {
     }
 }
 
-/// A record that is written, or deleted where it has no body.
+/// A record to write, or to delete if it has no body.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) kind: Kind,
@@ -85,12 +85,12 @@ pub(super) struct Row {
     pub(super) body: Option<Vec<u8>>,
 }
 
-/// On what a transaction builds.
+/// The content that a transaction expects.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Base<'a> {
-    /// On a file with this head alone.
+    /// Only a file with this head.
     Head(&'a Head),
-    /// On any: but for the history, what is written is all that there is.
+    /// Any file: the written records replace all others, except the history.
     Any,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn create(path: &Path) -> Result<(), DatabaseError> {
     database::create(path, SCHEMA, |connection| write_head(connection, &Head::default()))
 }
 
-/// Opens a file and checks all of it; gives each record to `each`.
+/// Opens a file and checks all of it; passes each record to `each`.
 pub(super) fn open(
     path: &Path,
     mut each: impl FnMut(Kind, &str, &[u8]) -> Result<(), String>,
@@ -114,7 +114,7 @@ pub(super) fn reopen(path: &Path) -> Result<Connection, DatabaseError> {
     database::open(path, SCHEMA, Journal::WriteAhead)
 }
 
-/// What the head of a damaged file says, if the head itself is whole.
+/// The head of a damaged file, if the head itself is intact.
 pub(super) fn head_of_damaged(path: &Path) -> Option<Head> {
     let connection = database::open_damaged(path).ok()?;
     read_head(&connection).ok()
@@ -155,7 +155,7 @@ fn text(value: rusqlite::types::ValueRef<'_>) -> Result<&str, DatabaseError> {
     Ok(value.as_str().map_err(rusqlite::Error::from)?)
 }
 
-/// Writes rows in one transaction, which is on the disk when this returns. None where the file has another head.
+/// Writes rows in one transaction, which is on disk when this returns. Returns `None` if the file has another head.
 pub(super) fn write(
     connection: &mut Connection,
     base: Base<'_>,
@@ -177,7 +177,7 @@ pub(super) fn write(
     Ok(Some(head))
 }
 
-/// The revisions before one, the last of them first.
+/// The revisions before a given one, the latest first.
 pub(super) fn revisions(
     connection: &Connection,
     before: u64,
@@ -204,7 +204,7 @@ fn record_checksum(kind: Kind, name: &str, body: &[u8]) -> Checksum {
     checksum(&[kind.name().as_bytes(), name.as_bytes(), body])
 }
 
-/// Deletes all but the history.
+/// Deletes all records except the history.
 fn clear(transaction: &Transaction<'_>, head: &mut Head) -> Result<(), DatabaseError> {
     let history = Kind::Revision.name();
     let mut statement = transaction.prepare("SELECT checksum FROM record WHERE kind <> ?1")?;

@@ -20,7 +20,7 @@ fn all(list: &[&Object]) -> Objects {
     list.iter().map(|object| (object.key(), Arc::new((*object).clone()))).collect()
 }
 
-/// Makes a host of each name the only one, in a revision of its own.
+/// Makes each of the names in turn the only host, each in its own revision.
 fn keep(store: &Store, from: u64, names: &[&str]) {
     for (number, name) in (from..).zip(names) {
         let host = host(name);
@@ -84,7 +84,7 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
     let (a, b) = (host("a"), host("b"));
     let before = locked(&store.files).head;
     keep(&store, 1, &["a"]);
-    // As if the client had been answered with an error.
+    // As if the client had received an error.
     locked(&store.files).head = before;
     let told = store.commit(&revision(1), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
     assert!(told.expect("kept").is_none());
@@ -155,7 +155,7 @@ fn a_state_that_is_damaged_or_missing_is_repaired_from_its_copy_and_put_aside() 
     let whole = fs::read(&path).expect("read");
     let mut damages: Vec<Vec<u8>> =
         vec![Vec::new(), b"text".to_vec(), whole[..whole.len() / 2].to_vec()];
-    // In the header of SQLite, and a text wherever it is: SQLite leaves old copies behind.
+    // In the header of SQLite, and every occurrence of a text: SQLite leaves old copies of a text in the file.
     for place in [18, 28, 100] {
         let mut damaged = whole.clone();
         damaged[place] ^= 0x01;
@@ -198,7 +198,7 @@ fn a_copy_that_is_damaged_missing_or_behind_is_replaced() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join(COPY);
     let old = superseded(folder.path(), &path);
-    // Behind, as after a kill between the two: no event.
+    // The copy is behind, as after a kill between the two transactions: no event.
     for (content, repairs) in [
         (Some(old), vec![]),
         (Some(b"x".to_vec()), vec!["copy replaced"]),
@@ -222,7 +222,7 @@ fn an_older_state_in_the_place_of_the_last_one_is_refused() {
     fs::write(&path, old).expect("written");
     let message = refusal(folder.path());
     assert!(message.contains("revision 1") && message.contains("revision 2"), "{message}");
-    assert!(message.contains("move the file away that is wrong"), "{message}");
+    assert!(message.contains("move the wrong file to another place"), "{message}");
     // Which is what there is to do.
     fs::remove_file(&path).expect("removed");
     assert_eq!(opened(folder.path()).1.revision, 2);
@@ -256,7 +256,7 @@ fn a_log_that_is_cut_off_after_a_kill_is_made_good_by_the_copy() {
     let folder = tempfile::tempdir().expect("a folder");
     let (store, _) = opened(folder.path());
     keep(&store, 1, &["a", "b"]);
-    // As a kill leaves it.
+    // The state of the folder after a kill.
     let killed = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(folder.path()).expect("a folder").flatten() {
         if entry.path().is_file() {
@@ -277,7 +277,7 @@ fn a_copy_that_cannot_be_written_is_not_left_behind_to_be_taken_for_the_last_one
     let folder = tempfile::tempdir().expect("a folder");
     let (store, _) = opened(folder.path());
     keep(&store, 1, &["a"]);
-    // Something else comes into its place and is in the way of a new one.
+    // A folder takes its place and prevents a new copy.
     locked(&store.files).copy = Some(Connection::open_in_memory().expect("opened"));
     let copy = folder.path().join(COPY);
     fs::remove_file(&copy).expect("removed");

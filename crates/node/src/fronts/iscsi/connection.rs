@@ -93,7 +93,7 @@ pub(super) async fn serve(
     let reason = driver.run(&front, &mut letters).await;
     let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder))
         && !driver.is_a_finished_discovery(&reason);
-    // RFC 7143 §7.7: nothing of the session is to be recovered.
+    // RFC 7143 §7.7: no connection of the session can be recovered.
     let is_malformed = matches!(reason, End::Closed(CloseReason::Format { .. }));
     let why = reason.to_string();
     match reason {
@@ -107,7 +107,7 @@ pub(super) async fn serve(
             }
         }
         End::Socket(error) if !is_lost => debug!(%peer, %error, "discovery session closed"),
-        // Load balancers and monitors look whether the port is open.
+        // Load balancers and monitors check whether the port is open.
         End::Socket(error) if driver.view.initiator().is_none() => {
             debug!(%peer, %error, "connection closed before a login");
         }
@@ -177,7 +177,7 @@ struct Driver<'a> {
     /// Commands that have ended, and are answered when what they end has ended. Nobody waits for
     /// them but their initiator, or two that end each other would wait for ever.
     withheld: Pending,
-    /// One for each command that takes too long.
+    /// One waker for each command that takes too long.
     stalls: Vec<scsi::Stall>,
     /// Commands were aborted.
     must_look: bool,
@@ -506,8 +506,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Whether a discovery session ended by the initiator's closing the connection, which is how initiators such as
-    /// open-iscsi end one: it has no tasks that could be lost.
+    /// Whether a discovery session ended because the initiator closed the connection. Initiators such as open-iscsi
+    /// end a discovery session this way: it has no tasks that could be lost.
     fn is_a_finished_discovery(&self, end: &End) -> bool {
         let is_discovery = self.subject.as_ref().is_some_and(|subject| subject.target.is_none());
         let closed = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];

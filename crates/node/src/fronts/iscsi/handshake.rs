@@ -24,7 +24,7 @@ pub(super) async fn shake_hands(
     let stream = tokio::select! {
         result = stream.accept_tls(loaded.server.clone()) => match result {
             Ok(stream) => stream,
-            // Load balancers and monitors look whether the port is open.
+            // Load balancers and monitors check whether the port is open.
             Err(error)
                 if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) =>
             {

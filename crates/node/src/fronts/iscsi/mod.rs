@@ -135,7 +135,7 @@ impl Front {
         }
     }
 
-    /// What is counted, as OpenMetrics text.
+    /// The metrics, as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
         let settings = self.settings();
         self.access.metrics.render(Moment {

@@ -413,7 +413,7 @@ impl Sessions {
         }
     }
 
-    /// What a connection joins the session by that it names.
+    /// The values by which a connection joins the session that it names.
     pub(crate) fn session(&self, admission: &Admission) -> Result<Arc<Session>, RefusalReason> {
         let state = self.state();
         let key = Key::of(admission);

@@ -42,7 +42,7 @@ struct SlowStore {
     memory: Arc<dyn Store>,
     begun: mpsc::Sender<()>,
     ended: Arc<AtomicBool>,
-    /// Where there is one, they take until it says so.
+    /// If present, writes take until this gate opens.
     gate: Option<watch::Receiver<bool>>,
 }
 
@@ -94,7 +94,7 @@ impl Portal {
         Self::over(limits, None)
     }
 
-    /// One whose writes do not end until they are told to.
+    /// A store whose writes do not end until the test releases them.
     fn open_hung() -> (Self, watch::Sender<bool>) {
         let (gate, is_open) = watch::channel(false);
         (Self::over(Limits::default(), Some(is_open)), gate)
@@ -459,7 +459,7 @@ fn rfc7143_7_7_a_format_error_ends_all_connections_of_a_session_at_level_2() {
     let (mut second, _) = portal.connect_at_level(2, 1, first.tsih, 1);
     first.stream.write_all(&[0; 256]).expect("it is taken");
     let mut rest = Vec::new();
-    // What it had not taken resets the connection.
+    // Closing the socket with unread data resets the connection.
     let _ = first.stream.read_to_end(&mut rest);
     second.stream.read_to_end(&mut rest).expect("it is closed");
     let (_, status) = portal.connect_at_level(2, 1, first.tsih, 2);

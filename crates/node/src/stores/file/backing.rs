@@ -1,5 +1,5 @@
-//! Whether a store still has the file that it opened, all of it. A file may be deleted, replaced or truncated
-//! under a server; what is acknowledged then is lost, and a truncated file would grow back with zeroes.
+//! Checks whether a store still has the complete file that it opened. A file may be deleted, replaced or truncated
+//! under a server. Writes acknowledged after that are lost, and a truncated file would grow again with zeroes.
 
 use std::path::Path;
 use std::process;
@@ -12,38 +12,38 @@ use tracing::error;
 use super::{FileStore, State};
 use crate::health::{Aspect, VolumeHealth};
 
-/// What is wrong with a file that is served.
+/// A problem of a file that is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loss {
-    /// It has no name left.
+    /// The file has no name left.
     Deleted,
     /// Its path names another file.
     Replaced,
     /// Its path names nothing.
     Moved,
-    /// It has fewer bytes than it had.
+    /// The file has fewer bytes than before.
     Truncated { length: u64 },
 }
 
-/// The room of a volume's backing, when it was looked at last.
+/// The space of a volume's backing, at the last check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// Bytes that are kept for the volume.
+    /// Bytes that are allocated to the volume.
     pub(crate) allocated: u64,
-    /// Bytes that it and others on the same file system may still take.
+    /// Bytes that the volume and others on the same file system may still allocate.
     pub(crate) free: Option<u64>,
 }
 
 impl State {
-    /// Refuses what would change a file that is deleted or truncated. Asks only what the kernel knows without
-    /// waiting, so that it can be asked before each write.
+    /// Refuses a change to a file that is deleted or truncated. The kernel answers these questions without waiting,
+    /// so that this can run before each write.
     pub(super) fn check_backing(&self, file: &File) -> Result<(), BlockError> {
         if self.whole.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         let loss = match file.standing() {
             Some(standing) if standing.links == 0 => Loss::Deleted,
-            // What is to be shorter needs fewer bytes before it is cut: this is looked at after its length.
+            // A volume that is to shrink needs fewer bytes before its file is cut: read this after the file's length.
             Some(standing) if standing.length < self.whole.load(Ordering::Acquire) => {
                 Loss::Truncated { length: standing.length }
             }
@@ -68,12 +68,12 @@ impl State {
 }
 
 impl FileStore {
-    /// Looks at the file and at its path, and reports what is wrong; also that it is well again. Blocks the thread,
-    /// for ever where the file system hangs.
+    /// Checks the file and its path, and reports a problem or its end. Blocks the thread, for ever if the file system
+    /// hangs.
     pub(crate) fn inspect(&self) {
         let state = &self.state;
         let is_settled = state.whole.load(Ordering::Acquire) != 0;
-        // What cannot be found out is reported by the requests that fail.
+        // If the check itself fails, the failing requests report the problem.
         let Ok(inspection) = self.file.inspect(&state.path) else { return };
         let Inspection { named, is_linked, length, allocated } = inspection;
         if let Some(allocated) = allocated {
@@ -94,8 +94,9 @@ impl FileStore {
         };
         match loss {
             Some(loss) => state.report(&self.file, loss),
-            // It was moved away and is back: it was open all the time, and nobody else has written to it. What was
-            // truncated has lost data, however long it is now: an administrator says that they are restored.
+            // The file was moved away and is back. It was open all the time, and no other program has written to it.
+            // A truncated file has lost data, whatever its length is now: an administrator has to confirm that the
+            // data is restored.
             None if !state.is_truncated.load(Ordering::Acquire) => {
                 state.health.report(Aspect::Backing, VolumeHealth::Online);
             }
@@ -103,7 +104,7 @@ impl FileStore {
         }
     }
 
-    /// The room, as it was when it was looked at last. A device has all of its own.
+    /// The space at the last check. A device has all of its space.
     pub(crate) fn room(&self) -> Room {
         let state = &self.state;
         match self.file.is_block_device() {
@@ -120,7 +121,7 @@ impl FileStore {
         &self.state.path
     }
 
-    /// The number of the file system that has the file, or its node.
+    /// The number of the file system that contains the file, or its node.
     pub(crate) fn file_system(&self) -> u64 {
         self.state.file_system
     }
@@ -132,14 +133,14 @@ impl Loss {
         let open_file = format!("/proc/{}/fd/{descriptor}", process::id());
         match self {
             Self::Deleted => format!(
-                "is out of service: {path} was deleted while it was served. Its data are still in {open_file}, until \
-                 the volume is re-attached or the server ends: copy them (cp --sparse=always {open_file} {path}), \
-                 then run `sarsen volume reattach` for it"
+                "is out of service: {path} was deleted while it was served. Its data is still in {open_file}, until \
+                 the volume is re-attached or the server ends: copy it (cp --sparse=always {open_file} {path}), \
+                 then run `sarsen volume reattach NAME`, or restart the server"
             ),
             Self::Replaced => format!(
-                "is out of service: {path} is another file than the one that was opened. The data of that one are \
-                 still in {open_file}, until the volume is re-attached or the server ends: copy what is needed of \
-                 them, then run `sarsen volume reattach` for it to serve the file that is there now"
+                "is out of service: {path} is another file than the one that was opened. The data of the opened \
+                 file is still in {open_file}, until the volume is re-attached or the server ends: copy the data \
+                 that you need, then run `sarsen volume reattach NAME` to serve the new file, or restart the server"
             ),
             Self::Moved => format!(
                 "is out of service: there is no {path} any more: its file was moved, or its file system was \
@@ -147,7 +148,7 @@ impl Loss {
             ),
             Self::Truncated { length } => format!(
                 "is out of service: {path} was truncated while it was served: it had {length} bytes of {whole}. \
-                 Restore its data, then run `sarsen volume reattach` for it"
+                 Restore its data, then run `sarsen volume reattach NAME`, or restart the server"
             ),
         }
     }

@@ -368,7 +368,7 @@ impl Link {
                 // The target has the command, and asks for its data by an R2T.
                 return Ok(());
             }
-            // RFC 7143 §7.3: the command is discarded, and the gap is the initiator's to close.
+            // RFC 7143 §7.3: the target discards the command, and the initiator has to close the gap.
             if self.recovery.is_none() {
                 return Err(ConnectionError::DataDigest(Opcode::ScsiCommand));
             }

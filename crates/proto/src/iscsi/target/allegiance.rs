@@ -192,7 +192,7 @@ impl FullFeature {
         match released.0 {
             What::Task(mut task) => {
                 let id = task.id;
-                // Its memory has come with it.
+                // Its memory has moved with it.
                 let memory = task.memory();
                 task.grant = (memory > 0).then(|| link.room.charge(memory));
                 let member = link.session.member();
@@ -230,11 +230,11 @@ fn answer_again(
 ) {
     let tag = header.initiator_task_tag.get();
     let sent = data.map(|(mut data, meta)| {
-        // The new connection may take segments of another length. ABORT TASK names no number.
+        // The new connection may accept segments of another length. ABORT TASK has no such number.
         let cut = meta.cut.cut_anew(link, next);
         let r2t_count = header.exp_data_sn.get().wrapping_sub(meta.cut.count());
         header.exp_data_sn = cut.count().wrapping_add(r2t_count).into();
-        // RFC 7143 §7.2.2: a SNACK Tag ends with the connection.
+        // RFC 7143 §7.2.2: a SNACK Tag is valid only on its connection.
         header.snack_tag = 0.into();
         let acknowledge_tag = link.acknowledge_tag();
         link.output.settle(&mut data);

@@ -135,6 +135,10 @@ impl Authentication {
                 let answers = proof.verify(algorithm, &challenge, admission, environment)?;
                 (State::Proven, answers)
             }
+            // It goes on with CHAP though the answer was None.
+            (State::Free, Said::Algorithms(_) | Said::Proof(_)) => {
+                return Err(RefusalReason::ChapNotConfigured.into());
+            }
             // A key before its turn, after it, or where nothing is to be proven.
             _ => return Err(RefusalReason::Malformed.into()),
         };

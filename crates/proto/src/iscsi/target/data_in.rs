@@ -40,7 +40,7 @@ pub(super) fn push_task_aborted(task: &Task, link: &mut Link) {
     );
 }
 
-/// Sends the data and the status of a task that has ended. The data's memory is charged to `charge`.
+/// Sends the data and the status of a task that has ended. The memory of the data is charged to `charge`.
 pub(super) fn push(
     task: &Task,
     completion: Completion<'_>,
@@ -204,8 +204,8 @@ impl Cut {
         self.first_data_sn
     }
 
-    /// What begins with a PDU, in PDUs as long as the initiator takes them now (RFC 7143 §11.16.3). A
-    /// number beyond all counts as the one after the last, so that the cut stays one of an answer
+    /// Starts at the given PDU and cuts data into PDUs of the length that the initiator accepts now (RFC 7143
+    /// §11.16.3). A number beyond all PDUs counts as the one after the last, so that the answer still counts as one
     /// with data.
     pub(super) fn cut_anew(self, link: &Link, from: u32) -> Self {
         let from = from.clamp(self.first_data_sn, self.count());
@@ -240,9 +240,8 @@ impl Part {
     }
 }
 
-/// Ends a task that is not carried out: one that broke the protocol with the sense data that RFC 7143
-/// §11.4.7.2 names, one without memory with TASK SET FULL, or BUSY if it is the initiator's only one
-/// (SAM-5 5.3.1).
+/// Ends a task that is not carried out: a task that broke the protocol with the sense data of RFC 7143 §11.4.7.2, a
+/// task without memory with TASK SET FULL, or BUSY if it is the initiator's only task (SAM-5 5.3.1).
 pub(super) fn push_fault(task: &Task, fault: Fault, is_only: bool, link: &mut Link) {
     match fault.additional_sense() {
         Some([code, qualifier]) => {

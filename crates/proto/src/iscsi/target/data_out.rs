@@ -14,7 +14,7 @@ pub(super) fn landing(task: &mut Task, length: usize) -> Landing {
     let collection = &mut task.collection;
     let position = collection.position;
     if task.fault.is_some() || position >= collection.capacity {
-        // Nothing of it is wanted, or there is no memory for it.
+        // None of the data is wanted, or there is no memory for it.
         Landing::Discard
     } else if length <= collection.capacity - position {
         Landing::Into { buffer: collection.take_buffer(), offset: position }
@@ -23,9 +23,8 @@ pub(super) fn landing(task: &mut Task, length: usize) -> Landing {
     }
 }
 
-/// Takes a data segment of `length` bytes that [`landing`] placed. Bytes beyond what the command takes
-/// are dropped; those that are not what was sent are asked for again where the level of recovery has
-/// that.
+/// Takes a data segment of `length` bytes that [`landing`] placed. Bytes beyond the command's length are dropped.
+/// Damaged data is requested again if the recovery level permits that.
 pub(super) fn absorb(
     task: &mut Task,
     segment: Segment,
@@ -91,14 +90,14 @@ pub(super) fn check(task: &Task, header: &DataOut, first_burst_length: u32) -> R
     Ok(())
 }
 
-/// A Data-Out PDU is complete: moves the sequence on.
+/// Advances the sequence after a complete Data-Out PDU.
 pub(super) fn step(task: &mut Task, header: &DataOut, first_burst_length: u32) {
     let is_final = header.flags & sarsen_wire::iscsi::pdu::FINAL != 0;
     let collection = &mut task.collection;
     collection.data_sn = collection.data_sn.wrapping_add(1);
     if header.target_transfer_tag.get() == RESERVED_TAG {
         if is_final {
-            // RFC 7143 §11.4.7.2: whoever sends more than immediate data sends all that it may.
+            // RFC 7143 §11.4.7.2: an initiator that sends more than immediate data sends all data that it may.
             let wrong = task.expected_data_transfer_length > first_burst_length
                 && task.collection.position != first_burst_length as usize;
             if wrong {
@@ -200,7 +199,7 @@ fn push_r2t(lun: [u8; 8], initiator_task_tag: u32, open: &OpenR2t, link: &mut Li
     link.output.push(r2t, &[]);
 }
 
-/// Sends R2Ts again. False if one of them was never sent, or its data has come, which acknowledges it.
+/// Sends R2Ts again. False if one of them was never sent, or if its data has arrived, which acknowledges it.
 pub(super) fn solicit_again(task: &Task, link: &mut Link, run: Run) -> bool {
     let end = run.end(task.collection.r2t_sn);
     let is_meant = |open: &&OpenR2t| (run.first..end).contains(&open.r2t_sn);

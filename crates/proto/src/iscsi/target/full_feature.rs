@@ -27,8 +27,8 @@ use crate::iscsi::{DigestKind, Landing, Parameters, Segment};
 
 /// Requests above a gap in CmdSN hold at most this much immediate data together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
-/// A data segment that is collected in memory of its own is charged where it is longer than this: pings
-/// and text always find memory.
+/// A data segment that is collected in its own memory is charged if it is longer than this: pings and text always
+/// find memory.
 const UNCHARGED_SEGMENT: usize = 8192;
 
 /// One connection of a session.
@@ -48,8 +48,7 @@ pub(super) struct FullFeature {
     incoming: Incoming,
     /// The additional headers of a request that will be held.
     incoming_ahs: Vec<u8>,
-    /// What the memory of the data segment that is being received is charged to, where it is no
-    /// task's.
+    /// The charge for the data segment that is being received, if it belongs to no task.
     incoming_grant: Option<Grant>,
     /// There was no memory for it.
     lacks_memory: bool,
@@ -66,7 +65,7 @@ pub(super) struct FullFeature {
 enum Incoming {
     /// A command that became a task.
     Command(TaskId),
-    /// The same, but its CmdSN counts only when its data has come with the right digest.
+    /// The same, but its CmdSN counts only after its data has arrived with the right digest.
     Unproven(TaskId),
     /// Data for a task.
     Data(TaskId),
@@ -85,7 +84,7 @@ struct Held {
     header: RawHeader,
     additional_headers: Vec<u8>,
     data: Vec<u8>,
-    /// What the memory of `data` is charged to.
+    /// The charge for the memory of `data`.
     grant: Option<Grant>,
     /// There was no memory for its data.
     lacks_data: bool,
@@ -189,7 +188,7 @@ impl FullFeature {
         })
     }
 
-    /// Decides about a request that is no command.
+    /// Decides about a request other than a command.
     fn place_request(&self, link: &mut Link, header: &RawHeader) -> Result<Incoming, CloseReason> {
         let basic = header.basic();
         let opcode = basic.opcode();
@@ -198,7 +197,7 @@ impl FullFeature {
             | Opcode::TaskManagementRequest
             | Opcode::LogoutRequest
             | Opcode::SnackRequest => {
-                // RFC 7143 §7.7: what follows cannot be trusted to be where it seems to be.
+                // RFC 7143 §7.7: the boundaries of the following PDUs cannot be trusted.
                 if !basic.is_final() {
                     return Err(CloseReason::Format {
                         what: "a request without its final bit",
@@ -222,14 +221,14 @@ impl FullFeature {
             && matches!(opcode, Opcode::TaskManagementRequest | Opcode::SnackRequest)
             && !matches!(incoming, Incoming::Dropped);
         if is_refused {
-            // RFC 7143 §4.3: a discovery session takes text and a logout only.
+            // RFC 7143 §4.3: a discovery session accepts only text and a logout.
             link.reject(RejectReason::ProtocolError, header);
             return Ok(Incoming::Rejected);
         }
         Ok(incoming)
     }
 
-    /// Charges a data segment that is collected in memory of its own. Without memory it is discarded.
+    /// Charges a data segment that is collected in its own memory. Without memory the segment is discarded.
     #[inline]
     fn charge_landing(&mut self, link: &Link, landing: Landing, length: usize) -> Landing {
         match landing {
@@ -287,7 +286,7 @@ impl FullFeature {
         self.charge_landing(link, landing, length)
     }
 
-    /// Why a command may not become a task, if anything keeps it from that.
+    /// The reason why a command may not become a task, if there is one.
     fn refusal(&self, command: &ScsiCommand, immediate: bool) -> Option<RejectReason> {
         let tag = command.initiator_task_tag.get();
         if self.admission.session_type == SessionType::Discovery {
@@ -303,7 +302,7 @@ impl FullFeature {
         }
     }
 
-    /// Rejects a command whose turn it is. One above a gap is looked at again in its turn.
+    /// Rejects a command whose turn it is. A command above a gap is checked again in its turn.
     fn refuse_command(
         &self,
         link: &mut Link,
@@ -318,8 +317,8 @@ impl FullFeature {
         Ok(Incoming::Rejected)
     }
 
-    /// Makes a task of a command. `lacks_data` says that its immediate data came before its turn and found
-    /// no memory.
+    /// Creates a task for a command. `lacks_data` means that its immediate data arrived before its turn and found no
+    /// memory.
     fn begin_command(
         &mut self,
         link: &mut Link,
@@ -358,8 +357,8 @@ impl FullFeature {
         } else {
             None
         };
-        // Data that comes unasked cannot wait for memory. Most of it is all that a write takes, and
-        // lands at once where the store gets it.
+        // Unsolicited data cannot wait for memory. Often it is all of a write's data, and is received directly into
+        // the store's buffer.
         let unasked = match fault {
             Some(_) => 0,
             None if is_final => wanted.min(length as usize),
@@ -419,7 +418,7 @@ impl FullFeature {
         let incoming = std::mem::replace(&mut self.incoming, Incoming::Dropped);
         let lacks_memory = std::mem::take(&mut self.lacks_memory);
         if let Some(grant) = self.incoming_grant.take() {
-            // It is free when this returns, and a copy is charged anew.
+            // The memory is free when this returns, and a copy is charged separately.
             link.room.give_back(grant);
         }
         if link.keeps() {
@@ -453,7 +452,7 @@ impl FullFeature {
                 let is_immediate = header.basic().is_immediate();
                 match digest_valid && (is_immediate || link.take_late_turn(cmd_sn)) {
                     true => self.finish_command(link, id, segment, length, events),
-                    // RFC 7143 §7.3, §7.8: it is discarded, and the initiator sends it again.
+                    // RFC 7143 §7.3, §7.8: the target discards it, and the initiator sends it again.
                     false => drop(self.end_task(link, id)),
                 }
             }
@@ -584,7 +583,7 @@ impl FullFeature {
         environment: &mut dyn Environment,
     ) -> Result<bool, CloseReason> {
         if let Some(grant) = grant {
-            // What is kept of it is charged anew.
+            // The retained part is charged separately.
             link.room.give_back(grant);
         }
         if header.basic().opcode() != Opcode::ScsiCommand {
@@ -718,7 +717,7 @@ impl FullFeature {
             attribute: task.attribute(),
             data_out: task.collection.buffer.take(),
             expected_data_out_length: match task.flags & (ScsiCommand::READ | ScsiCommand::WRITE) {
-                // RFC 7143 §11.3.1: both may be missing where nothing is to be moved.
+                // RFC 7143 §11.3.1: both flags may be missing if the command moves no data.
                 0 if task.expected_data_transfer_length == 0 => Some(0),
                 0 | ScsiCommand::READ => None,
                 _ => Some(task.expected_data_transfer_length),
@@ -747,8 +746,8 @@ impl FullFeature {
         }
     }
 
-    /// Answers that the initiator may not have keep memory from commands that wait for it: asks what
-    /// has come.
+    /// Answers that the initiator has not acknowledged keep memory from waiting commands: the target asks for an
+    /// acknowledgement.
     fn ask_what_has_come(&mut self, link: &mut Link) {
         if link.kept.bytes() > 0 && self.ping_tag == RESERVED_TAG {
             self.ping(link);
@@ -805,7 +804,7 @@ impl FullFeature {
         Some(task)
     }
 
-    /// The same, but the task has its memory still.
+    /// The same, but the task still has its memory.
     #[inline]
     fn take_task(&mut self, link: &mut Link, id: TaskId) -> Option<Task> {
         let task = self.tasks.remove(id)?;
@@ -874,8 +873,8 @@ impl FullFeature {
         for (id, progress) in ids {
             match progress {
                 Progress::Collecting => drop(self.end_task(link, id)),
-                // The layer above has its memory until it is done, and keeps the connection so long: what
-                // is charged comes back with that.
+                // The layer above uses this memory until it has finished, and keeps the connection until then. The
+                // charge ends with the connection.
                 _ => drop(self.take_task(link, id)),
             }
             // It may not have reached the layer above though it was on its way.
@@ -889,7 +888,7 @@ impl FullFeature {
         link.session.with(|state| state.forget(member));
     }
 
-    /// What was sent made room.
+    /// Sent data has released memory.
     pub(super) fn sent(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
         link.charge_arena();
         if !self.waiting.is_empty() {
@@ -1029,8 +1028,7 @@ impl FullFeature {
         Ok(false)
     }
 
-    /// Rejects a text request whose turn it is, if there is anything wrong with it: its CmdSN does not
-    /// count then (RFC 7143 §7.3).
+    /// Rejects a text request whose turn it is, if it is invalid: its CmdSN does not count then (RFC 7143 §7.3).
     fn refuses_text(&mut self, link: &mut Link, header: &RawHeader, segment: &Segment) -> bool {
         let request = TextRequest::view(header);
         if header.basic().opcode() != Opcode::TextRequest
@@ -1134,7 +1132,7 @@ impl FullFeature {
     }
 }
 
-/// Gives a task the memory that it waits for, if there is room.
+/// Gives a waiting task its memory, if there is enough.
 #[inline(always)]
 fn admit(task: &mut Task, link: &Link) -> bool {
     let Some(grant) = link.room.admit(task.room()) else { return false };

@@ -12,7 +12,7 @@ use super::window::Standing;
 use crate::iscsi::room::{Grant, Room};
 use crate::iscsi::{Output, Parameters};
 
-/// Headers and short payloads that wait to be sent are charged where they take more than this.
+/// Headers and short payloads that wait to be sent are charged above this size.
 const ARENA_UNCHARGED: usize = 64 << 10;
 
 pub(super) struct Link {
@@ -21,13 +21,13 @@ pub(super) struct Link {
     pub(super) session: Hold,
     stat_sn: SerialNumber,
     pub(super) kept: Kept,
-    /// Memory of its commands' data, and of its answers.
+    /// Memory for its commands' data, and for its answers.
     pub(super) room: Room,
-    /// What the memory of headers and short payloads is charged to.
+    /// The charge for the memory of headers and short payloads.
     arena: Option<(usize, Grant)>,
     /// The connection is lost: what is sent goes nowhere, and no data is asked for.
     pub(super) is_parked: bool,
-    /// The initiator has removed the connection: this is sent still, and nothing that comes later.
+    /// The initiator has removed the connection: the pending output is still sent, and no later output.
     pub(super) parting: Option<Output>,
 }
 
@@ -77,7 +77,7 @@ impl Link {
         self.output.push(header, segment);
     }
 
-    /// Charges the memory of headers and short payloads, as much as they take now.
+    /// Charges the current memory of headers and short payloads.
     #[inline]
     pub(super) fn charge_arena(&mut self) {
         let memory = self.output.arena_memory();
@@ -101,7 +101,7 @@ impl Link {
         }
     }
 
-    /// Whether answers that wait to be sent take so much that nothing more is to be received.
+    /// Whether answers that wait to be sent use so much memory that nothing more is to be received.
     pub(super) fn is_full(&self, limit: usize) -> bool {
         let length = self.parting.as_ref().unwrap_or(&self.output).len();
         length >= limit || (length >= ARENA_UNCHARGED && self.room.budget().is_short())
@@ -117,19 +117,19 @@ impl Link {
         self.kept.next_tag()
     }
 
-    /// RFC 7143 §11.14: from here on the tasks wait to be moved, and nothing of them is sent.
+    /// RFC 7143 §11.14: from now on the tasks wait to be moved, and the connection sends nothing for them.
     pub(super) fn part(&mut self) {
         self.parting = Some(std::mem::take(&mut self.output));
         self.is_parked = true;
     }
 
-    /// Whether a request with this CmdSN is the one that is expected.
+    /// Whether a request with this CmdSN is the expected one.
     pub(super) fn is_next(&mut self, cmd_sn: SerialNumber) -> bool {
         self.session.with(|state| state.standing(cmd_sn)) == Standing::Next
     }
 
-    /// Takes the turn of a command that has its place in the order already. False if it is not, or not
-    /// any more, the one that is expected.
+    /// Takes the turn of a command that has its place in the order already. False if the command is not the expected
+    /// one, or no longer.
     pub(super) fn take_late_turn(&mut self, cmd_sn: SerialNumber) -> bool {
         let member = self.session.member();
         self.session.with(|state| {
@@ -175,8 +175,7 @@ impl Link {
         self.reject_with(reason, rejected, 0);
     }
 
-    /// The same with DataSN or R2TSN: the number that the next such PDU of the task would have
-    /// (RFC 7143 §11.17.2).
+    /// The same with DataSN or R2TSN: the number of the next such PDU of the task (RFC 7143 §11.17.2).
     pub(super) fn reject_with(&mut self, reason: RejectReason, rejected: &RawHeader, data_sn: u32) {
         let stamp = self.stamp();
         let mut reject = Reject::from(RawHeader::with_opcode(Opcode::Reject));

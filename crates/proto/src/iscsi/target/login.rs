@@ -20,7 +20,7 @@ use crate::iscsi::name;
 const MAX_KEYS: usize = 256;
 /// The most requests of one login: a negotiation that does not end is ended.
 const MAX_REQUESTS: usize = 64;
-/// The key whose value is limited by that of another.
+/// The key whose value another key limits.
 const FIRST_BURST_LENGTH: &str = "FirstBurstLength";
 /// The version of the protocol (RFC 7143 §11.12.4).
 const VERSION: u8 = 0;
@@ -203,7 +203,7 @@ impl Login {
                 self.handle_key(name, value, settings, link)?;
             }
         }
-        // RFC 7143 §13.14: it depends on MaxBurstLength, which may stand after it.
+        // RFC 7143 §13.14: its value depends on MaxBurstLength, which may follow it in the text.
         match first_burst_length {
             Some(value) => self.handle_key(FIRST_BURST_LENGTH, value, settings, link),
             None => Ok(()),
@@ -349,7 +349,7 @@ impl Login {
         self.check_integrity(link)?;
         let admission = self.admission.clone().ok_or(RefusalReason::Malformed)?;
         if admission.tsih != 0 {
-            // Nothing of the session is reported before its initiator has authenticated.
+            // The target reports nothing about the session before its initiator has authenticated.
             self.joined = Some(environment.session(&admission)?);
         }
         self.pending = Some(self.response(flags, LoginStatus::Success, 0));
@@ -357,7 +357,7 @@ impl Login {
         Ok(LoginStep::Establish(admission))
     }
 
-    /// RFC 7143 §6.2: held against each other when all are known, before any takes effect.
+    /// RFC 7143 §6.2: the keys are compared when all are known, before any takes effect.
     fn check_integrity(&self, link: &Link) -> Result<(), RefusalReason> {
         let is_negotiated = self.seen.iter().any(|seen| seen == FIRST_BURST_LENGTH);
         let parameters = &link.parameters;
@@ -370,7 +370,7 @@ impl Login {
     /// Sends the last answer: the session stands. Gives who it is with.
     pub(super) fn finish(mut self, tsih: u16, link: &mut Link) -> Admission {
         if let Some(session) = self.joined.take() {
-            // From here on the numbers are the session's, and what its first login agreed on holds.
+            // From now on the numbers are the session's, and the results of its first login apply.
             link.session = Hold::join(&session);
             link.parameters.join(session.parameters());
         }

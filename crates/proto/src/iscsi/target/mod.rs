@@ -5,11 +5,10 @@
 //! [`Connection::output`]. What it has to know of its surroundings at once, it asks the
 //! [`Environment`].
 //!
-//! Files: `login` negotiates, `authentication` proves who it is with; `full_feature` takes requests
-//! apart; `tasks` holds commands and their data; `session` is what several connections share;
-//! `data_out` collects data, `data_in` sends it, `recovery`
-//! does so again; `allegiance` moves tasks between connections; `management` ends tasks;
-//! `text` answers text requests; `window` counts commands.
+//! Files: `login` negotiates, `authentication` authenticates the initiator and the target; `full_feature` takes
+//! requests apart; `tasks` holds commands and their data; `session` has the data that several connections share;
+//! `data_out` collects data, `data_in` sends it, `recovery` sends it again; `allegiance` moves tasks between
+//! connections; `management` ends tasks; `text` answers text requests; `window` counts commands.
 
 mod allegiance;
 mod authentication;
@@ -156,8 +155,8 @@ pub trait Environment {
     /// Whether who proved to be `account` (or had to prove nothing) is let in. Asked once in each login
     /// that comes so far.
     fn authorize(&mut self, admission: &Admission, account: Option<&str>) -> Result<(), Refusal>;
-    /// The session that the connection wants to join, by its TSIH. Asked when nothing is left to be
-    /// proven or negotiated.
+    /// The session that the connection wants to join, by its TSIH. Called when authentication and negotiation are
+    /// complete.
     fn session(&mut self, admission: &Admission) -> Result<Arc<Session>, Refusal>;
     /// Unpredictable bytes, for challenges.
     fn fill_random(&mut self, bytes: &mut [u8]);
@@ -192,9 +191,8 @@ pub struct Command {
     pub attribute: u8,
     /// What the initiator sent; shorter than the command needs only if it announced less.
     pub data_out: Option<Buffer>,
-    /// What it announced: the expected data transfer length of a write. `None` where it said that the
-    /// command reads, or where it moves data and does not say which way: a command that takes data
-    /// is not to be carried out then.
+    /// The expected data transfer length of a write. `None` if the command has the flag R, or moves data and has no
+    /// flag: a command that takes data must not be carried out then.
     pub expected_data_out_length: Option<u32>,
     /// What it takes: the expected data transfer length of a read, else 0.
     pub expected_data_in_length: u32,
@@ -253,7 +251,7 @@ pub struct Completion<'a> {
     pub status: u8,
     /// Data for the initiator; more than it expects is cut off and told as overflow.
     pub data_in: Data,
-    /// Bytes after it that nobody read, since the initiator does not expect them.
+    /// Bytes after it that were not read, since the initiator does not expect them.
     pub unread_length: usize,
     /// Sense data.
     pub sense: &'a [u8],
@@ -274,15 +272,15 @@ pub enum CloseReason {
     /// The byte stream makes no sense.
     #[error(transparent)]
     Framing(#[from] FramingError),
-    /// A PDU cannot be what it says. It ends all connections of the session (RFC 7143 §7.7).
+    /// A PDU with an impossible format. It ends all connections of the session (RFC 7143 §7.7).
     #[error("{what} (RFC 7143 {clause})")]
     Format {
-        /// What is wrong with it.
+        /// The format error.
         what: &'static str,
-        /// Where it says otherwise.
+        /// The clause of the RFC that the PDU violates.
         clause: &'static str,
     },
-    /// The initiator removed the connection; its tasks wait for another one (RFC 7143 §11.14.1).
+    /// The initiator removed the connection; its tasks wait for another connection (RFC 7143 §11.14.1).
     #[error("its initiator removed it for recovery")]
     Removed,
     /// The peer broke the protocol in a way that ends the connection.
@@ -471,13 +469,13 @@ impl Connection {
         self.link.parting.as_mut().unwrap_or(&mut self.link.output)
     }
 
-    /// `count` bytes of the output were sent: what waited for their memory goes on.
+    /// `count` bytes of the output were sent: commands that waited for their memory continue.
     pub fn sent(&mut self, count: usize) {
         self.output().sent(count);
         self.go_on_after_output();
     }
 
-    /// Forgets what waits to be sent, since the connection is lost.
+    /// Drops the output, since the connection is lost.
     pub fn discard_output(&mut self) {
         self.output().clear();
         self.go_on_after_output();
@@ -490,14 +488,13 @@ impl Connection {
         }
     }
 
-    /// Whether so much waits to be sent that nothing more is to be received or carried out.
+    /// Whether so much output waits that no request is to be received or carried out.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.link.is_full(self.settings.output_limit)
     }
 
-    /// Whether commands wait for memory that other connections have: see
-    /// [`Self::poll_room`].
+    /// Whether commands wait for memory that other connections use: see [`Self::poll_room`].
     #[inline]
     pub fn awaits_room(&self) -> bool {
         self.link.room.is_waiting()

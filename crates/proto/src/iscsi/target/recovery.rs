@@ -21,7 +21,7 @@ const KEPT_BEFORE_PING: usize = 256;
 /// An initiator that leaves so many answers unacknowledged is given up.
 pub(super) const KEPT_LIMIT: usize = 4096;
 
-/// A segment of an answer that is kept is charged where it is longer than this.
+/// A segment of a retained answer is charged if it is longer than this.
 const UNCHARGED_SEGMENT: usize = 256;
 
 /// The data that went before an answer.
@@ -46,7 +46,7 @@ pub(super) struct Answer {
     pub(super) header: RawHeader,
     pub(super) segment: Vec<u8>,
     pub(super) data: Option<SentData>,
-    /// What the memory of the segment is charged to.
+    /// The charge for the memory of the segment.
     _charge: Option<Charge>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct Kept {
     bytes: usize,
     /// Of them, what is no command's data: echoes of pings, text.
     echoed: usize,
-    /// There was no memory for one of them.
+    /// There was no memory for one of the segments.
     lacks_memory: bool,
     last_tag: u32,
 }
@@ -129,7 +129,7 @@ impl Kept {
         self.lacks_memory || self.answers.len() > KEPT_LIMIT || self.echoed > room_limit
     }
 
-    /// The data that went before the answer to a command.
+    /// The data that was sent before the answer to a command.
     fn data_of(&self, initiator_task_tag: u32) -> Option<&SentData> {
         let answer = self.answers.iter().find(|answer| answer.is_to_command(initiator_task_tag));
         answer?.data.as_ref()
@@ -171,9 +171,9 @@ impl Link {
         }
     }
 
-    /// Sends an answer again as it was, but for the command window (RFC 7143 §11.16).
+    /// Sends an answer again without changes, except for the command window (RFC 7143 §11.16).
     fn push_response_again(&mut self, header: &RawHeader, segment: &[u8]) {
-        // All answers have these numbers in the same place.
+        // All answers have these numbers at the same offset.
         let mut response = *ScsiResponse::view(header);
         let stamp = self.peek();
         response.exp_cmd_sn = stamp.exp_cmd_sn.into();
@@ -196,12 +196,12 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Whether it means all that is not acknowledged.
+    /// Whether the SNACK means every PDU that is not acknowledged.
     pub(super) const fn is_all(self) -> bool {
         self.first == 0 && self.count == 0
     }
 
-    /// One past the last, where `next` is the first number that was not given yet.
+    /// One past the last number, where `next` is the first number that has not been used.
     pub(super) const fn end(self, next: u32) -> u32 {
         match self.count {
             0 => next,
@@ -236,7 +236,7 @@ impl FullFeature {
         }
     }
 
-    /// The number that the next Data-In or R2T of a task would have.
+    /// The number of the next Data-In or R2T of a task.
     fn next_data_sn(&mut self, link: &Link, tag: u32) -> u32 {
         match self.tasks.by_tag(tag) {
             Some(task) => task.collection.r2t_sn,
@@ -276,7 +276,7 @@ fn send_answers_again(link: &mut Link, run: Run) -> Result<(), RejectReason> {
     let oldest = answers.front().map_or(next, Answer::stat_sn);
     let first = if run.is_all() { oldest } else { SerialNumber(run.first) };
     let end = if run.count == 0 { next } else { first.plus(run.count) };
-    // Those that are kept follow one another up to the newest.
+    // The retained PDUs have consecutive numbers up to the newest.
     let is_kept = !first.is_before(oldest)
         && first.is_before(end)
         && !end.is_after(next)
@@ -305,8 +305,8 @@ fn acknowledge_data(link: &mut Link, tag: u32, next: u32) -> Result<(), RejectRe
     }
 }
 
-/// All data that is not acknowledged, in PDUs as long as the initiator takes them now, and the status
-/// once more, with the SNACK Tag (RFC 7143 §11.16.3).
+/// Sends all data that is not acknowledged, in PDUs of the length that the initiator accepts now, and the status once
+/// more, with the SNACK Tag (RFC 7143 §11.16.3).
 fn send_data_anew(link: &mut Link, tag: u32, snack_tag: u32, run: Run) -> Result<(), RejectReason> {
     if !run.is_all() || matches!(snack_tag, 0 | RESERVED_TAG) {
         return Err(RejectReason::InvalidPduField);
@@ -318,7 +318,7 @@ fn send_data_anew(link: &mut Link, tag: u32, snack_tag: u32, run: Run) -> Result
             let mut response = *ScsiResponse::view(header);
             let r2t_count = response.exp_data_sn.get().wrapping_sub(data.cut.count());
             data.cut = data.cut.cut_anew(link, data.oldest());
-            // What comes late of the PDUs before is about other numbers.
+            // A late acknowledgement of the earlier PDUs has the old tag.
             data.acknowledge_tag = link.acknowledge_tag();
             response.exp_data_sn = data.cut.count().wrapping_add(r2t_count).into();
             response.snack_tag = snack_tag.into();

@@ -21,8 +21,8 @@ const ACA: u8 = 4;
 /// Names a connection of a session. Unlike its CID, it is never used twice.
 pub type MemberId = u32;
 
-/// What the connections of a session share. Given out by [`super::Connection::establish`], and to
-/// those that join by [`super::Environment::session`].
+/// Data that the connections of a session share. Created by [`super::Connection::establish`], and returned to joining
+/// connections by [`super::Environment::session`].
 #[derive(Debug)]
 pub struct Session {
     state: Mutex<State>,

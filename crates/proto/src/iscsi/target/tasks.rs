@@ -11,8 +11,8 @@ use sarsen_wire::iscsi::ScsiCommand;
 use super::Cdb;
 use crate::iscsi::room::Grant;
 
-/// Whatever an initiator expects, the layer above reads at most so much at once. What is more is
-/// charged when it is there.
+/// Whatever length an initiator expects, the layer above reads at most this much at once. Longer data is charged when
+/// it exists.
 const LARGEST_READ: usize = 16 << 20;
 
 /// Names a command for the layer above. Unlike the initiator's tag, it is never used twice.
@@ -71,12 +71,12 @@ pub(super) enum Fault {
     IncorrectAmountOfData,
     /// Data did not match its digest.
     ProtocolServiceCrcError,
-    /// There was no memory for data that came unasked, and it was discarded.
+    /// There was no memory for unsolicited data, and it was discarded.
     NoMemory,
 }
 
 impl Fault {
-    /// None where the status says it all.
+    /// None if the status is sufficient.
     pub(super) fn additional_sense(self) -> Option<[u8; 2]> {
         match self {
             Self::UnexpectedUnsolicitedData => Some([0x0c, 0x0c]),
@@ -103,9 +103,9 @@ pub(super) struct OpenR2t {
 /// Data on its way to us.
 #[derive(Debug, Default)]
 pub(super) struct Collection {
-    /// `capacity` bytes long, once data has come.
+    /// `capacity` bytes long after data has arrived.
     pub(super) buffer: Option<Buffer>,
-    /// Bytes, from the first on, for which memory is charged: those that come unasked, or `wanted`.
+    /// Bytes, from the first one on, for which memory is charged: the unsolicited ones, or `wanted`.
     pub(super) capacity: usize,
     /// Bytes that the command takes and the initiator has.
     pub(super) wanted: usize,
@@ -124,7 +124,7 @@ pub(super) struct Collection {
 }
 
 impl Collection {
-    /// Memory for `capacity` bytes. That of a part is of just its size, and copied once.
+    /// Memory for `capacity` bytes. Memory for a part has exactly its size, and is copied once.
     pub(super) fn take_buffer(&mut self) -> Buffer {
         self.buffer.take().unwrap_or_else(|| match self.capacity == self.wanted {
             true => Buffer::for_overwrite(self.wanted),
@@ -132,7 +132,7 @@ impl Collection {
         })
     }
 
-    /// There is memory for all that is wanted.
+    /// There is memory for all wanted data.
     pub(super) fn enlarge(&mut self) {
         self.capacity = self.wanted;
         if let Some(part) = self.buffer.take_if(|buffer| buffer.len() < self.wanted) {
@@ -162,9 +162,9 @@ pub(super) struct Task {
     pub(super) expected_data_transfer_length: u32,
     /// Bytes of Data-Out that the CDB asks for, whatever the initiator announced.
     pub(super) data_out_length: usize,
-    /// The memory that is charged until it ends.
+    /// The memory that is charged until the task ends.
     pub(super) grant: Option<Grant>,
-    /// There is memory for all that it moves.
+    /// There is memory for all data that the task moves.
     pub(super) has_room: bool,
     pub(super) collection: Collection,
     pub(super) progress: Progress,
@@ -189,7 +189,7 @@ impl Task {
         })
     }
 
-    /// Bytes of memory that it has, or may take without asking again.
+    /// Bytes of memory that the task has, or may take without a further request.
     pub(super) fn memory(&self) -> usize {
         match self.has_room {
             true => self.room(),

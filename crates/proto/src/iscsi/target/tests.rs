@@ -835,7 +835,7 @@ fn rfc7143_11_4_7_2_too_little_unsolicited_data_fails_the_command() {
     let (_, data) = script.next();
     assert_eq!(sense_of(&data), (0x0b, 0x0c, 0x0d));
     script.nothing_more();
-    // Immediate data alone may be less, and so may the data of a command that needs less.
+    // Immediate data alone may be shorter, and so may the data of a command that needs less.
     script.command(2, WRITE, 2048, &[1; 256]);
     let (header, _) = script.next();
     assert_eq!(R2t::view(&header).buffer_offset.get(), 256);
@@ -862,7 +862,7 @@ fn rfc7143_11_3_1_a_command_moves_data_the_way_that_its_flags_say() {
         script.good(&command, vec![]);
         script.next();
     }
-    // What reads though it is said to write moves nothing, as libiscsi's suite expects it.
+    // A read with the flag W moves nothing, as libiscsi's suite expects it.
     script.command(1, WRITE, 512, &[]);
     let command = script.next_command();
     script.good(&command, vec![7; 512]);

@@ -14,7 +14,7 @@ use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, TargetOffer, Use}
 /// The key of discovery.
 const SEND_TARGETS: &str = "SendTargets";
 
-/// The most keys of one negotiation.
+/// Maximum of keys in one negotiation.
 const MAX_KEYS: usize = 256;
 
 /// A text negotiation that has not ended.
@@ -25,9 +25,9 @@ struct Exchange {
     input: Vec<u8>,
     /// What did not fit the last response.
     output: Vec<u8>,
-    /// Keys that were sent already: none comes twice (RFC 7143 §6.4).
+    /// Keys that were already sent: each is permitted once (RFC 7143 §6.4).
     seen: Vec<String>,
-    /// The peer's MaxRecvDataSegmentLength from the end of the negotiation on.
+    /// The peer's MaxRecvDataSegmentLength after the end of the negotiation.
     declared: Option<u32>,
 }
 
@@ -43,20 +43,20 @@ impl Exchange {
         }
     }
 
-    /// Whether what was sent, which is complete, may be answered.
+    /// Whether the complete text may be answered.
     fn takes(&self, input: &[u8], is_last: bool, session_type: SessionType) -> bool {
         let mut names: Vec<&str> = self.seen.iter().map(String::as_str).collect();
         for pair in pairs(input) {
             let Ok((name, _)) = pair else { return false };
-            // RFC 7143 §6.4: a key comes once.
+            // RFC 7143 §6.4: a key is permitted once.
             if names.contains(&name) || names.len() >= MAX_KEYS {
                 return false;
             }
             names.push(name);
             let has_place = match keys::find(name) {
-                // RFC 7143 §4.3: a discovery session takes this key alone.
+                // RFC 7143 §4.3: a discovery session accepts only this key.
                 _ if session_type == SessionType::Discovery => name == SEND_TARGETS,
-                // Declarations of the login have no place here.
+                // Declarations of the login are not permitted here.
                 Some(key) => key.kind != Kind::Declaration || key.usage == Use::Always,
                 None => true,
             };
@@ -76,7 +76,7 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Why a request is not answered, if there is anything wrong with it.
+    /// The reason why a request is not answered, if it is invalid.
     pub(super) fn refusal(
         &self,
         link: &Link,
@@ -120,7 +120,7 @@ impl Text {
         (!is_taken).then_some(RejectReason::ProtocolError)
     }
 
-    /// The negotiation is over, and nothing of it takes effect.
+    /// The negotiation has ended, and no part of it takes effect.
     pub(super) fn reset(&mut self) {
         self.exchange = None;
     }
@@ -140,7 +140,7 @@ impl Text {
             return link.reject(reason, header);
         }
         let tag = request.initiator_task_tag.get();
-        // RFC 7143 §11.10.4: the reserved tag begins anew and forgets what was under way.
+        // RFC 7143 §11.10.4: the reserved tag starts a new negotiation and drops the current one.
         let is_new = request.target_transfer_tag.get() == RESERVED_TAG;
         let exchange = self.exchange.take().filter(|_| !is_new);
         let mut exchange = exchange.unwrap_or_else(|| Exchange::new(tag));
@@ -163,7 +163,7 @@ impl Text {
         }
         let Exchange { output, declared, .. } = exchange;
         push(link, request.lun, tag, RESERVED_TAG, FINAL, &output);
-        // RFC 7143 §6.4: what was negotiated takes effect now.
+        // RFC 7143 §6.4: negotiated values take effect now.
         if let Some(length) = declared {
             link.parameters.peer_max_recv_data_segment_length = length;
         }

@@ -31,7 +31,7 @@ pub(super) struct Begun {
 }
 
 impl Begun {
-    /// It will not be answered as it would have been.
+    /// The command will not receive its usual answer.
     pub(super) fn is_aborted(&self) -> bool {
         self.is_aborted
     }
@@ -200,7 +200,7 @@ impl Observer {
             self.fail(begun, failure);
         }
         let Begun { at, place, bytes, operation, is_aborted } = begun;
-        // What was not carried out moved nothing.
+        // A command that was not carried out transferred nothing.
         let bytes = match failure.is_some() || is_aborted {
             true => 0,
             false => u64::from(bytes) + completion.data_in.len() as u64,
@@ -229,7 +229,7 @@ impl Observer {
         }
     }
 
-    /// For how long a command has been carried out.
+    /// Time since the command began.
     pub(super) fn age(&self, under_way: &UnderWay, now: Instant) -> Duration {
         let age = (now - self.origin).as_nanos() as u64;
         Duration::from_nanos(age.saturating_sub(under_way.begun.at))

@@ -41,7 +41,7 @@ impl<'a> Driver<'a> {
             self.parking.clear();
             loop {
                 self.carry_out(front, Share::All).await;
-                // What waited for its memory goes on.
+                // Commands that waited for this memory continue.
                 self.machine.discard_output();
                 if self.machine.event_count() == 0 {
                     break;

@@ -1,7 +1,6 @@
-//! Commands that a store does not end. Whoever waits for the end of an aborted command (a task
-//! management function, a session that takes this one's place, the end of the server) waits until
-//! the command is [`COMMAND_LIMIT`] old and no longer: then it is written off, and its unit is not
-//! ready until it has ended (see `sarsen_scsi::WrittenOff`).
+//! Commands that a store does not end. A task management function, a session that replaces this one, and the shutdown
+//! wait for the end of aborted commands. They wait for a command until it is [`COMMAND_LIMIT`] old. Then it is
+//! written off, and its unit is not ready until the command has ended (see `sarsen_scsi::WrittenOff`).
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -19,12 +18,12 @@ use super::Driver;
 use super::observer::Begun;
 use crate::statistics::Operation;
 
-/// A command that is older and has not ended stalls: its volume is reported as one that does not
-/// respond. An aborted command is not waited for any longer.
+/// A command that is older and has not ended stalls: its volume is reported as not responding. An aborted command of
+/// this age is written off.
 const COMMAND_LIMIT: Duration = Duration::from_secs(5);
-/// Commands that came within so short a time are written off together.
+/// Commands that arrived within this time of each other are written off together.
 const TOGETHER: Duration = Duration::from_millis(200);
-/// How often a connection looks for commands that stall.
+/// Interval at which a connection looks for stalled commands.
 const LOOK_INTERVAL: Duration = COMMAND_LIMIT;
 
 /// A command that has not been answered.
@@ -43,11 +42,11 @@ impl Future for UnderWay {
     }
 }
 
-/// What ends a command.
+/// The future that ends with the command.
 pub(super) enum Answer {
     /// The unit.
     Unit(scsi::UnderWay),
-    /// The unit has; it is answered when this ends.
+    /// The unit owns the command; the command is answered when this ends.
     Withheld(Pin<Box<dyn Future<Output = Completion>>>),
 }
 
@@ -63,24 +62,24 @@ impl Future for Answer {
 }
 
 impl Driver<'_> {
-    /// Looks for commands that take too long. Says when to look again.
+    /// Looks for commands that take too long. Returns the time of the next check.
     pub(super) fn look(&mut self) -> Instant {
         let now = time::now();
         let stalls = self.pending.iter().filter(|one| self.observer.age(one, now) >= COMMAND_LIMIT);
-        // The old ones go when the new ones are there: what still stalls did not respond meanwhile.
+        // The old stalls are dropped after the new ones exist, so that the unit keeps reporting commands that still
+        // stall.
         self.stalls = stalls.filter_map(UnderWay::stall).collect();
         let due = self.write_off(now, UnderWay::is_aborted);
         let next = now + LOOK_INTERVAL;
         due.map_or(next, |due| due.min(next))
     }
 
-    /// The same, and not later than the machine has to be told of the time.
+    /// The same time, but not later than the next time at which the machine needs the clock.
     pub(super) fn look_or_time_out(&mut self) -> Instant {
         self.look().min(self.machine.poll_timeout())
     }
 
-    /// Writes off those commands that are `awaited` and have become too old. Says when the next one
-    /// will have.
+    /// Writes off the `awaited` commands that have become too old. Returns when the next one will be too old.
     fn write_off(&mut self, now: Instant, awaited: impl Fn(&UnderWay) -> bool) -> Option<Instant> {
         let left = |one: &UnderWay, driver: &Self| {
             COMMAND_LIMIT.saturating_sub(driver.observer.age(one, now))
@@ -110,7 +109,7 @@ impl Driver<'_> {
             }
         }
         let next = self.pending.iter().filter(|one| awaited(one)).map(|one| left(one, self)).min();
-        // What cannot be written off is looked at again later.
+        // A command that cannot be written off is checked again later.
         next.map(|left| now + left.max(Duration::from_millis(10)))
     }
 
@@ -118,7 +117,7 @@ impl Driver<'_> {
         let UnderWay { task, begun, answer } = one;
         if let Answer::Unit(under_way) = answer {
             match begun.operation {
-                // It changes nothing, so nothing has to wait for it.
+                // The command changes nothing, so no task has to wait for it.
                 Operation::Read | Operation::Flush => {
                     let stall = under_way.stall();
                     tokio::task::spawn_local(async move {
@@ -136,7 +135,7 @@ impl Driver<'_> {
         self.end(task, begun, Completion::with_status(Status::TaskAborted));
     }
 
-    /// Waits until all commands have ended that the connection began, or were written off.
+    /// Waits until all commands of the connection have ended or were written off.
     pub(super) async fn end_pending(&mut self) {
         while let Some(due) = self.write_off(time::now(), |_| true) {
             tokio::select! {

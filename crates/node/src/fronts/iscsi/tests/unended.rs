@@ -1,4 +1,4 @@
-//! A store that does not end its writes until it is told to.
+//! A store whose writes do not end until the test releases them.
 
 use super::*;
 

@@ -236,7 +236,7 @@ fn rfc7143_7_8_rejected_data_out_waits_for_the_r2t_that_asks_for_it_again() {
     let mut target = target();
     let tag = target.write(&sample(5000), 1);
     let sent = target.sent(LEADING);
-    // Immediate data of a command that the target has, and what goes unsolicited.
+    // Immediate data of a command that the target has received, and unsolicited data.
     target.exp_cmd_sn += 1;
     reject(&mut target, &sent[0].0);
     reject(&mut target, &sent[2].0);

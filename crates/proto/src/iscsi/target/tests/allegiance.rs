@@ -180,7 +180,7 @@ fn rfc7143_11_14_a_connection_is_removed_for_recovery_over_itself() {
     let (header, _) = first.next();
     let transfer_tag = R2t::view(&header).target_transfer_tag.get();
     log_out(&mut first, LogoutReason::RemoveForRecovery, 0);
-    // Neither what is sent nor what is taken goes on over it.
+    // The connection neither sends nor receives anything more.
     first.good(&running, vec![7; 512]);
     first.data_out(2, transfer_tag, 0, 0, true, &[1; 512]);
     let (header, _) = first.next();

@@ -471,6 +471,12 @@ fn leave_to_enter_is_asked_once_where_nothing_is_to_be_proven() {
     let mut script = Script::new();
     script.login(TO_OPERATIONAL, &format!("{}AuthMethod=CHAP\0", identity()));
     assert_eq!(refusal(&mut script), RefusalReason::ChapNotConfigured);
+    // One that offers both and goes on with CHAP though the answer is None, as libiscsi does.
+    let mut script = Script::new();
+    script.login(0, &format!("{}AuthMethod=CHAP,None\0", identity()));
+    assert!(answer(&mut script).1.ends_with("AuthMethod=None\0"));
+    script.login(0, "CHAP_A=5\0");
+    assert_eq!(refusal(&mut script), RefusalReason::ChapNotConfigured);
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn rfc7143_13_14_first_burst_length_is_no_longer_than_max_burst_length() {
         let text = String::from_utf8(text).expect("text");
         assert!(text.split('\0').any(|pair| pair == "FirstBurstLength=16384"), "{text:?}");
     }
-    // What was answered already cannot be kept any more.
+    // An acknowledged answer cannot be retained any longer.
     let mut script = Script::new();
     script.login(0x04, &format!("{NAMES}FirstBurstLength=65536\0"));
     assert_eq!(status(&mut script), LoginStatus::Success);
@@ -203,7 +203,7 @@ fn rfc7143_7_7_a_request_without_its_final_bit_is_a_format_error() {
     let mut script = Script::established("");
     let handled = script.connection.handle_input(&[0; 4096], script.now, &mut script.world);
     assert!(matches!(handled, Err(CloseReason::Format { .. })), "{handled:?}");
-    // Text may go on.
+    // Text requests may still be sent.
     let mut text = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
     text.opcode_byte |= IMMEDIATE;
     text.flags = 0;
@@ -212,7 +212,7 @@ fn rfc7143_7_7_a_request_without_its_final_bit_is_a_format_error() {
     assert_eq!(script.next().0.basic().opcode(), Opcode::TextResponse);
 }
 
-/// A text request with the next CmdSN; gives its answer.
+/// Sends a text request with the next CmdSN; returns its answer.
 fn numbered_text(script: &mut Script, keys: &[u8]) -> RawHeader {
     let mut text = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
     text.initiator_task_tag = 3.into();
@@ -271,7 +271,7 @@ fn rfc7143_4_3_a_discovery_session_takes_send_targets_alone() {
     assert_eq!(TextResponse::view(&header).exp_cmd_sn.get(), cmd_sn + 1);
 }
 
-/// A part of a negotiation; gives the answer's opcode and transfer tag.
+/// Sends a part of a negotiation; returns the answer's opcode and transfer tag.
 fn negotiate(script: &mut Script, transfer_tag: u32, flags: u8, keys: &[u8]) -> (Opcode, u32) {
     let mut text = TextRequest::from(RawHeader::with_opcode(Opcode::TextRequest));
     text.opcode_byte |= IMMEDIATE;
@@ -296,7 +296,7 @@ fn rfc7143_6_4_a_value_is_in_use_when_its_negotiation_is_complete() {
     assert_eq!((opcode, segment_length(&script)), (Opcode::TextResponse, 1024));
     let (opcode, _) = negotiate(&mut script, tag, FINAL, b"");
     assert_eq!((opcode, segment_length(&script)), (Opcode::TextResponse, 4096));
-    // RFC 7143 §7.12: one that fails changes nothing.
+    // RFC 7143 §7.12: a failed negotiation changes nothing.
     for wrong in [&b"MaxRecvDataSegmentLength=512\0broken\0"[..], b"SessionType=Normal\0"] {
         let (_, tag) = negotiate(&mut script, RESERVED_TAG, 0, b"MaxRecvDataSegmentLength=2048\0");
         let (opcode, _) = negotiate(&mut script, tag, FINAL, wrong);

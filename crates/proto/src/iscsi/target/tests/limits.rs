@@ -65,7 +65,7 @@ fn what_other_sessions_took_of_the_memory_is_waited_for() {
     let mut context = Context::from_waker(std::task::Waker::noop());
     assert!(other.connection.awaits_room());
     assert!(other.connection.poll_room(&mut context).is_pending());
-    // What is short finds room meanwhile.
+    // Short commands find memory meanwhile.
     other.command(2, FINAL, 0, &[]);
     assert_eq!(other.next_command().task.initiator_task_tag, 2);
     one.good(&taking, vec![]);
@@ -77,7 +77,7 @@ fn what_other_sessions_took_of_the_memory_is_waited_for() {
     assert_eq!((settings.budget.lent(), settings.budget.charged()), (0, 0));
 }
 
-/// A memory budget of so many bytes.
+/// A memory budget of this many bytes.
 fn budget(limit: usize) -> Settings {
     Settings { budget: Arc::new(Budget::new(limit)), ..Settings::default() }
 }
@@ -95,7 +95,7 @@ fn immediate_data_takes_memory_of_its_own_size_until_there_is_room_for_the_write
     for tag in 1..=count {
         script.command(tag, WRITE, LARGE as u32, &[tag as u8; 512]);
     }
-    // Two writes are within the connection's limit, which is not that of immediate data.
+    // Two writes are within the connection's limit, which does not apply to immediate data.
     let whole = Buffer::memory_for(LARGE);
     assert_eq!(settings.budget.charged(), 2 * whole + 512 * (count as usize - 2));
     let r2t = *R2t::view(&script.next().0);
@@ -149,7 +149,7 @@ fn a_write_whose_data_comes_with_it_lands_once_in_the_memory_that_the_store_gets
 
 #[test]
 fn sam5_5_3_1_immediate_data_without_memory_is_discarded_and_its_command_refused() {
-    // Seven eighths of this are not enough for two: the second is one of two of the initiator's.
+    // Seven eighths of this are not enough for two: the second write is one of two of the initiator's.
     let settings = budget(512 << 10);
     let mut script = Script::established_with(settings.clone(), IMMEDIATE_DATA);
     let mut other = Script::established_with(settings.clone(), IMMEDIATE_DATA);
@@ -162,12 +162,12 @@ fn sam5_5_3_1_immediate_data_without_memory_is_discarded_and_its_command_refused
     let response = ScsiResponse::view(&header);
     assert_eq!((response.initiator_task_tag.get(), response.status), (2, 0x28), "TASK SET FULL");
     assert!(sense.is_empty());
-    // One that has nothing at all may use what is left, but that is not enough either.
+    // A connection that has no memory may use the rest, but that is not enough either.
     other.command(1, WRITE, 256 << 10, &data);
     let (header, _) = other.next();
     assert_eq!(ScsiResponse::view(&header).status, 0x08, "BUSY");
     assert_eq!(settings.budget.refusals(), 2);
-    // It is no error of the session's: the command can be sent again.
+    // It is not an error of the session: the initiator can send the command again.
     script.good(&first, vec![]);
     script.next();
     other.command(2, WRITE, 256 << 10, &data);
@@ -185,7 +185,7 @@ fn unsolicited_data_without_memory_is_awaited_and_discarded() {
     script.command(2, WRITE_MORE, 256 << 10, &data);
     let charged = settings.budget.charged();
     script.nothing_more();
-    // RFC 7143 §11.4: no status before the data that is on its way has come.
+    // RFC 7143 §11.4: no status before the data in transit has arrived.
     script.data_out(2, RESERVED_TAG, 0, 128 << 10, true, &data);
     let (header, _) = script.next();
     assert_eq!(ScsiResponse::view(&header).status, 0x28, "TASK SET FULL");
@@ -248,7 +248,8 @@ fn rfc7143_4_2_2_2_the_data_of_a_read_is_charged_until_it_is_acknowledged() {
     }
     let kept: usize = lengths.into_iter().map(Buffer::memory_for).sum();
     assert_eq!(settings.budget.charged(), kept);
-    // They keep the next one from room within the connection's limit: the initiator is asked what it has.
+    // Retained answers leave no memory for the next command within the connection's limit: the target asks for an
+    // acknowledgement.
     script.command(3, READ, LARGE as u32, &[]);
     let (header, _) = script.next();
     assert_eq!(header.basic().opcode(), Opcode::NopIn);
@@ -277,11 +278,11 @@ fn short_answers_that_are_not_taken_are_charged() {
     assert_eq!(settings.budget.charged(), 0);
 }
 
-/// Sends what an initiator in order sends, and says how many commands ended.
+/// Sends the requests of a correct initiator, and returns how many commands ended.
 struct Initiator {
     script: Script,
     left: u32,
-    /// Tags that are outstanding, with their flags and lengths.
+    /// Tags of outstanding commands, with their flags and lengths.
     outstanding: Vec<(u32, u8, usize)>,
     next_tag: u32,
 }
@@ -296,7 +297,7 @@ impl Initiator {
         self.script.command(tag, flags, length as u32, &vec![tag as u8; immediate]);
     }
 
-    /// Answers R2Ts, carries commands out, and takes answers. Says whether there were any.
+    /// Answers R2Ts, carries commands out, and takes answers. Returns whether there were any.
     fn step(&mut self) -> bool {
         let waker = std::task::Waker::noop();
         let mut context = Context::from_waker(waker);
@@ -344,7 +345,7 @@ impl Initiator {
         let (_, flags, length) = self.outstanding.swap_remove(index);
         match status {
             0 => self.left -= 1,
-            // As every initiator does, later.
+            // Every initiator does this later.
             0x08 | 0x28 => self.send(flags, length),
             other => panic!("status {other:#x}"),
         }
@@ -354,8 +355,8 @@ impl Initiator {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Many connections with commands of any size in little memory: all end, and the budget with the
-    /// one command beside it is never passed.
+    /// Many connections with commands of any size in little memory: all commands end, and memory use never exceeds
+    /// the budget plus the one command outside it.
     #[test]
     fn every_command_ends_within_the_budget(
         limit in 1usize..9,

@@ -232,7 +232,7 @@ fn rfc7143_11_16_data_in_is_sent_again() {
     assert_eq!(script.data_in(&data), [1, 2]);
     script.snack(DATA_OR_R2T, 1, 3, 0);
     assert_eq!(script.data_in(&data), [3, 4]);
-    // What was never sent is not asked for, nor a run that goes beyond it.
+    // A SNACK for PDUs that were never sent, or for a run beyond them, is rejected.
     for (first, count) in [(5, 0), (5, 1), (3, 3), (0, 6), (1, u32::MAX)] {
         script.snack(DATA_OR_R2T, 1, first, count);
         assert_eq!(script.rejected(RejectReason::ProtocolError), 5, "{first} {count}");
@@ -259,7 +259,7 @@ fn rfc7143_11_16_status_is_sent_again_until_it_is_acknowledged() {
     script.snack(STATUS, 0, numbers[1], 2);
     assert_eq!([script.stat_sn(), script.stat_sn()], numbers[1..]);
     script.acknowledge(numbers[1]);
-    // All that is not acknowledged.
+    // Every PDU that is not acknowledged.
     script.snack(STATUS, 0, 0, 0);
     assert_eq!([script.stat_sn(), script.stat_sn()], numbers[1..]);
     script.nothing_more();
@@ -280,7 +280,7 @@ fn rfc7143_11_16_status_that_was_acknowledged_or_never_sent_is_not_asked_for() {
         script.snack(STATUS, 0, first, count);
         script.rejected(RejectReason::ProtocolError);
     }
-    // The rejections are answers themselves.
+    // Rejects are answers themselves.
     script.acknowledge(stat_sn + 3);
     script.snack(STATUS, 0, stat_sn + 3, 5);
     script.rejected(RejectReason::ProtocolError);
@@ -329,7 +329,7 @@ fn rfc7143_11_16_an_r2t_is_sent_again() {
     assert_eq!(again.each_ref().map(tags), [first, second].each_ref().map(tags));
     script.snack(DATA_OR_R2T, 1, 2, 1);
     assert_eq!(script.rejected(RejectReason::ProtocolError), 2);
-    // Its data acknowledges the first.
+    // Its data acknowledges the first one.
     script.digested_data(1, &first, 0, &pattern(2048)[..512], true);
     script.digested_data(1, &first, 512, &pattern(2048)[512..1024], true);
     script.snack(DATA_OR_R2T, 1, 0, 2);
@@ -376,7 +376,7 @@ fn rfc7143_11_16_3_data_is_cut_anew_and_the_status_has_the_snack_tag() {
     text.cmd_sn = script.cmd_sn.into();
     script.send_digested(text, b"MaxRecvDataSegmentLength=1024\0\0\0", true);
     script.next();
-    // What is acknowledged does not come again; the numbers go on behind it.
+    // Acknowledged PDUs are not sent again; the numbers continue after them.
     for snack_tag in [7, 8] {
         script.anew(1, snack_tag);
         assert_eq!(script.data_in(&data), [2, 3, 4]);
@@ -386,7 +386,7 @@ fn rfc7143_11_16_3_data_is_cut_anew_and_the_status_has_the_snack_tag() {
         assert_eq!((again.stat_sn, again.status), (first.stat_sn, first.status));
     }
     script.nothing_more();
-    // A status that is asked for again has what it had last; data is numbered as it was last.
+    // A status that is sent again has its last content; data has its last numbers.
     script.snack(STATUS, 0, first.stat_sn.get(), 1);
     let (header, _) = script.next();
     assert_eq!(ScsiResponse::view(&header).snack_tag.get(), 8);

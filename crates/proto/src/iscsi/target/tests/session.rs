@@ -69,7 +69,7 @@ fn rfc7143_6_3_1_a_connection_joins_what_the_first_login_agreed_on() {
     assert!(String::from_utf8_lossy(&text).contains("MaxBurstLength=Irrelevant"));
 }
 
-/// Whoever has not authenticated learns nothing of the session that it names.
+/// An initiator that has not authenticated learns nothing about the session that it names.
 #[test]
 fn rfc7143_6_3_1_a_session_numbers_no_answer_before_the_login_is_whole() {
     let (mut first, second) = pair("");
