@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use sarsen_io::time::now;
@@ -61,6 +61,7 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     mark(&url(&server, "kept")?)?;
     server.stop()?;
     fs::rename(&path, &away)?;
+    was_written_long_ago(&away)?;
     // As on a morning when its file system is not mounted yet.
     let server = Managed::start(folder.path())?;
     ensure!(!path.exists(), "an empty file was made");
@@ -75,6 +76,12 @@ fn a_disk_whose_file_is_away_is_not_served_empty_and_is_there_when_the_file_is()
     is_marked(&url(&server, "kept")?)?;
     ensure!(events(&server, "problem_solved")? == 1 && lacks(&server)?.is_empty());
     server.stop()
+}
+
+/// Makes a file one that no program has written for years.
+fn was_written_long_ago(path: &Path) -> Result<()> {
+    let then = UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    Ok(fs::File::options().write(true).open(path)?.set_modified(then)?)
 }
 
 /// The missing objects that `doctor` reports.
@@ -232,6 +239,7 @@ fn a_disk_that_comes_back_beside_one_that_is_used_disturbs_nobody() -> Result<()
     mark(&format!("iscsi://{}/{TARGET}/1", server.portal()?))?;
     server.stop()?;
     fs::rename(&path, &away)?;
+    was_written_long_ago(&away)?;
     let server = Managed::start(folder.path())?;
     let used = format!("iscsi://{}/{TARGET}/0", server.portal()?);
     let user = User::of(&used)?;
@@ -391,6 +399,7 @@ fn a_disk_that_is_being_copied_back_is_served_when_it_is_whole() -> Result<()> {
     mark(&url(&server, "kept")?)?;
     server.stop()?;
     fs::rename(&path, &away)?;
+    was_written_long_ago(&away)?;
     let server = Managed::start(folder.path())?;
     let data = fs::read(&away)?;
     fs::write(&path, &data[..data.len() / 2])?;
@@ -400,6 +409,11 @@ fn a_disk_that_is_being_copied_back_is_served_when_it_is_whole() -> Result<()> {
     ensure!(fs::metadata(&path)?.len() == 4 << 20, "it was made longer");
     fs::write(&path, data)?;
     server.run(&["volume", "delete", "other"])?;
+    // It has its length, and whoever restores it may go on to write.
+    let told = lacks(&server)?.join("\n");
+    ensure!(told.contains("was written a moment ago"), "{told}");
+    was_written_long_ago(&path)?;
+    server.run(&["volume", "create", "other", "1MiB", "--store", "ram"])?;
     is_marked(&url(&server, "kept")?)?;
     server.stop()
 }

@@ -9,6 +9,7 @@ use sarsen_node::desired::document::{Portal, Tls};
 use sarsen_node::desired::{Document, Kind};
 
 use crate::disk::on_a_core;
+use crate::exit::UsageError;
 use crate::output::{note, print_line};
 use crate::state::{self, ChangeManner};
 

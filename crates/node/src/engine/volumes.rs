@@ -386,6 +386,19 @@ mod tests {
     use crate::config::parse_volume;
 
     #[test]
+    fn a_file_that_was_written_a_moment_ago_is_not_settled() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let volume = parse_volume(&format!("a=file:{},size=1MiB", path.display())).expect("valid");
+        assert!(check_settled(&volume).is_ok(), "a missing file is another problem");
+        let file = fs::File::create(&path).expect("created");
+        let refused = check_settled(&volume).expect_err("refused").to_string();
+        assert!(refused.contains("was written a moment ago"), "{refused}");
+        file.set_modified(time::wall_clock() - UNWRITTEN_FOR).expect("set");
+        assert!(check_settled(&volume).is_ok());
+    }
+
+    #[test]
     fn of_what_was_made_only_what_is_still_empty_goes() {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, other) = (folder.path().join("disk"), folder.path().join("other"));
