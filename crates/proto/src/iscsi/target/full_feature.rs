@@ -1,17 +1,23 @@
 //! The full feature phase: requests are put in the order of their CmdSN, taken apart, and
 //! answered or handed on (RFC 7143 §4.2.2, §11).
 
+mod held;
+mod logout;
+mod waiting;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sarsen_block::Buffer;
 use sarsen_wire::iscsi::pdu::FINAL;
 use sarsen_wire::iscsi::{
-    DataOut, LogoutReason, LogoutRequest, LogoutResponse, LogoutResponsePdu, NopIn, NopOut, Opcode,
-    RESERVED_TAG, RawHeader, RejectReason, ScsiCommand, SerialNumber, TaskManagementResponse,
-    TextRequest, ahs,
+    DataOut, LogoutReason, LogoutRequest, LogoutResponse, NopIn, NopOut, Opcode, RESERVED_TAG,
+    RawHeader, RejectReason, ScsiCommand, SerialNumber, TaskManagementResponse, TextRequest, ahs,
 };
 
+use self::held::Held;
+pub(super) use self::logout::push_logout_response;
+use self::waiting::admit;
 use super::link::Link;
 use super::management::{Afterwards, Barrier, push_response};
 use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks, is_same_unit};
@@ -23,10 +29,8 @@ use super::{
 };
 use crate::iscsi::keys::SessionType;
 use crate::iscsi::room::Grant;
-use crate::iscsi::{DigestKind, Landing, Parameters, Segment};
+use crate::iscsi::{DigestKind, Landing, Segment};
 
-/// Requests above a gap in CmdSN hold at most this much immediate data together.
-const HELD_BYTES_LIMIT: usize = 4 << 20;
 /// A data segment that is collected in its own memory is charged if it is longer than this: pings and text always
 /// find memory.
 const UNCHARGED_SEGMENT: usize = 8192;
@@ -79,26 +83,6 @@ enum Incoming {
     Rejected,
 }
 
-struct Held {
-    cmd_sn: SerialNumber,
-    header: RawHeader,
-    additional_headers: Vec<u8>,
-    data: Vec<u8>,
-    /// The charge for the memory of `data`.
-    grant: Option<Grant>,
-    /// There was no memory for its data.
-    lacks_data: bool,
-}
-
-impl Held {
-    /// Logical unit and attribute of a command.
-    fn command(&self) -> Option<([u8; 8], u8)> {
-        let command = ScsiCommand::view(&self.header);
-        let attribute = command.flags & ScsiCommand::ATTRIBUTE;
-        (self.header.basic().opcode() == Opcode::ScsiCommand).then_some((command.lun, attribute))
-    }
-}
-
 impl FullFeature {
     pub(super) fn new(admission: Admission, settings: Arc<Settings>) -> Self {
         Self {
@@ -124,11 +108,6 @@ impl FullFeature {
 
     pub(super) fn running_tasks(&self) -> usize {
         self.tasks.iter().filter(|task| task.progress != Progress::Collecting).count()
-    }
-
-    #[cfg(test)]
-    pub(super) fn held_count(&self) -> usize {
-        self.held.len()
     }
 
     /// A header is complete: decides what it is and where its data goes.
@@ -250,25 +229,6 @@ impl FullFeature {
             task.fault.get_or_insert(Fault::NoMemory);
         }
         Landing::Discard
-    }
-
-    /// Holds a request's CmdSN against the window, before its data has come.
-    fn expect_request(
-        &self,
-        link: &mut Link,
-        cmd_sn: SerialNumber,
-    ) -> Result<Incoming, CloseReason> {
-        match link.session.with(|state| state.standing(cmd_sn)) {
-            Standing::Next => Ok(Incoming::Numbered),
-            Standing::Outside => Ok(Incoming::Dropped),
-            Standing::AboveGap => {
-                let held: usize = self.held.iter().map(|held| held.data.len()).sum();
-                if held > HELD_BYTES_LIMIT {
-                    return Err(CloseReason::protocol("too much data above a gap", "§4.2.2.1"));
-                }
-                Ok(Incoming::Numbered)
-            }
-        }
     }
 
     fn place_data_out(&mut self, link: &Link, header: &DataOut) -> Landing {
@@ -548,90 +508,6 @@ impl FullFeature {
         Ok(closing)
     }
 
-    /// Requests whose turn has come because the gap before them closed.
-    fn release_held(
-        &mut self,
-        link: &mut Link,
-        events: &mut VecDeque<Event>,
-        environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
-        while !self.held.is_empty() {
-            let next = link.session.with(|state| state.window.exp_cmd_sn());
-            let due = (0..self.held.len())
-                .filter(|&index| self.held[index].cmd_sn.is_before(next))
-                .reduce(|first, other| {
-                    match self.held[other].cmd_sn.is_before(self.held[first].cmd_sn) {
-                        true => other,
-                        false => first,
-                    }
-                });
-            let Some(index) = due else { break };
-            let request = self.held.swap_remove(index);
-            if self.handle_held(link, request, events, environment)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// A request that has come whole, and whose turn it is.
-    fn handle_held(
-        &mut self,
-        link: &mut Link,
-        Held { cmd_sn, header, additional_headers, data, grant, lacks_data }: Held,
-        events: &mut VecDeque<Event>,
-        environment: &mut dyn Environment,
-    ) -> Result<bool, CloseReason> {
-        if let Some(grant) = grant {
-            // The retained part is charged separately.
-            link.room.give_back(grant);
-        }
-        if header.basic().opcode() != Opcode::ScsiCommand {
-            return self.handle_request(link, &header, &data, events, environment);
-        }
-        if let Some(reason) = self.refusal(ScsiCommand::view(&header), false) {
-            link.reject(reason, &header);
-            link.session.with(|state| state.give_up_place(cmd_sn));
-            return Ok(false);
-        }
-        let id = self.begin_command(link, &header, &additional_headers, lacks_data, environment);
-        let segment = match self.tasks.by_tag(id.initiator_task_tag) {
-            Some(task) if task.collection.capacity > 0 && !data.is_empty() => {
-                let useful = data.len().min(task.collection.capacity);
-                let mut buffer = task.collection.take_buffer();
-                buffer[..useful].copy_from_slice(&data[..useful]);
-                Segment::Placed { buffer, range: 0..useful }
-            }
-            _ => Segment::Nothing,
-        };
-        drop(data);
-        let length = header.basic().data_segment_length.value() as usize;
-        self.finish_command(link, id, segment, length, events);
-        Ok(false)
-    }
-
-    fn forget_data_of(&self, link: &Link, held: Held) {
-        if let Some(grant) = held.grant {
-            link.room.give_back(grant);
-        }
-    }
-
-    /// The requests that wait for a CmdSN before theirs.
-    pub(super) fn held_requests(&self) -> impl Iterator<Item = (SerialNumber, &RawHeader)> {
-        self.held.iter().map(|held| (held.cmd_sn, &held.header))
-    }
-
-    /// A function named a command that is not to be carried out any more: its number counts as
-    /// received.
-    pub(super) fn forget_expected(&mut self, link: &mut Link, cmd_sn: SerialNumber) {
-        for held in self.held.extract_if(.., |held| held.cmd_sn == cmd_sn) {
-            if let Some(grant) = held.grant {
-                link.room.give_back(grant);
-            }
-        }
-        link.session.with(|state| state.skip(cmd_sn));
-    }
-
     fn finish_command(
         &mut self,
         link: &mut Link,
@@ -730,68 +606,12 @@ impl FullFeature {
         }));
     }
 
-    /// Whether tasks wait for others, or for room.
-    fn has_waiting(&self) -> bool {
-        !self.held_back.is_empty() || !self.waiting.is_empty()
-    }
-
-    /// Lets them go on.
-    #[inline]
-    pub(super) fn start_waiting(&mut self, link: &mut Link, events: &mut VecDeque<Event>) {
-        while self.has_waiting()
-            && (self.release_held_back(link, events) || self.give_room(link, events))
-        {}
-        if self.waiting.is_empty() {
-            link.room.stop_waiting();
-        }
-    }
-
-    /// Answers that the initiator has not acknowledged keep memory from waiting commands: the target asks for an
-    /// acknowledgement.
-    fn ask_what_has_come(&mut self, link: &mut Link) {
-        if link.kept.bytes() > 0 && self.ping_tag == RESERVED_TAG {
-            self.ping(link);
-        }
-    }
-
-    /// Lets those go on that need not wait for others any more. Says whether there were any.
-    fn release_held_back(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
-        if self.held_back.is_empty() {
-            return false;
-        }
-        let mut held_back = std::mem::take(&mut self.held_back);
-        let count = held_back.len();
-        held_back.sort_unstable_by_key(|id| id.sequence);
-        for id in held_back {
-            // It may be gone, and its tag another one's.
-            if self.tasks.by_tag(id.initiator_task_tag).is_some_and(|task| task.id == id) {
-                self.advance_task(link, id, events);
-            }
-        }
-        self.held_back.len() < count
-    }
-
     /// The layer above has a command.
     #[inline]
     pub(super) fn begun(&mut self, link: &mut Link, id: TaskId) {
         if link.session.is_shared() {
             link.session.with(|state| state.deliver(id));
         }
-    }
-
-    /// Lets tasks go on for which there is room. Says whether there were any.
-    #[cold]
-    fn give_room(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
-        let mut any = false;
-        while let Some(&id) = self.waiting.front()
-            && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
-            && admit(task, link)
-        {
-            self.waiting.pop_front();
-            self.advance_task(link, id, events);
-            any = true;
-        }
-        any
     }
 
     /// The caller sees to the tasks that wait for its room, or for itself.
@@ -1079,91 +899,4 @@ impl FullFeature {
         ping.max_cmd_sn = stamp.max_cmd_sn.into();
         link.output.push(ping, &[]);
     }
-
-    /// RFC 7143 §11.14.
-    fn handle_logout(
-        &mut self,
-        link: &mut Link,
-        header: &RawHeader,
-        events: &mut VecDeque<Event>,
-    ) -> bool {
-        let request = LogoutRequest::view(header);
-        let tag = request.initiator_task_tag.get();
-        let cid = request.cid.get();
-        let is_own = cid == self.admission.cid;
-        let beyond = |cid, for_recovery| {
-            Event::Logout(Logout { initiator_task_tag: tag, cid, for_recovery })
-        };
-        match request.reason() {
-            LogoutReason::CloseSession => {
-                let waiting = self.logout_barrier(link, tag, true, events);
-                self.wait_or_pass(link, waiting, events)
-            }
-            LogoutReason::CloseConnection if is_own => {
-                let waiting = self.logout_barrier(link, tag, false, events);
-                self.wait_or_pass(link, waiting, events)
-            }
-            LogoutReason::CloseConnection if link.session.is_shared() => {
-                events.push_back(beyond(Some(cid), false));
-                false
-            }
-            LogoutReason::CloseConnection => {
-                push_logout_response(link, tag, LogoutResponse::CidNotFound, false);
-                false
-            }
-            LogoutReason::RemoveForRecovery if link.parameters.error_recovery_level < 2 => {
-                push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported, false);
-                false
-            }
-            LogoutReason::RemoveForRecovery if is_own => {
-                push_logout_response(link, tag, LogoutResponse::Closed, true);
-                link.part();
-                false
-            }
-            LogoutReason::RemoveForRecovery => {
-                events.push_back(beyond(Some(cid), true));
-                false
-            }
-            _ => {
-                link.reject(RejectReason::InvalidPduField, header);
-                false
-            }
-        }
-    }
-}
-
-/// Gives a waiting task its memory, if there is enough.
-#[inline(always)]
-fn admit(task: &mut Task, link: &Link) -> bool {
-    let Some(grant) = link.room.admit(task.room()) else { return false };
-    if task.collection.wanted > 0 {
-        task.collection.enlarge();
-    }
-    task.has_room = true;
-    if let Some(part) = task.grant.replace(grant) {
-        link.room.give_back(part);
-    }
-    true
-}
-
-pub(super) fn push_logout_response(
-    link: &mut Link,
-    tag: u32,
-    response: LogoutResponse,
-    for_recovery: bool,
-) {
-    let stamp = link.stamp();
-    let mut pdu = LogoutResponsePdu::from(RawHeader::with_opcode(Opcode::LogoutResponse));
-    pdu.response = response.0;
-    pdu.initiator_task_tag = tag.into();
-    pdu.reserved_tag = 0.into();
-    pdu.stat_sn = stamp.stat_sn.into();
-    pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
-    pdu.max_cmd_sn = stamp.max_cmd_sn.into();
-    // Tasks that wait to be taken over do so at once; after any other logout there are none.
-    let Parameters { default_time2wait, default_time2retain, .. } = link.parameters;
-    let times = if for_recovery { (0, default_time2retain) } else { (default_time2wait, 0) };
-    pdu.time2wait = (times.0 as u16).into();
-    pdu.time2retain = (times.1 as u16).into();
-    link.answer(pdu, &[]);
 }

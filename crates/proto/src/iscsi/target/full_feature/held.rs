@@ -1,0 +1,153 @@
+//! Requests above a gap in CmdSN: they wait until the requests before them have come
+//! (RFC 7143 §4.2.2.1).
+
+use std::collections::VecDeque;
+
+use sarsen_wire::iscsi::{Opcode, RawHeader, ScsiCommand, SerialNumber};
+
+use super::super::link::Link;
+use super::super::window::Standing;
+use super::super::{CloseReason, Environment, Event};
+use super::{FullFeature, Incoming};
+use crate::iscsi::Segment;
+use crate::iscsi::room::Grant;
+
+/// Requests above a gap in CmdSN hold at most this much immediate data together.
+const HELD_BYTES_LIMIT: usize = 4 << 20;
+
+/// A request that has come whole before its turn.
+pub(super) struct Held {
+    pub(super) cmd_sn: SerialNumber,
+    pub(super) header: RawHeader,
+    pub(super) additional_headers: Vec<u8>,
+    pub(super) data: Vec<u8>,
+    /// The charge for the memory of `data`.
+    pub(super) grant: Option<Grant>,
+    /// There was no memory for its data.
+    pub(super) lacks_data: bool,
+}
+
+impl Held {
+    /// Logical unit and attribute of a command.
+    pub(super) fn command(&self) -> Option<([u8; 8], u8)> {
+        let command = ScsiCommand::view(&self.header);
+        let attribute = command.flags & ScsiCommand::ATTRIBUTE;
+        (self.header.basic().opcode() == Opcode::ScsiCommand).then_some((command.lun, attribute))
+    }
+}
+
+impl FullFeature {
+    /// Holds a request's CmdSN against the window, before its data has come.
+    pub(super) fn expect_request(
+        &self,
+        link: &mut Link,
+        cmd_sn: SerialNumber,
+    ) -> Result<Incoming, CloseReason> {
+        match link.session.with(|state| state.standing(cmd_sn)) {
+            Standing::Next => Ok(Incoming::Numbered),
+            Standing::Outside => Ok(Incoming::Dropped),
+            Standing::AboveGap => {
+                let held: usize = self.held.iter().map(|held| held.data.len()).sum();
+                if held > HELD_BYTES_LIMIT {
+                    return Err(CloseReason::protocol("too much data above a gap", "§4.2.2.1"));
+                }
+                Ok(Incoming::Numbered)
+            }
+        }
+    }
+
+    /// Requests whose turn has come because the gap before them closed.
+    pub(super) fn release_held(
+        &mut self,
+        link: &mut Link,
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
+        while !self.held.is_empty() {
+            let next = link.session.with(|state| state.window.exp_cmd_sn());
+            let due = (0..self.held.len())
+                .filter(|&index| self.held[index].cmd_sn.is_before(next))
+                .reduce(|first, other| {
+                    match self.held[other].cmd_sn.is_before(self.held[first].cmd_sn) {
+                        true => other,
+                        false => first,
+                    }
+                });
+            let Some(index) = due else { break };
+            let request = self.held.swap_remove(index);
+            if self.handle_held(link, request, events, environment)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A request that has come whole, and whose turn it is.
+    pub(super) fn handle_held(
+        &mut self,
+        link: &mut Link,
+        Held { cmd_sn, header, additional_headers, data, grant, lacks_data }: Held,
+        events: &mut VecDeque<Event>,
+        environment: &mut dyn Environment,
+    ) -> Result<bool, CloseReason> {
+        if let Some(grant) = grant {
+            // The retained part is charged separately.
+            link.room.give_back(grant);
+        }
+        if header.basic().opcode() != Opcode::ScsiCommand {
+            return self.handle_request(link, &header, &data, events, environment);
+        }
+        if let Some(reason) = self.refusal(ScsiCommand::view(&header), false) {
+            link.reject(reason, &header);
+            link.session.with(|state| state.give_up_place(cmd_sn));
+            return Ok(false);
+        }
+        let id = self.begin_command(link, &header, &additional_headers, lacks_data, environment);
+        let segment = match self.tasks.by_tag(id.initiator_task_tag) {
+            Some(task) if task.collection.capacity > 0 && !data.is_empty() => {
+                let useful = data.len().min(task.collection.capacity);
+                let mut buffer = task.collection.take_buffer();
+                buffer[..useful].copy_from_slice(&data[..useful]);
+                Segment::Placed { buffer, range: 0..useful }
+            }
+            _ => Segment::Nothing,
+        };
+        drop(data);
+        let length = header.basic().data_segment_length.value() as usize;
+        self.finish_command(link, id, segment, length, events);
+        Ok(false)
+    }
+
+    pub(super) fn forget_data_of(&self, link: &Link, held: Held) {
+        if let Some(grant) = held.grant {
+            link.room.give_back(grant);
+        }
+    }
+
+    /// The requests that wait for a CmdSN before theirs.
+    pub(in crate::iscsi::target) fn held_requests(
+        &self,
+    ) -> impl Iterator<Item = (SerialNumber, &RawHeader)> {
+        self.held.iter().map(|held| (held.cmd_sn, &held.header))
+    }
+
+    #[cfg(test)]
+    pub(in crate::iscsi::target) fn held_count(&self) -> usize {
+        self.held.len()
+    }
+
+    /// A function named a command that is not to be carried out any more: its number counts as
+    /// received.
+    pub(in crate::iscsi::target) fn forget_expected(
+        &mut self,
+        link: &mut Link,
+        cmd_sn: SerialNumber,
+    ) {
+        for held in self.held.extract_if(.., |held| held.cmd_sn == cmd_sn) {
+            if let Some(grant) = held.grant {
+                link.room.give_back(grant);
+            }
+        }
+        link.session.with(|state| state.skip(cmd_sn));
+    }
+}

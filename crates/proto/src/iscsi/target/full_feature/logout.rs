@@ -1,0 +1,87 @@
+//! Logout (RFC 7143 §11.14, §11.15).
+
+use std::collections::VecDeque;
+
+use sarsen_wire::iscsi::{
+    LogoutReason, LogoutRequest, LogoutResponse, LogoutResponsePdu, Opcode, RawHeader, RejectReason,
+};
+
+use super::super::link::Link;
+use super::super::{Event, Logout};
+use super::FullFeature;
+use crate::iscsi::Parameters;
+
+impl FullFeature {
+    /// RFC 7143 §11.14.
+    pub(super) fn handle_logout(
+        &mut self,
+        link: &mut Link,
+        header: &RawHeader,
+        events: &mut VecDeque<Event>,
+    ) -> bool {
+        let request = LogoutRequest::view(header);
+        let tag = request.initiator_task_tag.get();
+        let cid = request.cid.get();
+        let is_own = cid == self.admission.cid;
+        let beyond = |cid, for_recovery| {
+            Event::Logout(Logout { initiator_task_tag: tag, cid, for_recovery })
+        };
+        match request.reason() {
+            LogoutReason::CloseSession => {
+                let waiting = self.logout_barrier(link, tag, true, events);
+                self.wait_or_pass(link, waiting, events)
+            }
+            LogoutReason::CloseConnection if is_own => {
+                let waiting = self.logout_barrier(link, tag, false, events);
+                self.wait_or_pass(link, waiting, events)
+            }
+            LogoutReason::CloseConnection if link.session.is_shared() => {
+                events.push_back(beyond(Some(cid), false));
+                false
+            }
+            LogoutReason::CloseConnection => {
+                push_logout_response(link, tag, LogoutResponse::CidNotFound, false);
+                false
+            }
+            LogoutReason::RemoveForRecovery if link.parameters.error_recovery_level < 2 => {
+                push_logout_response(link, tag, LogoutResponse::RecoveryNotSupported, false);
+                false
+            }
+            LogoutReason::RemoveForRecovery if is_own => {
+                push_logout_response(link, tag, LogoutResponse::Closed, true);
+                link.part();
+                false
+            }
+            LogoutReason::RemoveForRecovery => {
+                events.push_back(beyond(Some(cid), true));
+                false
+            }
+            _ => {
+                link.reject(RejectReason::InvalidPduField, header);
+                false
+            }
+        }
+    }
+}
+
+pub(in crate::iscsi::target) fn push_logout_response(
+    link: &mut Link,
+    tag: u32,
+    response: LogoutResponse,
+    for_recovery: bool,
+) {
+    let stamp = link.stamp();
+    let mut pdu = LogoutResponsePdu::from(RawHeader::with_opcode(Opcode::LogoutResponse));
+    pdu.response = response.0;
+    pdu.initiator_task_tag = tag.into();
+    pdu.reserved_tag = 0.into();
+    pdu.stat_sn = stamp.stat_sn.into();
+    pdu.exp_cmd_sn = stamp.exp_cmd_sn.into();
+    pdu.max_cmd_sn = stamp.max_cmd_sn.into();
+    // Tasks that wait to be taken over do so at once; after any other logout there are none.
+    let Parameters { default_time2wait, default_time2retain, .. } = link.parameters;
+    let times = if for_recovery { (0, default_time2retain) } else { (default_time2wait, 0) };
+    pdu.time2wait = (times.0 as u16).into();
+    pdu.time2retain = (times.1 as u16).into();
+    link.answer(pdu, &[]);
+}

@@ -1,0 +1,86 @@
+//! Tasks that wait: for memory, or until others of the session have reached the layer above.
+
+use std::collections::VecDeque;
+
+use sarsen_wire::iscsi::RESERVED_TAG;
+
+use super::super::Event;
+use super::super::link::Link;
+use super::super::tasks::Task;
+use super::FullFeature;
+
+impl FullFeature {
+    /// Whether tasks wait for others, or for room.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.held_back.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Lets them go on.
+    #[inline]
+    pub(in crate::iscsi::target) fn start_waiting(
+        &mut self,
+        link: &mut Link,
+        events: &mut VecDeque<Event>,
+    ) {
+        while self.has_waiting()
+            && (self.release_held_back(link, events) || self.give_room(link, events))
+        {}
+        if self.waiting.is_empty() {
+            link.room.stop_waiting();
+        }
+    }
+
+    /// Answers that the initiator has not acknowledged keep memory from waiting commands: the target asks for an
+    /// acknowledgement.
+    pub(super) fn ask_what_has_come(&mut self, link: &mut Link) {
+        if link.kept.bytes() > 0 && self.ping_tag == RESERVED_TAG {
+            self.ping(link);
+        }
+    }
+
+    /// Lets those go on that need not wait for others any more. Says whether there were any.
+    fn release_held_back(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
+        if self.held_back.is_empty() {
+            return false;
+        }
+        let mut held_back = std::mem::take(&mut self.held_back);
+        let count = held_back.len();
+        held_back.sort_unstable_by_key(|id| id.sequence);
+        for id in held_back {
+            // It may be gone, and its tag another one's.
+            if self.tasks.by_tag(id.initiator_task_tag).is_some_and(|task| task.id == id) {
+                self.advance_task(link, id, events);
+            }
+        }
+        self.held_back.len() < count
+    }
+
+    /// Lets tasks go on for which there is room. Says whether there were any.
+    #[cold]
+    fn give_room(&mut self, link: &mut Link, events: &mut VecDeque<Event>) -> bool {
+        let mut any = false;
+        while let Some(&id) = self.waiting.front()
+            && let Some(task) = self.tasks.by_tag(id.initiator_task_tag)
+            && admit(task, link)
+        {
+            self.waiting.pop_front();
+            self.advance_task(link, id, events);
+            any = true;
+        }
+        any
+    }
+}
+
+/// Gives a waiting task its memory, if there is enough.
+#[inline(always)]
+pub(super) fn admit(task: &mut Task, link: &Link) -> bool {
+    let Some(grant) = link.room.admit(task.room()) else { return false };
+    if task.collection.wanted > 0 {
+        task.collection.enlarge();
+    }
+    task.has_room = true;
+    if let Some(part) = task.grant.replace(grant) {
+        link.room.give_back(part);
+    }
+    true
+}
