@@ -318,7 +318,7 @@ mod tests {
         let capacity = Capacity::default();
         let streams: Vec<_> = (0..STREAMS).map(|_| capacity.stream().expect("room")).collect();
         let refused = format!("{:?}", capacity.stream().expect_err("one too many"));
-        assert!(refused.contains("Busy") && refused.contains("64 clients"), "{refused}");
+        assert!(refused.contains("Busy") && refused.contains("64 streams"), "{refused}");
         drop(streams);
         drop(capacity.stream().expect("room again"));
     }
