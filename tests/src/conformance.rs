@@ -192,11 +192,13 @@ pub enum Medium {
     Encrypted,
     /// One with blocks of 512 bytes, whatever the others have.
     Small,
+    /// One with room for two copies of the longest EXTENDED COPY segment.
+    Large,
 }
 
 impl Medium {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Disk,
         Self::ReadOnly,
         Self::Removable,
@@ -204,6 +206,7 @@ impl Medium {
         Self::Native,
         Self::Encrypted,
         Self::Small,
+        Self::Large,
     ];
 
     /// What a test wants.
@@ -214,6 +217,8 @@ impl Medium {
             "Sanitize" => Self::Encrypted,
             // It writes 512 bytes as one block.
             "ProutReserve" => Self::Small,
+            // It copies one segment of the maximum length to the blocks that follow it.
+            "ExtendedCopy" if test == "Large" => Self::Large,
             "ReadOnly" => Self::ReadOnly,
             "NoMedia" | "PreventAllow" | "StartStopUnit" => Self::Removable,
             // Where physical blocks are larger it wants answers that begin behind what it asked for.
@@ -232,6 +237,7 @@ impl Medium {
             Self::Native => "native",
             Self::Encrypted => "encrypted",
             Self::Small => "small",
+            Self::Large => "large",
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::serving::{Backing, Serving, Url, Volume};
 
 /// Bytes of each unit: the suite writes at both ends and some megabytes in between.
 pub const BYTE_COUNT: u64 = 256 << 20;
+/// Bytes of [`Medium::Large`].
+const LARGE_BYTE_COUNT: u64 = 1 << 30;
 /// Looking up a package.
 const QUERY_LIMIT: Duration = Duration::from_secs(20);
 /// The suite's package.
@@ -36,9 +38,10 @@ pub fn volumes(backing: impl Fn(Medium) -> Backing) -> Vec<Volume> {
     Medium::ALL
         .into_iter()
         .map(|medium| {
-            let volume = Volume::new(medium.name(), backing(medium), BYTE_COUNT);
+            let byte_count = if medium == Medium::Large { LARGE_BYTE_COUNT } else { BYTE_COUNT };
+            let volume = Volume::new(medium.name(), backing(medium), byte_count);
             match medium {
-                Medium::Disk | Medium::Small => volume,
+                Medium::Disk | Medium::Small | Medium::Large => volume,
                 Medium::ReadOnly => volume.option("read-only=true"),
                 Medium::Removable => volume.option("removable=true"),
                 // 256 pieces of 1 MiB one after the other: half a minute.

@@ -10,6 +10,7 @@ use sarsen_wire::iscsi::{
 use super::link::Link;
 use super::{Admission, Environment, Settings};
 use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, TargetOffer, Use};
+use crate::iscsi::name::canonical;
 
 /// The key of discovery.
 const SEND_TARGETS: &str = "SendTargets";
@@ -226,6 +227,12 @@ fn answer(
                         continue;
                     }
                     (SessionType::Normal, "") => admission.target_name.as_deref(),
+                    (SessionType::Discovery, "") => Some(""),
+                    // RFC 7143 appendix C: the value is All, an iSCSI name or nothing.
+                    (_, other) if canonical(other).is_none() => {
+                        say(name, REJECT);
+                        continue;
+                    }
                     (_, target) => Some(target),
                 };
                 let hidden = admission.session_type == SessionType::Normal

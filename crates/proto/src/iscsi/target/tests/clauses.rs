@@ -141,6 +141,21 @@ fn rfc7143_13_3_all_targets_are_told_in_a_discovery_alone() {
 }
 
 #[test]
+fn appendix_c_send_targets_rejects_a_value_that_is_not_a_name() {
+    for (mut script, is_discovery) in [(Script::established(""), false), (discovery(1), true)] {
+        for value in ["Alle", "A", "all", "Yes", "disk"] {
+            let keys = format!("SendTargets={value}\0");
+            let (header, text) = text_request(&mut script, RESERVED_TAG, keys.as_bytes());
+            assert_eq!(header.basic().opcode(), Opcode::TextResponse);
+            assert_eq!(text, b"SendTargets=Reject\0", "{value} with discovery {is_discovery}");
+        }
+        let keys = b"SendTargets=iqn.2026-11.test:absent\0";
+        let (_, text) = text_request(&mut script, RESERVED_TAG, keys);
+        assert_eq!(text, b"", "a name without a target has zero targets");
+    }
+}
+
+#[test]
 fn rfc7143_13_14_first_burst_length_is_no_longer_than_max_burst_length() {
     for keys in [
         "FirstBurstLength=65536\0MaxBurstLength=16384\0",
