@@ -32,9 +32,6 @@ pub(crate) enum Aspect {
     Backing,
     /// Flushed data is on the disk. While this aspect has a problem, writes are stopped.
     Flush,
-    /// The disk responds.
-    #[allow(dead_code)] // reported by what watches for disks that hang
-    Response,
 }
 
 /// The operations that a store may carry out.
@@ -140,7 +137,5 @@ mod tests {
         assert_eq!((health.level(), health.current()), (Level::WritesStopped, degraded()));
         health.report(Aspect::Flush, VolumeHealth::Online);
         assert_eq!((health.level(), health.current()), (Level::Usable, VolumeHealth::Online));
-        health.report(Aspect::Response, degraded());
-        assert_eq!(health.level(), Level::Usable, "what is slow is used");
     }
 }
