@@ -176,7 +176,7 @@ pub(crate) fn is_miscompare(completion: &Completion) -> bool {
     sense.is_some_and(|sense| sense.key == SenseKey::Miscompare)
 }
 
-fn block_10(operation_code: u8, flags: u8, lba: u64, block_count: u64) -> [u8; 16] {
+pub(crate) fn block_10(operation_code: u8, flags: u8, lba: u64, block_count: u64) -> [u8; 16] {
     let mut cdb = Block10::new_zeroed();
     cdb.operation_code = operation_code;
     cdb.flags = flags;

@@ -60,37 +60,48 @@ pub(crate) struct Report {
     tally: Tally,
 }
 
-/// Runs seeds on two threads at a time. Panics if any fails.
-pub(crate) fn all(seeds: RangeInclusive<u64>) {
+/// Runs seeds on two threads at a time, and gives their reports. Panics if any fails.
+pub(crate) fn each<R: Send>(
+    seeds: RangeInclusive<u64>,
+    run: impl Fn(u64) -> Result<R, String> + Sync,
+) -> Vec<R> {
     let next = AtomicU64::new(*seeds.start());
     let failures = Mutex::new(Vec::new());
-    let totals = Mutex::new((0, 0, Duration::ZERO, Tally::default()));
+    let reports = Mutex::new(Vec::new());
     let work = || loop {
         let seed = next.fetch_add(1, Ordering::Relaxed);
         let enough = failures.lock().unwrap_or_else(PoisonError::into_inner).len() >= FAILURES_MAX;
         if enough || !seeds.contains(&seed) {
             return;
         }
-        match run(seed, None) {
-            Ok(report) => {
-                let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
-                totals.0 += report.commands;
-                totals.1 += report.answers;
-                totals.2 += report.elapsed;
-                totals.3.add(&report.tally);
-            }
-            Err(failure) => {
-                failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
-            }
+        match run(seed) {
+            Ok(report) => reports.lock().unwrap_or_else(PoisonError::into_inner).push(report),
+            Err(failure) => failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure),
         }
     };
     threads::beside("simulation", work, work).expect("a thread");
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     assert!(failures.is_empty(), "\n{}", failures.join("\n\n"));
-    let (commands, answers, elapsed, tally) =
-        totals.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let missed: Vec<&str> = MET.into_iter().filter(|&what| tally.of(what) == 0).collect();
+    reports.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Panics unless all of this was met.
+pub(crate) fn assert_met(tally: &Tally, what: &[&str]) {
+    let missed: Vec<_> = what.iter().filter(|what| tally.of(what) == 0).collect();
     assert!(missed.is_empty(), "never met: {missed:?}, of\n{tally}");
+}
+
+/// Runs seeds. Panics if any fails.
+pub(crate) fn all(seeds: RangeInclusive<u64>) {
+    let (mut commands, mut answers) = (0, 0);
+    let (mut elapsed, mut tally) = (Duration::ZERO, Tally::default());
+    for report in each(seeds, |seed| run(seed, None)) {
+        commands += report.commands;
+        answers += report.answers;
+        elapsed += report.elapsed;
+        tally.add(&report.tally);
+    }
+    assert_met(&tally, &MET);
     println!(
         "{commands} commands, {answers} answers in {} s of the world's time\n{tally}",
         elapsed.as_secs()
@@ -99,11 +110,20 @@ pub(crate) fn all(seeds: RangeInclusive<u64>) {
 
 /// Runs a seed; an error says what went wrong and how to see it again.
 pub(crate) fn run(seed: u64, mutation: Option<Mutation>) -> Result<Report, String> {
+    isolated(seed, "a_seed", move || on_stopped_time(seed, scenario(seed, mutation)))
+}
+
+/// Runs a seed on a thread of its own; an error says which test runs it again.
+pub(crate) fn isolated<R: Send + 'static>(
+    seed: u64,
+    test: &str,
+    simulate: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, String> {
     prepare();
     let (done, outcome) = mpsc::channel();
     let thread = threads::spawn("seed", move || {
         PANICS.set(Some(Vec::new()));
-        let report = panic::catch_unwind(AssertUnwindSafe(|| simulate(seed, mutation)));
+        let report = panic::catch_unwind(AssertUnwindSafe(simulate));
         let panics = PANICS.take().unwrap_or_default();
         let result = match (report, panics.first()) {
             (Ok(report), None) => Ok(report),
@@ -119,7 +139,7 @@ pub(crate) fn run(seed: u64, mutation: Option<Mutation>) -> Result<Report, Strin
     outcome.map_err(|what| {
         format!(
             "seed {seed}: {what}\nSee it again: SARSEN_SEED={seed} RUST_LOG=debug cargo test -p \
-             sarsen-simulation a_seed -- --nocapture"
+             sarsen-simulation {test} -- --nocapture"
         )
     })
 }
@@ -152,11 +172,12 @@ fn prepare() {
     });
 }
 
-fn simulate(seed: u64, mutation: Option<Mutation>) -> Report {
+/// Runs a future on a clock that stands still while anything is to be done, with randomness from the seed.
+pub(crate) fn on_stopped_time<F: Future>(seed: u64, future: F) -> F::Output {
     simulation::seed_randomness(seed);
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_time().start_paused(true).build().expect("a runtime");
-    LocalSet::new().block_on(&runtime, scenario(seed, mutation))
+    LocalSet::new().block_on(&runtime, future)
 }
 
 async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {

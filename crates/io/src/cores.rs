@@ -40,7 +40,8 @@ pub struct Cores {
 
 struct Core {
     jobs: mpsc::UnboundedSender<Job>,
-    thread: JoinHandle<()>,
+    /// None of a core that a simulation drives.
+    thread: Option<JoinHandle<()>>,
     /// Disconnected when the thread has ended except for its last steps. In a lock so that cores are shared.
     ended: Mutex<channel::Receiver<()>>,
 }
@@ -61,6 +62,21 @@ impl Cores {
             cores.cores.push(Core::start(index, engine, spin, pool.clone())?);
         }
         Ok(cores)
+    }
+
+    /// One core without a thread: the future runs its jobs on the `LocalSet` that polls it, until the cores are
+    /// dropped. Files cannot be used there.
+    #[cfg(feature = "simulation")]
+    pub fn simulated() -> (Self, impl Future<Output = ()> + 'static) {
+        let (jobs, mut to_run) = mpsc::unbounded_channel::<Job>();
+        let (_, ended) = channel::channel();
+        let core = Core { jobs, thread: None, ended: Mutex::new(ended) };
+        let run = async move {
+            while let Some(job) = to_run.recv().await {
+                tokio::task::spawn_local(job());
+            }
+        };
+        (Self { engine: FileEngine::Pool, cores: vec![core] }, run)
     }
 
     /// How many there are: at least one.
@@ -122,7 +138,7 @@ impl Cores {
         if !ends.iter().all(has_ended) {
             return false;
         }
-        for thread in threads {
+        for thread in threads.into_iter().flatten() {
             // The core has already reported its panic.
             let _ = thread.join();
         }
@@ -132,7 +148,7 @@ impl Cores {
 
 impl Drop for Cores {
     fn drop(&mut self) {
-        let threads: Vec<_> = self.cores.drain(..).map(|core| core.thread).collect();
+        let threads: Vec<_> = self.cores.drain(..).filter_map(|core| core.thread).collect();
         for thread in threads {
             // A panic on a core has been reported there.
             let _ = thread.join();
@@ -167,7 +183,7 @@ impl Core {
                 }
             })?;
         match start.recv() {
-            Ok(Ok(())) => Ok(Self { jobs, thread, ended: Mutex::new(ended) }),
+            Ok(Ok(())) => Ok(Self { jobs, thread: Some(thread), ended: Mutex::new(ended) }),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(io::Error::other("a core thread ended while it started")),
         }

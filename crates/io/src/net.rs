@@ -34,8 +34,14 @@ const PROBES: u32 = 3;
 /// large reads over a short path.
 const CONGESTION: &[u8] = b"cubic";
 
+/// What accepts connections for the program.
+#[cfg(not(feature = "simulation"))]
+pub type Listener = SocketListener;
+#[cfg(feature = "simulation")]
+pub use crate::simulation::Listener;
+
 /// Accepts connections.
-pub struct Listener {
+pub struct SocketListener {
     socket: Arc<TcpListener>,
     /// The same socket as the accepting core watches it.
     watched: OnceLock<AsyncFd<TcpListener>>,
@@ -43,7 +49,7 @@ pub struct Listener {
     starved: AtomicBool,
 }
 
-impl Listener {
+impl SocketListener {
     /// Listens on `address`; port 0 takes a free one. An IPv6 address takes IPv6 alone.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;

@@ -8,12 +8,13 @@ use std::cell::RefCell;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ServerConfig};
 use sarsen_block::{LocalFuture, Piece};
 
-use crate::net::SocketStream;
+use crate::net::{SocketListener, SocketStream};
 
 /// One end of a connection that a simulation makes. The functions are those of [`SocketStream`].
 pub trait End {
@@ -157,6 +158,61 @@ impl Stream {
     pub async fn close(&self) {
         if let Kind::Socket(socket) = &self.0 {
             socket.close().await;
+        }
+    }
+}
+
+/// What accepts connections: a socket, or, on a thread whose randomness has a seed, only an address. The functions
+/// are those of [`SocketListener`].
+pub struct Listener(Listening);
+
+enum Listening {
+    Socket(SocketListener),
+    Simulated(SocketAddr),
+}
+
+impl Listener {
+    fn open(
+        address: SocketAddr,
+        open: impl FnOnce(SocketAddr) -> io::Result<SocketListener>,
+    ) -> io::Result<Self> {
+        Ok(Self(match SEEDED.with_borrow(Option::is_some) {
+            true => Listening::Simulated(address),
+            false => Listening::Socket(open(address)?),
+        }))
+    }
+
+    /// See [`SocketListener::bind`].
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        Self::open(address, SocketListener::bind)
+    }
+
+    /// See [`SocketListener::inherit_or_bind`].
+    pub fn inherit_or_bind(address: SocketAddr) -> io::Result<Self> {
+        Self::open(address, SocketListener::inherit_or_bind)
+    }
+
+    /// See [`SocketListener::give_up_after`].
+    pub fn give_up_after(&self, keepalive: Duration, user_timeout: Duration) -> io::Result<()> {
+        match &self.0 {
+            Listening::Socket(socket) => socket.give_up_after(keepalive, user_timeout),
+            Listening::Simulated(_) => Ok(()),
+        }
+    }
+
+    /// See [`SocketListener::local_addr`].
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            Listening::Socket(socket) => socket.local_addr(),
+            Listening::Simulated(address) => Ok(*address),
+        }
+    }
+
+    /// See [`SocketListener::accept`]. The simulation itself hands simulated connections to the server.
+    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        match &self.0 {
+            Listening::Socket(socket) => socket.accept().await,
+            Listening::Simulated(_) => std::future::pending().await,
         }
     }
 }

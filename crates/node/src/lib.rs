@@ -20,6 +20,8 @@ mod metrics;
 mod obstacle;
 mod private;
 pub mod server;
+#[cfg(feature = "simulation")]
+mod simulation;
 mod statistics;
 pub mod stores;
 mod targets;
@@ -34,4 +36,6 @@ pub use engine::{ChangeError, InterruptedSession, Interruption, Made, Prepared, 
 pub use fronts::iscsi::SimulatedPortal;
 pub use obstacle::Obstacle;
 pub use server::{Export, Server, SetAccessError, StartError};
+#[cfg(feature = "simulation")]
+pub use simulation::SimulatedServer;
 pub use tls::TlsError;

@@ -20,7 +20,7 @@ use tracing::{error, warn};
 use crate::config::{Config, ConfigError, Limits, Portal};
 use crate::control::{Api, Capacity, Control, Lab, LabResults, Opened, Web, WebError};
 use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError};
-use crate::engine::{Cause, ChangeError, Engine, Force, Looks, Made, Managed, Prepared};
+use crate::engine::{Cause, ChangeError, Engine, Force, Layer, Looks, Made, Managed, Prepared};
 use crate::events::Occurrence;
 use crate::host::Beneath;
 use crate::isns::{self, Isns};
@@ -203,15 +203,8 @@ impl Server {
         let control = control.transpose()?;
         let web = config.api.as_ref().map(|api| Opened::open(api, config.state.as_deref()));
         let web = web.transpose()?;
-        let array = Array::new(Arc::new(Beneath::new(&cores)));
-        let engine = Engine::new(&config, &cores, array, Box::new(layer));
         let isns = config.isns.clone();
-        let cause = Cause::Start(managed);
-        let prepared = engine.prepare(config, cause).map_err(|error| match error {
-            ChangeError::Open(error) => error,
-            other => unreachable!("nothing runs that could be in the way: {other}"),
-        })?;
-        prepared.into_ready().make();
+        let engine = start_engine(config, &cores, managed, Box::new(layer))?;
         let front = &engine.front;
         if let Some(desired) = &mut desired {
             desired.drive(engine.clone());
@@ -248,24 +241,7 @@ impl Server {
     /// Takes over a changed configuration, secrets included: all of it or, where something is wrong with
     /// it or in use, nothing. Sessions that are not let in any more are ended.
     pub async fn reload(&self, desired: Config) -> Result<Made, ChangeError> {
-        let (state, engine) = (self.desired.clone(), self.engine.clone());
-        let reloading = threads::aside(async move {
-            if let Some(state) = state {
-                return state.rebase(desired).await;
-            }
-            let prepared = engine.prepare(desired, Cause::Reload)?;
-            let made = prepared.clear_by(Force::Revoked).await?.make();
-            let what = "the configuration was read again".to_owned();
-            let author = "SIGHUP".to_owned();
-            let changed = Occurrence::ConfigurationChanged {
-                revision: None,
-                author,
-                what,
-                names: Vec::new(),
-            };
-            engine.front.access.events.tell(&changed);
-            Ok(made)
-        });
+        let reloading = threads::aside(reload(self.engine.clone(), self.desired.clone(), desired));
         reloading.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff))
     }
 
@@ -436,6 +412,42 @@ impl Server {
         }
         is_clean
     }
+}
+
+/// An engine that has applied `config`: to start is to change nothing into it.
+pub(crate) fn start_engine(
+    config: Config,
+    cores: &Arc<Cores>,
+    managed: Option<Managed>,
+    layer: Box<Layer>,
+) -> Result<Arc<Engine>, StartError> {
+    let array = Array::new(Arc::new(Beneath::new(cores)));
+    let engine = Engine::new(&config, cores, array, layer);
+    let prepared = engine.prepare(config, Cause::Start(managed)).map_err(|error| match error {
+        ChangeError::Open(error) => error,
+        other => unreachable!("nothing runs that could be in the way: {other}"),
+    })?;
+    prepared.into_ready().make();
+    Ok(engine)
+}
+
+/// Applies a configuration that was read again, secrets included. Blocks the thread.
+pub(crate) async fn reload(
+    engine: Arc<Engine>,
+    state: Option<Arc<Desired>>,
+    desired: Config,
+) -> Result<Made, ChangeError> {
+    if let Some(state) = state {
+        return state.rebase(desired).await;
+    }
+    let prepared = engine.prepare(desired, Cause::Reload)?;
+    let made = prepared.clear_by(Force::Revoked).await?.make();
+    let what = "the configuration was read again".to_owned();
+    let author = "SIGHUP".to_owned();
+    let changed =
+        Occurrence::ConfigurationChanged { revision: None, author, what, names: Vec::new() };
+    engine.front.access.events.tell(&changed);
+    Ok(made)
 }
 
 /// Listens at the address that the name server calls. If only portals of the state have the address, it may be

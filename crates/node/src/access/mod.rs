@@ -148,6 +148,12 @@ impl Access {
         Self { state: Mutex::new(state), ..Self::default() }
     }
 
+    /// Has another policy decide, without a word to those that the one before let in.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn put_in_force(&self, policy: Policy) {
+        self.state().policy = Arc::new(policy);
+    }
+
     /// Tells what happens there.
     pub(crate) fn telling(self, events: EventLog) -> Self {
         Self { events: Arc::new(events), ..self }

@@ -26,6 +26,8 @@ pub(crate) use self::roster::{Attendance, Roster};
 pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
 #[cfg(feature = "simulation")]
 pub use self::simulation::Portal as SimulatedPortal;
+#[cfg(feature = "simulation")]
+pub(crate) use self::simulation::serve as serve_simulated;
 pub(crate) use self::sources::{Full, Sources};
 use crate::access::Access;
 use crate::config::Limits;

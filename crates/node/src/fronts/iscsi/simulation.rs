@@ -13,6 +13,22 @@ use sarsen_scsi::{Array, Host, LogicalUnit, Lun, TargetDevice};
 use super::{Front, connection};
 use crate::config::{HostConfig, Limits, QosConfig};
 
+/// Serves a simulated connection as the portal does that has its local address, to its end and to the end of what was
+/// begun with it. `None` where no portal has that address.
+pub(crate) fn serve(
+    front: Arc<Front>,
+    stream: Stream,
+) -> Option<impl Future<Output = ()> + 'static> {
+    let local = stream.local_addr().ok()?;
+    let portals = front.portals.all();
+    let portal = portals.iter().find(|portal| portal.address == local)?.clone();
+    Some(async move {
+        if let Ok(visitor) = front.sources.admit(stream.peer_addr().ip(), time::now()) {
+            connection::serve(stream, None, portal, front, visitor).await;
+        }
+    })
+}
+
 /// One target behind one portal, without cores, sockets or a configuration: what connections run
 /// on is the caller's thread and the caller's time.
 pub struct Portal {

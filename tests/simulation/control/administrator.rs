@@ -1,0 +1,331 @@
+//! Takes the steps of a seed: starts the server, changes what is desired, ends the server and starts it again. After
+//! each step the state is what it should be, and some attempts at once find it in force.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sarsen_io::time;
+use sarsen_node::config::AccessConfig;
+use sarsen_node::desired::{Change, ChangeRefused, Changed, Document, Edit, Key, Object};
+use sarsen_node::{ChangeError, Config};
+
+use super::client::Client;
+use super::document::{altered, broken, draw};
+use super::rules::Rules;
+use super::server::Way;
+use super::{Mutation, World};
+use crate::dice::Dice;
+
+/// See the module.
+pub(super) struct Administrator {
+    world: Rc<World>,
+    dice: Dice,
+    auditor: Client,
+    /// What the server is to be: with a state, what it shows; else what its file or flags say.
+    desired: Document,
+    revision: u64,
+}
+
+/// Objects by their keys.
+fn objects(document: &Document) -> BTreeMap<Key, Object> {
+    document.clone().into_objects().map(|object| (object.key(), object)).collect()
+}
+
+/// Edits that make one document of another.
+fn edits(dice: &mut Dice, before: &Document, after: &Document) -> Vec<Edit> {
+    if dice.chance(50) {
+        return vec![Edit::Replace(after.clone())];
+    }
+    let (before, after) = (objects(before), objects(after));
+    let puts = after.iter().filter(|(key, object)| before.get(key) != Some(object));
+    let puts = puts.map(|(_, object)| Edit::Put(object.clone()));
+    let removes = before.keys().filter(|key| !after.contains_key(key));
+    puts.chain(removes.map(|key| Edit::Remove(key.clone()))).collect()
+}
+
+impl Administrator {
+    pub(super) fn new(world: Rc<World>, mut dice: Dice) -> Self {
+        let auditor = Client::new(world.clone(), "audit".into(), Dice::new(dice.bits()));
+        let desired = world.server.possible(draw(&mut dice));
+        Self { world, dice, auditor, desired, revision: 0 }
+    }
+
+    fn note(&self, what: std::fmt::Arguments<'_>) {
+        self.world.note("administrator", what);
+    }
+
+    async fn pause(&mut self, limit_ms: u64) {
+        let pause = Duration::from_millis(self.dice.below(limit_ms));
+        time::sleep_until(time::now() + pause).await;
+    }
+
+    /// The first start. A state is empty then, and the document is applied.
+    pub(super) async fn begin(&mut self) {
+        let way = self.world.server.way;
+        self.note(format_args!("starts by {way:?}: {:?}", self.desired));
+        self.world.count(&format!("starts by {way:?}"));
+        self.world.history.enforce(Rules::new(self.desired.clone()));
+        self.world.server.start(&self.desired);
+        if way == Way::State {
+            let apply = vec![Edit::Apply(self.desired.clone())];
+            let applied = self.change(self.change_of(apply)).await;
+            applied.unwrap_or_else(|error| panic!("a drawn document is refused: {error}"));
+            self.revision += 1;
+        }
+        self.mutate_start();
+        self.check_state();
+    }
+
+    /// All other steps.
+    pub(super) async fn run(&mut self) {
+        for _ in 0..6 + self.dice.below(8) {
+            self.pause(400).await;
+            let is_state = self.world.server.way == Way::State;
+            match self.dice.below(100) {
+                ..40 if is_state => self.alter().await,
+                ..50 if is_state => self.preview().await,
+                ..62 if is_state => self.refuse().await,
+                ..68 if is_state => self.reload(self.desired.clone()).await,
+                ..60 if !is_state => {
+                    let altered = altered(&mut self.dice, &self.desired);
+                    self.reload(self.world.server.possible(altered)).await;
+                }
+                ..85 => self.kill().await,
+                _ => self.end().await,
+            }
+            self.check_state();
+            for _ in 0..2 + self.dice.below(3) {
+                self.auditor.try_once(2).await;
+            }
+        }
+    }
+
+    fn change_of(&self, edits: Vec<Edit>) -> Change {
+        Change {
+            edits,
+            expected: None,
+            author: "the simulation".into(),
+            force: false,
+            grace: Duration::ZERO,
+            dry_run: false,
+            erase: false,
+        }
+    }
+
+    async fn change(&self, change: Change) -> Result<Changed, ChangeRefused> {
+        let control = self.world.server.control();
+        let desired = control.desired().expect("it has a state");
+        desired.change(|_| Ok::<_, ChangeRefused>(change)).await
+    }
+
+    /// The state shows what is desired, and nothing else.
+    fn check_state(&self) {
+        if self.world.server.way != Way::State {
+            return;
+        }
+        let current = self.world.server.control().desired().expect("it has a state").current();
+        let shown: BTreeMap<Key, Object> =
+            current.objects.iter().map(|(key, object)| (key.clone(), (**object).clone())).collect();
+        let expected = objects(&self.desired);
+        let differs = |key: &&Key| shown.get(*key) != expected.get(*key);
+        let different: Vec<&Key> = shown.keys().chain(expected.keys()).filter(differs).collect();
+        assert!(different.is_empty(), "the state does not show what is desired of {different:?}");
+        assert_eq!(current.revision, self.revision, "the number of the revision");
+    }
+
+    /// From now on another document is in force.
+    fn enforce(&mut self, document: Document) {
+        self.desired = document;
+        self.world.history.enforce(Rules::new(self.desired.clone()));
+    }
+
+    /// Changes the state, with force or without.
+    async fn alter(&mut self) {
+        let next = altered(&mut self.dice, &self.desired);
+        let is_same = objects(&next) == objects(&self.desired);
+        let rules = Rules::new(next.clone());
+        let edits = edits(&mut self.dice, &self.desired, &next);
+        let force = self.dice.chance(50);
+        let grace = Duration::from_millis(self.dice.below(3_000));
+        let change = Change { force, grace, ..self.change_of(edits) };
+        self.note(format_args!("changes, with force: {force}: {next:?}"));
+        let before = self.world.server.control().config();
+        if !force {
+            let loser = self.world.history.certain_loser(&rules);
+            let may_be_in_use = self.world.history.may_be_in_use(&rules);
+            match self.change(change).await {
+                Ok(_) => {
+                    assert_eq!(loser, None, "a session that no rule permits was not in the way")
+                }
+                Err(ChangeRefused::InUse(interrupted)) => {
+                    assert!(may_be_in_use, "refused, though nothing is in use: {interrupted:?}");
+                    self.world.count("changes refused as in use");
+                    return;
+                }
+                Err(error) => panic!("a drawn document is refused: {error}"),
+            }
+        } else {
+            self.world.history.begin_upheaval();
+            let is_killed = self.dice.chance(15);
+            let moment = match is_killed {
+                true => Duration::from_millis(self.dice.below(2_000)),
+                false => Duration::from_secs(120),
+            };
+            let deadline = time::now() + moment;
+            let changed = tokio::select! {
+                biased;
+                changed = self.change(change) => Some(changed),
+                () = time::sleep_until(deadline) => None,
+            };
+            let Some(changed) = changed else {
+                assert!(is_killed, "a change with force does not come to an end");
+                self.note(format_args!("is killed during the change"));
+                self.world.count("changes that were broken off by SIGKILL");
+                return self.start_again(true).await;
+            };
+            self.world.history.end_upheaval();
+            let changed =
+                changed.unwrap_or_else(|error| panic!("a drawn document is refused: {error}"));
+            if changed.interrupted_sessions + changed.sessions_ended > 0 {
+                self.world.count("changes that terminated sessions");
+            }
+        }
+        self.world.count("changes");
+        if !is_same {
+            self.revision += 1;
+            self.enforce(next);
+            self.mutate_change(&before);
+        }
+    }
+
+    /// Asks what a change would do, which changes nothing.
+    async fn preview(&mut self) {
+        let next = altered(&mut self.dice, &self.desired);
+        let edits = edits(&mut self.dice, &self.desired, &next);
+        self.note(format_args!("previews {next:?}"));
+        let change = Change { dry_run: true, force: self.dice.chance(50), ..self.change_of(edits) };
+        let changed = self.change(change).await;
+        let changed = changed.unwrap_or_else(|error| panic!("a preview is refused: {error}"));
+        assert!(changed.dry_run && changed.revision == self.revision, "a preview changes nothing");
+        self.world.count("previews");
+    }
+
+    /// Makes a change that is refused, and changes nothing.
+    async fn refuse(&mut self) {
+        let is_conflict = self.dice.chance(25);
+        let (next, why) = match is_conflict {
+            true => (altered(&mut self.dice, &self.desired), "another revision"),
+            false => broken(&mut self.dice, &self.desired),
+        };
+        self.note(format_args!("is refused: {why}"));
+        let expected = is_conflict.then_some(self.revision + 1);
+        let force = self.dice.chance(50);
+        let change = Change { expected, force, ..self.change_of(vec![Edit::Replace(next)]) };
+        match self.change(change).await {
+            Err(ChangeRefused::Conflict { .. }) if is_conflict => self.world.count("conflicts"),
+            Err(ChangeRefused::Conflict { .. } | ChangeRefused::InUse(_)) => panic!("{why}"),
+            Err(_) if !is_conflict => self.world.count("changes that were refused"),
+            other => panic!("{why}: {other:?}"),
+        }
+    }
+
+    /// SIGHUP, after the file and secrets were written again.
+    async fn reload(&mut self, next: Document) {
+        self.note(format_args!("reloads: {next:?}"));
+        let before = self.world.server.control().config();
+        let rules = Rules::new(next.clone());
+        let may_be_in_use = self.world.history.may_be_in_use(&rules);
+        match self.world.server.reload(&next).await {
+            Ok(_) => {
+                self.world.count("reloads");
+                let is_new = objects(&next) != objects(self.world.history.current().document());
+                self.desired = next;
+                if is_new {
+                    self.enforce(self.desired.clone());
+                    self.mutate_change(&before);
+                }
+            }
+            Err(ChangeError::InUse(interrupted)) => {
+                assert!(may_be_in_use, "refused, though nothing is in use: {interrupted:?}");
+                self.world.count("reloads refused as in use");
+                // What was written stays, and the next start reads it.
+                self.desired = next;
+            }
+            Err(error) => panic!("a drawn file is refused: {error}"),
+        }
+    }
+
+    async fn kill(&mut self) {
+        self.world.history.begin_upheaval();
+        self.start_again(true).await;
+    }
+
+    async fn end(&mut self) {
+        self.world.history.begin_upheaval();
+        self.start_again(false).await;
+    }
+
+    async fn start_again(&mut self, by_kill: bool) {
+        self.note(format_args!("ends the server, by SIGKILL: {by_kill}"));
+        if by_kill {
+            self.world.count("ends by SIGKILL");
+            self.world.server.kill();
+        } else {
+            self.world.count("ends in good order");
+            let grace = Duration::from_millis(self.dice.below(2_000));
+            self.world.server.end(grace).await;
+        }
+        self.pause(500).await;
+        self.world.history.forget_sessions();
+        self.world.server.start(&self.desired);
+        let desired = self.desired.clone();
+        if objects(self.world.history.current().document()) != objects(&desired) {
+            self.enforce(desired);
+        }
+        self.world.history.end_upheaval();
+        self.mutate_start();
+        self.note(format_args!("has started the server"));
+    }
+
+    fn misapply(&self, config: &Config) {
+        let misapplied = self.world.server.control().misapply(config);
+        misapplied.expect("the rules of a server that runs");
+    }
+
+    /// Has a mutation act that is about starts.
+    fn mutate_start(&self) {
+        let mut config = self.world.server.control().config();
+        match self.world.mutation {
+            Some(Mutation::TakesDiscoveryForInForce) => config.discovery = AccessConfig::default(),
+            Some(Mutation::TakesTargetsForInForce) => {
+                config.targets.iter_mut().for_each(|target| target.login = AccessConfig::default());
+            }
+            _ => return self.mutate_always(),
+        }
+        self.misapply(&config);
+    }
+
+    /// Has a mutation act that is about changes.
+    fn mutate_change(&self, before: &Config) {
+        let mut config = self.world.server.control().config();
+        match self.world.mutation {
+            Some(Mutation::KeepsOldRules) => config.clone_from(before),
+            Some(Mutation::KeepsOldSecrets) => config.accounts.clone_from(&before.accounts),
+            _ => return self.mutate_always(),
+        }
+        self.misapply(&config);
+    }
+
+    /// Has a mutation act that is about starts and changes.
+    fn mutate_always(&self) {
+        let mut config = self.world.server.control().config();
+        let rules = config.targets.iter_mut().flat_map(|target| &mut target.login.rules);
+        match self.world.mutation {
+            Some(Mutation::ForgetsViews) => rules.for_each(|rule| rule.luns = None),
+            Some(Mutation::ForgetsReadOnly) => rules.for_each(|rule| rule.read_only = false),
+            _ => return,
+        }
+        self.misapply(&config);
+    }
+}

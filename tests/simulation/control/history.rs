@@ -1,0 +1,168 @@
+//! Which rules were in force when, and which sessions there are: what the answer to a login, or the end of a session,
+//! is held against. While rules change, either of the two sets may have decided.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use sarsen_io::time;
+
+use super::rules::{Attempt, Rules};
+
+/// A session that has ended may be counted by the server for so long.
+const CLOSING: Duration = Duration::from_secs(2);
+
+/// A login that is under way, or a session.
+struct Session {
+    attempt: Attempt,
+    begun: Instant,
+    established: Option<Instant>,
+    ended: Option<Instant>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct History {
+    /// Each set of rules, from when on it is in force.
+    versions: RefCell<Vec<(Instant, Rc<Rules>)>>,
+    /// When sessions were terminated by a change or a restart, from and until.
+    upheavals: RefCell<Vec<(Instant, Option<Instant>)>>,
+    sessions: RefCell<BTreeMap<u64, Session>>,
+    /// Initiators that may have had sessions since the last start, by name and target.
+    were_in: RefCell<BTreeSet<(String, Option<String>)>>,
+}
+
+impl History {
+    /// From now on these rules are in force.
+    pub(super) fn enforce(&self, rules: Rules) {
+        self.versions.borrow_mut().push((time::now(), Rc::new(rules)));
+    }
+
+    /// The rules that are in force.
+    pub(super) fn current(&self) -> Rc<Rules> {
+        self.versions.borrow().last().expect("a server was started").1.clone()
+    }
+
+    /// All rules that were in force at some moment of this time.
+    pub(super) fn during(&self, from: Instant, to: Instant) -> Vec<Rc<Rules>> {
+        let versions = self.versions.borrow();
+        let ends = versions.iter().skip(1).map(|(since, _)| Some(*since)).chain([None]);
+        let all = versions.iter().zip(ends);
+        let meant =
+            all.filter(|((since, _), end)| *since <= to && end.is_none_or(|end| end >= from));
+        meant.map(|((_, rules), _)| rules.clone()).collect()
+    }
+
+    /// From now on sessions are terminated, and logins may be refused, whatever the rules say.
+    pub(super) fn begin_upheaval(&self) {
+        self.upheavals.borrow_mut().push((time::now(), None));
+    }
+
+    pub(super) fn end_upheaval(&self) {
+        if let Some((_, until)) = self.upheavals.borrow_mut().last_mut() {
+            *until = Some(time::now());
+        }
+    }
+
+    /// The server has started again.
+    pub(super) fn forget_sessions(&self) {
+        self.sessions.borrow_mut().clear();
+        self.were_in.borrow_mut().clear();
+    }
+
+    /// Whether the rules alone decide during this time.
+    pub(super) fn is_settled(&self, from: Instant, to: Instant) -> bool {
+        let upheavals = self.upheavals.borrow();
+        !upheavals.iter().any(|(since, until)| *since <= to && until.is_none_or(|end| end >= from))
+    }
+
+    /// An attempt begins.
+    pub(super) fn begin(&self, number: u64, attempt: &Attempt) {
+        let attempt = attempt.clone();
+        let session = Session { attempt, begun: time::now(), established: None, ended: None };
+        self.sessions.borrow_mut().insert(number, session);
+    }
+
+    /// It has become a session.
+    pub(super) fn establish(&self, number: u64) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&number) {
+            session.established = Some(time::now());
+        }
+    }
+
+    /// It ends, or does not become a session.
+    pub(super) fn end(&self, number: u64) {
+        if let Some(session) = self.sessions.borrow_mut().get_mut(&number) {
+            session.ended = Some(time::now());
+        }
+    }
+
+    /// An attempt may have been permitted, whether the initiator learnt that or not.
+    pub(super) fn note_permission(&self, attempt: &Attempt) {
+        let known = (attempt.initiator.clone(), attempt.target.clone());
+        self.were_in.borrow_mut().insert(known);
+    }
+
+    /// Whether the server may call its refusal a revocation.
+    pub(super) fn was_in(&self, attempt: &Attempt) -> bool {
+        self.were_in.borrow().contains(&(attempt.initiator.clone(), attempt.target.clone()))
+    }
+
+    /// Whether the rules were the same since the attempt: the server has a session before its initiator knows.
+    fn is_undisturbed(&self, session: &Session) -> bool {
+        let now = time::now();
+        self.during(session.begun, now).len() == 1 && self.is_settled(session.begun, now)
+    }
+
+    /// How many other sessions a target has at least, and at most.
+    pub(super) fn neighbours(&self, number: u64, from: Instant) -> (u64, u64) {
+        let sessions = self.sessions.borrow();
+        let Some(own) = sessions.get(&number) else { return (0, u64::MAX) };
+        let others = sessions
+            .iter()
+            .filter(|(other, one)| **other != number && one.attempt.target == own.attempt.target);
+        let (mut least, mut most) = (0, 0);
+        for (_, one) in others {
+            most += u64::from(one.ended.is_none_or(|end| end + CLOSING >= from));
+            let is_there = one.established.is_some_and(|since| since <= from);
+            let is_there = is_there && one.ended.is_none() && self.is_undisturbed(one);
+            least += u64::from(is_there);
+        }
+        (least, most)
+    }
+
+    /// Whether rules, or a restart, may have terminated a session that began then.
+    pub(super) fn may_have_ended(&self, attempt: &Attempt, since: Instant) -> bool {
+        let versions = self.during(since, time::now());
+        let first = &versions[0];
+        !self.is_settled(since, time::now())
+            || versions.iter().any(|rules| is_loss(first, rules, attempt))
+    }
+
+    /// Whether a session, which may be about to begin or to end, would lose something by these rules.
+    pub(super) fn may_be_in_use(&self, rules: &Rules) -> bool {
+        let (now, current) = (time::now(), self.current());
+        let sessions = self.sessions.borrow();
+        let mut open =
+            sessions.values().filter(|one| one.ended.is_none_or(|end| end + CLOSING >= now));
+        open.any(|one| is_loss(&current, rules, &one.attempt))
+    }
+
+    /// A session that is there for sure and that these rules do not permit.
+    pub(super) fn certain_loser(&self, rules: &Rules) -> Option<String> {
+        let sessions = self.sessions.borrow();
+        let mut certain = sessions.values().filter(|one| {
+            one.ended.is_none() && one.established.is_some() && self.is_undisturbed(one)
+        });
+        let loser = certain.find(|one| rules.session(&one.attempt).is_none())?;
+        Some(format!("{:?} since {:?}", loser.attempt, loser.begun))
+    }
+}
+
+/// Whether a session that one set of rules permits may have to end for the other one.
+fn is_loss(before: &Rules, after: &Rules, attempt: &Attempt) -> bool {
+    before.session(attempt) != after.session(attempt)
+        || before.shows_all(attempt) != after.shows_all(attempt)
+        || !before.has_same_units(after, attempt.target.as_deref())
+}

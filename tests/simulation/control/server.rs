@@ -1,0 +1,235 @@
+//! The server from its starts to its ends. What it is started by lies in a folder: a state, or a file and secrets; or
+//! it is started by flags.
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sarsen_io::net::Stream;
+use sarsen_node::config::{Placed, parse_account, parse_file, parse_portal, parse_volume};
+use sarsen_node::desired::Document;
+use sarsen_node::desired::document::{Account, Luns, Target, Volume};
+use sarsen_node::{ChangeError, Config, Made, SimulatedServer};
+use tempfile::TempDir;
+use tokio::sync::Notify;
+use tokio::task::LocalSet;
+
+use super::document::PORTALS;
+use crate::dice::Dice;
+use crate::network::{self, Fate, Side, Weather};
+
+/// By what a server is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// A state, which is changed while the server runs.
+    State,
+    /// A file, which SIGHUP reads again.
+    File,
+    /// Flags, which name files of secrets.
+    Flags,
+}
+
+/// The server from a start to its end.
+struct Life {
+    server: Rc<SimulatedServer>,
+    tasks: Rc<LocalSet>,
+    fates: RefCell<Vec<Fate>>,
+    _over: Over,
+}
+
+/// Ends what drives the tasks of a life.
+struct Over(Rc<Notify>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+/// See the module.
+pub(super) struct Server {
+    pub(super) way: Way,
+    folder: TempDir,
+    life: RefCell<Option<Life>>,
+    lives: Cell<u64>,
+    dice: RefCell<Dice>,
+    weather: Weather,
+    next_port: Cell<u16>,
+}
+
+impl Server {
+    pub(super) fn new(way: Way, dice: &mut Dice) -> Self {
+        // Memory, where there is some to be had as files: each commit waits for its disk.
+        let shared = Path::new("/dev/shm");
+        let folder = match shared.is_dir() {
+            true => tempfile::tempdir_in(shared),
+            false => tempfile::tempdir(),
+        };
+        const ROOMS: [usize; 3] = [200, 3_000, 1 << 20];
+        let weather = Weather {
+            latency_max_ms: dice.below(15),
+            room: ROOMS[dice.below(3) as usize],
+            piece_max: ROOMS[dice.below(3) as usize] as u64,
+            ..Weather::fair()
+        };
+        Self {
+            way,
+            folder: folder.expect("a folder"),
+            life: RefCell::default(),
+            lives: Cell::new(0),
+            dice: RefCell::new(Dice::new(dice.bits())),
+            weather,
+            next_port: Cell::new(1024),
+        }
+    }
+
+    /// The part of a document that a server of this way can have.
+    pub(super) fn possible(&self, mut document: Document) -> Document {
+        if self.way == Way::State {
+            return document;
+        }
+        // A volume in no target would get a target of its own.
+        let luns = document.target.iter().flat_map(|target| target.luns.0.values());
+        let used: Vec<String> = luns.cloned().collect();
+        document.volume.retain(|volume| used.contains(&volume.name));
+        if self.way == Way::Flags {
+            let chap: Vec<String> =
+                document.discovery.iter().flat_map(|one| one.chap.clone()).collect();
+            if let Some(discovery) = &mut document.discovery {
+                discovery.own_account = None;
+            }
+            let target = |volume: &Volume| Target {
+                name: format!("{}{}", sarsen_node::config::DEFAULT_TARGET_PREFIX, volume.name),
+                luns: Luns([(0, volume.name.clone())].into()),
+                chap: chap.clone(),
+                ..Target::default()
+            };
+            document.target = document.volume.iter().map(target).collect();
+            (document.host, document.limits) = (Vec::new(), None);
+        }
+        document
+    }
+
+    /// The configuration of a server that is to be this, as far as flags and files say it.
+    pub(super) fn configuration(&self, document: &Document) -> Config {
+        match self.way {
+            Way::State => Config::default(),
+            Way::File => {
+                let account = |account: &Account| Account {
+                    secret: None,
+                    secret_file: Some(self.write_secret(account)),
+                    ..account.clone()
+                };
+                let account = document.account.iter().map(account).collect();
+                let written = Document { account, ..document.clone() };
+                let text = toml::to_string(&written).expect("a document is TOML");
+                let path = self.folder.path().join("sarsen.toml");
+                parse_file(&path, &text).and_then(Config::finish).expect("a valid file was drawn")
+            }
+            Way::Flags => self.flags(document),
+        }
+    }
+
+    fn flags(&self, document: &Document) -> Config {
+        let portal = |(address, group): (&str, u16)| parse_portal(&format!("{address},{group}"));
+        let volume = |volume: &Volume| {
+            let Volume { name, size, serial, naa, read_only, .. } = volume;
+            let (size, serial, naa) = (size.as_ref(), serial.as_ref(), naa.as_ref());
+            let (size, serial, naa) =
+                (size.expect("drawn"), serial.expect("drawn"), naa.expect("drawn"));
+            let read_only = if *read_only { ",read-only" } else { "" };
+            parse_volume(&format!("{name}=ram:{},serial={serial},naa={naa}{read_only}", size.0))
+        };
+        let account = |account: &Account| {
+            parse_account(&format!("{}={}", account.name, self.write_secret(account)))
+        };
+        let chap = document.discovery.iter().flat_map(|discovery| &discovery.chap);
+        let chap = chap.map(|name| Placed { value: name.clone(), place: "--chap".into() });
+        let config = Config {
+            listen: PORTALS.into_iter().map(portal).collect::<Result<_, _>>().expect("portals"),
+            volumes: document.volume.iter().map(volume).collect::<Result<_, _>>().expect("volumes"),
+            accounts: document
+                .account
+                .iter()
+                .map(account)
+                .collect::<Result<_, _>>()
+                .expect("accounts"),
+            chap: chap.collect(),
+            ..Config::default()
+        };
+        config.finish().expect("valid flags were drawn")
+    }
+
+    /// The path of the file with an account's secret.
+    fn write_secret(&self, account: &Account) -> String {
+        let path = self.folder.path().join(&account.name);
+        let secret = account.secret.as_ref().expect("each account has one");
+        fs::write(&path, &secret.0).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("a mode");
+        path.display().to_string()
+    }
+
+    /// Starts it.
+    pub(super) fn start(&self, document: &Document) {
+        self.lives.set(self.lives.get() + 1);
+        let state = self.folder.path().join("state");
+        let state = (self.way == Way::State).then_some(state.as_path());
+        let started = SimulatedServer::start(self.configuration(document), state);
+        let (server, core) = started.unwrap_or_else(|error| panic!("it does not start: {error}"));
+        let tasks = Rc::new(LocalSet::new());
+        tasks.spawn_local(core);
+        let over = Rc::new(Notify::new());
+        let (running, until) = (tasks.clone(), over.clone());
+        tokio::task::spawn_local(async move { running.run_until(until.notified()).await });
+        let (server, fates) = (Rc::new(server), RefCell::default());
+        *self.life.borrow_mut() = Some(Life { server, tasks, fates, _over: Over(over) });
+    }
+
+    /// The number of its life.
+    pub(super) fn life(&self) -> u64 {
+        self.lives.get()
+    }
+
+    /// The control plane of a server that runs.
+    pub(super) fn control(&self) -> Rc<SimulatedServer> {
+        self.life.borrow().as_ref().expect("it runs").server.clone()
+    }
+
+    /// Reads its file and its secrets again.
+    pub(super) async fn reload(&self, document: &Document) -> Result<Made, ChangeError> {
+        self.control().reload(self.configuration(document)).await
+    }
+
+    /// Ends it as SIGKILL does.
+    pub(super) fn kill(&self) {
+        let Some(life) = self.life.borrow_mut().take() else { return };
+        let is_noticed = self.dice.borrow_mut().chance(60);
+        life.fates.borrow().iter().for_each(|fate| fate.strike(is_noticed));
+    }
+
+    /// Ends it in good order.
+    pub(super) async fn end(&self, grace: Duration) {
+        self.control().end_sessions(grace).await;
+        drop(self.life.borrow_mut().take());
+    }
+
+    /// A connection to a portal; `None` where the server does not run.
+    pub(super) fn connect(&self, address: std::net::IpAddr, portal: usize) -> Option<Side> {
+        let life = self.life.borrow();
+        let life = life.as_ref()?;
+        let port = self.next_port.get();
+        self.next_port.set(port.checked_add(1).unwrap_or(1024));
+        let portal = PORTALS[portal].0.parse().expect("an address");
+        let addresses = [SocketAddr::new(address, port), portal];
+        let dice = &mut *self.dice.borrow_mut();
+        let (side, accepted) = network::connection(dice, &self.weather, addresses, false);
+        life.fates.borrow_mut().push(side.fate());
+        let serving = life.server.serve(Stream::simulated(accepted)).expect("it has this portal");
+        life.tasks.spawn_local(serving);
+        Some(side)
+    }
+}
