@@ -163,6 +163,6 @@ impl History {
 /// Whether a session that one set of rules permits may have to end for the other one.
 fn is_loss(before: &Rules, after: &Rules, attempt: &Attempt) -> bool {
     before.session(attempt) != after.session(attempt)
-        || before.shows_all(attempt) != after.shows_all(attempt)
+        || before.grant(attempt) != after.grant(attempt)
         || !before.has_same_units(after, attempt.target.as_deref())
 }

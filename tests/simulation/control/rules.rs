@@ -139,13 +139,14 @@ impl Rules {
         })
     }
 
-    /// Whether a session is shown all units of its target, those that come later among them. A list of the same
-    /// units is less than that.
-    pub(super) fn shows_all(&self, attempt: &Attempt) -> bool {
+    /// Whether a session is shown all units of its target, those that come later among them, and whether its rule is
+    /// read-only. The server counts a list of all units, or a rule that is read-only, as less, also where that makes
+    /// no difference to the units of this moment.
+    pub(super) fn grant(&self, attempt: &Attempt) -> (bool, bool) {
         let account = attempt.proof.as_ref().map(|one| one.name.as_str());
         let target = attempt.target.as_ref().and_then(|name| self.target(name));
         let rule = target.and_then(|target| self.rule(target, attempt, account));
-        rule.is_none_or(|rule| rule.luns.is_none())
+        rule.map_or((true, false), |rule| (rule.luns.is_none(), rule.read_only))
     }
 
     /// What an initiator with this account, which it has proven, finds in a target; `None` if it is not permitted.
