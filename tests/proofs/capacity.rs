@@ -200,7 +200,7 @@ fn clients_that_follow_and_never_read_leave_room_for_others() -> Result<()> {
     ensure!(answer.starts_with("200"), "{answer}");
     // One more client gets the reason for its refusal, and the control socket has its own places.
     let answer = served.places[0].ask("GET", "/v1/live", b"")?;
-    ensure!(answer.starts_with("503") && answer.contains("64 clients"), "{answer}");
+    ensure!(answer.starts_with("503") && answer.contains("64 streams"), "{answer}");
     let mut owner = served.places[1].connect()?;
     owner.write_all(follow)?;
     let mut status = [0; 12];

@@ -62,7 +62,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     println!("== tests, after {:.0} s; nothing follows them", begun.elapsed().as_secs_f64());
     let mut test = shell::cargo();
-    test.args(["test", "--workspace"]);
+    // One run names every failure.
+    test.args(["test", "--workspace", "--no-fail-fast"]);
     if options.full {
         test.args(["--", "--include-ignored"]);
     }
