@@ -30,23 +30,12 @@ fn residual(moved: usize, expected: usize) -> (u8, u32) {
 }
 
 /// Tells the initiator that another one ended a task (RFC 7143 §4.2.3.3).
-pub(super) fn push_task_aborted(task: &Task, link: &mut Link) {
-    let data_in = Data::empty();
-    push(
-        task,
-        Completion { status: TASK_ABORTED, data_in, unread_length: 0, sense: &[] },
-        None,
-        link,
-    );
+pub(super) fn push_task_aborted(task: &mut Task, link: &mut Link) {
+    push_status(task, TASK_ABORTED, &[], link);
 }
 
-/// Sends the data and the status of a task that has ended. The memory of the data is charged to `charge`.
-pub(super) fn push(
-    task: &Task,
-    completion: Completion<'_>,
-    charge: Option<Charge>,
-    link: &mut Link,
-) {
+/// Sends the data and the status of a task that has ended. The data takes the grant of its memory from the task.
+pub(super) fn push(task: &mut Task, completion: Completion<'_>, link: &mut Link) {
     let Completion { status, mut data_in, unread_length, sense } = completion;
     let data_in_length = data_in.len() + unread_length;
     let expected = task.expected_data_transfer_length as usize;
@@ -64,6 +53,8 @@ pub(super) fn push(
     let cut = Cut::new(link, 0, data_in.len(), 0);
     let mut sent = None;
     if !data_in.is_empty() {
+        link.output.settle(&mut data_in);
+        let charge = link.room.keep(task.grant.take(), data_in.memory());
         // What may be asked for again has a PDU of its own.
         let ending = (status == GOOD && !link.keeps()).then_some((flags, residual_count));
         match cut.whole().filter(|_| ending.is_some()) {
@@ -242,7 +233,7 @@ impl Part {
 
 /// Ends a task that is not carried out: a task that broke the protocol with the sense data of RFC 7143 §11.4.7.2, a
 /// task without memory with TASK SET FULL, or BUSY if it is the initiator's only task (SAM-5 5.3.1).
-pub(super) fn push_fault(task: &Task, fault: Fault, is_only: bool, link: &mut Link) {
+pub(super) fn push_fault(task: &mut Task, fault: Fault, is_only: bool, link: &mut Link) {
     match fault.additional_sense() {
         Some([code, qualifier]) => {
             // Fixed format (SPC-4 §4.5.3), ABORTED COMMAND.
@@ -253,7 +244,7 @@ pub(super) fn push_fault(task: &Task, fault: Fault, is_only: bool, link: &mut Li
     }
 }
 
-fn push_status(task: &Task, status: u8, sense: &[u8], link: &mut Link) {
+fn push_status(task: &mut Task, status: u8, sense: &[u8], link: &mut Link) {
     let completion = Completion { status, data_in: Data::empty(), unread_length: 0, sense };
-    push(task, completion, None, link);
+    push(task, completion, link);
 }

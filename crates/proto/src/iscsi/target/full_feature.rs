@@ -575,9 +575,9 @@ impl FullFeature {
             return;
         }
         if let Some(fault) = task.fault {
-            if let Some(task) = self.end_task(link, id) {
+            if let Some(mut task) = self.end_task(link, id) {
                 let is_only = !self.tasks.iter().any(|other| is_same_unit(other.lun, task.lun));
-                data_in::push_fault(&task, fault, is_only, link);
+                data_in::push_fault(&mut task, fault, is_only, link);
             }
             return;
         }
@@ -732,31 +732,31 @@ impl FullFeature {
         &mut self,
         link: &mut Link,
         id: TaskId,
-        mut completion: Completion<'_>,
+        completion: Completion<'_>,
         events: &mut VecDeque<Event>,
     ) -> bool {
         let Some(mut task) = self.take_task(link, id) else { return false };
-        let mut memory = 0;
-        if !task.is_aborted() && task.flags & ScsiCommand::READ != 0 {
-            link.output.settle(&mut completion.data_in);
-            memory = completion.data_in.memory();
-        }
-        let charge = link.room.keep(task.grant.take(), memory);
-        self.start_waiting(link, events);
+        let is_aborted = task.is_aborted();
         match task.progress {
             Progress::Collecting | Progress::Running | Progress::Answering => {
-                data_in::push(&task, completion, charge, link);
-                link.charge_arena();
-                if (link.kept.is_large() || link.kept.bytes() > self.settings.room_limit)
-                    && self.ping_tag == RESERVED_TAG
-                {
-                    // Its answer tells what the initiator has.
-                    self.ping(link);
-                }
-                return false;
+                data_in::push(&mut task, completion, link);
             }
-            Progress::Aborted(Ending::Answered) => data_in::push_task_aborted(&task, link),
+            Progress::Aborted(Ending::Answered) => data_in::push_task_aborted(&mut task, link),
             Progress::Aborted(Ending::Silent) => {}
+        }
+        if let Some(grant) = task.grant.take() {
+            link.room.give_back(grant);
+        }
+        self.start_waiting(link, events);
+        if !is_aborted {
+            link.charge_arena();
+            if (link.kept.is_large() || link.kept.bytes() > self.settings.room_limit)
+                && self.ping_tag == RESERVED_TAG
+            {
+                // Its answer tells what the initiator has.
+                self.ping(link);
+            }
+            return false;
         }
         let mut closing = false;
         while let Some(index) = self.barriers.iter_mut().position(|barrier| barrier.passes(id)) {

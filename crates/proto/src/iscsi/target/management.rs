@@ -244,8 +244,8 @@ impl FullFeature {
             match task.progress {
                 Progress::Collecting | Progress::Answering => {
                     let task = self.end_task(link, id);
-                    if let Some(task) = task.filter(|_| ending == Ending::Answered) {
-                        data_in::push_task_aborted(&task, link);
+                    if let Some(mut task) = task.filter(|_| ending == Ending::Answered) {
+                        data_in::push_task_aborted(&mut task, link);
                     }
                 }
                 Progress::Running => {

@@ -33,7 +33,7 @@ fn the_memory_of_a_session_is_limited() {
     script.nothing_more();
     script.good(&read, vec![]);
     let tags = [script.next().0, script.next().0].map(|header| header.basic().opcode());
-    assert_eq!(tags, [Opcode::R2t, Opcode::ScsiResponse]);
+    assert_eq!(tags, [Opcode::ScsiResponse, Opcode::R2t]);
 }
 
 #[test]
