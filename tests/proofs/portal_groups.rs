@@ -156,7 +156,7 @@ fn a_target_begins_in_the_states_of_its_configuration() -> Result<()> {
         &path,
         format!(
             "listen = [\"127.0.0.1:0,7\"]\n[[target]]\nname = \"{target}\"\nluns = [\"{NAME}\"]\n\
-             access = {{ 7 = \"non-optimized\", 1 = \"optimized\" }}\npreferred = 1\n"
+             access = {{ 7 = \"non-optimized\", 1 = \"optimized\" }}\npreferred = 1\nalua = \"implicit\"\n"
         ),
     )?;
     let volume = Volume::new(NAME, Backing::Ram, 8 * MIB);
@@ -165,15 +165,18 @@ fn a_target_begins_in_the_states_of_its_configuration() -> Result<()> {
     let groups: Vec<u16> = serving.paths(NAME)?.iter().map(|(group, _)| *group).collect();
     ensure!(groups == [1, 7], "{groups:?}");
     ensure!(serving.url(NAME).iqn == target);
-    let report = run(async {
+    let (standard, report) = run(async {
         let session = client::session(&serving, NAME).await?;
         let cdb = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
         let answer = session.command(Command::new(&cdb, TransferRequest::Read(256))).await?;
+        let standard = session.inquiry_data(None).await?;
         session.logout().await?;
-        answer.data.context("parameter data")
+        Ok((standard, answer.data.context("parameter data")?))
     })?;
     let states = |at: usize| (report[at], u16::from_be_bytes([report[at + 2], report[at + 3]]));
     ensure!(report[..4] == [0, 0, 0, 24], "{:02x?}", &report[..]);
+    // TPGS: implicit alone.
+    ensure!(standard[5] & 0x30 == 0x10, "{:02x?}", &standard[..]);
     ensure!((states(4), states(16)) == ((0x80, 1), (0x01, 7)), "{:02x?}", &report[..]);
     serving.stop()
 }

@@ -359,6 +359,7 @@ tid = 7
 luns = { 0 = "b", 7 = "a" }
 access = { 2 = "standby" }
 preferred = 2
+alua = "implicit"
 groups = [2]
 redirect = { address = "san2.example:3260", permanent = true }
 chap = ["vm"]

@@ -59,6 +59,6 @@ pub use protection::ProtectionType;
 pub use sense::{AdditionalSense, FieldPointer, Sense, SenseKey};
 pub use target::{LunView, TargetDevice};
 pub use target_port_groups::{
-    Access, AccessError, AccessState, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
+    Access, AccessError, AccessState, Alua, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
 };
 pub use unended::{Stall, WrittenOff};

@@ -6,10 +6,13 @@
 //! device share the states. A state lives as long as the program: what SET TARGET PORT GROUPS set
 //! is forgotten with it.
 
+use crate::command_table::Row;
 use crate::nexus::NexusId;
 use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, TargetDevice, UnitAttention};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sarsen_wire::scsi::{inquiry, opcode};
 
 /// The most ports of a target device: that many fit in the SCSI Ports page with the longest names.
 pub const MAXIMUM_TARGET_PORTS: usize = 128;
@@ -87,6 +90,17 @@ impl AccessState {
         };
         Some(Sense::new(SenseKey::NotReady, additional))
     }
+}
+
+/// Who changes access states: the TPGS field of INQUIRY data (SPC-4 6.6.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Alua {
+    /// The server, and initiators by SET TARGET PORT GROUPS.
+    #[default]
+    Both = inquiry::TPGS_BOTH,
+    /// The server alone: SET TARGET PORT GROUPS is not supported.
+    Implicit = inquiry::TPGS_IMPLICIT,
 }
 
 /// A target port as its transport names it, and how its group begins.
@@ -192,6 +206,7 @@ impl TargetPortGroup {
 /// The groups of a target device, by number.
 pub(crate) struct TargetPortGroups {
     groups: Mutex<Groups>,
+    is_explicit: AtomicBool,
     /// Held while states are looked at together or changed.
     changing: Mutex<()>,
 }
@@ -201,7 +216,11 @@ type Groups = Arc<[Arc<TargetPortGroup>]>;
 impl TargetPortGroups {
     pub(crate) fn new(ports: Vec<TargetPort>) -> Self {
         let groups = Self::ordered(ports).into_iter().map(TargetPortGroup::new).map(Arc::new);
-        Self { groups: Mutex::new(groups.collect()), changing: Mutex::default() }
+        Self {
+            groups: Mutex::new(groups.collect()),
+            is_explicit: AtomicBool::new(true),
+            changing: Mutex::default(),
+        }
     }
 
     /// By number; each has one of its own.
@@ -241,6 +260,21 @@ impl TargetPortGroups {
 
     pub(crate) fn find(&self, number: u16) -> Option<Arc<TargetPortGroup>> {
         self.all().iter().find(|group| group.number == number).cloned()
+    }
+
+    /// Who changes the states.
+    pub(crate) fn alua(&self) -> Alua {
+        match self.is_explicit.load(Ordering::Relaxed) {
+            true => Alua::Both,
+            false => Alua::Implicit,
+        }
+    }
+
+    /// Whether units of the target device support the command of `row` as far as ALUA goes.
+    pub(crate) fn support(&self, row: &Row) -> bool {
+        let sets_groups = (row.operation_code, row.service_action)
+            == (opcode::MAINTENANCE_OUT, Some(opcode::SA_SET_TARGET_PORT_GROUPS.into()));
+        !sets_groups || self.alua() == Alua::Both
     }
 
     /// Nothing changes until the guard goes.
@@ -343,6 +377,15 @@ impl TargetDevice {
         }
         if are_others || is_preferred_changed {
             self.tell_access(UnitAttention::AsymmetricAccessStateChanged, None);
+        }
+    }
+
+    /// Says who changes the access states. Every initiator is told if it was another way.
+    pub fn set_alua(&self, alua: Alua) {
+        let is_explicit = alua == Alua::Both;
+        let was = self.target_port_groups().is_explicit.swap(is_explicit, Ordering::Relaxed);
+        if was != is_explicit {
+            self.tell_access(UnitAttention::InquiryDataHasChanged, None);
         }
     }
 

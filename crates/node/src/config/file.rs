@@ -36,6 +36,8 @@
 //! # PORT GROUPS), the change holds until the program ends.
 //! access = { 1 = "optimized", 2 = "non-optimized" }
 //! preferred = 1
+//! # Initiators cannot change it; "both" unless given.
+//! # alua = "implicit"
 //! # It is reached through these portal groups alone.
 //! # groups = [1, 2]
 //! # Initiators are sent on when they log in; permanent unless they are to ask here again.
@@ -58,7 +60,7 @@ use std::time::Duration;
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
-use sarsen_scsi::{AccessState, ProtectionType};
+use sarsen_scsi::{AccessState, Alua, ProtectionType};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -125,7 +127,7 @@ const VOLUME_KEYS: &[&str] = &[
 /// Keys of a volume whose value may be a list, where a flag has the key several times.
 const REPEATED_KEYS: [&str; 2] = ["fault", "designators"];
 const TARGET_KEYS: &[&str] =
-    &["name", "alias", "tid", "luns", "access", "preferred", "groups", "redirect"];
+    &["name", "alias", "tid", "luns", "access", "preferred", "alua", "groups", "redirect"];
 /// A group in transition is on its way to one of these.
 pub(crate) const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("optimized", AccessState::Optimized),
@@ -134,6 +136,8 @@ pub(crate) const ACCESS_STATES: [(&str, AccessState); 5] = [
     ("unavailable", AccessState::Unavailable),
     ("offline", AccessState::Offline),
 ];
+/// Who changes access states.
+pub(crate) const ALUA: [(&str, Alua); 2] = [("both", Alua::Both), ("implicit", Alua::Implicit)];
 pub(crate) const STORES: [&str; 5] = ["ram", "file", "null", "iso", "sg"];
 pub(crate) const CACHES: [(&str, CacheMode); 5] = [
     ("writeback", CacheMode::WriteBack),
@@ -486,7 +490,7 @@ fn parse_target(
         .ok_or_else(|| ConfigError::new(&place, "target is a list of tables: write [[target]]"))?;
     let (mut name, mut alias, mut luns) = (None, None, BTreeMap::new());
     let (mut access, mut preferred) = (BTreeMap::new(), None);
-    let (mut groups, mut redirect) = (None, None);
+    let (mut alua, mut groups, mut redirect) = (Alua::default(), None, None);
     let mut login = AccessConfig::default();
     for (key, value) in entries {
         match key.get_ref().as_ref() {
@@ -500,6 +504,11 @@ fn parse_target(
                 let group = parse_group(&source.scalar(value, "preferred")?);
                 preferred = Some(group.map_err(|message| ConfigError::new(place, message))?);
             }
+            "alua" => {
+                let place = source.place(value.span().start);
+                alua = choose("alua", &source.scalar(value, "alua")?, &ALUA)
+                    .map_err(|message| ConfigError::new(place, message))?;
+            }
             "groups" => groups = Some(parse_groups(source, value)?),
             "redirect" => redirect = Some(parse_redirect(source, value)?),
             key if access::TARGET_KEYS.contains(&key) => login.take(source, key, value)?,
@@ -510,7 +519,7 @@ fn parse_target(
         }
     }
     let name = name.ok_or_else(|| ConfigError::new(&place, "the target has no name: add it"))?;
-    Ok(TargetConfig { name, alias, luns, access, preferred, groups, redirect, login })
+    Ok(TargetConfig { name, alias, luns, access, preferred, alua, groups, redirect, login })
 }
 
 /// The number that `tgtadm` knows a target by: nothing here depends on it.

@@ -30,7 +30,7 @@ use std::time::Duration;
 use sarsen_block::BlockSize;
 use sarsen_io::cores::FileEngine;
 use sarsen_io::spin::Spin;
-use sarsen_scsi::{AccessState, MAXIMUM_TARGET_PORTS, ProtectionType};
+use sarsen_scsi::{AccessState, Alua, MAXIMUM_TARGET_PORTS, ProtectionType};
 
 use crate::stores::CacheMode;
 
@@ -44,7 +44,7 @@ pub use self::certificate::CertificatePattern;
 pub(crate) use self::different::Different;
 pub use self::fault::FaultConfig;
 use self::file::Setting;
-pub(crate) use self::file::{ACCESS_STATES, CACHES, STORES};
+pub(crate) use self::file::{ACCESS_STATES, ALUA, CACHES, STORES};
 pub use self::file::{parse_cache, parse_engine, parse_file, parse_spin};
 pub use self::host::HostConfig;
 pub use self::identity::IdentityConfig;
@@ -183,6 +183,8 @@ pub struct TargetConfig {
     pub access: BTreeMap<u16, AccessState>,
     /// The portal group that initiators are to prefer.
     pub preferred: Option<u16>,
+    /// Who changes the access states.
+    pub alua: Alua,
     /// The portal groups that it is reached through: all unless given.
     pub groups: Option<BTreeSet<u16>>,
     /// Where it is instead.

@@ -180,6 +180,10 @@ pub struct Target {
     /// The portal group that initiators are to prefer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preferred: Option<u16>,
+    /// Who changes the access states: `both` the server and initiators (SET TARGET PORT GROUPS), which is the default, or
+    /// `implicit`: the server alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alua: Option<String>,
     /// The portal groups that it is reached through: all unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<Vec<u16>>,

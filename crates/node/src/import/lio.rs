@@ -86,7 +86,7 @@ pub(super) fn import(path: &Path, text: &str) -> Result<Imported, ImportError> {
 struct Store {
     volume: String,
     /// Access state and preference by the name of an ALUA group.
-    groups: BTreeMap<String, (&'static str, bool)>,
+    groups: BTreeMap<String, PortGroup>,
 }
 
 /// Backstores by `/backstores/PLUGIN/NAME`.
@@ -267,11 +267,17 @@ fn take_attributes(draft: &mut Draft, fields: &mut Fields<'_>, volume: &mut Volu
     kept
 }
 
-fn take_groups(
-    draft: &mut Draft,
-    groups: Vec<Fields<'_>>,
-) -> BTreeMap<String, (&'static str, bool)> {
-    let mut states = BTreeMap::new();
+/// A target port group of a backstore.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct PortGroup {
+    state: &'static str,
+    preferred: bool,
+    /// SET TARGET PORT GROUPS is not supported.
+    is_implicit: bool,
+}
+
+fn take_groups(draft: &mut Draft, groups: Vec<Fields<'_>>) -> BTreeMap<String, PortGroup> {
+    let mut read = BTreeMap::new();
     for mut group in groups {
         let name = group.text("name").unwrap_or_default();
         let state = match group.number("alua_access_state") {
@@ -286,10 +292,19 @@ fn take_groups(
                 "optimized"
             }
         };
+        let is_implicit = match group.number("alua_access_type") {
+            None | Some(3) => false,
+            Some(1) => true,
+            Some(other) => {
+                let what = format!("alua_access_type {other} of {name}");
+                draft.lose(&group.place, what, "sarsen supports 1 and 3: 3 here");
+                false
+            }
+        };
         let preferred = group.flag("preferred").unwrap_or(false);
-        states.insert(name, (state, preferred));
+        read.insert(name, PortGroup { state, preferred, is_implicit });
     }
-    states
+    read
 }
 
 fn take_fabric(draft: &mut Draft, mut module: Fields<'_>) {
@@ -473,12 +488,15 @@ fn take_units(
         let remedy = "a target has one for each group here: that of the lowest LUN is taken";
         draft.lose(&group.place, what, remedy);
     }
-    if let Some((_, (state, preferred))) = states.first_key_value() {
-        if *state != "optimized" {
-            target.states.insert(tag, state);
+    if let Some((_, lowest)) = states.first_key_value() {
+        if lowest.state != "optimized" {
+            target.states.insert(tag, lowest.state);
         }
-        if *preferred {
+        if lowest.preferred {
             target.preferred = Some(tag);
+        }
+        if lowest.is_implicit {
+            target.target.alua = Some("implicit".into());
         }
     }
     units

@@ -212,6 +212,7 @@ fn lio_keeps_identities_ways_and_rules() {
     assert_eq!(disks.luns, luns(&[(0, "web-root"), (1, "db")]));
     assert_eq!(disks.access, BTreeMap::from([("3".into(), "non-optimized".into())]));
     assert_eq!((disks.preferred, &disks.groups), (Some(1), &None));
+    assert_eq!(disks.alua.as_deref(), Some("implicit"));
     assert_eq!(disks.chap, ["web1", "db1"]);
     assert_eq!(disks.own_account.as_deref(), Some("san"));
     let rule = &disks.allow[0];

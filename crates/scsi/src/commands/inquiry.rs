@@ -117,12 +117,13 @@ fn of_unit(task: &Task<'_>) -> StandardInquiry {
         DeviceType::Disk => (page::DESCRIPTOR_SBC_3, page::THIRD_PARTY_COPY),
         DeviceType::Cd => (page::DESCRIPTOR_MMC_6, 0),
     };
-    let has_several_ports = task.nexus.device.target_port_groups().all().len() > 1;
+    let groups = task.nexus.device.target_port_groups();
+    let has_several_ports = groups.all().len() > 1;
     let protect = if task.unit.protected().is_some() { page::FLAGS_5_PROTECT } else { 0 };
     StandardInquiry {
         // With one group, too: it has a state, both commands and its initiators are told of changes,
         // and multipath managers take the unit's paths for ones of this kind.
-        flags_5: page::TPGS_BOTH | copies | protect,
+        flags_5: groups.alua() as u8 | copies | protect,
         flags_6: if has_several_ports { page::MULTIP } else { 0 },
         removable: if task.unit.medium().is_removable() { page::REMOVABLE } else { 0 },
         ..standard_inquiry(task.peripheral(), command_set, task.unit.identity())

@@ -24,10 +24,10 @@ pub(crate) fn supported_operation_codes(task: Task<'_>) -> Result<Io<Completion>
     let operation_code = fields.requested_operation_code;
     let service_action = fields.requested_service_action.get();
     let bytes = match fields.options & 0x07 {
-        0 => all_commands(task.unit, with_timeouts),
+        0 => all_commands(&task, with_timeouts),
         option @ 1..=3 => {
             let row = requested(task.unit, option, operation_code, service_action)?;
-            let row = row.filter(|row| row.is_supported_by(task.unit));
+            let row = row.filter(|row| is_supported(&task, row));
             one_command(row, with_timeouts)
         }
         _ => return Err(Sense::invalid_bit_in_cdb(2, 2)),
@@ -56,9 +56,13 @@ fn requested(
     }
 }
 
-fn all_commands(unit: &LogicalUnit, with_timeouts: bool) -> Vec<u8> {
+fn is_supported(task: &Task<'_>, row: &Row) -> bool {
+    row.is_supported_by(task.unit) && task.nexus.device.target_port_groups().support(row)
+}
+
+fn all_commands(task: &Task<'_>, with_timeouts: bool) -> Vec<u8> {
     let mut bytes = vec![0; 4];
-    for row in TABLE.iter().filter(|row| row.is_supported_by(unit)) {
+    for row in TABLE.iter().filter(|row| is_supported(task, row)) {
         let action = row.service_action.map_or(0, |_| report::COMMAND_SERVACTV);
         let timeouts = if with_timeouts { report::COMMAND_CTDP } else { 0 };
         let descriptor = report::CommandDescriptor {

@@ -2,7 +2,7 @@
 
 use super::{Task, parameter_data};
 use crate::target_port_groups::{MAXIMUM_TARGET_PORTS, TargetPortGroup};
-use crate::{AccessState, Cdb, Completion, LogicalUnit, Sense, TargetDevice};
+use crate::{AccessState, Alua, Cdb, Completion, LogicalUnit, Sense, TargetDevice};
 use sarsen_block::Io;
 use sarsen_wire::scsi::{cdb, target_port_groups as wire};
 use std::sync::Arc;
@@ -73,6 +73,9 @@ pub(crate) fn set_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sens
 }
 
 pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
+    if task.nexus.device.target_port_groups().alua() == Alua::Implicit {
+        return Err(Sense::invalid_bit_in_cdb(1, 4));
+    }
     let length = set_data_out(&task.cdb, task.unit)?;
     let list = task.take_data_out(length)?;
     let states = parse(&task.nexus.device, &list)?;

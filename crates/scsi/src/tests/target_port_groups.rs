@@ -3,7 +3,7 @@
 use crate::command_table::{Row, TABLE};
 use crate::testing::*;
 use crate::{
-    Access, AccessError, AccessState, Completion, DeviceType, FieldPointer, Identity,
+    Access, AccessError, AccessState, Alua, Completion, DeviceType, FieldPointer, Identity,
     InitiatorPort, LogicalUnit, Lun, NexusHandle, SenseKey, Status, TargetDevice, TargetPort,
 };
 use sarsen_block::BlockSize;
@@ -398,4 +398,35 @@ fn spc4_5_15_2_7_ports_come_and_go_while_the_others_keep_their_states() {
     let initiator = || InitiatorPort::new("iqn.2026-01.example:late,i,0x1");
     assert!(paths.device.open_nexus(initiator(), 1).is_none());
     assert!(paths.device.open_nexus(initiator(), 7).is_some());
+}
+
+#[test]
+fn spc4_6_45_a_target_whose_alua_is_implicit_has_no_set_target_port_groups() {
+    let mut paths = Paths::new();
+    let tpgs = |nexus: &mut NexusHandle| bytes(run(nexus, &[0x12, 0, 0, 0, 96, 0], &[]))[5] & 0x30;
+    let one_command = [0xa3, 0x0c, 2, 0xa4, 0, 0x0a, 0, 0, 1, 0, 0, 0];
+    let support = |nexus: &mut NexusHandle| bytes(run(nexus, &one_command, &[]))[1] & 7;
+    let all = [0xa3, 0x0c, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+    let commands = |nexus: &mut NexusHandle| (bytes(run(nexus, &all, &[])).len() - 4) / 8;
+    let supported = commands(&mut paths.one);
+    assert_eq!(tpgs(&mut paths.one), 0x30);
+    paths.device.set_alua(Alua::Implicit);
+    // Once: the second time nothing changes.
+    paths.device.set_alua(Alua::Implicit);
+    for nexus in [&mut paths.one, &mut paths.two] {
+        assert_eq!(additional(&test_unit_ready(nexus, 0)), Some(0x3f03));
+        assert_eq!(test_unit_ready(nexus, 0).status, Status::Good);
+        assert_eq!(tpgs(nexus), 0x10);
+    }
+    let refused = paths.set(&[[1, 0, 0, 2]]);
+    assert_eq!(additional(&refused), Some(0x2400));
+    assert_eq!(paths.states(), [AccessState::Optimized; 2]);
+    assert_eq!(support(&mut paths.one), 1);
+    assert_eq!(commands(&mut paths.one), supported - 1);
+    paths.device.set_access_state(2, AccessState::Standby).expect("the server may");
+    paths.device.set_alua(Alua::Both);
+    for ascq in [0x3f03, 0x2a06] {
+        assert_eq!(additional(&test_unit_ready(&mut paths.one, 0)), Some(ascq));
+    }
+    assert_eq!(support(&mut paths.one), 3);
 }

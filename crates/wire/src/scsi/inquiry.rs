@@ -10,6 +10,8 @@ pub const PERIPHERAL_NONE: u8 = 0x7f;
 pub const PERIPHERAL_NOT_CONNECTED: u8 = 0x20;
 /// 3PC: there is a copy manager.
 pub const THIRD_PARTY_COPY: u8 = 0x08;
+/// TPGS: implicit asymmetric logical unit access alone.
+pub const TPGS_IMPLICIT: u8 = 0x10;
 /// TPGS: implicit and explicit asymmetric logical unit access.
 pub const TPGS_BOTH: u8 = 0x30;
 /// MULTIP: the target device has several ports.

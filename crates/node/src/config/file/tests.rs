@@ -15,7 +15,7 @@ fn a_whole_file() {
          [[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1GiB\"\n\
          [[volume]]\nname = \"b\"\nstore = \"file\"\npath = \"/srv/b\"\ncache = \"none\"\nread-only = true\n\
          [[target]]\nname = \"iqn.2026-11.example:t\"\nalias = \"both\"\nluns = [\"b\", \"a\"]\n\
-         access = { 1 = \"non-optimized\", 2 = \"standby\" }\npreferred = 2\ngroups = [2, 1]\n\
+         access = { 1 = \"non-optimized\", 2 = \"standby\" }\npreferred = 2\nalua = \"implicit\"\ngroups = [2, 1]\n\
          redirect = { address = \"san2.example\", permanent = true }",
     )
     .expect("valid");
@@ -27,6 +27,7 @@ fn a_whole_file() {
     let access = [(1, AccessState::NonOptimized), (2, AccessState::Standby)];
     assert_eq!(config.targets[0].access, BTreeMap::from(access));
     assert_eq!(config.targets[0].preferred, Some(2));
+    assert_eq!(config.targets[0].alua, Alua::Implicit);
     assert_eq!(config.targets[0].groups, Some(BTreeSet::from([1, 2])));
     let redirect = config.targets[0].redirect.as_ref().expect("a redirection");
     assert_eq!((redirect.address.as_str(), redirect.permanent), ("san2.example:3260", true));

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::config::{ACCESS_STATES, ALGORITHMS, CACHES, STORES};
+use crate::config::{ACCESS_STATES, ALGORITHMS, ALUA, CACHES, STORES};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
 use crate::desired::Kind;
@@ -68,6 +68,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("Target", "access", json!({ "additionalProperties": states })),
         ("Target", "algorithms", algorithms()),
         ("Target", "preferred", group()),
+        ("Target", "alua", json!({ "enum": words(&ALUA) })),
         ("Discovery", "algorithms", algorithms()),
         ("Portal", "group", group()),
         ("Account", "name", text(sarsen_wire::iscsi::text::MAX_VALUE_LENGTH)),

@@ -209,6 +209,7 @@ impl Change {
             let target = &targets[change.index];
             let Some(Target { device, .. }) = front.targets.find(&target.name) else { continue };
             device.set_ports(target_ports(target, &groups));
+            device.set_alua(target.alua);
             for &(group, state) in &change.access {
                 if let Err(error) = device.set_access_state(group, state) {
                     warn!(%error, "the access state stays as it is");
@@ -223,6 +224,7 @@ impl Change {
             let (luns, ports) = (running.luns(target), target_ports(target, &groups));
             let name = target.name.clone();
             let device = TargetDevice::with_ports(&engine.array, name, luns, ports);
+            device.set_alua(target.alua);
             come.push(found(device, index));
         }
         front.targets.change(come, &self.targets.removed);
