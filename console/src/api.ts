@@ -90,6 +90,8 @@ export interface Changed {
   interrupts: { object: string; initiators: string[] }[];
   interrupted_sessions: number;
   needs_restart: string[];
+  /** Warnings of problems that may follow. */
+  warnings?: string[];
   dry_run: boolean;
 }
 
@@ -126,6 +128,16 @@ export interface Problem {
   name: string;
   problem: string;
   since_unix_seconds: number;
+}
+
+/** A file in the server's folder of volumes that belongs to no volume. */
+export interface Orphan {
+  name: string;
+  path: string;
+  size_bytes: number;
+  allocated_bytes: number;
+  /** The folder of its volume's records exists, too, and is removed with it. */
+  has_state: boolean;
 }
 
 export interface LiveTarget {

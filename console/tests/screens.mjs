@@ -278,6 +278,21 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   const { target: [exported] } = await api(page, "/config/target");
   assert.deepEqual([exported.name, exported.luns, exported.chap], ["iqn.2026-11.io.sarsen:idle", { 0: "idle" }, ["idle"]]);
 
+  // A file that belongs to no volume is listed, and removed after a confirmation.
+  await open(page, "Volumes");
+  const isListed = async () => (await api(page, "/orphans")).orphans.map(({ name }) => name);
+  assert.deepEqual(await isListed(), ["left.img"]);
+  const removeOrphan = page.getByRole("button", { name: "Remove orphan left.img" });
+  await removeOrphan.click();
+  await dialog.getByText("The data in it is lost.").waitFor();
+  await dialog.getByRole("button", { name: "Cancel" }).click();
+  assert.deepEqual(await isListed(), ["left.img"]);
+  await picture(page, "orphans");
+  await removeOrphan.click();
+  await dialog.getByRole("button", { name: "Remove", exact: true }).click();
+  await removeOrphan.waitFor({ state: "detached" });
+  assert.deepEqual(await isListed(), []);
+
   // Events: the failed login is explained.
   await open(page, "Events");
   await page.getByLabel("Kind").selectOption("login_refused");

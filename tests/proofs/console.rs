@@ -192,6 +192,8 @@ fn every_screen_does_what_it_says_while_a_client_uses_the_server() -> Result<()>
     measured(folder.path())?;
     let (server, console) = start(folder.path())?;
     server.applied(DOCUMENT, &[])?;
+    server.run(&["volume", "create", "left", "1MiB"])?;
+    server.run(&["volume", "delete", "left"])?;
     let url = |secret: &str| {
         Ok::<_, anyhow::Error>(format!("iscsi://vm%{secret}@{}/{TARGET}/0", server.portal()?))
     };

@@ -77,7 +77,7 @@ export function ConfirmChange(props: {
 }
 
 function Plan(props: { plan: Changed }) {
-  const { steps, interrupts, interrupted_sessions: sessions, needs_restart } = props.plan;
+  const { steps, interrupts, interrupted_sessions: sessions, needs_restart, warnings = [] } = props.plan;
   return (
     <div role="status">
       {steps.length === 0 && <p>It is so already: there is nothing to change.</p>}
@@ -93,6 +93,7 @@ function Plan(props: { plan: Changed }) {
           </ul>
         </div>
       )}
+      {warnings.map((warning) => <p key={warning} class="note">Warning: {warning}.</p>)}
       {needs_restart.length > 0 && <p>With the next start: {needs_restart.join(", ")}.</p>}
     </div>
   );

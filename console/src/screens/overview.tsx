@@ -16,7 +16,7 @@ export function Overview() {
   const { entries } = useLog("?limit=20&severity=warning");
   const points = live.points;
   const last = points.at(-1);
-  const { data: lacks } = useResource<{ problems: Problem[] }>("/problems");
+  const { data: lacks } = useResource<{ problems: Problem[]; warnings: string[] }>("/problems");
   const worries = worriesOf(lacks?.problems ?? [], targets?.targets ?? [], live, entries);
   const things = [
     format.many(inventory.volumes.length, "volume"),
@@ -34,6 +34,7 @@ export function Overview() {
           <span class="quiet">{things}.</span>
         </p>
       )}
+      {lacks?.warnings.map((warning) => <p key={warning} class="note">Warning: {warning}.</p>)}
       {inventory.loaded && inventory.volumes.length === 0 && inventory.managed && (
         <p><a class="button primary" href="/create">Create the first volume</a></p>
       )}

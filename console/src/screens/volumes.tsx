@@ -4,6 +4,7 @@ import * as format from "../format";
 import { useInventory } from "../inventory";
 import { useLive } from "../live";
 import { Filter, Heading, Pages, Trouble, useFiltered } from "../parts/basics";
+import { Orphans } from "./orphans";
 
 export function Volumes() {
   const inventory = useInventory();
@@ -45,6 +46,7 @@ export function Volumes() {
           <Pages of={of} />
         </>
       )}
+      <Orphans />
     </>
   );
 }
