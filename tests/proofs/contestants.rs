@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_io::time::now;
 use sarsen_lab::access::Access;
@@ -182,8 +183,8 @@ fn the_bare_media_answer() -> Result<()> {
 fn one_that_is_killed_says_so() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (running, _) = start(&Contestant::Sarsen, CacheMode::WriteBack, folder.path())?;
-    let pid = running.pids()[0].to_string();
-    process::output(Command::new("kill").args(["-KILL", &pid]), LIMIT)?;
+    let pid = Pid::from_raw(i32::try_from(running.pids()[0])?);
+    kill_process(pid.context("a process id")?, Signal::KILL)?;
     let said = until(|| running.ended())?;
     ensure!(said.contains("ended with signal: 9"), "{said}");
     Ok(())

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::program;
@@ -121,9 +122,8 @@ impl Managed {
 
     /// Ends it in good order.
     pub fn stop(mut self) -> Result<()> {
-        let pid = self.process.id().to_string();
-        let asked = Command::new("kill").arg(pid).status()?;
-        ensure!(asked.success(), "it could not be asked to end");
+        let pid = Pid::from_raw(i32::try_from(self.process.id())?);
+        kill_process(pid.context("a process id")?, Signal::TERM)?;
         let status = self.process.wait()?;
         if !status.success() {
             bail!("it ended with {status}: {}", self.log());

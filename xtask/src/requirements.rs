@@ -7,11 +7,12 @@ use anyhow::Result;
 use crate::shell;
 
 /// Wanted by every run: the real clients, servers to move in from and the scripts that drive one, a name
-/// server, a tunnel, a dissector, a benchmark whose figures are read, libFuzzer's compiler, and what starts
-/// services and judges their units.
+/// server, a tunnel, a dissector, a benchmark whose figures are read, libFuzzer's compiler, the lab's networks,
+/// and what starts services and judges their units.
 const ALWAYS: &[&str] = &[
     "bonnie++",
     "g++",
+    "iproute2",
     "istgt",
     "libiscsi-bin",
     "nbdkit",
