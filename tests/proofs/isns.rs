@@ -47,6 +47,7 @@ impl NameServer {
                 "SourceName = iqn.2026-11.proof:isnsd\nDatabase = {home}/database\n\
                  DefaultDiscoveryDomain = 1\nRegistrationPeriod = 10m\nSLPRegister = 0\n\
                  Security = 0\nBindAddress = {address}\nPIDFile = {home}/pid\n\
+                 ControlSocket = {home}/control\n\
                  ESIMinInterval = 1s\nESIMaxInterval = 1s\nESIRetries = 3\n"
             ),
         )?;
@@ -86,9 +87,9 @@ impl NameServer {
             command.args(["-f", "-d", "message", "-c"]).arg(configuration);
             command.stdout(log.try_clone().expect("a descriptor")).stderr(log);
         })?;
-        daemon.wait_until(LIMIT, || {
-            anyhow::Ok(process::listens(daemon.pid(), self.address.port()))
-        })?;
+        let waited = daemon
+            .wait_until(LIMIT, || anyhow::Ok(process::listens(daemon.pid(), self.address.port())));
+        waited.with_context(|| format!("isnsd's log:\n{}", self.log()))?;
         self.daemon = Some(daemon);
         Ok(())
     }
