@@ -33,7 +33,6 @@ pub struct Document {
     pub discovery: Option<Discovery>,
     /// What initiators may take of the server: the keys of the configuration's `[limits]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<BTreeMap<String, Object>>)]
     pub limits: Option<BTreeMap<String, Scalar>>,
 }
 

@@ -49,10 +49,8 @@ pub struct FieldChange {
     /// The key.
     pub field: String,
     /// Its value before, if it had one.
-    #[schema(value_type = Option<Object>)]
     pub from: Option<Value>,
     /// And after, if it has one.
-    #[schema(value_type = Option<Object>)]
     pub to: Option<Value>,
 }
 
