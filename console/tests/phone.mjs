@@ -51,4 +51,4 @@ await withPage({ viewport: { width: 320, height: 640 }, colorScheme: "dark", has
   await page.getByRole("button", { name: "Ask now" }).click();
   await page.getByText("Nobody is logged in.").waitFor();
   await page.getByText("what is shown may be old").waitFor({ state: "detached" });
-}, [/ERR_FAILED/]);
+}, [/ERR_FAILED/, /status of 404/]);

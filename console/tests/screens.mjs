@@ -22,7 +22,7 @@ await withPage({ viewport: { width: 1200, height: 900 } }, async (page) => {
   await open(page, "Overview");
   await page.getByText(/1 session\b/).waitFor();
   const isBusy = (text) => /[1-9]/.test(text ?? "");
-  await page.waitForFunction(() => [...document.querySelectorAll(".figure dd")].every((figure) => /[1-9]/.test(figure.textContent)));
+  await page.waitForFunction(() => [...document.querySelectorAll("dl:not([aria-label=Space]) dd")].every((figure) => /[1-9]/.test(figure.textContent)));
   assert.ok(isBusy(await figure("IOPS").textContent()));
   await page.getByRole("table").getByRole("link", { name: "data" }).waitFor();
   assert.equal(await page.locator(".chart canvas").count(), 3);

@@ -52,11 +52,9 @@ fn follow(script: &str, console: &str, environment: &[(&str, &str)]) -> Result<V
     serde_json::from_str(last).with_context(|| said.clone())
 }
 
-/// Where a server's console is, as its log tells.
+/// The URL of a server's console.
 fn console(server: &Managed) -> Result<String> {
-    let log = server.log();
-    let (_, rest) = log.rsplit_once("the console is at ").with_context(|| log.clone())?;
-    let url = rest.split_whitespace().next().context("a URL")?;
+    let url = server.announced()["api"].as_str().context("the URL of its API")?;
     Ok(url.trim_end_matches('/').to_owned())
 }
 

@@ -3,8 +3,8 @@
 
 use axum::extract::Request;
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY,
-    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
@@ -60,8 +60,18 @@ pub(super) async fn file(method: Method, uri: Uri, headers: HeaderMap) -> Respon
             let page = Files::get(PAGE).expect("the console has been built");
             answer(&page, PAGE, &headers)
         }
+        _ if accepts_pages(&headers) => {
+            let page = Files::get(PAGE).expect("the console has been built");
+            (StatusCode::NOT_FOUND, answer(&page, PAGE, &HeaderMap::new())).into_response()
+        }
         _ => ApiError::not_found(format!("there is no {}", uri.path())).into_response(),
     }
+}
+
+/// Whether the client is a browser that follows a link. The page itself then says that the path is unknown.
+fn accepts_pages(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(ACCEPT).and_then(|types| types.to_str().ok());
+    accepted.is_some_and(|types| types.contains("text/html"))
 }
 
 fn answer(file: &EmbeddedFile, path: &str, headers: &HeaderMap) -> Response {
@@ -150,6 +160,11 @@ mod tests {
         ] {
             assert_eq!(ask(method, path, HeaderMap::new()).status(), status, "{path}");
         }
+        let browser =
+            HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static("text/html,*/*;q=0.8"))]);
+        let response = ask(Method::GET, "/nowhere", browser);
+        assert_eq!(response.status(), StatusCode::NOT_FOUND);
+        assert_eq!(header(&response, "content-type"), "text/html; charset=utf-8");
     }
 
     #[test]
