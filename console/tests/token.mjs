@@ -20,6 +20,13 @@ await withPage({ ignoreHTTPSErrors: true, viewport: { width: 320, height: 640 } 
   assert.deepEqual([cookie.httpOnly, cookie.secure, cookie.sameSite, others.length], [true, true, "Strict", 0]);
   await page.reload();
   await page.getByRole("link", { name: "data" }).waitFor();
+  // Who has the token can remove a file that belongs to no volume.
+  const removeOrphan = page.getByRole("button", { name: "Remove orphan left.img" });
+  await removeOrphan.click();
+  await page.getByRole("dialog").getByRole("button", { name: "Remove", exact: true }).click();
+  await removeOrphan.waitFor({ state: "detached" });
+  const { orphans } = await (await page.request.get(`${base}/v1/orphans`)).json();
+  assert.deepEqual(orphans, []);
   await context.clearCookies();
   await page.reload();
   await page.getByRole("heading", { name: "Show the token" }).waitFor();

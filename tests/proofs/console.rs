@@ -251,6 +251,8 @@ fn where_a_token_is_wanted_nothing_is_shown_without_it() -> Result<()> {
     let configuration = configuration.to_str().context("a path")?;
     let server = Managed::start_with(folder.path(), &["--config", configuration])?;
     server.applied(DOCUMENT, &[])?;
+    server.run(&["volume", "create", "left", "1MiB"])?;
+    server.run(&["volume", "delete", "left"])?;
     follow("token.mjs", &console(&server)?, &[("SARSEN_TOKEN", TOKEN)])?;
     server.stop()
 }

@@ -61,7 +61,7 @@ function Detail(props: { volume: Shown; inventory: Inventory }) {
           {config?.naa && <><dt>NAA identifier</dt><dd class="name">{config.naa} <Copy text={config.naa} what="the NAA identifier" /></dd></>}
         </dl>
       </section>
-      {volume.target && <Lines target={volume.target} account={account} secret={made?.account === account ? made!.secret : null} />}
+      {volume.target && <Lines target={volume.target} account={account} secret={made !== null && made.account === account ? made.secret : null} />}
       {!volume.target && inventory.managed && inventory.document && (
         <Export volume={volume.name} document={inventory.document} onDone={(made) => {
           setMade(made);
