@@ -2,8 +2,6 @@
 //! line of the log and a count; what a part of a target looks like from both sides; and access that is
 //! revoked while it is used.
 
-mod client;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -21,7 +19,7 @@ use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, program};
 use sarsen_wire::iscsi::AsyncEvent;
 
-use client::{LIMIT, Wire, run};
+use crate::client::{self, LIMIT, Wire, run};
 
 const MIB: u64 = 1 << 20;
 const ONE: &str = "iqn.2026-11.proof:one";

@@ -6,8 +6,6 @@
 //! power may do: a run that was on its way when the server was killed is torn before the next
 //! start. `PROOF_SEED` repeats a run, `PROOF_KILLS` lengthens it.
 
-mod client;
-
 use std::cell::{Cell, RefCell};
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -23,7 +21,7 @@ use sarsen_initiator::{
 };
 use sarsen_proof::{Backing, Serving, Volume};
 
-use client::Dice;
+use crate::client::{self, Dice};
 
 const MIB: u64 = 1 << 20;
 const BLOCK_LENGTH: usize = 512;

@@ -1,8 +1,6 @@
 //! Damage to the file of a volume while it is served: the file is deleted, replaced, moved or truncated. The server
 //! acknowledges no write and no flush that the file does not contain, and no truncated file grows again with zeroes.
 
-mod client;
-
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -22,7 +20,7 @@ use sarsen_proof::managed::Managed;
 use sarsen_proof::program;
 use serde_json::Value;
 
-use client::run;
+use crate::client::run;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 8 * MIB;

@@ -1,7 +1,5 @@
 //! Certificates for the proofs with TLS.
 
-#![allow(dead_code, reason = "each proof is a program of its own and takes what it needs")]
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

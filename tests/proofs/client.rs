@@ -1,8 +1,6 @@
 //! What the proofs with the project's own initiator share: sessions on the calling thread, PDUs
 //! made by hand where an initiator in order would not send them, and dice with a seed.
 
-#![allow(dead_code, reason = "each proof is a program of its own and takes what it needs")]
-
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};

@@ -1,8 +1,6 @@
 //! A little traffic requests much memory: the server's memory stays within `limits.memory`, correct clients are
 //! served meanwhile, and the memory returns to the system when the peers have disconnected.
 
-mod client;
-
 use std::fs;
 use std::time::Duration;
 
@@ -14,7 +12,7 @@ use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::pdu::FINAL;
 use sarsen_wire::iscsi::{DataOut, Opcode, R2t, RawHeader, ScsiCommand};
 
-use client::{Wire, encode, run};
+use crate::client::{Wire, encode, run};
 
 const MIB: u64 = 1 << 20;
 /// The longest transfer of one command.

@@ -1,8 +1,6 @@
 //! A real browser uses the console of a real server, and the server says what came of it. Ignored by default:
 //! the browser is large. `cargo xtask ci --full` runs it. Pictures of what it saw stay in cargo's folder for tests.
 
-mod client;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -22,7 +20,7 @@ use sarsen_proof::managed::Managed;
 use sarsen_proof::{process, program};
 use serde_json::Value;
 
-use client::run;
+use crate::client::run;
 
 /// A browser that clicks through everything on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -213,7 +213,7 @@ fn a_lab_that_stays() -> Result<()> {
 fn nothing_is_left_of_a_lab_that_is_killed() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut lab = Command::new(std::env::current_exe()?)
-        .args(["--exact", "a_lab_that_stays", "--nocapture"])
+        .args(["--exact", "contestants::a_lab_that_stays", "--nocapture"])
         .env("LAB_FOLDER", folder.path())
         .env(program::VARIABLE, program::path()?)
         .stdin(Stdio::piped())

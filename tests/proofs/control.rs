@@ -1,8 +1,6 @@
 //! The control socket as a person uses it: sessions and targets are listed and drained, and
 //! initiators that log in again are sent on.
 
-mod client;
-
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -16,7 +14,7 @@ use sarsen_proof::{Backing, Serving, Volume, process, program};
 use sarsen_wire::iscsi::{AsyncEvent, AsyncMessage, LoginStatus, Opcode};
 use serde_json::Value;
 
-use client::{LIMIT, Wire};
+use crate::client::{self, LIMIT, Wire};
 
 const NAME: &str = "iqn.2026-11.proof:host";
 const MIB: u64 = 1 << 20;

@@ -5,8 +5,6 @@
 //! The server runs in this process, where a panic of any of its threads is counted and a signal ends the proof.
 //! `PROOF_SEED` repeats a run, and `PROOF_TRIALS` sets its length.
 
-mod client;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
@@ -26,7 +24,7 @@ use sarsen_node::control::Client;
 use sarsen_proof::managed::Managed;
 use serde_json::Value;
 
-use client::{Dice, run};
+use crate::client::{Dice, run};
 
 /// Default number of trials; `PROOF_TRIALS` sets another.
 const TRIALS: u64 = 60;

@@ -5,8 +5,6 @@
 //! keeps which generation was issued and which acknowledged; after a restart every word of a slot
 //! is from between the two. `PROOF_SEED` and `PROOF_KILLS` repeat a run or lengthen it.
 
-mod client;
-
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 
@@ -17,7 +15,7 @@ use sarsen_block::Buffer;
 use sarsen_initiator::{Session, SessionError};
 use sarsen_proof::{Backing, Serving, Volume};
 
-use client::Dice;
+use crate::client::{self, Dice};
 
 /// Kills of one test, unless `PROOF_KILLS` says otherwise.
 const KILLS: u64 = 50;

@@ -1,8 +1,6 @@
 //! Two hundred sessions at once, beside connections that misbehave: those end alone. And what an
 //! idle session costs.
 
-mod client;
-
 use std::io::{ErrorKind, Write as _};
 use std::net::Shutdown;
 use std::time::Duration;
@@ -15,7 +13,7 @@ use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{BasicHeader, Opcode, RawHeader, U24};
 use tokio::net::TcpStream;
 
-use client::{Dice, encode, login_request};
+use crate::client::{self, Dice, encode, login_request};
 
 const SESSIONS: usize = 200;
 /// Blocks that each session has for itself.

@@ -1,8 +1,6 @@
 //! Peers that ask and never take the answers, connections by the thousand from one place: what the server
 //! gives them is limited, and whoever behaves is served meanwhile.
 
-mod client;
-
 use std::fs;
 use std::net::TcpStream;
 use std::time::Duration;
@@ -12,7 +10,7 @@ use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::pdu::{FINAL, IMMEDIATE};
 use sarsen_wire::iscsi::{NopOut, Opcode, RESERVED_TAG, RawHeader, ScsiCommand, TextRequest};
 
-use client::{Wire, encode};
+use crate::client::{Wire, encode};
 
 const MIB: u64 = 1 << 20;
 /// A server that listens takes what is sent in far less.

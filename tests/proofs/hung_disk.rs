@@ -5,8 +5,6 @@
 //!
 //! It needs root, for the file system.
 
-mod client;
-
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,7 +17,7 @@ use sarsen_io::time::now;
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{TaskManagementFunction, TaskManagementResponse};
 
-use client::Wire;
+use crate::client::{self, Wire};
 
 const NAME: &str = "iqn.2026-11.proof:hung";
 const ISID: [u8; 6] = [0x80, 0, 0, 0, 0, 1];

@@ -1,17 +1,10 @@
 //! Moving in: what clients know of the disks of another target program, and who gets in there, is the same when
 //! the program serves what it made of that one's configuration.
 
-mod client;
-
-#[path = "import/attempt.rs"]
 mod attempt;
-#[path = "import/documented.rs"]
 mod documented;
-#[path = "import/examples.rs"]
 mod examples;
-#[path = "import/kernel.rs"]
 mod kernel;
-#[path = "import/servers.rs"]
 mod servers;
 
 use std::fs;
@@ -19,8 +12,8 @@ use std::fs;
 use anyhow::{Result, ensure};
 use sarsen_proof::process;
 
+use crate::client::LIMIT;
 use attempt::{ANYBODY, Attempt, SATURN};
-use client::LIMIT;
 use servers::{applied, carry_out, compare, images, moved, peer};
 
 #[test]

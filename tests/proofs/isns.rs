@@ -1,8 +1,6 @@
 //! Registration with a name server: Debian's isnsd has what we serve for as long as we do, and
 //! whatever becomes of it, we serve.
 
-mod client;
-
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
@@ -14,6 +12,8 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::process::Signal;
 use sarsen_proof::process::{self, Daemon};
 use sarsen_proof::{Backing, Serving, Volume};
+
+use crate::client;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SERVER: &str = "/usr/sbin/isnsd";

@@ -1,8 +1,6 @@
 //! A server in this process is changed while sessions use it: who has nothing to do with a change does not
 //! notice it, who would lose something is told of first and asked to go.
 
-mod client;
-
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::rc::Rc;
@@ -17,7 +15,7 @@ use sarsen_node::config::{
 };
 use sarsen_node::{ChangeError, Interruption, Made, Object, Server};
 
-use client::{LIMIT, run};
+use crate::client::{LIMIT, run};
 
 const A: &str = "iqn.2026-11.proof:a";
 const B: &str = "iqn.2026-11.proof:b";

@@ -1,7 +1,5 @@
 //! What one session does to another: resets, aborts, reinstatement.
 
-mod client;
-
 use std::collections::HashSet;
 
 use anyhow::{Context as _, Result, ensure};
@@ -11,7 +9,7 @@ use sarsen_wire::iscsi::{
     AsyncEvent, Isid, Opcode, TaskManagementFunction, TaskManagementResponse,
 };
 
-use client::Wire;
+use crate::client::{self, Wire};
 
 const MIB: u64 = 1 << 20;
 const ONE: &str = "iqn.2026-11.proof:one";

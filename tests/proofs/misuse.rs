@@ -1,8 +1,6 @@
 //! Bad input is told: what is wrong, where, and what to do; nothing starts half. And what goes
 //! wrong below a volume while it is served is its clients' to know, and no other volume's.
 
-mod client;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
@@ -13,7 +11,7 @@ use sarsen_block::Buffer;
 use sarsen_initiator::{Sense, SenseKey, Session, SessionError};
 use sarsen_proof::{Backing, Serving, Volume, process, program};
 
-use client::LIMIT;
+use crate::client::{self, LIMIT};
 
 /// The arguments or the configuration are wrong.
 const USAGE: i32 = 2;

@@ -3,9 +3,6 @@
 //!
 //! To test a new kind of rule, add it to [`document`] and add a row to [`rows`].
 
-mod certificates;
-mod client;
-
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,8 +22,8 @@ use sarsen_proof::{managed, process, program};
 use sarsen_wire::iscsi::{LoginStatus, ScsiResponse};
 use serde_json::Value;
 
-use certificates::{Authority, NOW, put};
-use client::{LIMIT, Pdu, Wire, run};
+use crate::certificates::{Authority, NOW, put};
+use crate::client::{self, LIMIT, Pdu, Wire, run};
 
 /// A name and its secret.
 type Account = (&'static str, &'static str);

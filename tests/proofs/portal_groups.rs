@@ -1,8 +1,6 @@
 //! Two portal groups in front of one unit: two ports of its target, each with an access state of
 //! its own.
 
-mod client;
-
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,7 +13,7 @@ use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process};
 use sarsen_wire::iscsi::{BasicHeader, LoginResponse, LoginStatus, RawHeader};
 
-use client::{LIMIT, encode, login_request, run};
+use crate::client::{self, LIMIT, encode, login_request, run};
 
 const MIB: u64 = 1 << 20;
 const NAME: &str = "scratch";

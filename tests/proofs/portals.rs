@@ -1,8 +1,6 @@
 //! Portals of both address families in front of the same disk, on one address and on all of them,
 //! and targets that not every portal leads to.
 
-mod client;
-
 use std::fs;
 use std::process::Command;
 use std::time::Duration;
@@ -11,6 +9,8 @@ use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process};
 use sarsen_wire::iscsi::LoginStatus;
+
+use crate::client;
 
 const LIMIT: Duration = Duration::from_secs(20);
 const MIB: u64 = 1 << 20;

@@ -2,8 +2,6 @@
 //! lies and is found out, files that are served as what they are, and a server that is killed in
 //! the middle of its writes. `PROOF_SEED` repeats a run of kills, `PROOF_KILLS` lengthens it.
 
-mod client;
-
 use std::cell::{Cell, RefCell};
 use std::fs;
 
@@ -15,7 +13,7 @@ use sarsen_initiator::{Command, Session, SessionError, TransferRequest};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::ScsiCommand;
 
-use client::{Dice, Wire};
+use crate::client::{self, Dice, Wire};
 
 const MIB: u64 = 1 << 20;
 const TAG_BYTES: usize = 8;

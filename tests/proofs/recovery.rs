@@ -4,8 +4,6 @@
 //! each write has to come exactly once. Between the two stands a relay that cuts the connection
 //! that the dice name, at moments that they name.
 
-mod client;
-
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io;
@@ -23,7 +21,7 @@ use sarsen_node::config::{self, Config};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use client::{Dice, LIMIT, run};
+use crate::client::{Dice, LIMIT, run};
 
 const BLOCK: usize = 512;
 const CONNECTIONS: usize = 4;

@@ -2,8 +2,6 @@
 //! after the server was killed, and fences whom it fenced before; what was cleared is gone; a
 //! damaged record is told, and nobody is served without it.
 
-mod client;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command as Process;
@@ -15,7 +13,7 @@ use sarsen_initiator::{Command, Completion, Session, SessionOptions, TransferReq
 use sarsen_proof::{Backing, Serving, Volume, process, program};
 use sarsen_wire::iscsi::Isid;
 
-use client::LIMIT;
+use crate::client::{self, LIMIT};
 
 const MIB: u64 = 1 << 20;
 const GOOD: u8 = 0x00;

@@ -1,8 +1,6 @@
 //! What can be seen of a running server: what commands do, by volume and session; what happened; what went
 //! over the wire, as Wireshark's dissector takes it.
 
-mod client;
-
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::Path;
@@ -21,7 +19,7 @@ use sarsen_proof::{Backing, Serving, Volume, program};
 use sarsen_wire::iscsi::ScsiCommand;
 use tempfile::TempDir;
 
-use client::{Wire, run};
+use crate::client::{self, Wire, run};
 
 /// Until something that is under way has happened.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,8 +1,6 @@
 //! What the project's own initiator makes of a session: its steps, and what becomes of it when
 //! the connection is lost.
 
-mod client;
-
 use std::cell::RefCell;
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -25,7 +23,7 @@ use sarsen_wire::iscsi::{
 use sarsen_wire::scsi::opcode;
 use sarsen_wire::scsi::report::Capacity16;
 
-use client::{LIMIT, run, url};
+use crate::client::{LIMIT, run, url};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,8 +1,6 @@
 //! What `--json` prints, verb by verb: one document on standard output and nothing else, and of the names and types
 //! that `docs/json.md` lists. `SARSEN_WRITE=1` writes that file anew.
 
-mod client;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -20,7 +18,7 @@ use sarsen_proof::managed::Managed;
 use sarsen_proof::program;
 use serde_json::Value;
 
-use client::run;
+use crate::client::run;
 
 const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/json.md");
 const OPENAPI: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");

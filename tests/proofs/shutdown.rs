@@ -1,8 +1,6 @@
 //! SIGTERM with sessions open and writes in flight: initiators are asked to log out first, what
 //! was acknowledged is in the file, the exit status is 0, and the file is free at once.
 
-mod client;
-
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
@@ -19,7 +17,7 @@ use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{AsyncEvent, AsyncMessage, LogoutResponsePdu, Opcode};
 
-use client::Wire;
+use crate::client::{self, Wire};
 
 const NAME: &str = "iqn.2026-11.proof:writer";
 const MIB: u64 = 1 << 20;

@@ -1,7 +1,5 @@
 //! Tasks over the wire: their order, and who is told how they ended.
 
-mod client;
-
 use std::collections::HashSet;
 
 use anyhow::{Context as _, Result, ensure};
@@ -9,7 +7,7 @@ use sarsen_initiator::{Sense, SenseKey};
 use sarsen_proof::{Backing, Serving, Volume};
 use sarsen_wire::iscsi::{Opcode, ScsiCommand, TaskManagementFunction, TaskManagementResponse};
 
-use client::Wire;
+use crate::client::Wire;
 
 const MIB: u64 = 1 << 20;
 const ONE: &str = "iqn.2026-11.proof:one";

@@ -1,8 +1,6 @@
 //! The scripts that drive tgt drive this program, unchanged: Pacemaker's resource agents, and tgt-admin as
 //! OpenStack Cinder calls it.
 
-mod client;
-
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -14,7 +12,7 @@ use sarsen_proof::managed::Managed;
 use sarsen_proof::process::{self, Finished};
 use sarsen_proof::program;
 
-use client::{LIMIT, run};
+use crate::client::{LIMIT, run};
 
 const AGENTS: &str = "/usr/lib/ocf/resource.d/heartbeat";
 const RUNNING: i32 = 0;

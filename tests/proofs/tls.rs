@@ -1,9 +1,6 @@
 //! Portals that are reached by TLS: our initiator comes to them by itself, others' through stunnel,
 //! and whoever has no certificate that holds stays outside.
 
-mod certificates;
-mod client;
-
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -18,8 +15,8 @@ use sarsen_lab::process::Daemon;
 use sarsen_proof::serving::Url;
 use sarsen_proof::{Backing, Serving, Volume, process, program, qemu};
 
-use certificates::{Authority, NOW, PAST, put};
-use client::{LIMIT, run, signal};
+use crate::certificates::{Authority, NOW, PAST, put};
+use crate::client::{LIMIT, run, signal};
 
 const MIB: u64 = 1 << 20;
 const NAME: &str = "scratch";

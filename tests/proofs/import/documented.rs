@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::attempt::{ANYBODY, Attempt, Known, SATURN};
-use crate::servers::{applied, images};
+use super::attempt::{ANYBODY, Attempt, Known, SATURN};
+use super::servers::{applied, images};
 
 const T10: u8 = 1;
 const EUI: u8 = 2;

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::guest::Guest;
 
-use crate::attempt::Attempt;
-use crate::servers::{applied, carry_out, compare, free_port};
+use super::attempt::Attempt;
+use super::servers::{applied, carry_out, compare, free_port};
 
 // rtslib wants a dot in who names.
 const SATURN: &str = "iqn.2026-11.example.proof:saturn";

@@ -12,7 +12,7 @@ use sarsen_proof::managed::Managed;
 use sarsen_proof::process::{self, Daemon};
 use sarsen_proof::program;
 
-use crate::attempt::{Attempt, Known};
+use super::attempt::{Attempt, Known};
 use crate::client::LIMIT;
 
 /// Where a server listens, and what keeps it alive.
