@@ -8,8 +8,8 @@ use std::time::Instant;
 use sarsen_block::Piece;
 use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
 use sarsen_proto::iscsi::target::{
-    Admission, Cdb, CloseReason, Connection, Demand, Environment, Refusal, RefusalReason, Session,
-    Settings, TargetRecord, Welcome,
+    Admission, AuthRequirement, Cdb, CloseReason, Connection, Environment, LoginContext, Refusal,
+    RefusalReason, Session, Settings, TargetRecord,
 };
 use sarsen_proto::iscsi::{Frame, Framer, Landing};
 use sarsen_wire::iscsi::{BasicHeader, RawHeader, U24};
@@ -41,14 +41,14 @@ pub(crate) fn data_out_length(cdb: &[u8; 16]) -> usize {
 }
 
 impl Environment for World {
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
+    fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal> {
         match admission.target_name.as_deref() {
-            None | Some(TARGET) => Ok(Welcome {
+            None | Some(TARGET) => Ok(LoginContext {
                 portal_group_tag: 1,
                 alias: Some("disk".into()),
-                demand: match self.demanding {
-                    true => Demand::Chap(Algorithm::ALL.to_vec()),
-                    false => Demand::Nothing,
+                requirement: match self.demanding {
+                    true => AuthRequirement::Chap(Algorithm::ALL.to_vec()),
+                    false => AuthRequirement::Nothing,
                 },
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),

@@ -16,7 +16,7 @@ fuzz_target!(|input: &[u8]| {
     match parse_file(Path::new("fuzz.toml"), text) {
         Ok(config) => finish(config),
         Err(error) => {
-            told(&error);
+            reported(&error);
             assert!(error.place.starts_with("fuzz.toml:"), "{error}");
             let line = error.place["fuzz.toml:".len()..].parse::<usize>().expect("a line");
             assert!((1..=text.matches('\n').count() + 1).contains(&line), "{error}");
@@ -24,7 +24,7 @@ fuzz_target!(|input: &[u8]| {
     }
     match parse_volume(text) {
         Ok(volume) => finish(Config { volumes: vec![volume], ..Config::default() }),
-        Err(error) => told(&error),
+        Err(error) => reported(&error),
     }
     if let Ok(size) = parse_size(text) {
         let rendered = render_size(size);
@@ -38,12 +38,12 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(parse_network(&network.to_string()), Ok(network));
     }
     if let Err(error) = parse_account(text) {
-        told(&error);
+        reported(&error);
     }
     let _ = parse_engine(text);
 });
 
-fn told(error: &ConfigError) {
+fn reported(error: &ConfigError) {
     assert!(!error.place.is_empty() && !error.message.is_empty(), "{error:?}");
 }
 
@@ -51,7 +51,7 @@ fn told(error: &ConfigError) {
 fn finish(config: Config) {
     let config = match config.finish() {
         Ok(config) => config,
-        Err(error) => return told(&error),
+        Err(error) => return reported(&error),
     };
     assert!(!config.listen.is_empty());
     let mut names = HashSet::new();
@@ -86,7 +86,7 @@ fn finish(config: Config) {
             assert!(accounts.contains(value), "{value:?}");
         }
         assert!(
-            login.demands_proof()
+            login.requires_authentication()
                 || *login == AccessConfig { rules: login.rules.clone(), ..AccessConfig::default() }
         );
     }

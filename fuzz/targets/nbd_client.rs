@@ -65,7 +65,7 @@ impl Told {
 
 fn play<'a>(pieces: impl Iterator<Item = &'a [u8]>, lands: bool) -> Told {
     let mut client = Client::new("fuzz").expect("a short name");
-    let mut told = Told { ended: Vec::new(), export: None, error: None };
+    let mut reported = Told { ended: Vec::new(), export: None, error: None };
     for mut piece in pieces {
         if lands && let Some(landing) = client.landing() {
             let count = landing.len().min(piece.len());
@@ -74,15 +74,15 @@ fn play<'a>(pieces: impl Iterator<Item = &'a [u8]>, lands: bool) -> Told {
             piece = &piece[count..];
         }
         let result = client.handle_input(piece);
-        told.take(&mut client);
+        reported.take(&mut client);
         if let Err(error) = result {
-            told.error = Some(error.to_string());
+            reported.error = Some(error.to_string());
             break;
         }
     }
-    let open = if told.export.is_some() { requests().len() - told.ended.len() } else { 0 };
+    let open = if reported.export.is_some() { requests().len() - reported.ended.len() } else { 0 };
     assert_eq!(client.open_requests(), open);
-    told
+    reported
 }
 
 fuzz_target!(|input: &[u8]| {

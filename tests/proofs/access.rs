@@ -178,7 +178,7 @@ fn rfc7143_11_13_5_each_refusal_has_its_status_a_line_and_a_count() -> Result<()
     let (shared, closed) = (server.shared(), server.closed());
     let [(host, secret), (other, others_secret), (san, sans_secret)] = ACCOUNTS;
     let failed = LoginStatus::AuthenticationFailure;
-    for (url, initiator, user, status, reason, told) in [
+    for (url, initiator, user, status, reason, reported) in [
         (closed, ONE, (host, others_secret), failed, "wrong_secret", "wrong secret"),
         (closed, ONE, ("nobody", secret), failed, "unknown_account", "unknown account"),
         // A target's own account opens nothing.
@@ -196,17 +196,17 @@ fn rfc7143_11_13_5_each_refusal_has_its_status_a_line_and_a_count() -> Result<()
         ensure!(login(url, initiator, Some(user))? == Some(status), "{reason}");
         until(|| Ok(server.refused(reason)? == before + 1)).context(reason)?;
         let code = format!("status={:04x}", status.0);
-        let line = server.only_line(&[told, initiator, &url.iqn, user.0, &code])?;
+        let line = server.only_line(&[reported, initiator, &url.iqn, user.0, &code])?;
         ensure!(line.contains("WARN") && line.contains("peer=127.0.0.1:"), "{line}");
     }
-    for (url, initiator, status, reason, told) in [
+    for (url, initiator, status, reason, reported) in [
         (closed, STRANGER, failed, "no_common_method", "no common way"),
         (shared, STRANGER, LoginStatus::NotFound, "initiator_not_allowed", "this initiator name"),
         (shared, ELSEWHERE, LoginStatus::NotFound, "address_not_allowed", "this address"),
     ] {
         ensure!(login(url, initiator, None)? == Some(status), "{reason}");
         until(|| Ok(server.refused(reason)? == 1)).context(reason)?;
-        server.only_line(&[told, initiator, &url.iqn])?;
+        server.only_line(&[reported, initiator, &url.iqn])?;
     }
     let nowhere = Url { iqn: "iqn.2026-11.proof:nowhere".into(), ..shared.clone() };
     ensure!(login(&nowhere, STRANGER, None)? == Some(LoginStatus::NotFound));
@@ -286,8 +286,8 @@ fn rfc7143_11_9_1_revoked_access_ends_the_session_and_stays_revoked() -> Result<
     two.settle()?;
     let more = TWO_RULE.replace("{ 0 = \"b\" }", "{ 0 = \"b\", 4 = \"a\" }");
     server.change(&more)?;
-    let told = one.next()?.context("closed without a word")?;
-    ensure!(told.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{told:?}");
+    let reported = one.next()?.context("closed without a word")?;
+    ensure!(reported.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{reported:?}");
     ensure!(one.next()?.is_none(), "the connection stays");
     until(|| Ok(server.metric("sarsen_access_revoked_total")? == 1))?;
     server.only_line(&["access revoked", ONE, "this initiator name has no access"])?;
@@ -305,8 +305,8 @@ fn rfc7143_11_9_1_revoked_access_ends_the_session_and_stays_revoked() -> Result<
     ensure!(stranger == LoginStatus::NotFound, "{stranger:?}");
     // A number that comes to mean another disk ends the session, too.
     server.change(&TWO_RULE.replace("\"b\"", "\"a\""))?;
-    let told = two.next()?.context("closed without a word")?;
-    ensure!(told.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{told:?}");
+    let reported = two.next()?.context("closed without a word")?;
+    ensure!(reported.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{reported:?}");
     server.only_line(&["access revoked", TWO, "LUN 0 is to be another unit"])?;
     Wire::login(server.shared(), TWO, [0x80, 0, 0, 0, 0, 2])?.settle()?;
     until(|| Ok(server.metric("sarsen_access_revoked_total")? == 2))?;

@@ -68,7 +68,7 @@ fn word(bytes: &[u8]) -> Option<(u64, u64)> {
 
 /// A run may be of any generation between the two.
 #[derive(Clone, Copy, Default)]
-struct Owed {
+struct AllowedGenerations {
     known: u64,
     issued: u64,
 }
@@ -90,13 +90,13 @@ async fn generation(session: &Session, run: usize) -> Result<u64> {
 }
 
 /// Holds every run against what is owed. What was read once is not taken back later.
-async fn check(session: &Session, owed: &RefCell<Vec<Owed>>) -> Result<()> {
+async fn check(session: &Session, pending_size: &RefCell<Vec<AllowedGenerations>>) -> Result<()> {
     for run in 0..RUNS {
         let found = generation(session, run).await?;
-        let Owed { known, issued } = owed.borrow()[run];
+        let AllowedGenerations { known, issued } = pending_size.borrow()[run];
         let allowed = known..=issued;
         ensure!(allowed.contains(&found), "run {run} is of generation {found}, not {allowed:?}");
-        owed.borrow_mut()[run].known = found;
+        pending_size.borrow_mut()[run].known = found;
     }
     Ok(())
 }
@@ -105,7 +105,7 @@ async fn check(session: &Session, owed: &RefCell<Vec<Owed>>) -> Result<()> {
 struct Round<'a> {
     serving: &'a Serving,
     session: &'a Session,
-    owed: &'a RefCell<Vec<Owed>>,
+    pending_size: &'a RefCell<Vec<AllowedGenerations>>,
     /// Acknowledgements until the kill.
     left: Cell<u64>,
 }
@@ -116,7 +116,7 @@ impl Round<'_> {
         loop {
             let run = writer * RUNS_PER_WRITER + dice.below(RUNS_PER_WRITER as u64) as usize;
             let generation = {
-                let issued = &mut self.owed.borrow_mut()[run].issued;
+                let issued = &mut self.pending_size.borrow_mut()[run].issued;
                 *issued += 1;
                 *issued
             };
@@ -126,7 +126,7 @@ impl Round<'_> {
             let data = Buffer::copy_of(&fill(run, generation));
             match self.session.command(Command::new(&cdb, TransferRequest::Write(data))).await {
                 Ok(_) => {
-                    self.owed.borrow_mut()[run].known = generation;
+                    self.pending_size.borrow_mut()[run].known = generation;
                     self.left.set(self.left.get().saturating_sub(1));
                 }
                 Err(error) if error.is_connection_lost() => return Ok(()),
@@ -183,7 +183,7 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
         let volume = Volume::new("data", Backing::File(disk.clone()), 2 * MIB);
         Serving::start_with(&[volume], &["--cores", "2"])
     };
-    let owed = RefCell::new(vec![Owed::default(); RUNS]);
+    let pending_size = RefCell::new(vec![AllowedGenerations::default(); RUNS]);
     let wanted = number("PROOF_KILLS")?.unwrap_or(KILLS);
     let (mut kills, mut torn) = (0, 0);
     while kills < wanted || torn == 0 {
@@ -194,8 +194,9 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
         let seeds: Vec<u64> = (0..WRITERS).map(|_| dice.roll()).collect();
         client::run(async {
             let session = client::session(&serving, "data").await?;
-            check(&session, &owed).await?;
-            let round = Round { serving: &serving, session: &session, owed: &owed, left };
+            check(&session, &pending_size).await?;
+            let round =
+                Round { serving: &serving, session: &session, pending_size: &pending_size, left };
             let writers = seeds.iter().enumerate();
             let writers = writers.map(|(writer, seed)| round.writer(writer, Dice::new(*seed)));
             try_join(try_join_all(writers), round.killer(pings)).await?;
@@ -211,12 +212,12 @@ fn sbc4_4_29_kill_9_tears_no_atomic_write_and_loses_none_acknowledged() -> Resul
     let serving = start()?;
     client::run(async {
         let session = client::session(&serving, "data").await?;
-        check(&session, &owed).await?;
+        check(&session, &pending_size).await?;
         Ok(session.logout().await?)
     })
     .with_context(|| format!("after {kills} kills (PROOF_SEED={seed})"))
     .with_context(|| serving.log())?;
-    let known: u64 = owed.borrow().iter().map(|owed| owed.known).sum();
+    let known: u64 = pending_size.borrow().iter().map(|pending_size| pending_size.known).sum();
     println!(
         "{kills} kills, {torn} of them within a write: {known} generations, none torn or lost"
     );
@@ -240,7 +241,7 @@ const IN_PROGRESS: (SenseKey, u8, u8) = (SenseKey::NotReady, 0x04, 0x1b);
 const FAILED: (SenseKey, u8, u8) = (SenseKey::MediumError, 0x31, 0x03);
 const INVALID_FIELD_IN_CDB: (SenseKey, u8, u8) = (SenseKey::IllegalRequest, 0x24, 0x00);
 
-const fn told(sense: &Sense) -> (SenseKey, u8, u8) {
+const fn reported(sense: &Sense) -> (SenseKey, u8, u8) {
     (sense.key, sense.asc, sense.ascq)
 }
 
@@ -302,11 +303,11 @@ async fn check_failed(session: &Session) -> Result<()> {
     for (operation_code, list, expected) in commands {
         cdb[0] = operation_code;
         let (_, sense) = ask(session, &cdb, list, expected).await?;
-        ensure!(sense.as_ref().map(told) == Some(FAILED), "{operation_code:02x}h: {sense:?}");
+        ensure!(sense.as_ref().map(reported) == Some(FAILED), "{operation_code:02x}h: {sense:?}");
     }
     let exit = Sanitize { action: EXIT_FAILURE_MODE, list: Vec::new() };
     let sense = sanitize(session, &exit).await?;
-    ensure!(sense.as_ref().map(told) == Some(INVALID_FIELD_IN_CDB), "without AUSE: {sense:?}");
+    ensure!(sense.as_ref().map(reported) == Some(INVALID_FIELD_IN_CDB), "without AUSE: {sense:?}");
     Ok(())
 }
 
@@ -338,7 +339,7 @@ fn fails_until_it_succeeds(
             ensure!(refused.is_none(), "SANITIZE ended with {refused:?}");
             loop {
                 let (sense, progress) = progress(&session).await?;
-                ensure!(told(&sense) == IN_PROGRESS, "not under way any more: {sense:?}");
+                ensure!(reported(&sense) == IN_PROGRESS, "not under way any more: {sense:?}");
                 if progress.context("no progress is told")? >= enough {
                     return client::signal(&serving, Signal::KILL);
                 }
@@ -355,7 +356,7 @@ fn fails_until_it_succeeds(
         ensure!(refused.is_none(), "the last SANITIZE ended with {refused:?}");
         let end = loop {
             let (sense, _) = progress(&session).await?;
-            if told(&sense) != IN_PROGRESS {
+            if reported(&sense) != IN_PROGRESS {
                 break sense;
             }
         };

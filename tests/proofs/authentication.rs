@@ -4,10 +4,10 @@
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use sarsen_lab::contestant::istgt::{self, Account};
-use sarsen_lab::contestant::{Backing, Image, Running, tgt};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
+use sarsen_lab::target_under_test::istgt::{self, Account};
+use sarsen_lab::target_under_test::{Backing, Image, Running, tgt};
 use sarsen_proof::conformance::{self, Verdict};
 use sarsen_proof::qemu::{self, HeaderDigest};
 use sarsen_proof::serving::Url;

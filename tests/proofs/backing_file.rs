@@ -153,8 +153,11 @@ fn a_file_that_is_deleted_takes_no_write_and_no_flush_and_its_data_can_be_rescue
             is_refused(&bench, 4).await?;
             let problem = bench.problem().await?;
             ensure!(problem.contains("was deleted while it was served"), "{problem}");
-            let told = events(&bench.server, "problem")?;
-            ensure!(told.len() == 1 && told[0]["subject"]["volume"] == "data", "{told:?}");
+            let reported = events(&bench.server, "problem")?;
+            ensure!(
+                reported.len() == 1 && reported[0]["subject"]["volume"] == "data",
+                "{reported:?}"
+            );
             let metrics = bench.server.run(&["metrics"])?;
             ensure!(metrics.lines().any(|line| line == "sarsen_problems 1"), "{metrics}");
             // Follows the instructions of the problem.
@@ -322,10 +325,10 @@ async fn flush_fails_and_is_reattached(folder: &Path) -> Result<()> {
             let doctor = sarsen(&["doctor", "--json"]).await?;
             let doctor: Value = serde_json::from_slice(&doctor.stdout)?;
             let findings = doctor["findings"].as_array().context("findings")?;
-            let told = |one: &Value| {
+            let reported = |one: &Value| {
                 one["level"] == "problem" && one["finding"].to_string().contains("takes no writes")
             };
-            if findings.iter().any(told) {
+            if findings.iter().any(reported) {
                 break;
             }
             ensure!(now() < limit, "{findings:?}");

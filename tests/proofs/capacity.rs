@@ -20,11 +20,11 @@ const GROWTH_LIMIT: u64 = 256 << 20;
 /// Maximum growth that may remain.
 const KEPT_LIMIT: u64 = 96 << 20;
 const CLIENTS: usize = 4;
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The address of the server's API.
 #[derive(Clone)]
-enum Place {
+enum ApiAddress {
     Network(String),
     Socket(PathBuf),
 }
@@ -33,17 +33,17 @@ trait Stream: Read + Write {}
 
 impl<T: Read + Write> Stream for T {}
 
-impl Place {
+impl ApiAddress {
     fn connect(&self) -> Result<Box<dyn Stream>> {
         Ok(match self {
             Self::Network(address) => {
                 let stream = TcpStream::connect(address)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
                 Box::new(stream)
             }
             Self::Socket(path) => {
                 let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
                 Box::new(stream)
             }
         })
@@ -75,14 +75,14 @@ impl Place {
 
 struct Served {
     server: Managed,
-    places: [Place; 2],
+    places: [ApiAddress; 2],
 }
 
 fn serve(folder: &Path) -> Result<Served> {
     let server = Managed::start_with(folder, &["--api", "127.0.0.1:0"])?;
     let api = server.announced()["api"].as_str().context("where the API is")?;
     let address = api.trim_start_matches("http://").trim_end_matches('/').to_owned();
-    let places = [Place::Network(address), Place::Socket(folder.join("control.sock"))];
+    let places = [ApiAddress::Network(address), ApiAddress::Socket(folder.join("control.sock"))];
     Ok(Served { server, places })
 }
 

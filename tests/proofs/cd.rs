@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use sarsen_proof::guest::{Guest, HOST, Played};
+use sarsen_proof::guest::{Guest, HOST, ScenarioReport};
 use sarsen_proof::{Serving, Volume, qemu};
 
 const PAYLOAD_BYTES: u64 = 24 << 20;
 
 /// What every way to the disc has to show.
-fn check(played: &Played, payload: &Path) -> Result<()> {
+fn check(played: &ScenarioReport, payload: &Path) -> Result<()> {
     println!("{}", played.console);
     let expected = qemu::sha256(payload)?;
     assert_eq!(played.result("model")?.trim(), "SARSEN DVD-ROM");

@@ -106,17 +106,17 @@ impl Reader {
     fn start(url: &str) -> Result<Self> {
         let url: sarsen_initiator::Url = url.parse()?;
         let done = Arc::new(AtomicBool::new(false));
-        let told = done.clone();
+        let reported = done.clone();
         let options =
             SessionOptions { initiator_name: INITIATOR.to_owned(), ..SessionOptions::default() };
         let thread = threads::spawn("reader", move || {
             run(async move {
-                while !told.load(Ordering::Relaxed) {
+                while !reported.load(Ordering::Relaxed) {
                     let Ok(session) = Session::connect(&url, &options).await else {
                         sleep_until(now() + RETRY_PAUSE).await;
                         continue;
                     };
-                    while !told.load(Ordering::Relaxed) && session.read(0, 8).await.is_ok() {}
+                    while !reported.load(Ordering::Relaxed) && session.read(0, 8).await.is_ok() {}
                 }
                 Ok(())
             })
@@ -168,7 +168,7 @@ fn measured(folder: &Path) -> Result<()> {
         study: "lunden".to_owned(),
         scale: Scale::Quick,
         command: "sarsen lab run lunden --quick".to_owned(),
-        contestants: vec!["sarsen".to_owned()],
+        targets_under_test: vec!["sarsen".to_owned()],
         began_at: 1_790_000_000,
         ended_at: None,
         setting: Setting::default(),

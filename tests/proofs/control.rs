@@ -57,7 +57,7 @@ impl Controlled {
     }
 
     fn ask(&self, arguments: &[&str]) -> Result<Value> {
-        told(&self.command(&[arguments, &["--json"]].concat())?.output()?)
+        reported(&self.command(&[arguments, &["--json"]].concat())?.output()?)
     }
 
     /// Runs what must end with `code`; gives what it says about it.
@@ -78,7 +78,7 @@ impl Controlled {
     }
 }
 
-fn told(output: &Output) -> Result<Value> {
+fn reported(output: &Output) -> Result<Value> {
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}\n{said}", output.status);
     Ok(serde_json::from_slice(&output.stdout)?)
@@ -151,7 +151,7 @@ fn rfc7143_11_9_1_a_drained_target_sends_its_sessions_away_and_takes_no_new_ones
     log_out(polite)?;
     let refused = status_of_login(server.url(), 3)?;
     ensure!(refused == LoginStatus::ServiceUnavailable, "{refused:?}");
-    let drained = told(&drain.wait_with_output()?)?;
+    let drained = reported(&drain.wait_with_output()?)?;
     ensure!(outcome(&drained) == [Some(2), Some(1), Some(1)], "{drained}");
     let last = silent.next()?.context("dropped without a word")?;
     ensure!(last.asynchronous_event() == Some(AsyncEvent::SessionDrop), "{last:?}");
@@ -178,7 +178,7 @@ fn a_drain_can_be_called_off_and_there_is_one_at_a_time() -> Result<()> {
     let said = server.fail(CONFLICT, &["target", "drain", &target])?;
     ensure!(said.contains("already"), "{said}");
     server.ask(&["target", "undrain", &target])?;
-    let drained = told(&drain.wait_with_output()?)?;
+    let drained = reported(&drain.wait_with_output()?)?;
     ensure!(outcome(&drained) == [Some(1), Some(0), Some(0)], "{drained}");
     ensure!(drained["called_off"] == true, "{drained}");
     wire.settle()?;
@@ -201,7 +201,7 @@ fn a_session_is_drained_alone() -> Result<()> {
                 break error;
             }
         };
-        let drained = told(&drain.wait_with_output()?)?;
+        let drained = reported(&drain.wait_with_output()?)?;
         ensure!(outcome(&drained) == [Some(1), Some(1), Some(0)], "{drained}");
         Ok(error)
     })?;

@@ -173,11 +173,11 @@ struct Answers {
 }
 
 /// A state folder, an archive of the lab, and copies of them from several times.
-struct Kept {
+struct SavedFolder {
     folder: tempfile::TempDir,
 }
 
-impl Kept {
+impl SavedFolder {
     fn place(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -311,7 +311,7 @@ fn measured() -> Run {
         study: "trinkle".into(),
         scale: Scale::Quick,
         command: "sarsen lab run trinkle".into(),
-        contestants: vec!["sarsen".into(), "tgt".into()],
+        targets_under_test: vec!["sarsen".into(), "tgt".into()],
         began_at: 1_700_000_000,
         ended_at: None,
         setting: Setting { seed: 7, ..Setting::default() },
@@ -418,9 +418,9 @@ fn judge(found: &Answers, expected: &Answers, folder: &Path) -> Result<String> {
         outcomes.push("volume not served");
     }
     match (&found.lab, &expected.lab) {
-        (Err(told), _) => {
+        (Err(reported), _) => {
             let path = folder.join("lab.sqlite").display().to_string();
-            ensure!(told.contains(&path), "the archive is not named: {told}");
+            ensure!(reported.contains(&path), "the archive is not named: {reported}");
             outcomes.push("archive refused");
         }
         (Ok(found), Ok(expected)) => ensure!(found == expected, "the lab says {found}"),
@@ -439,16 +439,16 @@ fn number(variable: &str) -> Result<Option<u64>> {
 }
 
 fn survives(trials: u64) -> Result<()> {
-    let told = std::panic::take_hook();
+    let reported = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         PANICS.fetch_add(1, Ordering::Relaxed);
-        told(panic);
+        reported(panic);
     }));
     let seed = number("PROOF_SEED")?.unwrap_or_else(sarsen_io::random::number);
     let trials = number("PROOF_TRIALS")?.unwrap_or(trials);
     println!("PROOF_SEED={seed}");
     let mut dice = Dice::new(seed);
-    let kept = Kept::make()?;
+    let kept = SavedFolder::make()?;
     let folder = kept.folder.path().to_owned();
     let mut expected = Vec::new();
     for time in ["killed", "stopped"] {

@@ -46,16 +46,19 @@ fn a_secret_is_changed_and_is_in_no_command_line() -> Result<()> {
     ensure!(refused.contains("sarsen account secret vm") && !refused.contains(SECOND), "{refused}");
     ensure!(logs_in(&server, FIRST)?, "what is refused changes nothing");
     let change = ["account", "secret", "vm", "--secret-from", second];
-    let (out, told) = said(&server, &change)?;
+    let (out, reported) = said(&server, &change)?;
     ensure!(
-        out.contains("~ account vm") && !out.contains(SECOND) && told.is_empty(),
-        "{out}{told}"
+        out.contains("~ account vm") && !out.contains(SECOND) && reported.is_empty(),
+        "{out}{reported}"
     );
     ensure!(logs_in(&server, SECOND)? && !logs_in(&server, FIRST)?);
     // One that is made is told once, on stderr.
-    let (out, told) = said(&server, &["account", "secret", "vm"])?;
-    let made = told.trim().rsplit_once(": ").context("a secret")?.1;
-    ensure!(!out.contains(made) && logs_in(&server, made)? && !logs_in(&server, SECOND)?, "{told}");
+    let (out, reported) = said(&server, &["account", "secret", "vm"])?;
+    let made = reported.trim().rsplit_once(": ").context("a secret")?.1;
+    ensure!(
+        !out.contains(made) && logs_in(&server, made)? && !logs_in(&server, SECOND)?,
+        "{reported}"
+    );
     let history = server.run(&["history"])?;
     ensure!(![FIRST, SECOND, made].iter().any(|secret| history.contains(secret)), "{history}");
 
@@ -71,20 +74,25 @@ fn a_secret_is_changed_and_is_in_no_command_line() -> Result<()> {
 
 #[test]
 fn a_target_for_everybody_is_told_to_be_one() -> Result<()> {
-    const TOLD: &str =
+    const REPORTED_MAX: &str =
         "everybody who reaches a portal may log in: --chap, --host or --initiator restricts it";
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     let volume = |name: &'static str| ["volume", "create", name, "1MiB", "--store", "ram"];
-    let (_, told) = said(&server, &volume("a"))?;
-    ensure!(told.is_empty(), "nobody reaches it: {told}");
-    let (_, told) = said(&server, &[&volume("b")[..], &["--export"]].concat())?;
-    let [open, local] = told.lines().collect::<Vec<_>>()[..] else { anyhow::bail!("{told}") };
-    ensure!(open == TOLD && local.contains("every portal listens on a loopback"), "{told}");
+    let (_, reported) = said(&server, &volume("a"))?;
+    ensure!(reported.is_empty(), "nobody reaches it: {reported}");
+    let (_, reported) = said(&server, &[&volume("b")[..], &["--export"]].concat())?;
+    let [open, local] = reported.lines().collect::<Vec<_>>()[..] else {
+        anyhow::bail!("{reported}")
+    };
+    ensure!(
+        open == REPORTED_MAX && local.contains("every portal listens on a loopback"),
+        "{reported}"
+    );
     let chap = [&volume("c")[..], &["--export", "--chap", "vm"]].concat();
     ensure!(!said(&server, &chap)?.1.contains("everybody"));
     let target = ["target", "create", "iqn.2026-11.proof:a", "--lun", "a"];
-    ensure!(said(&server, &target)?.1.trim() == TOLD);
+    ensure!(said(&server, &target)?.1.trim() == REPORTED_MAX);
     let initiator = ["--initiator", "iqn.2026-11.proof:h"];
     let target = [&["target", "create", "iqn.2026-11.proof:h"][..], &initiator].concat();
     ensure!(said(&server, &target)?.1.is_empty());

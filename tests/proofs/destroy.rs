@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use sarsen_initiator::signature::{self, Holding};
+use sarsen_initiator::signature::{self, Signature};
 use sarsen_proof::{Backing, Serving, Volume, process, program};
 
 const MIB: u64 = 1 << 20;
@@ -28,7 +28,7 @@ fn found(path: &Path) -> Result<Vec<String>> {
     let file = File::open(path)?;
     let length = file.metadata()?.len();
     let found = signature::find(length, |offset, into| file.read_exact_at(into, offset))?;
-    Ok(found.iter().map(Holding::to_string).collect())
+    Ok(found.iter().map(Signature::to_string).collect())
 }
 
 /// A file that begins as swap space does, by the one signature that needs no tool to make.
@@ -74,8 +74,8 @@ fn a_disk_that_holds_something_is_written_only_when_that_is_said() -> Result<()>
     for arguments in writers {
         let (code, said) = run(arguments)?;
         ensure!(code == Some(CONFLICT), "{arguments:?}: {code:?}\n{said}");
-        let told = format!("{held} holds {what}: give --destroy to overwrite it");
-        ensure!(said.contains(&told), "{said}");
+        let reported = format!("{held} holds {what}: give --destroy to overwrite it");
+        ensure!(said.contains(&reported), "{said}");
         ensure!(fs::read(&image)? == before, "{arguments:?} changed it");
     }
     // Whoever only reads needs no leave, and neither does one who writes where nothing is.
@@ -120,9 +120,9 @@ fn tool(name: &str) -> Command {
 }
 
 /// What a tool makes, by its arguments with the file last, in a file of so many MiB.
-type Made = (&'static str, &'static [&'static str], u64, &'static str);
+type ChangeOutcome = (&'static str, &'static [&'static str], u64, &'static str);
 
-const MADE: &[Made] = &[
+const MADE: &[ChangeOutcome] = &[
     ("mkfs.ext2", &["-q", "-F", "-L", "data"], 16, "an ext2 file system (label \"data\")"),
     ("mkfs.ext3", &["-q", "-F"], 16, "an ext3 file system"),
     ("mkfs.ext4", &["-q", "-F", "-L", "data"], 16, "an ext4 file system (label \"data\")"),

@@ -177,11 +177,14 @@ fn a_socket_that_the_server_bound_is_kept_by_systemd_over_a_restart_alone() -> R
     let address = free_address()?;
     let listen = ["--listen", &address.to_string()];
     let first = manager.start(None, &listen)?;
-    let told = manager.messages_until("READY=1")?;
-    ensure!(told.iter().all(|(text, _)| !text.contains("FDSTORE")), "it is its own: {told:?}");
+    let reported = manager.messages_until("READY=1")?;
+    ensure!(
+        reported.iter().all(|(text, _)| !text.contains("FDSTORE")),
+        "it is its own: {reported:?}"
+    );
     first.stop()?;
-    let told = manager.messages_until("STOPPING=1")?;
-    let stored = told.into_iter().find(|(text, _)| text.contains("FDSTORE=1"));
+    let reported = manager.messages_until("STOPPING=1")?;
+    let stored = reported.into_iter().find(|(text, _)| text.contains("FDSTORE=1"));
     let (text, socket) = stored.context("no socket is given to systemd")?;
     let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
     let name = name.context("it has no name")?.to_owned();
@@ -189,12 +192,12 @@ fn a_socket_that_the_server_bound_is_kept_by_systemd_over_a_restart_alone() -> R
 
     TcpStream::connect(address).context("it listens without a server")?;
     let second = manager.start(Some((&name, socket)), &listen)?;
-    let told = manager.messages_until("READY=1")?;
+    let reported = manager.messages_until("READY=1")?;
     let taken_back = format!("FDNAME={name}");
     let removed = |(text, _): &Message| {
         text.contains("FDSTOREREMOVE=1") && text.lines().any(|line| line == taken_back)
     };
-    ensure!(told.iter().any(removed), "systemd still has it: {told:?}");
+    ensure!(reported.iter().any(removed), "systemd still has it: {reported:?}");
     is_served(address)?;
     second.stop()
 }

@@ -14,7 +14,7 @@ use crate::client::{Wire, encode};
 
 const MIB: u64 = 1 << 20;
 /// A server that listens takes what is sent in far less.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// More than four such peers can make of the limits below: each 4 MiB of commands and its largest
 /// one, 1 MiB of answers, and what 32 commands may bring unasked.
 const GROWTH_LIMIT: u64 = 96 * MIB;
@@ -88,9 +88,9 @@ fn who_never_takes_an_answer_does_not_grow_the_server() -> Result<()> {
     for (index, (what, volume, first, then)) in floods.iter().enumerate() {
         let isid = [0x80, 0, 0, 0, 2, index as u8];
         let mut wire = Wire::login(serving.url(volume), "iqn.2026-11.proof:hostile", isid)?;
-        let mut sent = wire.send_once(first, PATIENCE)?;
+        let mut sent = wire.send_once(first, TIMEOUT)?;
         let again = if then.is_empty() { first } else { then };
-        sent += wire.send_until_stuck(again, PATIENCE).with_context(|| (*what).to_owned())?;
+        sent += wire.send_until_stuck(again, TIMEOUT).with_context(|| (*what).to_owned())?;
         let growth = resident_bytes(&serving)?.saturating_sub(before);
         println!("{what}: stuck after {sent} bytes; {} KiB more are resident", growth >> 10);
         ensure!(growth < GROWTH_LIMIT, "{what}: {growth} bytes more are resident");

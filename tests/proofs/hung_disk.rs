@@ -276,8 +276,8 @@ fn a_hung_unit_is_reset_in_time_and_its_clients_keep_the_others() -> Result<()> 
     println!("LOGICAL UNIT RESET of a unit that hangs was answered after {took:?}");
     ensure!(took < RESET_LIMIT, "the reset took {took:?}");
     // The unit attention of the reset comes first.
-    let is_told = is_not_ready(&mut wire)? || is_not_ready(&mut wire)?;
-    ensure!(is_told, "the unit does not say that it is not ready; {}", serving.log());
+    let is_reported = is_not_ready(&mut wire)? || is_not_ready(&mut wire)?;
+    ensure!(is_reported, "the unit does not say that it is not ready; {}", serving.log());
     let refused = wire.write(0, &block(9), false)?;
     let status = wire.end_of(refused)?.status();
     ensure!(status == Some(CHECK_CONDITION), "{status:?} to a write that an older one could undo");

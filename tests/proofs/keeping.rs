@@ -133,8 +133,8 @@ fn a_server_starts_without_what_is_not_there_and_takes_it_up_by_itself() -> Resu
     let server = Managed::start(folder.path())?;
     let lacking = lacks(&server)?;
     ensure!(lacking.len() == 3, "{lacking:?}");
-    for told in [&*address.to_string(), "certificate", "account/host"] {
-        ensure!(lacking.iter().any(|one| one.contains(told)), "{told}: {lacking:?}");
+    for reported in [&*address.to_string(), "certificate", "account/host"] {
+        ensure!(lacking.iter().any(|one| one.contains(reported)), "{reported}: {lacking:?}");
     }
     let list = server.run(&["portal", "list"])?;
     ensure!(list.contains(&format!("! cannot listen on {address}")), "{list}");
@@ -189,12 +189,12 @@ fn a_target_whose_portals_went_with_a_flag_keeps_nothing_else_from_being_served(
     let server = Managed::start(folder.path())?;
     let lacking = lacks(&server)?;
     ensure!(lacking.len() == 3, "{lacking:?}");
-    for told in [
+    for reported in [
         "iqn.2026-11.io.sarsen:bound: no portal is in group 2 (groups: 1)",
         "iqn.2026-11.io.sarsen:both: no portal is in group 2 (groups: 1)",
         "iqn.2026-11.io.sarsen:certified: certificate: no portal asks clients for one",
     ] {
-        ensure!(lacking.iter().any(|one| one.contains(told)), "{told}: {lacking:?}");
+        ensure!(lacking.iter().any(|one| one.contains(reported)), "{reported}: {lacking:?}");
     }
     for served in ["open", "both"] {
         mark(&url(&server, served)?).context(served)?;
@@ -306,8 +306,8 @@ fn what_is_in_memory_is_not_lost_by_the_way() -> Result<()> {
     mark(&url(&server, "scratch")?)?;
     // A document that forgot the kind of store, and a serial number that makes another disk of it.
     let output = server.apply("[[volume]]\nname = \"scratch\"\nsize = \"8MiB\"\n", &[])?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(!output.status.success() && told.contains("is in memory"), "{told}");
+    let reported = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && reported.contains("is in memory"), "{reported}");
     let refused = server.refused(FAILED, &["volume", "set", "scratch", "serial=other"])?;
     ensure!(refused.contains("is in memory"), "{refused}");
     is_marked(&url(&server, "scratch")?)?;
@@ -326,8 +326,8 @@ fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() 
     let file = path.to_str().context("a path")?;
     let server = Managed::start(folder.path())?;
     // What is there is not made longer by the way: it may be somebody's.
-    let told = server.refused(FAILED, &["volume", "create", "x", "8MiB", "--path", file])?;
-    ensure!(told.contains("has 4096 bytes, not 8388608"), "{told}");
+    let reported = server.refused(FAILED, &["volume", "create", "x", "8MiB", "--path", file])?;
+    ensure!(reported.contains("has 4096 bytes, not 8388608"), "{reported}");
     server.run(&["volume", "create", "x", "--path", file])?;
     let resize = ["volume", "resize", "x", "8MiB"];
     server.run(&[&resize[..], &["--dry-run"]].concat())?;
@@ -338,8 +338,8 @@ fn a_file_that_is_there_is_touched_by_what_is_made_and_not_by_what_is_planned() 
          [[volume]]\nname = \"z\"\nnaa = \"3000000000000001\"\nsize = \"8MiB\"\n"
     );
     let output = server.apply(&refused, &[])?;
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(told.contains("volumes y and z have one naa"), "{told}");
+    let reported = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(reported.contains("volumes y and z have one naa"), "{reported}");
     ensure!(length(&path)? == 4096, "a change that was refused made it longer");
     server.run(&resize)?;
     ensure!(length(&path)? == 8 << 20 && fs::read(&path)?[..4096] == [7; 4096]);
@@ -405,14 +405,14 @@ fn a_disk_that_is_being_copied_back_is_served_when_it_is_whole() -> Result<()> {
     fs::write(&path, &data[..data.len() / 2])?;
     was_written_long_ago(&path)?;
     server.run(&["volume", "create", "other", "1MiB", "--store", "ram"])?;
-    let told = lacks(&server)?.join("\n");
-    ensure!(told.contains("has 4194304 bytes of the 8388608 that it had"), "{told}");
+    let reported = lacks(&server)?.join("\n");
+    ensure!(reported.contains("has 4194304 bytes of the 8388608 that it had"), "{reported}");
     ensure!(fs::metadata(&path)?.len() == 4 << 20, "it was made longer");
     fs::write(&path, data)?;
     server.run(&["volume", "delete", "other"])?;
     // It has its length, and whoever restores it may go on to write.
-    let told = lacks(&server)?.join("\n");
-    ensure!(told.contains("was written a moment ago"), "{told}");
+    let reported = lacks(&server)?.join("\n");
+    ensure!(reported.contains("was written a moment ago"), "{reported}");
     was_written_long_ago(&path)?;
     server.run(&["volume", "create", "other", "1MiB", "--store", "ram"])?;
     is_marked(&url(&server, "kept")?)?;
@@ -452,8 +452,8 @@ fn reservations_are_not_forgotten_since_the_folder_that_has_them_is_away() -> Re
     fs::rename(place("meta"), place("away"))?;
     let server = Managed::start(folder.path())?;
     ensure!(!place("meta").exists(), "an empty one was made");
-    let told = lacks(&server)?.join("\n");
-    ensure!(told.contains("meta does not exist, and no empty file is created"), "{told}");
+    let reported = lacks(&server)?.join("\n");
+    ensure!(reported.contains("meta does not exist, and no empty file is created"), "{reported}");
     fs::rename(place("away"), place("meta"))?;
     // Its file was made a moment ago.
     let deadline = now() + LIMIT;
@@ -494,8 +494,8 @@ fn what_is_only_planned_writes_to_no_file_and_a_new_disk_takes_none_that_is_some
     let text = place("notes").display().to_string();
     fs::write(&text, "my notes")?;
     let refused = server.command(&["volume", "create", "x", "1MiB", "--path", &text])?.output()?;
-    let told = String::from_utf8(refused.stderr)?;
-    ensure!(told.contains("has 8 bytes, not 1048576"), "{told}");
+    let reported = String::from_utf8(refused.stderr)?;
+    ensure!(reported.contains("has 8 bytes, not 1048576"), "{reported}");
     ensure!(fs::read_to_string(&text)? == "my notes");
     server.stop()
 }
@@ -508,7 +508,7 @@ fn what_was_written_in_blocks_of_one_size_is_not_served_in_others() -> Result<()
     let state = folder.path().join("meta").display().to_string();
     let settings =
         ["volume", "set", "kept", "block-size=4096", &format!("state={state}"), "--force"];
-    let told = server.refused(FAILED, &settings)?;
-    ensure!(told.contains("was written in blocks of 512 bytes"), "{told}");
+    let reported = server.refused(FAILED, &settings)?;
+    ensure!(reported.contains("was written in blocks of 512 bytes"), "{reported}");
     server.stop()
 }

@@ -13,7 +13,7 @@ use sarsen_io::time;
 use sarsen_node::config::{
     Config, NamePattern, RuleConfig, TargetConfig, VolumeConfig, parse_portal, parse_volume,
 };
-use sarsen_node::{ChangeError, Interruption, Made, Object, Server};
+use sarsen_node::{ChangeError, ChangeOutcome, Interruption, Object, Server};
 
 use crate::client::{LIMIT, run};
 
@@ -65,14 +65,14 @@ async fn connect(server: &Server, target: &str, lun: u16) -> Result<Session, Ses
 }
 
 /// What TEST UNIT READY is told, if anything.
-async fn told(session: &Session) -> Result<Option<(u8, u8)>> {
+async fn reported(session: &Session) -> Result<Option<(u8, u8)>> {
     let completion = session.execute(Command::new(&[0; 6], TransferRequest::None)).await?;
     Ok(completion.sense.get(12..14).map(|codes| (codes[0], codes[1])))
 }
 
 fn objects(interrupts: &[Interruption]) -> Vec<String> {
-    let told = |one: &Interruption| format!("{} {}", one.object, one.sessions.len());
-    interrupts.iter().map(told).collect()
+    let reported = |one: &Interruption| format!("{} {}", one.object, one.sessions.len());
+    interrupts.iter().map(reported).collect()
 }
 
 /// Takes unit attentions as any initiator does: what has changed about a target is told to all.
@@ -97,11 +97,11 @@ struct Busy {
 impl Busy {
     fn begin(session: Session) -> Self {
         let session = Rc::new(session);
-        let (stop, told) = tokio::sync::watch::channel(false);
+        let (stop, reported) = tokio::sync::watch::channel(false);
         let own = session.clone();
         let task = tokio::task::spawn_local(async move {
             let mut rounds = 0;
-            while !*told.borrow() {
+            while !*reported.borrow() {
                 let fill = rounds as u8;
                 let data = || Buffer::copy_of(&[fill; 4096]);
                 attentive(async || own.write(0, data(), false).await).await?;
@@ -140,13 +140,13 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
         session.write(4095, Buffer::copy_of(&[7; 512]), false).await?;
 
         apply(&server, b("b=ram:3MiB,serial=two,naa=3000000000000002", "b", 3)?).await?;
-        ensure!(told(&session).await? == Some((0x2a, 0x09)), "CAPACITY DATA HAS CHANGED");
+        ensure!(reported(&session).await? == Some((0x2a, 0x09)), "CAPACITY DATA HAS CHANGED");
         ensure!(session.read_capacity().await?.blocks == 3 * MIB / 512);
         session.write(3 * MIB / 512 - 1, Buffer::copy_of(&[8; 512]), false).await?;
 
         // The same disk by another name, and larger again.
         apply(&server, b("c=ram:4MiB,serial=two,naa=3000000000000002", "c", 3)?).await?;
-        ensure!(told(&session).await? == Some((0x2a, 0x09)));
+        ensure!(reported(&session).await? == Some((0x2a, 0x09)));
         ensure!(*session.read(4095, 1).await? == [7; 512], "another disk");
         ensure!(server.exports()[1].volume == "c" && server.exports()[1].size == 4 * MIB);
 
@@ -155,7 +155,7 @@ fn a_session_goes_on_while_other_volumes_and_targets_come_grow_are_renamed_and_g
         ensure!(objects(prepared.interrupts()) == [format!("target {B} 1")]);
         let refused = prepared.clear(None).await.err().context("it was in use")?;
         ensure!(matches!(&refused, ChangeError::InUse(_)), "{refused}");
-        ensure!(told(&session).await?.is_none(), "it was touched");
+        ensure!(reported(&session).await?.is_none(), "it was touched");
         session.logout().await?;
         apply_soon(&server, config(|_| {})?).await?;
         ensure!(connect(&server, B, 3).await.is_err(), "it is still there");
@@ -178,7 +178,7 @@ fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -
         let server = Server::start(config(|_| {})?)?;
         let first = connect(&server, A, 0).await?;
         apply(&server, config(two)?).await?;
-        ensure!(told(&first).await? == Some((0x3f, 0x0e)), "REPORTED LUNS DATA HAS CHANGED");
+        ensure!(reported(&first).await? == Some((0x3f, 0x0e)), "REPORTED LUNS DATA HAS CHANGED");
         ensure!(first.report_luns().await? == [[0; 8], [0, 5, 0, 0, 0, 0, 0, 0]]);
         let second = connect(&server, A, 5).await?;
 
@@ -188,7 +188,7 @@ fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -
         // They are asked to go, and do; who comes meanwhile does not find the unit any more.
         let ready = prepared.clear(Some(LIMIT)).await?;
         ensure!(
-            told(&first).await.is_err() && told(&second).await.is_err(),
+            reported(&first).await.is_err() && reported(&second).await.is_err(),
             "they are still there"
         );
         ensure!(connect(&server, A, 5).await.is_err(), "it is withheld");
@@ -196,14 +196,14 @@ fn spc4_6_33_units_that_come_are_announced_and_those_in_use_go_only_by_force() -
         ensure!(third.report_luns().await? == [[0; 8]]);
         // It is not made after all.
         drop(ready);
-        ensure!(told(&third).await? == Some((0x3f, 0x0e)));
+        ensure!(reported(&third).await? == Some((0x3f, 0x0e)));
         ensure!(third.report_luns().await?.len() == 2);
         connect(&server, A, 5).await?.logout().await?;
 
         let fourth = connect(&server, A, 5).await?;
         let made = server.prepare(config(|_| {})?)?.clear(Some(Duration::ZERO)).await?.make();
         ensure!(made.sessions_ended == 0, "they were ended before");
-        ensure!(told(&third).await.is_err() && told(&fourth).await.is_err());
+        ensure!(reported(&third).await.is_err() && reported(&fourth).await.is_err());
         let fifth = connect(&server, A, 0).await?;
         ensure!(fifth.report_luns().await? == [[0; 8]]);
         fifth.logout().await?;
@@ -302,7 +302,7 @@ fn what_cannot_change_while_it_is_open_is_closed_and_opened_again() -> Result<()
 fn what_would_lose_data_is_refused() -> Result<()> {
     run(async {
         let server = Server::start(config(|_| {})?)?;
-        for (text, told) in [
+        for (text, reported) in [
             ("a=ram:512KiB,serial=one", "volume a has 1 MiB and cannot become smaller (512 KiB)"),
             (
                 "a=ram:1MiB,serial=one,read-only",
@@ -311,7 +311,7 @@ fn what_would_lose_data_is_refused() -> Result<()> {
         ] {
             let desired = config(|config| config.volumes = vec![volume(text).expect("a volume")])?;
             let error = server.prepare(desired).err().context("refused")?.to_string();
-            ensure!(error.contains(told), "{error}");
+            ensure!(error.contains(reported), "{error}");
         }
         ensure!(server.shutdown(LIMIT).await);
         Ok(())
@@ -341,14 +341,14 @@ fn portals_come_go_and_change_while_others_are_used() -> Result<()> {
         let prepared = server.prepare(second(3)?)?;
         ensure!(objects(prepared.interrupts()) == [format!("portal {address} 1")]);
         prepared.clear(Some(Duration::ZERO)).await?.make();
-        ensure!(told(&session).await.is_err(), "it is still there");
+        ensure!(reported(&session).await.is_err(), "it is still there");
         ensure!(server.portals()[1].address == address, "the socket stays");
         let session = through(address).await?;
         let prepared = server.prepare(config(|_| {})?)?;
         let object = prepared.interrupts()[0].object.clone();
         ensure!(object == Object::Portal(address), "{object}");
         prepared.clear(Some(Duration::ZERO)).await?.make();
-        ensure!(told(&session).await.is_err() && through(address).await.is_err());
+        ensure!(reported(&session).await.is_err() && through(address).await.is_err());
         ensure!(server.target_device(A).and_then(|a| a.access_state(3)).is_none());
         busy.end().await?.logout().await?;
         ensure!(server.shutdown(LIMIT).await);
@@ -390,7 +390,7 @@ fn what_is_read_again_is_taken_over_unless_somebody_uses_what_would_go() -> Resu
         let refused = server.reload(config(|_| {})?).await.err().context("it is in use")?;
         let words = format!("target {B} (1 sessions) is in use: log its initiators out first");
         ensure!(refused.to_string().contains(&words), "{refused}");
-        ensure!(told(&session).await?.is_none(), "it was touched");
+        ensure!(reported(&session).await?.is_none(), "it was touched");
 
         // Who may not be there any more goes, whatever he does; the rest takes a restart, and says so.
         let rule = RuleConfig {
@@ -404,9 +404,13 @@ fn what_is_read_again_is_taken_over_unless_somebody_uses_what_would_go() -> Resu
             config.targets[1].login.rules = vec![rule.clone()];
         };
         let made = server.reload(config(desired)?).await?;
-        let expected = Made { needs_restart: vec!["cores"], sessions_ended: 1, ..Made::default() };
+        let expected = ChangeOutcome {
+            needs_restart: vec!["cores"],
+            sessions_ended: 1,
+            ..ChangeOutcome::default()
+        };
         ensure!(made == expected, "{made:?}");
-        ensure!(told(&session).await.is_err() && connect(&server, B, 0).await.is_err());
+        ensure!(reported(&session).await.is_err() && connect(&server, B, 0).await.is_err());
         let only = connect(&server, A, 0).await?;
         ensure!(connect(&server, A, 0).await.is_err(), "limits.sessions is 1");
         only.logout().await?;

@@ -25,12 +25,12 @@ fn serve(volumes: &[Volume]) -> Result<Serving> {
 }
 
 /// Waits for a unit attention of this kind, then GOOD.
-fn is_told(wire: &mut Wire, ascq: u8) -> Result<()> {
-    let told = wire.test_unit_ready()?.sense();
-    let matches = told.is_some_and(|Sense { key, asc, ascq: code, .. }| {
+fn is_reported(wire: &mut Wire, ascq: u8) -> Result<()> {
+    let reported = wire.test_unit_ready()?.sense();
+    let matches = reported.is_some_and(|Sense { key, asc, ascq: code, .. }| {
         (key, asc, code) == (SenseKey::UnitAttention, 0x29, ascq)
     });
-    ensure!(matches, "told {told:?}, not 29h/{ascq:02X}h");
+    ensure!(matches, "told {reported:?}, not 29h/{ascq:02X}h");
     let status = wire.test_unit_ready()?.status();
     ensure!(status == Some(0), "status {status:?} after the unit attention");
     Ok(())
@@ -69,13 +69,13 @@ fn reset_under_writes(one: &mut Wire, other: &mut Wire) -> Result<usize> {
     let reset = one.manage(TaskManagementFunction::LogicalUnitReset, 0)?;
     let response = one.managed(reset)?;
     ensure!(response == TaskManagementResponse::FunctionComplete, "{response:?}");
-    is_told(one, 0x03).context("the session that asked for the reset")?;
+    is_reported(one, 0x03).context("the session that asked for the reset")?;
 
     // After the answer the blocks are nobody's: nothing that was aborted is still written.
     let count = (WRITES * WRITE_BLOCKS) as u16;
     let after = blocks(one, 0, count)?;
     let attention = other.command(&[0; 6], 0, 0, &[])?;
-    let told = loop {
+    let reported = loop {
         let pdu = other.next()?.context("the other session was closed")?;
         if pdu.tag() == attention {
             break pdu.sense().context("no unit attention")?;
@@ -83,7 +83,7 @@ fn reset_under_writes(one: &mut Wire, other: &mut Wire) -> Result<usize> {
         ensure!(open.remove(&pdu.tag()), "an answer to nothing");
         ensure!(pdu.status() == Some(0), "a write ended with {:?}", pdu.sense());
     };
-    ensure!((told.key, told.asc) == (SenseKey::UnitAttention, 0x29), "{told}");
+    ensure!((reported.key, reported.asc) == (SenseKey::UnitAttention, 0x29), "{reported}");
     let mine = other.write(0, &[0xee; 512], true)?;
     loop {
         let pdu = other.next()?.context("the other session was closed")?;

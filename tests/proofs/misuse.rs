@@ -53,7 +53,7 @@ fn a_mistake_in_the_file_is_told_with_line_key_and_the_nearest_key() -> Result<(
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("sarsen.toml");
     let volume = "[[volume]]\nname = \"a\"\nstore = \"ram\"\nsize = \"1MiB\"\n";
-    for (toml, told) in [
+    for (toml, reported) in [
         (format!("lisen = [\"{ANY_PORT}\"]\n{volume}"), vec![":1", "lisen", "listen?"]),
         (format!("{volume}blok-size = 512\n"), vec![":5", "blok-size", "block-size?"]),
         (volume.replace("ram", "rma"), vec![":3", "rma", "ram?"]),
@@ -63,9 +63,9 @@ fn a_mistake_in_the_file_is_told_with_line_key_and_the_nearest_key() -> Result<(
     ] {
         fs::write(&path, &toml)?;
         let said = refused(&["--config", text(&path)], USAGE)?;
-        says(&said, &told)?;
-        if told[0].starts_with(':') {
-            says(&said, &[&format!("sarsen.toml{}", told[0])])?;
+        says(&said, &reported)?;
+        if reported[0].starts_with(':') {
+            says(&said, &[&format!("sarsen.toml{}", reported[0])])?;
         }
     }
     let missing = folder.path().join("missing.toml");
@@ -74,7 +74,7 @@ fn a_mistake_in_the_file_is_told_with_line_key_and_the_nearest_key() -> Result<(
 
 #[test]
 fn a_mistake_in_a_flag_is_told_with_the_flag() -> Result<()> {
-    for (spec, told) in [
+    for (spec, reported) in [
         ("a=ram:1000", "multiple"),
         ("a=ram:0", "not zero"),
         ("a=ram:lots", "not a size"),
@@ -83,7 +83,7 @@ fn a_mistake_in_a_flag_is_told_with_the_flag() -> Result<()> {
         ("scratch", "NAME=ram:SIZE"),
     ] {
         let said = refused(&["--listen", ANY_PORT, "--volume", spec], USAGE)?;
-        says(&said, &[spec, told])?;
+        says(&said, &[spec, reported])?;
     }
     says(&refused(&["--listen", ANY_PORT], USAGE)?, &["no volume", "--volume"])?;
     says(&refused(&["--listen", "here", "--volume", "a=ram:1MiB"], USAGE)?, &["--listen", "here"])
@@ -182,7 +182,7 @@ fn a_full_disk_is_told_and_the_session_stays() -> Result<()> {
             let other = client::session(&serving, "other").await?;
             let piece = |fill: u8| Buffer::copy_of(&[fill; 64 * 1024]);
             let mut stored = 0;
-            let told = loop {
+            let reported = loop {
                 ensure!(stored < 1024, "64 MiB fit on a disk of 4 MiB");
                 let lba = stored * 128;
                 match sense(session.write(lba, piece(stored as u8), false).await)? {
@@ -192,11 +192,12 @@ fn a_full_disk_is_told_and_the_session_stays() -> Result<()> {
                     Some(sense) => break sense,
                 }
             };
-            let full = (told.key, told.asc, told.ascq) == (SenseKey::DataProtect, 0x27, 0x07);
-            let write_error = (told.key, told.asc) == (SenseKey::MediumError, 0x0c);
-            ensure!(full || write_error, "a full disk was told as {told}");
+            let full =
+                (reported.key, reported.asc, reported.ascq) == (SenseKey::DataProtect, 0x27, 0x07);
+            let write_error = (reported.key, reported.asc) == (SenseKey::MediumError, 0x0c);
+            ensure!(full || write_error, "a full disk was told as {reported}");
             ensure!(stored > 32, "only {stored} pieces of 64 KiB fit on 4 MiB");
-            println!("{engine}: full after {stored} pieces of 64 KiB: {told}");
+            println!("{engine}: full after {stored} pieces of 64 KiB: {reported}");
             for index in 0..stored {
                 let read = session.read(index * 128, 128).await?;
                 ensure!(read[..] == piece(index as u8)[..], "piece {index} changed");
@@ -246,17 +247,20 @@ fn a_file_cut_short_is_a_medium_error_with_its_block() -> Result<()> {
             fs::OpenOptions::new().write(true).open(&path)?.set_len(CUT)?;
 
             let read = session.read(lba, blocks).await.map(drop);
-            let told = sense(read)?
+            let reported = sense(read)?
                 .with_context(|| format!("{cache}, {engine}: a read {what} was GOOD"))?;
             ensure!(
-                (told.key, told.information) == (SenseKey::MediumError, Some(bad)),
-                "{cache}, {engine}: a read {what} was told as {told}, not with block {bad}"
+                (reported.key, reported.information) == (SenseKey::MediumError, Some(bad)),
+                "{cache}, {engine}: a read {what} was told as {reported}, not with block {bad}"
             );
             // From now on the volume is out of service: the rest of the file is no disk.
             let write = session.write(0, Buffer::copy_of(&[0x11; 4096]), true).await;
-            let told = sense(write)?
+            let reported = sense(write)?
                 .with_context(|| format!("{cache}, {engine}: a write after it was GOOD"))?;
-            ensure!(told.key == SenseKey::NotReady, "{cache}, {engine}: a write after it: {told}");
+            ensure!(
+                reported.key == SenseKey::NotReady,
+                "{cache}, {engine}: a write after it: {reported}"
+            );
             is_undisturbed(&other).await
         })
         .with_context(|| serving.log())?;

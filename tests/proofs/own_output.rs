@@ -160,11 +160,11 @@ fn a_verb_fails_by_its_exit_code_where_it_cannot_say_why() -> Result<()> {
         command.arg("-c").arg(format!("exec \"$@\" {redirection}")).arg("sh");
         command.arg(program::path()?).args(["disk", "info", &absent]).stdin(Stdio::null());
         let status = command.status()?;
-        ensure!(status.code() == Some(NOT_FOUND), "{redirection}: {}", told(status));
+        ensure!(status.code() == Some(NOT_FOUND), "{redirection}: {}", reported(status));
     }
     let (_, gone) = pipe()?;
     let status = verb(&["disk", "info", &absent])?.stderr(gone).status()?;
-    ensure!(status.code() == Some(NOT_FOUND), "no reader: {}", told(status));
+    ensure!(status.code() == Some(NOT_FOUND), "no reader: {}", reported(status));
     // A result that cannot be printed is an error, not a panic.
     let full = std::fs::File::options().write(true).open(Path::new("/dev/full"))?;
     let output = verb(&["discover", &portal])?.stdout(full).output()?;
@@ -173,6 +173,6 @@ fn a_verb_fails_by_its_exit_code_where_it_cannot_say_why() -> Result<()> {
     Ok(())
 }
 
-fn told(status: ExitStatus) -> String {
+fn reported(status: ExitStatus) -> String {
     format!("{status}, signal {:?}", status.signal())
 }

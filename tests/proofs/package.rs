@@ -159,10 +159,10 @@ fn play_service() -> Result<Vec<String>> {
     unshare.args(["--ipc", "bash"]).arg(&machine).arg(folder.path());
     let console = process::finish(&mut unshare, LIMIT)?.output;
     let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap_or_default();
-    let (told, log) = (read("scenario.log"), read("sarsen.log"));
-    let results = told.lines().filter_map(|line| line.strip_prefix("RESULT "));
+    let (reported, log) = (read("scenario.log"), read("sarsen.log"));
+    let results = reported.lines().filter_map(|line| line.strip_prefix("RESULT "));
     let results: Vec<_> = results.map(str::to_owned).collect();
-    println!("{console}\n{told}\n{log}");
+    println!("{console}\n{reported}\n{log}");
     Ok(results)
 }
 
@@ -206,14 +206,14 @@ fn the_example_in_the_configuration_can_be_served() -> Result<()> {
     fs::write(&config, example.collect::<Vec<_>>().join("\n"))?;
     let mut doctor = Command::new(machine.path("usr/bin/sarsen"));
     doctor.args(["doctor", "--json", "--config"]).arg(&config);
-    let told = process::finish(&mut doctor, LIMIT)?.output;
-    let line = told.lines().find(|line| line.starts_with('{')).context("a report")?;
+    let reported = process::finish(&mut doctor, LIMIT)?.output;
+    let line = reported.lines().find(|line| line.starts_with('{')).context("a report")?;
     let report: serde_json::Value = serde_json::from_str(line)?;
     let findings = report["findings"].as_array().context("findings")?;
     let holds = |finding: &&serde_json::Value| {
         finding["check"] == "configuration" && finding["level"] == "ok"
     };
-    ensure!(findings.iter().any(|finding| holds(&finding)), "{told}");
+    ensure!(findings.iter().any(|finding| holds(&finding)), "{reported}");
     Ok(())
 }
 

@@ -150,7 +150,7 @@ fn document(folder: &Path, variant: Variant) -> String {
 
 /// The portal that a client uses.
 #[derive(Clone, Copy)]
-enum Entrance {
+enum ClientPortal {
     /// 127.0.0.1, in group 1.
     First,
     /// ::1, in group 2.
@@ -180,11 +180,11 @@ struct Client {
     user: Option<Account>,
     /// The target that has to authenticate, if any.
     target: Option<Account>,
-    entrance: Entrance,
+    entrance: ClientPortal,
 }
 
 const ANYBODY: Client =
-    Client { initiator: STRANGER, user: None, target: None, entrance: Entrance::First };
+    Client { initiator: STRANGER, user: None, target: None, entrance: ClientPortal::First };
 
 impl Client {
     const fn named(initiator: &'static str) -> Self {
@@ -199,7 +199,7 @@ impl Client {
         Self { target: Some(target), ..Self::user(HOST) }
     }
 
-    const fn at(entrance: Entrance) -> Self {
+    const fn at(entrance: ClientPortal) -> Self {
         Self { entrance, ..ANYBODY }
     }
 }
@@ -226,7 +226,7 @@ fn rows_of(variant: Variant) -> Vec<Row> {
 fn rows() -> Vec<Row> {
     use Act::{Discover, OneMoreThan, Outstanding, Read, ReadAtOnce, Write};
     let wrong = Client::user((HOST.0, OTHER.1));
-    let (with, without) = (Entrance::Tls(Some("host")), Entrance::Tls(None));
+    let (with, without) = (ClientPortal::Tls(Some("host")), ClientPortal::Tls(None));
     vec![
         row("discovery's CHAP", (Client::user(HOST), Discover), (ANYBODY, Discover)),
         row(
@@ -263,7 +263,7 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "a rule by address",
-            (Client::at(Entrance::Second), Read("addressed", 0)),
+            (Client::at(ClientPortal::Second), Read("addressed", 0)),
             (ANYBODY, Read("addressed", 0)),
         ),
         row(
@@ -278,7 +278,7 @@ fn rows() -> Vec<Row> {
         ),
         row(
             "a target's portal groups",
-            (Client::at(Entrance::Second), Read("grouped", 0)),
+            (Client::at(ClientPortal::Second), Read("grouped", 0)),
             (ANYBODY, Read("grouped", 0)),
         ),
         row(
@@ -319,7 +319,7 @@ struct Server<'a> {
     folder: &'a Path,
     child: Child,
     out: BufReader<ChildStdout>,
-    /// In the order of [`Entrance`].
+    /// In the order of [`ClientPortal`].
     portals: [String; 3],
     /// The prefix of a volume's name in the name of its target.
     prefix: &'static str,
@@ -352,9 +352,9 @@ impl<'a> Server<'a> {
     fn announced(&mut self) -> Result<()> {
         let mut line = String::new();
         self.out.read_line(&mut line)?;
-        let told: Value = serde_json::from_str(&line).with_context(|| self.log())?;
+        let reported: Value = serde_json::from_str(&line).with_context(|| self.log())?;
         for (number, portal) in self.portals.iter_mut().enumerate() {
-            *portal = told["portals"][number].as_str().context("a portal")?.to_owned();
+            *portal = reported["portals"][number].as_str().context("a portal")?.to_owned();
         }
         Ok(())
     }
@@ -473,9 +473,9 @@ impl<'a> Server<'a> {
         let [first, second, tls] = &self.portals;
         let unit = format!("{}{target}/{lun}", self.prefix);
         let text = match client.entrance {
-            Entrance::First => format!("iscsi://{first}/{unit}"),
-            Entrance::Second => format!("iscsi://{second}/{unit}"),
-            Entrance::Tls(certificate) => {
+            ClientPortal::First => format!("iscsi://{first}/{unit}"),
+            ClientPortal::Second => format!("iscsi://{second}/{unit}"),
+            ClientPortal::Tls(certificate) => {
                 let at = |name: &str| self.folder.join(name).display().to_string();
                 let own = certificate.map(|name| {
                     let (certificate, key) =

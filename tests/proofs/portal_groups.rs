@@ -127,9 +127,9 @@ fn spc4_5_15_2_8_a_session_brings_the_other_path_into_standby_and_back() -> Resu
         ensure!(test_unit_ready(&one).await?.is_none(), "who asked was told");
         let commands = [(&READ, TransferRequest::Read(512)), (&WRITE, block()), (&WRITE, block())];
         for (cdb, transfer) in commands {
-            let told = sense(&two, cdb, transfer).await?.context("I/O on a path in standby")?;
+            let reported = sense(&two, cdb, transfer).await?.context("I/O on a path in standby")?;
             let in_standby = (SenseKey::NotReady, 0x04, 0x0b);
-            ensure!((told.key, told.asc, told.ascq) == in_standby, "{told}");
+            ensure!((reported.key, reported.asc, reported.ascq) == in_standby, "{reported}");
         }
         ensure!(sense(&one, &WRITE, block()).await?.is_none(), "the path that is left");
         ensure!(one.read(0, 1).await?[..] == [7; 512]);

@@ -129,9 +129,9 @@ fn a_file_is_never_served_as_what_it_is_not() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = |name: &str| Volume::new("data", Backing::File(folder.path().join(name)), MIB);
     Serving::start(&[file("tagged").option("protection=1")])?.stop()?;
-    let refused = |volume: Volume, told: &str| -> Result<()> {
+    let refused = |volume: Volume, reported: &str| -> Result<()> {
         let error = Serving::start(&[volume]).err().context("it is served")?;
-        ensure!(format!("{error:#}").contains(told), "{error:#}");
+        ensure!(format!("{error:#}").contains(reported), "{error:#}");
         Ok(())
     };
     refused(file("tagged"), "set protection to 1, 2 or 3")?;
@@ -150,7 +150,7 @@ const ACKNOWLEDGEMENTS_MAX: u64 = 100;
 
 /// What each writer's blocks may hold: all generations between the two.
 #[derive(Clone, Copy, Default)]
-struct Owed {
+struct AllowedGenerations {
     acknowledged: u64,
     issued: u64,
 }
@@ -164,7 +164,7 @@ fn block(size: usize, lba: u64, generation: u64) -> Vec<u8> {
 struct Round<'a> {
     serving: &'a Serving,
     session: &'a Session,
-    owed: &'a RefCell<Vec<Owed>>,
+    pending_size: &'a RefCell<Vec<AllowedGenerations>>,
     block_size: usize,
     /// Acknowledgements until the kill.
     left: Cell<u64>,
@@ -175,7 +175,7 @@ impl Round<'_> {
     async fn writer(&self, writer: usize, mut dice: Dice) -> Result<()> {
         loop {
             let generation = {
-                let issued = &mut self.owed.borrow_mut()[writer].issued;
+                let issued = &mut self.pending_size.borrow_mut()[writer].issued;
                 *issued += 1;
                 *issued
             };
@@ -188,7 +188,7 @@ impl Round<'_> {
             match self.session.command(Command::new(&cdb, TransferRequest::Write(data))).await {
                 Ok(_) if fua == 0 => {}
                 Ok(_) => {
-                    self.owed.borrow_mut()[writer].acknowledged = generation;
+                    self.pending_size.borrow_mut()[writer].acknowledged = generation;
                     let left = self.left.get();
                     self.left.set(left.saturating_sub(1));
                     if left == 1 {
@@ -203,8 +203,8 @@ impl Round<'_> {
 }
 
 /// Reads everything with every check, and holds it against what is owed.
-async fn check(session: &Session, owed: &[Owed], size: usize) -> Result<()> {
-    for (writer, owed) in (0..).zip(owed) {
+async fn check(session: &Session, pending_size: &[AllowedGenerations], size: usize) -> Result<()> {
+    for (writer, pending_size) in (0..).zip(pending_size) {
         let first = writer * BLOCKS_PER_WRITER;
         let length = BLOCKS_PER_WRITER as u32 * (size + TAG_BYTES) as u32;
         let cdb = cdb_16(0x88, 0, first, BLOCKS_PER_WRITER as u32);
@@ -219,7 +219,7 @@ async fn check(session: &Session, owed: &[Owed], size: usize) -> Result<()> {
                 generation => block(size, lba, generation),
             };
             ensure!(found == expected, "block {lba} is of several writes: {found:x?}");
-            let allowed = owed.acknowledged..=owed.issued;
+            let allowed = pending_size.acknowledged..=pending_size.issued;
             ensure!(allowed.contains(&generation), "block {lba}: {generation} not of {allowed:?}");
         }
     }
@@ -245,7 +245,7 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
         Serving::start_with(&[volume], &["--cores", "2", "--io-engine", engine])
     };
     let mut dice = Dice::new(seed);
-    let owed = RefCell::new(vec![Owed::default(); WRITERS]);
+    let pending_size = RefCell::new(vec![AllowedGenerations::default(); WRITERS]);
     let mut open = 0;
     for kill in 0..=kills {
         let serving = start()?;
@@ -253,14 +253,19 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
         let seeds: Vec<u64> = (0..WRITERS).map(|_| dice.roll()).collect();
         client::run(async {
             let session = client::session(&serving, "data").await?;
-            let known = owed.borrow().clone();
+            let known = pending_size.borrow().clone();
             check(&session, &known, block_size as usize).await?;
             if kill == kills {
                 return session.logout().await.map_err(SessionError::into);
             }
             let (block_size, left) = (block_size as usize, Cell::new(rolled));
-            let round =
-                Round { serving: &serving, session: &session, owed: &owed, block_size, left };
+            let round = Round {
+                serving: &serving,
+                session: &session,
+                pending_size: &pending_size,
+                block_size,
+                left,
+            };
             let writers = seeds.iter().enumerate();
             try_join_all(writers.map(|(writer, seed)| round.writer(writer, Dice::new(*seed))))
                 .await?;
@@ -269,7 +274,11 @@ fn survives(block_size: u32, cache: &str, engine: &str) -> Result<()> {
         })
         .with_context(|| format!("after {kill} kills (PROOF_SEED={seed})"))
         .with_context(|| serving.log())?;
-        open += owed.borrow().iter().filter(|owed| owed.issued > owed.acknowledged).count();
+        open += pending_size
+            .borrow()
+            .iter()
+            .filter(|pending_size| pending_size.issued > pending_size.acknowledged)
+            .count();
         if kill == kills {
             serving.stop()?;
         }

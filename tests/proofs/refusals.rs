@@ -42,7 +42,7 @@ fn what_others_speak_of_goes_only_when_they_do_not() -> Result<()> {
          allow = [{{ host = \"web\" }}]\n"
     );
     server.applied(&document, &[])?;
-    for (kind, name, told) in [
+    for (kind, name, reported) in [
         (
             "volume",
             "d4",
@@ -53,7 +53,7 @@ fn what_others_speak_of_goes_only_when_they_do_not() -> Result<()> {
         ("host", "web", format!("host web is in allow of {TARGET}")),
     ] {
         let said = server.refused(CONFLICT, &[kind, "delete", name])?;
-        ensure!(said.contains(&told) && !said.contains("did you mean"), "{said}");
+        ensure!(said.contains(&reported) && !said.contains("did you mean"), "{said}");
     }
     // The same where a document leaves out what it speaks of.
     let shorter =
@@ -81,7 +81,7 @@ fn what_is_set_wrongly_is_told_with_the_thing_and_the_key() -> Result<()> {
     let server = Managed::start(folder.path())?;
     let volume = |rest: &str| format!("[[volume]]\nname = \"x\"\nstore = \"ram\"\n{rest}\n");
     server.applied(&volume("size = \"1MiB\""), &[])?;
-    for (document, told) in [
+    for (document, reported) in [
         (volume("size = \"1 Gigabyte\""), "volume/x.size: \"1 Gigabyte\" is not a size"),
         ("[[account]]\nname = \"a\"\n".into(), "account/a: the account has no secret-file"),
     ] {
@@ -90,7 +90,7 @@ fn what_is_set_wrongly_is_told_with_the_thing_and_the_key() -> Result<()> {
             let file = path_of(folder.path(), "wrong.toml", &mut path)?;
             std::fs::write(file, &document)?;
             let said = server.refused(USAGE, &[verb, "-f", file])?;
-            ensure!(said.contains(told), "{said}");
+            ensure!(said.contains(reported), "{said}");
         }
     }
     let said = server.refused(USAGE, &["volume", "set", "x", "iops=abc"])?;

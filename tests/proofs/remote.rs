@@ -275,14 +275,14 @@ fn a_server_that_is_not_known_is_not_asked() -> Result<()> {
     let given = refused(FAILED, &mut remote.command(Some(&token), Some(&other), &list)?)?;
     let log = remote.server.log();
     let (_, rest) = log.split_once("sha256=").with_context(|| log.clone())?;
-    let told: String = rest
+    let reported: String = rest
         .chars()
         .skip_while(|at| *at == '"')
         .take_while(|at| at.is_ascii_hexdigit() || *at == ':')
         .collect();
-    ensure!(told.len() == 95, "{told}");
+    ensure!(reported.len() == 95, "{reported}");
     for said in [system, given] {
-        ensure!(said.contains(&told) && said.contains("--ca"), "{said}\nnot {told}");
+        ensure!(said.contains(&reported) && said.contains("--ca"), "{said}\nnot {reported}");
     }
     let absent = remote.folder.path().join("absent");
     let absent = refused(NOT_FOUND, &mut remote.command(Some(&token), Some(&absent), &list)?)?;

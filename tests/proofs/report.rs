@@ -445,7 +445,7 @@ fn run() -> Run {
         study: "sample".into(),
         scale: Scale::Full,
         command: "sarsen lab study sample --full --seed 1".into(),
-        contestants: vec!["sarsen".into(), "tgt".into()],
+        targets_under_test: vec!["sarsen".into(), "tgt".into()],
         began_at: 1_763_732_400,
         ended_at: Some(1_763_739_777),
         setting: Setting {

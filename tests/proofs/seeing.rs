@@ -134,8 +134,8 @@ fn a_disk_below_that_is_full_is_told_as_that() -> Result<()> {
     server.applied(document, &[])?;
     let url = format!("iscsi://{}/iqn.2026-11.proof:thin/0", server.portal()?);
     let written = Command::new("qemu-io").args(["-f", "raw", "-c", "write 0 1M", &url]).output()?;
-    let told = String::from_utf8_lossy(&written.stdout).into_owned();
-    ensure!(told.contains("No space left"), "{told}{written:?}");
+    let reported = String::from_utf8_lossy(&written.stdout).into_owned();
+    ensure!(reported.contains("No space left"), "{reported}{written:?}");
     let events = server.json(&["event", "list", "--kind", "volume_error"])?;
     let event = &events["events"][0];
     ensure!(event["subject"]["error"] == "no_space", "{events}");
@@ -157,7 +157,7 @@ fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Resul
     let nowhere = Url { iqn: format!("{}x", url.iqn), ..url };
     ensure!(Wire::login(&nowhere, NAME, ISID).is_err(), "there is no such target");
     // Who tells is another thread than who asks.
-    let told = |query: &str| -> Result<EventList> {
+    let reported = |query: &str| -> Result<EventList> {
         let deadline = now() + LIMIT;
         loop {
             let events = events(query)?;
@@ -167,9 +167,9 @@ fn what_happened_is_told_with_what_to_do_and_is_there_after_a_restart() -> Resul
             ensure!(now() < deadline, "nothing is told of {query}");
         }
     };
-    let refused = told("?severity=warning&kind=login_refused")?;
+    let refused = reported("?severity=warning&kind=login_refused")?;
     drop(wire);
-    let lost = told("?kind=connection_lost")?;
+    let lost = reported("?kind=connection_lost")?;
     assert_eq!(lost.events[0].subject["initiator"], NAME);
     let [refused] = &refused.events[..] else { anyhow::bail!("{refused:?}") };
     assert_eq!(refused.subject["reason"], "no_such_target");
@@ -282,8 +282,10 @@ fn a_trace_of_an_initiator_is_what_wireshark_takes_for_iscsi() -> Result<()> {
     traced(&out, "Logout Response")?;
     end(trace)?;
     let frames = dissect(&out, &[])?;
-    for told in ["Login Command", "Login Response", "Write(10)", "Read(10)", "Data In", "Logout"] {
-        ensure!(frames.contains(told), "no {told} in\n{frames}");
+    for reported in
+        ["Login Command", "Login Response", "Write(10)", "Read(10)", "Data In", "Logout"]
+    {
+        ensure!(frames.contains(reported), "no {reported} in\n{frames}");
     }
     let names = dissect(&out, &["-T", "fields", "-e", "iscsi.keyvalue"])?;
     ensure!(names.contains(NAME) && !names.contains("proof:other"), "{names}");

@@ -227,7 +227,7 @@ fn sloppy(stream: &mut TcpStream, flag: u8, residual: u32) -> Result<()> {
 #[test]
 fn rfc7143_11_4_5_a_write_of_which_a_part_was_left_out_has_failed() -> Result<()> {
     let (under, over) = (ScsiResponse::UNDERFLOW, ScsiResponse::OVERFLOW);
-    for (flag, residual, told) in [
+    for (flag, residual, reported) in [
         (0, 0, None),
         // The flag alone says that nothing is missing.
         (under, 0, None),
@@ -247,7 +247,7 @@ fn rfc7143_11_4_5_a_write_of_which_a_part_was_left_out_has_failed() -> Result<()
                     Err(SessionError::ShortTransfer { wanted, moved }) => Some((wanted, moved)),
                     Err(error) => return Err(error.into()),
                 };
-                assert_eq!(found, told, "{flag:02x}h {residual}");
+                assert_eq!(found, reported, "{flag:02x}h {residual}");
                 Ok(())
             });
             client.and_then(|()| target.join().expect("no panic"))

@@ -40,7 +40,7 @@ const DEGRADED: i32 = 5;
 
 /// What was seen at one place of the documents of a verb.
 #[derive(Default)]
-struct Place {
+struct ShapeLocation {
     types: BTreeSet<&'static str>,
     count: usize,
     objects: usize,
@@ -49,7 +49,7 @@ struct Place {
 /// What the documents of a verb have in common.
 #[derive(Default)]
 struct Shape {
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, ShapeLocation>,
 }
 
 impl Shape {
@@ -133,8 +133,8 @@ impl Shapes {
         documents: usize,
     ) -> Result<Value> {
         let Output { status, stdout, stderr } = command.arg("--json").output()?;
-        let (said, told) = (String::from_utf8(stdout)?, String::from_utf8_lossy(&stderr));
-        ensure!(status.code() == Some(code), "{command:?}: {status}: {said}{told}");
+        let (said, reported) = (String::from_utf8(stdout)?, String::from_utf8_lossy(&stderr));
+        ensure!(status.code() == Some(code), "{command:?}: {status}: {said}{reported}");
         let lines: Vec<&str> = said.lines().collect();
         ensure!(lines.len() == documents, "{command:?} prints {} lines: {said}", lines.len());
         ensure!(!said.contains(SECRET), "{command:?} prints a secret: {said}");
@@ -517,7 +517,7 @@ fn measured(path: &Path) -> Result<()> {
         study: "lunden".to_owned(),
         scale: Scale::Quick,
         command: "sarsen lab run lunden --quick".to_owned(),
-        contestants: vec!["sarsen".to_owned()],
+        targets_under_test: vec!["sarsen".to_owned()],
         began_at: 1_790_000_000,
         ended_at: None,
         setting: Setting::default(),

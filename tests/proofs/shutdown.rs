@@ -187,8 +187,8 @@ fn sessions_in_order_are_logged_out_and_lose_nothing() -> Result<()> {
                     Err(error) => return (known, Some(error)),
                 }
                 if index == 0 && known.len() == 32 {
-                    let told = client::signal(server, Signal::TERM);
-                    assert!(told.is_ok(), "{told:?}");
+                    let reported = client::signal(server, Signal::TERM);
+                    assert!(reported.is_ok(), "{reported:?}");
                 }
             }
             (known, None)
@@ -231,8 +231,8 @@ fn a_forced_change_that_waits_for_a_client_does_not_hold_up_the_end() -> Result<
     {}
     server.stop()?;
     let change = change.wait_with_output()?;
-    let told = String::from_utf8_lossy(&change.stderr);
-    ensure!(!change.status.success() && told.contains("the server ends"), "{told}");
+    let reported = String::from_utf8_lossy(&change.stderr);
+    ensure!(!change.status.success() && reported.contains("the server ends"), "{reported}");
     is_in_the_file(&folder.path().join("state/volumes/data.img"), &[0])?;
     let server = Managed::start(folder.path())?;
     ensure!(server.run(&["target", "list"])?.contains(target), "nothing was changed");

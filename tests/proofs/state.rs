@@ -128,7 +128,7 @@ fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let server = Managed::start(folder.path())?;
     server.applied(DOCUMENT, &[])?;
-    for (document, told) in [
+    for (document, reported) in [
         ("[[volume]]\nname = \"n\"\nsise = 1", "line 3, column 1"),
         ("[[volume]]\nname = \"n\"\nstore = \"rma\"", "did you mean ram?"),
         ("[[target]]\nname = \"iqn.2026-11.proof:n\"\nluns = [\"x\"]", "there is no volume x"),
@@ -142,7 +142,7 @@ fn what_is_wrong_is_refused_whole_with_the_field() -> Result<()> {
         let output = server.apply(document, &[])?;
         let stderr = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(USAGE), "{document}: {stderr}");
-        ensure!(stderr.contains(told), "{stderr}");
+        ensure!(stderr.contains(reported), "{stderr}");
     }
     let missing = "[[volume]]\nname = \"n\"\npath = \"/nonexistent/x\"";
     let output = server.apply(missing, &[])?;

@@ -6,15 +6,15 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use sarsen_io::time::now;
 use sarsen_lab::archive::Archive;
-use sarsen_lab::contestant::Contestant;
 use sarsen_lab::record::{Labels, Measures, Outcome, Sample, Scale, figure};
 use sarsen_lab::study;
+use sarsen_lab::target_under_test::TargetUnderTest;
 use sarsen_proof::laboratory::{Laboratory, homes, samples};
 use sarsen_proof::{Backing, Serving, Volume, process};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// What a study's quick run wants of a contestant's volume.
+/// What a study's quick run wants of a target under test's volume.
 const VOLUME_BYTES: u64 = 128 * MIB;
 const NOT_FOUND: i32 = 3;
 const USAGE: i32 = 2;
@@ -25,7 +25,7 @@ const READS: &str = "test=Maximum IOPS";
 const WRITES: &str = "test=Maximum Write IOPS";
 
 /// The targets that can be measured here: those that are installed.
-fn contestants() -> Vec<&'static str> {
+fn targets_under_test() -> Vec<&'static str> {
     let mut here = vec!["sarsen"];
     for (name, program) in [("tgt", "tgtd"), ("istgt", "istgt")] {
         match process::find(program.as_ref()) {
@@ -43,16 +43,16 @@ fn quick<'a>(more: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn targets_are_measured_beside_each_other_and_nothing_is_left() -> Result<()> {
     let lab = Laboratory::new()?;
-    let contestants = contestants();
+    let targets_under_test = targets_under_test();
     let mut arguments = quick(&["--only", READS, "--only", WRITES]);
-    contestants.iter().for_each(|name| arguments.extend(["-c", name]));
+    targets_under_test.iter().for_each(|name| arguments.extend(["-c", name]));
     let reports = ["r.html", "r.json", "r.csv", "r.md", "r.tex"];
     reports.iter().for_each(|file| arguments.extend(["--report", file]));
     let said = lab.say(&arguments)?.ended(0)?;
 
     let run = lab.run(1)?;
     let frames = samples(&run, &[("target", "sarsen"), ("test", "Maximum IOPS")]).len() / 3;
-    for target in &contestants {
+    for target in &targets_under_test {
         for test in ["Maximum IOPS", "Maximum Write IOPS"] {
             let measured = samples(&run, &[("target", target), ("test", test)]);
             assert_eq!(measured.len(), 3 * frames, "{target}, {test}");
@@ -66,13 +66,14 @@ fn targets_are_measured_beside_each_other_and_nothing_is_left() -> Result<()> {
     ensure!(samples(&run, &[("test", "Workstation")]).is_empty(), "only two tests were wanted");
 
     // 53,569 is what the thesis measured of IET with Maximum Write IOPS and standard frames.
-    let columns = [&contestants[..], &["IET (2013)", "SCST (2013)", "LIO (2013)", "ISTGT (2013)"]];
+    let columns =
+        [&targets_under_test[..], &["IET (2013)", "SCST (2013)", "LIO (2013)", "ISTGT (2013)"]];
     for wanted in columns.concat().into_iter().chain(["Maximum Write IOPS", "53,569"]) {
         ensure!(said.out.contains(wanted), "{wanted}: {said}");
     }
     for file in reports {
         let report = lab.read(file)?;
-        for target in &contestants {
+        for target in &targets_under_test {
             ensure!(report.contains(target), "{file} says nothing of {target}");
         }
     }
@@ -176,8 +177,8 @@ fn somebody_elses_target_is_written_only_when_that_is_said() -> Result<()> {
             assert_eq!(cell["outcome"]["measured"].is_object(), measured, "{cell}");
         }
     }
-    let told = format!("target {name}, test Maximum Write IOPS is not measured: ");
-    let line = said.error.lines().find(|line| line.contains(&told));
+    let reported = format!("target {name}, test Maximum Write IOPS is not measured: ");
+    let line = said.error.lines().find(|line| line.contains(&reported));
     ensure!(line.is_some_and(|line| line.contains("--destroy")), "{said}");
     ensure!(fs::read(&image)? == content, "it was written to");
 
@@ -192,7 +193,7 @@ fn somebody_elses_target_is_written_only_when_that_is_said() -> Result<()> {
 /// Puts a run into the archive whose cells have these figures, three of each.
 fn craft(archive: &Archive, iops: [[f64; 3]; 2]) -> Result<i64> {
     let mut run = study::record("trinkle", Scale::Quick, "by hand".into());
-    run.contestants = vec![Contestant::Sarsen.to_string()];
+    run.targets_under_test = vec![TargetUnderTest::Sarsen.to_string()];
     let id = archive.begin(&run)?;
     for (test, values) in ["Maximum IOPS", "Exchange 2003"].into_iter().zip(iops) {
         for (value, repetition) in values.into_iter().zip(1..) {
@@ -244,7 +245,7 @@ fn an_old_run_is_told_again_and_forgotten() -> Result<()> {
     let said = lab.say(&["runs", "--json"])?.ended(0)?;
     let run: Value = serde_json::from_str(&said.out)?;
     assert_eq!(
-        (&run["id"], &run["study"], &run["contestants"][0]),
+        (&run["id"], &run["study"], &run["targets_under_test"][0]),
         (&1.into(), &"trinkle".into(), &"direct".into())
     );
     lab.say(&["remove", "1"])?.ended(0)?;
@@ -284,17 +285,17 @@ fn what_bonnie_wrote_becomes_a_run() -> Result<()> {
     ensure!(quick.len() == 2 && quick[0].contains("+++++"), "{quick:?}");
     ensure!(lab.read("r.html")?.contains("too quick"));
 
-    for (arguments, code, told) in [
+    for (arguments, code, reported) in [
         (["run", "lunden", "no.csv"].as_slice(), NOT_FOUND, "no.csv"),
         (&["run", "lunden", "--mount", "nowhere"], NOT_FOUND, "nowhere"),
         (&["run", "lunden", "garbage"], 1, "what `bonnie++ -q` prints"),
         (&["run", "lunden"], USAGE, "--mount FOLDER"),
-        (&["run", "lunden", "iscsi.csv", "-c", "sarsen"], USAGE, "--contestant"),
+        (&["run", "lunden", "iscsi.csv", "-c", "sarsen"], USAGE, "--target"),
         (&["run", "trinkle", "iscsi.csv"], USAGE, "for lunden alone"),
     ] {
         fs::write(lab.folder().join("garbage"), [0xff; 1000])?;
         let said = lab.say(arguments)?.ended(code)?;
-        ensure!(said.error.contains(told), "{arguments:?}: {said}");
+        ensure!(said.error.contains(reported), "{arguments:?}: {said}");
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use sarsen_proof::laboratory::{Laboratory, samples};
 use sarsen_proof::{Backing, Serving, Volume};
 
 const MIB: u64 = 1 << 20;
-/// What a study's quick run wants of a contestant's volume.
+/// What a study's quick run wants of a target under test's volume.
 const VOLUME_BYTES: u64 = 128 * MIB;
 const FAILED: i32 = 1;
 const USAGE: i32 = 2;
@@ -68,9 +68,9 @@ fn what_fails_is_named_and_the_others_keep_their_figures() -> Result<()> {
                 assert_eq!(failed.is_some(), *fails, "{cell}");
                 ensure!(failed.is_none_or(|failed| failed.contains(reason)), "{cell}");
             }
-            let told = format!("target {name}, test {test} failed: ");
-            let line = said.error.lines().find(|line| line.contains(&told));
-            assert_eq!(line.is_some_and(|line| line.contains(reason)), *fails, "{told}{said}");
+            let reported = format!("target {name}, test {test} failed: ");
+            let line = said.error.lines().find(|line| line.contains(&reported));
+            assert_eq!(line.is_some_and(|line| line.contains(reason)), *fails, "{reported}{said}");
         }
         ensure!(said.out.contains(reason) && page.contains(reason), "{reason}: {said}");
     }
@@ -111,7 +111,7 @@ fn a_run_without_any_figure_has_failed() -> Result<()> {
 fn what_makes_no_sense_is_refused_before_anything_begins() -> Result<()> {
     let lab = Laboratory::new()?;
     let twice = ["-c", "iscsi://a/iqn.2026-11.proof:x/0", "-c", "iscsi://b/iqn.2026-11.proof:x/0"];
-    for (arguments, code, told) in [
+    for (arguments, code, reported) in [
         (["run", "nothing"].as_slice(), USAGE, "known: trinkle"),
         (&["run", "trinkle", "-c", "lio"], USAGE, "write sarsen, tgt"),
         (&["run", "trinkle", "--report", "r.pdf"], USAGE, "must be one of .html"),
@@ -130,7 +130,7 @@ fn what_makes_no_sense_is_refused_before_anything_begins() -> Result<()> {
         (&["run", "trinkle", "--resume"], NOT_FOUND, "is unfinished"),
     ] {
         let said = lab.say(arguments)?.ended(code)?;
-        ensure!(said.error.contains(told), "{arguments:?}: {said}");
+        ensure!(said.error.contains(reported), "{arguments:?}: {said}");
         assert_eq!(said.out, "", "{arguments:?}");
     }
     assert_eq!(lab.say(&["runs"])?.ended(0)?.out, "");
@@ -147,12 +147,12 @@ fn a_secret_of_a_url_is_told_to_nobody() -> Result<()> {
     let (_socket, port) = closed_port()?;
     let place = format!("127.0.0.1:{port}/iqn.2026-11.proof:gone/0");
     let whole = format!("iscsi://me%{SECRET}@{place}?target_user=it&target_password={SECRET}");
-    let odd = format!("--contestant=iscsi://me%a@b?{SECRET}@{place}");
+    let odd = format!("--target=iscsi://me%a@b?{SECRET}@{place}");
     let reports = ["r.html", "r.json", "r.csv", "r.md", "r.tex"];
     let mut arguments = vec!["run", "trinkle", "--only", "test=Maximum IOPS"];
     reports.iter().for_each(|report| arguments.extend(["--report", report]));
-    for contestant in [["-c", &whole].as_slice(), &[&odd]] {
-        let said = lab.say(&[&arguments[..], contestant].concat())?.ended(FAILED)?;
+    for target_under_test in [["-c", &whole].as_slice(), &[&odd]] {
+        let said = lab.say(&[&arguments[..], target_under_test].concat())?.ended(FAILED)?;
         ensure!(said.error.contains("refused"), "{said}");
         ensure!(!said.to_string().contains(SECRET), "{said}");
         for file in reports {

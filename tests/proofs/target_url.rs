@@ -51,10 +51,10 @@ fn what_is_printed_for_qemu_and_libiscsi_logs_in_with_chap() -> Result<()> {
 
     let qemu = lines("qemu", &[])?;
     ensure!(!qemu.contains(SECRET), "a secret is told: {qemu}");
-    let told = paste(qemu.lines().next().context("a line")?)?;
-    ensure!(told.contains("virtual size: 8 MiB"), "{told}");
-    let told = paste(&format!("iscsi-inq {}", lines("libiscsi", &[])?.trim()))?;
-    ensure!(told.contains("VOLUME"), "{told}");
+    let reported = paste(qemu.lines().next().context("a line")?)?;
+    ensure!(reported.contains("virtual size: 8 MiB"), "{reported}");
+    let reported = paste(&format!("iscsi-inq {}", lines("libiscsi", &[])?.trim()))?;
+    ensure!(reported.contains("VOLUME"), "{reported}");
     let json: serde_json::Value = serde_json::from_str(&lines("ipxe", &["--json"])?)?;
     let boot = json[0]["lines"].as_array().and_then(|lines| lines.last()?.as_str());
     let port = serving.url("data").port()?;

@@ -175,13 +175,13 @@ fn tgt_admin_makes_shows_and_deletes_targets_as_cinder_asks() -> Result<()> {
         Ok(())
     })?;
     ensure!(admin(&["--show"])?.trim().is_empty(), "it is there still");
-    for (line, told) in [
+    for (line, reported) in [
         ("--lld iscsi --op delete --mode target --tid 1", "can't find the target"),
         ("--lld iscsi --op unbind --mode target --tid 1 -I ALL", "can't find the target"),
         ("--lld iser --op show --mode target", "can't find the driver"),
     ] {
         let finished = stage.tgtadm(line)?;
-        ensure!(finished.output.contains(told), "{line}: {}", finished.output);
+        ensure!(finished.output.contains(reported), "{line}: {}", finished.output);
         ensure!(finished.status.and_then(|status| status.code()) == Some(22), "{line}");
     }
     stage.server.stop()

@@ -107,7 +107,7 @@ impl Fixture {
         Ok(())
     }
 
-    fn is_let_in(&self, url: &str) -> Result<()> {
+    fn is_permitted(&self, url: &str) -> Result<()> {
         let said = self.info(url)?;
         ensure!(said.is_ok(), "{url}: {said:?}\n{}", self.serving.log());
         Ok(())
@@ -189,8 +189,8 @@ fn what_is_written_by_tls_is_read_back_by_it_and_in_the_clear() -> Result<()> {
 fn who_is_not_what_it_should_be_is_found_out_and_the_error_says_what_is_wrong() -> Result<()> {
     let fixture = Fixture::start("", &[])?;
     let right = fixture.url("ours", None);
-    fixture.is_let_in(&right)?;
-    fixture.is_let_in(&format!("{right}&server-name=localhost"))?;
+    fixture.is_permitted(&right)?;
+    fixture.is_permitted(&format!("{right}&server-name=localhost"))?;
     fixture.is_refused(&fixture.url("theirs", None), "not vouched for by")?;
     let named = format!("{right}&server-name=elsewhere.example");
     fixture.is_refused(&named, "not for elsewhere.example")?;
@@ -217,12 +217,12 @@ fn who_is_not_what_it_should_be_is_found_out_and_the_error_says_what_is_wrong() 
 #[test]
 fn where_certificates_are_demanded_only_one_that_holds_opens_the_portal() -> Result<()> {
     let fixture = Fixture::start("", &[""])?;
-    fixture.is_let_in(&fixture.url("ours", Some("host")))?;
+    fixture.is_permitted(&fixture.url("ours", Some("host")))?;
     fixture.is_refused(&fixture.url("ours", None), "the portal wants a certificate")?;
     fixture.is_refused(&fixture.url("ours", Some("late")), "which has expired")?;
     fixture.is_refused(&fixture.url("ours", Some("san")), "who vouches for our certificate")?;
-    for told in ["the client showed no certificate", "certificate expired", "UnknownIssuer"] {
-        fixture.serving.log_tells(|log| log.contains(told)).context(told)?;
+    for reported in ["the client showed no certificate", "certificate expired", "UnknownIssuer"] {
+        fixture.serving.log_tells(|log| log.contains(reported)).context(reported)?;
     }
     fixture.serving.stop()
 }
@@ -231,7 +231,7 @@ fn where_certificates_are_demanded_only_one_that_holds_opens_the_portal() -> Res
 fn rfc7143_11_13_5_a_certificate_that_no_rule_names_ends_the_login_with_0202() -> Result<()> {
     let rule = "[[target.allow]]\ncertificate = \"host\"\n";
     let fixture = Fixture::start(rule, &["--tls-client-optional"])?;
-    fixture.is_let_in(&fixture.url("ours", Some("host")))?;
+    fixture.is_permitted(&fixture.url("ours", Some("host")))?;
     for client in [None, Some("other"), Some("late")] {
         fixture.is_refused(&fixture.url("ours", client), "access rules")?;
     }

@@ -117,7 +117,7 @@ fn an_honest_volume_is_found_to_be_one() -> Result<()> {
 
 #[test]
 fn a_fault_that_cannot_be_is_refused() -> Result<()> {
-    for (fault, told) in [
+    for (fault, reported) in [
         ("lost-write@2048", "the volume's last one is 2047"),
         ("lost-wirte@1", "did you mean lost-write?"),
         ("misdirected-write@1>4000", "there is no block 4000"),
@@ -129,7 +129,7 @@ fn a_fault_that_cannot_be_is_refused() -> Result<()> {
         let output = command.stdin(Stdio::null()).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.code() == Some(USAGE), "{fault}: {}\n{said}", output.status);
-        ensure!(said.contains(told), "{said}");
+        ensure!(said.contains(reported), "{said}");
     }
     Ok(())
 }

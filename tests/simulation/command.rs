@@ -19,7 +19,7 @@ use crate::stamp;
 
 /// What a command is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum CommandKind {
     TestUnitReady,
     Read,
     Write,
@@ -43,7 +43,7 @@ pub(crate) enum Kind {
 /// A command before it is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
-    pub(crate) kind: Kind,
+    pub(crate) kind: CommandKind,
     pub(crate) disk: usize,
     pub(crate) lba: u64,
     pub(crate) block_count: u64,
@@ -57,11 +57,14 @@ impl Command {
     /// What it may do to which blocks.
     pub(crate) fn writes(&self) -> Vec<(u64, u64)> {
         let stamp = match self.kind {
-            Kind::TestUnitReady | Kind::Read | Kind::Flush | Kind::Reservation { .. } => {
+            CommandKind::TestUnitReady
+            | CommandKind::Read
+            | CommandKind::Flush
+            | CommandKind::Reservation { .. } => {
                 return Vec::new();
             }
-            Kind::Zero { .. } => stamp::ZERO,
-            Kind::Write | Kind::WriteSame | Kind::Swap { .. } => self.stamp,
+            CommandKind::Zero { .. } => stamp::ZERO,
+            CommandKind::Write | CommandKind::WriteSame | CommandKind::Swap { .. } => self.stamp,
         };
         (self.lba..self.lba + self.block_count).map(|lba| (lba, stamp)).collect()
     }
@@ -69,7 +72,7 @@ impl Command {
     /// What it does about reservations.
     pub(crate) const fn action(&self) -> Option<Action> {
         match self.kind {
-            Kind::Reservation { action, .. } => Some(action),
+            CommandKind::Reservation { action, .. } => Some(action),
             _ => None,
         }
     }
@@ -78,7 +81,7 @@ impl Command {
     pub(crate) fn request(&self, machine: &Machine) -> CommandRequest {
         let (cdb, data) = self.bytes();
         let transfer = match (self.kind, data) {
-            (Kind::Read, _) => Transfer::Read {
+            (CommandKind::Read, _) => Transfer::Read {
                 length: (self.block_count as usize * stamp::BLOCK) as u32,
                 landing: ReadLanding::Buffer,
             },
@@ -97,10 +100,12 @@ impl Command {
         let Self { lba, block_count, stamp, .. } = *self;
         let fua = if self.is_durable { FLAGS_FUA } else { 0 };
         match self.kind {
-            Kind::TestUnitReady => ([0; 16], None),
-            Kind::Read => (block_10(opcode::READ_10, fua, lba, block_count), None),
-            Kind::Flush => (block_10(opcode::SYNCHRONIZE_CACHE_10, 0, lba, block_count), None),
-            Kind::Write => {
+            CommandKind::TestUnitReady => ([0; 16], None),
+            CommandKind::Read => (block_10(opcode::READ_10, fua, lba, block_count), None),
+            CommandKind::Flush => {
+                (block_10(opcode::SYNCHRONIZE_CACHE_10, 0, lba, block_count), None)
+            }
+            CommandKind::Write => {
                 let blocks = (lba..lba + block_count).flat_map(|lba| stamp::block(lba, stamp));
                 let cdb = match stamp % 2 {
                     0 => block_10(opcode::WRITE_10, fua, lba, block_count),
@@ -108,20 +113,20 @@ impl Command {
                 };
                 (cdb, Some(blocks.collect()))
             }
-            Kind::WriteSame => {
+            CommandKind::WriteSame => {
                 let cdb = block_16(opcode::WRITE_SAME_16, 0, lba, block_count);
                 (cdb, Some(stamp::block(lba, stamp)))
             }
-            Kind::Zero { by_write_same: true } => {
+            CommandKind::Zero { by_write_same: true } => {
                 let cdb = block_16(opcode::WRITE_SAME_16, FLAGS_UNMAP, lba, block_count);
                 (cdb, Some(vec![0; stamp::BLOCK]))
             }
-            Kind::Zero { by_write_same: false } => unmap(lba, block_count),
-            Kind::Reservation { action, custom } => {
+            CommandKind::Zero { by_write_same: false } => unmap(lba, block_count),
+            CommandKind::Reservation { action, custom } => {
                 let (cdb, list) = custom.bytes(action);
                 (cdb, Some(list))
             }
-            Kind::Swap { expected } => {
+            CommandKind::Swap { expected } => {
                 let mut cdb = CompareAndWrite::new_zeroed();
                 cdb.operation_code = opcode::COMPARE_AND_WRITE;
                 cdb.flags = fua;
@@ -159,7 +164,7 @@ impl Command {
             {
                 Ok(Outcome::Nothing)
             }
-            Some(SenseKey::Miscompare) if matches!(self.kind, Kind::Swap { .. }) => {
+            Some(SenseKey::Miscompare) if matches!(self.kind, CommandKind::Swap { .. }) => {
                 Ok(Outcome::Nothing)
             }
             Some(SenseKey::MediumError | SenseKey::HardwareError | SenseKey::AbortedCommand) => {
@@ -217,7 +222,7 @@ pub(crate) fn padded(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
 
 /// Which commands an initiator likes, in parts of a hundred.
 #[derive(Clone, Debug)]
-pub(crate) struct Taste {
+pub(crate) struct CommandMix {
     pub(crate) reads: u64,
     pub(crate) swaps: u64,
     pub(crate) zeroes: u64,
@@ -229,7 +234,7 @@ pub(crate) struct Taste {
     pub(crate) span: u64,
 }
 
-impl Taste {
+impl CommandMix {
     pub(crate) const fn draw(dice: &mut Dice) -> Self {
         Self {
             reads: 20 + dice.below(40),
@@ -262,7 +267,7 @@ impl Taste {
             false => TaskAttribute::Simple,
         };
         let any = Command {
-            kind: Kind::Read,
+            kind: CommandKind::Read,
             disk,
             lba,
             block_count: count,
@@ -282,26 +287,32 @@ impl Taste {
         if is(self.swaps) {
             let stamps = held(lba);
             let expected = stamps.get(dice.below(stamps.len() as u64) as usize).copied();
-            let kind = Kind::Swap { expected: expected.unwrap_or(stamp::ZERO) };
+            let kind = CommandKind::Swap { expected: expected.unwrap_or(stamp::ZERO) };
             return Command { kind, block_count: 1, ..any };
         }
         if is(self.zeroes) {
-            let kind = Kind::Zero { by_write_same: dice.chance(50) };
+            let kind = CommandKind::Zero { by_write_same: dice.chance(50) };
             return Command { kind, is_durable: false, ..any };
         }
         if is(self.flushes) {
             let (lba, block_count) = if dice.chance(70) { (0, 0) } else { (lba, count) };
-            return Command { kind: Kind::Flush, lba, block_count, is_durable: false, ..any };
+            return Command {
+                kind: CommandKind::Flush,
+                lba,
+                block_count,
+                is_durable: false,
+                ..any
+            };
         }
         if is(2) {
-            return Command { kind: Kind::TestUnitReady, is_durable: false, ..any };
+            return Command { kind: CommandKind::TestUnitReady, is_durable: false, ..any };
         }
         match dice.chance(10) {
             true => {
                 let stamp = stamp::SAME | stamp;
-                Command { kind: Kind::WriteSame, is_durable: false, stamp, ..any }
+                Command { kind: CommandKind::WriteSame, is_durable: false, stamp, ..any }
             }
-            false => Command { kind: Kind::Write, ..any },
+            false => Command { kind: CommandKind::Write, ..any },
         }
     }
 }

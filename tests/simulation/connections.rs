@@ -198,7 +198,7 @@ impl Initiator {
     /// A connection is over.
     pub(crate) fn handle_loss(&mut self, session: &mut Session, loss: Loss) -> Result<(), Lost> {
         self.note(format_args!("{:?} is lost: {:?}", loss.connection, loss.why));
-        self.judge(session, &loss);
+        self.admit(session, &loss);
         let Loss { connection, why, since, goes_on, .. } = loss;
         let was_login = session.connections.logins.iter().any(|(login, _)| *login == connection);
         session.connections.logins.retain(|(login, _)| *login != connection);
@@ -244,7 +244,7 @@ impl Initiator {
     }
 
     /// Whether the target may have caused this.
-    fn judge(&self, session: &Session, loss: &Loss) {
+    fn admit(&self, session: &Session, loss: &Loss) {
         let may_change = session.is_guarded && self.weather.flips_per_mille > 0;
         let is_mended = session.level > 0 && self.weather.spares_headers;
         let connections = &session.connections;

@@ -20,7 +20,7 @@ use crate::stamp;
 
 /// What a seed's disk is like.
 #[derive(Clone, Debug)]
-pub(crate) struct Nature {
+pub(crate) struct DiskTraits {
     pub(crate) block_count: u64,
     /// It acknowledges what is not durable yet.
     pub(crate) is_volatile: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Nature {
     pub(crate) stops_per_mille: u64,
 }
 
-impl Nature {
+impl DiskTraits {
     /// What a seed has in store.
     pub(crate) const fn draw(dice: &mut Dice) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Nature {
 
 /// What a disk does wrong, so that it can be seen that it is found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lie {
+pub(crate) enum DiskDefect {
     /// One write is acknowledged and not done.
     LosesWrite,
     /// Flushes are acknowledged and make nothing durable.
@@ -79,7 +79,7 @@ impl Block {
     }
 }
 
-struct State {
+struct DiskState {
     /// Which of its servers has it.
     life: u64,
     blocks: Vec<Block>,
@@ -89,7 +89,7 @@ struct State {
     has_stopped: bool,
     may_fail: bool,
     dice: Dice,
-    lie: Option<Lie>,
+    lie: Option<DiskDefect>,
     /// Of every write that came: block and stamp.
     written: BTreeSet<(u64, u64)>,
     /// What came twice.
@@ -100,17 +100,17 @@ struct State {
 
 /// See the module.
 pub(crate) struct Disk {
-    nature: Nature,
-    state: Mutex<State>,
+    nature: DiskTraits,
+    state: Mutex<DiskState>,
 }
 
 impl Disk {
-    pub(crate) fn new(nature: Nature, dice: &mut Dice, lie: Option<Lie>) -> Arc<Self> {
+    pub(crate) fn new(nature: DiskTraits, dice: &mut Dice, lie: Option<DiskDefect>) -> Arc<Self> {
         let zero: Content = vec![0; stamp::BLOCK].into();
         let blocks = (0..nature.block_count)
             .map(|_| Block { durable: zero.clone(), cached: Vec::new() })
             .collect();
-        let state = State {
+        let state = DiskState {
             life: 0,
             blocks,
             changes: 0,
@@ -126,7 +126,7 @@ impl Disk {
         Arc::new(Self { nature, state: Mutex::new(state) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,7 +138,7 @@ impl Disk {
     /// The power fails: of each block some version survives that is not older than the durable one.
     pub(crate) fn crash(&self) {
         let mut state = self.state();
-        let State { blocks, dice, .. } = &mut *state;
+        let DiskState { blocks, dice, .. } = &mut *state;
         let mood = dice.below(4);
         for block in blocks {
             let versions = block.cached.len() as u64;
@@ -151,7 +151,7 @@ impl Disk {
                 block.durable = content;
             }
         }
-        if state.lie == Some(Lie::ForgetsRecords) {
+        if state.lie == Some(DiskDefect::ForgetsRecords) {
             state.records.clear();
         }
         state.life += 1;
@@ -182,7 +182,7 @@ impl Disk {
     }
 }
 
-impl State {
+impl DiskState {
     fn change(&mut self, lba: u64, content: Content, is_durable: bool) {
         self.changes += 1;
         let change = self.changes;
@@ -206,7 +206,7 @@ impl State {
     }
 
     fn read(&mut self, extent: Extent) -> Buffer {
-        let stale = self.lie == Some(Lie::ReadsStale) && self.dice.chance(10);
+        let stale = self.lie == Some(DiskDefect::ReadsStale) && self.dice.chance(10);
         let mut buffer = Buffer::zeroed(extent.block_count as usize * stamp::BLOCK);
         let blocks = &self.blocks[extent.lba.0 as usize..extent.end() as usize];
         for (block, into) in blocks.iter().zip(buffer.chunks_exact_mut(stamp::BLOCK)) {
@@ -235,7 +235,7 @@ struct Course {
 
 impl Opened {
     /// The disk, as long as this server has it.
-    fn state(&self) -> Option<MutexGuard<'_, State>> {
+    fn state(&self) -> Option<MutexGuard<'_, DiskState>> {
         Some(self.disk.state()).filter(|state| state.life == self.life)
     }
 
@@ -281,7 +281,7 @@ impl Opened {
             state.has_stopped = true;
             return Err(medium(Lba(0), Direction::Write));
         }
-        if state.lie != Some(Lie::IgnoresFlush) {
+        if state.lie != Some(DiskDefect::IgnoresFlush) {
             state.settle(course.changes);
         }
         Ok(Reply::Done)
@@ -311,11 +311,12 @@ impl Opened {
             }
             let lied = state.lie.filter(|_| state.dice.chance(10));
             let is_durable = !self.disk.nature.is_volatile
-                || (durability == Durability::Durable && state.lie != Some(Lie::IgnoresDurability));
+                || (durability == Durability::Durable
+                    && state.lie != Some(DiskDefect::IgnoresDurability));
             for content in part {
                 match lied {
-                    Some(Lie::LosesWrite) => {}
-                    Some(Lie::WritesAgain) => {
+                    Some(DiskDefect::LosesWrite) => {}
+                    Some(DiskDefect::WritesAgain) => {
                         again = Some((lba, content.clone()));
                         state.change(lba, content.clone(), is_durable);
                     }

@@ -13,11 +13,11 @@ use sarsen_proto::iscsi::initiator::{
 };
 use sarsen_wire::iscsi::Isid;
 
-use crate::command::{Command, Kind, Taste};
+use crate::command::{Command, CommandKind, CommandMix};
 use crate::fencing::Action;
 use crate::link::{Link, Lost, News};
 use crate::model::Outcome;
-use crate::network::Weather;
+use crate::network::NetworkTraits;
 use crate::server::TARGET;
 use crate::session::{COMMAND_LIMIT, Session};
 use crate::stamp;
@@ -33,8 +33,8 @@ pub(crate) struct Initiator {
     /// What reservations tell it from others by: its port never changes.
     pub(crate) number: u8,
     pub(crate) dice: Dice,
-    pub(crate) weather: Weather,
-    pub(crate) taste: Taste,
+    pub(crate) weather: NetworkTraits,
+    pub(crate) taste: CommandMix,
     pub(crate) depth: usize,
     /// Commands that are to be sent yet.
     pub(crate) left: u64,
@@ -49,7 +49,7 @@ impl Initiator {
             name: format!("iqn.2026-11.test:initiator-{number}"),
             number,
             weather: world.plan.weather.clone(),
-            taste: Taste::draw(&mut dice),
+            taste: CommandMix::draw(&mut dice),
             depth: 1 + dice.below(24) as usize,
             left: world.plan.commands_each,
             next_token: 0,
@@ -198,7 +198,7 @@ impl Initiator {
 
     /// Reads all disks, which nothing keeps it from, and holds every block against the model.
     pub(crate) async fn verify(mut self) {
-        self.weather = Weather::fair();
+        self.weather = NetworkTraits::fair();
         let (link, is_guarded) =
             self.log_in(SessionTarget::Named(TARGET.into())).await.expect("nothing is in the way");
         let mut session = Session::new(&self.world, link, u64::MAX, is_guarded);
@@ -216,16 +216,16 @@ impl Initiator {
             let key = self.world.next_stamp();
             // The unit attentions of a new session, of which there are not more.
             let commands = [
-                command(Kind::TestUnitReady),
-                command(Kind::TestUnitReady),
-                command(Kind::TestUnitReady),
+                command(CommandKind::TestUnitReady),
+                command(CommandKind::TestUnitReady),
+                command(CommandKind::TestUnitReady),
                 // Nobody's reservation keeps it from reading.
                 self.world.reservation(disk, Action::Register { key }),
                 self.world.reservation(disk, Action::Clear { key }),
-                command(Kind::Read),
+                command(CommandKind::Read),
             ];
             for command in commands {
-                let is_read = command.kind == Kind::Read;
+                let is_read = command.kind == CommandKind::Read;
                 self.send(&mut session, command);
                 while !session.open.is_empty() {
                     let news = session.link.turn(time::now() + COMMAND_LIMIT).await;

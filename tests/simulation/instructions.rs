@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use sarsen_block::{BlockSize, LocalFuture, Piece};
 use sarsen_io::net::Stream;
-use sarsen_io::simulation::{End, seed_randomness};
+use sarsen_io::simulation::{SimulatedStream, seed_randomness};
 use sarsen_node::SimulatedPortal;
 use sarsen_node::stores::RamStore;
 use sarsen_proto::iscsi::target::Settings;
@@ -49,7 +49,7 @@ struct Step {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum InstructionKind {
     Ready,
     Read,
     Write,
@@ -61,7 +61,7 @@ struct Initiator {
     taken: usize,
     answered: usize,
     /// What follows, how often; the last entry comes first.
-    plan: Vec<(usize, Kind)>,
+    plan: Vec<(usize, InstructionKind)>,
     cmd_sn: SerialNumber,
     exp_stat_sn: SerialNumber,
     place: usize,
@@ -70,7 +70,7 @@ struct Initiator {
 
 impl Initiator {
     /// Logs in, then does what the plan says.
-    fn new(plan: Vec<(usize, Kind)>) -> Self {
+    fn new(plan: Vec<(usize, InstructionKind)>) -> Self {
         Self {
             step: Step { requests: login(), expected: None },
             taken: 0,
@@ -94,9 +94,9 @@ impl Initiator {
             self.plan.pop();
         }
         let (count, answer) = match kind {
-            Kind::Ready => (1, None),
-            Kind::Read => (DEPTH, Some(BASIC_HEADER_LENGTH + LENGTH)),
-            Kind::Write => (DEPTH, Some(BASIC_HEADER_LENGTH)),
+            InstructionKind::Ready => (1, None),
+            InstructionKind::Read => (DEPTH, Some(BASIC_HEADER_LENGTH + LENGTH)),
+            InstructionKind::Write => (DEPTH, Some(BASIC_HEADER_LENGTH)),
         };
         (self.taken, self.answered) = (0, 0);
         self.step.expected = answer.map(|length| length * count);
@@ -107,15 +107,15 @@ impl Initiator {
         self.exp_stat_sn = self.exp_stat_sn.plus(count as u32);
     }
 
-    fn request(&mut self, tag: u32, kind: Kind) {
+    fn request(&mut self, tag: u32, kind: InstructionKind) {
         let mut command = ScsiCommand::from(RawHeader::with_opcode(Opcode::ScsiCommand));
         command.initiator_task_tag = tag.into();
         command.cmd_sn = self.cmd_sn.take().0.into();
         command.exp_stat_sn = self.exp_stat_sn.0.into();
         let (flag, operation_code, data) = match kind {
-            Kind::Ready => (0, opcode::TEST_UNIT_READY, 0),
-            Kind::Read => (ScsiCommand::READ, opcode::READ_16, 0),
-            Kind::Write => (ScsiCommand::WRITE, opcode::WRITE_16, LENGTH),
+            InstructionKind::Ready => (0, opcode::TEST_UNIT_READY, 0),
+            InstructionKind::Read => (ScsiCommand::READ, opcode::READ_16, 0),
+            InstructionKind::Write => (ScsiCommand::WRITE, opcode::WRITE_16, LENGTH),
         };
         let length = if flag == 0 { 0 } else { LENGTH };
         command.flags |= flag;
@@ -192,7 +192,7 @@ fn login() -> Vec<u8> {
 /// The server's end of the connection.
 struct Requests(Rc<RefCell<Initiator>>);
 
-impl End for Requests {
+impl SimulatedStream for Requests {
     fn peer_addr(&self) -> SocketAddr {
         SocketAddr::from(([192, 0, 2, 2], 1024))
     }
@@ -255,7 +255,7 @@ impl Host for Nothing {
 }
 
 /// Carries the plan out; whether all of it was answered as expected.
-fn run(plan: Vec<(usize, Kind)>) -> io::Result<bool> {
+fn run(plan: Vec<(usize, InstructionKind)>) -> io::Result<bool> {
     seed_randomness(1);
     let store = RamStore::new(BlockSize::B512, (PLACES * LENGTH / BLOCK) as u64)?;
     let identity = Identity::new("instructions", "0");
@@ -280,8 +280,8 @@ fn main() -> ExitCode {
         [kind, count, ..] => {
             let times = count.parse().ok().map(|count: usize| count / DEPTH);
             match (&**kind, times) {
-                ("read", Some(times @ 1..)) => Some((times, Kind::Read)),
-                ("write", Some(times @ 1..)) => Some((times, Kind::Write)),
+                ("read", Some(times @ 1..)) => Some((times, InstructionKind::Read)),
+                ("write", Some(times @ 1..)) => Some((times, InstructionKind::Write)),
                 _ => None,
             }
         }
@@ -292,7 +292,8 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     };
     // From the back: what a new nexus is told, everything once so that no page is new, what counts.
-    let plan = vec![asked, (PLACES / DEPTH, Kind::Write), (ATTENTIONS, Kind::Ready)];
+    let plan =
+        vec![asked, (PLACES / DEPTH, InstructionKind::Write), (ATTENTIONS, InstructionKind::Ready)];
     match run(plan) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {

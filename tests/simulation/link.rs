@@ -5,7 +5,7 @@ use std::io;
 use std::time::Instant;
 
 use futures_util::future::select_all;
-use sarsen_io::simulation::End as _;
+use sarsen_io::simulation::SimulatedStream as _;
 use sarsen_io::time;
 use sarsen_proto::iscsi::initiator::{
     Cid, ConnectionError, Event, LEADING, LoginOptions, Session as Machine,

@@ -21,13 +21,13 @@ mod connections;
 mod control;
 mod dice;
 mod disk;
-mod fairness;
 mod fencing;
 mod initiator;
 mod link;
 mod model;
 mod network;
 mod payloads;
+mod qos;
 mod reservation;
 mod runner;
 mod server;
@@ -36,7 +36,7 @@ mod stamp;
 mod tally;
 mod world;
 
-use disk::Lie;
+use disk::DiskDefect;
 use runner::{all, run};
 use world::Mutation;
 
@@ -82,32 +82,32 @@ fn is_found_out(mutation: Mutation) {
 
 #[test]
 fn a_lost_write_is_found_out() {
-    is_found_out(Mutation::Disk(Lie::LosesWrite));
+    is_found_out(Mutation::Disk(DiskDefect::LosesWrite));
 }
 
 #[test]
 fn a_stale_read_is_found_out() {
-    is_found_out(Mutation::Disk(Lie::ReadsStale));
+    is_found_out(Mutation::Disk(DiskDefect::ReadsStale));
 }
 
 #[test]
 fn a_write_that_is_done_again_is_found_out() {
-    is_found_out(Mutation::Disk(Lie::WritesAgain));
+    is_found_out(Mutation::Disk(DiskDefect::WritesAgain));
 }
 
 #[test]
 fn a_flush_that_does_nothing_is_found_out() {
-    is_found_out(Mutation::Disk(Lie::IgnoresFlush));
+    is_found_out(Mutation::Disk(DiskDefect::IgnoresFlush));
 }
 
 #[test]
 fn a_durable_write_that_is_not_is_found_out() {
-    is_found_out(Mutation::Disk(Lie::IgnoresDurability));
+    is_found_out(Mutation::Disk(DiskDefect::IgnoresDurability));
 }
 
 #[test]
 fn a_reservation_that_is_forgotten_is_found_out() {
-    is_found_out(Mutation::Disk(Lie::ForgetsRecords));
+    is_found_out(Mutation::Disk(DiskDefect::ForgetsRecords));
 }
 
 #[test]

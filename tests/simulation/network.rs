@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::dice::Dice;
 use sarsen_block::{LocalFuture, Piece};
-use sarsen_io::simulation::End;
+use sarsen_io::simulation::SimulatedStream;
 use sarsen_io::time;
 use tokio::sync::Notify;
 
@@ -22,7 +22,7 @@ const STALL_MAX_MS: u64 = 8_000;
 
 /// How a seed's connections behave.
 #[derive(Clone, Debug)]
-pub(crate) struct Weather {
+pub(crate) struct NetworkTraits {
     /// A segment takes up to so long.
     pub(crate) latency_max_ms: u64,
     /// Of a thousand segments, so many are stuck for a while.
@@ -44,7 +44,7 @@ pub(crate) struct Weather {
     pub(crate) piece_max: u64,
 }
 
-impl Weather {
+impl NetworkTraits {
     /// What nothing happens in.
     pub(crate) const fn fair() -> Self {
         Self {
@@ -81,7 +81,7 @@ impl Weather {
 
 /// What ends a connection before its time.
 #[derive(Clone, Copy, Debug)]
-enum Harm {
+enum ConnectionFault {
     Cut,
     Silence,
 }
@@ -99,18 +99,18 @@ struct Pipe {
     is_ended: bool,
     /// The receiver is gone.
     is_deaf: bool,
-    told: Rc<Notify>,
+    reported: Rc<Notify>,
     has_room: Rc<Notify>,
 }
 
 struct Wire {
     dice: Dice,
-    weather: Weather,
+    weather: NetworkTraits,
     addresses: [SocketAddr; 2],
     /// From the side of the same index.
     pipes: [Pipe; 2],
     /// In which direction, after how many bytes.
-    harm: Option<(Harm, usize, u64)>,
+    harm: Option<(ConnectionFault, usize, u64)>,
     is_cut: bool,
     is_silent: bool,
     /// It came to harm, rather than that one side ended it.
@@ -193,8 +193,8 @@ impl Wire {
         let kept = bytes.len() - ((total - after) as usize).min(bytes.len());
         bytes.truncate(kept);
         match harm {
-            Harm::Silence => self.is_silent = true,
-            Harm::Cut => {
+            ConnectionFault::Silence => self.is_silent = true,
+            ConnectionFault::Cut => {
                 if !bytes.is_empty() {
                     self.dispatch(side, std::mem::take(bytes));
                 }
@@ -210,7 +210,7 @@ impl Wire {
         for pipe in &mut self.pipes {
             let kept = self.dice.below(pipe.segments.len() as u64 + 1);
             pipe.segments.truncate(kept as usize);
-            pipe.told.notify_one();
+            pipe.reported.notify_one();
             pipe.has_room.notify_one();
         }
     }
@@ -229,7 +229,7 @@ impl Wire {
         let arrival = pipe.last_arrival.map_or(arrival, |last| last.max(arrival));
         pipe.last_arrival = Some(arrival);
         pipe.segments.push_back((arrival, bytes));
-        pipe.told.notify_one();
+        pipe.reported.notify_one();
     }
 
     /// Gives `side` what has arrived.
@@ -297,13 +297,13 @@ pub(crate) struct Side {
 /// notice what changes after the login, so it may.
 pub(crate) fn connection(
     dice: &mut Dice,
-    weather: &Weather,
+    weather: &NetworkTraits,
     addresses: [SocketAddr; 2],
     is_guarded: bool,
 ) -> (Side, Side) {
     let harm = match (dice.chance(weather.cut_percent), dice.chance(weather.silence_percent)) {
-        (true, _) => Some(Harm::Cut),
-        (false, true) => Some(Harm::Silence),
+        (true, _) => Some(ConnectionFault::Cut),
+        (false, true) => Some(ConnectionFault::Silence),
         (false, false) => None,
     };
     let harm = harm.map(|harm| (harm, dice.below(2) as usize, dice.below(weather.harm_within)));
@@ -360,7 +360,7 @@ impl Fate {
     }
 }
 
-impl End for Side {
+impl SimulatedStream for Side {
     fn peer_addr(&self) -> SocketAddr {
         self.wire.borrow().addresses[1 - self.index]
     }
@@ -373,18 +373,18 @@ impl End for Side {
         let (wire, side) = (self.wire.clone(), self.index);
         Box::pin(async move {
             loop {
-                let (arrival, told) = {
+                let (arrival, reported) = {
                     let wire = wire.borrow();
-                    (wire.arrival(side), wire.pipes[1 - side].told.clone())
+                    (wire.arrival(side), wire.pipes[1 - side].reported.clone())
                 };
                 match arrival {
                     Some(arrival) if arrival <= time::now() => return Ok(()),
                     Some(arrival) => tokio::select! {
                         biased;
-                        () = told.notified() => {}
+                        () = reported.notified() => {}
                         () = time::sleep_until(arrival) => {}
                     },
-                    None => told.notified().await,
+                    None => reported.notified().await,
                 }
             }
         })
@@ -422,7 +422,7 @@ impl End for Side {
         if how != Shutdown::Read {
             let pipe = &mut wire.pipes[self.index];
             pipe.is_ended = true;
-            pipe.told.notify_one();
+            pipe.reported.notify_one();
         }
         if how != Shutdown::Write {
             let pipe = &mut wire.pipes[1 - self.index];

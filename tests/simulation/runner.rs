@@ -14,7 +14,7 @@ use sarsen_io::{simulation, threads, time};
 use tokio::task::{JoinHandle, LocalSet};
 
 use crate::initiator::Initiator;
-use crate::tally::Tally;
+use crate::tally::Counters;
 use crate::world::{Mutation, World};
 
 /// A seed that takes longer, in the world's time, hangs.
@@ -57,7 +57,7 @@ pub(crate) struct Report {
     commands: u64,
     answers: u64,
     elapsed: Duration,
-    tally: Tally,
+    tally: Counters,
 }
 
 /// Runs seeds on two threads at a time, and gives their reports. Panics if any fails.
@@ -86,7 +86,7 @@ pub(crate) fn each<R: Send>(
 }
 
 /// Panics unless all of this was met.
-pub(crate) fn assert_met(tally: &Tally, what: &[&str]) {
+pub(crate) fn assert_met(tally: &Counters, what: &[&str]) {
     let missed: Vec<_> = what.iter().filter(|what| tally.of(what) == 0).collect();
     assert!(missed.is_empty(), "never met: {missed:?}, of\n{tally}");
 }
@@ -94,7 +94,7 @@ pub(crate) fn assert_met(tally: &Tally, what: &[&str]) {
 /// Runs seeds. Panics if any fails.
 pub(crate) fn all(seeds: RangeInclusive<u64>) {
     let (mut commands, mut answers) = (0, 0);
-    let (mut elapsed, mut tally) = (Duration::ZERO, Tally::default());
+    let (mut elapsed, mut tally) = (Duration::ZERO, Counters::default());
     for report in each(seeds, |seed| run(seed, None)) {
         commands += report.commands;
         answers += report.answers;

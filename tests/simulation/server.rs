@@ -20,18 +20,18 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{JoinHandle, LocalSet};
 
 use crate::disk::{Disk, Opened};
-use crate::network::{self, Fate, Side, Weather};
+use crate::network::{self, Fate, NetworkTraits, Side};
 
 /// The iSCSI name of the only target.
 pub(crate) const TARGET: &str = "iqn.2026-11.test:simulated";
 
 /// What the device servers need of the world.
-struct Beneath {
+struct SimulatedHost {
     begun: std::time::Instant,
     works: mpsc::UnboundedSender<Work>,
 }
 
-impl Host for Beneath {
+impl Host for SimulatedHost {
     fn unix_time_ms(&self) -> u64 {
         (time::now() - self.begun).as_millis() as u64
     }
@@ -46,20 +46,20 @@ impl Host for Beneath {
 }
 
 /// The server from a start to a crash.
-struct Life {
+struct ServerRun {
     portal: Rc<SimulatedPortal>,
     stores: Vec<Arc<Opened>>,
     tasks: Rc<LocalSet>,
     fates: RefCell<Vec<Fate>>,
     connections: RefCell<Vec<JoinHandle<()>>>,
     units: Vec<Weak<LogicalUnit>>,
-    over: Over,
+    over: EndGuard,
 }
 
 /// Ends what drives the tasks of a life.
-struct Over(Rc<Notify>);
+struct EndGuard(Rc<Notify>);
 
-impl Drop for Over {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         self.0.notify_one();
     }
@@ -71,7 +71,7 @@ pub(crate) struct Server {
     address: SocketAddr,
     disks: Vec<Arc<Disk>>,
     settings: Settings,
-    life: RefCell<Option<Life>>,
+    life: RefCell<Option<ServerRun>>,
     dice: RefCell<Dice>,
     next_port: Cell<u16>,
     lives: Cell<u64>,
@@ -121,21 +121,21 @@ impl Server {
         };
         let units: BTreeMap<_, _> = stores.iter().enumerate().map(unit).collect();
         let known = units.values().map(Arc::downgrade).collect();
-        let host = Arc::new(Beneath { begun: self.begun, works });
+        let host = Arc::new(SimulatedHost { begun: self.begun, works });
         let settings = self.settings.clone();
         let portal = SimulatedPortal::new(settings, self.address, host, TARGET, units);
         let portal = Rc::new(portal);
         let over = Rc::new(Notify::new());
         let (running, until) = (tasks.clone(), over.clone());
         tokio::task::spawn_local(async move { running.run_until(until.notified()).await });
-        let life = Life {
+        let life = ServerRun {
             portal,
             stores,
             tasks,
             fates: RefCell::default(),
             connections: RefCell::default(),
             units: known,
-            over: Over(over),
+            over: EndGuard(over),
         };
         *self.life.borrow_mut() = Some(life);
     }
@@ -190,7 +190,7 @@ impl Server {
     pub(crate) async fn connect(
         &self,
         dice: &mut Dice,
-        weather: &Weather,
+        weather: &NetworkTraits,
         is_guarded: bool,
     ) -> io::Result<Side> {
         let latency = Duration::from_millis(dice.below(weather.latency_max_ms + 1));
@@ -228,7 +228,7 @@ impl Server {
     /// Ends it when nothing is under way, and says how many of its units somebody still holds.
     pub(crate) async fn end(&self) -> usize {
         let Some(life) = self.life.borrow_mut().take() else { return 0 };
-        let Life { portal, stores, tasks, units, over, .. } = life;
+        let ServerRun { portal, stores, tasks, units, over, .. } = life;
         drop((portal, stores));
         // Tasks that are left run on, so that one of them that holds a unit is seen.
         for _ in 0..8 {

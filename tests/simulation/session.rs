@@ -12,7 +12,7 @@ use sarsen_proto::iscsi::initiator::{
 use sarsen_scsi::Lun;
 use sarsen_wire::iscsi::{AsyncEvent, LogoutResponse, TaskManagementResponse};
 
-use crate::command::{Command, Kind, is_miscompare};
+use crate::command::{Command, CommandKind, is_miscompare};
 use crate::connections::Connections;
 use crate::initiator::{Initiator, LOGIN_LIMIT};
 use crate::link::{Link, Lost, News};
@@ -303,7 +303,7 @@ impl Initiator {
         let mut model = self.world.model.borrow_mut();
         let is_done = matches!(outcome, Outcome::Done { .. });
         match command.kind {
-            Kind::Read if is_done => {
+            CommandKind::Read if is_done => {
                 let data = completion.data.as_deref().unwrap_or_default();
                 let length = command.block_count as usize * stamp::BLOCK;
                 if data.len() != length || completion.residual != Residual::None {
@@ -315,15 +315,15 @@ impl Initiator {
                     model.found(operation, lba, content)?;
                 }
             }
-            Kind::Swap { expected } if is_done => {
+            CommandKind::Swap { expected } if is_done => {
                 let content = stamp::block(command.lba, expected);
                 model.found(operation, command.lba, &content)?;
                 model.swapped(operation, command.lba, expected)?;
             }
-            Kind::Swap { expected } if is_miscompare(completion) => {
+            CommandKind::Swap { expected } if is_miscompare(completion) => {
                 model.missed(operation, command.lba, expected)?;
             }
-            Kind::Flush if is_done => {
+            CommandKind::Flush if is_done => {
                 model.flushed(operation, command.lba, command.block_count);
             }
             _ => {}

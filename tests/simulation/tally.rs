@@ -5,9 +5,9 @@ use std::fmt;
 
 /// Counts under names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally(BTreeMap<String, u64>);
+pub(crate) struct Counters(BTreeMap<String, u64>);
 
-impl Tally {
+impl Counters {
     /// It happened once more.
     pub(crate) fn count(&mut self, what: &str) {
         *self.0.entry(what.to_owned()).or_default() += 1;
@@ -26,7 +26,7 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Counters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|(what, count)| writeln!(f, "{count:>9} {what}"))
     }

@@ -12,20 +12,20 @@ use sarsen_proto::iscsi::target::Settings;
 use tokio::sync::Notify;
 use tracing::debug;
 
-use crate::command::{Command, Kind, Taste};
-use crate::disk::{Disk, Lie, Nature};
+use crate::command::{Command, CommandKind, CommandMix};
+use crate::disk::{Disk, DiskDefect, DiskTraits};
 use crate::fencing::{Action, Nexus};
 use crate::model::{Model, Outcome, Violation};
-use crate::network::Weather;
+use crate::network::NetworkTraits;
 use crate::reservation::{self, Custom};
 use crate::server::Server;
 use crate::stamp;
-use crate::tally::Tally;
+use crate::tally::Counters;
 
 /// What a run proves to be found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
-    Disk(Lie),
+    Disk(DiskDefect),
     /// Bits flip although nobody looks at digests.
     FlipsUnnoticed,
     /// A server that ends in good order flushes nothing.
@@ -35,8 +35,8 @@ pub(crate) enum Mutation {
 /// What a seed has in store.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    pub(crate) natures: Vec<Nature>,
-    pub(crate) weather: Weather,
+    pub(crate) natures: Vec<DiskTraits>,
+    pub(crate) weather: NetworkTraits,
     pub(crate) initiators: u64,
     pub(crate) commands_each: u64,
     /// After how many commands the power fails.
@@ -53,8 +53,9 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn draw(dice: &mut Dice) -> Self {
-        let natures = (0..=dice.below(2)).map(|_| Nature::draw(dice)).collect();
-        let weather = if dice.chance(20) { Weather::fair() } else { Weather::forecast(dice) };
+        let natures = (0..=dice.below(2)).map(|_| DiskTraits::draw(dice)).collect();
+        let weather =
+            if dice.chance(20) { NetworkTraits::fair() } else { NetworkTraits::forecast(dice) };
         let (initiators, commands_each) = (1 + dice.below(4), 10 + dice.below(90));
         let crashes = if dice.chance(50) { 0 } else { 1 + dice.below(3) };
         let all = initiators * commands_each;
@@ -106,7 +107,7 @@ pub(crate) struct World {
     pub(crate) end: Notify,
     record: RefCell<DefaultHasher>,
     ended: Cell<u64>,
-    tally: RefCell<Tally>,
+    tally: RefCell<Counters>,
 }
 
 impl World {
@@ -159,7 +160,7 @@ impl World {
     }
 
     /// How often what seeds are for has happened.
-    pub(crate) fn tally(&self) -> Tally {
+    pub(crate) fn tally(&self) -> Counters {
         self.tally.borrow().clone()
     }
 
@@ -213,7 +214,7 @@ impl World {
     }
 
     /// A command for one of the disks.
-    pub(crate) fn command(&self, taste: &Taste, nexus: Nexus, dice: &mut Dice) -> Command {
+    pub(crate) fn command(&self, taste: &CommandMix, nexus: Nexus, dice: &mut Dice) -> Command {
         let disk = dice.below(self.plan.natures.len() as u64) as usize;
         let block_count = self.plan.natures[disk].block_count;
         let stamp = self.next_stamp();
@@ -228,7 +229,7 @@ impl World {
     /// A command about a disk's reservations.
     pub(crate) const fn reservation(&self, disk: usize, action: Action) -> Command {
         Command {
-            kind: Kind::Reservation { action, custom: self.plan.reservations },
+            kind: CommandKind::Reservation { action, custom: self.plan.reservations },
             disk,
             lba: 0,
             block_count: 0,

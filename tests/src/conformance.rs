@@ -67,8 +67,8 @@ pub struct Family {
 impl Test {
     /// Why it was skipped, in the suite's own words.
     pub fn reason(&self) -> &str {
-        let told = self.said.lines().find_map(|line| line.split_once("[SKIPPED]"));
-        told.map_or("", |(_, reason)| reason.trim())
+        let reported = self.said.lines().find_map(|line| line.split_once("[SKIPPED]"));
+        reported.map_or("", |(_, reason)| reason.trim())
     }
 }
 

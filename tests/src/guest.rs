@@ -36,13 +36,13 @@ const KERNEL_ARGUMENTS: &str =
 
 /// What a scenario reported.
 #[derive(Debug)]
-pub struct Played {
+pub struct ScenarioReport {
     results: BTreeMap<String, String>,
     /// All that the guest's console showed.
     pub console: String,
 }
 
-impl Played {
+impl ScenarioReport {
     /// One result; an error with the console when the scenario did not get that far.
     pub fn result(&self, name: &str) -> Result<&str> {
         let value = self.results.get(name).map(String::as_str);
@@ -51,7 +51,7 @@ impl Played {
 }
 
 /// Boots a guest that plays `tests/guest/SCENARIO.sh` with `environment`.
-pub fn run(scenario: &str, environment: &[(&str, &str)]) -> Result<Played> {
+pub fn run(scenario: &str, environment: &[(&str, &str)]) -> Result<ScenarioReport> {
     Guest::new(scenario, environment)?.run()
 }
 
@@ -67,12 +67,12 @@ pub struct Guest {
 
 /// A guest that stays until this is dropped.
 #[derive(Debug)]
-pub struct Staying {
+pub struct RunningGuest {
     daemon: Daemon,
     work: TempDir,
 }
 
-impl Staying {
+impl RunningGuest {
     /// What its scenario reported; waits until it has.
     pub fn result(&self, name: &str) -> Result<String> {
         let mut found = None;
@@ -125,7 +125,7 @@ impl Guest {
     }
 
     /// Boots it from its kernel and its archive.
-    pub fn run(&self) -> Result<Played> {
+    pub fn run(&self) -> Result<ScenarioReport> {
         let work = tempfile::tempdir()?;
         let mut qemu = Command::new(QEMU);
         self.boot(&mut qemu, work.path())?;
@@ -133,7 +133,7 @@ impl Guest {
     }
 
     /// Boots it and lets it run: its scenario does not end.
-    pub fn start(&self) -> Result<Staying> {
+    pub fn start(&self) -> Result<RunningGuest> {
         let work = tempfile::tempdir()?;
         let console = File::create(work.path().join("console"))?;
         let errors = console.try_clone()?;
@@ -142,7 +142,7 @@ impl Guest {
             booted = self.boot(qemu.stdout(console).stderr(errors), work.path());
         })?;
         booted?;
-        Ok(Staying { daemon, work })
+        Ok(RunningGuest { daemon, work })
     }
 
     fn boot(&self, qemu: &mut Command, work: &Path) -> Result<()> {
@@ -157,7 +157,7 @@ impl Guest {
 
     /// Boots it from what its devices hold: the kernel and the archive are there (see
     /// [`Self::write_disc`]).
-    pub fn run_from_disc(&self) -> Result<Played> {
+    pub fn run_from_disc(&self) -> Result<ScenarioReport> {
         let mut qemu = Command::new(QEMU);
         self.machine(&mut qemu);
         self.play(&mut qemu)
@@ -206,9 +206,9 @@ impl Guest {
             .args(&self.devices);
     }
 
-    fn play(&self, qemu: &mut Command) -> Result<Played> {
+    fn play(&self, qemu: &mut Command) -> Result<ScenarioReport> {
         let console = process::output(qemu, LIMIT)?;
-        let played = Played { results: results(&console), console };
+        let played = ScenarioReport { results: results(&console), console };
         let status = played.result("status")?;
         ensure!(status == "0", "{} ended with status {status}:\n{}", self.scenario, played.console);
         Ok(played)

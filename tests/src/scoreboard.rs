@@ -6,9 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use sarsen_lab::contestant::{self, Image, Running, istgt, tgt};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
+use sarsen_lab::target_under_test::{self, Image, Running, istgt, tgt};
 
 use crate::conformance::{self, Catalogue, Family, Medium, Report, Verdict};
 use crate::process;
@@ -70,7 +70,7 @@ pub fn run(families: &Catalogue, mut done: impl FnMut(&str, &Family)) -> Result<
 
 fn images() -> Vec<Image> {
     Medium::ALL
-        .map(|medium| Image::new(medium.name(), contestant::Backing::Memory, BYTE_COUNT))
+        .map(|medium| Image::new(medium.name(), target_under_test::Backing::Memory, BYTE_COUNT))
         .into()
 }
 

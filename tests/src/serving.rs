@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use sarsen_io::time::now;
-use sarsen_lab::contestant::{self, Image, Running, sarsen, tgt};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
+use sarsen_lab::target_under_test::{self, Image, Running, sarsen, tgt};
 
 use crate::{process, program};
 
@@ -90,8 +90,8 @@ impl Volume {
     /// What another target serves.
     fn image(&self) -> Result<Image> {
         let backing = match &self.backing {
-            Backing::Ram => contestant::Backing::Memory,
-            Backing::File(path) => contestant::Backing::File(path.clone()),
+            Backing::Ram => target_under_test::Backing::Memory,
+            Backing::File(path) => target_under_test::Backing::File(path.clone()),
             Backing::Null => bail!("this peer has no null volume"),
             Backing::Iso(_) => bail!("this peer's CDs are of no interest here"),
         };

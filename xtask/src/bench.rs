@@ -1,8 +1,7 @@
 //! `cargo xtask bench`: the program beside tgt, istgt and the limit, with one client for all, and
 //! beside itself where it is to be as good under other conditions. Rounds are interleaved over the
-//! contestants, because a shared machine drifts: read the ratios rather than the figures.
+//! targets under test, because a shared machine drifts: read the ratios rather than the figures.
 
-mod contestants;
 mod files;
 mod generator;
 mod neighbours;
@@ -11,6 +10,7 @@ mod report;
 mod results;
 mod sessions;
 mod start_up;
+mod targets_under_test;
 mod verdicts;
 
 use std::env::temp_dir;
@@ -24,10 +24,10 @@ use sarsen_initiator::Url;
 use sarsen_proof::{process, program};
 use serde_json::{Value, json};
 
-use contestants::{Entrant, Field, Way};
-use neighbours::Noise;
+use neighbours::NoisyNeighbour;
 use points::{Group, Point};
 use results::{Figures, Results};
+use targets_under_test::{Field, MeasureMode, Participant};
 
 /// Of writing over a whole volume first, so that nobody reads holes.
 const FILL_SECONDS: f64 = 3.0;
@@ -51,7 +51,7 @@ pub(crate) struct Options {
     /// Points whose name contains this alone.
     #[arg(long)]
     point: Option<String>,
-    /// A contestant that is left out, such as istgt or `limit, spinning`; several times, too.
+    /// A target under test that is left out, such as istgt or `limit, spinning`; several times, too.
     #[arg(long, value_name = "CONTESTANT")]
     without: Vec<String>,
     /// The folder on disk for the group of files.
@@ -69,8 +69,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    fn takes(&self, contestant: &str) -> bool {
-        !self.without.iter().any(|without| without == contestant)
+    fn takes(&self, target_under_test: &str) -> bool {
+        !self.without.iter().any(|without| without == target_under_test)
     }
 
     /// Points of a group that were not left out.
@@ -102,7 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         let points = options.points(group);
         if !points.is_empty() {
-            let field = contestants::start(group, &client, options)?;
+            let field = targets_under_test::start(group, &client, options)?;
             measure_group(&client, group, &points, &field, (rounds, seconds), &mut results)?;
         }
     }
@@ -118,13 +118,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     println!("{}{}", report::tables(&results), report::verdicts(&verdicts));
     println!(
         "Medians of {rounds} interleaved runs of {seconds} s, client and targets on one machine. \
-         ± is half the distance of the extremes; × is the first contestant's figure by this one's, \
+         ± is half the distance of the extremes; × is the first target under test's figure by this one's, \
          round by round."
     );
     Ok(())
 }
 
-/// All points of a group, with all of its contestants in turns.
+/// All points of a group, with all of its targets under test in turns.
 fn measure_group(
     client: &Path,
     group: Group,
@@ -163,17 +163,17 @@ fn measure_group(
     Ok(())
 }
 
-fn measure(client: &Path, entrant: &Entrant, point: &Point, seconds: f64) -> Result<Figures> {
+fn measure(client: &Path, entrant: &Participant, point: &Point, seconds: f64) -> Result<Figures> {
     let what = || format!("{} on {}", point.name, entrant.name);
     let _awake = entrant.wake().with_context(what)?;
     match &entrant.way {
-        Way::Fio { path } => files::measure(path, point, seconds).with_context(what),
-        Way::Load { url, pids } => {
+        MeasureMode::Fio { path } => files::measure(path, point, seconds).with_context(what),
+        MeasureMode::Load { url, pids } => {
             let _idle = sessions::open_idle(url, entrant.idle).with_context(what)?;
             let neighbour = entrant.neighbour.as_ref();
-            let noise = neighbour.map(|url| Noise::start(client, url, seconds));
+            let noise = neighbour.map(|url| NoisyNeighbour::start(client, url, seconds));
             let figures = load(client, url, pids, point, seconds).with_context(what)?;
-            noise.map_or(Ok(()), Noise::end).with_context(what)?;
+            noise.map_or(Ok(()), NoisyNeighbour::end).with_context(what)?;
             Ok(figures)
         }
     }

@@ -23,11 +23,11 @@ use clap::{Parser, Subcommand};
 #[command(name = "cargo xtask")]
 struct Arguments {
     #[command(subcommand)]
-    chore: Chore,
+    chore: Task,
 }
 
 #[derive(Subcommand)]
-enum Chore {
+enum Task {
     /// The whole gate, the same for a person and for CI.
     Ci(ci::Options),
     /// Rules that neither the compiler nor clippy knows.
@@ -52,14 +52,14 @@ fn main() -> Result<()> {
     // Wherever it is called from, chores run at the root.
     std::env::set_current_dir(shell::root())?;
     match Arguments::parse().chore {
-        Chore::Ci(options) => ci::run(&options),
-        Chore::Tidy => tidy::run(),
-        Chore::Conformance(options) => conformance::run(&options),
-        Chore::Scoreboard => conformance::scoreboard(),
-        Chore::Fuzz(options) => fuzz::run(&options),
-        Chore::Bench(options) => bench::run(&options),
-        Chore::Console => console::build(),
-        Chore::Instructions(options) => instructions::run(&options),
-        Chore::Package(options) => package::run(&options),
+        Task::Ci(options) => ci::run(&options),
+        Task::Tidy => tidy::run(),
+        Task::Conformance(options) => conformance::run(&options),
+        Task::Scoreboard => conformance::scoreboard(),
+        Task::Fuzz(options) => fuzz::run(&options),
+        Task::Bench(options) => bench::run(&options),
+        Task::Console => console::build(),
+        Task::Instructions(options) => instructions::run(&options),
+        Task::Package(options) => package::run(&options),
     }
 }

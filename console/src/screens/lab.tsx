@@ -8,7 +8,7 @@ interface Run {
   id: number;
   study: string;
   scale: string;
-  contestants: string[];
+  targets_under_test: string[];
   began_at: number;
   ended_at: number | null;
 }
@@ -65,7 +65,7 @@ function Runs() {
                 <tr key={run.id}>
                   <th scope="row"><a href={`/lab/${run.id}`}>{run.study}, {run.scale}</a></th>
                   <td><time>{format.moment(run.began_at)}</time>{run.ended_at === null && ", unfinished"}</td>
-                  <td>{run.contestants.join(", ")}</td>
+                  <td>{run.targets_under_test.join(", ")}</td>
                 </tr>
               ))}
             </tbody>

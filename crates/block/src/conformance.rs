@@ -103,8 +103,8 @@ async fn outside_is_refused(store: &dyn Store, extent: Extent) {
     for request in every_kind(extent, length) {
         let what = format!("{request:?}");
         match store.submit(request).wait().await {
-            Err(BlockError::OutOfRange { extent: told, block_count: blocks }) => {
-                assert_eq!((told, blocks), (extent, block_count), "{what}");
+            Err(BlockError::OutOfRange { extent: reported, block_count: blocks }) => {
+                assert_eq!((reported, blocks), (extent, block_count), "{what}");
             }
             Err(BlockError::ReadOnly) if store.characteristics().read_only => {}
             Err(BlockError::Unsupported) if what.starts_with("Unmap") => {}
@@ -352,9 +352,9 @@ async fn random_requests(store: &dyn Store, seed: u64) {
                 Reply::Space(space) => panic!("{space:?}, {at}"),
                 Reply::Allocation(run) => {
                     assert!((1..=extent.block_count).contains(&run.block_count), "{at}: {run:?}");
-                    let told = &expected[..run.block_count as usize * size];
-                    let holds =
-                        run.allocation == Allocation::Mapped || told.iter().all(|&byte| byte == 0);
+                    let reported = &expected[..run.block_count as usize * size];
+                    let holds = run.allocation == Allocation::Mapped
+                        || reported.iter().all(|&byte| byte == 0);
                     assert!(holds, "{extent} has data and is told deallocated, {at}");
                 }
             }
@@ -421,13 +421,13 @@ async fn runs(store: &dyn Store, extent: Extent) {
     let mut rest = extent;
     while rest.block_count > 0 {
         let run = first_run(store, rest).await;
-        let told = Extent { block_count: run.block_count, ..rest };
+        let reported = Extent { block_count: run.block_count, ..rest };
         if run.allocation != Allocation::Mapped {
-            let sample = Extent { block_count: told.block_count.min(256), ..told };
+            let sample = Extent { block_count: reported.block_count.min(256), ..reported };
             let zeroes = read(store, sample).await.iter().all(|&byte| byte == 0);
-            assert!(zeroes, "{told} is told {:?} and does not read as zero", run.allocation);
+            assert!(zeroes, "{reported} is told {:?} and does not read as zero", run.allocation);
         }
-        rest = Extent::new(told.end(), rest.block_count - told.block_count);
+        rest = Extent::new(reported.end(), rest.block_count - reported.block_count);
     }
 }
 

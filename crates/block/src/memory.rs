@@ -13,10 +13,10 @@ use crate::{
 /// Blocks in a map; those that are absent read as zero.
 pub struct MemoryStore {
     block_size: BlockSize,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
-struct State {
+struct MemoryState {
     block_count: u64,
     /// Those that have room: with data, or anchored.
     blocks: BTreeMap<u64, Option<Box<[u8]>>>,
@@ -25,11 +25,11 @@ struct State {
 impl MemoryStore {
     /// An empty store.
     pub fn new(block_size: BlockSize, block_count: u64) -> Self {
-        let state = Mutex::new(State { block_count, blocks: BTreeMap::new() });
+        let state = Mutex::new(MemoryState { block_count, blocks: BTreeMap::new() });
         Self { block_size, state }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

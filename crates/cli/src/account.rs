@@ -7,12 +7,12 @@ use anyhow::Context;
 use clap::Subcommand;
 use sarsen_node::control::schema::Apply;
 use sarsen_node::desired::document::Account;
-use sarsen_node::desired::{Document, Key, Kind};
+use sarsen_node::desired::{Document, Key, ObjectKind};
 use serde_json::json;
 
 use crate::exit::UsageError;
 use crate::output::note;
-use crate::state::{self, ChangeManner, OneVerb};
+use crate::state::{self, ChangeOptions, OneVerb};
 
 /// Verbs of `sarsen account`.
 #[derive(Subcommand)]
@@ -24,7 +24,7 @@ pub(crate) enum Verb {
         #[command(flatten)]
         secret: SecretArguments,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     /// Give an account another secret. Unless one is given, it is made and printed, once. Initiators that are
     /// logged in stay so, and need the new one the next time.
@@ -34,7 +34,7 @@ pub(crate) enum Verb {
         #[command(flatten)]
         secret: SecretArguments,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     #[command(flatten)]
     Common(state::Verb),
@@ -49,7 +49,7 @@ pub(crate) struct SecretArguments {
 }
 
 /// A secret.
-pub(crate) struct Given {
+pub(crate) struct SecretInput {
     pub(crate) secret: String,
     /// It was made just now, and nobody knows it.
     pub(crate) is_new: bool,
@@ -61,9 +61,9 @@ impl SecretArguments {
     }
 
     /// The secret that was given, or a new one.
-    pub(crate) fn take(&self) -> anyhow::Result<Given> {
+    pub(crate) fn take(&self) -> anyhow::Result<SecretInput> {
         let secret = match &self.secret_from {
-            None => return Ok(Given { secret: new_secret(), is_new: true }),
+            None => return Ok(SecretInput { secret: new_secret(), is_new: true }),
             Some(path) if path.as_os_str() == "-" => {
                 let mut text = String::new();
                 std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
@@ -74,18 +74,18 @@ impl SecretArguments {
         };
         let secret = secret.strip_suffix('\n').unwrap_or(&secret);
         let secret = secret.strip_suffix('\r').unwrap_or(secret);
-        Ok(Given { secret: secret.to_owned(), is_new: false })
+        Ok(SecretInput { secret: secret.to_owned(), is_new: false })
     }
 }
 
 /// 16 letters and digits: 95 bits, and no more bytes than Windows takes.
 fn new_secret() -> String {
-    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    const MESSAGES: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let letter = || loop {
         // The numbers beyond a whole multiple would make some letters likelier.
         let number = (sarsen_io::random::number() & 0xff) as usize;
-        if number < 256 / LETTERS.len() * LETTERS.len() {
-            break char::from(LETTERS[number % LETTERS.len()]);
+        if number < 256 / MESSAGES.len() * MESSAGES.len() {
+            break char::from(MESSAGES[number % MESSAGES.len()]);
         }
     };
     (0..16).map(|_| letter()).collect()
@@ -93,33 +93,33 @@ fn new_secret() -> String {
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::Create { name, secret, manner } => {
-            let Given { secret, is_new } = secret.take()?;
+        Verb::Create { name, secret, options } => {
+            let SecretInput { secret, is_new } = secret.take()?;
             let account = Account {
                 name: name.clone(),
                 secret: Some(secret.clone().into()),
                 ..Account::default()
             };
             let document = Document { account: vec![account], ..Document::default() };
-            let changed = manner.ask(&Apply { create: true, ..manner.apply(document) })?;
+            let changed = options.ask(&Apply { create: true, ..options.apply(document) })?;
             let made = (is_new && !changed.dry_run).then_some(secret.as_str());
             tell_secret(made, Some(&name))?;
-            state::report(&changed, manner.manner.json)
+            state::report(&changed, options.options.json)
         }
-        Verb::Secret { name, secret, manner } => {
-            let Given { secret, is_new } = secret.take()?;
+        Verb::Secret { name, secret, options } => {
+            let SecretInput { secret, is_new } = secret.take()?;
             // It takes the place of a secret that is elsewhere.
             let patch = json!({ "secret": &secret, "secret-file": null, "secret-env": null });
-            let changed = state::patch(&Key::new(Kind::Account, &name), &patch, &manner)?;
+            let changed = state::patch(&Key::new(ObjectKind::Account, &name), &patch, &options)?;
             let made = (is_new && !changed.dry_run).then_some(secret.as_str());
             tell_secret(made, Some(&name))?;
-            state::report(&changed, manner.manner.json)
+            state::report(&changed, options.options.json)
         }
         Verb::Common(verb) => {
             if let state::Verb::One(OneVerb::Set { name, settings, .. }) = &verb {
                 refuse_secrets(name, settings)?;
             }
-            state::run(Kind::Account, verb)
+            state::run(ObjectKind::Account, verb)
         }
     }
 }

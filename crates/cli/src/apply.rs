@@ -7,12 +7,12 @@ use anyhow::Context;
 use sarsen_node::control::schema::{Apply, ConfigState, RevisionList};
 use sarsen_node::desired::{Document, from_json};
 
-use crate::control::{Manner, table};
+use crate::control::{ServerOptions, table};
 use crate::disk::on_a_core;
 use crate::exit::UsageError;
 use crate::import::write_private;
 use crate::output::{print_document, print_line};
-use crate::state::{self, ChangeManner};
+use crate::state::{self, ChangeOptions};
 
 /// Flags of `sarsen apply`.
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     prune: bool,
     #[command(flatten)]
-    manner: ChangeManner,
+    options: ChangeOptions,
 }
 
 /// Flags of `sarsen diff`.
@@ -37,7 +37,7 @@ pub(crate) struct DiffArguments {
     #[arg(long)]
     prune: bool,
     #[command(flatten)]
-    manner: Manner,
+    options: ServerOptions,
 }
 
 /// Flags of `sarsen export`.
@@ -50,7 +50,7 @@ pub(crate) struct ExportArguments {
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     #[command(flatten)]
-    manner: Manner,
+    options: ServerOptions,
 }
 
 /// Flags of `sarsen history`.
@@ -60,31 +60,31 @@ pub(crate) struct HistoryArguments {
     #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20)]
     limit: usize,
     #[command(flatten)]
-    manner: Manner,
+    options: ServerOptions,
 }
 
 /// `sarsen apply`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { file, prune, manner } = arguments;
-    manner.send(&Apply { prune: *prune, ..manner.apply(read(file)?) })
+    let Arguments { file, prune, options } = arguments;
+    options.send(&Apply { prune: *prune, ..options.apply(read(file)?) })
 }
 
 /// `sarsen diff`.
 pub(crate) fn diff(arguments: &DiffArguments) -> anyhow::Result<()> {
-    let DiffArguments { file, prune, manner } = arguments;
+    let DiffArguments { file, prune, options } = arguments;
     let document = read(file)?;
     let apply = Apply { document, prune: *prune, dry_run: true, ..Apply::default() };
-    let client = manner.client()?;
+    let client = options.client()?;
     let changed = on_a_core(async { Ok(client.post("/config/apply", &apply).await?) })?;
-    state::report(&changed, manner.json)
+    state::report(&changed, options.json)
 }
 
 /// `sarsen export`.
 pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
-    let ExportArguments { secrets, out, manner } = arguments;
-    let (client, path) = (manner.client()?, format!("/config?secrets={secrets}"));
+    let ExportArguments { secrets, out, options } = arguments;
+    let (client, path) = (options.client()?, format!("/config?secrets={secrets}"));
     let state: ConfigState = on_a_core(async { Ok(client.get(&path).await?) })?;
-    let text = match manner.json {
+    let text = match options.json {
         true => serde_json::to_string(&state.document)? + "\n",
         false => toml::to_string(&state.document)?,
     };
@@ -98,10 +98,10 @@ pub(crate) fn export(arguments: &ExportArguments) -> anyhow::Result<()> {
 
 /// `sarsen history`.
 pub(crate) fn history(arguments: &HistoryArguments) -> anyhow::Result<()> {
-    let HistoryArguments { limit, manner } = arguments;
-    let (client, path) = (manner.client()?, format!("/config/revisions?limit={limit}"));
+    let HistoryArguments { limit, options } = arguments;
+    let (client, path) = (options.client()?, format!("/config/revisions?limit={limit}"));
     let list: RevisionList = on_a_core(async { Ok(client.get(&path).await?) })?;
-    if manner.json {
+    if options.json {
         return print_line(&serde_json::to_string(&list)?);
     }
     let rows: Vec<[String; 4]> = list

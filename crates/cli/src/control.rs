@@ -30,7 +30,7 @@ pub(crate) fn default_socket() -> PathBuf {
 
 /// Which server, and how its answer is shown.
 #[derive(clap::Args)]
-pub(crate) struct Manner {
+pub(crate) struct ServerOptions {
     /// The server: the path of its control socket, as `sarsen serve --control` was given it, or the URL of its
     /// API, such as `https://san.example:3280`; SARSEN_CONTROL in the environment, or /run/sarsen/control.sock,
     /// unless given.
@@ -49,7 +49,7 @@ pub(crate) struct Manner {
     pub(crate) json: bool,
 }
 
-impl Manner {
+impl ServerOptions {
     /// The server that is meant.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
         self.client_or(None)

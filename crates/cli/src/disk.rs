@@ -50,7 +50,7 @@ pub(crate) enum Verb {
 
 /// How to log in, and how to tell the result.
 #[derive(clap::Args)]
-pub(crate) struct Manner {
+pub(crate) struct DiskOptions {
     /// Require header digests (CRC32C).
     #[arg(long)]
     header_digest: bool,
@@ -71,7 +71,7 @@ pub(crate) struct Manner {
     json: bool,
 }
 
-impl Manner {
+impl DiskOptions {
     /// For one disk: two of the same target need an ISID each, or one session takes the other's
     /// place (RFC 7143 §6.3.5).
     fn options(&self) -> SessionOptions {
@@ -92,7 +92,7 @@ pub(crate) struct InfoArguments {
     /// The disk.
     url: String,
     #[command(flatten)]
-    manner: Manner,
+    options: DiskOptions,
 }
 
 #[derive(clap::Args)]
@@ -108,7 +108,7 @@ pub(crate) struct ReadArguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     length: Option<u64>,
     #[command(flatten)]
-    manner: Manner,
+    options: DiskOptions,
 }
 
 #[derive(clap::Args)]
@@ -124,7 +124,7 @@ pub(crate) struct WriteArguments {
     #[arg(long)]
     destroy: bool,
     #[command(flatten)]
-    manner: Manner,
+    options: DiskOptions,
 }
 
 #[derive(clap::Args)]
@@ -139,7 +139,7 @@ pub(crate) struct CopyArguments {
     #[arg(long)]
     destroy: bool,
     #[command(flatten)]
-    manner: Manner,
+    options: DiskOptions,
 }
 
 #[derive(clap::Args)]
@@ -151,7 +151,7 @@ pub(crate) struct VerifyArguments {
     #[arg(value_name = "FILE|URL")]
     other: String,
     #[command(flatten)]
-    manner: Manner,
+    options: DiskOptions,
 }
 
 #[derive(clap::Args)]
@@ -168,14 +168,14 @@ pub(crate) struct EraseArguments {
     #[arg(long)]
     destroy: bool,
     #[command(flatten)]
-    manner: Manner,
+    options: DiskOptions,
 }
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Info(arguments) => {
             let url = parse(&arguments.url)?;
-            on_a_core(info::run(&url, &arguments.manner.options(), arguments.manner.json))
+            on_a_core(info::run(&url, &arguments.options.options(), arguments.options.json))
         }
         Verb::Read(arguments) => on_a_core(read(arguments)),
         Verb::Write(arguments) => on_a_core(write(arguments)),
@@ -215,11 +215,11 @@ fn is_dash(path: &Path) -> bool {
 async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
     let url = parse(&arguments.url)?;
     let to_stdout = is_dash(&arguments.file);
-    if to_stdout && arguments.manner.json {
+    if to_stdout && arguments.options.json {
         let message = "standard output cannot take both the disk and --json: name a file";
         return Err(UsageError(message.into()).into());
     }
-    let disk = Disk::open(&url, &arguments.manner.options()).await?;
+    let disk = Disk::open(&url, &arguments.options.options()).await?;
     let source = Source::Disk(&disk);
     let length = match arguments.length {
         Some(length) => length,
@@ -233,12 +233,12 @@ async fn read(arguments: ReadArguments) -> anyhow::Result<()> {
     } else {
         Sink::create(&arguments.file)?
     };
-    let moved = timed(Some(length), |told| async move {
-        transfer::copy(&source, arguments.offset, Some(length), &sink, 0, told.as_ref()).await
+    let moved = timed(Some(length), |reported| async move {
+        transfer::copy(&source, arguments.offset, Some(length), &sink, 0, reported.as_ref()).await
     })
     .await?;
     disk.close().await?;
-    moved.tell("read", to_stdout, arguments.manner.json)
+    moved.tell("read", to_stdout, arguments.options.json)
 }
 
 async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
@@ -249,17 +249,17 @@ async fn write(arguments: WriteArguments) -> anyhow::Result<()> {
     } else {
         Source::open(&arguments.file)?
     };
-    let disk = Disk::open(&url, &arguments.manner.options()).await?;
+    let disk = Disk::open(&url, &arguments.options.options()).await?;
     if !arguments.destroy {
         disk.check_vacant().await?;
     }
     let sink = Sink::Disk(&disk);
-    let moved = timed(source.length(), |told| async move {
-        transfer::copy(&source, 0, None, &sink, arguments.offset, told.as_ref()).await
+    let moved = timed(source.length(), |reported| async move {
+        transfer::copy(&source, 0, None, &sink, arguments.offset, reported.as_ref()).await
     })
     .await?;
     disk.close().await?;
-    moved.tell("written", false, arguments.manner.json)
+    moved.tell("written", false, arguments.options.json)
 }
 
 async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
@@ -267,8 +267,8 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
     if (&from.portal, &from.target, from.lun) == (&to.portal, &to.target, to.lun) {
         return Err(UsageError(format!("{from} cannot be copied to itself")).into());
     }
-    let from = Disk::open(&from, &arguments.manner.options()).await?;
-    let to = Disk::open(&to, &arguments.manner.options()).await?;
+    let from = Disk::open(&from, &arguments.options.options()).await?;
+    let to = Disk::open(&to, &arguments.options.options()).await?;
     if !arguments.destroy {
         to.check_vacant().await?;
     }
@@ -281,13 +281,13 @@ async fn copy(arguments: CopyArguments) -> anyhow::Result<()> {
         ));
     }
     let (source, sink) = (Source::Disk(&from), Sink::Disk(&to));
-    let moved = timed(source.length(), |told| async move {
-        transfer::copy(&source, 0, None, &sink, 0, told.as_ref()).await
+    let moved = timed(source.length(), |reported| async move {
+        transfer::copy(&source, 0, None, &sink, 0, reported.as_ref()).await
     })
     .await?;
     from.close().await?;
     to.close().await?;
-    moved.tell("copied", false, arguments.manner.json)
+    moved.tell("copied", false, arguments.options.json)
 }
 
 #[derive(Serialize)]
@@ -301,10 +301,10 @@ struct Verified {
 async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
     let (left, other) = (parse(&arguments.url)?, &arguments.other);
     let file = if is_url(other) { None } else { Some(Source::open(other.as_ref())?) };
-    let left = Disk::open(&left, &arguments.manner.options()).await?;
+    let left = Disk::open(&left, &arguments.options.options()).await?;
     let second = match file {
         Some(_) => None,
-        None => Some(Disk::open(&parse(other)?, &arguments.manner.options()).await?),
+        None => Some(Disk::open(&parse(other)?, &arguments.options.options()).await?),
     };
     // What is right decides how much is compared; the other side may be larger.
     let left_source = Source::Disk(&left);
@@ -321,12 +321,12 @@ async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
     };
     let length = wanted.min(room);
     let bar = Bar::new(Some(length));
-    let told = |done| bar.tell(done);
-    let found = transfer::compare(&left_source, &right_source, length, &told).await;
+    let reported = |done| bar.tell(done);
+    let found = transfer::compare(&left_source, &right_source, length, &reported).await;
     bar.end();
     let found = found?;
     let equal = found.first_difference.is_none() && wanted <= room;
-    if arguments.manner.json {
+    if arguments.options.json {
         let verified = Verified {
             equal,
             compared_bytes: length,
@@ -350,7 +350,7 @@ async fn verify(arguments: VerifyArguments) -> anyhow::Result<()> {
              {room} and the other at byte {wanted}"
         ));
     }
-    if !arguments.manner.json {
+    if !arguments.options.json {
         let sum = found.sha256.as_ref().map(|sum| hex(sum)).unwrap_or_default();
         print_line(&format!("equal: {}\nSHA-256 {sum}", render_size(length)))?;
     }
@@ -365,7 +365,7 @@ struct Erased {
 
 fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
     let url = parse(&arguments.url)?;
-    let options = arguments.manner.options();
+    let options = arguments.options.options();
     if !arguments.destroy {
         // The session does not wait for a person.
         let question = on_a_core(async {
@@ -392,14 +392,14 @@ fn erase(arguments: &EraseArguments) -> anyhow::Result<()> {
         let disk = Disk::open(&url, &options).await?;
         let bar = Bar::new(Some(disk.length()));
         let begun = time::now();
-        let told = |done| bar.tell(done);
-        let erased = transfer::erase(&disk, how, &told).await;
+        let reported = |done| bar.tell(done);
+        let erased = transfer::erase(&disk, how, &reported).await;
         bar.end();
         let result = (erased?, time::now().duration_since(begun));
         disk.close().await?;
         Ok(result)
     })?;
-    if arguments.manner.json {
+    if arguments.options.json {
         let erased = Erased { bytes, seconds: elapsed.as_secs_f64() };
         return print_line(&serde_json::to_string(&erased)?);
     }
@@ -439,8 +439,8 @@ where
 {
     let bar = Bar::new(length);
     let begun = time::now();
-    let told = bar.clone();
-    let result = transfer(Box::new(move |done| told.tell(done))).await;
+    let reported = bar.clone();
+    let result = transfer(Box::new(move |done| reported.tell(done))).await;
     bar.end();
     Ok(Moved { transferred: result?, elapsed: time::now().duration_since(begun) })
 }

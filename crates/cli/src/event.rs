@@ -6,7 +6,7 @@ use clap::{Subcommand, ValueEnum};
 use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::events::{Event, EventList};
 
-use crate::control::Manner;
+use crate::control::ServerOptions;
 use crate::disk::on_a_core;
 use crate::output::{one_line, print_line};
 
@@ -32,16 +32,16 @@ pub(crate) struct List {
     subject: Option<String>,
     /// Only those that are at least so severe.
     #[arg(long, value_enum)]
-    severity: Option<Least>,
+    severity: Option<MinimumSeverity>,
     /// At most so many, the newest.
     #[arg(long, value_name = "COUNT", default_value_t = 100)]
     limit: usize,
     #[command(flatten)]
-    manner: Manner,
+    options: ServerOptions,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Least {
+enum MinimumSeverity {
     Info,
     Warning,
     Error,
@@ -51,9 +51,9 @@ impl List {
     /// What is asked for, as the end of a path.
     fn query(&self) -> String {
         let severity = self.severity.map(|least| match least {
-            Least::Info => "info",
-            Least::Warning => "warning",
-            Least::Error => "error",
+            MinimumSeverity::Info => "info",
+            MinimumSeverity::Warning => "warning",
+            MinimumSeverity::Error => "error",
         });
         let given = [
             ("kind", self.kind.as_deref()),
@@ -70,23 +70,23 @@ impl List {
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     let Verb::List(list) = verb;
-    let (client, query) = (list.manner.client()?, list.query());
+    let (client, query) = (list.options.client()?, list.query());
     on_a_core(async {
         let found: EventList = client.get(&format!("/events{query}")).await?;
         if !list.follow {
-            return show_all(&found, list.manner.json);
+            return show_all(&found, list.options.json);
         }
-        found.events.iter().try_for_each(|event| show(event, list.manner.json))?;
+        found.events.iter().try_for_each(|event| show(event, list.options.json))?;
         let after = found.events.last().map_or(String::new(), |last| format!("&after={}", last.id));
         let mut rest = Vec::new();
         let mut outcome = Ok(());
         let path = format!("/live{query}{after}");
-        let told = client.stream(&path, |piece| {
+        let reported = client.stream(&path, |piece| {
             rest.extend_from_slice(piece);
             while let Some(end) = rest.windows(2).position(|pair| pair == b"\n\n") {
                 let message: Vec<u8> = rest.drain(..end + 2).collect();
                 if let Some(event) = event(&message) {
-                    outcome = show(&event, list.manner.json);
+                    outcome = show(&event, list.options.json);
                 }
             }
             match outcome {
@@ -94,7 +94,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 Err(_) => ControlFlow::Break(()),
             }
         });
-        told.await?;
+        reported.await?;
         outcome
     })
 }
@@ -190,11 +190,11 @@ mod tests {
     fn of_the_stream_events_alone_are_shown() {
         let statistics = b"event: statistics\ndata: {}\n\n";
         assert!(event(statistics).is_none());
-        let told = br#"event: event
+        let reported = br#"event: event
 id: 7
 data: {"id":7,"unix_ms":1,"severity":"info","kind":"k","message":"m","remedy":null,"subject":{}}
 
 "#;
-        assert_eq!(event(told).expect("an event").id, 7);
+        assert_eq!(event(reported).expect("an event").id, 7);
     }
 }

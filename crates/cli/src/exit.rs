@@ -15,7 +15,7 @@ use sarsen_lab::study::RunError;
 use sarsen_lab::study::lunden::LundenError;
 use sarsen_node::control::schema::ErrorCode;
 use sarsen_node::control::{Address, ClientError};
-use sarsen_node::{ConfigError, Obstacle, StartError};
+use sarsen_node::{ConfigError, ErrorClass, StartError};
 
 use crate::output::note;
 
@@ -141,7 +141,7 @@ fn classify(error: &anyhow::Error) -> (u8, Option<&'static str>) {
     }
     // A file that an argument names.
     if let Some(error) = error.downcast_ref::<io::Error>() {
-        return (obstacle(Obstacle::below(error)), None);
+        return (error_class(ErrorClass::below(error)), None);
     }
     match error.downcast_ref::<ArchiveError>() {
         Some(ArchiveError::NoSuchRun { .. }) => {
@@ -185,14 +185,14 @@ fn start(error: &StartError) -> u8 {
     match error {
         StartError::Config(_) => USAGE,
         StartError::Store { source, .. } if source.is_misconfigured() => USAGE,
-        error => obstacle(error.obstacle()),
+        error => error_class(error.error_class()),
     }
 }
 
-fn obstacle(obstacle: Option<Obstacle>) -> u8 {
-    match obstacle {
-        Some(Obstacle::Missing) => NOT_FOUND,
-        Some(Obstacle::Taken) => CONFLICT,
+fn error_class(error_class: Option<ErrorClass>) -> u8 {
+    match error_class {
+        Some(ErrorClass::Missing) => NOT_FOUND,
+        Some(ErrorClass::Taken) => CONFLICT,
         None => FAILED,
     }
 }
@@ -209,7 +209,9 @@ fn control(error: &ClientError) -> (u8, Option<&'static str>) {
             UNREACHABLE,
             Some("is a server's API served there, with --api, and the way to it open?"),
         ),
-        ClientError::Token(_) | ClientError::Tls(_) => (obstacle(Obstacle::below(error)), None),
+        ClientError::Token(_) | ClientError::Tls(_) => {
+            (error_class(ErrorClass::below(error)), None)
+        }
         ClientError::Untrusted { .. } | ClientError::Unauthorized { .. } => (FAILED, None),
         ClientError::Refused(failure) => match failure.code {
             ErrorCode::Invalid | ErrorCode::TooLarge => (USAGE, None),

@@ -2,9 +2,9 @@
 
 use clap::Subcommand;
 use sarsen_node::desired::document::Host;
-use sarsen_node::desired::{Document, Kind};
+use sarsen_node::desired::{Document, ObjectKind};
 
-use crate::state::{self, ChangeManner};
+use crate::state::{self, ChangeOptions};
 
 /// Verbs of `sarsen host`.
 #[derive(Subcommand)]
@@ -26,7 +26,7 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "NAME")]
         certificate: Option<String>,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     #[command(flatten)]
     Common(state::Verb),
@@ -34,10 +34,10 @@ pub(crate) enum Verb {
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::Create { name, initiators, address, account, certificate, manner } => {
+        Verb::Create { name, initiators, address, account, certificate, options } => {
             let host = Host { name, initiators, address, account, certificate, ..Host::default() };
-            manner.create(Document { host: vec![host], ..Document::default() })
+            options.create(Document { host: vec![host], ..Document::default() })
         }
-        Verb::Common(verb) => state::run(Kind::Host, verb),
+        Verb::Common(verb) => state::run(ObjectKind::Host, verb),
     }
 }

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::exit::{DegradedError, UsageError};
 use crate::output::{note, print_line};
-use crate::state::{self, ChangeManner};
+use crate::state::{self, ChangeOptions};
 
 /// What says how a change is made, where there is one.
 const OF_A_CHANGE: [&str; 4] = ["force", "grace", "revision", "control"];
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     secrets: bool,
     #[command(flatten)]
-    manner: ChangeManner,
+    options: ChangeOptions,
 }
 
 fn only_with_a_change(arg: clap::Arg) -> clap::Arg {
@@ -134,11 +134,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let text = Disk.read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let imported = import::import(arguments.from.into(), path, &text, &Disk)
         .map_err(|error| UsageError(error.to_string()))?;
-    if let (Some(out), false) = (&arguments.out, arguments.manner.dry_run) {
+    if let (Some(out), false) = (&arguments.out, arguments.options.dry_run) {
         write_private(out, &text_of(&imported.document, imported.assumes_portals)?)
             .with_context(|| format!("cannot write {}", out.display()))?;
     }
-    match arguments.manner.manner.json {
+    match arguments.options.options.json {
         true => print_json(arguments, &imported)?,
         false => print(arguments, &imported)?,
     }
@@ -152,8 +152,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Sends it to the running server.
-fn apply(manner: &ChangeManner, imported: &Imported) -> anyhow::Result<Changed> {
-    manner.ask(&manner.apply(imported.document.clone()))
+fn apply(options: &ChangeOptions, imported: &Imported) -> anyhow::Result<Changed> {
+    options.ask(&options.apply(imported.document.clone()))
 }
 
 /// The document, which says how to listen elsewhere where it says nothing of that.
@@ -175,7 +175,7 @@ fn shown(arguments: &Arguments, imported: &Imported) -> Document {
 
 fn print_json(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
     let changed = match arguments.apply {
-        true => Some(apply(&arguments.manner, imported)?),
+        true => Some(apply(&arguments.options, imported)?),
         false => None,
     };
     let document = &shown(arguments, imported);
@@ -206,7 +206,7 @@ fn print(arguments: &Arguments, imported: &Imported) -> anyhow::Result<()> {
     if !arguments.apply {
         return Ok(());
     }
-    state::report(&apply(&arguments.manner, imported)?, false)
+    state::report(&apply(&arguments.options, imported)?, false)
 }
 
 /// With mode 0600, also where it was there before.

@@ -49,7 +49,7 @@ enum Verb {
     Serve(Box<serve::Arguments>),
     /// Let the server that runs become the program that is installed now. It keeps its process id and its
     /// listening sockets; initiators are asked to log out, and come back.
-    Upgrade(control::Manner),
+    Upgrade(control::ServerOptions),
     /// Make, change and list the volumes of a running server.
     #[command(subcommand)]
     Volume(volume::Verb),
@@ -130,7 +130,7 @@ fn main() -> ExitCode {
     start_logging(if serves { "info" } else { "warn" }, format, serves);
     let outcome = match arguments.verb {
         Verb::Serve(arguments) => serve::run(&arguments),
-        Verb::Upgrade(manner) => upgrade::run(&manner),
+        Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Volume(verb) => volume::run(verb),
         Verb::Host(verb) => host::run(verb),
         Verb::Account(verb) => account::run(verb),

@@ -6,12 +6,12 @@ use clap::Subcommand;
 use sarsen_node::control::Client;
 use sarsen_node::control::schema::{PortalList, ServedPortal};
 use sarsen_node::desired::document::{Portal, Tls};
-use sarsen_node::desired::{Document, Kind};
+use sarsen_node::desired::{Document, ObjectKind};
 
 use crate::disk::on_a_core;
 use crate::exit::UsageError;
 use crate::output::{note, print_line};
-use crate::state::{self, ChangeManner};
+use crate::state::{self, ChangeOptions};
 
 /// Verbs of `sarsen portal`.
 #[derive(Subcommand)]
@@ -33,7 +33,7 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "FILE", requires = "tls_certificate")]
         tls_client_ca: Option<String>,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     #[command(flatten)]
     Common(state::Verb),
@@ -41,7 +41,7 @@ pub(crate) enum Verb {
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::Create { address, group, tls_certificate, tls_key, tls_client_ca, manner } => {
+        Verb::Create { address, group, tls_certificate, tls_key, tls_client_ca, options } => {
             let tls = tls_certificate.zip(tls_key).map(|(certificate, key)| Tls {
                 certificate,
                 key,
@@ -49,14 +49,14 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 require_client_certificate: None,
             });
             let portal = Portal { address, group, tls };
-            manner.create(Document { portal: vec![portal], ..Document::default() })
+            options.create(Document { portal: vec![portal], ..Document::default() })
         }
-        Verb::Common(state::Verb::List { manner }) => {
-            state::list(Kind::Portal, &manner)?;
-            if manner.json {
+        Verb::Common(state::Verb::List { options }) => {
+            state::list(ObjectKind::Portal, &options)?;
+            if options.json {
                 return Ok(());
             }
-            let PortalList { portals } = listening(&manner.client()?)?;
+            let PortalList { portals } = listening(&options.client()?)?;
             let lines = portals.iter().filter(|portal| !portal.is_object).map(others);
             let lines: Vec<_> = lines.collect();
             if lines.is_empty() { Ok(()) } else { print_line(&lines.join("\n")) }
@@ -65,7 +65,7 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
             if let state::Verb::One(one) = &verb {
                 refuse_others(one)?;
             }
-            state::run(Kind::Portal, verb)
+            state::run(ObjectKind::Portal, verb)
         }
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use sarsen_io::cores::FileEngine;
-use sarsen_io::handover::{self, Kept};
+use sarsen_io::handover::{self, HandoverSocket};
 use sarsen_io::process;
 use sarsen_io::spin::Spin;
 use sarsen_io::{threads, time};
@@ -22,7 +22,7 @@ use sarsen_node::config::{
     self, ApiConfig, Config, DEFAULT_GROUP, IsnsConfig, Placed, Portal, TlsConfig, VolumeConfig,
     render_size,
 };
-use sarsen_node::{Made, Server};
+use sarsen_node::{ChangeOutcome, Server};
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -210,7 +210,7 @@ enum Ending {
     /// It does not come back by itself.
     Stopped,
     /// The program that lies there now takes its place in the same process, and has its sockets.
-    Replaced { program: PathBuf, sockets: Vec<Kept> },
+    Replaced { program: PathBuf, sockets: Vec<HandoverSocket> },
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -370,7 +370,7 @@ async fn reload(server: &Server, arguments: &Arguments, received: &[SocketAddr])
         Err(error) => Err(error),
     };
     match reloaded {
-        Ok(Made { needs_restart, sessions_ended, problems, .. }) => {
+        Ok(ChangeOutcome { needs_restart, sessions_ended, problems, .. }) => {
             for problem in problems {
                 error!("SIGHUP: {problem}");
             }

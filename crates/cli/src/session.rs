@@ -12,7 +12,7 @@ use sarsen_io::time;
 use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::{DrainSession, Drained, Session, SessionKind, SessionList};
 
-use crate::control::{Manner, report_drain, table};
+use crate::control::{ServerOptions, report_drain, table};
 use crate::disk::on_a_core;
 use crate::output::print_line;
 
@@ -22,7 +22,7 @@ pub(crate) enum Verb {
     /// List the sessions of a running server.
     List {
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     /// Write what a session receives and sends to a pcap file, which Wireshark reads, until it ends or
     /// this is interrupted. What is on the disks goes there, too; what came by TLS is there in clear.
@@ -43,7 +43,7 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "SECONDS")]
         seconds: Option<u64>,
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     /// Ask a session's initiator to log out, and drop the session if it does not in time.
     Drain {
@@ -53,22 +53,22 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         grace: u16,
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
 }
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::List { manner } => {
-            let client = manner.client()?;
+        Verb::List { options } => {
+            let client = options.client()?;
             let list: SessionList = on_a_core(async { Ok(client.get("/sessions").await?) })?;
-            if manner.json {
+            if options.json {
                 return print_line(&serde_json::to_string(&list)?);
             }
             let now = time::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             print_line(&render(&list.sessions, now))
         }
-        Verb::Trace { tsih, initiator, secrets, out, seconds, manner } => {
+        Verb::Trace { tsih, initiator, secrets, out, seconds, options } => {
             let path = match (tsih, initiator) {
                 (Some(tsih), _) => format!("/sessions/{tsih}/trace"),
                 (None, initiator) => {
@@ -76,26 +76,31 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                     format!("/trace?initiator={name}&secrets={secrets}")
                 }
             };
-            trace(&path, &out, seconds, &manner)
+            trace(&path, &out, seconds, &options)
         }
-        Verb::Drain { tsih, grace, manner } => {
-            let client = manner.client()?;
+        Verb::Drain { tsih, grace, options } => {
+            let client = options.client()?;
             let request = DrainSession { grace_seconds: Some(grace) };
             let path = format!("/sessions/{tsih}/drain");
             let drained: Drained = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
-            report_drain(&drained, manner.json)
+            report_drain(&drained, options.json)
         }
     }
 }
 
 /// Writes a trace for as long as it is to go on.
-fn trace(path: &str, out: &Path, seconds: Option<u64>, manner: &Manner) -> anyhow::Result<()> {
+fn trace(
+    path: &str,
+    out: &Path,
+    seconds: Option<u64>,
+    options: &ServerOptions,
+) -> anyhow::Result<()> {
     let mut file = File::create(out).with_context(|| format!("{}", out.display()))?;
-    let client = manner.client()?;
+    let client = options.client()?;
     let mut count = 0;
     let mut outcome = Ok(());
     on_a_core(async {
-        let told = client.stream(path, |piece| {
+        let reported = client.stream(path, |piece| {
             count += piece.len();
             outcome = file.write_all(piece);
             match outcome {
@@ -112,14 +117,14 @@ fn trace(path: &str, out: &Path, seconds: Option<u64>, manner: &Manner) -> anyho
             }
         };
         tokio::select! {
-            told = told => told?,
+            reported = reported => reported?,
             () = over => {}
             interrupted = tokio::signal::ctrl_c() => interrupted?,
         }
         Ok(())
     })?;
     outcome.with_context(|| format!("{}", out.display()))?;
-    match manner.json {
+    match options.json {
         true => print_line(&serde_json::json!({ "bytes": count }).to_string()),
         false => print_line(&format!("{count} bytes in {}", out.display())),
     }

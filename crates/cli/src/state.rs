@@ -8,17 +8,17 @@ use sarsen_node::control::schema::{
     Apply, ConfigState, PortalList, Problem, ProblemList, ServedPortal, ServedVolume, VolumeList,
 };
 use sarsen_node::control::{Client, path_segment};
-use sarsen_node::desired::{Changed, Document, Key, Kind, Object};
+use sarsen_node::desired::{Changed, Document, Key, Object, ObjectKind};
 use serde_json::{Map, Value};
 
-use crate::control::{Manner, table};
+use crate::control::{ServerOptions, table};
 use crate::disk::on_a_core;
 use crate::exit::{DegradedError, NotFoundError, UsageError};
 use crate::output::{print_document, print_line};
 
 /// How a change is made.
 #[derive(clap::Args)]
-pub(crate) struct ChangeManner {
+pub(crate) struct ChangeOptions {
     /// Only show what would be done.
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -32,7 +32,7 @@ pub(crate) struct ChangeManner {
     #[arg(long, value_name = "REVISION")]
     pub(crate) revision: Option<u64>,
     #[command(flatten)]
-    pub(crate) manner: Manner,
+    pub(crate) options: ServerOptions,
 }
 
 /// Verbs that every noun has.
@@ -41,7 +41,7 @@ pub(crate) enum Verb {
     /// List them.
     List {
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     #[command(flatten)]
     One(OneVerb),
@@ -55,7 +55,7 @@ pub(crate) enum OneVerb {
         /// Its name.
         name: String,
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     /// Change keys of one. Lists and tables are written as JSON.
     Set {
@@ -65,7 +65,7 @@ pub(crate) enum OneVerb {
         #[arg(required = true, value_name = "KEY=VALUE")]
         settings: Vec<String>,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     /// Give one another name; whatever speaks of it does so by the new name.
     Rename {
@@ -74,7 +74,7 @@ pub(crate) enum OneVerb {
         /// Its new name.
         new_name: String,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     /// Delete an object. Files and their data stay, unless --erase is given.
     Delete {
@@ -88,7 +88,7 @@ pub(crate) enum OneVerb {
         #[arg(long)]
         erase: bool,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
 }
 
@@ -96,41 +96,41 @@ impl OneVerb {
     /// The name of its object, and the server that is asked.
     pub(crate) fn object(&self) -> anyhow::Result<(&str, Client)> {
         match self {
-            Self::Show { name, manner } => Ok((name, manner.client()?)),
-            Self::Set { name, manner, .. }
-            | Self::Rename { name, manner, .. }
-            | Self::Delete { name, manner, .. } => Ok((name, manner.client()?)),
+            Self::Show { name, options } => Ok((name, options.client()?)),
+            Self::Set { name, options, .. }
+            | Self::Rename { name, options, .. }
+            | Self::Delete { name, options, .. } => Ok((name, options.client()?)),
         }
     }
 }
 
 /// Runs one of them for a kind.
-pub(crate) fn run(kind: Kind, verb: Verb) -> anyhow::Result<()> {
+pub(crate) fn run(kind: ObjectKind, verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::List { manner } => list(kind, &manner),
+        Verb::List { options } => list(kind, &options),
         Verb::One(verb) => run_one(kind, verb),
     }
 }
 
 /// The same of those that are about one.
-pub(crate) fn run_one(kind: Kind, verb: OneVerb) -> anyhow::Result<()> {
+pub(crate) fn run_one(kind: ObjectKind, verb: OneVerb) -> anyhow::Result<()> {
     match verb {
-        OneVerb::Show { name, manner } => show(kind, &name, &manner),
-        OneVerb::Set { name, settings, manner } => {
+        OneVerb::Show { name, options } => show(kind, &name, &options),
+        OneVerb::Set { name, settings, options } => {
             let fields = settings.iter().map(|setting| parse_setting(kind, setting));
             let fields = fields.collect::<Result<Map<_, _>, _>>()?;
-            change(&Key::new(kind, &name), &Value::Object(fields), &manner)
+            change(&Key::new(kind, &name), &Value::Object(fields), &options)
         }
-        OneVerb::Rename { name, new_name, manner } => {
+        OneVerb::Rename { name, new_name, options } => {
             let patched = serde_json::json!({ name_key(kind): new_name });
-            change(&Key::new(kind, &name), &patched, &manner)
+            change(&Key::new(kind, &name), &patched, &options)
         }
-        OneVerb::Delete { name, cascade, erase, manner } => {
-            let client = manner.client()?;
-            let (path, query) = (path(&Key::new(kind, &name)), manner.query());
+        OneVerb::Delete { name, cascade, erase, options } => {
+            let client = options.client()?;
+            let (path, query) = (path(&Key::new(kind, &name)), options.query());
             let path = format!("{path}{query}&cascade={cascade}&erase={erase}");
             let changed: Changed = on_a_core(async { Ok(client.delete(&path).await?) })?;
-            report(&changed, manner.manner.json)
+            report(&changed, options.options.json)
         }
     }
 }
@@ -139,10 +139,10 @@ fn path(key: &Key) -> String {
     format!("/config/{}/{}", key.kind.word(), path_segment(&key.name))
 }
 
-impl ChangeManner {
+impl ChangeOptions {
     /// The server that is meant, asked in the name of who runs this.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
-        Ok(self.manner.client()?.with_author(author()))
+        Ok(self.options.client()?.with_author(author()))
     }
 
     fn query(&self) -> String {
@@ -165,7 +165,7 @@ impl ChangeManner {
 
     /// Sends it, and tells what became of it.
     pub(crate) fn send(&self, apply: &Apply) -> anyhow::Result<()> {
-        report(&self.ask(apply)?, self.manner.json)
+        report(&self.ask(apply)?, self.options.json)
     }
 
     /// Sends it.
@@ -197,24 +197,24 @@ fn user(variable: impl Fn(&str) -> Option<String>, id: u32) -> String {
     named.unwrap_or_else(|| format!("uid {id}"))
 }
 
-fn change(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<()> {
-    report(&self::patch(key, patch, manner)?, manner.manner.json)
+fn change(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow::Result<()> {
+    report(&self::patch(key, patch, options)?, options.options.json)
 }
 
 /// Changes one as a JSON merge patch says.
-pub(crate) fn patch(key: &Key, patch: &Value, manner: &ChangeManner) -> anyhow::Result<Changed> {
-    let client = manner.client()?;
-    let path = format!("{}{}", path(key), manner.query());
+pub(crate) fn patch(key: &Key, patch: &Value, options: &ChangeOptions) -> anyhow::Result<Changed> {
+    let client = options.client()?;
+    let path = format!("{}{}", path(key), options.query());
     on_a_core(async { Ok(client.patch(&path, patch).await?) })
 }
 
 /// The key that holds a thing's name.
-fn name_key(kind: Kind) -> &'static str {
-    if kind == Kind::Portal { "address" } else { "name" }
+fn name_key(kind: ObjectKind) -> &'static str {
+    if kind == ObjectKind::Portal { "address" } else { "name" }
 }
 
 /// `size=20GiB`, `read-only=true`, `chap=["a","b"]`, `alias=`.
-fn parse_setting(kind: Kind, text: &str) -> Result<(String, Value), UsageError> {
+fn parse_setting(kind: ObjectKind, text: &str) -> Result<(String, Value), UsageError> {
     let (key, value) = text
         .split_once('=')
         .filter(|(key, _)| !key.is_empty())
@@ -232,7 +232,7 @@ fn parse_setting(kind: Kind, text: &str) -> Result<(String, Value), UsageError> 
 }
 
 /// Whether such a value has the type of the key.
-fn takes(kind: Kind, key: &str, value: &Value) -> bool {
+fn takes(kind: ObjectKind, key: &str, value: &Value) -> bool {
     let mut fields = Map::from_iter([(name_key(kind).to_owned(), Value::String(String::new()))]);
     fields.insert(key.to_owned(), value.clone());
     Object::from_json(kind, Value::Object(fields).to_string().as_bytes()).is_ok()
@@ -281,13 +281,13 @@ pub(crate) fn state(client: &Client) -> anyhow::Result<ConfigState> {
 }
 
 /// Lists the objects of one kind.
-pub(crate) fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
-    let client = manner.client()?;
+pub(crate) fn list(kind: ObjectKind, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
     let ConfigState { document, .. } = state(&client)?;
     let objects: Vec<Object> =
         document.into_objects().filter(|object| object.kind() == kind).collect();
     let usage = match kind {
-        Kind::Volume => {
+        ObjectKind::Volume => {
             on_a_core(async { Ok(client.get::<VolumeList>("/volumes").await?) })?.volumes
         }
         _ => Vec::new(),
@@ -295,9 +295,9 @@ pub(crate) fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
     let ProblemList { mut problems, warnings } =
         on_a_core(async { Ok(client.get("/problems").await?) })?;
     problems.retain(|problem| problem.kind == kind);
-    if manner.json {
+    if options.json {
         let served = match kind {
-            Kind::Portal => {
+            ObjectKind::Portal => {
                 on_a_core(async { Ok(client.get::<PortalList>("/portals").await?) })?.portals
             }
             _ => Vec::new(),
@@ -307,7 +307,7 @@ pub(crate) fn list(kind: Kind, manner: &Manner) -> anyhow::Result<()> {
         return print_line(&serde_json::to_string(&listed)?);
     }
     let problems = problems.into_iter().map(|problem| problem.problem);
-    if kind == Kind::Volume {
+    if kind == ObjectKind::Volume {
         return list_volumes(&objects, &usage, problems.chain(warnings));
     }
     let rows: Vec<[String; 2]> =
@@ -358,7 +358,8 @@ fn list_volumes(
 fn details(object: &Object) -> String {
     let Ok(Value::Object(fields)) = serde_json::to_value(object) else { return String::new() };
     let named = |(key, _): &(&String, &Value)| {
-        key.as_str() != "name" && !(object.kind() == Kind::Portal && key.as_str() == "address")
+        key.as_str() != "name"
+            && !(object.kind() == ObjectKind::Portal && key.as_str() == "address")
     };
     let field = |(key, value): (&String, &Value)| match value {
         Value::String(text) => format!("{key}={text}"),
@@ -367,8 +368,8 @@ fn details(object: &Object) -> String {
     fields.iter().filter(named).map(field).collect::<Vec<_>>().join(" ")
 }
 
-fn show(kind: Kind, name: &str, manner: &Manner) -> anyhow::Result<()> {
-    let ConfigState { document, .. } = state(&manner.client()?)?;
+fn show(kind: ObjectKind, name: &str, options: &ServerOptions) -> anyhow::Result<()> {
+    let ConfigState { document, .. } = state(&options.client()?)?;
     let found = document
         .into_objects()
         .find(|object| object.kind() == kind && object.name() == name)
@@ -379,7 +380,7 @@ fn show(kind: Kind, name: &str, manner: &Manner) -> anyhow::Result<()> {
                 kind.word()
             ))
         })?;
-    if manner.json {
+    if options.json {
         return print_line(&serde_json::to_string(&found)?);
     }
     print_document(&toml::to_string(&Document::of([&found]))?)
@@ -422,7 +423,7 @@ mod tests {
             ("preferred=abc", "preferred", serde_json::json!("abc")),
             ("chap=7", "chap", serde_json::json!(7)),
         ] {
-            let parsed = parse_setting(Kind::Target, text);
+            let parsed = parse_setting(ObjectKind::Target, text);
             assert_eq!(parsed.expect(text), (key.to_owned(), value));
         }
         for (text, value) in [
@@ -431,9 +432,9 @@ mod tests {
             ("size=1073741824", serde_json::json!(1_073_741_824)),
             ("iops=500", serde_json::json!(500)),
         ] {
-            assert_eq!(parse_setting(Kind::Volume, text).expect(text).1, value);
+            assert_eq!(parse_setting(ObjectKind::Volume, text).expect(text).1, value);
         }
-        let of_target = |text| parse_setting(Kind::Target, text);
+        let of_target = |text| parse_setting(ObjectKind::Target, text);
         assert!(of_target("alias").is_err() && of_target("=1").is_err());
     }
 
@@ -441,7 +442,7 @@ mod tests {
     fn what_was_done_is_a_line_each() {
         let step = Step {
             action: Action::Add,
-            kind: Kind::Volume,
+            kind: ObjectKind::Volume,
             name: "a".into(),
             new_name: None,
             changes: Vec::new(),

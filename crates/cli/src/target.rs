@@ -11,13 +11,13 @@ use sarsen_node::control::schema::{
     ConfigState, DrainTarget, Drained, Redirect, Target, TargetList, TargetState, Undrained,
 };
 use sarsen_node::desired::document::{self, Luns, Rule};
-use sarsen_node::desired::{Document, Kind};
+use sarsen_node::desired::{Document, ObjectKind};
 
-use crate::control::{Manner, report_drain, table};
+use crate::control::{ServerOptions, report_drain, table};
 use crate::disk::on_a_core;
 use crate::exit::{NotFoundError, UsageError};
 use crate::output::{note, print_line};
-use crate::state::{self, ChangeManner};
+use crate::state::{self, ChangeOptions};
 
 /// Verbs of `sarsen target`.
 #[derive(Subcommand)]
@@ -25,7 +25,7 @@ pub(crate) enum Verb {
     /// List the targets of a running server.
     List {
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     /// Print lines to paste where a target's disks are to be used.
     Url(url::Arguments),
@@ -52,7 +52,7 @@ pub(crate) enum Verb {
         #[arg(long = "initiator", value_name = "IQN")]
         initiators: Vec<String>,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     /// Serve one more volume through a target.
     Attach {
@@ -64,7 +64,7 @@ pub(crate) enum Verb {
         #[arg(long)]
         lun: Option<u16>,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     /// Serve a volume through a target no more.
     Detach {
@@ -73,7 +73,7 @@ pub(crate) enum Verb {
         /// The volume.
         volume: String,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     #[command(flatten)]
     One(state::OneVerb),
@@ -92,29 +92,29 @@ pub(crate) enum Verb {
         #[arg(long, requires = "redirect")]
         permanent: bool,
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     /// Take a target back into service.
     Undrain {
         /// Its iSCSI name.
         name: String,
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
 }
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
-        Verb::List { manner } => {
-            let client = manner.client()?;
+        Verb::List { options } => {
+            let client = options.client()?;
             let list: TargetList = on_a_core(async { Ok(client.get("/targets").await?) })?;
-            match manner.json {
+            match options.json {
                 true => print_line(&serde_json::to_string(&list)?),
                 false => print_line(&render(&list.targets)),
             }
         }
         Verb::Url(arguments) => url::run(&arguments),
-        Verb::Create { name, luns, alias, chap, own_account, hosts, initiators, manner } => {
+        Verb::Create { name, luns, alias, chap, own_account, hosts, initiators, options } => {
             let luns = parse_luns(&luns)?;
             let is_open = is_open(&chap, &hosts, &initiators);
             let hosts = hosts.into_iter().map(|host| Rule { host: Some(host), ..Rule::default() });
@@ -131,45 +131,45 @@ pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
                 allow,
                 ..Default::default()
             };
-            manner.create(Document { target: vec![target], ..Document::default() })?;
+            options.create(Document { target: vec![target], ..Document::default() })?;
             if is_open {
                 tell_open();
             }
             Ok(())
         }
-        Verb::Attach { name, volume, lun, manner } => {
-            let (luns, revision) = luns_of(&name, &manner)?;
+        Verb::Attach { name, volume, lun, options } => {
+            let (luns, revision) = luns_of(&name, &options)?;
             let lun = lun.or_else(|| (0..).find(|lun| !luns.contains_key(lun))).unwrap_or(0);
             if let Some(other) = luns.get(&lun) {
                 let message = format!("LUN {lun} of {name} is {other}: give another --lun");
                 return Err(UsageError(message).into());
             }
-            set_lun(name, lun, Some(&volume), revision, manner)
+            set_lun(name, lun, Some(&volume), revision, options)
         }
-        Verb::Detach { name, volume, manner } => {
-            let (luns, revision) = luns_of(&name, &manner)?;
+        Verb::Detach { name, volume, options } => {
+            let (luns, revision) = luns_of(&name, &options)?;
             let lun = luns.into_iter().find(|(_, served)| *served == volume).map(|(lun, _)| lun);
             let lun = lun.ok_or_else(|| {
                 NotFoundError(format!(
                     "{name} does not serve {volume}: see `sarsen target show {name}`"
                 ))
             })?;
-            set_lun(name, lun, None, revision, manner)
+            set_lun(name, lun, None, revision, options)
         }
-        Verb::One(verb) => state::run_one(Kind::Target, verb),
-        Verb::Drain { name, grace, redirect, permanent, manner } => {
-            let client = manner.client()?;
+        Verb::One(verb) => state::run_one(ObjectKind::Target, verb),
+        Verb::Drain { name, grace, redirect, permanent, options } => {
+            let client = options.client()?;
             let redirect = redirect.map(|address| Redirect { address, permanent });
             let request = DrainTarget { grace_seconds: Some(grace), redirect };
             let path = format!("/targets/{}/drain", path_segment(&name));
             let drained: Drained = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
-            report_drain(&drained, manner.json)
+            report_drain(&drained, options.json)
         }
-        Verb::Undrain { name, manner } => {
-            let client = manner.client()?;
+        Verb::Undrain { name, options } => {
+            let client = options.client()?;
             let path = format!("/targets/{}/undrain", path_segment(&name));
             let undrained: Undrained = on_a_core(async { Ok(client.post(&path, &()).await?) })?;
-            match manner.json {
+            match options.json {
                 true => print_line(&serde_json::to_string(&undrained)?),
                 false => print_line(&format!("{name} is in service")),
             }
@@ -211,8 +211,8 @@ fn parse_luns(texts: &[String]) -> Result<Luns, UsageError> {
 }
 
 /// The volumes that a target serves, and the revision at which it does.
-fn luns_of(name: &str, manner: &ChangeManner) -> anyhow::Result<(BTreeMap<u16, String>, u64)> {
-    let ConfigState { document, revision } = state::state(&manner.client()?)?;
+fn luns_of(name: &str, options: &ChangeOptions) -> anyhow::Result<(BTreeMap<u16, String>, u64)> {
+    let ConfigState { document, revision } = state::state(&options.client()?)?;
     let target = document.target.into_iter().find(|target| target.name == name);
     let target = target.ok_or_else(|| NotFoundError(format!("there is no target {name}")))?;
     Ok((target.luns.0, revision))
@@ -224,12 +224,12 @@ fn set_lun(
     lun: u16,
     volume: Option<&str>,
     seen: u64,
-    manner: ChangeManner,
+    options: ChangeOptions,
 ) -> anyhow::Result<()> {
     let patch = serde_json::json!({ lun.to_string(): volume });
-    let manner = ChangeManner { revision: manner.revision.or(Some(seen)), ..manner };
+    let options = ChangeOptions { revision: options.revision.or(Some(seen)), ..options };
     let settings = vec![format!("luns={patch}")];
-    state::run_one(Kind::Target, state::OneVerb::Set { name, settings, manner })
+    state::run_one(ObjectKind::Target, state::OneVerb::Set { name, settings, options })
 }
 
 fn render(targets: &[Target]) -> String {

@@ -203,7 +203,7 @@ struct Server {
 }
 
 /// What there is.
-struct World {
+struct ServerView {
     revision: u64,
     document: Document,
     volumes: Vec<ServedVolume>,
@@ -216,11 +216,11 @@ impl Server {
         Ok(Self { client: client.with_author("tgtadm".to_owned()) })
     }
 
-    fn world(&self) -> Result<World, Failure> {
+    fn world(&self) -> Result<ServerView, Failure> {
         let ConfigState { revision, document } = self.get("/config")?;
         let VolumeList { volumes } = self.get("/volumes")?;
         let SessionList { sessions } = self.get("/sessions")?;
-        Ok(World { revision, document, volumes, sessions })
+        Ok(ServerView { revision, document, volumes, sessions })
     }
 
     fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> Result<T, Failure> {
@@ -253,7 +253,7 @@ impl Server {
     }
 }
 
-impl World {
+impl ServerView {
     fn target(&self, tid: Option<u32>) -> Result<&Target, Failure> {
         let tid =
             tid.ok_or_else(|| Failure::Invalid("give the target's number with --tid".into()))?;

@@ -17,7 +17,7 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::screen::Screen;
-use crate::control::{Manner, table};
+use crate::control::{ServerOptions, table};
 use crate::disk::on_a_core;
 use crate::output::print_document;
 
@@ -36,12 +36,12 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     lines: usize,
     #[command(flatten)]
-    manner: Manner,
+    options: ServerOptions,
 }
 
 /// One look, the stable shape of `--json`.
 #[derive(Debug, PartialEq, Serialize)]
-struct Look {
+struct Sample {
     unix_seconds: u64,
     /// The busiest first.
     volumes: Vec<Row>,
@@ -79,46 +79,46 @@ struct Counts {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { interval, count, lines, manner } = arguments;
-    let client = manner.client()?;
+    let Arguments { interval, count, lines, options } = arguments;
+    let client = options.client()?;
     let is_terminal = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     on_a_core(async {
-        let looks = Looks::begin(client, Duration::from_secs((*interval).into())).await?;
-        match is_terminal && !manner.json {
+        let looks = Samples::begin(client, Duration::from_secs((*interval).into())).await?;
+        match is_terminal && !options.json {
             true => watch(looks, *count).await,
-            false => tell(looks, count.unwrap_or(1), *lines, manner.json).await,
+            false => tell(looks, count.unwrap_or(1), *lines, options.json).await,
         }
     })
 }
 
 /// Looks at a server, an interval between them.
-struct Looks {
+struct Samples {
     client: Client,
     interval: Duration,
     before: Statistics,
     then: Instant,
 }
 
-impl Looks {
+impl Samples {
     async fn begin(client: Client, interval: Duration) -> anyhow::Result<Self> {
         let before = client.get("/statistics").await?;
         Ok(Self { client, interval, before, then: time::now() })
     }
 
     /// The next one. Whoever stops waiting for it has lost nothing.
-    async fn next(&mut self) -> anyhow::Result<Look> {
+    async fn next(&mut self) -> anyhow::Result<Sample> {
         time::sleep_until(self.then + self.interval).await;
         let after: Statistics = self.client.get("/statistics").await?;
         let now = time::now();
         let seconds = now.duration_since(self.then).as_secs_f64();
-        let look = Look::between(&self.before, &after, seconds);
+        let look = Sample::between(&self.before, &after, seconds);
         (self.before, self.then) = (after, now);
         Ok(look)
     }
 }
 
 /// Prints so many looks.
-async fn tell(mut looks: Looks, count: u64, lines: usize, json: bool) -> anyhow::Result<()> {
+async fn tell(mut looks: Samples, count: u64, lines: usize, json: bool) -> anyhow::Result<()> {
     for _ in 0..count {
         let look = looks.next().await?;
         match json {
@@ -148,7 +148,7 @@ impl Drop for Borrowed {
 }
 
 /// Shows looks on the terminal, and does what keys say, until one says to leave.
-async fn watch(mut looks: Looks, count: Option<u64>) -> anyhow::Result<()> {
+async fn watch(mut looks: Samples, count: Option<u64>) -> anyhow::Result<()> {
     let has_colour = std::env::var_os("NO_COLOR").is_none();
     let mut screen = Screen::new(looks.client.address().to_string(), has_colour);
     let mut ended = signal(SignalKind::terminate())?;
@@ -174,7 +174,7 @@ async fn watch(mut looks: Looks, count: Option<u64>) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Look {
+impl Sample {
     fn between(before: &Statistics, after: &Statistics, seconds: f64) -> Self {
         let old: BTreeMap<&str, &VolumeStatistics> =
             before.volumes.iter().map(|volume| (volume.volume.as_str(), volume)).collect();
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_look_is_the_difference_of_two() {
-        let look = Look::between(&statistics(100, 10), &statistics(300, 20), 2.0);
+        let look = Sample::between(&statistics(100, 10), &statistics(300, 20), 2.0);
         let row = &look.volumes[0];
         assert_eq!((row.reads_per_second, row.writes_per_second), (100.0, 5.0));
         assert_eq!(row.read_bytes_per_second, 409_600.0);

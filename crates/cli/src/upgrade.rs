@@ -8,7 +8,7 @@ use sarsen_io::{handover, time};
 use sarsen_node::control::{Address, schema::TargetList};
 use serde::Serialize;
 
-use crate::control::Manner;
+use crate::control::ServerOptions;
 use crate::disk::on_a_core;
 use crate::exit::UsageError;
 use crate::output::print_line;
@@ -25,9 +25,9 @@ struct Upgraded {
     targets: usize,
 }
 
-pub(crate) fn run(manner: &Manner) -> anyhow::Result<()> {
-    let upgraded = on_a_core(upgrade(manner))?;
-    if manner.json {
+pub(crate) fn run(options: &ServerOptions) -> anyhow::Result<()> {
+    let upgraded = on_a_core(upgrade(options))?;
+    if options.json {
         return print_line(&serde_json::to_string(&upgraded)?);
     }
     print_line(&format!(
@@ -36,8 +36,8 @@ pub(crate) fn run(manner: &Manner) -> anyhow::Result<()> {
     ))
 }
 
-async fn upgrade(manner: &Manner) -> anyhow::Result<Upgraded> {
-    let client = manner.client()?;
+async fn upgrade(options: &ServerOptions) -> anyhow::Result<Upgraded> {
+    let client = options.client()?;
     let Address::Socket(socket) = client.address() else {
         let message = "a server is replaced on its own machine: give its control socket, not a URL";
         return Err(UsageError(message.to_owned()).into());

@@ -7,15 +7,15 @@ use sarsen_node::config::{DEFAULT_TARGET_PREFIX, parse_size, render_size};
 use sarsen_node::control::path_segment;
 use sarsen_node::control::schema::{Apply, ConfigState, OrphanList, Reattach, Reattached};
 use sarsen_node::desired::document::{Account, Luns, Rule, Size, Target, Volume};
-use sarsen_node::desired::{Document, Kind, Orphan};
+use sarsen_node::desired::{Document, ObjectKind, Orphan};
 
-use crate::account::{Given, SecretArguments, tell_secret};
-use crate::control::{Manner, table};
+use crate::account::{SecretArguments, SecretInput, tell_secret};
+use crate::control::{ServerOptions, table};
 use crate::disk::{confirmed, on_a_core};
 use crate::exit::{NotFoundError, UsageError};
 use crate::output::print_line;
 use crate::portal::note_loopback;
-use crate::state::{self, ChangeManner};
+use crate::state::{self, ChangeOptions};
 use crate::target::{is_open, tell_open};
 
 /// Verbs of `sarsen volume`.
@@ -31,7 +31,7 @@ pub(crate) enum Verb {
         #[arg(allow_hyphen_values = true)]
         size: String,
         #[command(flatten)]
-        manner: ChangeManner,
+        options: ChangeOptions,
     },
     /// Close a volume and open it again when its disk works again: after a failed flush, or after its file was
     /// deleted, replaced or truncated and then restored. Writes that were not flushed may be lost.
@@ -45,7 +45,7 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "SECONDS", default_value_t = 10)]
         grace: u16,
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     /// Files in the state's folder of volumes that belong to no volume.
     #[command(subcommand)]
@@ -60,7 +60,7 @@ pub(crate) enum OrphanVerb {
     /// List the orphans.
     List {
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
     /// Remove the named orphans. Their data is lost.
     Remove {
@@ -71,7 +71,7 @@ pub(crate) enum OrphanVerb {
         #[arg(long)]
         destroy: bool,
         #[command(flatten)]
-        manner: Manner,
+        options: ServerOptions,
     },
 }
 
@@ -119,29 +119,29 @@ pub(crate) struct Create {
     #[arg(long = "initiator", value_name = "IQN", requires = "export")]
     initiators: Vec<String>,
     #[command(flatten)]
-    manner: ChangeManner,
+    options: ChangeOptions,
 }
 
 pub(crate) fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Create(create) => create.run(),
-        Verb::Resize { name, size, mut manner } => {
+        Verb::Resize { name, size, mut options } => {
             let settings = match size.strip_prefix('+') {
                 None => vec![format!("size={size}")],
                 Some(growth) => {
-                    let ConfigState { document, revision } = state::state(&manner.client()?)?;
-                    manner.revision.get_or_insert(revision);
+                    let ConfigState { document, revision } = state::state(&options.client()?)?;
+                    options.revision.get_or_insert(revision);
                     vec![format!("size={}", grown(&document, &name, growth)?)]
                 }
             };
-            state::run_one(Kind::Volume, state::OneVerb::Set { name, settings, manner })
+            state::run_one(ObjectKind::Volume, state::OneVerb::Set { name, settings, options })
         }
-        Verb::Reattach { name, force, grace, manner } => reattach(&name, force, grace, &manner),
-        Verb::Orphan(OrphanVerb::List { manner }) => list_orphans(&manner),
-        Verb::Orphan(OrphanVerb::Remove { names, destroy, manner }) => {
-            remove_orphans(&names, destroy, &manner)
+        Verb::Reattach { name, force, grace, options } => reattach(&name, force, grace, &options),
+        Verb::Orphan(OrphanVerb::List { options }) => list_orphans(&options),
+        Verb::Orphan(OrphanVerb::Remove { names, destroy, options }) => {
+            remove_orphans(&names, destroy, &options)
         }
-        Verb::Common(verb) => state::run(Kind::Volume, verb),
+        Verb::Common(verb) => state::run(ObjectKind::Volume, verb),
     }
 }
 
@@ -161,12 +161,12 @@ fn grown(document: &Document, name: &str, growth: &str) -> anyhow::Result<u64> {
     Ok(grown.ok_or_else(|| wrong(format!("+{growth}: more than a volume can hold; give less")))?)
 }
 
-fn reattach(name: &str, force: bool, grace: u16, manner: &Manner) -> anyhow::Result<()> {
-    let client = manner.client()?;
+fn reattach(name: &str, force: bool, grace: u16, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
     let request = Reattach { force, grace_seconds: Some(grace) };
     let path = format!("/volumes/{}/reattach", path_segment(name));
     let reattached: Reattached = on_a_core(async { Ok(client.post(&path, &request).await?) })?;
-    if manner.json {
+    if options.json {
         return print_line(&serde_json::to_string(&reattached)?);
     }
     print_line(&match reattached.writes_may_be_lost {
@@ -191,18 +191,18 @@ fn orphan_rows(orphans: &[Orphan]) -> String {
     table(["ORPHAN", "SIZE", "ALLOCATED", "PATH"], &rows)
 }
 
-fn list_orphans(manner: &Manner) -> anyhow::Result<()> {
-    let client = manner.client()?;
+fn list_orphans(options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
     let found: OrphanList = on_a_core(async { Ok(client.get("/orphans").await?) })?;
-    match manner.json {
+    match options.json {
         true => print_line(&serde_json::to_string(&found)?),
         false if found.orphans.is_empty() => print_line("no orphans"),
         false => print_line(&orphan_rows(&found.orphans)),
     }
 }
 
-fn remove_orphans(names: &[String], destroy: bool, manner: &Manner) -> anyhow::Result<()> {
-    let client = manner.client()?;
+fn remove_orphans(names: &[String], destroy: bool, options: &ServerOptions) -> anyhow::Result<()> {
+    let client = options.client()?;
     if !destroy {
         if !(std::io::stdin().is_terminal() && std::io::stderr().is_terminal()) {
             let message = "this removes files and the data in them: confirm it with --destroy";
@@ -216,12 +216,12 @@ fn remove_orphans(names: &[String], destroy: bool, manner: &Manner) -> anyhow::R
     for name in names {
         let path = format!("/orphans/{}", path_segment(name));
         let removed: Orphan = on_a_core(async { Ok(client.delete(&path).await?) })?;
-        if !manner.json {
+        if !options.json {
             print_line(&format!("removed {}", removed.path))?;
         }
         orphans.push(removed);
     }
-    match manner.json {
+    match options.json {
         true => print_line(&serde_json::to_string(&OrphanList { orphans })?),
         false => Ok(()),
     }
@@ -233,24 +233,24 @@ impl Create {
         document.target.extend(self.target());
         let mut made = None;
         if let Some(name) = &self.chap {
-            let known = state::state(&self.manner.client()?)?.document.account;
+            let known = state::state(&self.options.client()?)?.document.account;
             let is_known = known.iter().any(|account| account.name == *name);
             if !is_known || self.secret.is_given() {
-                let Given { secret, is_new } = self.secret.take()?;
+                let SecretInput { secret, is_new } = self.secret.take()?;
                 made = is_new.then(|| secret.clone());
                 let secret = Some(secret.into());
                 document.account.push(Account { name: name.clone(), secret, ..Account::default() });
             }
         }
-        let changed = self.manner.ask(&Apply { create: true, ..self.manner.apply(document) })?;
+        let changed = self.options.ask(&Apply { create: true, ..self.options.apply(document) })?;
         tell_secret(made.as_deref().filter(|_| !changed.dry_run), self.chap.as_deref())?;
         if self.export.is_some() && is_open(self.chap.as_slice(), &self.hosts, &self.initiators) {
             tell_open();
         }
         if self.export.is_some() && !changed.dry_run {
-            note_loopback(&self.manner.client()?)?;
+            note_loopback(&self.options.client()?)?;
         }
-        state::report(&changed, self.manner.manner.json)
+        state::report(&changed, self.options.options.json)
     }
 
     fn volume(&self) -> Volume {

@@ -22,7 +22,7 @@ use crate::shared::{Loss, Shared};
 use crate::url::Portal;
 
 /// The way to the target that the session's first connection went.
-pub(crate) struct Way {
+pub(crate) struct Route {
     pub(crate) portal: Portal,
     pub(crate) identity: Option<Identity>,
     /// With which the identity was proved.
@@ -32,7 +32,7 @@ pub(crate) struct Way {
 
 /// Opens connections until there are `wanted`, or as many as the target takes, and from then on
 /// replaces those that are lost.
-pub(crate) async fn keep(shared: &Rc<Shared>, way: Way, wanted: u32) {
+pub(crate) async fn keep(shared: &Rc<Shared>, way: Route, wanted: u32) {
     let (most, level) = {
         let machine = shared.machine.borrow();
         let parameters = machine.parameters();
@@ -57,7 +57,7 @@ fn count(shared: &Shared) -> usize {
     shared.machine.borrow().connections().count()
 }
 
-async fn recover_all(shared: &Rc<Shared>, way: &Way, wanted: usize) {
+async fn recover_all(shared: &Rc<Shared>, way: &Route, wanted: usize) {
     let mut pause = FIRST_PAUSE;
     while shared.ended().is_none() {
         let loss = shared.losses.borrow_mut().pop_front();
@@ -87,7 +87,7 @@ async fn recover_all(shared: &Rc<Shared>, way: &Way, wanted: usize) {
 }
 
 /// Has the target let a lost connection go, and its commands go on.
-async fn recover(shared: &Rc<Shared>, way: &Way, loss: &Loss) -> Result<(), SessionError> {
+async fn recover(shared: &Rc<Shared>, way: &Route, loss: &Loss) -> Result<(), SessionError> {
     let seconds = |count: u32| Duration::from_secs(count.into());
     let (wait, retain) = {
         let machine = shared.machine.borrow();
@@ -136,11 +136,11 @@ async fn removal(shared: &Shared, connection: Cid) -> Result<(), SessionError> {
     Ok(())
 }
 
-async fn join(shared: &Rc<Shared>, way: &Way) -> Result<(), SessionError> {
+async fn join(shared: &Rc<Shared>, way: &Route) -> Result<(), SessionError> {
     log_in(shared, way, |shared, way| shared.machine.borrow_mut().join(way.authentication())).await
 }
 
-async fn reinstate(shared: &Rc<Shared>, way: &Way, lost: Cid) -> Result<(), SessionError> {
+async fn reinstate(shared: &Rc<Shared>, way: &Route, lost: Cid) -> Result<(), SessionError> {
     log_in(shared, way, |shared, way| {
         let begun = shared.machine.borrow_mut().reinstate(lost, way.authentication());
         begun.then_some(lost)
@@ -151,8 +151,8 @@ async fn reinstate(shared: &Rc<Shared>, way: &Way, lost: Cid) -> Result<(), Sess
 /// Connects, then begins a login and brings it to its end.
 async fn log_in(
     shared: &Rc<Shared>,
-    way: &Way,
-    begin: impl FnOnce(&Shared, &Way) -> Option<Cid>,
+    way: &Route,
+    begin: impl FnOnce(&Shared, &Route) -> Option<Cid>,
 ) -> Result<(), SessionError> {
     let attempt = async {
         let stream = dial(&way.portal).await?;
@@ -184,7 +184,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-impl Way {
+impl Route {
     fn authentication(&self) -> Option<Authentication> {
         self.identity.as_ref().map(|identity| identity.authentication(&self.algorithms))
     }

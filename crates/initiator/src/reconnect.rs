@@ -88,7 +88,7 @@ pub(crate) struct Extents {
 }
 
 /// Blocks that belong to one write until this is dropped.
-pub(crate) struct Held<'a> {
+pub(crate) struct LockedBlocks<'a> {
     extents: &'a Extents,
     extent: (u64, u64),
 }
@@ -96,16 +96,16 @@ pub(crate) struct Held<'a> {
 impl Extents {
     /// Waits until no other write is about any of these blocks: the first, and the one after the
     /// last.
-    pub(crate) async fn claim(&self, first: u64, end: u64) -> Held<'_> {
+    pub(crate) async fn claim(&self, first: u64, end: u64) -> LockedBlocks<'_> {
         while self.held.borrow().iter().any(|&(other, its_end)| first < its_end && other < end) {
             self.released.notified().await;
         }
         self.held.borrow_mut().push((first, end));
-        Held { extents: self, extent: (first, end) }
+        LockedBlocks { extents: self, extent: (first, end) }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockedBlocks<'_> {
     fn drop(&mut self) {
         let mut held = self.extents.held.borrow_mut();
         if let Some(place) = held.iter().position(|extent| *extent == self.extent) {
@@ -117,7 +117,7 @@ impl Drop for Held<'_> {
 
 /// A write that a cache may still forget.
 #[derive(Clone)]
-pub(crate) struct Kept {
+pub(crate) struct VolatileWrite {
     pub(crate) cdb: [u8; 16],
     pub(crate) payload: Payload,
     pub(crate) length: u32,
@@ -125,23 +125,23 @@ pub(crate) struct Kept {
     pub(crate) extent: (u64, u64),
     /// Bytes of memory that the payload takes: of a short one far more than its length.
     pub(crate) memory: usize,
-    /// [`Keeping::note_answer`] was told.
+    /// [`UnansweredWrite::note_answer`] was told.
     pub(crate) answered: bool,
 }
 
-impl Kept {
+impl VolatileWrite {
     const fn bytes(&self) -> usize {
         size_of::<Self>() + self.memory
     }
 }
 
 /// A write that has no answer yet.
-pub(crate) struct Keeping<'a> {
+pub(crate) struct UnansweredWrite<'a> {
     unflushed: &'a Unflushed,
     number: u64,
 }
 
-impl Keeping<'_> {
+impl UnansweredWrite<'_> {
     /// It was carried out. Unless that made it `stable`, a flush is what it waits for.
     pub(crate) fn note_answer(self, stable: bool) {
         let unflushed = self.unflushed;
@@ -152,7 +152,7 @@ impl Keeping<'_> {
     }
 }
 
-impl Drop for Keeping<'_> {
+impl Drop for UnansweredWrite<'_> {
     fn drop(&mut self) {
         let answered =
             self.unflushed.kept.borrow().get(&self.number).is_some_and(|kept| kept.answered);
@@ -165,7 +165,7 @@ impl Drop for Keeping<'_> {
 /// What was written since the last flush, in order.
 #[derive(Default)]
 pub(crate) struct Unflushed {
-    kept: RefCell<BTreeMap<u64, Kept>>,
+    kept: RefCell<BTreeMap<u64, VolatileWrite>>,
     next: Cell<u64>,
     bytes: Cell<usize>,
     /// The unit has no cache that forgets.
@@ -185,20 +185,22 @@ impl Unflushed {
     /// Keeps a write that is about to be sent. It has to be there before its answer: the
     /// connection may be lost between that and the moment at which anybody sees it.
     ///
-    /// A write that ends without [`Keeping::note_answer`] is forgotten: it failed, or its caller
+    /// A write that ends without [`UnansweredWrite::note_answer`] is forgotten: it failed, or its caller
     /// has dropped it, and others may write there next.
-    pub(crate) fn keep(&self, kept: Kept) -> Keeping<'_> {
+    pub(crate) fn keep(&self, kept: VolatileWrite) -> UnansweredWrite<'_> {
         let number = self.next.get();
         self.next.set(number + 1);
         self.bytes.set(self.bytes.get() + kept.bytes());
         self.kept.borrow_mut().insert(number, kept);
-        Keeping { unflushed: self, number }
+        UnansweredWrite { unflushed: self, number }
     }
 
     /// Whether an older write to some of the blocks of this one is kept.
     fn has_older(&self, number: u64) -> bool {
         let kept = self.kept.borrow();
-        let Some(&Kept { extent: (first, end), .. }) = kept.get(&number) else { return false };
+        let Some(&VolatileWrite { extent: (first, end), .. }) = kept.get(&number) else {
+            return false;
+        };
         kept.range(..number).any(|(_, older)| first < older.extent.1 && older.extent.0 < end)
     }
 
@@ -217,7 +219,7 @@ impl Unflushed {
         kept.iter().filter(|(_, kept)| kept.answered).map(|(number, _)| *number).collect()
     }
 
-    pub(crate) fn all(&self) -> Vec<Kept> {
+    pub(crate) fn all(&self) -> Vec<VolatileWrite> {
         self.kept.borrow().values().cloned().collect()
     }
 
@@ -254,11 +256,11 @@ mod tests {
     }
 
     /// A write of which the first byte of the CDB is `mark`.
-    fn kept(mark: u8, length: u32, extent: (u64, u64)) -> Kept {
+    fn kept(mark: u8, length: u32, extent: (u64, u64)) -> VolatileWrite {
         let data = Buffer::zeroed(length as usize);
         let memory = data.memory();
         let payload = Output::default().payload(data.into());
-        Kept { cdb: [mark; 16], payload, length, extent, memory, answered: false }
+        VolatileWrite { cdb: [mark; 16], payload, length, extent, memory, answered: false }
     }
 
     fn marks(unflushed: &Unflushed) -> Vec<u8> {

@@ -15,13 +15,14 @@ use sarsen_proto::iscsi::initiator::{
 use sarsen_proto::iscsi::output::Payload;
 use sarsen_wire::iscsi::{Isid, TaskManagementResponse};
 
-use crate::connections::{self, Way};
+use crate::connections::{self, Route};
 use crate::disk::Capacity;
 use crate::error::{Sense, SenseKey, SessionError};
 use crate::establish::{Established, LoginTimes, establish, in_time, spawn};
 use crate::identity::Identity;
 use crate::reconnect::{
-    FIRST_PAUSE, Fingerprint, Held, Kept, LONGEST_PAUSE, REPEAT_LIMIT, Reconnection,
+    FIRST_PAUSE, Fingerprint, LONGEST_PAUSE, LockedBlocks, REPEAT_LIMIT, Reconnection,
+    VolatileWrite,
 };
 use crate::shared::{Live, Shared};
 use crate::url::{Portal, Url};
@@ -193,7 +194,7 @@ impl Session {
             establish(&url.portal, &target, options, identity.as_ref()).await?;
         let live = spawn(link, machine);
         let answer_limit = options.answer_limit;
-        let way = Way { portal: portal.clone(), identity, algorithms, answer_limit };
+        let way = Route { portal: portal.clone(), identity, algorithms, answer_limit };
         connections::keep(&live.shared, way, options.connections).await;
         let session = Self {
             live: RefCell::new(live),
@@ -263,7 +264,10 @@ impl Session {
     }
 
     /// The command as it is sent, and the guard that holds back writes meanwhile if the command may change blocks.
-    async fn order(&self, command: Command) -> Result<(Order, Option<Held<'_>>), SessionError> {
+    async fn order(
+        &self,
+        command: Command,
+    ) -> Result<(Order, Option<LockedBlocks<'_>>), SessionError> {
         let Command { cdb, transfer, attribute, repeatable, time_limit } = command;
         let changes = match &transfer {
             TransferRequest::Read(_) => false,
@@ -576,7 +580,7 @@ impl Session {
         let _held = reconnection.extents.claim(first, end).await;
         let memory = data.memory();
         let (payload, length) = self.payload(data)?;
-        let kept = reconnection.unflushed.keep(Kept {
+        let kept = reconnection.unflushed.keep(VolatileWrite {
             cdb: *cdb,
             payload: payload.clone(),
             length,
@@ -604,7 +608,7 @@ impl Session {
     async fn write_alone<'a>(
         &self,
         reconnection: &'a Reconnection,
-    ) -> Result<Held<'a>, SessionError> {
+    ) -> Result<LockedBlocks<'a>, SessionError> {
         let held = reconnection.extents.claim(0, u64::MAX).await;
         if !reconnection.unflushed.is_empty() {
             // Boxed, since a flush is a command, too.

@@ -23,7 +23,7 @@ const TAIL_LENGTH: u64 = 1 << 20;
 
 /// Something that a device holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Holding {
+pub struct Signature {
     /// With its article, such as `an ext4 file system`.
     pub what: &'static str,
     /// The name that somebody gave it.
@@ -31,7 +31,7 @@ pub struct Holding {
     pub label: Option<String>,
 }
 
-impl fmt::Display for Holding {
+impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.label {
             Some(label) => write!(f, "{} (label {label:?})", self.what),
@@ -47,18 +47,18 @@ pub struct Occupied {
     /// The device: its URL or its path.
     pub place: String,
     /// What was found, at least one.
-    pub found: Vec<Holding>,
+    pub found: Vec<Signature>,
 }
 
 impl Occupied {
     /// `found`, if it is anything.
-    pub fn of(place: &str, found: Vec<Holding>) -> Option<Self> {
+    pub fn of(place: &str, found: Vec<Signature>) -> Option<Self> {
         (!found.is_empty()).then(|| Self { place: place.to_owned(), found })
     }
 }
 
-fn list(found: &[Holding]) -> String {
-    let words: Vec<String> = found.iter().map(Holding::to_string).collect();
+fn list(found: &[Signature]) -> String {
+    let words: Vec<String> = found.iter().map(Signature::to_string).collect();
     match words.split_last() {
         Some((last, rest @ [_, ..])) => format!("{} and {last}", rest.join(", ")),
         Some((last, [])) => last.clone(),
@@ -71,7 +71,7 @@ fn list(found: &[Holding]) -> String {
 pub fn find<E>(
     length: u64,
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
-) -> Result<Vec<Holding>, E> {
+) -> Result<Vec<Signature>, E> {
     let mut sample = Sample { length, parts: Vec::new() };
     for (offset, length) in parts(length) {
         let mut bytes = vec![0; length];
@@ -85,7 +85,7 @@ pub fn find<E>(
 pub async fn look_by<E>(
     length: u64,
     mut read: impl AsyncFnMut(u64, usize) -> Result<Buffer, E>,
-) -> Result<Vec<Holding>, E> {
+) -> Result<Vec<Signature>, E> {
     let mut sample = Sample { length, parts: Vec::new() };
     for (offset, length) in parts(length) {
         sample.parts.push((offset, read(offset, length).await?.to_vec()));
@@ -94,7 +94,7 @@ pub async fn look_by<E>(
 }
 
 /// Finds what a disk holds.
-pub async fn look(disk: &Disk) -> Result<Vec<Holding>, TransferError> {
+pub async fn look(disk: &Disk) -> Result<Vec<Signature>, TransferError> {
     look_by(disk.length(), async |offset, length| disk.read(offset, length).await).await
 }
 
@@ -121,8 +121,8 @@ impl Sample {
         })
     }
 
-    fn holdings(&self) -> Vec<Holding> {
-        let mut found: Vec<Holding> = Vec::new();
+    fn holdings(&self) -> Vec<Signature> {
+        let mut found: Vec<Signature> = Vec::new();
         for row in table::ROWS {
             let holding = row
                 .bases
@@ -199,12 +199,12 @@ impl Base {
 }
 
 impl Row {
-    fn holds(&self, view: View<'_>) -> Option<Holding> {
+    fn holds(&self, view: View<'_>) -> Option<Signature> {
         let there = view.bytes(self.offset, self.magic.len())? == self.magic && (self.check)(view);
         let label = self.label.and_then(|(offset, length)| view.text(offset, length));
         // What mkfs.fat writes for none.
         let label = label.filter(|label| label != "NO NAME");
-        there.then_some(Holding { what: self.what, label })
+        there.then_some(Signature { what: self.what, label })
     }
 }
 

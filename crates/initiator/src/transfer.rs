@@ -384,16 +384,16 @@ mod tests {
         let bytes = pattern(40 * (1 << 20) + 777);
         fs::write(&from, &bytes).unwrap();
         fs::write(&to, b"what was there before").unwrap();
-        let told = Cell::new(0);
+        let reported = Cell::new(0);
         let through = run(async {
             let (source, sink) = (Source::open(&from).unwrap(), Sink::create(&to).unwrap());
             let progress = |done| {
-                assert!(done > told.replace(done));
+                assert!(done > reported.replace(done));
             };
             copy(&source, 0, None, &sink, 0, &progress).await.unwrap()
         });
         assert_eq!(through.bytes, bytes.len() as u64);
-        assert_eq!(told.get(), through.bytes);
+        assert_eq!(reported.get(), through.bytes);
         assert_eq!(through.sha256, <[u8; 32]>::from(Sha256::digest(&bytes)));
         assert!(fs::read(&to).unwrap() == bytes);
     }

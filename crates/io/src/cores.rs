@@ -234,16 +234,16 @@ fn choose(engine: FileEngine) -> io::Result<FileEngine> {
 }
 
 thread_local! {
-    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+    static HERE: RefCell<Option<CoreContext>> = const { RefCell::new(None) };
 }
 
 /// What file operations on this thread use.
-pub(crate) struct Here {
+pub(crate) struct CoreContext {
     pub(crate) ring: Option<Rc<Ring>>,
     pub(crate) pool: Arc<Pool>,
 }
 
-impl Here {
+impl CoreContext {
     /// Gives `with` the environment of the calling thread, if it is a core.
     pub(crate) fn with<T>(with: impl FnOnce(Option<&Self>) -> T) -> T {
         HERE.with_borrow(|here| with(here.as_ref()))
@@ -253,13 +253,13 @@ impl Here {
 /// A thread that is a core for as long as this lives.
 struct Environment {
     runtime: tokio::runtime::LocalRuntime,
-    _left: Left,
+    _left: ContextGuard,
 }
 
 /// Takes the thread's ring away when the runtime is gone, which waits for what is in it.
-struct Left;
+struct ContextGuard;
 
-impl Drop for Left {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         drop(HERE.take());
     }
@@ -279,9 +279,9 @@ impl Environment {
         if let Some(ring) = &ring {
             runtime.spawn_local(ring::drive(ring.clone()));
         }
-        let before = HERE.replace(Some(Here { ring, pool }));
+        let before = HERE.replace(Some(CoreContext { ring, pool }));
         assert!(before.is_none(), "this thread is a core already");
-        Ok(Self { runtime, _left: Left })
+        Ok(Self { runtime, _left: ContextGuard })
     }
 
     fn run<F: Future>(self, future: F) -> F::Output {
@@ -333,8 +333,8 @@ mod tests {
 
     #[test]
     fn shutdown_drops_what_still_runs() {
-        struct Told(channel::Sender<()>);
-        impl Drop for Told {
+        struct EndedNotice(channel::Sender<()>);
+        impl Drop for EndedNotice {
             fn drop(&mut self) {
                 let _ = self.0.send(());
             }
@@ -343,7 +343,7 @@ mod tests {
         let (sender, dropped) = channel::channel();
         let (running, runs) = channel::channel();
         cores.spawn_on(0, move || async move {
-            let _told = Told(sender);
+            let _reported = EndedNotice(sender);
             running.send(()).unwrap();
             std::future::pending::<()>().await;
         });
@@ -365,7 +365,7 @@ mod tests {
                     started.send(()).unwrap();
                     Ok(stuck.recv().is_err())
                 };
-                let waiting = Here::with(|here| here.unwrap().pool.run(&lane, wait));
+                let waiting = CoreContext::with(|here| here.unwrap().pool.run(&lane, wait));
                 waiting.await.unwrap();
             });
             start.recv().unwrap();
@@ -378,7 +378,7 @@ mod tests {
 
     #[test]
     fn block_on_forces_the_pool() {
-        let ring = || Here::with(|here| here.map(|here| here.ring.is_some()));
+        let ring = || CoreContext::with(|here| here.map(|here| here.ring.is_some()));
         assert_eq!(block_on(FileEngine::Pool, async { ring() }).unwrap(), Some(false));
         assert_eq!(ring(), None, "the thread is ordinary again");
     }

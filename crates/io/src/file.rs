@@ -31,10 +31,10 @@ use rustix::io::{Errno, ReadWriteFlags};
 use sarsen_block::{Buffer, Io};
 
 pub use self::extents::{Run, RunState, Space};
-pub use self::standing::{Inspection, Named, Standing};
-use crate::cores::Here;
+pub use self::standing::{FileStatus, Inspection, PathComparison};
+use crate::cores::CoreContext;
 use crate::pool::Lane;
-use crate::ring::{Completion, Kind, Operation};
+use crate::ring::{Completion, Operation, OperationKind};
 
 /// How often a lock that somebody else holds is asked for again: nothing announces its end.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -94,11 +94,12 @@ pub(crate) struct Opened {
 impl Opened {
     pub(crate) fn new(fd: OwnedFd, buffered: bool) -> Self {
         // Device files are on a separate tmpfs, which has no properties of the device.
-        let is_regular = rustix::fs::fstat(&fd)
-            .is_ok_and(|told| FileType::from_raw_mode(told.st_mode) == FileType::RegularFile);
+        let is_regular = rustix::fs::fstat(&fd).is_ok_and(|reported| {
+            FileType::from_raw_mode(reported.st_mode) == FileType::RegularFile
+        });
         let file_system = rustix::fs::fstatfs(&fd).ok().filter(|_| is_regular);
         let is_one_of = |numbers: &[rustix::fs::FsWord]| {
-            file_system.is_some_and(|told| numbers.contains(&told.f_type))
+            file_system.is_some_and(|reported| numbers.contains(&reported.f_type))
         };
         Self {
             fd,
@@ -113,16 +114,16 @@ impl Opened {
     }
 }
 
-/// Locks an open file or folder, exclusively or shared, and tries for `patience` before it gives
+/// Locks an open file or folder, exclusively or shared, and tries for `timeout` before it gives
 /// up. A process that is killed lets go of its files only when the kernel has ended what was in its
 /// rings, a moment after the process is gone; and one that was just forked holds what its parent
 /// had open until it becomes another program. Blocks the thread.
-pub fn lock_within(fd: impl AsFd, exclusive: bool, patience: Duration) -> io::Result<bool> {
+pub fn lock_within(fd: impl AsFd, exclusive: bool, timeout: Duration) -> io::Result<bool> {
     let operation = match exclusive {
         true => FlockOperation::NonBlockingLockExclusive,
         false => FlockOperation::NonBlockingLockShared,
     };
-    let deadline = crate::time::now() + patience;
+    let deadline = crate::time::now() + timeout;
     loop {
         let locked = try_lock(fd.as_fd(), operation)?;
         if locked || crate::time::now() >= deadline {
@@ -195,8 +196,8 @@ impl File {
     }
 
     /// Takes the lock, exclusive or shared, as [`lock_within`] does. Blocks the thread.
-    pub fn lock_within(&self, exclusive: bool, patience: Duration) -> io::Result<bool> {
-        lock_within(&self.opened.fd, exclusive, patience)
+    pub fn lock_within(&self, exclusive: bool, timeout: Duration) -> io::Result<bool> {
+        lock_within(&self.opened.fd, exclusive, timeout)
     }
 
     fn try_lock(&self, operation: FlockOperation) -> io::Result<bool> {
@@ -279,17 +280,17 @@ impl File {
     /// The multiple that offsets and lengths must have when the file is opened with
     /// [`OpenOptions::direct`].
     pub fn direct_alignment(&self) -> io::Result<u32> {
-        let told = rustix::fs::statx(
+        let reported = rustix::fs::statx(
             &self.opened.fd,
             "",
             rustix::fs::AtFlags::EMPTY_PATH,
             StatxFlags::DIOALIGN,
         );
-        if let Ok(told) = told
-            && told.stx_mask & StatxFlags::DIOALIGN.bits() != 0
-            && told.stx_dio_offset_align != 0
+        if let Ok(reported) = reported
+            && reported.stx_mask & StatxFlags::DIOALIGN.bits() != 0
+            && reported.stx_dio_offset_align != 0
         {
-            return Ok(told.stx_dio_offset_align);
+            return Ok(reported.stx_dio_offset_align);
         }
         if let Some((logical, _)) = self.device_block_sizes()? {
             return Ok(logical);
@@ -312,9 +313,9 @@ impl File {
             return Io::Ready(Ok(buffer));
         }
         if self.opened.in_memory {
-            let mut operation = self.operation(Kind::Read { buffer, done, offset });
+            let mut operation = self.operation(OperationKind::Read { buffer, done, offset });
             let read = operation.perform_whole();
-            let Kind::Read { buffer, .. } = operation.kind else {
+            let OperationKind::Read { buffer, .. } = operation.kind else {
                 unreachable!("a read came back as something else");
             };
             return Io::Ready(read.map(|()| buffer));
@@ -331,14 +332,17 @@ impl File {
                 Err(_) => {}
             }
         }
-        let read = Kind::Read { buffer, done, offset };
+        let read = OperationKind::Read { buffer, done, offset };
         let mut started = Started::new(self.operation(read));
         let answer = async move {
             loop {
                 let (operation, moved) = started.settled().await;
                 let moved = moved? as usize;
-                let Some(Operation { file, kind: Kind::Read { buffer, done, offset }, .. }) =
-                    operation
+                let Some(Operation {
+                    file,
+                    kind: OperationKind::Read { buffer, done, offset },
+                    ..
+                }) = operation
                 else {
                     unreachable!("a read came back as something else");
                 };
@@ -349,7 +353,7 @@ impl File {
                 if done >= buffer.len() {
                     return Ok(buffer);
                 }
-                let kind = Kind::Read { buffer, done, offset };
+                let kind = OperationKind::Read { buffer, done, offset };
                 started = Started::new(Operation::new(file, kind));
             }
         };
@@ -367,7 +371,7 @@ impl File {
         }
         let in_memory = self.opened.in_memory;
         let at_once = durable && !in_memory && self.opened.durable_writes.load(Ordering::Relaxed);
-        let write = Kind::Write { buffer, done: 0, offset, durable: at_once };
+        let write = OperationKind::Write { buffer, done: 0, offset, durable: at_once };
         if in_memory {
             return Io::Ready(self.operation(write).perform_whole());
         }
@@ -400,14 +404,14 @@ impl File {
     /// Makes everything that was written so far durable, with the file's size. Its errors are
     /// those of data that was written already: none is of kind StorageFull or QuotaExceeded.
     pub fn sync_data(&self) -> Io<io::Result<()>> {
-        self.simple(Kind::SyncData).map(|synced| synced.map_err(of_cached_data))
+        self.simple(OperationKind::SyncData).map(|synced| synced.map_err(of_cached_data))
     }
 
     /// Gives the space of a range back; it reads as zero. Unsupported where the file system or
     /// the device cannot.
     pub fn punch_hole(&self, offset: u64, length: u64) -> Io<io::Result<()>> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        self.simple(Kind::Allocate { mode: mode.bits() as i32, offset, length })
+        self.simple(OperationKind::Allocate { mode: mode.bits() as i32, offset, length })
     }
 
     /// Makes a range read as zero and keeps its space, by writing zeroes where there is no
@@ -417,7 +421,8 @@ impl File {
             return Io::Ready(Ok(()));
         }
         let mode = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        let quick = self.simple(Kind::Allocate { mode: mode.bits() as i32, offset, length });
+        let quick =
+            self.simple(OperationKind::Allocate { mode: mode.bits() as i32, offset, length });
         let file = self.clone();
         Io::pending(async move {
             match quick.wait().await {
@@ -451,11 +456,11 @@ impl File {
         Ok(rustix::fs::fdatasync(&self.opened.fd)?)
     }
 
-    fn operation(&self, kind: Kind) -> Operation {
+    fn operation(&self, kind: OperationKind) -> Operation {
         Operation::new(self.opened.clone(), kind)
     }
 
-    fn simple(&self, kind: Kind) -> Io<io::Result<()>> {
+    fn simple(&self, kind: OperationKind) -> Io<io::Result<()>> {
         let started = Started::new(self.operation(kind));
         Io::pending(async move { started.settled().await.1.map(drop) })
     }
@@ -505,8 +510,10 @@ impl Drop for RingRead {
 
 impl Started {
     fn new(mut operation: Operation) -> Self {
-        Here::with(|here| match here {
-            Some(Here { ring: Some(ring), .. }) if ring.is_usable() && operation.suits_ring() => {
+        CoreContext::with(|here| match here {
+            Some(CoreContext { ring: Some(ring), .. })
+                if ring.is_usable() && operation.suits_ring() =>
+            {
                 operation.count_ring_read();
                 Self::Ring(ring.start(operation))
             }
@@ -514,7 +521,7 @@ impl Started {
         })
     }
 
-    fn in_pool(here: Option<&Here>, mut operation: Operation) -> Self {
+    fn in_pool(here: Option<&CoreContext>, mut operation: Operation) -> Self {
         match here {
             None => {
                 let result = operation.perform();
@@ -557,7 +564,7 @@ impl Started {
                 (Some(operation), Some(libc::EINTR)) => Self::new(operation),
                 // The operation would have had to wait.
                 (Some(operation), Some(libc::EAGAIN)) if was_in_ring => {
-                    Here::with(|here| Self::in_pool(here, operation))
+                    CoreContext::with(|here| Self::in_pool(here, operation))
                 }
                 (Some(operation), Some(libc::EOPNOTSUPP))
                     if was_in_ring && operation.avoids_waiting() =>
@@ -565,7 +572,7 @@ impl Started {
                     // The file system or the device always waits; or it does not support RWF_DSYNC, which the same
                     // operation without RWF_NOWAIT shows.
                     operation.file.try_without_waiting.store(false, Ordering::Relaxed);
-                    Here::with(|here| Self::in_pool(here, operation))
+                    CoreContext::with(|here| Self::in_pool(here, operation))
                 }
                 (operation, _) => return (operation, result),
             };
@@ -584,7 +591,7 @@ async fn write_all(mut started: Started) -> (Option<Operation>, io::Result<()>) 
         let Some(mut operation) = operation else {
             unreachable!("an operation that succeeded comes back");
         };
-        let Kind::Write { buffer, done, .. } = &mut operation.kind else {
+        let OperationKind::Write { buffer, done, .. } = &mut operation.kind else {
             unreachable!("a write came back as something else");
         };
         *done += moved;
@@ -600,23 +607,25 @@ pub(crate) fn blocking<T: Send + 'static>(
     lane: &Arc<Lane>,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Io<io::Result<T>> {
-    Here::with(|here| match here {
+    CoreContext::with(|here| match here {
         None => Io::Ready(work()),
         Some(here) => Io::pending(here.pool.run(lane, work)),
     })
 }
 
 impl Operation {
-    pub(crate) fn new(file: Arc<Opened>, kind: Kind) -> Self {
+    pub(crate) fn new(file: Arc<Opened>, kind: OperationKind) -> Self {
         Self { file, kind, ring_read: None }
     }
 
     /// Whether the operation is given to the ring with RWF_NOWAIT.
     pub(crate) fn avoids_waiting(&self) -> bool {
         match self.kind {
-            Kind::Read { .. } => !self.file.buffered,
-            Kind::Write { .. } => true,
-            Kind::SyncData | Kind::Allocate { .. } | Kind::Nothing => false,
+            OperationKind::Read { .. } => !self.file.buffered,
+            OperationKind::Write { .. } => true,
+            OperationKind::SyncData | OperationKind::Allocate { .. } | OperationKind::Nothing => {
+                false
+            }
         }
     }
 
@@ -624,21 +633,21 @@ impl Operation {
     fn suits_ring(&self) -> bool {
         let is_worth_a_try = || self.file.try_without_waiting.load(Ordering::Relaxed);
         match self.kind {
-            Kind::Read { .. } if self.file.buffered => {
+            OperationKind::Read { .. } if self.file.buffered => {
                 self.file.try_cached.load(Ordering::Relaxed)
                     && self.file.ring_reads.load(Ordering::Relaxed) < RING_READS_MAX
             }
             // A durable write through the page cache waits for the disk.
-            Kind::Write { durable: true, .. } if self.file.buffered => false,
-            Kind::Read { .. } | Kind::Write { .. } => is_worth_a_try(),
-            Kind::SyncData | Kind::Allocate { .. } => false,
-            Kind::Nothing => true,
+            OperationKind::Write { durable: true, .. } if self.file.buffered => false,
+            OperationKind::Read { .. } | OperationKind::Write { .. } => is_worth_a_try(),
+            OperationKind::SyncData | OperationKind::Allocate { .. } => false,
+            OperationKind::Nothing => true,
         }
     }
 
     /// Counts a buffered read until it leaves the ring.
     fn count_ring_read(&mut self) {
-        if matches!(self.kind, Kind::Read { .. }) && self.file.buffered {
+        if matches!(self.kind, OperationKind::Read { .. }) && self.file.buffered {
             self.file.ring_reads.fetch_add(1, Ordering::Relaxed);
             self.ring_read = Some(RingRead(self.file.clone()));
         }
@@ -646,7 +655,7 @@ impl Operation {
 
     /// The same from the start, without the wish for durability.
     fn volatile(mut self) -> Self {
-        if let Kind::Write { done, durable, .. } = &mut self.kind {
+        if let OperationKind::Write { done, durable, .. } = &mut self.kind {
             *done = 0;
             *durable = false;
         }
@@ -662,9 +671,15 @@ impl Operation {
                 Err(error) => return Err(error),
             };
             let (buffer, done, nothing_moved) = match &mut self.kind {
-                Kind::Read { buffer, done, .. } => (buffer, done, io::ErrorKind::UnexpectedEof),
-                Kind::Write { buffer, done, .. } => (buffer, done, io::ErrorKind::WriteZero),
-                Kind::SyncData | Kind::Allocate { .. } | Kind::Nothing => return Ok(()),
+                OperationKind::Read { buffer, done, .. } => {
+                    (buffer, done, io::ErrorKind::UnexpectedEof)
+                }
+                OperationKind::Write { buffer, done, .. } => {
+                    (buffer, done, io::ErrorKind::WriteZero)
+                }
+                OperationKind::SyncData
+                | OperationKind::Allocate { .. }
+                | OperationKind::Nothing => return Ok(()),
             };
             *done += moved;
             match (*done >= buffer.len(), moved) {
@@ -679,22 +694,22 @@ impl Operation {
     fn perform(&mut self) -> io::Result<u32> {
         let fd = &self.file.fd;
         match &mut self.kind {
-            Kind::Read { buffer, done, offset } => {
+            OperationKind::Read { buffer, done, offset } => {
                 let count = rustix::io::pread(fd, &mut buffer[*done..], *offset + *done as u64)?;
                 Ok(count as u32)
             }
-            Kind::Write { buffer, done, offset, durable } => {
+            OperationKind::Write { buffer, done, offset, durable } => {
                 let flags = if *durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
                 let from = [IoSlice::new(&buffer[*done..])];
                 let count = rustix::io::pwritev2(fd, &from, *offset + *done as u64, flags)?;
                 Ok(count as u32)
             }
-            Kind::SyncData => Ok(rustix::fs::fdatasync(fd).map(|()| 0)?),
-            Kind::Allocate { mode, offset, length } => {
+            OperationKind::SyncData => Ok(rustix::fs::fdatasync(fd).map(|()| 0)?),
+            OperationKind::Allocate { mode, offset, length } => {
                 let mode = FallocateFlags::from_bits_retain(mode.unsigned_abs());
                 Ok(rustix::fs::fallocate(fd, mode, *offset, *length).map(|()| 0)?)
             }
-            Kind::Nothing => Ok(0),
+            OperationKind::Nothing => Ok(0),
         }
     }
 }

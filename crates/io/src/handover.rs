@@ -19,9 +19,10 @@ use socket2::SockRef;
 /// The first descriptor that is handed over (sd_listen_fds(3)).
 const FIRST: RawFd = 3;
 
-static STATE: Mutex<State> = Mutex::new(State { received: None, listening: Vec::new() });
+static STATE: Mutex<HandoverState> =
+    Mutex::new(HandoverState { received: None, listening: Vec::new() });
 
-struct State {
+struct HandoverState {
     /// What this process was given and nobody has taken; none until it was looked for.
     received: Option<Vec<Received>>,
     /// What is listened on by sockets that may be handed on.
@@ -35,20 +36,20 @@ struct Received {
 }
 
 /// A socket of this process that the next one is to have.
-pub struct Kept {
+pub struct HandoverSocket {
     /// Where it listens.
     pub address: SocketAddr,
     socket: OwnedFd,
 }
 
-impl Kept {
+impl HandoverSocket {
     /// The socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-fn state() -> MutexGuard<'static, State> {
+fn state() -> MutexGuard<'static, HandoverState> {
     let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     state.received.get_or_insert_with(receive);
     state
@@ -83,18 +84,18 @@ pub(crate) fn remember(socket: &Arc<TcpListener>) {
 }
 
 /// What is listened on now. From here on it is open until what this gives is dropped.
-pub fn keep() -> io::Result<Vec<Kept>> {
+pub fn keep() -> io::Result<Vec<HandoverSocket>> {
     let living: Vec<_> = state().listening.iter().filter_map(Weak::upgrade).collect();
     let keep = |socket: &Arc<TcpListener>| {
-        Ok(Kept { address: socket.local_addr()?, socket: socket.try_clone()?.into() })
+        Ok(HandoverSocket { address: socket.local_addr()?, socket: socket.try_clone()?.into() })
     };
     living.iter().map(keep).collect()
 }
 
 /// What the service manager or the program before us has given.
 fn receive() -> Vec<Received> {
-    let told = match sd_notify::listen_fds_with_names() {
-        Ok(told) => told.collect::<Vec<_>>(),
+    let reported = match sd_notify::listen_fds_with_names() {
+        Ok(reported) => reported.collect::<Vec<_>>(),
         Err(error) => {
             tracing::warn!(%error, "the sockets that were handed over cannot be used");
             return Vec::new();
@@ -114,7 +115,7 @@ fn receive() -> Vec<Received> {
             }
         }
     };
-    told.into_iter().filter_map(take).collect()
+    reported.into_iter().filter_map(take).collect()
 }
 
 /// Asks a server to become the program that is installed now, with the sockets that it has (SIGUSR2).
@@ -134,7 +135,7 @@ fn pid(process: u32) -> io::Result<Pid> {
 
 /// Becomes another program with these sockets, under the same process id. Returns only if that fails.
 /// Nothing of this process may still run that cares.
-pub fn become_program(mut command: Command, kept: Vec<Kept>) -> io::Error {
+pub fn become_program(mut command: Command, kept: Vec<HandoverSocket>) -> io::Error {
     let names: Vec<_> = kept.iter().map(|_| "portal").collect();
     match place(&kept) {
         Err(error) => error,
@@ -148,7 +149,7 @@ pub fn become_program(mut command: Command, kept: Vec<Kept>) -> io::Error {
 
 /// Copies the sockets to the descriptors where the next program looks for them. What was there is
 /// closed.
-fn place(kept: &[Kept]) -> io::Result<()> {
+fn place(kept: &[HandoverSocket]) -> io::Result<()> {
     // Out of the way first: one may lie where another is to be.
     let free = FIRST + kept.len() as RawFd;
     let copies = kept.iter().map(|kept| fcntl_dupfd_cloexec(&kept.socket, free));

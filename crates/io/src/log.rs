@@ -221,18 +221,18 @@ mod tests {
         }
         let dropped = log.queue().dropped;
         assert!(dropped > 0 && log.queue().byte_count <= QUEUE_BYTES, "{dropped} dropped");
-        let mut told = 0;
+        let mut reported = 0;
         let mut written = 0;
         for line in BufReader::new(reader).lines() {
             match line.unwrap().strip_prefix("dropped ") {
-                Some(count) => told += count.parse::<u64>().unwrap(),
+                Some(count) => reported += count.parse::<u64>().unwrap(),
                 None => written += 1,
             }
-            if told + written == given as u64 && told >= dropped {
+            if reported + written == given as u64 && reported >= dropped {
                 return;
             }
         }
-        panic!("{written} written, {told} of {dropped} told");
+        panic!("{written} written, {reported} of {dropped} told");
     }
 
     #[test]

@@ -18,16 +18,16 @@ pub struct Clock {
 pub fn clock() -> io::Result<Clock> {
     // SAFETY: all zeroes is a valid timex: it has numbers alone, and no mode to change anything.
     #[allow(unsafe_code)]
-    let mut told: libc::timex = unsafe { std::mem::zeroed() };
+    let mut reported: libc::timex = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel reads and writes one timex, which is ours for the time of the call.
     #[allow(unsafe_code)]
-    let state = unsafe { libc::adjtimex(&mut told) };
+    let state = unsafe { libc::adjtimex(&mut reported) };
     if state < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(Clock {
-        synchronised: state != libc::TIME_ERROR && told.status & libc::STA_UNSYNC == 0,
-        maximum_error: Duration::from_micros(u64::try_from(told.maxerror).unwrap_or(0)),
+        synchronised: state != libc::TIME_ERROR && reported.status & libc::STA_UNSYNC == 0,
+        maximum_error: Duration::from_micros(u64::try_from(reported.maxerror).unwrap_or(0)),
     })
 }
 
@@ -47,9 +47,9 @@ pub struct Space {
 
 /// The space of the file system that has `path`.
 pub fn space(path: &Path) -> io::Result<Space> {
-    let told = rustix::fs::statvfs(path)?;
-    let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
-    Ok(Space { free: bytes(told.f_bavail), size: bytes(told.f_blocks) })
+    let reported = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(reported.f_frsize);
+    Ok(Space { free: bytes(reported.f_bavail), size: bytes(reported.f_blocks) })
 }
 
 /// The longest packet that goes to `peer` in one piece, as far as the kernel knows. Sends nothing.

@@ -379,7 +379,7 @@ fn attempt(
     });
     let result = partial.map_or(result, Ok);
     if interest.is_readable() && result.as_ref().is_ok_and(|moved| *moved > 0) {
-        spin::touched();
+        spin::note_activity();
     }
     result
 }

@@ -30,7 +30,7 @@ pub(crate) struct Pool {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     /// Signalled when there is work, or when the pool is closed.
     work: Condvar,
     /// The last thread has ended.
@@ -38,7 +38,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// The first jobs of lanes that wait for a thread.
     ready: VecDeque<(Arc<Lane>, Job)>,
     idle: usize,
@@ -84,7 +84,7 @@ impl Lane {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -185,7 +185,7 @@ impl Pool {
         Ok(())
     }
 
-    fn start_thread(&self, state: &mut State) -> io::Result<()> {
+    fn start_thread(&self, state: &mut PoolState) -> io::Result<()> {
         let shared = self.shared.clone();
         let name = format!("file-{}", state.started);
         let started = std::thread::Builder::new().name(name).spawn(move || shared.work());
@@ -223,11 +223,11 @@ mod tests {
     use crate::cores::{FileEngine, block_on};
 
     /// Jobs that occupy their threads until this guard is dropped.
-    struct Hang {
+    struct HangingJobs {
         _held: Vec<mpsc::Sender<()>>,
     }
 
-    impl Hang {
+    impl HangingJobs {
         fn of(pool: &Pool, lane: &Arc<Lane>, jobs: usize) -> Self {
             let stuck = (0..jobs).map(|_| {
                 let (sender, receiver) = mpsc::channel::<()>();
@@ -247,8 +247,8 @@ mod tests {
     fn files_whose_operations_hang_hold_no_thread_of_another() {
         let pool = Pool::new();
         let lanes: Vec<Arc<Lane>> = (0..5).map(|_| Arc::default()).collect();
-        let hung: Vec<Hang> =
-            lanes.iter().map(|lane| Hang::of(&pool, lane, 4 * LANE_THREADS_MAX)).collect();
+        let hung: Vec<HangingJobs> =
+            lanes.iter().map(|lane| HangingJobs::of(&pool, lane, 4 * LANE_THREADS_MAX)).collect();
         assert_eq!(pool.shared.state().threads, 5 * LANE_THREADS_MAX);
         assert_eq!(answer(&pool, &Arc::default()), 7);
         drop(hung);
@@ -261,8 +261,8 @@ mod tests {
     fn however_many_files_hang_another_gets_a_thread() {
         let pool = Pool::new();
         let lanes: Vec<Arc<Lane>> = (0..100).map(|_| Arc::default()).collect();
-        let hung: Vec<Hang> =
-            lanes.iter().map(|lane| Hang::of(&pool, lane, LANE_THREADS_MAX)).collect();
+        let hung: Vec<HangingJobs> =
+            lanes.iter().map(|lane| HangingJobs::of(&pool, lane, LANE_THREADS_MAX)).collect();
         let threads = pool.shared.state().threads;
         assert!(threads < THREADS_MANY + lanes.len(), "{threads}");
         assert_eq!(answer(&pool, &Arc::default()), 7);

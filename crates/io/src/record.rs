@@ -71,7 +71,9 @@ impl RecordFile {
     pub fn replace(&self, content: Option<Vec<u8>>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
-        blocking(&self.shared.lane, move || shared.replace(call, content.as_deref(), Old::Freed))
+        blocking(&self.shared.lane, move || {
+            shared.replace(call, content.as_deref(), ReplacedBytes::Freed)
+        })
     }
 
     /// The same with new content for old, whose bytes are overwritten, durably, once the new ones
@@ -81,13 +83,15 @@ impl RecordFile {
     pub fn replace_and_destroy(&self, content: Vec<u8>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
-        blocking(&self.shared.lane, move || shared.replace(call, Some(&content), Old::Destroyed))
+        blocking(&self.shared.lane, move || {
+            shared.replace(call, Some(&content), ReplacedBytes::Destroyed)
+        })
     }
 }
 
 /// What becomes of the bytes that are replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Old {
+enum ReplacedBytes {
     /// The file system may use their room again.
     Freed,
     /// They are overwritten first.
@@ -102,15 +106,15 @@ fn overwrite(mut file: fs::File) -> io::Result<()> {
 }
 
 impl Shared {
-    fn replace(&self, call: u64, content: Option<&[u8]>, old: Old) -> io::Result<()> {
+    fn replace(&self, call: u64, content: Option<&[u8]>, old: ReplacedBytes) -> io::Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         // The pool's threads may take two calls up in either order.
         if *written > call {
             return Ok(());
         }
         let old = match old {
-            Old::Freed => None,
-            Old::Destroyed => self.open_old()?,
+            ReplacedBytes::Freed => None,
+            ReplacedBytes::Destroyed => self.open_old()?,
         };
         match content {
             Some(content) => self.write(content)?,
@@ -245,11 +249,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = RecordFile::new(folder.path().join("record"));
         let shared = &file.shared;
-        shared.replace(2, Some(b"second"), Old::Freed).expect("replaces");
-        shared.replace(1, Some(b"first"), Old::Freed).expect("is superseded");
+        shared.replace(2, Some(b"second"), ReplacedBytes::Freed).expect("replaces");
+        shared.replace(1, Some(b"first"), ReplacedBytes::Freed).expect("is superseded");
         assert_eq!(file.read_now(LIMIT).expect("reads"), Some(b"second".to_vec()));
-        shared.replace(3, None, Old::Freed).expect("removes");
-        shared.replace(2, Some(b"second"), Old::Freed).expect("is superseded");
+        shared.replace(3, None, ReplacedBytes::Freed).expect("removes");
+        shared.replace(2, Some(b"second"), ReplacedBytes::Freed).expect("is superseded");
         assert_eq!(file.read_now(LIMIT).expect("reads"), None);
     }
 
@@ -287,7 +291,7 @@ mod tests {
         assert_eq!(fs::read(&old).expect("reads"), [0; 700]);
 
         // What came too late destroys nothing.
-        file.shared.replace(1, Some(&[9]), Old::Destroyed).expect("is superseded");
+        file.shared.replace(1, Some(&[9]), ReplacedBytes::Destroyed).expect("is superseded");
         assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![2; 3]));
 
         // What cannot be replaced is not destroyed.

@@ -45,13 +45,13 @@ const IORING_ENTER_GETEVENTS: u32 = 1;
 /// What the kernel is to do, with everything it touches.
 pub(crate) struct Operation {
     pub(crate) file: Arc<Opened>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: OperationKind,
     /// Set while a buffered read is in the ring.
     pub(crate) ring_read: Option<RingRead>,
 }
 
 /// The kinds of operation. `done` counts the bytes of the buffer that were moved earlier.
-pub(crate) enum Kind {
+pub(crate) enum OperationKind {
     Read { buffer: Buffer, done: usize, offset: u64 },
     Write { buffer: Buffer, done: usize, offset: u64, durable: bool },
     SyncData,
@@ -64,7 +64,7 @@ impl Operation {
         let file = types::Fd(self.file.fd.as_raw_fd());
         let no_wait = if self.avoids_waiting() { libc::RWF_NOWAIT } else { 0 };
         match &mut self.kind {
-            Kind::Read { buffer, done, offset } => {
+            OperationKind::Read { buffer, done, offset } => {
                 let rest = &mut buffer[*done..];
                 let length = rest.len().min(TRANSFER_MAX) as u32;
                 opcode::Read::new(file, rest.as_mut_ptr(), length)
@@ -72,7 +72,7 @@ impl Operation {
                     .rw_flags(no_wait)
                     .build()
             }
-            Kind::Write { buffer, done, offset, durable } => {
+            OperationKind::Write { buffer, done, offset, durable } => {
                 let rest = &buffer[*done..];
                 let length = rest.len().min(TRANSFER_MAX) as u32;
                 opcode::Write::new(file, rest.as_ptr(), length)
@@ -80,11 +80,13 @@ impl Operation {
                     .rw_flags(no_wait | if *durable { libc::RWF_DSYNC } else { 0 })
                     .build()
             }
-            Kind::SyncData => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
-            Kind::Allocate { mode, offset, length } => {
+            OperationKind::SyncData => {
+                opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build()
+            }
+            OperationKind::Allocate { mode, offset, length } => {
                 opcode::Fallocate::new(file, *length).offset(*offset).mode(*mode).build()
             }
-            Kind::Nothing => opcode::Nop::new().build(),
+            OperationKind::Nothing => opcode::Nop::new().build(),
         }
     }
 }
@@ -103,11 +105,11 @@ enum Slot {
     /// The ring is broken, and the kernel may still use the operation's buffers.
     Lost {
         operation: Operation,
-        is_told: bool,
+        is_reported: bool,
     },
 }
 
-struct State {
+struct OperationState {
     ring: IoUring,
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -140,7 +142,7 @@ enum Exchanged {
 
 /// The ring of one core; only its thread uses it.
 pub(crate) struct Ring {
-    state: RefCell<State>,
+    state: RefCell<OperationState>,
     signal: OwnedFd,
     /// The driver task, to be woken when there is something to submit.
     driver: RefCell<Option<Waker>>,
@@ -166,7 +168,7 @@ impl Ring {
         }
         let signal = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         ring.submitter().register_eventfd(signal.as_raw_fd())?;
-        let state = State {
+        let state = OperationState {
             ring,
             slots: Vec::new(),
             free: Vec::new(),
@@ -191,7 +193,7 @@ impl Ring {
     pub(crate) fn probe() -> io::Result<()> {
         let ring = Rc::new(Self::new()?);
         let file = Arc::new(Opened::new(rustix::io::dup(&ring.signal)?, false));
-        let mut nothing = ring.start(Operation::new(file, Kind::Nothing));
+        let mut nothing = ring.start(Operation::new(file, OperationKind::Nothing));
         ring.turn();
         match Pin::new(&mut nothing).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready((_, result)) => result.map(drop),
@@ -280,7 +282,7 @@ fn build() -> io::Result<IoUring> {
         .or_else(|_| builder.build(SUBMISSIONS))
 }
 
-impl State {
+impl OperationState {
     /// Submits entries and takes completions until neither is possible, waiting for `wanted` completions.
     fn exchange(&mut self, wanted: u32) -> Exchanged {
         if self.is_broken {
@@ -366,10 +368,10 @@ impl State {
                     *slot = Slot::Finished { operation, result: completion.result() };
                     self.finished.extend(waker);
                 }
-                Slot::Busy { abandoned: true, .. } | Slot::Lost { is_told: true, .. } => {
+                Slot::Busy { abandoned: true, .. } | Slot::Lost { is_reported: true, .. } => {
                     self.free.push(index);
                 }
-                Slot::Lost { operation, is_told: false } => {
+                Slot::Lost { operation, is_reported: false } => {
                     *slot = Slot::Finished { operation, result: completion.result() };
                 }
                 Slot::Free | Slot::Finished { .. } => {
@@ -408,7 +410,7 @@ impl State {
                 }
                 Slot::Busy { operation, waker, abandoned } => {
                     self.finished.extend(waker);
-                    Slot::Lost { operation, is_told: abandoned }
+                    Slot::Lost { operation, is_reported: abandoned }
                 }
                 slot @ (Slot::Free | Slot::Finished { .. } | Slot::Lost { .. }) => slot,
             };
@@ -462,7 +464,7 @@ impl Future for Completion {
                 Poll::Pending
             }
             Slot::Lost { operation, .. } => {
-                state.slots[index] = Slot::Lost { operation, is_told: true };
+                state.slots[index] = Slot::Lost { operation, is_reported: true };
                 drop(state);
                 self.slot = None;
                 Poll::Ready((None, Err(io::Error::other("io_uring failed with this under way"))))
@@ -478,7 +480,7 @@ impl Drop for Completion {
         let mut state = self.ring.state.borrow_mut();
         match &mut state.slots[index] {
             Slot::Busy { abandoned, .. } => *abandoned = true,
-            Slot::Lost { is_told, .. } => *is_told = true,
+            Slot::Lost { is_reported, .. } => *is_reported = true,
             Slot::Finished { .. } => {
                 state.slots[index] = Slot::Free;
                 state.free.push(index);
@@ -561,19 +563,19 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::cores::{FileEngine, Here, block_on};
+    use crate::cores::{CoreContext, FileEngine, block_on};
     use crate::file::{File, OpenOptions};
 
     /// Makes the kernel refuse the next calls of this core's ring.
     fn refuse_with(numbers: &[i32]) {
-        Here::with(|here| {
+        CoreContext::with(|here| {
             let Some(ring) = here.and_then(|here| here.ring.as_ref()) else { return };
             ring.state.borrow_mut().refuse_with.extend(numbers);
         });
     }
 
     fn is_usable() -> bool {
-        Here::with(|here| here.unwrap().ring.as_ref().unwrap().is_usable())
+        CoreContext::with(|here| here.unwrap().ring.as_ref().unwrap().is_usable())
     }
 
     /// A file whose blocks are not in the page cache.
@@ -641,15 +643,16 @@ mod tests {
     fn what_the_kernel_has_when_the_ring_breaks_ends_with_an_error_and_keeps_its_buffer() {
         let (reading, writing) = io::pipe().unwrap();
         block_on(FileEngine::Uring, async {
-            let ring = Here::with(|here| here.unwrap().ring.clone().unwrap());
+            let ring = CoreContext::with(|here| here.unwrap().ring.clone().unwrap());
             let pipe = Arc::new(Opened::new(reading.into(), true));
-            let kind = Kind::Read { buffer: Buffer::zeroed(16), done: 0, offset: u64::MAX };
+            let kind =
+                OperationKind::Read { buffer: Buffer::zeroed(16), done: 0, offset: u64::MAX };
             let mut lost = ring.start(Operation::new(pipe.clone(), kind));
             ring.turn();
             let mut context = Context::from_waker(Waker::noop());
             assert!(Pin::new(&mut lost).poll(&mut context).is_pending());
             refuse_with(&[libc::EBADF]);
-            let another = ring.start(Operation::new(pipe, Kind::Nothing));
+            let another = ring.start(Operation::new(pipe, OperationKind::Nothing));
             assert_eq!(ring.turn(), Exchanged::Broken);
             let (operation, result) = lost.await;
             assert!(operation.is_none() && result.is_err());

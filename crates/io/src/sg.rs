@@ -101,8 +101,9 @@ impl Device {
         let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
         let mut version: libc::c_int = 0;
         // SAFETY: the call writes one integer, into `version`; the descriptor is open.
-        let told = unsafe { libc::ioctl(file.as_raw_fd(), SG_GET_VERSION_NUM, &raw mut version) };
-        if told != 0 || version < VERSION_WITH_SG_IO {
+        let reported =
+            unsafe { libc::ioctl(file.as_raw_fd(), SG_GET_VERSION_NUM, &raw mut version) };
+        if reported != 0 || version < VERSION_WITH_SG_IO {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it takes no SCSI commands"));
         }
         Ok(Self { file: Arc::new(file), lane: Arc::default() })

@@ -17,7 +17,7 @@ use sarsen_block::{LocalFuture, Piece};
 use crate::net::{SocketListener, SocketStream};
 
 /// One end of a connection that a simulation makes. The functions are those of [`SocketStream`].
-pub trait End {
+pub trait SimulatedStream {
     /// The other end's address.
     fn peer_addr(&self) -> SocketAddr;
     /// This end's address.
@@ -39,7 +39,7 @@ pub struct Stream(Kind);
 
 enum Kind {
     Socket(SocketStream),
-    Simulated(Box<dyn End>),
+    Simulated(Box<dyn SimulatedStream>),
 }
 
 impl From<SocketStream> for Stream {
@@ -50,7 +50,7 @@ impl From<SocketStream> for Stream {
 
 impl Stream {
     /// A simulated one.
-    pub fn simulated(end: impl End + 'static) -> Self {
+    pub fn simulated(end: impl SimulatedStream + 'static) -> Self {
         Self(Kind::Simulated(Box::new(end)))
     }
 

@@ -39,18 +39,18 @@ const QUICK_ENOUGH: u32 = 4;
 /// More than these are not remembered.
 const QUICK_MOST: u32 = 16;
 /// A core that was interrupted while it spun sleeps for so long whenever it can; twice as long if that
-/// happens again soon, up to [`CALM_MOST`].
-const CALM_FIRST: Duration = Duration::from_millis(10);
-const CALM_MOST: Duration = Duration::from_secs(1);
+/// happens again soon, up to [`BACKOFF_MAX`].
+const BACKOFF_FIRST: Duration = Duration::from_millis(10);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
 thread_local! {
     static CORE: Core = const {
-        Core { touched: Cell::new(false), waited: Cell::new(None), asleep: Cell::new(None) }
+        Core { note_activity: Cell::new(false), waited: Cell::new(None), asleep: Cell::new(None) }
     };
 }
 
 struct Core {
-    touched: Cell<bool>,
+    note_activity: Cell<bool>,
     /// There was nothing to do until now.
     waited: Cell<Option<Wait>>,
     /// The spinning task, while it waits for the first arrival.
@@ -58,9 +58,9 @@ struct Core {
 }
 
 /// Something came to the calling thread.
-pub(crate) fn touched() {
+pub(crate) fn note_activity() {
     CORE.with(|core| {
-        core.touched.set(true);
+        core.note_activity.set(true);
         if let Some(task) = core.asleep.take() {
             task.wake();
         }
@@ -99,7 +99,7 @@ async fn spin(policy: &mut Policy) {
         let took_long = now - looked > WINDOW;
         looked = now;
         let came = CORE.with(|core| {
-            let came = core.touched.take();
+            let came = core.note_activity.take();
             core.waited.set((!came).then_some(Wait::Awake));
             came
         });
@@ -119,7 +119,7 @@ async fn spin(policy: &mut Policy) {
 async fn arrival() {
     poll_fn(|context| {
         CORE.with(|core| {
-            if core.touched.take() {
+            if core.note_activity.take() {
                 return Poll::Ready(());
             }
             core.asleep.set(Some(context.waker().clone()));
@@ -146,30 +146,36 @@ struct Policy {
     /// Quick arrivals lately; from [`QUICK_ENOUGH`] on it spins.
     quick: u32,
     /// It has waited long enough since the last arrival.
-    tired: bool,
+    idle_expired: bool,
     /// Until then it sleeps whenever it can.
-    calm_until: Instant,
+    backoff_until: Instant,
     /// How long that was for.
-    calm: Duration,
+    backoff: Duration,
 }
 
 impl Policy {
     fn new(now: Instant) -> Self {
-        Self { last_arrival: now, quick: 0, tired: true, calm_until: now, calm: Duration::ZERO }
+        Self {
+            last_arrival: now,
+            quick: 0,
+            idle_expired: true,
+            backoff_until: now,
+            backoff: Duration::ZERO,
+        }
     }
 
     fn arrived(&mut self, now: Instant) {
-        self.quick = match now - self.last_arrival <= WINDOW && now >= self.calm_until {
+        self.quick = match now - self.last_arrival <= WINDOW && now >= self.backoff_until {
             true => (self.quick + 1).min(QUICK_MOST),
             false => 0,
         };
         self.last_arrival = now;
-        self.tired = false;
+        self.idle_expired = false;
     }
 
     fn nothing_came(&mut self, now: Instant) {
-        self.tired = now - self.last_arrival > WINDOW;
-        if self.tired {
+        self.idle_expired = now - self.last_arrival > WINDOW;
+        if self.idle_expired {
             // One pause is forgiven while arrivals were quick for long.
             self.quick /= 2;
         }
@@ -178,16 +184,16 @@ impl Policy {
     /// Somebody else needs the processor: a thread that never sleeps only keeps him waiting, and
     /// waits itself for its next turn.
     fn interrupted(&mut self, now: Instant) {
-        self.calm = match now < self.calm_until + 2 * self.calm {
-            true => (2 * self.calm).min(CALM_MOST),
-            false => CALM_FIRST,
+        self.backoff = match now < self.backoff_until + 2 * self.backoff {
+            true => (2 * self.backoff).min(BACKOFF_MAX),
+            false => BACKOFF_FIRST,
         };
-        self.calm_until = now + self.calm;
+        self.backoff_until = now + self.backoff;
         self.quick = 0;
     }
 
     fn spins(&self) -> bool {
-        !self.tired && self.quick >= QUICK_ENOUGH
+        !self.idle_expired && self.quick >= QUICK_ENOUGH
     }
 }
 
@@ -238,20 +244,20 @@ mod tests {
     fn a_core_whose_processor_others_want_sleeps_longer_each_time() {
         let mut policy = Policy::new(time::now());
         let mut now = arrivals(&mut policy, time::now(), QUICK_MOST, QUICK);
-        let mut calm = CALM_FIRST;
+        let mut backoff = BACKOFF_FIRST;
         for _ in 0..10 {
             assert!(policy.spins());
             policy.interrupted(now);
             assert!(!policy.spins());
-            let quick = (calm.as_micros() / QUICK.as_micros()) as u32;
+            let quick = (backoff.as_micros() / QUICK.as_micros()) as u32;
             now = arrivals(&mut policy, now, quick - 1, QUICK);
-            assert!(!policy.spins(), "{calm:?}");
+            assert!(!policy.spins(), "{backoff:?}");
             now = arrivals(&mut policy, now, QUICK_ENOUGH + 1, QUICK);
-            calm = (2 * calm).min(CALM_MOST);
+            backoff = (2 * backoff).min(BACKOFF_MAX);
         }
-        now = arrivals(&mut policy, now + 4 * CALM_MOST, QUICK_MOST, QUICK);
+        now = arrivals(&mut policy, now + 4 * BACKOFF_MAX, QUICK_MOST, QUICK);
         policy.interrupted(now);
-        arrivals(&mut policy, now + CALM_FIRST, QUICK_ENOUGH + 1, QUICK);
+        arrivals(&mut policy, now + BACKOFF_FIRST, QUICK_ENOUGH + 1, QUICK);
         assert!(policy.spins(), "long ago is forgotten");
     }
 }

@@ -99,7 +99,7 @@ impl Machine {
             if !is_flushed {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            match self.pull(HANDSHAKE_RECEIVE_LENGTH, &mut Room::default(), &mut read) {
+            match self.pull(HANDSHAKE_RECEIVE_LENGTH, &mut ReceiveBuffers::default(), &mut read) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => {}
                 Err(error) => {
@@ -120,7 +120,7 @@ impl Machine {
         scratch: &mut [u8],
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let mut room = Room { landing, scratch, filled: 0 };
+        let mut room = ReceiveBuffers { landing, scratch, filled: 0 };
         if room.left() == 0 {
             return Ok(0);
         }
@@ -201,7 +201,7 @@ impl Machine {
     fn pull(
         &mut self,
         limit: usize,
-        room: &mut Room<'_>,
+        room: &mut ReceiveBuffers<'_>,
         read: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
         ENCRYPTED.with_borrow_mut(|encrypted| {
@@ -227,13 +227,13 @@ fn wrong(error: rustls::Error) -> io::Error {
 
 /// Where received bytes go: into `landing` first.
 #[derive(Default)]
-struct Room<'a> {
+struct ReceiveBuffers<'a> {
     landing: &'a mut [u8],
     scratch: &'a mut [u8],
     filled: usize,
 }
 
-impl Room<'_> {
+impl ReceiveBuffers<'_> {
     fn left(&self) -> usize {
         self.landing.len() + self.scratch.len() - self.filled
     }

@@ -30,7 +30,7 @@ const SCHEMA: Schema = Schema {
             study TEXT NOT NULL,
             scale TEXT NOT NULL,
             command TEXT NOT NULL,
-            contestants TEXT NOT NULL,
+            targets_under_test TEXT NOT NULL,
             began_at INTEGER NOT NULL,
             ended_at INTEGER,
             setting TEXT NOT NULL,
@@ -50,7 +50,7 @@ const SCHEMA: Schema = Schema {
 };
 /// The columns of a run, in the order of [`Columns`].
 const COLUMNS: &str =
-    "id, study, scale, command, contestants, began_at, ended_at, setting, checksum";
+    "id, study, scale, command, targets_under_test, began_at, ended_at, setting, checksum";
 
 /// Why the archive cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -135,14 +135,14 @@ pub enum ArchiveError {
 
 /// A run that nobody else adds to or removes while this is there. It ends with the process, too.
 #[derive(Debug)]
-pub struct Hold {
+pub struct RunLock {
     /// Beside the archive, which is SQLite's to lock.
     path: PathBuf,
     /// Locked.
     _file: File,
 }
 
-impl Drop for Hold {
+impl Drop for RunLock {
     fn drop(&mut self) {
         // What stays behind is empty, and is locked again by whoever goes on.
         let _ = fs::remove_file(&self.path);
@@ -219,14 +219,14 @@ impl Archive {
     /// Notes that a run begins, and gives it a number. Its `id`, `ended_at` and `samples` do not count.
     pub fn begin(&self, run: &Run) -> Result<i64, ArchiveError> {
         let setting = self.json(&run.setting, "its setting")?;
-        let contestants = self.json(&run.contestants, "its contestants")?;
+        let targets_under_test = self.json(&run.targets_under_test, "its targets under test")?;
         let scale = run.scale.to_string();
         let columns = Columns {
             id: 0,
             study: run.study.clone(),
             scale,
             command: run.command.clone(),
-            contestants,
+            targets_under_test,
             began_at: run.began_at as i64,
             ended_at: None,
             setting,
@@ -281,7 +281,7 @@ impl Archive {
     }
 
     /// Keeps others from a run.
-    pub fn hold(&self, id: i64) -> Result<Hold, ArchiveError> {
+    pub fn hold(&self, id: i64) -> Result<RunLock, ArchiveError> {
         let mut path = self.path.clone().into_os_string();
         path.push(format!(".run-{id}"));
         let path = PathBuf::from(path);
@@ -298,7 +298,7 @@ impl Archive {
             // Whoever held it may have removed it meanwhile: then others lock another file.
             let ours = file.metadata().map_err(failed)?.ino();
             if fs::metadata(&path).is_ok_and(|metadata| metadata.ino() == ours) {
-                return Ok(Hold { path, _file: file });
+                return Ok(RunLock { path, _file: file });
             }
         }
     }
@@ -335,19 +335,19 @@ impl Archive {
         self.select("ORDER BY id", params![])
     }
 
-    /// The newest run of a study that has not ended, of this scale and these contestants.
+    /// The newest run of a study that has not ended, of this scale and these targets under test.
     pub fn unfinished(
         &self,
         study: &str,
         scale: Scale,
-        contestants: &[String],
+        targets_under_test: &[String],
     ) -> Result<Option<i64>, ArchiveError> {
-        let contestants = self.json(&contestants, "contestants")?;
+        let targets_under_test = self.json(&targets_under_test, "targets under test")?;
         self.connection
             .query_row(
-                "SELECT id FROM run WHERE study = ?1 AND scale = ?2 AND contestants = ?3
+                "SELECT id FROM run WHERE study = ?1 AND scale = ?2 AND targets_under_test = ?3
                  AND ended_at IS NULL ORDER BY id DESC LIMIT 1",
-                params![study, scale.to_string(), contestants],
+                params![study, scale.to_string(), targets_under_test],
                 |row| row.get(0),
             )
             .optional()
@@ -375,7 +375,8 @@ impl Archive {
         Ok(Run {
             id: columns.id,
             scale: self.parse(&format!("{:?}", columns.scale), "the scale of a run")?,
-            contestants: self.parse(&columns.contestants, "the contestants of a run")?,
+            targets_under_test: self
+                .parse(&columns.targets_under_test, "the targets under test of a run")?,
             began_at: columns.began_at.max(0) as u64,
             ended_at: columns.ended_at.map(|at| at.max(0) as u64),
             setting: self.parse(&columns.setting, "the setting of a run")?,
@@ -503,13 +504,13 @@ struct Columns {
     study: String,
     scale: String,
     command: String,
-    contestants: String,
+    targets_under_test: String,
     began_at: i64,
     ended_at: Option<i64>,
     setting: String,
 }
 
-const UPDATE: &str = "UPDATE run SET study = ?2, scale = ?3, command = ?4, contestants = ?5, began_at = ?6, \
+const UPDATE: &str = "UPDATE run SET study = ?2, scale = ?3, command = ?4, targets_under_test = ?5, began_at = ?6, \
                       ended_at = ?7, setting = ?8, checksum = ?9 WHERE id = ?1";
 
 impl Columns {
@@ -519,7 +520,7 @@ impl Columns {
             study: row.get(1)?,
             scale: row.get(2)?,
             command: row.get(3)?,
-            contestants: row.get(4)?,
+            targets_under_test: row.get(4)?,
             began_at: row.get(5)?,
             ended_at: row.get(6)?,
             setting: row.get(7)?,
@@ -536,7 +537,8 @@ impl Columns {
     }
 
     fn write(&self, transaction: &Transaction<'_>, text: &str) -> rusqlite::Result<()> {
-        let Self { id, study, scale, command, contestants, began_at, ended_at, setting } = self;
+        let Self { id, study, scale, command, targets_under_test, began_at, ended_at, setting } =
+            self;
         transaction.execute(
             text,
             params![
@@ -544,7 +546,7 @@ impl Columns {
                 study,
                 scale,
                 command,
-                contestants,
+                targets_under_test,
                 began_at,
                 ended_at,
                 setting,
@@ -555,14 +557,15 @@ impl Columns {
     }
 
     fn sum(&self) -> [u8; CHECKSUM_LENGTH] {
-        let Self { id, study, scale, command, contestants, began_at, ended_at, setting } = self;
+        let Self { id, study, scale, command, targets_under_test, began_at, ended_at, setting } =
+            self;
         let ended = ended_at.map(i64::to_le_bytes);
         checksum(&[
             &id.to_le_bytes(),
             study.as_bytes(),
             scale.as_bytes(),
             command.as_bytes(),
-            contestants.as_bytes(),
+            targets_under_test.as_bytes(),
             &began_at.to_le_bytes(),
             ended.as_ref().map_or(&[][..], |ended| ended),
             setting.as_bytes(),

@@ -111,12 +111,14 @@ fn exactly(run: &Run, labels: &Labels, figure: &str) -> Vec<f64> {
 }
 
 fn settings(before: &Run, after: &Run) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     if before.study != after.study {
-        told.push(format!("{} is of {}, {} of {}", before.id, before.study, after.id, after.study));
+        reported
+            .push(format!("{} is of {}, {} of {}", before.id, before.study, after.id, after.study));
     }
     if before.scale != after.scale {
-        told.push(format!("{} is {}, {} is {}", before.id, before.scale, after.id, after.scale));
+        reported
+            .push(format!("{} is {}, {} is {}", before.id, before.scale, after.id, after.scale));
     }
     let (first, second) = (&before.setting, &after.setting);
     let maps = [
@@ -134,15 +136,15 @@ fn settings(before: &Run, after: &Run) -> Vec<String> {
             };
             let (a, b) = (value(first), value(second));
             if a != b {
-                told.push(format!("{name}: {a}, then {b}"));
+                reported.push(format!("{name}: {a}, then {b}"));
             }
         }
     }
     if first.network != second.network {
         let (a, b) = (first.network.join("; "), second.network.join("; "));
-        told.push(format!("network: {a}, then {b}"));
+        reported.push(format!("network: {a}, then {b}"));
     }
-    told
+    reported
 }
 
 /// A comparison as a report.
@@ -242,7 +244,7 @@ mod tests {
             study: "trinkle".into(),
             scale: Scale::Quick,
             command: String::new(),
-            contestants: Vec::new(),
+            targets_under_test: Vec::new(),
             began_at: 0,
             ended_at: Some(1),
             setting: Setting::default(),

@@ -131,7 +131,7 @@ impl Specification {
 }
 
 /// Where the reader is.
-enum State {
+enum ReaderState {
     Outside,
     Specifications,
 }
@@ -139,7 +139,7 @@ enum State {
 /// Reads the text of a file; `file` is its name in errors.
 pub fn parse(file: &str, text: &str) -> Result<Configuration, IcfError> {
     let mut found = Configuration::default();
-    let mut state = State::Outside;
+    let mut state = ReaderState::Outside;
     let mut heading = "";
     let mut last = 0;
     for (number, line) in (1..).zip(text.lines()) {
@@ -152,10 +152,10 @@ pub fn parse(file: &str, text: &str) -> Result<Configuration, IcfError> {
         if let Some(comment) = line.strip_prefix('\'') {
             heading = comment.trim();
             if heading.starts_with("ACCESS SPECIFICATIONS") {
-                state = State::Specifications;
+                state = ReaderState::Specifications;
             } else if heading.starts_with("END access specifications") {
                 end_specification(&found).map_err(&wrong)?;
-                state = State::Outside;
+                state = ReaderState::Outside;
             }
             continue;
         }
@@ -163,14 +163,14 @@ pub fn parse(file: &str, text: &str) -> Result<Configuration, IcfError> {
             continue;
         }
         match state {
-            State::Specifications if heading.starts_with("Access specification name") => {
+            ReaderState::Specifications if heading.starts_with("Access specification name") => {
                 end_specification(&found).map_err(&wrong)?;
                 if found.specifications.len() == SPECIFICATION_LIMIT {
                     return Err(wrong(format!("more than {SPECIFICATION_LIMIT} specifications")));
                 }
                 found.specifications.push(parse_name(line));
             }
-            State::Specifications if heading.starts_with("size,") => {
+            ReaderState::Specifications if heading.starts_with("size,") => {
                 let parsed = parse_line(line).map_err(&wrong)?;
                 let Some(specification) = found.specifications.last_mut() else {
                     return Err(wrong("a line of a specification that has no name yet".into()));
@@ -180,13 +180,13 @@ pub fn parse(file: &str, text: &str) -> Result<Configuration, IcfError> {
                 }
                 specification.lines.push(parsed);
             }
-            State::Specifications => {
+            ReaderState::Specifications => {
                 return Err(wrong(format!("{line:?} belongs to no specification")));
             }
-            State::Outside => parse_setting(&mut found, heading, line).map_err(&wrong)?,
+            ReaderState::Outside => parse_setting(&mut found, heading, line).map_err(&wrong)?,
         }
     }
-    if matches!(state, State::Specifications) {
+    if matches!(state, ReaderState::Specifications) {
         let what = "the file ends within its access specifications".into();
         return Err(IcfError { file: file.into(), line: last, what });
     }

@@ -5,14 +5,13 @@
 //! What it is made of: [`mix`] (sizes, reads, random places), [`places`] (where random I/Os go),
 //! [`dice`] (the same again for the same seed). [`load`] puts it on a target and measures.
 //!
-//! A [`study`] measures [`contestant`]s over a [`network`], as others did before: what comes out is
+//! A [`study`] measures [`target_under_test`]s over a [`network`], as others did before: what comes out is
 //! a [`record`], and a [`report`] is made of it, with what others [`published`] beside.
 
 pub mod access;
 pub mod archive;
 pub mod bonnie;
 pub mod compare;
-pub mod contestant;
 pub mod dice;
 pub mod fio;
 pub mod folder;
@@ -29,4 +28,5 @@ pub mod record;
 pub mod report;
 pub mod statistics;
 pub mod study;
+pub mod target_under_test;
 pub mod trace;

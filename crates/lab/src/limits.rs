@@ -11,7 +11,7 @@ pub use network::network;
 
 use crate::record::{Measures, figure};
 #[cfg(doc)]
-use crate::{contestant::Medium, network::Link};
+use crate::{network::Link, target_under_test::Medium};
 
 /// What a link can do: the best that TCP made of it in any part of the measurement, over one
 /// connection or several.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use relay::wire::Wire;
 use sarsen_io::tap::Tap;
-use sides::{End, Sides};
+use sides::{LinkEnd, Sides};
 
 /// The largest MTU of a veth pair.
 const VETH_MTU_MAX: u32 = 65535;
@@ -195,24 +195,26 @@ impl Network {
 }
 
 /// A link that was made.
-struct Made {
+struct CreatedLink {
     how: String,
     wire: Option<Wire>,
 }
 
-type Make = fn(&Sides, &[End; 2], &LinkProfile) -> Result<Made, String>;
+type Make = fn(&Sides, &[LinkEnd; 2], &LinkProfile) -> Result<CreatedLink, String>;
 
 /// Makes one link: by the kernel alone if it can.
-fn make(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<Made, String> {
+fn make(sides: &Sides, ends: &[LinkEnd; 2], profile: &LinkProfile) -> Result<CreatedLink, String> {
     // Both ends have the same name, and each shapes what it sends.
     let shaping = shaping::commands(profile, &ends[0].interface);
     let (reason, discipline) = match (veth(sides, ends, profile, shaping.as_ref()), shaping) {
-        (Ok(how), _) => return Ok(Made { how, wire: None }),
+        (Ok(how), _) => return Ok(CreatedLink { how, wire: None }),
         (Err(reason), None) => return Err(reason),
         (Err(reason), Some((_, discipline))) => (reason, discipline),
     };
     match relayed(sides, ends, profile) {
-        Ok(Made { how, wire }) => Ok(Made { how: format!("{how}; no {discipline} here"), wire }),
+        Ok(CreatedLink { how, wire }) => {
+            Ok(CreatedLink { how: format!("{how}; no {discipline} here"), wire })
+        }
         Err(error) => Err(format!("{reason}, and {error}")),
     }
 }
@@ -220,7 +222,7 @@ fn make(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<Made, S
 /// A link of the kernel's, which is gone if this fails.
 fn veth(
     sides: &Sides,
-    ends: &[End; 2],
+    ends: &[LinkEnd; 2],
     profile: &LinkProfile,
     shaping: Option<&(String, &str)>,
 ) -> Result<String, String> {
@@ -246,8 +248,12 @@ fn veth(
 }
 
 /// A link of our own, which is gone if this fails.
-fn relayed(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<Made, String> {
-    let tap = |end: &End| {
+fn relayed(
+    sides: &Sides,
+    ends: &[LinkEnd; 2],
+    profile: &LinkProfile,
+) -> Result<CreatedLink, String> {
+    let tap = |end: &LinkEnd| {
         Tap::new(&end.interface).map_err(|error| format!("no TAP device can be made ({error})"))
     };
     let [target, initiator] = ends;
@@ -262,7 +268,7 @@ fn relayed(sides: &Sides, ends: &[End; 2], profile: &LinkProfile) -> Result<Made
         profile.mtu,
         wishes(profile)
     );
-    Ok(Made { how, wire: Some(wire) })
+    Ok(CreatedLink { how, wire: Some(wire) })
 }
 
 /// A profile that no link can have.

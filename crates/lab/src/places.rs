@@ -82,11 +82,11 @@ impl fmt::Display for Distribution {
 #[derive(Clone, Debug)]
 pub struct Places {
     count: u64,
-    kind: Kind,
+    kind: DistributionKind,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum DistributionKind {
     Uniform,
     Zipf { zipf: Zipf, stride: u64 },
     Hot { accesses_percent: u32, hot: u64 },
@@ -97,14 +97,14 @@ impl Places {
     pub fn new(distribution: Distribution, count: u64) -> Self {
         let count = count.max(1);
         let kind = match distribution {
-            Distribution::Uniform => Kind::Uniform,
+            Distribution::Uniform => DistributionKind::Uniform,
             Distribution::Zipf { theta } => {
-                Kind::Zipf { zipf: Zipf::new(count, theta), stride: stride(count) }
+                DistributionKind::Zipf { zipf: Zipf::new(count, theta), stride: stride(count) }
             }
             Distribution::Hot { accesses_percent, space_percent } => {
                 let share = u128::from(count) * u128::from(space_percent) / 100;
                 let hot = (share as u64).clamp(1, count);
-                Kind::Hot { accesses_percent: accesses_percent.into(), hot }
+                DistributionKind::Hot { accesses_percent: accesses_percent.into(), hot }
             }
         };
         Self { count, kind }
@@ -113,12 +113,12 @@ impl Places {
     /// The next place, below the number of places.
     pub fn draw(&self, dice: &mut Dice) -> u64 {
         match &self.kind {
-            Kind::Uniform => dice.below(self.count),
-            Kind::Zipf { zipf, stride } => {
+            DistributionKind::Uniform => dice.below(self.count),
+            DistributionKind::Zipf { zipf, stride } => {
                 let rank = zipf.draw(dice) - 1;
                 (u128::from(rank) * u128::from(*stride) % u128::from(self.count)) as u64
             }
-            Kind::Hot { accesses_percent, hot } => {
+            DistributionKind::Hot { accesses_percent, hot } => {
                 // All of the unit may be hot: then nothing is left for the rest.
                 if *hot == self.count || dice.chance(*accesses_percent) {
                     dice.below(*hot)

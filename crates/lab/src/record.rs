@@ -195,7 +195,7 @@ pub struct Setting {
     pub versions: BTreeMap<String, String>,
     /// The commands that started what took part, as they were given.
     pub commands: Vec<String>,
-    /// How the contestants were reached, and what could not be made.
+    /// How the targets under test were reached, and what could not be made.
     pub network: Vec<String>,
     /// What the pseudo-random choices began from.
     pub seed: u64,
@@ -216,7 +216,7 @@ pub struct Run {
     /// The command line that began it.
     pub command: String,
     /// Who took part, by their names.
-    pub contestants: Vec<String>,
+    pub targets_under_test: Vec<String>,
     /// Seconds since the Unix epoch.
     pub began_at: u64,
     /// Seconds since the Unix epoch; absent while it is unfinished.

@@ -217,7 +217,7 @@ pub struct Bars {
     pub notes: Vec<String>,
 }
 
-/// The bars of one contestant.
+/// The bars of one target under test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BarSeries {
     /// Its name.

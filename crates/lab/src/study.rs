@@ -1,7 +1,7 @@
 //! Studies: what is measured of whom, how often, over which links, and how it is reported.
 //!
 //! A study says what it wants as a [`Plan`]; it starts nothing and waits for nothing. The runner
-//! makes the network, starts the contestants, measures the cells interleaved, and writes every
+//! makes the network, starts the targets under test, measures the cells interleaved, and writes every
 //! sample down at once, so that a run that was broken off goes on where it was. Of the finished
 //! [`Run`] the study makes a [`Report`].
 
@@ -22,12 +22,12 @@ pub(crate) use layout::split_unit;
 pub use runner::{RunError, Settings, Watcher, now, record, run};
 
 use crate::access::Access;
-use crate::contestant::{Contestant, Medium, Running, VolumeSpec};
 use crate::fio::Amount;
 use crate::load::{self, Endpoint, LoadError, LoadOptions, LoadResult};
 use crate::network::{Link, LinkProfile};
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
+use crate::target_under_test::{Medium, Running, TargetUnderTest, VolumeSpec};
 
 /// What whoever runs a study chose.
 #[derive(Clone, Debug)]
@@ -35,10 +35,10 @@ pub struct Choices {
     /// How thoroughly.
     pub scale: Scale,
     /// Who takes part; the study's own choice if empty.
-    pub contestants: Vec<Contestant>,
+    pub targets_under_test: Vec<TargetUnderTest>,
     /// What volumes are on; the study's own choice if absent.
     pub medium: Option<Medium>,
-    /// Contestants that the lab has not started may be written to.
+    /// Targets under test that the lab has not started may be written to.
     pub destroy: bool,
     /// Links are made where a study wants them; else everything goes over what is there.
     pub links: bool,
@@ -66,10 +66,10 @@ pub trait Study: Sync {
 pub struct Plan {
     /// The links.
     pub links: Vec<LinkProfile>,
-    /// The volumes of each contestant.
+    /// The volumes of each target under test.
     pub volumes: Vec<VolumeSpec>,
     /// Who takes part.
-    pub contestants: Vec<Contestant>,
+    pub targets_under_test: Vec<TargetUnderTest>,
     /// The limits of the links and of the media are measured first.
     pub limits: bool,
     /// The cells, in the order in which they are measured within a repetition.
@@ -85,13 +85,13 @@ impl Plan {
     }
 }
 
-/// A cell: one contestant's volume over one link.
+/// A cell: one target under test's volume over one link.
 pub struct Point {
-    /// What makes it differ from the others. The runner adds nothing: name the contestant, the
+    /// What makes it differ from the others. The runner adds nothing: name the target under test, the
     /// link and the volume here where the report asks for them.
     pub labels: Labels,
-    /// Which of the plan's contestants, by its index.
-    pub contestant: usize,
+    /// Which of the plan's targets under test, by its index.
+    pub target_under_test: usize,
     /// Which of its volumes.
     pub volume: String,
     /// Over which link.
@@ -113,7 +113,7 @@ pub type Measurement = Box<dyn Fn(&Subject<'_>) -> Outcome + Send + Sync>;
 pub struct Subject<'a> {
     /// Where the volume answers.
     pub endpoint: Endpoint,
-    /// The contestant.
+    /// The target under test.
     pub running: &'a Running,
     /// The link between.
     pub link: &'a Link,
@@ -186,7 +186,7 @@ impl fmt::Debug for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Point")
             .field("labels", &self.labels)
-            .field("contestant", &self.contestant)
+            .field("target_under_test", &self.target_under_test)
             .field("volume", &self.volume)
             .field("link", &self.link)
             .finish_non_exhaustive()

@@ -260,16 +260,16 @@ mod tests {
     /// One goes when it is asked, the other when it is told.
     #[test]
     fn rfc7143_11_9_1_sessions_are_asked_first_and_dropped_when_their_time_is_over() {
-        let (polite, mut polite_letters) = mpsc::unbounded_channel();
-        let (deaf, mut deaf_letters) = mpsc::unbounded_channel();
+        let (polite, mut polite_messages) = mpsc::unbounded_channel();
+        let (deaf, mut deaf_messages) = mpsc::unbounded_channel();
         let outcome = block_on(FileEngine::Pool, async {
             tokio::task::spawn_local(async move {
-                let letter = polite_letters.recv().await;
+                let letter = polite_messages.recv().await;
                 assert!(matches!(letter, Some(Message::RequestLogout { seconds: 60 })));
             });
             tokio::task::spawn_local(async move {
-                assert!(matches!(deaf_letters.recv().await, Some(Message::RequestLogout { .. })));
-                assert!(matches!(deaf_letters.recv().await, Some(Message::Terminate { .. })));
+                assert!(matches!(deaf_messages.recv().await, Some(Message::RequestLogout { .. })));
+                assert!(matches!(deaf_messages.recv().await, Some(Message::Terminate { .. })));
             });
             let (minute, never) = (Duration::from_secs(60), std::future::pending);
             let first = send_away(&[vec![polite]], minute, never()).await;
@@ -283,13 +283,13 @@ mod tests {
     #[test]
     fn who_is_left_stays_when_a_drain_is_called_off() {
         let drains: Arc<Drains> = Arc::default();
-        let (mailbox, mut letters) = mpsc::unbounded_channel();
+        let (mailbox, mut messages) = mpsc::unbounded_channel();
         let outcome = block_on(FileEngine::Pool, async {
             let draining = drains.begin(TARGET, None).expect("the first");
             let drain = draining.run(vec![vec![mailbox]], Duration::from_secs(600));
             let call_off = async {
                 assert!(matches!(
-                    letters.recv().await,
+                    messages.recv().await,
                     Some(Message::RequestLogout { seconds: 600 })
                 ));
                 assert!(drains.end(TARGET));
@@ -298,6 +298,6 @@ mod tests {
         });
         let outcome = outcome.expect("a runtime");
         assert!(outcome.is_called_off && outcome.asked == 1 && outcome.dropped == 0);
-        assert!(letters.try_recv().is_err(), "it was told nothing more");
+        assert!(messages.try_recv().is_err(), "it was told nothing more");
     }
 }

@@ -9,17 +9,17 @@ use sarsen_scsi::{Host, Work};
 
 /// See the module. It does not keep the cores from ending; work that they have not finished then is
 /// dropped.
-pub(crate) struct Beneath {
+pub(crate) struct ServerHost {
     cores: Weak<Cores>,
 }
 
-impl Beneath {
+impl ServerHost {
     pub(crate) fn new(cores: &Arc<Cores>) -> Self {
         Self { cores: Arc::downgrade(cores) }
     }
 }
 
-impl Host for Beneath {
+impl Host for ServerHost {
     fn unix_time_ms(&self) -> u64 {
         let since = time::wall_clock().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         since.as_millis() as u64

@@ -94,7 +94,7 @@ async fn run(
     front: Arc<Front>,
     mut left: watch::Receiver<bool>,
 ) {
-    let (teller, mut told) = mpsc::channel(MAX_NOTICES);
+    let (teller, mut reported) = mpsc::channel(MAX_NOTICES);
     let addresses = notices.iter().filter_map(|notice| notice.local_addr().ok()).collect();
     let mut registrar = Registrar {
         identifier: config.entity.clone().unwrap_or_else(|| default_identifier(&front)),
@@ -109,7 +109,7 @@ async fn run(
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        () = registrar.stay_registered(&mut told, &mut left) => {}
+        () = registrar.stay_registered(&mut reported, &mut left) => {}
         () = hear => {}
     }
 }
@@ -123,18 +123,18 @@ fn default_identifier(front: &Front) -> String {
 }
 
 /// Why a connection to the name server has ended.
-enum End {
+enum Disconnection {
     Left,
     Lost(String),
 }
 
-impl From<io::Error> for End {
+impl From<io::Error> for Disconnection {
     fn from(error: io::Error) -> Self {
         Self::Lost(error.to_string())
     }
 }
 
-impl From<ClientError> for End {
+impl From<ClientError> for Disconnection {
     fn from(error: ClientError) -> Self {
         Self::Lost(error.to_string())
     }
@@ -153,7 +153,7 @@ struct Registrar {
 impl Registrar {
     async fn stay_registered(
         &mut self,
-        told: &mut mpsc::Receiver<Notice>,
+        reported: &mut mpsc::Receiver<Notice>,
         left: &mut watch::Receiver<bool>,
     ) {
         let (first, longest) = PAUSES;
@@ -165,10 +165,10 @@ impl Registrar {
             };
             let began = time::now();
             let end = match connected {
-                Ok(stream) => self.register(stream, told, left).await,
+                Ok(stream) => self.register(stream, reported, left).await,
                 Err(error) => error.into(),
             };
-            let End::Lost(trouble) = end else { return };
+            let Disconnection::Lost(trouble) = end else { return };
             if trouble != self.last_trouble {
                 warn!(server = self.server, trouble, "the name server is tried again and again");
                 self.last_trouble = trouble;
@@ -193,9 +193,9 @@ impl Registrar {
     async fn register(
         &mut self,
         stream: Stream,
-        told: &mut mpsc::Receiver<Notice>,
+        reported: &mut mpsc::Receiver<Notice>,
         left: &mut watch::Receiver<bool>,
-    ) -> End {
+    ) -> Disconnection {
         let local = match stream.local_addr() {
             Ok(local) => local.ip(),
             Err(error) => return error.into(),
@@ -212,7 +212,7 @@ impl Registrar {
             }
             while let Some(event) = client.poll_event() {
                 match event {
-                    Event::Departed => return End::Left,
+                    Event::Departed => return Disconnection::Left,
                     event => self.tell(&event),
                 }
             }
@@ -223,7 +223,7 @@ impl Registrar {
             let lost = tokio::select! {
                 ready = stream.readable() => ready.err(),
                 ready = stream.writable(), if sending => ready.err(),
-                Some(notice) = told.recv() => {
+                Some(notice) = reported.recv() => {
                     client.handle_notice(&notice, time::now());
                     None
                 }
@@ -245,7 +245,7 @@ impl Registrar {
             let now = time::now();
             if departure_limit.is_some_and(|limit| limit <= now) {
                 info!(server = self.server, "the name server does not take the targets away");
-                return End::Left;
+                return Disconnection::Left;
             }
             if let Err(error) = client.handle_timeout(now) {
                 return error.into();
@@ -330,7 +330,7 @@ async fn connect(server: &str) -> io::Result<Stream> {
 }
 
 /// Receives and sends what is there to be.
-fn exchange(stream: &Stream, client: &mut Client, scratch: &mut [u8]) -> Result<(), End> {
+fn exchange(stream: &Stream, client: &mut Client, scratch: &mut [u8]) -> Result<(), Disconnection> {
     loop {
         match stream.try_receive(&mut [], scratch) {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),

@@ -17,7 +17,7 @@ use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::config::{StoreConfig, VolumeConfig};
-use crate::stores::{LOCK_PATIENCE, Occasion, StoreError};
+use crate::stores::{LOCK_TIMEOUT, OpenMode, StoreError};
 
 /// What a file volume's path gets for the folder that lies beside it.
 const FOLDER_SUFFIX: &str = ".state";
@@ -57,7 +57,7 @@ pub(crate) struct Records {
 /// error here already.
 pub(crate) fn open(
     volume: &VolumeConfig,
-    occasion: Occasion,
+    open_mode: OpenMode,
 ) -> Result<Option<Arc<dyn Keeper>>, StoreError> {
     let StoreConfig::File { path, state, .. } = &volume.store else { return Ok(None) };
     // Several servers may serve a file that none of them writes.
@@ -66,9 +66,9 @@ pub(crate) fn open(
     }
     let folder = match state {
         Some(folder) => {
-            match occasion {
+            match open_mode {
                 // Reservations and keys are not forgotten since their file system is away.
-                Occasion::Return { has_state: true, .. } if !folder.exists() => {
+                OpenMode::Existing { has_state: true, .. } if !folder.exists() => {
                     return Err(StoreError::Gone { path: folder.clone() });
                 }
                 _ => make(folder)?,
@@ -138,7 +138,7 @@ fn lock(folder: &Path) -> Result<Option<fs::File>, StoreError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(system)?,
     };
-    match lock_within(&opened, true, LOCK_PATIENCE).map_err(system)? {
+    match lock_within(&opened, true, LOCK_TIMEOUT).map_err(system)? {
         true => Ok(Some(opened)),
         false => Err(StoreError::InUse { path: folder.to_owned() }),
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     fn opened(text: &str) -> Result<Option<Arc<dyn Keeper>>, String> {
-        open(&parse_volume(text).expect("valid"), Occasion::Unknown)
+        open(&parse_volume(text).expect("valid"), OpenMode::OpenOrCreate)
             .map_err(|error| error.to_string())
     }
 

@@ -8,8 +8,8 @@ pub mod database;
 pub mod desired;
 mod drain;
 mod engine;
+mod error_class;
 mod events;
-mod fairness;
 mod fronts;
 mod health;
 mod host;
@@ -17,8 +17,8 @@ pub mod import;
 mod isns;
 mod keeper;
 mod metrics;
-mod obstacle;
 mod private;
+mod qos;
 pub mod server;
 #[cfg(feature = "simulation")]
 mod simulation;
@@ -31,10 +31,10 @@ pub mod ways;
 
 pub use access::Object;
 pub use config::{Config, ConfigError};
-pub use engine::{ChangeError, InterruptedSession, Interruption, Made, Prepared, Ready};
+pub use engine::{ChangeError, ChangeOutcome, InterruptedSession, Interruption, Prepared, Ready};
+pub use error_class::ErrorClass;
 #[cfg(feature = "simulation")]
 pub use fronts::iscsi::SimulatedPortal;
-pub use obstacle::Obstacle;
 pub use server::{Export, Server, SetAccessError, StartError};
 #[cfg(feature = "simulation")]
 pub use simulation::SimulatedServer;

@@ -14,7 +14,7 @@ use prometheus_client::registry::Registry;
 use sarsen_proto::iscsi::target::RefusalReason;
 
 use self::machine::Machine;
-pub(crate) use self::machine::VolumeRoom;
+pub(crate) use self::machine::VolumeSpace;
 use crate::control::ApiRefusal;
 use crate::fronts::iscsi::Full;
 use crate::statistics::{Exposition, Statistics};
@@ -35,7 +35,7 @@ pub(crate) struct Metrics {
     refused: Family<Refused, Counter>,
     sessions: Gauge,
     revoked: Counter,
-    turned_away: Family<TurnedAway, Counter>,
+    rejected: Family<TurnedAway, Counter>,
     connections: Gauge,
     memory: Gauge,
     memory_waits: Counter,
@@ -46,7 +46,7 @@ pub(crate) struct Metrics {
 
 /// What there is at a moment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Moment {
+pub(crate) struct MetricsSnapshot {
     pub(crate) sessions: usize,
     pub(crate) connections: usize,
     /// Bytes that commands have of the memory that all share.
@@ -80,9 +80,9 @@ impl Default for Metrics {
         registry.register("sessions", "Sessions that stand", sessions.clone());
         let help = "Sessions that were ended since access was revoked";
         registry.register("access_revoked", help, revoked.clone());
-        let turned_away = Family::<TurnedAway, Counter>::default();
+        let rejected = Family::<TurnedAway, Counter>::default();
         let help = "Connections that were closed as they came, by the limit that they passed";
-        registry.register("connections_turned_away", help, turned_away.clone());
+        registry.register("connections_rejected", help, rejected.clone());
         let (connections, memory) = (Gauge::default(), Gauge::default());
         registry.register("connections", "Open connections", connections.clone());
         let help = "Memory charged for the data of commands (limits.memory)";
@@ -109,7 +109,7 @@ impl Default for Metrics {
             drop(refused.get_or_create(&Refused { reason }));
         }
         for full in Full::ALL {
-            drop(turned_away.get_or_create(&TurnedAway { limit: full.limit() }));
+            drop(rejected.get_or_create(&TurnedAway { limit: full.limit() }));
         }
         let statistics: Arc<Statistics> = Arc::default();
         registry.register_collector(Box::new(Exposition(statistics.clone())));
@@ -121,7 +121,7 @@ impl Default for Metrics {
             refused,
             sessions,
             revoked,
-            turned_away,
+            rejected,
             connections,
             memory,
             memory_waits,
@@ -134,7 +134,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// A connection was let in.
-    pub(crate) fn let_in(&self) {
+    pub(crate) fn permit(&self) {
         self.logins.inc();
     }
 
@@ -159,8 +159,8 @@ impl Metrics {
     }
 
     /// A connection was closed as it came.
-    pub(crate) fn turned_away(&self, limit: &'static str) {
-        self.turned_away.get_or_create(&TurnedAway { limit }).inc();
+    pub(crate) fn rejected(&self, limit: &'static str) {
+        self.rejected.get_or_create(&TurnedAway { limit }).inc();
     }
 
     /// So many things are not as they are desired from here on.
@@ -169,12 +169,12 @@ impl Metrics {
     }
 
     /// From now on, these are the open volumes.
-    pub(crate) fn show_volumes(&self, volumes: Vec<VolumeRoom>) {
+    pub(crate) fn show_volumes(&self, volumes: Vec<VolumeSpace>) {
         self.machine.show(volumes);
     }
 
     /// All of it, with what there is at this moment.
-    pub(crate) fn render(&self, moment: Moment) -> String {
+    pub(crate) fn render(&self, moment: MetricsSnapshot) -> String {
         for (gauge, value) in [
             (&self.sessions, moment.sessions),
             (&self.connections, moment.connections),
@@ -201,7 +201,10 @@ mod tests {
     #[test]
     fn what_commands_do_is_counted_by_volume_operation_and_initiator() {
         let metrics = Metrics::default();
-        assert!(!metrics.render(Moment::default()).contains("volume="), "nobody was there");
+        assert!(
+            !metrics.render(MetricsSnapshot::default()).contains("volume="),
+            "nobody was there"
+        );
         let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
         for nanoseconds in [9_000, 70_000, 20_000_000_000] {
             meter.begin();
@@ -209,7 +212,7 @@ mod tests {
         }
         meter.begin();
         meter.fail(Failure::MediumError);
-        let text = metrics.render(Moment::default());
+        let text = metrics.render(MetricsSnapshot::default());
         let of = "volume=\"data\",operation=\"read\",initiator=\"iqn.x:a\"";
         for line in [
             "# TYPE sarsen_command_duration_seconds histogram".to_owned(),
@@ -228,7 +231,7 @@ mod tests {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
         }
         drop(meter);
-        let text = metrics.render(Moment::default());
+        let text = metrics.render(MetricsSnapshot::default());
         assert!(
             !text.contains("iqn.x:a") && text.contains("volume_operations_total{volume=\"data\"")
         );
@@ -254,8 +257,8 @@ mod tests {
         meter.limited();
         meter.fail(Failure::Busy);
         metrics.refused(RefusalReason::WrongSecret);
-        metrics.turned_away("connections");
-        let text = metrics.render(Moment::default());
+        metrics.rejected("connections");
+        let text = metrics.render(MetricsSnapshot::default());
         let exposed = names(&text);
         let dashboard = include_str!("../../../packaging/grafana/sarsen.json");
         let alerts = include_str!("../../../packaging/prometheus/sarsen.rules.yml");
@@ -277,12 +280,12 @@ mod tests {
         meter.begin();
         meter.end(Operation::Read, 1, 1, 1);
         meter.limited();
-        metrics.show_volumes(vec![VolumeRoom {
+        metrics.show_volumes(vec![VolumeSpace {
             name: "data".into(),
             size: 8192,
             allocated: Some(4096),
         }]);
-        let text = text::of_open_metrics(&metrics.render(Moment::default()));
+        let text = text::of_open_metrics(&metrics.render(MetricsSnapshot::default()));
         let kinds: BTreeMap<&str, &str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
         for (name, kind) in &kinds {
@@ -321,7 +324,7 @@ mod tests {
         let metrics = Metrics::default();
         let meter = metrics.statistics.meter("data", "iqn.x:a", 1);
         meter.begin();
-        let text = metrics.render(Moment::default());
+        let text = metrics.render(MetricsSnapshot::default());
         for line in [
             "sarsen_volume_errors_total{volume=\"data\",kind=\"medium_error\"} 0",
             "sarsen_volume_errors_total{volume=\"data\",kind=\"hardware_error\"} 0",
@@ -338,14 +341,14 @@ mod tests {
     #[test]
     fn logins_are_counted_and_refusals_by_reason() {
         let metrics = Metrics::default();
-        metrics.let_in();
+        metrics.permit();
         metrics.refused(RefusalReason::WrongSecret);
         metrics.refused(RefusalReason::WrongSecret);
         metrics.refused(RefusalReason::AddressNotAllowed);
         metrics.refused_certificate();
         metrics.revoked(3);
-        metrics.turned_away("connections");
-        let moment = Moment {
+        metrics.rejected("connections");
+        let moment = MetricsSnapshot {
             sessions: 7,
             connections: 8,
             memory: 4096,

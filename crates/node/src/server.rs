@@ -20,9 +20,11 @@ use tracing::{error, warn};
 use crate::config::{Config, ConfigError, Limits, Portal};
 use crate::control::{Api, Capacity, Control, Lab, LabResults, Opened, Web, WebError};
 use crate::desired::{ChangeRefused, Desired, Invalid, OpenError, StateError};
-use crate::engine::{Cause, ChangeError, Engine, Force, Layer, Looks, Made, Managed, Prepared};
+use crate::engine::{
+    BackingChecks, Cause, ChangeError, ChangeOutcome, Engine, Force, Layer, Managed, Prepared,
+};
 use crate::events::Occurrence;
-use crate::host::Beneath;
+use crate::host::ServerHost;
 use crate::isns::{self, Isns};
 use crate::private;
 use crate::stores::StoreError;
@@ -240,7 +242,7 @@ impl Server {
 
     /// Takes over a changed configuration, secrets included: all of it or, where something is wrong with
     /// it or in use, nothing. Sessions that are not let in any more are ended.
-    pub async fn reload(&self, desired: Config) -> Result<Made, ChangeError> {
+    pub async fn reload(&self, desired: Config) -> Result<ChangeOutcome, ChangeError> {
         let reloading = threads::aside(reload(self.engine.clone(), self.desired.clone(), desired));
         reloading.await.unwrap_or_else(|_| Err(ChangeError::BrokeOff))
     }
@@ -252,7 +254,7 @@ impl Server {
         &self,
         volume: &str,
         grace: Option<Duration>,
-    ) -> Result<Made, ChangeRefused> {
+    ) -> Result<ChangeOutcome, ChangeRefused> {
         reattach(self.engine.clone(), self.desired.clone(), volume.to_owned(), grace).await
     }
 
@@ -262,7 +264,7 @@ impl Server {
     }
 
     async fn watch_backings(&self) {
-        let mut looks = Looks::default();
+        let mut looks = BackingChecks::default();
         loop {
             self.engine.look_at_backings(&mut looks);
             for _ in 0..HEALTH_SHOWN_EACH_LOOK {
@@ -421,7 +423,7 @@ pub(crate) fn start_engine(
     managed: Option<Managed>,
     layer: Box<Layer>,
 ) -> Result<Arc<Engine>, StartError> {
-    let array = Array::new(Arc::new(Beneath::new(cores)));
+    let array = Array::new(Arc::new(ServerHost::new(cores)));
     let engine = Engine::new(&config, cores, array, layer);
     let prepared = engine.prepare(config, Cause::Start(managed)).map_err(|error| match error {
         ChangeError::Open(error) => error,
@@ -436,7 +438,7 @@ pub(crate) async fn reload(
     engine: Arc<Engine>,
     state: Option<Arc<Desired>>,
     desired: Config,
-) -> Result<Made, ChangeError> {
+) -> Result<ChangeOutcome, ChangeError> {
     if let Some(state) = state {
         return state.rebase(desired).await;
     }
@@ -481,7 +483,7 @@ pub(crate) async fn reattach(
     desired: Option<Arc<Desired>>,
     volume: String,
     grace: Option<Duration>,
-) -> Result<Made, ChangeRefused> {
+) -> Result<ChangeOutcome, ChangeRefused> {
     let reattaching = threads::aside(async move {
         match desired {
             Some(desired) => desired.reattach(&volume, grace).await,

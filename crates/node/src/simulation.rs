@@ -12,7 +12,7 @@ use sarsen_io::net::Stream;
 use crate::access::Policy;
 use crate::config::{Config, ConfigError};
 use crate::desired::Desired;
-use crate::engine::{ChangeError, Engine, Made};
+use crate::engine::{ChangeError, ChangeOutcome, Engine};
 use crate::fronts::iscsi::serve_simulated;
 use crate::server::{StartError, reload, start_engine};
 
@@ -59,7 +59,7 @@ impl SimulatedServer {
     }
 
     /// See [`crate::Server::reload`].
-    pub async fn reload(&self, config: Config) -> Result<Made, ChangeError> {
+    pub async fn reload(&self, config: Config) -> Result<ChangeOutcome, ChangeError> {
         reload(self.engine.clone(), self.desired.clone(), config).await
     }
 

@@ -100,17 +100,17 @@ impl TlsConfig {
 /// A portal's certificates, as its files have them.
 pub(crate) struct Tls {
     config: TlsConfig,
-    state: Mutex<State>,
+    state: Mutex<TlsState>,
 }
 
-struct State {
+struct TlsState {
     loaded: Arc<Loaded>,
-    stamps: Vec<Stamp>,
+    stamps: Vec<FileStamp>,
     look_again: Instant,
 }
 
 /// What tells that a file was replaced or changed; `None` where it is not there.
-type Stamp = Option<(u64, u64, SystemTime)>;
+type FileStamp = Option<(u64, u64, SystemTime)>;
 
 /// What was read at one time: a connection's whole handshake goes by one.
 pub(crate) struct Loaded {
@@ -124,7 +124,7 @@ impl Tls {
         let stamps = stamps(config);
         let loaded = Arc::new(Loaded::read(config)?);
         let look_again = time::now() + LOOK_INTERVAL;
-        let state = Mutex::new(State { loaded, stamps, look_again });
+        let state = Mutex::new(TlsState { loaded, stamps, look_again });
         Ok(Self { config: config.clone(), state })
     }
 
@@ -143,7 +143,7 @@ impl Tls {
         self.look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn look(&self, state: &mut State) {
+    fn look(&self, state: &mut TlsState) {
         // Before they are read: what changes meanwhile is seen the next time.
         let stamps = stamps(&self.config);
         if stamps == state.stamps {
@@ -161,7 +161,7 @@ impl Tls {
     }
 }
 
-fn stamps(config: &TlsConfig) -> Vec<Stamp> {
+fn stamps(config: &TlsConfig) -> Vec<FileStamp> {
     let stamp = |path: &PathBuf| {
         let metadata = std::fs::metadata(path).ok()?;
         Some((metadata.ino(), metadata.len(), metadata.modified().ok()?))

@@ -12,17 +12,17 @@ pub(crate) const ECHO_BYTES: usize = 4096;
 /// The buffers of a logical unit. They take no memory until they are written.
 #[derive(Default)]
 pub(crate) struct Buffers {
-    state: Mutex<State>,
+    state: Mutex<BufferPoolState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BufferPoolState {
     shared: Vec<u8>,
     echoes: Vec<(NexusId, Vec<u8>)>,
 }
 
 impl Buffers {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BufferPoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -5,9 +5,9 @@ use crate::command_table::{Flags, Row};
 use crate::commands::{Task, block};
 use crate::nexus::{self, Attachment, Nexus, admit};
 use crate::pass_through;
-use crate::task_set::{Access, Entrant, Entry, Interlock, Place, Refusal, Tally};
+use crate::task_set::{Access, Entry, Interlock, NexusTasks, Refusal, TaskSlot, WaitingCommand};
 use crate::thresholds;
-use crate::work::Patience;
+use crate::work::CancelToken;
 use crate::{
     AdditionalSense, Cdb, Command, Completion, LogicalUnit, Sense, SenseKey, Status, TaskAttribute,
     UnitAttention,
@@ -34,11 +34,11 @@ pub struct UnderWay {
     pub(crate) place: Held,
 }
 
-/// The owner of the place of a command that has not ended.
+/// The owner of the slot of a command that has not ended.
 pub(crate) enum Held {
-    Here(Place),
-    /// The answer.
-    Within(Arc<Tally>),
+    Slot(TaskSlot),
+    /// The answer owns it.
+    InAnswer(Arc<NexusTasks>),
     /// Released when the answer arrived.
     Ended,
 }
@@ -49,8 +49,8 @@ impl Future for UnderWay {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
         let completion = ready!(self.answer.as_mut().poll(context));
         Poll::Ready(match std::mem::replace(&mut self.place, Held::Ended) {
-            Held::Here(place) => place.end(completion),
-            Held::Within(_) | Held::Ended => completion,
+            Held::Slot(place) => place.end(completion),
+            Held::InAnswer(_) | Held::Ended => completion,
         })
     }
 }
@@ -80,7 +80,7 @@ pub(crate) fn begin_plain(
             Execution::Ended(completion)
         }
         Io::Pending(answer) => {
-            let place = Held::Here(Place::in_tally(&attachment.tally, naca));
+            let place = Held::Slot(TaskSlot::in_tally(&attachment.tally, naca));
             Execution::UnderWay(UnderWay { answer, place })
         }
     }
@@ -102,19 +102,19 @@ pub(crate) fn begin_asking(
         return match carry_out(command, attachment, nexus) {
             Io::Ready(completion) => Execution::Ended(place.end(completion)),
             Io::Pending(answer) => {
-                Execution::UnderWay(UnderWay { answer, place: Held::Here(place) })
+                Execution::UnderWay(UnderWay { answer, place: Held::Slot(place) })
             }
         };
     }
     let (attachment, nexus) = (attachment.clone(), nexus.clone());
-    let within = Held::Within(attachment.tally.clone());
+    let held = Held::InAnswer(attachment.tally.clone());
     let answer = Box::pin(async move {
         if !place.turn().await {
             return Completion::with_status(Status::TaskAborted);
         }
         place.end(carry_out(command, &attachment, &nexus).wait().await)
     });
-    Execution::UnderWay(UnderWay { answer, place: within })
+    Execution::UnderWay(UnderWay { answer, place: held })
 }
 
 /// A command that is a task from here on, and is carried out when its turn has come and `wait` has
@@ -126,7 +126,7 @@ pub(crate) fn begin_after<P: 'static>(
     wait: impl Future<Output = P> + 'static,
 ) -> Execution {
     let entrant = entrant(&command, &attachment.unit, nexus);
-    let in_tally = || Place::in_tally(&attachment.tally, entrant.naca);
+    let in_tally = || TaskSlot::in_tally(&attachment.tally, entrant.naca);
     let place = match command.attribute == TaskAttribute::Simple && attachment.tally.enter() {
         true => in_tally(),
         false => match attachment.tally.ask(entrant) {
@@ -135,10 +135,10 @@ pub(crate) fn begin_after<P: 'static>(
             Err(refusal) => return Execution::Ended(refuse(refusal, entrant.naca, attachment)),
         },
     };
-    let patience: Arc<Patience> = Arc::default();
-    attachment.unit.long_commands().add(nexus.id, command.name, patience.clone());
+    let cancel_token: Arc<CancelToken> = Arc::default();
+    attachment.unit.long_commands().add(nexus.id, command.name, cancel_token.clone());
     let (attachment, nexus) = (attachment.clone(), nexus.clone());
-    let within = Held::Within(attachment.tally.clone());
+    let held = Held::InAnswer(attachment.tally.clone());
     let answer = Box::pin(async move {
         if !place.turn().await {
             return Completion::with_status(Status::TaskAborted);
@@ -148,15 +148,15 @@ pub(crate) fn begin_after<P: 'static>(
             place.unblocked(&entrant).await;
             permit
         };
-        let Some(permit) = unless(patience.ended(), wait).await else {
+        let Some(permit) = unless(cancel_token.ended(), wait).await else {
             return place.end(Completion::with_status(Status::TaskAborted));
         };
-        drop(patience);
+        drop(cancel_token);
         let completion = carry_out(command, &attachment, &nexus).wait().await;
         drop(permit);
         place.end(completion)
     });
-    Execution::UnderWay(UnderWay { answer, place: within })
+    Execution::UnderWay(UnderWay { answer, place: held })
 }
 
 /// What a future gives, unless another one ends first.
@@ -174,7 +174,7 @@ pub(crate) fn refuse_full(attachment: &Attachment) -> Completion {
     refuse(Refusal::Status(Status::TaskSetFull), false, attachment)
 }
 
-fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> Entrant {
+fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> WaitingCommand {
     let cdb = &command.cdb;
     let row = Row::of(cdb, unit.device_type()).ok();
     let flags = row.map_or(Flags::NONE, |row| row.flags);
@@ -189,7 +189,7 @@ fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> Entrant {
     };
     let writes = flags.contains(Flags::WRITES);
     let touches_medium = writes || flags.contains(Flags::NEEDS_MEDIUM);
-    Entrant {
+    WaitingCommand {
         name: command.name,
         nexus: nexus.id,
         attribute,

@@ -6,14 +6,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The kinds of it, and how many bytes each may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum InformationKind {
     /// Any bytes.
     Device,
     /// UTF-8, ended by a zero.
     Text,
 }
 
-impl Kind {
+impl InformationKind {
     /// All there are, in the order in which they are kept.
     pub(crate) const ALL: [Self; 2] = [Self::Device, Self::Text];
 
@@ -40,7 +40,7 @@ impl Kind {
 }
 
 /// One value for each kind; empty where none was set.
-pub(crate) type Values = [Vec<u8>; Kind::ALL.len()];
+pub(crate) type Values = [Vec<u8>; InformationKind::ALL.len()];
 
 /// See the module.
 #[derive(Default)]
@@ -95,7 +95,7 @@ pub(crate) fn encode(values: &Values) -> Vec<u8> {
 fn decode(record: &[u8]) -> Option<Values> {
     let (&VERSION, mut rest) = record.split_first()? else { return None };
     let mut values = Values::default();
-    for (value, kind) in values.iter_mut().zip(Kind::ALL) {
+    for (value, kind) in values.iter_mut().zip(InformationKind::ALL) {
         let (length, after) = rest.split_first_chunk()?;
         let (content, after) = after.split_at_checked(u16::from_be_bytes(*length).into())?;
         *value = content.to_vec();

@@ -8,10 +8,10 @@ use crate::commands::without_unit;
 use crate::execution::{Execution, begin_after, begin_asking, begin_plain, refuse_full};
 pub(crate) use crate::logical_unit::NexusId;
 use crate::pass_through;
-use crate::reservations::{Gate, NexusName};
+use crate::reservations::{NexusName, RequiredFlags};
 use crate::target::{LunView, Luns, TargetDevice};
 use crate::target_port_groups::TargetPortGroup;
-use crate::task_set::{Interlock, Tally};
+use crate::task_set::{Interlock, NexusTasks};
 use crate::{
     Abort, Access, Cdb, Command, Completion, LogicalUnit, Lun, Sense, TaskAbort, TaskAttribute,
     UnitAttention,
@@ -50,8 +50,8 @@ pub(crate) struct Initiator {
 pub(crate) struct Attachment {
     pub(crate) unit: Arc<LogicalUnit>,
     pub(crate) attentions: Arc<Attentions>,
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) gate: Arc<RequiredFlags>,
+    pub(crate) tally: Arc<NexusTasks>,
     /// This initiator may not write, whoever else may.
     pub(crate) read_only: bool,
 }
@@ -215,14 +215,14 @@ impl Nexus {
         self.raise_where(attention, |_| true);
     }
 
-    /// Raises it on the units that `is_told` says.
+    /// Raises it on the units that `is_reported` says.
     pub(crate) fn raise_where(
         &self,
         attention: UnitAttention,
-        is_told: impl Fn(&Arc<LogicalUnit>) -> bool,
+        is_reported: impl Fn(&Arc<LogicalUnit>) -> bool,
     ) {
         for Attachment { unit, attentions, .. } in self.attachments().values() {
-            if is_told(unit) {
+            if is_reported(unit) {
                 attentions.raise(attention);
             }
         }

@@ -20,14 +20,14 @@ const RELEASE_BYTES: u64 = 256 << 20;
 
 /// Which operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OperationKind {
     /// FORMAT UNIT.
     Format,
     /// SANITIZE; EXIT FAILURE MODE may end its failure (AUSE).
     Sanitize { may_exit: bool },
 }
 
-impl Kind {
+impl OperationKind {
     const fn phase(self) -> Phase {
         match self {
             Self::Format => Phase::Formatting,
@@ -68,7 +68,7 @@ pub(crate) enum Step {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Operation {
-    pub(crate) kind: Kind,
+    pub(crate) kind: OperationKind,
     pub(crate) steps: Vec<Step>,
     /// The command ends when the operation has begun (IMMED).
     pub(crate) is_immediate: bool,

@@ -33,23 +33,23 @@ pub(crate) struct Entry {
 /// The self-tests of a unit. At most one runs; it is the latest of the log.
 #[derive(Default)]
 pub(crate) struct SelfTests {
-    state: Mutex<State>,
+    state: Mutex<SelfTestState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SelfTestState {
     begun: u64,
     log: VecDeque<Entry>,
 }
 
-impl State {
+impl SelfTestState {
     fn running(&mut self) -> Option<&mut Entry> {
         self.log.front_mut().filter(|entry| entry.outcome == Outcome::Running)
     }
 }
 
 impl SelfTests {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SelfTestState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,7 +2,7 @@
 //! which (SAM-5 5.9, 8.5 to 8.8).
 //!
 //! While all tasks are SIMPLE and none waits, nobody needs to know more of them than how many of
-//! each nexus run: a [`Tally`] counts them, which no other core touches. As soon as one task must
+//! each nexus run: a [`NexusTasks`] counts them, which no other core touches. As soon as one task must
 //! wait, or must be waited for, the set is closed: new commands ask its [`queue`].
 
 mod policy;
@@ -11,10 +11,10 @@ mod queue;
 mod tests;
 
 pub(crate) use policy::{Interlock, OnError, Policy};
-pub(crate) use queue::{Access, Entrant, Refusal};
+pub(crate) use queue::{Access, Refusal, WaitingCommand};
 
 use crate::logical_unit::NexusId;
-use crate::unended::Unended;
+use crate::unended::UnfinishedCommands;
 use crate::{Abort, Completion, Status, TaskAttribute};
 use queue::Queue;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -35,19 +35,19 @@ pub(crate) struct TaskSet {
     /// Tasks that may come beyond those for which a tally has room and those of the queue. Falls
     /// only while the state is held.
     room: AtomicU32,
-    state: Mutex<State>,
-    unended: Unended,
+    state: Mutex<TaskSetState>,
+    unended: UnfinishedCommands,
 }
 
 #[derive(Default)]
-struct State {
+struct TaskSetState {
     queue: Queue,
-    tallies: Vec<Weak<Tally>>,
+    tallies: Vec<Weak<NexusTasks>>,
 }
 
 /// The tasks of one nexus that did not have to ask.
 #[repr(align(64))]
-pub(crate) struct Tally {
+pub(crate) struct NexusTasks {
     set: Arc<TaskSet>,
     nexus: NexusId,
     /// How many run, in the low half; how many there is room for, in the high half.
@@ -70,8 +70,8 @@ const fn tally(running: u32, room: u32) -> u64 {
 pub(crate) enum Entry {
     /// As one that need not ask: it is in the tally.
     Plain,
-    /// It may begin, or waits for [`Place::turn`].
-    Queued(Place),
+    /// It may begin, or waits for [`TaskSlot::turn`].
+    Queued(TaskSlot),
 }
 
 impl Default for TaskSet {
@@ -81,7 +81,7 @@ impl Default for TaskSet {
             closed: AtomicBool::new(false),
             room: AtomicU32::new(MAXIMUM_TASKS),
             state: Mutex::default(),
-            unended: Unended::default(),
+            unended: UnfinishedCommands::default(),
         }
     }
 }
@@ -89,11 +89,11 @@ impl Default for TaskSet {
 impl TaskSet {
     /// Commands that the store does not end.
     #[inline]
-    pub(crate) fn unended(&self) -> &Unended {
+    pub(crate) fn unended(&self) -> &UnfinishedCommands {
         &self.unended
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TaskSetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,8 +110,8 @@ impl TaskSet {
     }
 
     /// Begins to count the tasks of a nexus.
-    pub(crate) fn join(self: &Arc<Self>, nexus: NexusId) -> Arc<Tally> {
-        let tally = Arc::new(Tally { set: Arc::clone(self), nexus, tasks: AtomicU64::new(0) });
+    pub(crate) fn join(self: &Arc<Self>, nexus: NexusId) -> Arc<NexusTasks> {
+        let tally = Arc::new(NexusTasks { set: Arc::clone(self), nexus, tasks: AtomicU64::new(0) });
         let mut state = self.state();
         state.tallies.retain(|tally| tally.strong_count() > 0);
         state.tallies.push(Arc::downgrade(&tally));
@@ -127,11 +127,11 @@ impl TaskSet {
     }
 
     /// Closes or opens the set, and lets begin what may.
-    fn settle(&self, state: &mut State) {
+    fn settle(&self, state: &mut TaskSetState) {
         // Whoever enters counts himself and then looks; here it is the other way round. So one of
         // the two sees the other.
         self.closed.store(!state.queue.is_open(), Ordering::SeqCst);
-        let State { queue, tallies, .. } = state;
+        let TaskSetState { queue, tallies, .. } = state;
         queue.advance(|nexus| {
             tallies.iter().filter_map(Weak::upgrade).any(|tally| {
                 nexus.is_none_or(|nexus| tally.nexus == nexus)
@@ -192,7 +192,7 @@ impl TaskSet {
 
     /// Takes room for at most `wanted` tasks, from tallies that have more than they use where
     /// there is no other.
-    fn take_room(&self, state: &State, wanted: u32) -> u32 {
+    fn take_room(&self, state: &TaskSetState, wanted: u32) -> u32 {
         if self.room.load(Ordering::Relaxed) == 0 {
             let tallies = state.tallies.iter().filter_map(Weak::upgrade);
             let spare = tallies.map(|tally| tally.give_back_room()).sum();
@@ -211,7 +211,7 @@ impl TaskSet {
     }
 }
 
-impl State {
+impl TaskSetState {
     fn nexuses(&self) -> Vec<NexusId> {
         let tallies = self.tallies.iter().filter_map(Weak::upgrade);
         let mut nexuses: Vec<NexusId> = tallies.map(|tally| tally.nexus).collect();
@@ -221,7 +221,7 @@ impl State {
     }
 }
 
-impl Tally {
+impl NexusTasks {
     /// The tasks of the unit.
     pub(crate) fn set(&self) -> &Arc<TaskSet> {
         &self.set
@@ -248,7 +248,7 @@ impl Tally {
     }
 
     /// The way of all other commands.
-    pub(crate) fn ask(self: &Arc<Self>, entrant: Entrant) -> Result<Entry, Refusal> {
+    pub(crate) fn ask(self: &Arc<Self>, entrant: WaitingCommand) -> Result<Entry, Refusal> {
         let mut state = self.set.state();
         state.queue.admit(&entrant)?;
         if entrant.attribute == TaskAttribute::Simple && state.queue.is_open() {
@@ -264,7 +264,7 @@ impl Tally {
         self.set.settle(&mut state);
         drop(state);
         let is_aca = entrant.attribute == TaskAttribute::Aca;
-        Ok(Entry::Queued(Place {
+        Ok(Entry::Queued(TaskSlot {
             tally: Arc::clone(self),
             number: Some(number),
             naca: entrant.naca,
@@ -273,13 +273,13 @@ impl Tally {
     }
 
     /// SAM-5 5.3.1: what a nexus is told for which there is no room.
-    fn full(&self, state: &State) -> Refusal {
+    fn full(&self, state: &TaskSetState) -> Refusal {
         let has_tasks =
             running(self.tasks.load(Ordering::SeqCst)) > 0 || state.queue.has_tasks_of(self.nexus);
         Refusal::Status(if has_tasks { Status::TaskSetFull } else { Status::Busy })
     }
 
-    fn enter_with_room(&self, state: &State) -> bool {
+    fn enter_with_room(&self, state: &TaskSetState) -> bool {
         let mut more = 0;
         loop {
             let tasks = self.tasks.load(Ordering::SeqCst);
@@ -314,13 +314,13 @@ impl Tally {
     /// What the end of a task does to others: QERR, auto contingent allegiance, and what a command
     /// itself ends. To be called before the task leaves, so that nothing begins in between.
     #[inline]
-    pub(crate) fn end(&self, place: Option<&Place>, naca: bool, completion: &mut Completion) {
+    pub(crate) fn end(&self, place: Option<&TaskSlot>, naca: bool, completion: &mut Completion) {
         if completion.status == Status::CheckCondition || completion.abort.is_some() {
             self.end_others(place, naca, completion);
         }
     }
 
-    fn end_others(&self, place: Option<&Place>, naca: bool, completion: &mut Completion) {
+    fn end_others(&self, place: Option<&TaskSlot>, naca: bool, completion: &mut Completion) {
         let failed = completion.status == Status::CheckCondition;
         let set = &self.set;
         let is_aca = place.is_some_and(|place| place.is_aca);
@@ -360,7 +360,7 @@ impl Tally {
     }
 }
 
-impl Drop for Tally {
+impl Drop for NexusTasks {
     fn drop(&mut self) {
         // Not under the lock: this may be the end of one that was looked at under it.
         self.set.room.fetch_add(room(*self.tasks.get_mut()), Ordering::Relaxed);
@@ -368,22 +368,22 @@ impl Drop for Tally {
 }
 
 /// A task's place in its set, until this is dropped.
-pub(crate) struct Place {
-    tally: Arc<Tally>,
+pub(crate) struct TaskSlot {
+    tally: Arc<NexusTasks>,
     /// Its number in the queue, where it had to ask.
     number: Option<u64>,
     naca: bool,
     is_aca: bool,
 }
 
-impl Place {
+impl TaskSlot {
     /// The tasks of the unit.
     pub(crate) fn set(&self) -> &Arc<TaskSet> {
         &self.tally.set
     }
 
     /// The place of a task that is in the tally already.
-    pub(crate) fn in_tally(tally: &Arc<Tally>, naca: bool) -> Self {
+    pub(crate) fn in_tally(tally: &Arc<NexusTasks>, naca: bool) -> Self {
         Self { tally: Arc::clone(tally), number: None, naca, is_aca: false }
     }
 
@@ -402,7 +402,7 @@ impl Place {
     }
 
     /// Waits until no auto contingent allegiance holds the task up that was established since it began.
-    pub(crate) async fn unblocked(&self, entrant: &Entrant) {
+    pub(crate) async fn unblocked(&self, entrant: &WaitingCommand) {
         std::future::poll_fn(|context| {
             self.tally.set.state().queue.poll_unblocked(entrant, context.waker())
         })
@@ -416,7 +416,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TaskSlot {
     fn drop(&mut self) {
         match self.number {
             Some(number) => self.tally.set.remove(number),

@@ -87,7 +87,7 @@ pub(crate) struct Thresholds {
     armed: AtomicBool,
     /// Blocks that were written since the last look.
     written: AtomicU64,
-    told: Mutex<[bool; 2]>,
+    reported: Mutex<[bool; 2]>,
 }
 
 impl Thresholds {
@@ -95,7 +95,7 @@ impl Thresholds {
     pub(crate) fn configure(&self, provisioning: &Provisioning) {
         let enabled = provisioning.available.enabled || provisioning.used.enabled;
         self.armed.store(provisioning.error_reporting && enabled, Ordering::Relaxed);
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = [false; 2];
+        *self.reported.lock().unwrap_or_else(PoisonError::into_inner) = [false; 2];
         // The next write looks.
         self.written.store(u64::MAX / 2, Ordering::Relaxed);
     }
@@ -138,10 +138,10 @@ fn tell(unit: &LogicalUnit, space: Space, writer: u64) {
     let provisioning = unit.modes().current().provisioning;
     let passed = provisioning.passed(space, exponent(unit.geometry()));
     let thresholds = unit.thresholds();
-    let mut told = thresholds.told.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_new = passed.iter().zip(*told).any(|(&passed, told)| passed && !told);
-    *told = passed;
-    drop(told);
+    let mut reported = thresholds.reported.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_new = passed.iter().zip(*reported).any(|(&passed, reported)| passed && !reported);
+    *reported = passed;
+    drop(reported);
     if !is_new {
         return;
     }

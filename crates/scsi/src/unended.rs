@@ -18,12 +18,12 @@ use std::task::{Context, Poll};
 
 /// The number of such commands of a unit. See the module.
 #[derive(Default)]
-pub(crate) struct Unended {
+pub(crate) struct UnfinishedCommands {
     stalled: AtomicU32,
     written_off: AtomicU32,
 }
 
-impl Unended {
+impl UnfinishedCommands {
     /// Whether a command that uses the medium may begin.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
@@ -95,8 +95,8 @@ impl Future for WrittenOff {
 impl UnderWay {
     fn set(&self) -> Option<&Arc<TaskSet>> {
         match &self.place {
-            Held::Here(place) => Some(place.set()),
-            Held::Within(tally) => Some(tally.set()),
+            Held::Slot(place) => Some(place.set()),
+            Held::InAnswer(tally) => Some(tally.set()),
             Held::Ended => None,
         }
     }
@@ -108,8 +108,9 @@ impl UnderWay {
         Some(Stall(set.clone()))
     }
 
-    /// Takes the command out of its task, which has been aborted and ends now. From now on the unit is not ready,
-    /// until the command has ended. `None` if the command has ended.
+    /// Takes the command out of its task, which ends now and was aborted before with
+    /// [`NexusHandle::abort`](crate::NexusHandle::abort): a command that only waits for its turn would not end
+    /// otherwise. From now on the unit is not ready, until the command has ended. `None` if the command has ended.
     pub fn write_off(self) -> Option<WrittenOff> {
         let set = self.set()?.clone();
         set.unended().written_off.fetch_add(1, Ordering::AcqRel);

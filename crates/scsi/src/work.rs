@@ -87,16 +87,16 @@ impl EndEarly for OnceCell<Outcome> {
 
 /// A command that waits for something outside of the unit.
 #[derive(Default)]
-pub(crate) struct Patience(OnceCell<()>);
+pub(crate) struct CancelToken(OnceCell<()>);
 
-impl Patience {
+impl CancelToken {
     /// Waits until the command is not to wait any more.
     pub(crate) async fn ended(&self) {
         self.0.wait().await;
     }
 }
 
-impl EndEarly for Patience {
+impl EndEarly for CancelToken {
     fn end_early(&self) {
         let _ = self.0.set_blocking(());
     }

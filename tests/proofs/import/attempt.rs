@@ -89,7 +89,7 @@ impl Attempt {
         format!("iscsi://{user}127.0.0.1:{port}/{}/{}{own}", self.target, self.lun)
     }
 
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn reported(&self) -> String {
         format!("{} from {} through {}", self.url(0), self.initiator, self.way)
     }
 
@@ -107,7 +107,7 @@ impl Attempt {
         ensure!(
             is_in == asked.is_some() || self.is_ours_alone,
             "{}: our initiator gets in: {}, libiscsi: {is_in}: {}",
-            self.told(),
+            self.reported(),
             asked.is_some(),
             standard.output
         );
@@ -117,7 +117,7 @@ impl Attempt {
                 (standard.success()?, inquiry(&["--evpd", "1", "--pagecode", "128"])?.success()?);
             let shown = |line: &String| standard.lines().any(|shown| shown.trim_end() == line);
             let shown = asked.standard.iter().all(shown) && serial.contains(&asked.serial);
-            ensure!(shown, "libiscsi finds {standard}{serial} at {}", self.told());
+            ensure!(shown, "libiscsi finds {standard}{serial} at {}", self.reported());
         }
         let luns = asked.luns.chunks_exact(8).skip(1);
         let mut luns: Vec<u16> =
@@ -239,12 +239,12 @@ fn designators(page: &[u8]) -> Vec<(u8, u8, Vec<u8>)> {
     let of_unit = all_designators(page)
         .into_iter()
         .filter(|one| one.association == OF_UNIT && one.kind != LOGICAL_UNIT_GROUP);
-    let told = of_unit.map(|Designator { code_set, kind, value, .. }| {
+    let reported = of_unit.map(|Designator { code_set, kind, value, .. }| {
         let is_text = code_set != BINARY;
         let end = value.iter().rposition(|byte| !is_text || !b"\0 ".contains(byte));
         let value = value[..end.map_or(0, |end| end + 1)].to_vec();
         // istgt says UTF-8 of what is ASCII.
         (if is_text { ASCII } else { BINARY }, kind, value)
     });
-    told.collect()
+    reported.collect()
 }

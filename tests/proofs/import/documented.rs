@@ -36,7 +36,7 @@ fn known(names: [&str; 4], designators: &[(u8, u8, Vec<u8>)], luns: &[u16]) -> K
 fn check(expected: &[(Attempt, Option<Known>)], ports: &[u16]) -> Result<()> {
     for (attempt, expected) in expected {
         let found = attempt.carry_out(ports)?;
-        ensure!(found == *expected, "{}: {found:?}, not {expected:?}", attempt.told());
+        ensure!(found == *expected, "{}: {found:?}, not {expected:?}", attempt.reported());
     }
     Ok(())
 }

@@ -22,8 +22,8 @@ fn import(name: &str) -> Result<(Value, Vec<String>)> {
     ensure!(code == Some(DEGRADED), "{code:?}: {}", finished.output);
     let line = finished.output.lines().next().context("an answer")?;
     let answer: Value = serde_json::from_str(line)?;
-    let told = answer["not_carried"].as_array().context("what was not carried")?;
-    let lost = told.iter().filter(|one| one["weight"] == "loss").map(|one| {
+    let reported = answer["not_carried"].as_array().context("what was not carried")?;
+    let lost = reported.iter().filter(|one| one["weight"] == "loss").map(|one| {
         let [place, what] = ["place", "what"].map(|key| one[key].as_str().unwrap_or_default());
         let place = place.rsplit(':').next().unwrap_or_default();
         format!("{place}: {what}")

@@ -93,9 +93,9 @@ fn what_the_kernel_served_is_known_by_the_same_names_and_lets_in_the_same_initia
     for (who, what) in
         [(SATURN, "finds at single portal groups"), (JUPITER, "at single portal groups")]
     {
-        let mut told = sarsen.said.lines().filter(|line| line.starts_with("lost"));
-        let is_told = told.any(|line| line.contains(&format!("{who} {what}")));
-        ensure!(is_told, "{who}: {}", sarsen.said);
+        let mut reported = sarsen.said.lines().filter(|line| line.starts_with("lost"));
+        let is_reported = reported.any(|line| line.contains(&format!("{who} {what}")));
+        ensure!(is_reported, "{who}: {}", sarsen.said);
     }
     for known in before[UNEQUAL].iter_mut() {
         known.luns = vec![0];
@@ -104,10 +104,10 @@ fn what_the_kernel_served_is_known_by_the_same_names_and_lets_in_the_same_initia
     ensure!(count == 9, "{count} got in: {before:#?}");
     let refused = Attempt::new("iqn.2003-01.org.linux-iscsi.proof:unequal", 0);
     let refused = refused.from(JUPITER).by(DB.0, DB.1);
-    ensure!(carry_out(&[refused], &sarsen.ports)?[0].is_none(), "{}", refused.told());
+    ensure!(carry_out(&[refused], &sarsen.ports)?[0].is_none(), "{}", refused.reported());
     for (way, access) in ways.iter().zip(access) {
         let (before, after) = (access?, way.access(&sarsen.ports)?);
-        ensure!(before == after, "{}: {before:?} before, {after:?} now", way.told());
+        ensure!(before == after, "{}: {before:?} before, {after:?} now", way.reported());
     }
     Ok(())
 }

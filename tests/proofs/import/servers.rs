@@ -114,7 +114,7 @@ pub(crate) fn compare(
 ) -> Result<usize> {
     for (attempt, before) in attempts.iter().zip(before) {
         let after = attempt.carry_out(ports)?;
-        ensure!(*before == after, "{}: {before:#?} before, {after:#?} now", attempt.told());
+        ensure!(*before == after, "{}: {before:#?} before, {after:#?} now", attempt.reported());
     }
     Ok(before.iter().flatten().count())
 }

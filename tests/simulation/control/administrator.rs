@@ -13,7 +13,7 @@ use sarsen_node::{ChangeError, Config};
 use super::client::Client;
 use super::document::{altered, broken, draw};
 use super::rules::Rules;
-use super::server::Way;
+use super::server::StartMode;
 use super::{Mutation, World};
 use crate::dice::Dice;
 
@@ -67,7 +67,7 @@ impl Administrator {
         self.world.count(&format!("starts by {way:?}"));
         self.world.history.enforce(Rules::new(self.desired.clone()));
         self.world.server.start(&self.desired);
-        if way == Way::State {
+        if way == StartMode::State {
             let apply = vec![Edit::Apply(self.desired.clone())];
             let applied = self.change(self.change_of(apply)).await;
             applied.unwrap_or_else(|error| panic!("a drawn document is refused: {error}"));
@@ -81,7 +81,7 @@ impl Administrator {
     pub(super) async fn run(&mut self) {
         for _ in 0..6 + self.dice.below(8) {
             self.pause(400).await;
-            let is_state = self.world.server.way == Way::State;
+            let is_state = self.world.server.way == StartMode::State;
             match self.dice.below(100) {
                 ..40 if is_state => self.alter().await,
                 ..50 if is_state => self.preview().await,
@@ -121,7 +121,7 @@ impl Administrator {
 
     /// The state shows what is desired, and nothing else.
     fn check_state(&self) {
-        if self.world.server.way != Way::State {
+        if self.world.server.way != StartMode::State {
             return;
         }
         let current = self.world.server.control().desired().expect("it has a state").current();

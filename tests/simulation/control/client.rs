@@ -52,7 +52,7 @@ struct Ended;
 
 /// What a command is for.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum CommandKind {
     ReportLuns,
     Serial(u16),
     Read(u16, u64),
@@ -293,10 +293,10 @@ impl Client {
 
     /// Looks at all units, and sends so many commands to some.
     async fn use_units(&mut self, session: &mut Session, count: u64) -> Result<(), Ended> {
-        self.carry_out(session, Kind::ReportLuns).await?;
+        self.carry_out(session, CommandKind::ReportLuns).await?;
         let shown: Vec<u16> = self.shown(session).into_iter().flatten().collect();
         for &lun in &shown {
-            self.carry_out(session, Kind::Serial(lun)).await?;
+            self.carry_out(session, CommandKind::Serial(lun)).await?;
         }
         for _ in 0..count {
             if session.is_asked_to_go && self.dice.chance(40) {
@@ -309,10 +309,10 @@ impl Client {
             };
             let lba = self.dice.below(SPAN);
             let kind = match self.dice.below(100) {
-                0..40 => Kind::Read(lun, lba),
-                40..80 => Kind::Write(lun, lba),
-                80..92 => Kind::Serial(lun),
-                _ => Kind::ReportLuns,
+                0..40 => CommandKind::Read(lun, lba),
+                40..80 => CommandKind::Write(lun, lba),
+                80..92 => CommandKind::Serial(lun),
+                _ => CommandKind::ReportLuns,
             };
             self.carry_out(session, kind).await?;
             if self.dice.chance(50) {
@@ -360,7 +360,7 @@ impl Client {
     }
 
     /// Carries out a command, and holds what it finds against the rules.
-    async fn carry_out(&mut self, session: &mut Session, kind: Kind) -> Result<(), Ended> {
+    async fn carry_out(&mut self, session: &mut Session, kind: CommandKind) -> Result<(), Ended> {
         for _ in 0..ATTENTIONS_MAX {
             let begun = time::now();
             let completion = self.send(session, kind).await?;
@@ -396,27 +396,31 @@ impl Client {
         panic!("{}: {kind:?} meets one unit attention after another", self.name)
     }
 
-    async fn send(&mut self, session: &mut Session, kind: Kind) -> Result<Completion, Ended> {
+    async fn send(
+        &mut self,
+        session: &mut Session,
+        kind: CommandKind,
+    ) -> Result<Completion, Ended> {
         let (lun, cdb, length) = match kind {
-            Kind::ReportLuns => {
+            CommandKind::ReportLuns => {
                 let mut cdb = ReportLuns::new_zeroed();
                 cdb.operation_code = opcode::REPORT_LUNS;
                 cdb.allocation_length = LENGTH.into();
                 (0, padded(&cdb), LENGTH)
             }
-            Kind::Serial(lun) => {
+            CommandKind::Serial(lun) => {
                 let mut cdb = Inquiry::new_zeroed();
                 (cdb.operation_code, cdb.flags, cdb.page_code) = (opcode::INQUIRY, 1, 0x80);
                 cdb.allocation_length = (LENGTH as u16).into();
                 (lun, padded(&cdb), LENGTH)
             }
-            Kind::Read(lun, lba) => {
+            CommandKind::Read(lun, lba) => {
                 (lun, block_10(opcode::READ_10, 0, lba, 1), stamp::BLOCK as u32)
             }
-            Kind::Write(lun, lba) => (lun, block_10(opcode::WRITE_10, 0, lba, 1), 0),
+            CommandKind::Write(lun, lba) => (lun, block_10(opcode::WRITE_10, 0, lba, 1), 0),
         };
         let transfer = match kind {
-            Kind::Write(lun, lba) => {
+            CommandKind::Write(lun, lba) => {
                 let view = self.world.history.current().session(&session.attempt);
                 let unit = view.and_then(|view| view.get(&lun).cloned());
                 let data = unit.map_or([0; stamp::BLOCK].into(), |unit| content(&unit.serial, lba));
@@ -442,34 +446,39 @@ impl Client {
     }
 
     /// What a completion says; `None` of what no rule explains.
-    fn found(&self, kind: Kind, completion: &Completion, views: &[Option<View>]) -> Option<Found> {
+    fn found(
+        &self,
+        kind: CommandKind,
+        completion: &Completion,
+        views: &[Option<View>],
+    ) -> Option<Found> {
         let data = completion.data.as_deref().unwrap_or_default();
         match (Sense::of(completion), kind) {
             (None, _) if !completion.is_good() => None,
-            (None, Kind::ReportLuns) => {
+            (None, CommandKind::ReportLuns) => {
                 let luns = data.get(8..).unwrap_or_default().as_chunks().0.iter();
                 Some(Found::Luns(luns.filter_map(Lun::from_wire).map(|lun| lun.0).collect()))
             }
             // PERIPHERAL QUALIFIER 011b: no unit has this number.
-            (None, Kind::Serial(_)) if data.first() == Some(&0x7f) => Some(Found::NoUnit),
-            (None, Kind::Serial(_)) => {
+            (None, CommandKind::Serial(_)) if data.first() == Some(&0x7f) => Some(Found::NoUnit),
+            (None, CommandKind::Serial(_)) => {
                 let serial = data.get(4..).unwrap_or_default();
                 Some(Found::Serial(String::from_utf8_lossy(serial).trim().to_owned()))
             }
-            (None, Kind::Read(lun, lba)) => {
+            (None, CommandKind::Read(lun, lba)) => {
                 let units = views.iter().flatten().filter_map(|view| view.get(&lun));
                 let mut contents = units.map(|unit| content(&unit.serial, lba));
                 let is_own = data == [0; stamp::BLOCK] || contents.any(|content| content == data);
                 assert!(is_own, "{}: {kind:?} gives another volume's data", self.name);
                 Some(Found::Done)
             }
-            (None, Kind::Write(..)) => Some(Found::Done),
+            (None, CommandKind::Write(..)) => Some(Found::Done),
             (Some(sense), _) => match (sense.key, sense.asc) {
                 (SenseKey::DataProtect, _) => Some(Found::ReadOnly),
                 // LOGICAL UNIT NOT SUPPORTED.
                 (SenseKey::IllegalRequest, 0x25) => Some(Found::NoUnit),
                 // INVALID FIELD IN CDB: such a number has no pages.
-                (SenseKey::IllegalRequest, 0x24) if matches!(kind, Kind::Serial(_)) => {
+                (SenseKey::IllegalRequest, 0x24) if matches!(kind, CommandKind::Serial(_)) => {
                     Some(Found::NoUnit)
                 }
                 _ => None,
@@ -479,14 +488,15 @@ impl Client {
 }
 
 /// What a command finds by these rules.
-fn expected(kind: Kind, view: &View) -> Found {
-    let (Kind::Serial(lun) | Kind::Read(lun, _) | Kind::Write(lun, _)) = kind else {
+fn expected(kind: CommandKind, view: &View) -> Found {
+    let (CommandKind::Serial(lun) | CommandKind::Read(lun, _) | CommandKind::Write(lun, _)) = kind
+    else {
         return Found::Luns(view.keys().copied().collect());
     };
     match (kind, view.get(&lun)) {
         (_, None) => Found::NoUnit,
-        (Kind::Serial(_), Some(unit)) => Found::Serial(unit.serial.clone()),
-        (Kind::Write(..), Some(Unit { is_read_only: true, .. })) => Found::ReadOnly,
+        (CommandKind::Serial(_), Some(unit)) => Found::Serial(unit.serial.clone()),
+        (CommandKind::Write(..), Some(Unit { is_read_only: true, .. })) => Found::ReadOnly,
         (_, Some(_)) => Found::Done,
     }
 }

@@ -38,10 +38,10 @@ use tracing::debug;
 use self::administrator::Administrator;
 use self::client::Client;
 use self::history::History;
-use self::server::{Server, Way};
+use self::server::{Server, StartMode};
 use crate::dice::Dice;
 use crate::runner::{assert_met, each, isolated, on_stopped_time};
-use crate::tally::Tally;
+use crate::tally::Counters;
 use crate::{MANY_SEEDS, MUTATION_SEEDS, SEEDS};
 
 /// What the seeds of every gate meet.
@@ -96,7 +96,7 @@ struct World {
     last_number: Cell<u64>,
     is_over: Cell<bool>,
     record: RefCell<DefaultHasher>,
-    tally: RefCell<Tally>,
+    tally: RefCell<Counters>,
 }
 
 /// What a seed did.
@@ -104,7 +104,7 @@ struct World {
 struct Report {
     /// Of everything that happened.
     fingerprint: u64,
-    tally: Tally,
+    tally: Counters,
 }
 
 impl World {
@@ -131,9 +131,9 @@ impl World {
 async fn scenario(seed: u64, mutation: Option<Mutation>) -> Report {
     let mut dice = Dice::new(seed ^ 0x636f_6e74_726f_6c00);
     let way = match dice.below(100) {
-        0..70 => Way::State,
-        70..88 => Way::File,
-        _ => Way::Flags,
+        0..70 => StartMode::State,
+        70..88 => StartMode::File,
+        _ => StartMode::Flags,
     };
     let world = Rc::new(World {
         server: Server::new(way, &mut dice),
@@ -167,7 +167,7 @@ fn run(seed: u64, mutation: Option<Mutation>) -> Result<Report, String> {
 }
 
 fn all(end: u64) {
-    let mut tally = Tally::default();
+    let mut tally = Counters::default();
     each(1..=end, |seed| run(seed, None)).iter().for_each(|report| tally.add(&report.tally));
     assert_met(&tally, &MET);
     println!("{tally}");

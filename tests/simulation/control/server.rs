@@ -13,18 +13,18 @@ use sarsen_io::net::Stream;
 use sarsen_node::config::{Placed, parse_account, parse_file, parse_portal, parse_volume};
 use sarsen_node::desired::Document;
 use sarsen_node::desired::document::{Account, Luns, Target, Volume};
-use sarsen_node::{ChangeError, Config, Made, SimulatedServer};
+use sarsen_node::{ChangeError, ChangeOutcome, Config, SimulatedServer};
 use tempfile::TempDir;
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
 use super::document::PORTALS;
 use crate::dice::Dice;
-use crate::network::{self, Fate, Side, Weather};
+use crate::network::{self, Fate, NetworkTraits, Side};
 
 /// By what a server is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum StartMode {
     /// A state, which is changed while the server runs.
     State,
     /// A file, which SIGHUP reads again.
@@ -34,17 +34,17 @@ pub(super) enum Way {
 }
 
 /// The server from a start to its end.
-struct Life {
+struct ServerRun {
     server: Rc<SimulatedServer>,
     tasks: Rc<LocalSet>,
     fates: RefCell<Vec<Fate>>,
-    _over: Over,
+    _over: EndGuard,
 }
 
 /// Ends what drives the tasks of a life.
-struct Over(Rc<Notify>);
+struct EndGuard(Rc<Notify>);
 
-impl Drop for Over {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         self.0.notify_one();
     }
@@ -52,17 +52,17 @@ impl Drop for Over {
 
 /// See the module.
 pub(super) struct Server {
-    pub(super) way: Way,
+    pub(super) way: StartMode,
     folder: TempDir,
-    life: RefCell<Option<Life>>,
+    life: RefCell<Option<ServerRun>>,
     lives: Cell<u64>,
     dice: RefCell<Dice>,
-    weather: Weather,
+    weather: NetworkTraits,
     next_port: Cell<u16>,
 }
 
 impl Server {
-    pub(super) fn new(way: Way, dice: &mut Dice) -> Self {
+    pub(super) fn new(way: StartMode, dice: &mut Dice) -> Self {
         // Memory, where there is some to be had as files: each commit waits for its disk.
         let shared = Path::new("/dev/shm");
         let folder = match shared.is_dir() {
@@ -70,11 +70,11 @@ impl Server {
             false => tempfile::tempdir(),
         };
         const ROOMS: [usize; 3] = [200, 3_000, 1 << 20];
-        let weather = Weather {
+        let weather = NetworkTraits {
             latency_max_ms: dice.below(15),
             room: ROOMS[dice.below(3) as usize],
             piece_max: ROOMS[dice.below(3) as usize] as u64,
-            ..Weather::fair()
+            ..NetworkTraits::fair()
         };
         Self {
             way,
@@ -89,14 +89,14 @@ impl Server {
 
     /// The part of a document that a server of this way can have.
     pub(super) fn possible(&self, mut document: Document) -> Document {
-        if self.way == Way::State {
+        if self.way == StartMode::State {
             return document;
         }
         // A volume in no target would get a target of its own.
         let luns = document.target.iter().flat_map(|target| target.luns.0.values());
         let used: Vec<String> = luns.cloned().collect();
         document.volume.retain(|volume| used.contains(&volume.name));
-        if self.way == Way::Flags {
+        if self.way == StartMode::Flags {
             let chap: Vec<String> =
                 document.discovery.iter().flat_map(|one| one.chap.clone()).collect();
             if let Some(discovery) = &mut document.discovery {
@@ -117,8 +117,8 @@ impl Server {
     /// The configuration of a server that is to be this, as far as flags and files say it.
     pub(super) fn configuration(&self, document: &Document) -> Config {
         match self.way {
-            Way::State => Config::default(),
-            Way::File => {
+            StartMode::State => Config::default(),
+            StartMode::File => {
                 let account = |account: &Account| Account {
                     secret: None,
                     secret_file: Some(self.write_secret(account)),
@@ -130,7 +130,7 @@ impl Server {
                 let path = self.folder.path().join("sarsen.toml");
                 parse_file(&path, &text).and_then(Config::finish).expect("a valid file was drawn")
             }
-            Way::Flags => self.flags(document),
+            StartMode::Flags => self.flags(document),
         }
     }
 
@@ -177,7 +177,7 @@ impl Server {
     pub(super) fn start(&self, document: &Document) {
         self.lives.set(self.lives.get() + 1);
         let state = self.folder.path().join("state");
-        let state = (self.way == Way::State).then_some(state.as_path());
+        let state = (self.way == StartMode::State).then_some(state.as_path());
         let started = SimulatedServer::start(self.configuration(document), state);
         let (server, core) = started.unwrap_or_else(|error| panic!("it does not start: {error}"));
         let tasks = Rc::new(LocalSet::new());
@@ -186,7 +186,7 @@ impl Server {
         let (running, until) = (tasks.clone(), over.clone());
         tokio::task::spawn_local(async move { running.run_until(until.notified()).await });
         let (server, fates) = (Rc::new(server), RefCell::default());
-        *self.life.borrow_mut() = Some(Life { server, tasks, fates, _over: Over(over) });
+        *self.life.borrow_mut() = Some(ServerRun { server, tasks, fates, _over: EndGuard(over) });
     }
 
     /// The number of its life.
@@ -200,7 +200,7 @@ impl Server {
     }
 
     /// Reads its file and its secrets again.
-    pub(super) async fn reload(&self, document: &Document) -> Result<Made, ChangeError> {
+    pub(super) async fn reload(&self, document: &Document) -> Result<ChangeOutcome, ChangeError> {
         self.control().reload(self.configuration(document)).await
     }
 

@@ -13,9 +13,9 @@ use rustix::fs::OFlags;
 use sarsen_proof::process;
 use serde_json::Value;
 
-use super::contestants::{Entrant, FIO, Field, Way, serve};
 use super::points::Point;
 use super::results::Figures;
+use super::targets_under_test::{FIO, Field, MeasureMode, Participant, serve};
 use super::{GRACE, Options};
 
 pub(super) const RAM: &str = "ram";
@@ -70,8 +70,8 @@ pub(super) fn start(program: &Path, options: &Options) -> Result<Field> {
     }
     match (process::find(Path::new("fio")), direct) {
         (Some(_), Some(path)) => {
-            let entrant = Entrant::new(FIO, Way::Fio { path });
-            field.entrants.push(Entrant { is_peer: true, ..entrant });
+            let entrant = Participant::new(FIO, MeasureMode::Fio { path });
+            field.entrants.push(Participant { is_peer: true, ..entrant });
         }
         (None, _) => eprintln!("fio is not installed, and left out"),
         (_, None) => {}
@@ -93,9 +93,9 @@ fn add(
     }
     let running = serve(program, &arguments)?;
     for (number, (name, _)) in volumes.iter().enumerate() {
-        let entrant = Entrant::of(name, &running, &format!("v{number}"))?;
+        let entrant = Participant::of(name, &running, &format!("v{number}"))?;
         let is_empty = name == RAM;
-        field.entrants.push(Entrant { is_empty, ..entrant });
+        field.entrants.push(Participant { is_empty, ..entrant });
     }
     field.running.push(running);
     Ok(())

@@ -12,7 +12,7 @@ use sarsen_initiator::Url;
 use sarsen_lab::load::Endpoint;
 use sarsen_proof::process;
 
-use super::contestants::{Entrant, Field, Way, loopback, serve};
+use super::targets_under_test::{Field, MeasureMode, Participant, loopback, serve};
 use super::{GRACE, said};
 
 pub(super) const ALONE: &str = "alone";
@@ -48,10 +48,10 @@ pub(super) fn start(program: &Path) -> Result<Field> {
     for (name, neighbour) in
         [(ALONE, None), (BESIDE_LIMITED, Some("limited")), (BESIDE_UNLIMITED, Some("unlimited"))]
     {
-        let way = Way::Load { url: url("steady")?, pids: running.pids() };
+        let way = MeasureMode::Load { url: url("steady")?, pids: running.pids() };
         let neighbour = neighbour.map(url).transpose()?;
         let is_empty = neighbour.is_none();
-        field.entrants.push(Entrant { neighbour, is_empty, ..Entrant::new(name, way) });
+        field.entrants.push(Participant { neighbour, is_empty, ..Participant::new(name, way) });
     }
     field.running.push(running);
     field.folders.push(folder);
@@ -59,9 +59,9 @@ pub(super) fn start(program: &Path) -> Result<Field> {
 }
 
 /// Who asks for all that there is.
-pub(super) struct Noise(JoinHandle<Result<String>>);
+pub(super) struct NoisyNeighbour(JoinHandle<Result<String>>);
 
-impl Noise {
+impl NoisyNeighbour {
     /// Around a measurement that takes so many seconds.
     pub(super) fn start(client: &Path, url: &Url, seconds: f64) -> Self {
         let seconds = seconds + (AHEAD + BEHIND).as_secs_f64();

@@ -12,7 +12,7 @@ const HEAD: &str = "\
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 ";
 
-/// For each point a row a contestant, and how many times as many IOPS, and how many times the CPU
+/// For each point a row a target under test, and how many times as many IOPS, and how many times the CPU
 /// time, the first one has.
 pub(super) fn tables(results: &Results) -> String {
     let mut text = String::new();
@@ -57,9 +57,9 @@ pub(super) fn tables(results: &Results) -> String {
 
 fn row(cell: &Cell, ours: Option<&Cell>) -> String {
     let iops = cell.values(IOPS);
-    let Cell { point, contestant, .. } = cell;
+    let Cell { point, target_under_test, .. } = cell;
     if iops.is_empty() {
-        return format!("| {point} | {contestant} | failed | | | | | | | | | |\n");
+        return format!("| {point} | {target_under_test} | failed | | | | | | | | | |\n");
     }
     let of = |figure| median(&cell.values(figure));
     let number = |value: f64, digits: usize| match value.is_nan() {
@@ -78,7 +78,7 @@ fn row(cell: &Cell, ours: Option<&Cell>) -> String {
         number(ours.and_then(|ours| ratio(ours, cell, IOPS)).unwrap_or(f64::NAN), 2),
         number(ours.and_then(|ours| ratio(ours, cell, CPU)).unwrap_or(f64::NAN), 2),
     ];
-    format!("| {point} | {contestant} | {} |\n", columns.join(" | "))
+    format!("| {point} | {target_under_test} | {} |\n", columns.join(" | "))
 }
 
 /// What was to be shown, what was measured, and whether that is enough.

@@ -1,4 +1,4 @@
-//! What was measured, by point and contestant, one run a round.
+//! What was measured, by point and target under test, one run a round.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,12 +25,12 @@ pub(super) const IOPS: Figure = |run| Some(run.iops);
 pub(super) const P99: Figure = |run| Some(run.p99_us);
 pub(super) const CPU: Figure = |run| run.target_cpu_us_per_io;
 
-/// A contestant at a point.
+/// A target under test at a point.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Cell {
     pub(super) group: Group,
     pub(super) point: String,
-    pub(super) contestant: String,
+    pub(super) target_under_test: String,
     /// Round by round; nothing where it failed.
     pub(super) runs: Vec<Option<Figures>>,
 }
@@ -56,24 +56,28 @@ impl Results {
         &mut self,
         group: Group,
         point: &str,
-        contestant: &str,
+        target_under_test: &str,
         run: Option<Figures>,
     ) {
         let is_meant = |cell: &&mut Cell| {
-            cell.group == group && cell.point == point && cell.contestant == contestant
+            cell.group == group
+                && cell.point == point
+                && cell.target_under_test == target_under_test
         };
         match self.cells.iter_mut().find(is_meant) {
             Some(cell) => cell.runs.push(run),
             None => {
-                let (point, contestant) = (point.to_owned(), contestant.to_owned());
-                self.cells.push(Cell { group, point, contestant, runs: vec![run] });
+                let (point, target_under_test) = (point.to_owned(), target_under_test.to_owned());
+                self.cells.push(Cell { group, point, target_under_test, runs: vec![run] });
             }
         }
     }
 
-    pub(super) fn cell(&self, group: Group, point: &str, contestant: &str) -> Option<&Cell> {
+    pub(super) fn cell(&self, group: Group, point: &str, target_under_test: &str) -> Option<&Cell> {
         let is_meant = |cell: &&Cell| {
-            cell.group == group && cell.point == point && cell.contestant == contestant
+            cell.group == group
+                && cell.point == point
+                && cell.target_under_test == target_under_test
         };
         self.cells.iter().find(is_meant)
     }

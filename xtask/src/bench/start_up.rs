@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use sarsen_proof::managed::Managed;
 
-use super::contestants::configuration;
+use super::targets_under_test::configuration;
 
 /// Logical units, of one MiB each.
 const UNITS: usize = 10_000;

@@ -5,10 +5,6 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use super::contestants::{
-    FIO, IDLE_MANY, IDLE_ONE, ISTGT, LIMIT, LIMIT_KEEPING, LIMIT_SPINNING, LUNS_MANY, LUNS_ONE,
-    ONE_CORE, SARSEN, SLEEPING, TGT,
-};
 use super::files;
 use super::neighbours::{ALONE, BESIDE_LIMITED};
 use super::points::{
@@ -16,6 +12,10 @@ use super::points::{
 };
 use super::results::{CPU, Figure, IOPS, P99, Results, median, ratio};
 use super::start_up::Changes;
+use super::targets_under_test::{
+    FIO, IDLE_MANY, IDLE_ONE, ISTGT, LIMIT, LIMIT_KEEPING, LIMIT_SPINNING, LUNS_MANY, LUNS_ONE,
+    ONE_CORE, SARSEN, SLEEPING, TGT,
+};
 
 /// The border that a figure has to be on the right side of.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,19 +73,19 @@ impl Verdict {
     }
 }
 
-/// A point and a contestant.
-type Place<'a> = (String, &'a str);
+/// A point and a target under test.
+type PointKey<'a> = (String, &'a str);
 
 /// A demand on the ratio of one figure in two cells, for each of several pairs of them.
-struct Demand<'a> {
+struct Requirement<'a> {
     what: String,
     group: Group,
     figure: Figure,
     bound: Bound,
-    pairs: Vec<(Place<'a>, Place<'a>)>,
+    pairs: Vec<(PointKey<'a>, PointKey<'a>)>,
 }
 
-impl Demand<'_> {
+impl Requirement<'_> {
     fn verdict(self, results: &Results) -> Verdict {
         let Self { what, group, figure, bound, pairs } = self;
         let mut worst: Option<(f64, String)> = None;
@@ -107,12 +107,13 @@ impl Demand<'_> {
 
 /// Everything that is to be shown, in the order of the issue that asks for it.
 pub(super) fn all(results: &Results) -> Vec<Verdict> {
-    let mut demands = against_peers(TGT, [10.0, 4.0, 2.5, 1.0]);
-    demands.extend(against_peers(ISTGT, [6.0, 2.5, 2.0, 1.5]));
-    demands.extend(against_the_limit());
-    demands.extend(of_files());
-    demands.extend(against_itself());
-    let mut verdicts: Vec<_> = demands.into_iter().map(|demand| demand.verdict(results)).collect();
+    let mut requirements = against_peers(TGT, [10.0, 4.0, 2.5, 1.0]);
+    requirements.extend(against_peers(ISTGT, [6.0, 2.5, 2.0, 1.5]));
+    requirements.extend(against_the_limit());
+    requirements.extend(of_files());
+    requirements.extend(against_itself());
+    let mut verdicts: Vec<_> =
+        requirements.into_iter().map(|requirement| requirement.verdict(results)).collect();
     let start_up = &results.start_up;
     verdicts.push(Verdict {
         what: "seconds of start-up with 10,000 units".into(),
@@ -140,11 +141,11 @@ fn same_points<'a>(
     points: impl IntoIterator<Item = String>,
     over: &'a str,
     under: &'a str,
-) -> Vec<(Place<'a>, Place<'a>)> {
+) -> Vec<(PointKey<'a>, PointKey<'a>)> {
     points.into_iter().map(|point| ((point.clone(), over), (point, under))).collect()
 }
 
-fn against_peers<'a>(peer: &'a str, factors: [f64; 4]) -> Vec<Demand<'a>> {
+fn against_peers<'a>(peer: &'a str, factors: [f64; 4]) -> Vec<Requirement<'a>> {
     let [small, medium, large, largest] = factors;
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
     let mut smallest = Vec::new();
@@ -153,7 +154,7 @@ fn against_peers<'a>(peer: &'a str, factors: [f64; 4]) -> Vec<Demand<'a>> {
             smallest.extend([1, 4].map(|sessions| small_name(block_bytes, reads, 32, sessions)));
         }
     }
-    let demand = |what: &str, group, points: Vec<String>, factor| Demand {
+    let requirement = |what: &str, group, points: Vec<String>, factor| Requirement {
         what: format!("IOPS × {peer}: {what}"),
         group,
         figure: IOPS,
@@ -161,35 +162,35 @@ fn against_peers<'a>(peer: &'a str, factors: [f64; 4]) -> Vec<Demand<'a>> {
         pairs: same_points(points, SARSEN, peer),
     };
     vec![
-        demand("512 B and 4 KiB, depth 32, 1 and 4 sessions", Group::Small, smallest, small),
-        demand(
+        requirement("512 B and 4 KiB, depth 32, 1 and 4 sessions", Group::Small, smallest, small),
+        requirement(
             "Exchange 2003 and 2007, SQL 16K",
             Group::Specs,
             names(&["Exchange 2003", "Exchange 2007", "SQL 16K"]),
             medium,
         ),
-        demand(
+        requirement(
             "SQL 64K, Web Server, Workstation",
             Group::Specs,
             names(&["SQL 64K", "Web Server", "Workstation"]),
             large,
         ),
-        demand("512 KiB", Group::Specs, names(&[LARGE_READS, LARGE_WRITES]), largest),
+        requirement("512 KiB", Group::Specs, names(&[LARGE_READS, LARGE_WRITES]), largest),
     ]
 }
 
-fn against_the_limit<'a>() -> Vec<Demand<'a>> {
-    let mut demands = Vec::new();
+fn against_the_limit<'a>() -> Vec<Requirement<'a>> {
+    let mut requirements = Vec::new();
     for group in [Group::Specs, Group::Small] {
         let by_depth = |wanted: &dyn Fn(u32) -> bool| -> Vec<String> {
             let all = points::of(group).into_iter();
             all.filter(|point| wanted(point.depth)).map(|point| point.name).collect()
         };
         let title = group.title();
-        let mut demand = |what: &str, figure, bound, points, over, under| {
+        let mut requirement = |what: &str, figure, bound, points, over, under| {
             let what = format!("{what}: {title}");
             let pairs = same_points(points, over, under);
-            demands.push(Demand { what, group, figure, bound, pairs });
+            requirements.push(Requirement { what, group, figure, bound, pairs });
         };
         let every = by_depth(&|_| true);
         let low = by_depth(&|depth| depth <= 12);
@@ -200,11 +201,11 @@ fn against_the_limit<'a>() -> Vec<Demand<'a>> {
             for (of, limit) in [("the limit", LIMIT), ("the limit that keeps", LIMIT_KEEPING)] {
                 let (iops, cpu) =
                     (format!("{how}: IOPS × {of}"), format!("{how}: CPU for each I/O × {of}"));
-                demand(&iops, IOPS, least(0.85), every.clone(), ours, limit);
-                demand(&cpu, CPU, Bound::AtMost(1.35), every.clone(), ours, limit);
+                requirement(&iops, IOPS, least(0.85), every.clone(), ours, limit);
+                requirement(&cpu, CPU, Bound::AtMost(1.35), every.clone(), ours, limit);
             }
         }
-        demand(
+        requirement(
             "depth 1 to 12: IOPS × the spinning limit",
             IOPS,
             least(0.8),
@@ -212,7 +213,7 @@ fn against_the_limit<'a>() -> Vec<Demand<'a>> {
             SARSEN,
             LIMIT_SPINNING,
         );
-        demand(
+        requirement(
             "sleeping: p99 at depth 32 × the limit's",
             P99,
             Bound::AtMost(1.5),
@@ -221,16 +222,16 @@ fn against_the_limit<'a>() -> Vec<Demand<'a>> {
             LIMIT,
         );
     }
-    demands
+    requirements
 }
 
-fn of_files<'a>() -> Vec<Demand<'a>> {
+fn of_files<'a>() -> Vec<Requirement<'a>> {
     let cached = [files::TMPFS_WRITE_BACK, files::DISK_WRITE_BACK];
     let both = [READS, WRITES];
     let pair = |point: &str, over, under| ((point.to_owned(), over), (point.to_owned(), under));
     let of_cached = both.iter().flat_map(|point| cached.map(|file| pair(point, file, files::RAM)));
     let direct = both.iter().map(|point| pair(point, files::DISK_NONE, FIO));
-    let demand = |what: &str, border, pairs| Demand {
+    let requirement = |what: &str, border, pairs| Requirement {
         what: what.into(),
         group: Group::Files,
         figure: IOPS,
@@ -238,12 +239,12 @@ fn of_files<'a>() -> Vec<Demand<'a>> {
         pairs,
     };
     vec![
-        demand("files on tmpfs and in the page cache: IOPS × RAM's", 0.7, of_cached.collect()),
-        demand("past the page cache, depth 32: IOPS × fio's io_uring", 0.85, direct.collect()),
+        requirement("files on tmpfs and in the page cache: IOPS × RAM's", 0.7, of_cached.collect()),
+        requirement("past the page cache, depth 32: IOPS × fio's io_uring", 0.85, direct.collect()),
     ]
 }
 
-fn against_itself<'a>() -> Vec<Demand<'a>> {
+fn against_itself<'a>() -> Vec<Requirement<'a>> {
     let digests = [READS, WRITES].map(|point| {
         let with = format!("{point}{WITH_DIGESTS}");
         ((with, SARSEN), (point.to_owned(), SARSEN))
@@ -254,15 +255,15 @@ fn against_itself<'a>() -> Vec<Demand<'a>> {
         let pair = |depth| ((crowd(depth, 64), SLEEPING), (crowd(depth, 4), SLEEPING));
         crowds.extend(DEPTHS.map(pair));
     }
-    let mut demands = vec![
-        Demand {
+    let mut requirements = vec![
+        Requirement {
             what: "digests: IOPS at 4 KiB × without".into(),
             group: Group::Digests,
             figure: IOPS,
             bound: Bound::AtLeast(0.7),
             pairs: digests.into(),
         },
-        Demand {
+        Requirement {
             what: "sleeping, 64 sessions: CPU for each I/O × that of 4".into(),
             group: Group::Small,
             figure: CPU,
@@ -270,7 +271,7 @@ fn against_itself<'a>() -> Vec<Demand<'a>> {
             pairs: crowds,
         },
     ];
-    demands.push(Demand {
+    requirements.push(Requirement {
         what: "p99 beside a limited neighbour × alone".into(),
         group: Group::Neighbours,
         figure: P99,
@@ -286,10 +287,10 @@ fn against_itself<'a>() -> Vec<Demand<'a>> {
         {
             let what = format!("{what}: {name} × that of one");
             let pairs = vec![((READS.to_owned(), over), (READS.to_owned(), under))];
-            demands.push(Demand { what, group, figure, bound, pairs });
+            requirements.push(Requirement { what, group, figure, bound, pairs });
         }
     }
-    demands
+    requirements
 }
 
 #[cfg(test)]
@@ -301,9 +302,9 @@ mod tests {
     fn the_worst_place_decides() {
         let mut results = Results::default();
         for (point, ours) in [("SQL 64K", 300.0), ("Web Server", 240.0), ("Workstation", 260.0)] {
-            for (contestant, iops) in [(SARSEN, ours), (TGT, 100.0)] {
+            for (target_under_test, iops) in [(SARSEN, ours), (TGT, 100.0)] {
                 let run = Figures { iops, ..Figures::default() };
-                results.note(Group::Specs, point, contestant, Some(run));
+                results.note(Group::Specs, point, target_under_test, Some(run));
             }
         }
         results.start_up = vec![0.5];
@@ -318,11 +319,11 @@ mod tests {
 
     #[test]
     fn every_place_is_one_that_is_measured() {
-        let demands = [against_peers(TGT, [1.0; 4]), against_the_limit(), of_files()];
-        for demand in demands.into_iter().flatten().chain(against_itself()) {
-            let points = points::of(demand.group);
-            assert!(!demand.pairs.is_empty(), "{}", demand.what);
-            for ((over, _), (under, _)) in demand.pairs {
+        let requirements = [against_peers(TGT, [1.0; 4]), against_the_limit(), of_files()];
+        for requirement in requirements.into_iter().flatten().chain(against_itself()) {
+            let points = points::of(requirement.group);
+            assert!(!requirement.pairs.is_empty(), "{}", requirement.what);
+            for ((over, _), (under, _)) in requirement.pairs {
                 for name in [over, under] {
                     assert!(points.iter().any(|point| point.name == name), "{name}");
                 }

@@ -97,9 +97,9 @@ fn libraries(program: &Path, work: &Path) -> Result<String> {
     )?;
     let mut find = Command::new("dpkg-shlibdeps");
     find.args(["-O", "--warnings=0"]).arg(program).current_dir(work);
-    let told = shell::output(&mut find)?;
+    let reported = shell::output(&mut find)?;
     // A static program has none.
-    Ok(told.trim().strip_prefix("shlibs:Depends=").unwrap_or_default().to_owned())
+    Ok(reported.trim().strip_prefix("shlibs:Depends=").unwrap_or_default().to_owned())
 }
 
 /// The sum of all files and folders.

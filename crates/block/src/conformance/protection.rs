@@ -146,8 +146,8 @@ async fn borders(store: &dyn Store) {
         for request in requests {
             let what = format!("{request:?}");
             match store.submit(request).wait().await {
-                Err(BlockError::OutOfRange { extent: told, block_count }) => {
-                    assert_eq!((told, block_count), (extent, count), "{what}");
+                Err(BlockError::OutOfRange { extent: reported, block_count }) => {
+                    assert_eq!((reported, block_count), (extent, count), "{what}");
                 }
                 other => panic!("{what} lies outside and was answered {other:?}"),
             }

@@ -11,7 +11,7 @@ use sarsen_node::control::{Address, ClientError};
 use sarsen_node::desired::Orphan;
 
 use super::Finding;
-use crate::control::Manner;
+use crate::control::ServerOptions;
 use crate::disk::on_a_core;
 
 const CHECK: &str = "configuration";
@@ -93,8 +93,8 @@ pub(super) struct RunningServer {
 }
 
 /// Asks the server that the flags, or else the configuration, name.
-pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer {
-    let client = manner.client_or(config.and_then(|config| config.control.as_deref()));
+pub(super) fn server(options: &ServerOptions, config: Option<&Config>) -> RunningServer {
+    let client = options.client_or(config.and_then(|config| config.control.as_deref()));
     let asked = client.and_then(|client| {
         on_a_core(async {
             let targets: TargetList = client.get("/targets").await?;
@@ -104,7 +104,7 @@ pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer 
                 .get("/orphans")
                 .await
                 .map_or_else(|_| Vec::new(), |found: OrphanList| found.orphans);
-            Ok(Told { targets: targets.targets.len(), problems, warnings, orphans })
+            Ok(ReportedFigures { targets: targets.targets.len(), problems, warnings, orphans })
         })
     });
     judge(asked)
@@ -112,7 +112,7 @@ pub(super) fn server(manner: &Manner, config: Option<&Config>) -> RunningServer 
 
 /// Figures that a server reports about itself.
 #[derive(Default)]
-struct Told {
+struct ReportedFigures {
     /// The number of its objects of this kind.
     targets: usize,
     problems: Vec<Problem>,
@@ -144,10 +144,10 @@ fn orphaned(orphans: &[Orphan]) -> Option<Finding> {
 }
 
 /// Values that the server reports about itself.
-fn judge(asked: anyhow::Result<Told>) -> RunningServer {
+fn judge(asked: anyhow::Result<ReportedFigures>) -> RunningServer {
     const CHECK: &str = "server";
     let error = match asked {
-        Ok(Told { targets, problems, warnings, orphans }) => {
+        Ok(ReportedFigures { targets, problems, warnings, orphans }) => {
             let runs = Finding::ok(CHECK, format!("a server runs and has {targets} targets"));
             let lacks = problems.into_iter().map(|Problem { problem, .. }| {
                 let remedy =
@@ -211,7 +211,7 @@ mod tests {
     use std::fs;
     use std::io;
 
-    use sarsen_node::desired::Kind;
+    use sarsen_node::desired::ObjectKind;
 
     use super::super::Level;
     use super::*;
@@ -262,15 +262,23 @@ mod tests {
             judge(Err(ClientError::Broken("x".into()).into())).findings[0].level,
             Level::Warning
         );
-        assert!(judge(Ok(Told { targets: 3, ..Told::default() })).running);
+        assert!(judge(Ok(ReportedFigures { targets: 3, ..ReportedFigures::default() })).running);
     }
 
     #[test]
     fn what_a_server_does_without_is_a_problem() {
         let problem = "volume kept: /mnt/kept.img: cannot open it".to_owned();
-        let lacks =
-            Problem { kind: Kind::Volume, name: "kept".into(), problem, since_unix_seconds: 1 };
-        let server = judge(Ok(Told { targets: 3, problems: vec![lacks], ..Told::default() }));
+        let lacks = Problem {
+            kind: ObjectKind::Volume,
+            name: "kept".into(),
+            problem,
+            since_unix_seconds: 1,
+        };
+        let server = judge(Ok(ReportedFigures {
+            targets: 3,
+            problems: vec![lacks],
+            ..ReportedFigures::default()
+        }));
         let levels: Vec<_> = server.findings.iter().map(|finding| finding.level).collect();
         assert_eq!((server.running, levels), (true, vec![Level::Ok, Level::Problem]));
     }
@@ -285,8 +293,9 @@ mod tests {
             has_state: false,
         };
         let warnings = vec!["the volumes on the file system of /a may still take 2GiB".to_owned()];
-        let told = Told { warnings, orphans: vec![orphan], ..Told::default() };
-        let findings = judge(Ok(told)).findings;
+        let reported =
+            ReportedFigures { warnings, orphans: vec![orphan], ..ReportedFigures::default() };
+        let findings = judge(Ok(reported)).findings;
         let levels: Vec<_> = findings.iter().map(|finding| finding.level).collect();
         assert_eq!(levels, [Level::Ok, Level::Warning, Level::Warning]);
         assert!(findings[2].finding.contains("left.img"), "{findings:?}");

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::control::Manner;
+use crate::control::ServerOptions;
 use crate::exit::DegradedError;
 use crate::output::print_line;
 
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     #[command(flatten)]
-    manner: Manner,
+    options: ServerOptions,
 }
 
 /// How bad something is.
@@ -117,7 +117,7 @@ impl Report {
 
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (config, mut findings) = configuration::read(arguments.config.as_deref());
-    let server = configuration::server(&arguments.manner, config.as_ref());
+    let server = configuration::server(&arguments.options, config.as_ref());
     findings.extend(kernel::findings(config.as_ref()));
     findings.extend(network::findings(config.as_ref(), server.running, &arguments.peers));
     findings.extend(disk::findings(config.as_ref(), &arguments.paths));
@@ -126,7 +126,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     findings.extend(server.findings);
     let report = Report::new(findings);
-    match arguments.manner.json {
+    match arguments.options.json {
         true => print_line(&serde_json::to_string(&report)?)?,
         false => print_line(&render(&report.findings))?,
     }

@@ -82,15 +82,15 @@ pub(super) fn list(arguments: &RunsArguments) -> anyhow::Result<()> {
     for run in &runs {
         let began = report::utc(run.began_at);
         if arguments.json {
-            let Run { id, study, scale, contestants, ended_at, command, .. } = run;
+            let Run { id, study, scale, targets_under_test, ended_at, command, .. } = run;
             let line = json!({
-                "id": id, "study": study, "scale": scale, "contestants": contestants,
+                "id": id, "study": study, "scale": scale, "targets_under_test": targets_under_test,
                 "began_at": run.began_at, "ended_at": ended_at, "command": command,
             });
             print_line(&line.to_string())?;
         } else {
             let state = if run.ended_at.is_some() { "" } else { ", unfinished" };
-            let who = run.contestants.join(", ");
+            let who = run.targets_under_test.join(", ");
             let line = format!("{}: {} {}, {began}: {who}{state}", run.id, run.study, run.scale);
             print_line(&report::one_line(&line))?;
         }
@@ -190,8 +190,8 @@ mod tests {
             ("iscsi://me%hu@s?h@h/iqn/0", "iscsi://me%…@h/iqn/0"),
             ("iscsi://h/iqn/0?target_password=a@b/c", "iscsi://h/iqn/0?…"),
             (
-                "--contestant=iscsi://me%hush@h/iqn/0?target_password=x",
-                "--contestant=iscsi://me%…@h/iqn/0?…",
+                "--target=iscsi://me%hush@h/iqn/0?target_password=x",
+                "--target=iscsi://me%…@h/iqn/0?…",
             ),
         ] {
             assert_eq!(without_secret(word), kept);

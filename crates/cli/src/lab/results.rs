@@ -24,11 +24,11 @@ impl Results {
 
     /// The archive, if there is one: who only looks makes none.
     fn open(&self) -> Result<Option<Archive>, String> {
-        self.archive.is_file().then(|| Archive::open(&self.archive)).transpose().map_err(told)
+        self.archive.is_file().then(|| Archive::open(&self.archive)).transpose().map_err(reported)
     }
 }
 
-fn told(error: ArchiveError) -> String {
+fn reported(error: ArchiveError) -> String {
     error.to_string()
 }
 
@@ -39,18 +39,18 @@ impl LabResults for Results {
             id: run.id,
             study: run.study,
             scale: run.scale.to_string(),
-            contestants: run.contestants,
+            targets_under_test: run.targets_under_test,
             began_at: run.began_at,
             ended_at: run.ended_at,
         };
-        Ok(archive.runs().map_err(told)?.into_iter().map(run).collect())
+        Ok(archive.runs().map_err(reported)?.into_iter().map(run).collect())
     }
 
     fn report(&self, run: i64, format: LabFormat) -> Result<Option<Vec<u8>>, String> {
         let Some(archive) = self.open()? else { return Ok(None) };
         let run = match archive.run(run) {
             Err(ArchiveError::NoSuchRun { .. }) => return Ok(None),
-            run => run.map_err(told)?,
+            run => run.map_err(reported)?,
         };
         let document = find(&run.study).map_err(|error| error.to_string())?.report(&run);
         let format = match format {
@@ -88,7 +88,7 @@ mod tests {
             study: "lunden".into(),
             scale: Scale::Quick,
             command: "sarsen lab run lunden --quick".into(),
-            contestants: vec!["sarsen".into()],
+            targets_under_test: vec!["sarsen".into()],
             began_at: 1,
             ended_at: None,
             setting: Setting::default(),

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, anyhow};
 use sarsen_lab::archive::Archive;
-use sarsen_lab::contestant::{Contestant, Medium};
 use sarsen_lab::network::Network;
 use sarsen_lab::process;
 use sarsen_lab::record::{Outcome, Run, Scale};
 use sarsen_lab::report::{self, Format};
 use sarsen_lab::study::{self, Choices, Settings, Study, lunden};
+use sarsen_lab::target_under_test::{Medium, TargetUnderTest};
 
 use super::archive;
 use super::progress::Progress;
@@ -41,15 +41,15 @@ pub(crate) struct Arguments {
     /// Who takes part, once for each: sarsen, tgt, istgt, nbdkit, direct, direct:PATH, an
     /// iscsi://, nbd:// or nbd+unix:// URL [default: what the study says].
     // Read later: a complaint of clap's would repeat a URL with its secret.
-    #[arg(long = "contestant", short = 'c', value_name = "NAME|URL")]
-    contestants: Vec<String>,
-    /// What the volumes of the contestants are on: ram or disk [default: what the study says].
+    #[arg(long = "target", short = 'c', value_name = "NAME|URL")]
+    targets_under_test: Vec<String>,
+    /// What the volumes of the targets under test are on: ram or disk [default: what the study says].
     #[arg(long, value_parser = parse_medium)]
     medium: Option<Medium>,
-    /// Contestants that the lab has not started may be written to: what is there is lost.
+    /// Targets under test that the lab has not started may be written to: what is there is lost.
     #[arg(long)]
     destroy: bool,
-    /// Go on with the newest run of the same study, scale and contestants that was broken off.
+    /// Go on with the newest run of the same study, scale and targets under test that was broken off.
     #[arg(long)]
     resume: bool,
     /// Measure only the cells of this label, once for each, such as `test=Exchange 2003`; of several
@@ -89,12 +89,12 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if !arguments.files.is_empty() || arguments.mount.is_some() {
         return Err(UsageError(format!("files and --mount are for {LUNDEN} alone")).into());
     }
-    let contestants = arguments.contestants()?;
-    let elsewhere = contestants.iter().any(Contestant::is_elsewhere);
+    let targets_under_test = arguments.targets_under_test()?;
+    let elsewhere = targets_under_test.iter().any(TargetUnderTest::is_elsewhere);
     let choices = Choices {
         links: !elsewhere && Network::can_be_apart().is_ok(),
         scale: arguments.scale(),
-        contestants,
+        targets_under_test,
         medium: arguments.medium,
         destroy: arguments.destroy,
         seed: arguments.seed,
@@ -117,20 +117,20 @@ impl Arguments {
         if self.full { Scale::Full } else { Scale::Quick }
     }
 
-    fn contestants(&self) -> anyhow::Result<Vec<Contestant>> {
+    fn targets_under_test(&self) -> anyhow::Result<Vec<TargetUnderTest>> {
         let read = |text: &String| {
-            let mut contestant: Contestant = text.parse().map_err(UsageError)?;
-            if let Contestant::Iscsi(url) = &mut contestant {
+            let mut target_under_test: TargetUnderTest = text.parse().map_err(UsageError)?;
+            if let TargetUnderTest::Iscsi(url) = &mut target_under_test {
                 url.chap.complete(variable);
             }
-            Ok(contestant)
+            Ok(target_under_test)
         };
-        self.contestants.iter().map(read).collect()
+        self.targets_under_test.iter().map(read).collect()
     }
 
     /// Whether something was said that only means anything to studies that measure themselves.
-    fn is_about_contestants(&self) -> bool {
-        !self.contestants.is_empty()
+    fn is_about_targets_under_test(&self) -> bool {
+        !self.targets_under_test.is_empty()
             || self.medium.is_some()
             || self.destroy
             || self.resume
@@ -158,8 +158,8 @@ fn parse_label(text: &str) -> Result<(String, String), String> {
 /// What bonnie++ has printed, or prints now.
 fn run_lunden(arguments: &Arguments) -> anyhow::Result<Run> {
     let scale = arguments.scale();
-    if arguments.is_about_contestants() {
-        let others = "--contestant, --medium, --destroy, --resume and --only";
+    if arguments.is_about_targets_under_test() {
+        let others = "--target, --medium, --destroy, --resume and --only";
         return Err(
             UsageError(format!("{others} are not for {LUNDEN}, which bonnie++ measures")).into()
         );

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sarsen_io::handover::{self, Kept};
+use sarsen_io::handover::{self, HandoverSocket};
 use sarsen_io::time;
 use sarsen_node::Server;
 use sd_notify::NotifyState;
@@ -34,7 +34,7 @@ pub(super) fn ready(kept: &[String]) {
 }
 
 /// The server ends. If it is started again, it gets its sockets back, and who connects meanwhile waits.
-pub(super) fn stopping(sockets: &[Kept]) {
+pub(super) fn stopping(sockets: &[HandoverSocket]) {
     for kept in sockets {
         // A colon separates names.
         let name = format!("{NAME_PREFIX}{}", kept.address).replace(':', "_");

@@ -3,10 +3,10 @@
 use clap::ValueEnum;
 use sarsen_initiator::Portal;
 use sarsen_node::control::schema::{self, TargetList};
-use sarsen_node::ways::{self, Client, Place, Way, ways};
+use sarsen_node::ways::{self, AccessPath, Client, PortalAddress, ways};
 use serde::Serialize;
 
-use crate::control::Manner;
+use crate::control::ServerOptions;
 use crate::disk::on_a_core;
 use crate::exit::{NotFoundError, UsageError};
 use crate::output::{note, print_line};
@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
         value_parser = clap::value_parser!(u16).range(..=16383))]
     lun: u16,
     #[command(flatten)]
-    manner: Manner,
+    options: ServerOptions,
 }
 
 /// For whom a line is.
@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let ways = match (&arguments.portal, &arguments.explicit) {
         (Some(portal), Some(target)) => vec![explicit(arguments, portal, target)?],
         _ => {
-            let client = arguments.manner.client()?;
+            let client = arguments.options.client()?;
             let list: TargetList = on_a_core(async { Ok(client.get("/targets").await?) })?;
             of_server(arguments, &list.targets)?
         }
@@ -101,19 +101,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         };
         shown.push(Shown { target: way.target.clone(), portal: way.portal.to_string(), lines });
     }
-    if arguments.manner.json {
+    if arguments.options.json {
         return print_line(&serde_json::to_string(&shown)?);
     }
     let text: Vec<_> = shown.into_iter().flat_map(|shown| shown.lines).collect();
     if text.is_empty() { Ok(()) } else { print_line(&text.join("\n")) }
 }
 
-fn explicit(arguments: &Arguments, portal: &Portal, target: &str) -> anyhow::Result<Way> {
+fn explicit(arguments: &Arguments, portal: &Portal, target: &str) -> anyhow::Result<AccessPath> {
     // Whoever can paste it can read it: what is no name must not become a command.
     let url = format!("iscsi://{portal}/{target}/{}", arguments.lun);
     let url: sarsen_initiator::Url = url.parse().map_err(|error| UsageError(format!("{error}")))?;
-    Ok(Way {
-        portal: Place { host: url.portal.host, port: url.portal.port },
+    Ok(AccessPath {
+        portal: PortalAddress { host: url.portal.host, port: url.portal.port },
         group: None,
         tls: false,
         target: url.target,
@@ -123,7 +123,7 @@ fn explicit(arguments: &Arguments, portal: &Portal, target: &str) -> anyhow::Res
     })
 }
 
-fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Result<Vec<Way>> {
+fn of_server(arguments: &Arguments, targets: &[schema::Target]) -> anyhow::Result<Vec<AccessPath>> {
     let wanted = |target: &&schema::Target| {
         arguments.target.as_ref().is_none_or(|name| *name == target.name)
     };

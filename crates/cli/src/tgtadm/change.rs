@@ -2,10 +2,10 @@
 
 use sarsen_node::control::schema::{Apply, ErrorCode};
 use sarsen_node::desired::document::{Account, Rule, Target, Volume};
-use sarsen_node::desired::{Changed, Document, Key, Kind};
-use sarsen_node::import::{NOBODY, tgt_unit};
+use sarsen_node::desired::{Changed, Document, Key, ObjectKind};
+use sarsen_node::import::{DENIED_INITIATOR, tgt_unit};
 
-use super::{ATTEMPTS, Arguments, Failure, Server, World, code, number, params};
+use super::{ATTEMPTS, Arguments, Failure, Server, ServerView, code, number, params};
 
 /// How the units of a target are named that this made.
 const UNIT_PREFIX: &str = "tgt-";
@@ -22,7 +22,7 @@ struct Steps {
     remove: Vec<Key>,
 }
 
-type Plan = fn(&World, &Arguments) -> Result<Steps, Failure>;
+type Plan = fn(&ServerView, &Arguments) -> Result<Steps, Failure>;
 
 /// Does it; what others do meanwhile is looked at, and it is planned anew.
 pub(super) fn carry_out(
@@ -62,7 +62,7 @@ pub(super) fn carry_out(
 }
 
 impl Server {
-    fn make(&self, world: &World, steps: Steps, force: bool) -> Result<(), Failure> {
+    fn make(&self, world: &ServerView, steps: Steps, force: bool) -> Result<(), Failure> {
         let Steps { apply: document, remove } = steps;
         if document == Document::default() && remove.is_empty() {
             return Ok(());
@@ -76,11 +76,11 @@ impl Server {
 
 /// A rule that lets nobody in, since nobody has that name.
 pub(super) fn is_nobody(rule: &Rule) -> bool {
-    rule.initiator.as_deref() == Some(NOBODY)
+    rule.initiator.as_deref() == Some(DENIED_INITIATOR)
 }
 
 fn nobody() -> Rule {
-    Rule { initiator: Some(NOBODY.to_owned()), ..Rule::default() }
+    Rule { initiator: Some(DENIED_INITIATOR.to_owned()), ..Rule::default() }
 }
 
 fn changed(target: Target) -> Steps {
@@ -91,7 +91,7 @@ fn wanted<'a, T: ?Sized>(value: Option<&'a T>, flag: &str) -> Result<&'a T, Fail
     value.ok_or_else(|| Failure::Invalid(format!("give --{flag}")))
 }
 
-fn new_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn new_target(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let name = wanted(arguments.targetname.as_deref(), "targetname")?;
     let tid = *wanted(arguments.tid.as_ref(), "tid")?;
     let is_there = |target: &Target| target.name == name || number(target) == tid;
@@ -102,7 +102,7 @@ fn new_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
     Ok(changed(Target { name, allow, tid: Some(tid), ..Target::default() }))
 }
 
-fn delete_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn delete_target(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let target = world.target(arguments.tid)?;
     let is_used =
         world.sessions.iter().any(|session| session.target.as_deref() == Some(&target.name));
@@ -110,13 +110,13 @@ fn delete_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure>
         return Err(Failure::TargetActive);
     }
     let units = target.luns.0.values().filter(|name| name.starts_with(UNIT_PREFIX));
-    let units = units.map(|name| Key::new(Kind::Volume, name));
-    let remove = [Key::new(Kind::Target, &target.name)].into_iter().chain(units).collect();
+    let units = units.map(|name| Key::new(ObjectKind::Volume, name));
+    let remove = [Key::new(ObjectKind::Target, &target.name)].into_iter().chain(units).collect();
     Ok(Steps { remove, ..Steps::default() })
 }
 
 /// What is negotiated is what both sides can; a name that is none is refused all the same.
-fn update_target(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn update_target(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     world.target(arguments.tid)?;
     let name = wanted(arguments.name.as_deref(), "name")?;
     match (name, arguments.value.as_deref()) {
@@ -145,7 +145,7 @@ fn rule_of(arguments: &Arguments) -> Result<Rule, Failure> {
     Ok(Rule { address, initiator: initiator.clone(), ..Rule::default() })
 }
 
-fn bind(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn bind(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let mut target = world.target(arguments.tid)?.clone();
     let rule = rule_of(arguments)?;
     if target.allow.is_empty() {
@@ -162,7 +162,7 @@ fn bind(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
     Ok(changed(target))
 }
 
-fn unbind(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn unbind(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let mut target = world.target(arguments.tid)?.clone();
     let rule = rule_of(arguments)?;
     if target.allow.is_empty() {
@@ -176,7 +176,7 @@ fn unbind(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
     Ok(changed(target))
 }
 
-fn new_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn new_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let mut target = world.target(arguments.tid)?.clone();
     let lun = *wanted(arguments.lun.as_ref(), "lun")?;
     let path = wanted(arguments.backing_store.as_deref(), "backing-store")?;
@@ -227,17 +227,17 @@ fn unit<'a>(target: &'a Target, arguments: &Arguments) -> Result<(u16, &'a Strin
     target.luns.0.get(&lun).map(|name| (lun, name)).ok_or(Failure::NoUnit)
 }
 
-fn delete_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn delete_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let mut target = world.target(arguments.tid)?.clone();
     let (lun, name) = unit(&target, arguments)?;
     let name = name.clone();
     target.luns.0.remove(&lun);
     let is_own = name.starts_with(UNIT_PREFIX);
-    let remove = if is_own { vec![Key::new(Kind::Volume, &name)] } else { Vec::new() };
+    let remove = if is_own { vec![Key::new(ObjectKind::Volume, &name)] } else { Vec::new() };
     Ok(Steps { remove, ..changed(target) })
 }
 
-fn update_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn update_unit(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let target = world.target(arguments.tid)?;
     // The controller's parameters are nobody's.
     if arguments.lun == Some(0) {
@@ -251,7 +251,7 @@ fn update_unit(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
     Ok(Steps { apply, remove: Vec::new() })
 }
 
-fn new_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn new_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let name = wanted(arguments.user.as_deref(), "user")?;
     let secret = wanted(arguments.password.as_deref(), "password")?;
     if world.document.account.iter().any(|account| account.name == name) {
@@ -264,14 +264,14 @@ fn new_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
 }
 
 /// An account that there is.
-fn account<'a>(world: &World, arguments: &'a Arguments) -> Result<&'a String, Failure> {
+fn account<'a>(world: &ServerView, arguments: &'a Arguments) -> Result<&'a String, Failure> {
     let name = wanted(arguments.user.as_ref(), "user")?;
     let is_there = world.document.account.iter().any(|account| account.name == *name);
     if is_there { Ok(name) } else { Err(Failure::NoAccount) }
 }
 
 /// It is taken from whoever lists it, too. As in tgt, a target that is left without one asks for no proof.
-fn delete_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn delete_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let name = account(world, arguments)?;
     let mut apply = Document::default();
     for target in &world.document.target {
@@ -289,7 +289,7 @@ fn delete_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure
             apply.discovery = Some(without);
         }
     }
-    Ok(Steps { apply, remove: vec![Key::new(Kind::Account, name)] })
+    Ok(Steps { apply, remove: vec![Key::new(ObjectKind::Account, name)] })
 }
 
 /// An account is no one's of a target any more.
@@ -304,7 +304,7 @@ fn release(target: &mut Target, name: &str) {
     }
 }
 
-fn bind_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn bind_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let name = account(world, arguments)?;
     if arguments.tid.is_none() {
         let mut discovery = world.document.discovery.clone().unwrap_or_default();
@@ -326,7 +326,7 @@ fn bind_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> 
     Ok(changed(target))
 }
 
-fn unbind_account(world: &World, arguments: &Arguments) -> Result<Steps, Failure> {
+fn unbind_account(world: &ServerView, arguments: &Arguments) -> Result<Steps, Failure> {
     let name = wanted(arguments.user.as_ref(), "user")?;
     let mut target = world.target(arguments.tid)?.clone();
     let before = target.clone();
@@ -350,7 +350,7 @@ mod tests {
 
     /// What the state comes to after these, one after the other.
     fn after(lines: &[(Plan, &str)]) -> Document {
-        let mut world = World {
+        let mut world = ServerView {
             revision: 0,
             document: Document::default(),
             volumes: Vec::new(),
@@ -368,8 +368,8 @@ mod tests {
             document.discovery = discovery.or(document.discovery.take());
             for Key { kind, name } in steps.remove {
                 match kind {
-                    Kind::Target => document.target.retain(|target| target.name != name),
-                    Kind::Volume => document.volume.retain(|volume| volume.name != name),
+                    ObjectKind::Target => document.target.retain(|target| target.name != name),
+                    ObjectKind::Volume => document.volume.retain(|volume| volume.name != name),
                     _ => document.account.retain(|account| account.name != name),
                 }
             }
@@ -448,7 +448,7 @@ mod tests {
         let account = Account { name: "web".into(), ..Account::default() };
         let document =
             Document { target: vec![target], account: vec![account], ..Document::default() };
-        let world = World { revision: 0, document, volumes: Vec::new(), sessions: Vec::new() };
+        let world = ServerView { revision: 0, document, volumes: Vec::new(), sessions: Vec::new() };
         for plan in [delete_account as Plan, unbind_account] {
             let steps = plan(&world, &arguments("--tid 7 --user web")).expect("planned");
             assert_eq!(steps.apply.target[0].allow, [nobody()]);
@@ -457,13 +457,13 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_in_tgtadms_words() {
-        let world = World {
+        let world = ServerView {
             revision: 0,
             document: after(&[NEW, UNIT]),
             volumes: Vec::new(),
             sessions: Vec::new(),
         };
-        for (plan, line, told) in [
+        for (plan, line, reported) in [
             (new_target as Plan, "--tid 7 -T iqn.2026-11.x:b", "this target already exists"),
             (new_target, "--tid 8 -T iqn.2026-11.x:a", "this target already exists"),
             (delete_target, "--tid 8", "can't find the target"),
@@ -479,8 +479,8 @@ mod tests {
             (bind_account, "--tid 7 --user x", "can't find the account"),
             (new_unit, "--tid 7 --lun 2 -b /x -Y tape", "this operation isn't supported"),
         ] {
-            let Err(failure) = plan(&world, &arguments(line)) else { panic!("{line}: {told}") };
-            assert_eq!(failure.to_string(), told, "{line}");
+            let Err(failure) = plan(&world, &arguments(line)) else { panic!("{line}: {reported}") };
+            assert_eq!(failure.to_string(), reported, "{line}");
         }
     }
 }

@@ -6,7 +6,7 @@ use sarsen_node::control::schema::{Connection, Session};
 use sarsen_node::desired::document::{Rule, Target, Volume};
 
 use super::change::is_nobody;
-use super::{Failure, World, number};
+use super::{Failure, ServerView, number};
 use crate::output::one_line;
 
 /// `--mode sys`.
@@ -31,7 +31,7 @@ iSNS:
     iSNSAccessControl=Off";
 
 /// `--mode target`: all of them, or one.
-pub(super) fn targets(world: &World, tid: Option<u32>) -> Result<String, Failure> {
+pub(super) fn targets(world: &ServerView, tid: Option<u32>) -> Result<String, Failure> {
     let mut targets: Vec<&Target> = match tid {
         Some(_) => vec![world.target(tid)?],
         None => world.document.target.iter().collect(),
@@ -40,7 +40,7 @@ pub(super) fn targets(world: &World, tid: Option<u32>) -> Result<String, Failure
     Ok(targets.into_iter().map(|one| target(world, one)).collect())
 }
 
-fn target(world: &World, target: &Target) -> String {
+fn target(world: &ServerView, target: &Target) -> String {
     let tid = number(target);
     let mut text = format!(
         "Target {tid}: {}\n    System information:\n        Driver: iscsi\n        State: ready\n    \
@@ -90,7 +90,7 @@ pub(super) fn bound(rule: &Rule) -> &str {
     named.unwrap_or("ALL")
 }
 
-fn sessions<'a>(world: &'a World, target: &'a Target) -> impl Iterator<Item = &'a Session> {
+fn sessions<'a>(world: &'a ServerView, target: &'a Target) -> impl Iterator<Item = &'a Session> {
     world.sessions.iter().filter(|session| session.target.as_deref() == Some(&target.name))
 }
 
@@ -183,13 +183,13 @@ fn unit(unit: &Unit<'_>) -> String {
 }
 
 /// `--mode account`.
-pub(super) fn accounts(world: &World) -> String {
+pub(super) fn accounts(world: &ServerView) -> String {
     let names = world.document.account.iter().map(|account| format!("    {}\n", account.name));
     format!("Account list:\n{}", names.collect::<String>())
 }
 
 /// `--mode conn`.
-pub(super) fn connections(world: &World, tid: Option<u32>) -> Result<String, Failure> {
+pub(super) fn connections(world: &ServerView, tid: Option<u32>) -> Result<String, Failure> {
     let target = world.target(tid)?;
     let mut text = String::new();
     for session in sessions(world, target) {
@@ -204,7 +204,7 @@ pub(super) fn connections(world: &World, tid: Option<u32>) -> Result<String, Fai
 }
 
 /// `--mode portal`.
-pub(super) fn portals(world: &World) -> String {
+pub(super) fn portals(world: &ServerView) -> String {
     let portal = |portal: &sarsen_node::desired::document::Portal| {
         format!("Portal: {},{}\n", portal.address, portal.group.unwrap_or(1))
     };
@@ -243,7 +243,7 @@ mod tests {
         };
         let document =
             Document { target: vec![target], volume: vec![volume], ..Document::default() };
-        let world = World { revision: 1, document, volumes: Vec::new(), sessions: Vec::new() };
+        let world = ServerView { revision: 1, document, volumes: Vec::new(), sessions: Vec::new() };
         let text = targets(&world, Some(7)).expect("it is there");
         for line in [
             "Target 7: iqn.2026-11.x:a",

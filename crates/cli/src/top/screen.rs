@@ -11,7 +11,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
-use super::{Look, Row};
+use super::{Row, Sample};
 use crate::output::one_line;
 
 const KEYS: &str =
@@ -49,7 +49,7 @@ const ORDERS: [Order; 4] = [Order::Iops, Order::Bandwidth, Order::Latency, Order
 /// The screen between two looks.
 pub(super) struct Screen {
     server: String,
-    look: Option<Look>,
+    look: Option<Sample>,
     view: View,
     order: Order,
     is_reversed: bool,
@@ -73,7 +73,7 @@ impl Screen {
     }
 
     /// Shows this from now on.
-    pub(super) fn show(&mut self, look: Look) {
+    pub(super) fn show(&mut self, look: Sample) {
         self.look = Some(look);
     }
 
@@ -215,7 +215,7 @@ impl Screen {
     }
 
     /// In their order.
-    fn rows(&self, look: &Look) -> Vec<Row> {
+    fn rows(&self, look: &Sample) -> Vec<Row> {
         let mut rows = match self.view {
             View::Volumes => look.volumes.clone(),
             View::Sessions => look.sessions.clone(),
@@ -292,7 +292,7 @@ mod tests {
         let mut screen = Screen::new("/run/control".to_owned(), true);
         let [a, b, c] =
             [row("a", 10.0, 9e6, 70.0), row("b", 30.0, 3e6, 50.0), row("c", 20.0, 6e6, 90.0)];
-        screen.show(Look {
+        screen.show(Sample {
             unix_seconds: 0,
             sessions: vec![
                 session(1, "iqn.x:h", a.clone()),
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(last(&mut screen), Some('c'));
         assert!(!shown(&mut screen, 80, 4)[1].contains("P99"), "names have the room");
         let mut idle = Screen::new("s".to_owned(), true);
-        idle.show(Look { unix_seconds: 0, volumes: Vec::new(), sessions: Vec::new() });
+        idle.show(Sample { unix_seconds: 0, volumes: Vec::new(), sessions: Vec::new() });
         let lines = shown(&mut idle, 120, 4);
         assert!(lines[0].contains(" 0 IOPS, 0.0 MB/s"), "{lines:?}");
         // A window of no size at all is no reason to fall over.
@@ -394,7 +394,7 @@ mod tests {
         for (has_colour, expected) in [(true, Color::Red), (false, Color::Reset)] {
             let mut screen = Screen::new("s".to_owned(), has_colour);
             let volumes = vec![Row { errors: 1, ..row("a", 1.0, 1.0, 1.0) }];
-            screen.show(Look { unix_seconds: 0, volumes, sessions: Vec::new() });
+            screen.show(Sample { unix_seconds: 0, volumes, sessions: Vec::new() });
             let mut terminal = Terminal::new(TestBackend::new(120, 5)).expect("a terminal");
             terminal.draw(|frame| screen.draw(frame)).expect("drawn");
             let cell = terminal.backend().buffer().cell((7, 2)).expect("a cell").clone();

@@ -32,7 +32,7 @@ type Machine = Client<oneshot::Sender<Answer>>;
 
 /// What a store and its driver share.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<DriverState>,
     /// There is something to send, or the end was asked for.
     wake: Notify,
     ended: AtomicBool,
@@ -40,7 +40,7 @@ pub(super) struct Shared {
     end: Notify,
 }
 
-struct State {
+struct DriverState {
     client: Machine,
     /// No more requests are taken.
     closing: bool,
@@ -53,14 +53,14 @@ struct State {
 impl Shared {
     pub(super) fn new(client: Machine) -> Self {
         Self {
-            state: Mutex::new(State { client, closing: false, left: false, over: None }),
+            state: Mutex::new(DriverState { client, closing: false, left: false, over: None }),
             wake: Notify::new(),
             ended: AtomicBool::new(false),
             end: Notify::new(),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DriverState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

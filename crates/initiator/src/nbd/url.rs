@@ -87,8 +87,8 @@ impl FromStr for NbdUrl {
 }
 
 fn portal(authority: &str) -> Result<Portal, NbdUrlError> {
-    let told = |reason: String| NbdUrlError::Host { text: authority.to_owned(), reason };
-    let mut portal: Portal = authority.parse().map_err(|error| told(format!("{error}")))?;
+    let reported = |reason: String| NbdUrlError::Host { text: authority.to_owned(), reason };
+    let mut portal: Portal = authority.parse().map_err(|error| reported(format!("{error}")))?;
     let names_port = match authority.strip_prefix('[') {
         Some(address) => address.contains("]:"),
         None => authority.contains(':'),
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_told() {
-        for (text, told) in [
+        for (text, reported) in [
             ("iscsi://h", "nbd://"),
             ("nbd://", "names no host"),
             ("nbd://h:0", "not a port"),
@@ -187,7 +187,7 @@ mod tests {
             ("nbd://h/%ff", "%XX"),
         ] {
             let error = text.parse::<NbdUrl>().unwrap_err().to_string();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(reported), "{text}: {error}");
         }
         let long = format!("nbd://h/{}", "x".repeat(5000));
         assert_eq!(long.parse::<NbdUrl>(), Err(NbdUrlError::NameTooLong(5000)));

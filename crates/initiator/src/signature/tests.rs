@@ -20,7 +20,7 @@ fn found(length: u64, bytes: Bytes<'_>) -> Vec<String> {
         Ok::<(), Infallible>(())
     };
     let Ok(found) = find(length, read);
-    found.iter().map(Holding::to_string).collect()
+    found.iter().map(Signature::to_string).collect()
 }
 
 /// The fields of an ext superblock: inodes, blocks, revision, magic, features, label.
@@ -131,7 +131,7 @@ fn several_things_are_all_told_and_a_gpts_own_mbr_is_not() {
     assert_eq!(found(MIB, &both), words);
     let gpt = [MBR, &[(512, b"EFI PART")]].concat();
     assert_eq!(found(MIB, &gpt), ["a GPT partition table"]);
-    let holding = |what| Holding { what, label: None };
+    let holding = |what| Signature { what, label: None };
     let occupied = Occupied::of("disk", vec![holding("a"), holding("b"), holding("c")]);
     assert_eq!(occupied.map(|it| it.to_string()), Some("disk holds a, b and c".into()));
     assert_eq!(Occupied::of("disk", Vec::new()), None);

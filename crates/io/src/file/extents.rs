@@ -103,9 +103,9 @@ impl File {
         #[allow(unsafe_code)]
         // SAFETY: the request is FS_IOC_FIEMAP, whose argument is the header and room for as many
         // extents as it says there are: one, which follows it.
-        let told =
+        let reported =
             unsafe { ioctl::ioctl(&self.opened.fd, Updater::<FS_IOC_FIEMAP, _>::new(&mut map)) };
-        told?;
+        reported?;
         Ok((map.mapped_extents > 0).then_some((map.extent.logical, map.extent.length)))
     }
 }

@@ -14,7 +14,7 @@ const STAT_BLOCK: u64 = 512;
 
 /// Metadata of an open regular file that the kernel reports without asking a disk or a file server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct FileStatus {
     /// Number of its names in folders: 0 after it was deleted.
     pub links: u64,
     /// Bytes.
@@ -23,7 +23,7 @@ pub struct Standing {
 
 /// The result of comparing a path with an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum PathComparison {
     /// The open file.
     Same,
     /// Another file.
@@ -36,7 +36,7 @@ pub enum Named {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inspection {
     /// The file that the path names.
-    pub named: Named,
+    pub named: PathComparison,
     /// Whether the open file has any name left; a device always has.
     pub is_linked: bool,
     /// Bytes of the open file or device.
@@ -53,7 +53,7 @@ impl File {
 
     /// Metadata that the kernel reports at once for a regular file; `None` for a device, and where the kernel reports
     /// none. May be called on a core: a network file system answers from its cache.
-    pub fn standing(&self) -> Option<Standing> {
+    pub fn standing(&self) -> Option<FileStatus> {
         if self.is_block_device() {
             return None;
         }
@@ -61,7 +61,7 @@ impl File {
         let wanted = StatxFlags::NLINK | StatxFlags::SIZE;
         let found = rustix::fs::statx(&self.opened.fd, "", flags, wanted).ok()?;
         let has_all = found.stx_mask & wanted.bits() == wanted.bits();
-        has_all.then(|| Standing { links: found.stx_nlink.into(), length: found.stx_size })
+        has_all.then(|| FileStatus { links: found.stx_nlink.into(), length: found.stx_size })
     }
 
     /// Checks the open file and the file that `path` names. Blocks the thread, for ever if a file server or a disk
@@ -75,10 +75,10 @@ impl File {
             false => (metadata.mode() & FILE_TYPE, metadata.dev(), metadata.ino()),
         };
         let named = match std::fs::metadata(path) {
-            Ok(other) if identity(&other) == identity(&own) => Named::Same,
-            Ok(_) => Named::Other,
+            Ok(other) if identity(&other) == identity(&own) => PathComparison::Same,
+            Ok(_) => PathComparison::Other,
             Err(error) => match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Named::Nothing,
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => PathComparison::Nothing,
                 _ => return Err(error),
             },
         };
@@ -129,20 +129,20 @@ mod tests {
         let file = File::open(&path, options).expect("a file");
         file.set_length_now(8192).expect("as long");
         let named = || file.inspect(&path).expect("looked at").named;
-        assert_eq!(file.standing(), Some(Standing { links: 1, length: 8192 }));
-        assert_eq!(named(), Named::Same);
+        assert_eq!(file.standing(), Some(FileStatus { links: 1, length: 8192 }));
+        assert_eq!(named(), PathComparison::Same);
         fs::rename(&path, &aside).expect("moved away");
-        assert_eq!(named(), Named::Nothing);
+        assert_eq!(named(), PathComparison::Nothing);
         fs::write(&path, [0; 8192]).expect("another one");
-        assert_eq!(named(), Named::Other);
+        assert_eq!(named(), PathComparison::Other);
         fs::rename(&aside, &path).expect("moved back");
-        assert_eq!(named(), Named::Same);
+        assert_eq!(named(), PathComparison::Same);
         fs::File::options()
             .write(true)
             .open(&path)
             .and_then(|file| file.set_len(512))
             .expect("cut");
-        assert_eq!(file.standing(), Some(Standing { links: 1, length: 512 }));
+        assert_eq!(file.standing(), Some(FileStatus { links: 1, length: 512 }));
         fs::remove_file(&path).expect("deleted");
         let inspection = file.inspect(&path).expect("looked at");
         assert!(!inspection.is_linked && inspection.length == 512, "{inspection:?}");

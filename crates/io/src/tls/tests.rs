@@ -342,10 +342,10 @@ fn bytes_that_are_no_tls_are_refused_and_the_peer_is_told() {
             let accepted = Stream::from_std(listener.accept().await.unwrap().0).unwrap();
             let error = accepted.accept_tls(authority.server(None)).await.err().unwrap();
             assert!(cause(&error).is_some(), "{error}");
-            let mut told = Vec::new();
-            socket.read_to_end(&mut told).unwrap();
+            let mut reported = Vec::new();
+            socket.read_to_end(&mut reported).unwrap();
             // RFC 8446 §6: a fatal alert.
-            assert_eq!((told[0], told[5]), (21, 2), "{told:02x?}");
+            assert_eq!((reported[0], reported[5]), (21, 2), "{reported:02x?}");
         }
         let (connecting, accepted) = sockets().await;
         drop(connecting);
@@ -380,8 +380,8 @@ fn each_end_knows_why_the_other_is_refused() {
         let (client, server) = shake_hands(ours.server(None), theirs.client(None)).await;
         let client = client.err().unwrap();
         assert_eq!(cause(&client), Some(&CertificateError::UnknownIssuer.into()));
-        let told = rustls::Error::AlertReceived(AlertDescription::UnknownCA);
-        assert_eq!(cause(&server.err().unwrap()), Some(&told));
+        let reported = rustls::Error::AlertReceived(AlertDescription::UnknownCA);
+        assert_eq!(cause(&server.err().unwrap()), Some(&reported));
 
         let server = || ours.server(Some(&ours));
         for (chain, expected) in [

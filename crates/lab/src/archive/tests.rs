@@ -29,7 +29,7 @@ fn run() -> Run {
         study: "trinkle".into(),
         scale: Scale::Quick,
         command: "sarsen lab run trinkle".into(),
-        contestants: vec!["sarsen".into(), "tgt".into()],
+        targets_under_test: vec!["sarsen".into(), "tgt".into()],
         began_at: 1_700_000_000,
         ended_at: None,
         setting: Setting { seed: 7, ..Setting::default() },
@@ -56,8 +56,8 @@ fn what_was_kept_is_there_when_it_is_opened_again() {
     drop(archive);
 
     let archive = Archive::open(&path).unwrap();
-    let contestants = ["sarsen".to_owned(), "tgt".into()];
-    let unfinished = |scale| archive.unfinished("trinkle", scale, &contestants).unwrap();
+    let targets_under_test = ["sarsen".to_owned(), "tgt".into()];
+    let unfinished = |scale| archive.unfinished("trinkle", scale, &targets_under_test).unwrap();
     assert_eq!((unfinished(Scale::Quick), unfinished(Scale::Full)), (Some(id), None));
     let unable = Outcome::NotMeasured("no network namespaces".into());
     archive.add(id, &Sample { outcome: unable, ..sample(3) }).unwrap();

@@ -13,8 +13,8 @@ use sarsen_io::memory::Region;
 use sarsen_io::{random, time};
 
 use super::{LimitError, MediumPath, StoreLimit, system};
-use crate::contestant::Medium;
 use crate::dice::Dice;
+use crate::target_under_test::Medium;
 
 /// A file is no larger.
 const EXTENT_BYTES: u64 = 1 << 30;

@@ -14,7 +14,7 @@ use super::{LimitError, NetworkLimit, system};
 use crate::network::{Link, Network};
 
 /// How long nothing may happen.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The congestion control of the load generator.
 const CONGESTION: &str = "cubic";
 /// Bytes of one write or read of a stream.
@@ -61,7 +61,7 @@ fn connect(network: &Network, link: &Link) -> Result<(TcpStream, TcpStream), Lim
     let initiator = network
         .on_initiator_side(|| {
             let address = SocketAddr::new(address, listener.local_addr()?.port());
-            TcpStream::connect_timeout(&address, PATIENCE)
+            TcpStream::connect_timeout(&address, TIMEOUT)
         })
         .map_err(system("connect over the link"))?;
     let target = accept(&listener, &initiator).map_err(system("accept over the link"))?;
@@ -73,9 +73,9 @@ fn connect(network: &Network, link: &Link) -> Result<(TcpStream, TcpStream), Lim
 
 /// The other end of this connection: on loopback anybody may have connected.
 fn accept(listener: &TcpListener, initiator: &TcpStream) -> io::Result<TcpStream> {
-    let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     loop {
-        if poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&patience))? == 0 {
+        if poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&timeout))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let (socket, peer) = listener.accept()?;
@@ -87,8 +87,8 @@ fn accept(listener: &TcpListener, initiator: &TcpStream) -> io::Result<TcpStream
 
 fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.set_write_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
+    socket.set_write_timeout(Some(TIMEOUT))?;
     // Without it in the kernel, its default is measured, as it is by the load generator.
     let _ = set_tcp_congestion(socket, CONGESTION);
     Ok(())

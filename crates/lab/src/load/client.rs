@@ -22,7 +22,7 @@ use zerocopy::transmute;
 
 use super::plan::{Io, ReadBack};
 use super::socket::Socket;
-use super::tally::Tally;
+use super::tally::LoadCounters;
 use super::work::{Shared, Work, fill_pattern};
 use super::{LoadError, LoadOptions};
 
@@ -38,7 +38,7 @@ const UNIT_ATTENTION_LIMIT: u32 = 16;
 const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
 
 /// Where a session goes, and which of all it is.
-pub(super) struct Place<'a> {
+pub(super) struct SessionPlacement<'a> {
     pub(super) url: &'a Url,
     pub(super) address: SocketAddr,
     pub(super) index: u32,
@@ -71,12 +71,12 @@ impl Client {
     /// makes the pattern for all.
     pub(super) fn log_in(
         options: &LoadOptions,
-        place: Place<'_>,
+        place: SessionPlacement<'_>,
         shared: &mut Shared,
         pattern: &mut Option<Payload>,
         scratch: &mut [u8],
     ) -> Result<Self, LoadError> {
-        let Place { url, address, index } = place;
+        let SessionPlacement { url, address, index } = place;
         let socket = Socket::connect(&url.portal, address, PREPARATION_LIMIT)?;
         let connection = Connection::new(login_options(options, url, index)?);
         let mut link = Preparation { socket, connection, scratch, lun: url.lun_field() };
@@ -169,7 +169,7 @@ impl Client {
         &mut self,
         scratch: &mut [u8],
         wait: bool,
-        tally: &mut Tally,
+        tally: &mut LoadCounters,
     ) -> Result<Instant, LoadError> {
         let mut now = self.receive_once(scratch, wait, tally)?;
         while self.socket.keeps_more() && !self.logged_out {
@@ -182,7 +182,7 @@ impl Client {
         &mut self,
         scratch: &mut [u8],
         wait: bool,
-        tally: &mut Tally,
+        tally: &mut LoadCounters,
     ) -> Result<Instant, LoadError> {
         let result = self.socket.receive(scratch, wait);
         let now = sarsen_io::time::now();
@@ -210,7 +210,7 @@ impl Client {
         Ok(now)
     }
 
-    fn note(&mut self, completion: &Completion, now: Instant, tally: &mut Tally) {
+    fn note(&mut self, completion: &Completion, now: Instant, tally: &mut LoadCounters) {
         let index = completion.token.0 as u32;
         tally.last_answer = now;
         if !completion.is_good() && self.sends_again(completion, tally) {
@@ -250,7 +250,7 @@ impl Client {
     /// Whether the response is only a unit attention, which the unit reports before it carries commands out (SAM-5
     /// 5.14).
     #[cold]
-    fn sends_again(&mut self, completion: &Completion, tally: &Tally) -> bool {
+    fn sends_again(&mut self, completion: &Completion, tally: &LoadCounters) -> bool {
         let attention = Sense::of(completion).filter(|sense| sense.key == SenseKey::UnitAttention);
         self.attentions += u32::from(attention.is_some());
         !tally.leaving
@@ -259,7 +259,7 @@ impl Client {
     }
 
     /// Issues as many I/Os as there is room for, and sends.
-    pub(super) fn issue_and_send(&mut self, tally: &Tally) -> Result<(), LoadError> {
+    pub(super) fn issue_and_send(&mut self, tally: &LoadCounters) -> Result<(), LoadError> {
         if tally.leaving {
             self.free.append(&mut self.again);
             self.log_out_when_idle();

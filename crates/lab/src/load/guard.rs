@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use sarsen_block::{BlockError, Extent, Store};
 use sarsen_initiator::nbd::{NbdStore, NbdUrl};
-use sarsen_initiator::signature::{self, Holding, Occupied};
+use sarsen_initiator::signature::{self, Occupied, Signature};
 use sarsen_initiator::transfer::{Disk, TransferError};
 use sarsen_initiator::{DigestOffer, SessionOptions, Url};
 use sarsen_io::cores::{self, FileEngine};
@@ -47,14 +47,14 @@ fn on_a_core<T>(future: impl Future<Output = T>) -> Result<T, LoadError> {
         .map_err(|source| LoadError::System { what: "start the runtime", source })
 }
 
-async fn of_disk(url: &Url, options: &SessionOptions) -> Result<Vec<Holding>, TransferError> {
+async fn of_disk(url: &Url, options: &SessionOptions) -> Result<Vec<Signature>, TransferError> {
     let disk = Disk::open(url, options).await?;
     let found = signature::look(&disk).await?;
     disk.close().await?;
     Ok(found)
 }
 
-async fn of_export(url: &NbdUrl) -> Result<Vec<Holding>, LoadError> {
+async fn of_export(url: &NbdUrl) -> Result<Vec<Signature>, LoadError> {
     let store = Arc::new(NbdStore::connect(url, CONNECTION_LIMIT).await?);
     let found = of_store(store.clone()).await.map_err(unreadable);
     store.disconnect(LEAVE_LIMIT).await;
@@ -65,7 +65,7 @@ fn unreadable(error: BlockError) -> LoadError {
     LoadError::System { what: "look at what is there", source: io::Error::other(error) }
 }
 
-async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Holding>, BlockError> {
+async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Signature>, BlockError> {
     let geometry = store.geometry();
     let size = geometry.block_size.bytes() as u64;
     signature::look_by(geometry.byte_count(), async |offset, length| {
@@ -75,7 +75,7 @@ async fn of_store(store: Arc<dyn Store>) -> Result<Vec<Holding>, BlockError> {
     .await
 }
 
-fn of_file(path: &Path) -> io::Result<Vec<Holding>> {
+fn of_file(path: &Path) -> io::Result<Vec<Signature>> {
     // Of what is not there, or neither of these, who opens it to write says what is to be done about
     // it; a pipe would never open here.
     match fs::metadata(path).map(|metadata| metadata.file_type()) {

@@ -11,10 +11,10 @@ use rustix::time::{
 };
 use sarsen_initiator::Url;
 
-use super::client::{Client, Place};
+use super::client::{Client, SessionPlacement};
 use super::process::Meter;
 use super::result::{self, LoadResult};
-use super::tally::Tally;
+use super::tally::LoadCounters;
 use super::work::Shared;
 use super::{LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT, system};
 
@@ -34,7 +34,7 @@ pub(super) fn put_on(
     mut shared: Shared,
 ) -> Result<LoadResult, LoadError> {
     let mut clients = log_in(options, url, &mut shared)?;
-    let mut tally = Tally::new(sarsen_io::time::now())?;
+    let mut tally = LoadCounters::new(sarsen_io::time::now())?;
     let mut engine = Engine::new(&mut clients)?;
     engine.timed = options.rate.is_some() || clients.iter().any(Client::is_timed);
     if shared.feed.is_none() {
@@ -76,7 +76,7 @@ pub(super) fn put_on(
 fn read_back(
     engine: &mut Engine,
     clients: &mut [Client],
-    tally: &mut Tally,
+    tally: &mut LoadCounters,
     options: &LoadOptions,
     shared: &mut Shared,
 ) -> Result<(), LoadError> {
@@ -103,14 +103,14 @@ fn log_in(options: &LoadOptions, url: &Url, shared: &mut Shared) -> Result<Vec<C
     let mut pattern = None;
     let mut clients: Vec<Client> = Vec::new();
     for index in 0..options.sessions {
-        let place = Place { url, address, index };
+        let place = SessionPlacement { url, address, index };
         clients.push(Client::log_in(options, place, shared, &mut pattern, &mut scratch)?);
     }
     Ok(clients)
 }
 
 /// Ends what is open and logs out. What goes wrong now changes no figure.
-fn leave(engine: &mut Engine, clients: &mut [Client], tally: &mut Tally) {
+fn leave(engine: &mut Engine, clients: &mut [Client], tally: &mut LoadCounters) {
     let deadline = sarsen_io::time::now() + LEAVE_LIMIT;
     clients.iter_mut().for_each(Client::stop);
     while clients.iter().any(|client| !client.has_left()) && sarsen_io::time::now() < deadline {
@@ -158,7 +158,7 @@ impl Engine {
         &mut self,
         end: Option<Instant>,
         clients: &mut [Client],
-        tally: &mut Tally,
+        tally: &mut LoadCounters,
         options: &LoadOptions,
     ) -> Result<(), LoadError> {
         loop {
@@ -176,7 +176,11 @@ impl Engine {
     }
 
     /// Issues and sends on every session.
-    fn serve_all(&mut self, clients: &mut [Client], tally: &mut Tally) -> Result<(), LoadError> {
+    fn serve_all(
+        &mut self,
+        clients: &mut [Client],
+        tally: &mut LoadCounters,
+    ) -> Result<(), LoadError> {
         for (client, index) in clients.iter_mut().zip(0..) {
             client.issue_and_send(tally)?;
             self.watch(client, index)?;
@@ -185,7 +189,11 @@ impl Engine {
     }
 
     /// One wait and what came of it. Gives the time after it.
-    fn turn(&mut self, clients: &mut [Client], tally: &mut Tally) -> Result<Instant, LoadError> {
+    fn turn(
+        &mut self,
+        clients: &mut [Client],
+        tally: &mut LoadCounters,
+    ) -> Result<Instant, LoadError> {
         if let [client] = clients
             && !client.is_blocked()
             && !self.timed

@@ -24,7 +24,7 @@ const MAGIC: [u8; 8] = *b"sarsenIO";
 /// The beginning of a block; a fill that follows from it makes up the rest.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct Stamp {
+struct BlockStamp {
     magic: [u8; 8],
     run: U64,
     lba: U64,
@@ -35,7 +35,7 @@ struct Stamp {
 }
 
 const STAMP_LENGTH: usize = 40;
-const _: () = assert!(size_of::<Stamp>() == STAMP_LENGTH);
+const _: () = assert!(size_of::<BlockStamp>() == STAMP_LENGTH);
 
 /// What a block is that is not what was written to it last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -69,7 +69,7 @@ pub struct Mismatch {
 }
 
 #[derive(Default)]
-struct State {
+struct BlockState {
     /// What the last acknowledged write left.
     known: Option<u64>,
     /// What an open write will leave.
@@ -81,7 +81,7 @@ struct State {
 pub(super) struct Ledger {
     run: u64,
     block_length: usize,
-    blocks: HashMap<u64, State>,
+    blocks: HashMap<u64, BlockState>,
     /// Once the limit is reached, no block is added, ever: what is not here is not known.
     full: bool,
     generation: u64,
@@ -231,7 +231,7 @@ impl Ledger {
 }
 
 fn render(block: &mut [u8], run: u64, lba: u64, generation: u64) {
-    let mut stamp = Stamp {
+    let mut stamp = BlockStamp {
         magic: MAGIC,
         run: run.into(),
         lba: lba.into(),
@@ -257,12 +257,12 @@ fn describe(
     expected: &[u8],
     found: &[u8],
 ) -> (MismatchKind, Option<u64>, String) {
-    let Ok((stamp, _)) = Stamp::read_from_prefix(found) else {
+    let Ok((stamp, _)) = BlockStamp::read_from_prefix(found) else {
         return (MismatchKind::Foreign, None, "no data".into());
     };
     let (at, there) = (stamp.lba.get(), stamp.generation.get());
     let mut unsealed = found.to_vec();
-    unsealed[..STAMP_LENGTH].copy_from_slice(Stamp { checksum: [0; 4], ..stamp }.as_bytes());
+    unsealed[..STAMP_LENGTH].copy_from_slice(BlockStamp { checksum: [0; 4], ..stamp }.as_bytes());
     let intact = crc32c(&unsealed) == stamp.checksum;
     if intact && stamp.magic == MAGIC && stamp.run.get() == run {
         if at != lba {

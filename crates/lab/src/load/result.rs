@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::LoadOptions;
 use super::ledger::Mismatch;
 use super::process::Usage;
-use super::tally::Tally;
+use super::tally::LoadCounters;
 use super::work::Shared;
 use crate::record::{Bucket, Measures, Series, figure};
 
@@ -180,7 +180,7 @@ fn buckets(histogram: &Histogram<u64>) -> Vec<Bucket> {
 /// The figures of what was counted.
 pub(super) fn result(
     options: &LoadOptions,
-    tally: &Tally,
+    tally: &LoadCounters,
     shared: &Shared,
     usage: Usage,
     backlog: u64,

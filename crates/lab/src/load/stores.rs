@@ -26,7 +26,7 @@ use sarsen_wire::nbd::transmission;
 use super::plan::Io;
 use super::process::Meter;
 use super::result::{self, LoadResult};
-use super::tally::Tally;
+use super::tally::LoadCounters;
 use super::work::{Shared, Work, fill_pattern};
 use super::{Endpoint, LEAVE_LIMIT, LoadError, LoadOptions, WAIT_LIMIT};
 
@@ -152,7 +152,7 @@ struct Engine<'a> {
     shared: Shared,
     lanes: Vec<Lane>,
     open: FuturesUnordered<Open>,
-    tally: Tally,
+    tally: LoadCounters,
     /// What every write writes that is not verified.
     pattern: Buffer,
     /// Where data goes that a store only lends.
@@ -182,7 +182,7 @@ impl<'a> Engine<'a> {
             shared,
             lanes,
             open: FuturesUnordered::new(),
-            tally: Tally::new(now)?,
+            tally: LoadCounters::new(now)?,
             pattern,
             scratch: Buffer::for_overwrite(longest),
             alarm: Alarm::new(now + WAIT_LIMIT),

@@ -19,7 +19,7 @@ const RANGE_LIMIT: f64 = 0.2;
 const DRIFT_LIMIT: f64 = 0.1;
 
 /// What all sessions count into.
-pub(super) struct Tally {
+pub(super) struct LoadCounters {
     pub(super) measuring: bool,
     /// Open I/Os end, none is begun.
     pub(super) leaving: bool,
@@ -30,10 +30,10 @@ pub(super) struct Tally {
     pub(super) last_answer: Instant,
     pub(super) errors: u64,
     pub(super) first_error: Option<String>,
-    pub(super) course: Course,
+    pub(super) course: IntervalCounts,
 }
 
-impl Tally {
+impl LoadCounters {
     pub(super) fn new(start: Instant) -> Result<Self, LoadError> {
         let histogram = || {
             Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3)
@@ -49,13 +49,13 @@ impl Tally {
             last_answer: start,
             errors: 0,
             first_error: None,
-            course: Course::new(start, None),
+            course: IntervalCounts::new(start, None),
         })
     }
 
     /// From now on I/Os count, for so long, if that is known.
     pub(super) fn measure(&mut self, now: Instant, duration: Option<Duration>) {
-        self.course = Course::new(now, duration);
+        self.course = IntervalCounts::new(now, duration);
         self.measuring = true;
     }
 
@@ -86,7 +86,7 @@ impl Tally {
 }
 
 /// How many I/Os ended in each of equal intervals. When there are too many, each two become one.
-pub(super) struct Course {
+pub(super) struct IntervalCounts {
     begin: Instant,
     interval: Duration,
     /// When the open interval ends.
@@ -96,7 +96,7 @@ pub(super) struct Course {
     counts: Vec<u64>,
 }
 
-impl Course {
+impl IntervalCounts {
     fn new(begin: Instant, duration: Option<Duration>) -> Self {
         let share = duration.unwrap_or_default().as_millis().div_ceil(VALUE_LIMIT as u128);
         let interval = Duration::from_millis(share.min(u64::MAX.into()) as u64);
@@ -152,8 +152,8 @@ impl Course {
 mod tests {
     use super::*;
 
-    fn course(counts: &[u64]) -> Course {
-        let mut course = Course::new(sarsen_io::time::now(), None);
+    fn course(counts: &[u64]) -> IntervalCounts {
+        let mut course = IntervalCounts::new(sarsen_io::time::now(), None);
         course.counts = counts.to_vec();
         course
     }
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn ios_count_in_the_interval_in_which_they_ended() {
         let begin = sarsen_io::time::now();
-        let mut tally = Tally::new(begin).unwrap();
+        let mut tally = LoadCounters::new(begin).unwrap();
         tally.measure(begin, None);
         for at_ms in [1, 9, 10, 35] {
             let now = begin + Duration::from_millis(at_ms);
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn however_long_it_takes_the_values_stay_few_and_none_is_lost() {
         let begin = sarsen_io::time::now();
-        let mut tally = Tally::new(begin).unwrap();
+        let mut tally = LoadCounters::new(begin).unwrap();
         tally.measure(begin, None);
         for at in 0..10_000u64 {
             tally.tick(begin + Duration::from_millis(at));
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(tally.course.counts.iter().sum::<u64>(), 10_000);
         assert_eq!(tally.course.counts[0], tally.course.interval.as_millis() as u64);
 
-        let known = Course::new(begin, Some(Duration::from_secs(60)));
+        let known = IntervalCounts::new(begin, Some(Duration::from_secs(60)));
         assert_eq!(known.interval, Duration::from_millis(250));
     }
 

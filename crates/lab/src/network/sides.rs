@@ -24,7 +24,7 @@ pub(super) struct Sides {
 }
 
 /// One end of a link: the interface has the same name on both sides.
-pub(super) struct End {
+pub(super) struct LinkEnd {
     pub(super) interface: String,
     pub(super) address: Ipv4Addr,
     ethernet: String,
@@ -100,8 +100,8 @@ impl Sides {
     }
 
     /// Makes a pair of interfaces that hand each other's packets over.
-    pub(super) fn make_veth(&self, ends: &[End; 2]) -> Result<(), String> {
-        let [End { interface, .. }, _] = ends;
+    pub(super) fn make_veth(&self, ends: &[LinkEnd; 2]) -> Result<(), String> {
+        let [LinkEnd { interface, .. }, _] = ends;
         let other_side = self.initiator.namespace.path();
         self.targets.ip(&format!(
             "link add name {interface} type veth peer name {interface} netns {other_side}\n"
@@ -109,13 +109,13 @@ impl Sides {
     }
 
     /// Removes what [`Sides::make_veth`] made.
-    pub(super) fn remove_veth(&self, ends: &[End; 2]) -> Result<(), String> {
+    pub(super) fn remove_veth(&self, ends: &[LinkEnd; 2]) -> Result<(), String> {
         self.targets.ip(&format!("link del {}\n", ends[0].interface))
     }
 
     /// Gives the interfaces of both ends their addresses and takes them up; `more` is what else is
     /// set of each.
-    pub(super) fn take_up(&self, ends: &[End; 2], more: &str) -> Result<(), String> {
+    pub(super) fn take_up(&self, ends: &[LinkEnd; 2], more: &str) -> Result<(), String> {
         self.targets.ip(&ends[0].commands(more))?;
         self.initiator.ip(&ends[1].commands(more))
     }
@@ -123,11 +123,11 @@ impl Sides {
 
 /// The ends of a link, the targets' first. RFC 2544 appendix C sets 198.18.0.0/15 aside for
 /// measuring networks: nobody's own network is hidden by it.
-pub(super) fn ends(index: usize) -> [End; 2] {
+pub(super) fn ends(index: usize) -> [LinkEnd; 2] {
     let third = u8::try_from(index).expect("there are addresses for it");
     let address = |last| Ipv4Addr::new(198, 18, third, last);
     let ethernet = |last| format!("02:00:c6:12:{third:02x}:{last:02x}");
-    [(1, 2), (2, 1)].map(|(own, peer)| End {
+    [(1, 2), (2, 1)].map(|(own, peer)| LinkEnd {
         interface: format!("link{index}"),
         address: address(own),
         ethernet: ethernet(own),
@@ -136,7 +136,7 @@ pub(super) fn ends(index: usize) -> [End; 2] {
     })
 }
 
-impl End {
+impl LinkEnd {
     /// Neighbours are told rather than asked for, since a question that is delayed or lost would be
     /// measured; and there is no IPv6, whose own packets would be counted.
     fn commands(&self, more: &str) -> String {

@@ -62,7 +62,7 @@ fn identity(run: &Run) -> Vec<(String, String)> {
     let facts = [
         ("study", run.study.clone()),
         ("number in the archive", run.id.to_string()),
-        ("contestants", run.contestants.join(", ")),
+        ("targets under test", run.targets_under_test.join(", ")),
         ("scale", run.scale.to_string()),
         ("began", utc(run.began_at)),
         ("ended", ended),

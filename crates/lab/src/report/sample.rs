@@ -100,7 +100,7 @@ fn run() -> Run {
         study: NAME.into(),
         scale: Scale::Quick,
         command: NAME.into(),
-        contestants: vec![NAME.into()],
+        targets_under_test: vec![NAME.into()],
         began_at: 1_699_999_000,
         ended_at: None,
         setting: Setting {

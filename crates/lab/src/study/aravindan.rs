@@ -16,10 +16,10 @@ use sarsen_node::stores::CacheMode;
 
 use super::{Choices, Measurement, Plan, Point, Study, load_for};
 use crate::access::Access;
-use crate::contestant::{Contestant, Medium, VolumeSpec};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Outcome, Run, Scale};
 use crate::report::Report;
+use crate::target_under_test::{Medium, TargetUnderTest, VolumeSpec};
 
 const TARGET: &str = "target";
 const CACHE: &str = "cache";
@@ -83,10 +83,15 @@ impl Study for Aravindan {
     }
 
     fn plan(&self, choices: &Choices) -> Option<Plan> {
-        let contestants = if choices.contestants.is_empty() {
-            vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt, Contestant::Direct]
+        let targets_under_test = if choices.targets_under_test.is_empty() {
+            vec![
+                TargetUnderTest::Sarsen,
+                TargetUnderTest::Tgt,
+                TargetUnderTest::Istgt,
+                TargetUnderTest::Direct,
+            ]
         } else {
-            choices.contestants.clone()
+            choices.targets_under_test.clone()
         };
         let medium = choices.medium.unwrap_or(Medium::Disk);
         let (warm_up, duration, bytes) = match choices.scale {
@@ -97,10 +102,15 @@ impl Study for Aravindan {
         for (load, access) in LOADS {
             for (operation, read_percent) in OPERATIONS {
                 for mode in MODES {
-                    for (index, contestant) in contestants.iter().enumerate() {
+                    for (index, target_under_test) in targets_under_test.iter().enumerate() {
                         points.push(Point {
-                            labels: labels(&contestant.to_string(), mode.name, load, operation),
-                            contestant: index,
+                            labels: labels(
+                                &target_under_test.to_string(),
+                                mode.name,
+                                load,
+                                operation,
+                            ),
+                            target_under_test: index,
                             volume: mode.name.into(),
                             link: LinkProfile::loopback().name,
                             writes: read_percent < 100,
@@ -116,7 +126,7 @@ impl Study for Aravindan {
                 }
             }
         }
-        points.push(failover(&contestants[0]));
+        points.push(failover(&targets_under_test[0]));
         Some(Plan {
             links: vec![LinkProfile::loopback()],
             volumes: MODES
@@ -127,7 +137,7 @@ impl Study for Aravindan {
                     cache,
                 })
                 .to_vec(),
-            contestants,
+            targets_under_test,
             limits: true,
             points,
             repetitions: REPETITIONS,
@@ -163,10 +173,10 @@ fn measurement(
 }
 
 /// How long a client's I/O stands still when its path is cut and another one is there.
-fn failover(contestant: &Contestant) -> Point {
+fn failover(target_under_test: &TargetUnderTest) -> Point {
     Point {
-        labels: Labels::new().with(TARGET, contestant).with(FAILOVER, ACTIVE_ACTIVE),
-        contestant: 0,
+        labels: Labels::new().with(TARGET, target_under_test).with(FAILOVER, ACTIVE_ACTIVE),
+        target_under_test: 0,
         volume: MODES[0].name.into(),
         link: LinkProfile::loopback().name,
         writes: false,

@@ -88,7 +88,7 @@ pub(super) fn text(words: impl Into<String>) -> Cell {
     Cell::Text(words.into())
 }
 
-/// The bars of one contestant: a figure for each group's labels.
+/// The bars of one target under test: a figure for each group's labels.
 pub(super) fn bars<'a>(
     run: &Run,
     name: &str,
@@ -104,7 +104,7 @@ pub(super) fn bars<'a>(
     }
 }
 
-/// The limits that the runner measured: what no contestant can exceed.
+/// The limits that the runner measured: what no target under test can exceed.
 pub(super) fn limits(run: &Run) -> Option<Section> {
     let mut table = Table {
         caption: "What the network and the media can do without any target".into(),

@@ -21,12 +21,12 @@ use sarsen_node::stores::CacheMode;
 use super::layout::size_name;
 use super::{Choices, Measurement, Plan, Point, Study, load_for, outcome};
 use crate::access::Access;
-use crate::contestant::{Contestant, Medium, VolumeSpec};
 use crate::load;
 use crate::network::LinkProfile;
 use crate::published::LU_DU_TRACE;
 use crate::record::{Labels, Run, Scale};
 use crate::report::Report;
+use crate::target_under_test::{Medium, TargetUnderTest, VolumeSpec};
 use crate::trace::Synthetic;
 
 const PART: &str = "part";
@@ -63,7 +63,7 @@ pub struct LuDu;
 
 /// A way from the initiator to the blocks.
 #[derive(Clone, Debug)]
-struct Way {
+struct BlockPath {
     /// What reports call it.
     name: &'static str,
     link: LinkProfile,
@@ -72,13 +72,16 @@ struct Way {
 /// What a medium of this machine is reached over: nothing.
 const NO_NETWORK: &str = "no network";
 
-fn ways() -> [Way; 3] {
+fn ways() -> [BlockPath; 3] {
     let rate =
         |name: &str| LinkProfile { rate_mbit: Some(100.0), ..LinkProfile::plain(name, 1500) };
     [
-        Way { name: "LAN", link: LinkProfile::loopback() },
-        Way { name: "100 Mbit/s", link: rate("campus") },
-        Way { name: "WAN", link: LinkProfile { delay: Duration::from_millis(20), ..rate("wan") } },
+        BlockPath { name: "LAN", link: LinkProfile::loopback() },
+        BlockPath { name: "100 Mbit/s", link: rate("campus") },
+        BlockPath {
+            name: "WAN",
+            link: LinkProfile { delay: Duration::from_millis(20), ..rate("wan") },
+        },
     ]
 }
 
@@ -93,18 +96,18 @@ impl Study for LuDu {
     }
 
     fn plan(&self, choices: &Choices) -> Option<Plan> {
-        let contestants = contestants(choices);
+        let targets_under_test = targets_under_test(choices);
         let mut points = Vec::new();
         let ways: Vec<_> =
             ways().into_iter().take(if choices.links { usize::MAX } else { 1 }).collect();
         for (place, way) in ways.iter().enumerate() {
-            let on_this = |(index, contestant): &(usize, &Contestant)| match place {
+            let on_this = |(index, target_under_test): &(usize, &TargetUnderTest)| match place {
                 0 => true,
-                _ if is_direct(contestant) => false,
+                _ if is_direct(target_under_test) => false,
                 // The networks that are imitated take their time: quickly, of the first one only.
-                _ => choices.scale == Scale::Full || *index == first_remote(&contestants),
+                _ => choices.scale == Scale::Full || *index == first_remote(&targets_under_test),
             };
-            let present: Vec<_> = contestants.iter().enumerate().filter(on_this).collect();
+            let present: Vec<_> = targets_under_test.iter().enumerate().filter(on_this).collect();
             points.extend(points_on(way, &present, choices.scale));
         }
         Some(Plan {
@@ -119,7 +122,7 @@ impl Study for LuDu {
                 },
                 cache: CacheMode::None,
             }],
-            contestants,
+            targets_under_test,
             limits: true,
             points,
             repetitions: REPETITIONS,
@@ -132,23 +135,27 @@ impl Study for LuDu {
 }
 
 /// Whoever was chosen, and the medium without a network in the place of the study's SAN.
-fn contestants(choices: &Choices) -> Vec<Contestant> {
-    let mut contestants = choices.contestants.clone();
-    if contestants.is_empty() {
-        contestants = vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt];
+fn targets_under_test(choices: &Choices) -> Vec<TargetUnderTest> {
+    let mut targets_under_test = choices.targets_under_test.clone();
+    if targets_under_test.is_empty() {
+        targets_under_test =
+            vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt];
     }
-    if !contestants.iter().any(is_direct) {
-        contestants.push(Contestant::Direct);
+    if !targets_under_test.iter().any(is_direct) {
+        targets_under_test.push(TargetUnderTest::Direct);
     }
-    contestants
+    targets_under_test
 }
 
-const fn is_direct(contestant: &Contestant) -> bool {
-    matches!(contestant, Contestant::Direct | Contestant::DirectPath(_))
+const fn is_direct(target_under_test: &TargetUnderTest) -> bool {
+    matches!(target_under_test, TargetUnderTest::Direct | TargetUnderTest::DirectPath(_))
 }
 
-fn first_remote(contestants: &[Contestant]) -> usize {
-    contestants.iter().position(|contestant| !is_direct(contestant)).unwrap_or(0)
+fn first_remote(targets_under_test: &[TargetUnderTest]) -> usize {
+    targets_under_test
+        .iter()
+        .position(|target_under_test| !is_direct(target_under_test))
+        .unwrap_or(0)
 }
 
 /// How long a load lasts: before it is measured, and while it is.
@@ -156,7 +163,7 @@ type Times = (Duration, Duration);
 
 /// A large I/O of a deep queue takes a while to come over a narrow link, and TCP takes some turns
 /// until it uses a long one.
-fn times(part: &str, way: &Way, bytes: u32, scale: Scale) -> Times {
+fn times(part: &str, way: &BlockPath, bytes: u32, scale: Scale) -> Times {
     let narrow = way.link.rate_mbit.is_some();
     let long = !way.link.delay.is_zero();
     let (warm_up, duration) = match (scale, part) {
@@ -172,7 +179,7 @@ fn times(part: &str, way: &Way, bytes: u32, scale: Scale) -> Times {
 }
 
 /// How long the trace takes at least: on the line, and in turns of as many as are open.
-fn trace_time(way: &Way, requests: u32) -> Duration {
+fn trace_time(way: &BlockPath, requests: u32) -> Duration {
     let reads = f64::from(requests) * f64::from(LU_DU_TRACE.read_percent) / 100.0;
     let bits = reads * f64::from(TRACE_BYTES) * 8.0;
     let on_the_line = way.link.rate_mbit.map_or(0.0, |mbit| bits / (mbit * 1e6));
@@ -197,14 +204,18 @@ fn requests(scale: Scale) -> u32 {
 }
 
 /// Everything over one way.
-fn points_on(way: &Way, contestants: &[(usize, &Contestant)], scale: Scale) -> Vec<Point> {
-    let mut points = set_up(way, contestants, scale);
+fn points_on(
+    way: &BlockPath,
+    targets_under_test: &[(usize, &TargetUnderTest)],
+    scale: Scale,
+) -> Vec<Point> {
+    let mut points = set_up(way, targets_under_test, scale);
     let mut add =
         |labels: &dyn Fn(Labels) -> Labels, writes, time, what: &dyn Fn() -> Measurement| {
-            for (index, contestant) in contestants {
+            for (index, target_under_test) in targets_under_test {
                 points.push(Point {
-                    labels: labels(subject(contestant, way)),
-                    contestant: *index,
+                    labels: labels(subject(target_under_test, way)),
+                    target_under_test: *index,
                     volume: VOLUME.into(),
                     link: way.link.name.clone(),
                     writes,
@@ -239,14 +250,20 @@ fn points_on(way: &Way, contestants: &[(usize, &Contestant)], scale: Scale) -> V
 }
 
 /// Sessions of both kinds with whoever has any.
-fn set_up(way: &Way, contestants: &[(usize, &Contestant)], scale: Scale) -> Vec<Point> {
+fn set_up(
+    way: &BlockPath,
+    targets_under_test: &[(usize, &TargetUnderTest)],
+    scale: Scale,
+) -> Vec<Point> {
     let count = sessions(scale);
     let mut points = Vec::new();
     for kind in &setup::KINDS {
-        for (index, contestant) in contestants.iter().filter(|(_, one)| !is_direct(one)) {
+        for (index, target_under_test) in
+            targets_under_test.iter().filter(|(_, one)| !is_direct(one))
+        {
             points.push(Point {
-                labels: kind.labels(subject(contestant, way)),
-                contestant: *index,
+                labels: kind.labels(subject(target_under_test, way)),
+                target_under_test: *index,
                 volume: VOLUME.into(),
                 link: way.link.name.clone(),
                 writes: false,
@@ -278,9 +295,9 @@ fn replay(requests: u32) -> Measurement {
 }
 
 /// Whose blocks, over which way.
-fn subject(contestant: &Contestant, way: &Way) -> Labels {
-    let network = if is_direct(contestant) { NO_NETWORK } else { way.name };
-    Labels::new().with(TARGET, contestant).with(NETWORK, network)
+fn subject(target_under_test: &TargetUnderTest, way: &BlockPath) -> Labels {
+    let network = if is_direct(target_under_test) { NO_NETWORK } else { way.name };
+    Labels::new().with(TARGET, target_under_test).with(NETWORK, network)
 }
 
 fn light(labels: Labels, operation: &str, bytes: u32) -> Labels {

@@ -16,10 +16,10 @@ use sarsen_node::stores::CacheMode;
 
 use super::{Choices, Plan, Point, Study, load_for};
 use crate::access::Access;
-use crate::contestant::{Contestant, Medium, VolumeSpec};
 use crate::network::LinkProfile;
 use crate::record::{Labels, Run, Scale};
 use crate::report::Report;
+use crate::target_under_test::{Medium, TargetUnderTest, VolumeSpec};
 
 const TARGET: &str = "target";
 const MEDIUM: &str = "medium";
@@ -62,13 +62,13 @@ impl Study for Novell {
     }
 
     fn plan(&self, choices: &Choices) -> Option<Plan> {
-        let contestants = contestants(choices);
+        let targets_under_test = targets_under_test(choices);
         let media = media(choices);
         let times = Times::of(choices.scale);
-        let mut points = sweep(&contestants, &media, choices.scale, times);
+        let mut points = sweep(&targets_under_test, &media, choices.scale, times);
         let mut links = vec![LinkProfile::loopback()];
         if choices.links {
-            points.extend(faults(&contestants, media[0], times));
+            points.extend(faults(&targets_under_test, media[0], times));
             links.extend(profiles());
         }
         let bytes = match choices.scale {
@@ -78,7 +78,7 @@ impl Study for Novell {
         Some(Plan {
             links,
             volumes: media.iter().map(|medium| volume(*medium, bytes)).collect(),
-            contestants,
+            targets_under_test,
             limits: true,
             points,
             repetitions: REPETITIONS,
@@ -110,19 +110,20 @@ impl Times {
 }
 
 /// Whoever was chosen, and the medium without iSCSI, with which the study compared.
-fn contestants(choices: &Choices) -> Vec<Contestant> {
-    let mut contestants = choices.contestants.clone();
-    if contestants.is_empty() {
-        contestants = vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt];
+fn targets_under_test(choices: &Choices) -> Vec<TargetUnderTest> {
+    let mut targets_under_test = choices.targets_under_test.clone();
+    if targets_under_test.is_empty() {
+        targets_under_test =
+            vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt];
     }
-    if !contestants.iter().any(is_direct) {
-        contestants.push(Contestant::Direct);
+    if !targets_under_test.iter().any(is_direct) {
+        targets_under_test.push(TargetUnderTest::Direct);
     }
-    contestants
+    targets_under_test
 }
 
-const fn is_direct(contestant: &Contestant) -> bool {
-    matches!(contestant, Contestant::Direct | Contestant::DirectPath(_))
+const fn is_direct(target_under_test: &TargetUnderTest) -> bool {
+    matches!(target_under_test, TargetUnderTest::Direct | TargetUnderTest::DirectPath(_))
 }
 
 fn media(choices: &Choices) -> Vec<Medium> {
@@ -189,7 +190,7 @@ impl Cell<'_> {
             .with(LINK, self.link)
     }
 
-    fn point(&self, contestant: usize, warm_up: Duration, duration: Duration) -> Point {
+    fn point(&self, target_under_test: usize, warm_up: Duration, duration: Duration) -> Point {
         let access = Access {
             block_bytes: self.bytes,
             read_percent: if self.operation == "read" { 100 } else { 0 },
@@ -198,7 +199,7 @@ impl Cell<'_> {
         };
         Point {
             labels: self.labels(),
-            contestant,
+            target_under_test,
             volume: self.medium.into(),
             link: self.link.into(),
             writes: self.operation == "write",
@@ -209,16 +210,21 @@ impl Cell<'_> {
 }
 
 /// Every size on every medium of everyone.
-fn sweep(contestants: &[Contestant], media: &[Medium], scale: Scale, times: Times) -> Vec<Point> {
+fn sweep(
+    targets_under_test: &[TargetUnderTest],
+    media: &[Medium],
+    scale: Scale,
+    times: Times,
+) -> Vec<Point> {
     let mut points = Vec::new();
     let loopback = LinkProfile::loopback();
     for medium in media {
         for operation in OPERATIONS {
             for access in [SEQUENTIAL, RANDOM] {
                 for bytes in sizes(operation, access, scale) {
-                    for (index, contestant) in contestants.iter().enumerate() {
+                    for (index, target_under_test) in targets_under_test.iter().enumerate() {
                         let cell = Cell {
-                            target: &contestant.to_string(),
+                            target: &target_under_test.to_string(),
                             medium: medium_name(*medium),
                             operation,
                             access,
@@ -235,15 +241,18 @@ fn sweep(contestants: &[Contestant], media: &[Medium], scale: Scale, times: Time
 }
 
 /// One target over every link: ours, or else the first that is reached over a link at all.
-fn faults(contestants: &[Contestant], medium: Medium, times: Times) -> Vec<Point> {
-    let ours = contestants.iter().position(|contestant| *contestant == Contestant::Sarsen);
-    let any = || contestants.iter().position(|contestant| !is_direct(contestant));
+fn faults(targets_under_test: &[TargetUnderTest], medium: Medium, times: Times) -> Vec<Point> {
+    let ours = targets_under_test
+        .iter()
+        .position(|target_under_test| *target_under_test == TargetUnderTest::Sarsen);
+    let any =
+        || targets_under_test.iter().position(|target_under_test| !is_direct(target_under_test));
     let Some(index) = ours.or_else(any) else { return Vec::new() };
     let mut points = Vec::new();
     for profile in profiles() {
         for operation in OPERATIONS {
             let cell = Cell {
-                target: &contestants[index].to_string(),
+                target: &targets_under_test[index].to_string(),
                 medium: medium_name(medium),
                 operation,
                 access: SEQUENTIAL,

@@ -1,4 +1,4 @@
-//! Carries out a study's plan: network, contestants, then cell after cell, each kept at once.
+//! Carries out a study's plan: network, targets under test, then cell after cell, each kept at once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -6,14 +6,16 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::{Choices, NOT_TO_BE_WRITTEN, Plan, Point, Study, Subject};
 use crate::access::Access;
-use crate::archive::{Archive, ArchiveError, Hold};
-use crate::contestant::{Contestant, ContestantError, FOLDER_PREFIX, Medium, Running, VolumeSpec};
+use crate::archive::{Archive, ArchiveError, RunLock};
 use crate::folder::PrivateFolder;
 use crate::limits::{self, LimitError};
 use crate::load::{self, Endpoint, LoadOptions};
 use crate::machine;
 use crate::network::{Link, LinkProfile, Network};
 use crate::record::{Labels, Measures, Outcome, Run, Sample, Scale, Setting};
+use crate::target_under_test::{
+    FOLDER_PREFIX, Medium, Running, TargetUnderTest, TargetUnderTestError, VolumeSpec,
+};
 use crate::trace::Request;
 
 /// Bytes of an I/O that fills a volume before it is measured.
@@ -65,14 +67,14 @@ pub enum RunError {
         /// The dimensions and their values.
         known: String,
     },
-    /// Two contestants have one name.
+    /// Two targets under test have one name.
     #[error("{name} takes part twice, and its cells could not be told apart")]
     Twice {
         /// The name.
         name: String,
     },
     /// There is nothing to resume.
-    #[error("no run of {study} ({scale}) with these contestants is unfinished")]
+    #[error("no run of {study} ({scale}) with these targets under test is unfinished")]
     NothingToResume {
         /// The study.
         study: &'static str,
@@ -128,12 +130,17 @@ pub fn run(
     watcher.does("making the network");
     let network = Network::build(&plan.links);
     run.setting.network = network.notes().to_vec();
-    let mut house = House { plan: &plan, choices, network: &network, contestants: Vec::new() };
-    for contestant in &plan.contestants {
-        watcher.does(&format!("starting {contestant}"));
-        house.contestants.push(contestant.start(&network, &plan.volumes, folder.path()));
+    let mut context =
+        RunContext { plan: &plan, choices, network: &network, targets_under_test: Vec::new() };
+    for target_under_test in &plan.targets_under_test {
+        watcher.does(&format!("starting {target_under_test}"));
+        context.targets_under_test.push(target_under_test.start(
+            &network,
+            &plan.volumes,
+            folder.path(),
+        ));
     }
-    house.describe(&mut run.setting);
+    context.describe(&mut run.setting);
     archive.set_setting(run.id, &run.setting)?;
 
     let id = run.id;
@@ -144,14 +151,14 @@ pub fn run(
         Ok::<_, RunError>(())
     };
     if plan.limits {
-        for (labels, measure) in house.limits(folder.path()) {
+        for (labels, measure) in context.limits(folder.path()) {
             if !made.contains(&(labels.clone(), 1)) {
                 watcher.does(&format!("measuring the limit of {labels}"));
                 keep(watcher, &labels, 1, measure())?;
             }
         }
     }
-    let unfilled = house.fill(watcher);
+    let unfilled = context.fill(watcher);
     if !unfilled.is_empty() {
         run.setting.network.extend(unfilled);
         archive.set_setting(id, &run.setting)?;
@@ -160,7 +167,7 @@ pub fn run(
         for point in in_turn(&plan.points, repetition) {
             if !made.contains(&(point.labels.clone(), repetition)) {
                 watcher.does(&point.labels.to_string());
-                keep(watcher, &point.labels, repetition, house.measure(point, repetition))?;
+                keep(watcher, &point.labels, repetition, context.measure(point, repetition))?;
             }
         }
     }
@@ -172,8 +179,8 @@ pub fn run(
 fn plan(study: &dyn Study, choices: &Choices, settings: &Settings) -> Result<Plan, RunError> {
     let mut plan = study.plan(choices).ok_or(RunError::NoPlan { study: study.name() })?;
     let mut names = HashSet::new();
-    for contestant in &plan.contestants {
-        let name = contestant.to_string();
+    for target_under_test in &plan.targets_under_test {
+        let name = target_under_test.to_string();
         if !names.insert(name.clone()) {
             return Err(RunError::Twice { name });
         }
@@ -218,7 +225,7 @@ fn measurements(plan: &Plan) -> usize {
 }
 
 /// Which cells were measured already.
-type Made = HashSet<(Labels, u32)>;
+type MeasuredCells = HashSet<(Labels, u32)>;
 
 fn begin(
     study: &dyn Study,
@@ -226,12 +233,14 @@ fn begin(
     settings: &Settings,
     archive: &Archive,
     plan: &Plan,
-) -> Result<(Run, Made, Hold), RunError> {
-    let contestants: Vec<_> = plan.contestants.iter().map(Contestant::to_string).collect();
+) -> Result<(Run, MeasuredCells, RunLock), RunError> {
+    let targets_under_test: Vec<_> =
+        plan.targets_under_test.iter().map(TargetUnderTest::to_string).collect();
     let facts = facts(plan, settings);
     if settings.resume {
         let nothing = RunError::NothingToResume { study: study.name(), scale: choices.scale };
-        let id = archive.unfinished(study.name(), choices.scale, &contestants)?.ok_or(nothing)?;
+        let id =
+            archive.unfinished(study.name(), choices.scale, &targets_under_test)?.ok_or(nothing)?;
         let hold = archive.hold(id)?;
         same_plan(id, &archive.run(id)?.setting.plan, &facts)?;
         archive.forget_failures(id)?;
@@ -241,12 +250,12 @@ fn begin(
         return Ok((run, made, hold));
     }
     let mut run = record(study.name(), choices.scale, settings.command.clone());
-    run.contestants = contestants;
+    run.targets_under_test = targets_under_test;
     run.setting.seed = choices.seed;
     run.setting.plan = facts;
     run.id = archive.begin(&run)?;
     let hold = archive.hold(run.id)?;
-    Ok((run, Made::new(), hold))
+    Ok((run, MeasuredCells::new(), hold))
 }
 
 /// What is to be measured, in words that differ where the plans do.
@@ -263,10 +272,11 @@ fn facts(plan: &Plan, settings: &Settings) -> BTreeMap<String, String> {
         ("cells", cells),
     ]);
     // Their names do not say all of where they are.
-    let places = plan.contestants.iter().filter_map(|contestant| match contestant {
-        Contestant::Iscsi(url) => Some(url.to_string()),
-        _ => None,
-    });
+    let places =
+        plan.targets_under_test.iter().filter_map(|target_under_test| match target_under_test {
+            TargetUnderTest::Iscsi(url) => Some(url.to_string()),
+            _ => None,
+        });
     let places: Vec<_> = places.collect();
     if !places.is_empty() {
         facts.insert("targets elsewhere", places.join(", "));
@@ -303,7 +313,7 @@ pub fn record(study: &str, scale: Scale, command: String) -> Run {
         study: study.into(),
         scale,
         command,
-        contestants: Vec::new(),
+        targets_under_test: Vec::new(),
         began_at: now(),
         ended_at: None,
         setting: Setting { machine: machine::facts(), ..Setting::default() },
@@ -315,17 +325,17 @@ pub fn record(study: &str, scale: Scale, command: String) -> Run {
 type Limit<'a> = (Labels, Box<dyn Fn() -> Outcome + 'a>);
 
 /// Everything that stands while cells are measured.
-struct House<'a> {
+struct RunContext<'a> {
     plan: &'a Plan,
     choices: &'a Choices,
     network: &'a Network,
-    contestants: Vec<Result<Running, ContestantError>>,
+    targets_under_test: Vec<Result<Running, TargetUnderTestError>>,
 }
 
-impl House<'_> {
+impl RunContext<'_> {
     fn describe(&self, setting: &mut Setting) {
         setting.commands.clear();
-        for running in self.contestants.iter().flatten() {
+        for running in self.targets_under_test.iter().flatten() {
             setting.commands.extend_from_slice(running.commands());
             if let Some(version) = running.version() {
                 let version = match setting.versions.get(running.name()) {
@@ -373,28 +383,33 @@ impl House<'_> {
     fn measure(&self, point: &Point, repetition: u32) -> Outcome {
         match self.try_to_measure(point, repetition) {
             Ok(outcome) => outcome,
-            Err(ContestantError::Unable(reason)) => Outcome::NotMeasured(reason),
-            Err(ContestantError::Failed(reason)) => Outcome::Failed(reason),
+            Err(TargetUnderTestError::Unable(reason)) => Outcome::NotMeasured(reason),
+            Err(TargetUnderTestError::Failed(reason)) => Outcome::Failed(reason),
         }
     }
 
-    fn try_to_measure(&self, point: &Point, repetition: u32) -> Result<Outcome, ContestantError> {
-        if point.writes && !self.may_write(point.contestant) {
-            return Err(ContestantError::Unable(NOT_TO_BE_WRITTEN.into()));
+    fn try_to_measure(
+        &self,
+        point: &Point,
+        repetition: u32,
+    ) -> Result<Outcome, TargetUnderTestError> {
+        if point.writes && !self.may_write(point.target_under_test) {
+            return Err(TargetUnderTestError::Unable(NOT_TO_BE_WRITTEN.into()));
         }
-        let running = self.contestants[point.contestant].as_ref().map_err(Clone::clone)?;
+        let running =
+            self.targets_under_test[point.target_under_test].as_ref().map_err(Clone::clone)?;
         let (volume, link) = (self.volume(point), self.link(point));
-        link.address.as_ref().map_err(|reason| ContestantError::Unable(reason.clone()))?;
+        link.address.as_ref().map_err(|reason| TargetUnderTestError::Unable(reason.clone()))?;
         // Whoever is elsewhere is reached by the machine's own network, which is what a link without
         // any set-up stands for.
-        let elsewhere = self.plan.contestants[point.contestant].is_elsewhere();
+        let elsewhere = self.plan.targets_under_test[point.target_under_test].is_elsewhere();
         if elsewhere && link.profile != LinkProfile::loopback() {
             let reason = "the way to it is not the lab's to change";
-            return Err(ContestantError::Unable(reason.into()));
+            return Err(TargetUnderTestError::Unable(reason.into()));
         }
         let endpoint = running.endpoint(&volume.name, link)?;
         let seed = self.choices.seed.wrapping_add(repetition.into());
-        let may_write = self.may_write(point.contestant);
+        let may_write = self.may_write(point.target_under_test);
         let subject = Subject { endpoint, running, link, volume, seed, may_write };
         let outcome = match elsewhere {
             true => (point.measurement)(&subject),
@@ -407,8 +422,8 @@ impl House<'_> {
         })
     }
 
-    fn may_write(&self, contestant: usize) -> bool {
-        self.choices.destroy || self.plan.contestants[contestant].is_started_here()
+    fn may_write(&self, target_under_test: usize) -> bool {
+        self.choices.destroy || self.plan.targets_under_test[target_under_test].is_started_here()
     }
 
     fn volume(&self, point: &Point) -> &VolumeSpec {
@@ -429,9 +444,9 @@ impl House<'_> {
         let usable = |link: &&Link| link.address.is_ok() && is_plain(&link.profile);
         let links = self.network.links().iter().filter(usable);
         let Some(link) = links.max_by_key(|link| link.profile.mtu) else { return unfilled };
-        for (index, running) in self.contestants.iter().enumerate() {
+        for (index, running) in self.targets_under_test.iter().enumerate() {
             let Ok(running) = running else { continue };
-            let elsewhere = self.plan.contestants[index].is_elsewhere();
+            let elsewhere = self.plan.targets_under_test[index].is_elsewhere();
             for volume in self.plan.volumes.iter().filter(|_| self.may_write(index)) {
                 let Ok(endpoint) = running.endpoint(&volume.name, link) else { continue };
                 watcher.does(&format!("filling {} of {}", volume.name, running.name()));
@@ -470,10 +485,10 @@ fn fill(endpoint: Endpoint, bytes: u64) -> Result<(), String> {
     }
 }
 
-/// The points in the order of the plan, but within each stretch that differs by contestant alone
-/// another contestant begins in each repetition.
+/// The points in the order of the plan, but within each stretch that differs by target under test alone
+/// another target under test begins in each repetition.
 fn in_turn(points: &[Point], repetition: u32) -> impl Iterator<Item = &Point> {
-    points.chunk_by(|a, b| a.contestant < b.contestant).flat_map(move |stretch| {
+    points.chunk_by(|a, b| a.target_under_test < b.target_under_test).flat_map(move |stretch| {
         let first = (repetition as usize - 1) % stretch.len();
         stretch[first..].iter().chain(&stretch[..first])
     })

@@ -17,7 +17,14 @@ const QUICK_LIMIT: Duration = Duration::from_secs(90);
 
 /// The study's own choices.
 pub(super) fn choices(scale: Scale) -> Choices {
-    Choices { scale, contestants: Vec::new(), medium: None, destroy: false, links: true, seed: 1 }
+    Choices {
+        scale,
+        targets_under_test: Vec::new(),
+        medium: None,
+        destroy: false,
+        links: true,
+        seed: 1,
+    }
 }
 
 /// Its plans name only what they bring, no cell twice, and the quick one is quick.
@@ -39,7 +46,7 @@ fn check(plan: &Plan) {
     let mut cells = HashSet::new();
     for point in &plan.points {
         assert!(cells.insert(&point.labels), "twice: {point:?}");
-        assert!(point.contestant < plan.contestants.len(), "{point:?}");
+        assert!(point.target_under_test < plan.targets_under_test.len(), "{point:?}");
         assert!(plan.volumes.iter().any(|volume| volume.name == point.volume), "{point:?}");
         assert!(plan.links.iter().any(|link| link.name == point.link), "{point:?}");
     }
@@ -75,7 +82,7 @@ pub(super) fn run_of(study: &dyn Study, choices: &Choices, failures: &[(Labels, 
         study: study.name().into(),
         scale: choices.scale,
         command: format!("sarsen lab study {}", study.name()),
-        contestants: plan.contestants.iter().map(ToString::to_string).collect(),
+        targets_under_test: plan.targets_under_test.iter().map(ToString::to_string).collect(),
         began_at: 1,
         ended_at: Some(2),
         setting: Setting::default(),

@@ -13,12 +13,12 @@ use std::time::Duration;
 use super::layout;
 use super::{Choices, Plan, Point, Study, load_for};
 use crate::access::{self, NamedAccess};
-use crate::contestant::{Contestant, Medium, VolumeSpec};
 use crate::network::LinkProfile;
 use crate::published;
 use crate::record::{Labels, Run, Scale, figure};
 use crate::report::{BarSeries, Bars, Block, Report, Section, Table};
 use crate::statistics::{Difference, Summary};
+use crate::target_under_test::{Medium, TargetUnderTest, VolumeSpec};
 
 const TARGET: &str = "target";
 const MTU: &str = "mtu";
@@ -50,10 +50,10 @@ impl Study for Trinkle {
     }
 
     fn plan(&self, choices: &Choices) -> Option<Plan> {
-        let contestants = if choices.contestants.is_empty() {
-            vec![Contestant::Sarsen, Contestant::Tgt, Contestant::Istgt]
+        let targets_under_test = if choices.targets_under_test.is_empty() {
+            vec![TargetUnderTest::Sarsen, TargetUnderTest::Tgt, TargetUnderTest::Istgt]
         } else {
-            choices.contestants.clone()
+            choices.targets_under_test.clone()
         };
         let (warm_up, duration, bytes) = match choices.scale {
             Scale::Quick => (Duration::from_millis(60), Duration::from_millis(250), 128 << 20),
@@ -69,10 +69,10 @@ impl Study for Trinkle {
         };
         for (mtu, link) in &links {
             for NamedAccess { name, access } in &access::NAMED {
-                for (index, contestant) in contestants.iter().enumerate() {
+                for (index, target_under_test) in targets_under_test.iter().enumerate() {
                     points.push(Point {
-                        labels: labels(&contestant.to_string(), mtu, name),
-                        contestant: index,
+                        labels: labels(&target_under_test.to_string(), mtu, name),
+                        target_under_test: index,
                         volume: VOLUME.into(),
                         link: link.name.clone(),
                         writes: access.read_percent < 100,
@@ -90,7 +90,7 @@ impl Study for Trinkle {
                 bytes,
                 cache: Default::default(),
             }],
-            contestants,
+            targets_under_test,
             limits: true,
             points,
             repetitions: REPETITIONS,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sarsen_scsi::{Lun, LunView};
 use sarsen_wire::iscsi::Isid;
 
-use super::{Access, Guest, Policy, moved};
+use super::{Access, ConnectionRecord, Policy, moved};
 use crate::fronts::iscsi::Portal;
 
 /// Something that is taken away, or is not what it was.
@@ -51,7 +51,7 @@ pub(crate) struct Losses {
     pub(crate) portals: Vec<Arc<Portal>>,
     pub(crate) targets: BTreeMap<String, TargetLoss>,
     /// Guests that came later have never had the units that were withheld by then.
-    pub(crate) withheld_at: Option<u64>,
+    pub(crate) deferred_at: Option<u64>,
 }
 
 /// What is taken away of a target.
@@ -66,19 +66,19 @@ pub(crate) type SessionKey = (String, Isid, Option<String>);
 
 impl Losses {
     /// What this guest has and would lose. Its policy is not looked at.
-    pub(super) fn of(&self, number: u64, guest: &Guest) -> Option<Object> {
-        if self.portals.iter().any(|portal| Arc::ptr_eq(portal, &guest.portal)) {
-            return Some(Object::Portal(guest.portal.address));
+    pub(super) fn of(&self, number: u64, record: &ConnectionRecord) -> Option<Object> {
+        if self.portals.iter().any(|portal| Arc::ptr_eq(portal, &record.portal)) {
+            return Some(Object::Portal(record.portal.address));
         }
-        let target = guest.target.as_ref()?;
+        let target = record.target.as_ref()?;
         match self.targets.get(target)? {
             TargetLoss::All => Some(Object::Target(target.clone())),
-            TargetLoss::Part { groups, .. } if groups.contains(&guest.portal.group) => {
+            TargetLoss::Part { groups, .. } if groups.contains(&record.portal.group) => {
                 Some(Object::Target(target.clone()))
             }
             TargetLoss::Part { luns, .. } => {
-                let had_it = self.withheld_at.is_none_or(|last| number <= last);
-                let mut lost = luns.iter().filter(|(lun, _)| had_it && shows(&guest.view, **lun));
+                let had_it = self.deferred_at.is_none_or(|last| number <= last);
+                let mut lost = luns.iter().filter(|(lun, _)| had_it && shows(&record.view, **lun));
                 lost.next().map(|(_, object)| object.clone())
             }
         }
@@ -95,26 +95,26 @@ impl Access {
     pub(crate) fn losers(&self, losses: &Losses, policy: &Policy) -> HashMap<SessionKey, Object> {
         let state = self.state();
         let mut losers = HashMap::new();
-        for (&number, guest) in &state.guests {
-            let target = guest.target.as_deref();
-            let lost = losses.of(number, guest).or_else(|| {
+        for (&number, record) in &state.records {
+            let target = record.target.as_deref();
+            let lost = losses.of(number, record).or_else(|| {
                 let is_let_out = !policy.is_same_for(&state.policy, target)
-                    && match policy.let_in(target, &guest.applicant()) {
+                    && match policy.permit(target, &record.applicant()) {
                         Err(_) => true,
-                        Ok(view) => takes_away(&guest.view, &view),
+                        Ok(view) => takes_away(&record.view, &view),
                     };
-                is_let_out.then(|| Object::Access(guest.target.clone()))
+                is_let_out.then(|| Object::Access(record.target.clone()))
             });
             if let Some(object) = lost {
-                losers.entry(guest.session_key()).or_insert(object);
+                losers.entry(record.session_key()).or_insert(object);
             }
         }
         losers
     }
 
     /// The number of the last guest that came.
-    pub(crate) fn last_guest(&self) -> u64 {
-        self.state().last_guest
+    pub(crate) fn last_record(&self) -> u64 {
+        self.state().last_record
     }
 }
 

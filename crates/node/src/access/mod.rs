@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
-use sarsen_proto::iscsi::target::{Admission, Demand, RefusalReason};
+use sarsen_proto::iscsi::target::{Admission, AuthRequirement, RefusalReason};
 use sarsen_scsi::{Lun, LunView};
 use sarsen_wire::iscsi::Isid;
 use tokio::sync::{mpsc, oneshot};
@@ -20,7 +20,7 @@ pub use self::losses::Object;
 pub(crate) use self::losses::{Losses, SessionKey, TargetLoss};
 use self::policy::Applicant;
 pub(crate) use self::policy::{Policy, Previous};
-pub(crate) use self::storm::{Storm, Telling, source_of};
+pub(crate) use self::storm::{LogDecision, LogThrottle, source_of};
 use crate::events::{EventLog, Occurrence, Subject};
 use crate::fronts::iscsi::{Message, Portal};
 use crate::metrics::Metrics;
@@ -33,17 +33,17 @@ const REVOKED: usize = 1024;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Access {
-    state: Mutex<State>,
-    pub(crate) storm: Storm,
+    state: Mutex<AccessRecords>,
+    pub(crate) storm: LogThrottle,
     pub(crate) metrics: Metrics,
     pub(crate) events: Arc<EventLog>,
 }
 
 #[derive(Default)]
-struct State {
+struct AccessRecords {
     policy: Arc<Policy>,
-    last_guest: u64,
-    guests: BTreeMap<u64, Guest>,
+    last_record: u64,
+    records: BTreeMap<u64, ConnectionRecord>,
     /// Initiators, and the targets that they know of.
     revoked: VecDeque<(String, Option<String>)>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Origin {
 }
 
 /// A connection that was let in.
-struct Guest {
+struct ConnectionRecord {
     initiator: String,
     isid: Isid,
     target: Option<String>,
@@ -73,29 +73,29 @@ struct Guest {
 }
 
 /// A connection's leave to be here; whoever holds it hears of changes by its mailbox.
-pub(crate) struct Pass {
+pub(crate) struct AccessGuard {
     access: Arc<Access>,
     number: u64,
 }
 
-impl Drop for Pass {
+impl Drop for AccessGuard {
     fn drop(&mut self) {
-        self.access.state().guests.remove(&self.number);
+        self.access.state().records.remove(&self.number);
     }
 }
 
-impl Pass {
+impl AccessGuard {
     /// The session's nexus, which was opened with the view that came with the pass. Gives the view of
     /// this moment, if that has become another one.
     pub(crate) fn use_nexus(&self, nexus: u64, opened_with: &LunView) -> Option<LunView> {
         let mut state = self.access.state();
-        let guest = state.guests.get_mut(&self.number)?;
-        guest.nexus = Some(nexus);
-        (guest.view != *opened_with).then(|| guest.view.clone())
+        let record = state.records.get_mut(&self.number)?;
+        record.nexus = Some(nexus);
+        (record.view != *opened_with).then(|| record.view.clone())
     }
 }
 
-impl Guest {
+impl ConnectionRecord {
     fn applicant(&self) -> Applicant<'_> {
         Applicant {
             initiator: &self.initiator,
@@ -126,7 +126,7 @@ impl Guest {
     }
 
     /// Ends the session; its initiator is told.
-    fn show_out(&self, why: &str, reason: &str) {
+    fn terminate(&self, why: &str, reason: &str) {
         warn!(
             peer = %self.peer,
             initiator = self.initiator,
@@ -144,7 +144,7 @@ impl Access {
     /// Lets in whom `policy` lets in.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn new(policy: Policy) -> Self {
-        let state = State { policy: Arc::new(policy), ..State::default() };
+        let state = AccessRecords { policy: Arc::new(policy), ..AccessRecords::default() };
         Self { state: Mutex::new(state), ..Self::default() }
     }
 
@@ -159,7 +159,7 @@ impl Access {
         Self { events: Arc::new(events), ..self }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, AccessRecords> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -173,11 +173,11 @@ impl Access {
         &self,
         admission: &Admission,
         peer: SocketAddr,
-    ) -> Result<Demand, RefusalReason> {
+    ) -> Result<AuthRequirement, RefusalReason> {
         let target = admission.target_name.as_deref();
         let state = self.state();
-        let demand = state.policy.look(target, &admission.initiator_name, peer.ip());
-        demand.cloned().map_err(|reason| state.of_the_past(admission, reason))
+        let requirement = state.policy.look(target, &admission.initiator_name, peer.ip());
+        requirement.cloned().map_err(|reason| state.of_the_past(admission, reason))
     }
 
     /// Whether an initiator is told of a target.
@@ -186,8 +186,8 @@ impl Access {
     }
 
     /// Whether who wants to use a target has to prove who he is.
-    pub(crate) fn demands_proof(&self, target: &str) -> bool {
-        self.policy().demands_proof(target)
+    pub(crate) fn requires_authentication(&self, target: &str) -> bool {
+        self.policy().requires_authentication(target)
     }
 
     /// See [`Policy::only_account`].
@@ -212,7 +212,7 @@ impl Access {
         account: Option<&str>,
         origin: &Origin,
     ) -> Result<(), RefusalReason> {
-        self.state().let_in(admission, account, origin).map(drop)
+        self.state().permit(admission, account, origin).map(drop)
     }
 
     /// Lets a connection in whose login is done, if the policy of this moment does: it may not be the
@@ -222,22 +222,23 @@ impl Access {
         admission: &Admission,
         origin: &Origin,
         mailbox: &mpsc::UnboundedSender<Message>,
-    ) -> Result<(Pass, LunView), RefusalReason> {
+    ) -> Result<(AccessGuard, LunView), RefusalReason> {
         let mut state = self.state();
-        let view = state.let_in(admission, admission.account.as_deref(), origin)?;
+        let view = state.permit(admission, admission.account.as_deref(), origin)?;
         if !origin.portal.is_open() {
             return Err(RefusalReason::NotInService);
         }
         let session =
             (&*admission.initiator_name, admission.isid, admission.target_name.as_deref());
         // The connections of a session are ways to the same units.
-        let is_shown_otherwise = |guest: &Guest| guest.session() == session && guest.view != view;
-        if admission.tsih != 0 && state.guests.values().any(is_shown_otherwise) {
+        let is_shown_otherwise =
+            |record: &ConnectionRecord| record.session() == session && record.view != view;
+        if admission.tsih != 0 && state.records.values().any(is_shown_otherwise) {
             return Err(RefusalReason::CannotIncludeInSession);
         }
-        state.last_guest += 1;
-        let number = state.last_guest;
-        let guest = Guest {
+        state.last_record += 1;
+        let number = state.last_record;
+        let record = ConnectionRecord {
             initiator: admission.initiator_name.clone(),
             isid: admission.isid,
             target: admission.target_name.clone(),
@@ -249,9 +250,9 @@ impl Access {
             nexus: None,
             mailbox: mailbox.clone(),
         };
-        state.guests.insert(number, guest);
-        self.metrics.let_in();
-        Ok((Pass { access: self.clone(), number }, view))
+        state.records.insert(number, record);
+        self.metrics.permit();
+        Ok((AccessGuard { access: self.clone(), number }, view))
     }
 
     /// Another policy takes the place of this one. Whoever it does not let in is ended, and so is who
@@ -260,50 +261,50 @@ impl Access {
     pub(crate) fn replace(&self, policy: Arc<Policy>, targets: &Targets, losses: &Losses) -> usize {
         let mut state = self.state();
         let old = std::mem::replace(&mut state.policy, policy);
-        let State { policy, guests, revoked, .. } = &mut *state;
+        let AccessRecords { policy, records, revoked, .. } = &mut *state;
         let (mut ended, mut shown) = (HashSet::new(), HashMap::new());
-        for (&number, guest) in guests {
-            let target = guest.target.as_deref();
-            if let Some(object) = losses.of(number, guest) {
-                guest.show_out("configuration changed", &format!("{object} is taken away"));
-                ended.insert(guest.session_key());
+        for (&number, record) in records {
+            let target = record.target.as_deref();
+            if let Some(object) = losses.of(number, record) {
+                record.terminate("configuration changed", &format!("{object} is taken away"));
+                ended.insert(record.session_key());
                 continue;
             }
             if policy.is_same_for(&old, target) {
                 continue;
             }
-            let reason = match policy.let_in(target, &guest.applicant()) {
+            let reason = match policy.permit(target, &record.applicant()) {
                 Err(reason) => reason.to_string(),
-                Ok(view) => match moved(&guest.view, &view) {
+                Ok(view) => match moved(&record.view, &view) {
                     Some(lun) => format!("LUN {lun} is to be another unit"),
                     // The connections of a session are ways to the same units.
-                    None if *shown.entry(guest.session_key()).or_insert(view.clone()) != view => {
+                    None if *shown.entry(record.session_key()).or_insert(view.clone()) != view => {
                         "its connections are to be shown different units".to_owned()
                     }
                     None => {
-                        guest.show(view, targets);
+                        record.show(view, targets);
                         continue;
                     }
                 },
             };
-            let known = (guest.initiator.clone(), guest.target.clone());
+            let known = (record.initiator.clone(), record.target.clone());
             if !revoked.contains(&known) {
                 revoked.push_back(known);
             }
             if revoked.len() > REVOKED {
                 revoked.pop_front();
             }
-            let subject = guest.subject();
+            let subject = record.subject();
             self.events.tell(&Occurrence::AccessRevoked { subject, why: reason.clone() });
-            guest.show_out("access revoked", &reason);
-            ended.insert(guest.session_key());
+            record.terminate("access revoked", &reason);
+            ended.insert(record.session_key());
         }
         self.metrics.revoked(ended.len());
         ended.len()
     }
 }
 
-impl Guest {
+impl ConnectionRecord {
     /// Shows it another part of its target, where that is one.
     fn show(&mut self, view: LunView, targets: &Targets) {
         if view == self.view {
@@ -323,8 +324,8 @@ impl Guest {
     }
 }
 
-impl State {
-    fn let_in(
+impl AccessRecords {
+    fn permit(
         &self,
         admission: &Admission,
         account: Option<&str>,
@@ -334,15 +335,15 @@ impl State {
         let initiator = admission.initiator_name.as_str();
         let certificate = origin.certificate.as_ref();
         let applicant = Applicant { initiator, address: origin.peer.ip(), account, certificate };
-        let view = self.policy.let_in(target, &applicant);
+        let view = self.policy.permit(target, &applicant);
         let view = view.map_err(|reason| self.of_the_past(admission, reason))?;
         // A login takes the place of the session that has its names, or joins it (RFC 7143 §6.3.5): not
         // if somebody else has proved to be that session's initiator.
         let session = (initiator, admission.isid, target);
-        let mut others = self.guests.values().filter(|guest| guest.session() == session);
-        let is_other = |guest: &Guest| match guest.account.as_deref() == account {
+        let mut others = self.records.values().filter(|record| record.session() == session);
+        let is_other = |record: &ConnectionRecord| match record.account.as_deref() == account {
             false => Some(RefusalReason::AccountNotAllowed),
-            true if !ClientCertificate::is_same(guest.certificate.as_ref(), certificate) => {
+            true if !ClientCertificate::is_same(record.certificate.as_ref(), certificate) => {
                 Some(RefusalReason::CertificateNotAllowed)
             }
             true => None,
@@ -420,7 +421,7 @@ mod tests {
     #[test]
     fn rfc7143_6_3_5_nobody_takes_the_place_of_a_session_that_another_account_began() {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
-        let (mailbox, _letters) = mpsc::unbounded_channel();
+        let (mailbox, _messages) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
         let portal = Portal::new(peer, 1, None);
         let origin = Origin { peer, certificate: None, portal };
@@ -437,7 +438,7 @@ mod tests {
     #[test]
     fn whoever_is_not_let_in_any_more_is_ended_and_told_so_when_it_comes_back() {
         let access = Arc::new(Access::new(Policy::of_everybody(["iqn.2026-11.x:t"])));
-        let (mailbox, mut letters) = mpsc::unbounded_channel();
+        let (mailbox, mut messages) = mpsc::unbounded_channel();
         let peer: SocketAddr = "10.0.0.1:5000".parse().expect("an address");
         let portal = Portal::new(peer, 1, None);
         let origin = Origin { peer, certificate: None, portal };
@@ -446,14 +447,14 @@ mod tests {
         let (targets, nothing) = (Targets::default(), Losses::default());
         let replace = |policy| access.replace(Arc::new(policy), &targets, &nothing);
         assert_eq!(replace(Policy::of_everybody(["iqn.2026-11.x:t"])), 0);
-        assert!(letters.try_recv().is_err(), "it was ended without a reason");
+        assert!(messages.try_recv().is_err(), "it was ended without a reason");
         assert_eq!(replace(Policy::of_everybody([])), 1);
-        assert!(matches!(letters.try_recv(), Ok(Message::Terminate { .. })));
+        assert!(matches!(messages.try_recv(), Ok(Message::Terminate { .. })));
         let again = access.look(&admission, peer);
         assert_eq!(again, Err(RefusalReason::AccessRevoked));
         let stranger = Admission { initiator_name: "iqn.2026-11.x:z".into(), ..admission };
         assert_eq!(access.look(&stranger, peer), Err(RefusalReason::NoSuchTarget));
-        let text = access.metrics.render(crate::metrics::Moment::default());
+        let text = access.metrics.render(crate::metrics::MetricsSnapshot::default());
         assert!(text.contains("sarsen_access_revoked_total 1\n"), "{text}");
         assert!(text.contains("sarsen_logins_total 1\n"), "{text}");
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use sarsen_proto::iscsi::chap::{Algorithm, Credentials, Secret};
-use sarsen_proto::iscsi::target::{Demand, RefusalReason};
+use sarsen_proto::iscsi::target::{AuthRequirement, RefusalReason};
 use sarsen_scsi::LunView;
 
 use crate::config::{
@@ -36,8 +36,8 @@ pub(crate) struct Policy {
     secrets: Arc<Secrets>,
     /// The sources of the secrets, by account.
     secret_sources: BTreeMap<String, SecretSource>,
-    discovery: Arc<Door>,
-    targets: HashMap<Arc<str>, Arc<Door>>,
+    discovery: Arc<AccessRules>,
+    targets: HashMap<Arc<str>, Arc<AccessRules>>,
 }
 
 /// What accounts know.
@@ -61,9 +61,9 @@ pub(crate) struct Previous<'a> {
 
 /// What holds for one target, or for discovery. The default lets in everybody.
 #[derive(Default, PartialEq)]
-struct Door {
-    source: DoorSource,
-    demand: Demand,
+struct AccessRules {
+    source: AccessRulesSource,
+    requirement: AuthRequirement,
     accounts: BTreeSet<String>,
     own: Option<Credentials>,
     rules: Vec<Rule>,
@@ -71,7 +71,7 @@ struct Door {
 
 /// The configuration of a door, without secrets.
 #[derive(Default, PartialEq)]
-struct DoorSource {
+struct AccessRulesSource {
     access: AccessConfig,
     /// The target's units, if rules show only a part of them.
     luns: BTreeMap<u16, String>,
@@ -98,22 +98,26 @@ impl Policy {
         let previous = previous.map(|previous| previous.policy);
         let are_same_secrets = previous.is_some_and(|previous| previous.secrets == secrets);
         let by_secret = secrets.by_secret();
-        let compile =
-            |access: &AccessConfig, target: Option<&TargetConfig>, previous: Option<&Arc<Door>>| {
-                // Whether a door's own secret is also an initiator's depends on all accounts.
-                let may_stay = are_same_secrets || access.own_account.is_none();
-                match previous.filter(|door| may_stay && door.source.is(access, target)) {
-                    Some(door) => Ok(door.clone()),
-                    None => Door::of(access, target, &secrets, &by_secret).map(Arc::new),
-                }
-            };
+        let compile = |access: &AccessConfig,
+                       target: Option<&TargetConfig>,
+                       previous: Option<&Arc<AccessRules>>| {
+            // Whether a door's own secret is also an initiator's depends on all accounts.
+            let may_stay = are_same_secrets || access.own_account.is_none();
+            match previous.filter(|access_rules| may_stay && access_rules.source.is(access, target))
+            {
+                Some(access_rules) => Ok(access_rules.clone()),
+                None => AccessRules::of(access, target, &secrets, &by_secret).map(Arc::new),
+            }
+        };
         let discovery = compile(&config.discovery, None, previous.map(|one| &one.discovery))?;
         let mut targets = HashMap::with_capacity(config.targets.len());
         for target in &config.targets {
             let name = target.name.as_str();
             let known = previous.and_then(|previous| previous.targets.get_key_value(name));
-            let door = compile(&target.login, Some(target), known.map(|(_, door)| door))?;
-            targets.insert(known.map_or_else(|| name.into(), |(name, _)| name.clone()), door);
+            let access_rules =
+                compile(&target.login, Some(target), known.map(|(_, access_rules)| access_rules))?;
+            targets
+                .insert(known.map_or_else(|| name.into(), |(name, _)| name.clone()), access_rules);
         }
         drop(by_secret);
         let source = config.accounts.iter();
@@ -123,11 +127,11 @@ impl Policy {
 
     /// Whether it is known to say the same as another one of a target, or of discovery.
     pub(crate) fn is_same_for(&self, other: &Self, target: Option<&str>) -> bool {
-        let doors = [self, other].map(|policy| match target {
+        let access_rules = [self, other].map(|policy| match target {
             Some(name) => policy.targets.get(name),
             None => Some(&policy.discovery),
         });
-        matches!(doors, [Some(one), Some(other)] if Arc::ptr_eq(one, other))
+        matches!(access_rules, [Some(one), Some(other)] if Arc::ptr_eq(one, other))
     }
     /// Lets everybody in to these targets.
     #[cfg(any(test, feature = "simulation"))]
@@ -137,10 +141,10 @@ impl Policy {
     }
 
     /// Of a target by its name, or of discovery.
-    fn door(&self, target: Option<&str>) -> Result<&Door, RefusalReason> {
+    fn access_rules(&self, target: Option<&str>) -> Result<&AccessRules, RefusalReason> {
         match target {
             Some(name) => match self.targets.get(name) {
-                Some(door) => Ok(door),
+                Some(access_rules) => Ok(access_rules),
                 None => Err(RefusalReason::NoSuchTarget),
             },
             None => Ok(&self.discovery),
@@ -154,48 +158,53 @@ impl Policy {
         target: Option<&str>,
         initiator: &str,
         address: IpAddr,
-    ) -> Result<&Demand, RefusalReason> {
-        let door = self.door(target)?;
-        let refusals = door.rules.iter().map(|rule| rule.knows(initiator, address));
+    ) -> Result<&AuthRequirement, RefusalReason> {
+        let access_rules = self.access_rules(target)?;
+        let refusals = access_rules.rules.iter().map(|rule| rule.knows(initiator, address));
         match most_telling(refusals) {
             Some(reason) => Err(reason),
-            None => Ok(&door.demand),
+            None => Ok(&access_rules.requirement),
         }
     }
 
     /// Whether who wants to use a target has to prove who he is.
-    pub(crate) fn demands_proof(&self, target: &str) -> bool {
-        self.targets.get(target).is_some_and(|door| door.demand != Demand::Nothing)
+    pub(crate) fn requires_authentication(&self, target: &str) -> bool {
+        self.targets
+            .get(target)
+            .is_some_and(|access_rules| access_rules.requirement != AuthRequirement::Nothing)
     }
 
     /// The account that whoever uses a target has to prove to be, where it is one for everybody.
     pub(crate) fn only_account(&self, target: &str) -> Option<&str> {
-        let door = self.targets.get(target).filter(|door| door.demand != Demand::Nothing)?;
+        let access_rules = self
+            .targets
+            .get(target)
+            .filter(|access_rules| access_rules.requirement != AuthRequirement::Nothing)?;
         let named: Option<BTreeSet<_>> =
-            door.rules.iter().map(|rule| rule.account.as_ref()).collect();
+            access_rules.rules.iter().map(|rule| rule.account.as_ref()).collect();
         let allowed = named.filter(|named| !named.is_empty());
-        let allowed = allowed.unwrap_or_else(|| door.accounts.iter().collect());
+        let allowed = allowed.unwrap_or_else(|| access_rules.accounts.iter().collect());
         let mut allowed = allowed.into_iter();
         allowed.next().filter(|_| allowed.next().is_none()).map(String::as_str)
     }
 
     /// What whoever wants in is shown, or why he is not let in.
-    pub(crate) fn let_in(
+    pub(crate) fn permit(
         &self,
         target: Option<&str>,
         applicant: &Applicant<'_>,
     ) -> Result<LunView, RefusalReason> {
-        let door = self.door(target)?;
+        let access_rules = self.access_rules(target)?;
         self.look(target, applicant.initiator, applicant.address)?;
-        if door.demand != Demand::Nothing
-            && !applicant.account.is_some_and(|account| door.accounts.contains(account))
+        if access_rules.requirement != AuthRequirement::Nothing
+            && !applicant.account.is_some_and(|account| access_rules.accounts.contains(account))
         {
             return Err(RefusalReason::AccountNotAllowed);
         }
-        if let Some(rule) = door.rules.iter().find(|rule| rule.fits(applicant).is_ok()) {
+        if let Some(rule) = access_rules.rules.iter().find(|rule| rule.fits(applicant).is_ok()) {
             return Ok(rule.view.clone());
         }
-        match most_telling(door.rules.iter().map(|rule| rule.fits(applicant))) {
+        match most_telling(access_rules.rules.iter().map(|rule| rule.fits(applicant))) {
             Some(reason) => Err(reason),
             None => Ok(LunView::default()),
         }
@@ -214,7 +223,7 @@ impl Policy {
 
     /// With what the target proves who it is, or discovery.
     pub(crate) fn own_credentials(&self, target: Option<&str>) -> Option<&Credentials> {
-        self.door(target).ok()?.own.as_ref()
+        self.access_rules(target).ok()?.own.as_ref()
     }
 }
 
@@ -291,7 +300,7 @@ impl Secrets {
     }
 }
 
-impl DoorSource {
+impl AccessRulesSource {
     fn of(access: &AccessConfig, target: Option<&TargetConfig>) -> Self {
         let target = target.filter(|_| !access.rules.is_empty());
         let luns = target.map(|target| target.luns.clone()).unwrap_or_default();
@@ -306,7 +315,7 @@ impl DoorSource {
     }
 }
 
-impl Door {
+impl AccessRules {
     fn of(
         access: &AccessConfig,
         target: Option<&TargetConfig>,
@@ -334,15 +343,21 @@ impl Door {
             }
             None => None,
         };
-        let demand = match (access.demands_proof(), &access.algorithms) {
-            (false, _) => Demand::Nothing,
-            (true, Some(algorithms)) => Demand::Chap(algorithms.value.clone()),
-            (true, None) => Demand::Chap(Algorithm::ALL.to_vec()),
+        let requirement = match (access.requires_authentication(), &access.algorithms) {
+            (false, _) => AuthRequirement::Nothing,
+            (true, Some(algorithms)) => AuthRequirement::Chap(algorithms.value.clone()),
+            (true, None) => AuthRequirement::Chap(Algorithm::ALL.to_vec()),
         };
         let accounts = access.chap.iter().map(|account| account.value.clone()).collect();
         let rules = access.rules.iter().map(|rule| Rule::of(rule, target));
         let rules = rules.collect::<Result<_, _>>()?;
-        Ok(Self { source: DoorSource::of(access, target), demand, accounts, own, rules })
+        Ok(Self {
+            source: AccessRulesSource::of(access, target),
+            requirement,
+            accounts,
+            own,
+            rules,
+        })
     }
 }
 
@@ -431,7 +446,7 @@ mod tests {
         account: Option<&str>,
     ) -> Result<LunView, RefusalReason> {
         let address = address.parse().expect(address);
-        policy.let_in(Some(TARGET), &Applicant { initiator, address, account, certificate: None })
+        policy.permit(Some(TARGET), &Applicant { initiator, address, account, certificate: None })
     }
 
     fn numbers<const N: usize>(numbers: [(u16, u16); N]) -> LunView {
@@ -444,13 +459,13 @@ mod tests {
         let open = policy("");
         assert_eq!(ask(&open, "iqn.any", "10.0.0.1", None), Ok(LunView::default()));
         let address = "::1".parse().expect("an address");
-        assert_eq!(open.look(Some(TARGET), "iqn.any", address), Ok(&Demand::Nothing));
+        assert_eq!(open.look(Some(TARGET), "iqn.any", address), Ok(&AuthRequirement::Nothing));
         let no_target = open.look(Some("iqn.2026-11.x:u"), "iqn.any", address);
         assert_eq!(no_target, Err(RefusalReason::NoSuchTarget));
         let closed = policy("chap = [\"host\"]");
         assert_eq!(
             closed.look(Some(TARGET), "iqn.any", address),
-            Ok(&Demand::Chap(Algorithm::ALL.to_vec()))
+            Ok(&AuthRequirement::Chap(Algorithm::ALL.to_vec()))
         );
         assert_eq!(ask(&closed, "iqn.any", "::1", Some("host")), Ok(LunView::default()));
         for account in [None, Some("backup"), Some("san")] {

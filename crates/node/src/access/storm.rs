@@ -17,10 +17,10 @@ const REST: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// What is to become of one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Telling {
+pub(crate) enum LogDecision {
     /// It is written.
     Write,
-    /// It is left out, and the first that is: at this time [`Storm::close`] is to be called with this
+    /// It is left out, and the first that is: at this time [`LogThrottle::close`] is to be called with this
     /// source.
     CloseAt(Instant, IpAddr),
     /// It is left out.
@@ -29,7 +29,7 @@ pub(crate) enum Telling {
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Storm {
+pub(crate) struct LogThrottle {
     sources: Mutex<HashMap<IpAddr, Window>>,
 }
 
@@ -45,13 +45,13 @@ impl Window {
     }
 }
 
-impl Storm {
+impl LogThrottle {
     fn sources(&self) -> MutexGuard<'_, HashMap<IpAddr, Window>> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// There is a line to be written about an address.
-    pub(crate) fn note(&self, address: IpAddr, now: Instant) -> Telling {
+    pub(crate) fn note(&self, address: IpAddr, now: Instant) -> LogDecision {
         let mut sources = self.sources();
         let mut source = source_of(address);
         if sources.len() >= SOURCES && !sources.contains_key(&source) {
@@ -68,12 +68,12 @@ impl Storm {
         }
         if window.written < LINES {
             window.written += 1;
-            return Telling::Write;
+            return LogDecision::Write;
         }
         window.left_out += 1;
         match window.left_out {
-            1 => Telling::CloseAt(window.began + WINDOW, source),
-            _ => Telling::LeaveOut,
+            1 => LogDecision::CloseAt(window.began + WINDOW, source),
+            _ => LogDecision::LeaveOut,
         }
     }
 
@@ -99,39 +99,39 @@ mod tests {
 
     #[test]
     fn a_storm_from_one_source_is_a_few_lines_and_a_count() {
-        let (storm, begin) = (Storm::default(), time::now());
+        let (storm, begin) = (LogThrottle::default(), time::now());
         let (loud, quiet) = ("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
         for _ in 0..LINES {
-            assert_eq!(storm.note(loud, begin), Telling::Write);
+            assert_eq!(storm.note(loud, begin), LogDecision::Write);
         }
-        assert_eq!(storm.note(loud, begin), Telling::CloseAt(begin + WINDOW, loud));
+        assert_eq!(storm.note(loud, begin), LogDecision::CloseAt(begin + WINDOW, loud));
         for _ in 0..99 {
-            assert_eq!(storm.note(loud, begin + WINDOW), Telling::LeaveOut);
+            assert_eq!(storm.note(loud, begin + WINDOW), LogDecision::LeaveOut);
         }
-        assert_eq!(storm.note(quiet, begin), Telling::Write);
+        assert_eq!(storm.note(quiet, begin), LogDecision::Write);
         assert_eq!(storm.close(loud), 100);
-        assert_eq!(storm.note(loud, begin + WINDOW), Telling::Write);
+        assert_eq!(storm.note(loud, begin + WINDOW), LogDecision::Write);
     }
 
     #[test]
     fn a_source_that_paused_is_heard_again() {
-        let (storm, begin) = (Storm::default(), time::now());
+        let (storm, begin) = (LogThrottle::default(), time::now());
         let source = "2001:db8::1".parse().unwrap();
         for _ in 0..LINES {
-            assert_eq!(storm.note(source, begin), Telling::Write);
+            assert_eq!(storm.note(source, begin), LogDecision::Write);
         }
-        assert_eq!(storm.note(source, begin + WINDOW), Telling::Write);
+        assert_eq!(storm.note(source, begin + WINDOW), LogDecision::Write);
         // Its neighbour's is the same one.
         let neighbour = "2001:db8::2".parse().unwrap();
         for _ in 1..LINES {
-            assert_eq!(storm.note(neighbour, begin + WINDOW), Telling::Write);
+            assert_eq!(storm.note(neighbour, begin + WINDOW), LogDecision::Write);
         }
-        assert!(matches!(storm.note(neighbour, begin + WINDOW), Telling::CloseAt(..)));
+        assert!(matches!(storm.note(neighbour, begin + WINDOW), LogDecision::CloseAt(..)));
     }
 
     #[test]
     fn sources_without_number_take_little_memory() {
-        let (storm, begin) = (Storm::default(), time::now());
+        let (storm, begin) = (LogThrottle::default(), time::now());
         let address = |number: u32| IpAddr::V4((0x0a00_0000 + number).into());
         for number in 0..100_000 {
             storm.note(address(number), begin);
@@ -139,7 +139,7 @@ mod tests {
         assert!(storm.sources().len() <= SOURCES + 1);
         assert_eq!(storm.close(REST), 100_000 - SOURCES as u64 - u64::from(LINES));
         // Later there is room for others.
-        assert_eq!(storm.note(address(200_000), begin + WINDOW), Telling::Write);
+        assert_eq!(storm.note(address(200_000), begin + WINDOW), LogDecision::Write);
         assert!(storm.sources().len() < SOURCES);
     }
 }

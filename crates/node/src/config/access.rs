@@ -196,7 +196,7 @@ impl AccessConfig {
     }
 
     /// Whether someone has to prove who he is.
-    pub fn demands_proof(&self) -> bool {
+    pub fn requires_authentication(&self) -> bool {
         !self.chap.is_empty()
     }
 
@@ -212,7 +212,7 @@ impl AccessConfig {
         }
         if let Some(Placed { value: name, place }) = &self.own_account {
             facts.find_account(name, "own-account", place)?;
-            if !self.demands_proof() {
+            if !self.requires_authentication() {
                 let message =
                     "own-account: who has to prove nothing cannot ask for proof: add chap";
                 return Err(ConfigError::new(place, message));
@@ -228,7 +228,7 @@ impl AccessConfig {
             }
         }
         if let Some(Placed { place, .. }) = &self.algorithms
-            && !self.demands_proof()
+            && !self.requires_authentication()
         {
             let message = "algorithms: nobody has to prove anything here: add chap";
             return Err(ConfigError::new(place, message));
@@ -569,7 +569,7 @@ mod tests {
         let numbers = [0, 2].map(|lun| (Lun(lun), Lun(lun)));
         let view = second.view(target).expect("valid");
         assert_eq!(view, LunView { numbers: Some(BTreeMap::from(numbers)), read_only: false });
-        assert!(config.discovery.demands_proof());
+        assert!(config.discovery.requires_authentication());
         assert_eq!(
             config.accounts[1].secret,
             super::super::SecretSource::Environment("SAN".into())
@@ -583,13 +583,13 @@ mod tests {
         let config = config.finish().expect("valid");
         assert_eq!(config.targets.len(), 3);
         let logins = config.targets.iter().map(|target| &target.login);
-        assert!(logins.chain([&config.discovery]).all(AccessConfig::demands_proof));
+        assert!(logins.chain([&config.discovery]).all(AccessConfig::requires_authentication));
     }
 
     #[test]
     fn a_mistake_in_accounts_or_rules_names_file_line_key_and_remedy() {
         // The target ends with line 21.
-        for (text, told) in [
+        for (text, reported) in [
             ("chap = [\"hots\"]", "s.toml:22: chap: there is no account hots; did you mean host?"),
             ("chap = []", "s.toml:22: chap = []: name accounts"),
             ("chap = [\"host\", \"host\"]", "chap lists host twice"),
@@ -666,17 +666,17 @@ mod tests {
                 "secret-file and secret-env: the secret is in one of them",
             ),
         ] {
-            let message = parse(&format!("{BEGIN}{TARGET}{text}")).expect_err(told);
-            assert!(message.contains(told), "{text}: {message}");
+            let message = parse(&format!("{BEGIN}{TARGET}{text}")).expect_err(reported);
+            assert!(message.contains(reported), "{text}: {message}");
             assert!(message.starts_with("s.toml:"), "{message}");
         }
-        for (text, told) in [
+        for (text, reported) in [
             ("account = 3", "s.toml:1: account is to be a list"),
             ("account = [3]", "account is to be a list of tables: write [[account]]"),
             ("discovery = 3", "s.toml:1: discovery is to be a table"),
         ] {
-            let message = parse(text).expect_err(told);
-            assert!(message.contains(told), "{message}");
+            let message = parse(text).expect_err(reported);
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn rfc7143_9_2_1_a_secret_that_others_know_or_guess_is_refused_with_the_remedy() {
-        for (content, mode, told) in [
+        for (content, mode, reported) in [
             (&b"twelve bytes"[..], 0o640, "others can use this secret (mode 0640): chmod 600 "),
             (b"twelve bytes", 0o604, "(mode 0604)"),
             (b"eleven byte\n", 0o600, "has 11 bytes: write 12 to 255"),
@@ -203,8 +203,8 @@ mod tests {
             (&[0xff; 20], 0o600, "is not text"),
         ] {
             let (_folder, account) = secret_file(content, mode);
-            let message = account.read_secret().expect_err(told).to_string();
-            assert!(message.contains(told), "{message}");
+            let message = account.read_secret().expect_err(reported).to_string();
+            assert!(message.contains(reported), "{message}");
             assert!(message.starts_with("--account host=") && !message.contains("twelve bytes"));
         }
         let folder = tempfile::tempdir().expect("a folder");

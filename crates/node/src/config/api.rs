@@ -122,14 +122,14 @@ mod tests {
 
     #[test]
     fn mistakes_name_the_remedy() {
-        for (text, told) in [
+        for (text, reported) in [
             ("api = \"here\"", "s.toml:1: \"here\" is not an address"),
             ("[api]\nkey = \"k\"", "s.toml:1: the api has no address"),
             ("[api]\nlisten = \"::1\"\nkey = \"k\"", "certificate and key belong together"),
             ("[api]\nlistn = 1", "s.toml:2: unknown key listn; did you mean listen?"),
         ] {
-            let message = parse(text).expect_err(told);
-            assert!(message.contains(told), "{message}");
+            let message = parse(text).expect_err(reported);
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

@@ -88,7 +88,7 @@ mod tests {
             assert_eq!(pattern.fits(&names, &hash), fits, "{text}");
             assert_eq!(parse_certificate(&pattern.to_string()), Ok(pattern), "{text}");
         }
-        for (text, told) in [
+        for (text, reported) in [
             ("", "write a name"),
             ("*.example", "write a name"),
             ("a\nb", "write a name"),
@@ -97,7 +97,7 @@ mod tests {
             (&format!("sha256:{}", "é".repeat(32)), "64 hexadecimal digits"),
         ] {
             let message = parse_certificate(text).expect_err(text);
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

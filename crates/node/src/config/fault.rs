@@ -11,9 +11,9 @@ const FORM: &str = "write KIND@BLOCK, such as lost-write@1234 or, for the first 
 const MISDIRECTED: &str = "misdirected-write";
 
 /// A kind that needs no more than a block.
-type Kind = (&'static str, fn(Lba) -> Fault);
+type FaultKind = (&'static str, fn(Lba) -> Fault);
 
-const KINDS: [Kind; 6] = [
+const KINDS: [FaultKind; 6] = [
     ("flipped-bit", Fault::FlippedBit),
     ("flipped-bit-stored", Fault::FlippedBitStored),
     ("lost-write", Fault::LostWrite),
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn mistakes_name_the_remedy() {
-        for (text, told) in [
+        for (text, reported) in [
             ("", "write KIND@BLOCK"),
             ("lost-write", "write KIND@BLOCK"),
             ("lost-wirte@1", "did you mean lost-write?"),
@@ -108,8 +108,8 @@ mod tests {
             ("misdirected-write@1", "say where it lands"),
             ("misdirected-write@1>1", "name two blocks"),
         ] {
-            let message = parse_fault(text).expect_err(told);
-            assert!(message.contains(told), "{message}");
+            let message = parse_fault(text).expect_err(reported);
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

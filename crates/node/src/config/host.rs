@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn mistakes_name_the_place_and_the_remedy() {
         let target = "[[target]]\nname = \"iqn.2026-11.x:t\"\nluns = [\"a\"]\n";
-        for (text, told) in [
+        for (text, reported) in [
             ("[[host]]\ninitiators = []".to_owned(), "s.toml:8: the host has no name"),
             ("[[host]]\nname = \"a\"\ninitiator = 1".to_owned(), "did you mean initiators?"),
             (
@@ -240,8 +240,8 @@ mod tests {
                 "s.toml:13: host: the host says who it is: remove account",
             ),
         ] {
-            let message = parse(&text).expect_err(told);
-            assert!(message.contains(told), "{message}");
+            let message = parse(&text).expect_err(reported);
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

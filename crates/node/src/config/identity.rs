@@ -182,8 +182,8 @@ mod tests {
             ("a=ram:1MiB,designators=name:x", "b=ram:1MiB,designators=name:x", "designator"),
             ("a=file:/d:1MiB", "b=file:/d:1MiB", "path"),
         ] {
-            let told = both(first, second).expect_err(key);
-            assert_eq!(told, format!("volumes a and b have one {key}: each has its own"));
+            let reported = both(first, second).expect_err(key);
+            assert_eq!(reported, format!("volumes a and b have one {key}: each has its own"));
         }
         both("a=ram:1MiB,serial=s,naa=3000000000000001", "b=ram:1MiB,serial=s").expect("two disks");
         both("a=file:/d,read-only", "b=file:/d,read-only").expect("nobody writes");

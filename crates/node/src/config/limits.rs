@@ -116,7 +116,7 @@ impl Default for Limits {
 }
 
 /// How a limit is written, its range, and where it is kept.
-enum Kind {
+enum LimitKind {
     Count(usize, usize, fn(&mut Limits) -> &mut usize),
     Bytes(usize, usize, fn(&mut Limits) -> &mut usize),
     /// In milliseconds.
@@ -127,33 +127,36 @@ const HOUR: u64 = 3_600_000;
 const GIB: usize = 1 << 30;
 
 /// One row a key.
-const ROWS: [(&str, Kind); 18] = [
-    ("login-timeout", Kind::Time(100, HOUR, |limits| &mut limits.login_timeout)),
-    ("connections", Kind::Count(1, 1_000_000, |limits| &mut limits.connections)),
+const ROWS: [(&str, LimitKind); 18] = [
+    ("login-timeout", LimitKind::Time(100, HOUR, |limits| &mut limits.login_timeout)),
+    ("connections", LimitKind::Count(1, 1_000_000, |limits| &mut limits.connections)),
     (
         "connections-per-source",
-        Kind::Count(1, 1_000_000, |limits| &mut limits.connections_per_source),
+        LimitKind::Count(1, 1_000_000, |limits| &mut limits.connections_per_source),
     ),
-    ("logins-per-source", Kind::Count(1, 1_000_000, |limits| &mut limits.logins_per_source)),
+    ("logins-per-source", LimitKind::Count(1, 1_000_000, |limits| &mut limits.logins_per_source)),
     // TSIHs, which are not 0.
-    ("sessions", Kind::Count(1, 65_535, |limits| &mut limits.sessions)),
-    ("sessions-per-target", Kind::Count(1, 65_535, |limits| &mut limits.sessions_per_target)),
+    ("sessions", LimitKind::Count(1, 65_535, |limits| &mut limits.sessions)),
+    ("sessions-per-target", LimitKind::Count(1, 65_535, |limits| &mut limits.sessions_per_target)),
     // RFC 7143 §13.2 has 65535; each costs the others a look.
-    ("connections-per-session", Kind::Count(1, 1024, |limits| &mut limits.connections_per_session)),
-    ("commands", Kind::Count(1, 4096, |limits| &mut limits.commands)),
-    ("immediate-commands", Kind::Count(1, 4096, |limits| &mut limits.immediate_commands)),
-    ("in-service", Kind::Count(1, 65_536, |limits| &mut limits.in_service)),
+    (
+        "connections-per-session",
+        LimitKind::Count(1, 1024, |limits| &mut limits.connections_per_session),
+    ),
+    ("commands", LimitKind::Count(1, 4096, |limits| &mut limits.commands)),
+    ("immediate-commands", LimitKind::Count(1, 4096, |limits| &mut limits.immediate_commands)),
+    ("in-service", LimitKind::Count(1, 65_536, |limits| &mut limits.in_service)),
     (
         "memory-per-connection",
-        Kind::Bytes(1 << 20, 64 * GIB, |limits| &mut limits.memory_per_connection),
+        LimitKind::Bytes(1 << 20, 64 * GIB, |limits| &mut limits.memory_per_connection),
     ),
-    ("memory", Kind::Bytes(1 << 20, 1024 * GIB, |limits| &mut limits.memory)),
-    ("text", Kind::Bytes(8 << 10, 16 << 20, |limits| &mut limits.text)),
-    ("unsent", Kind::Bytes(64 << 10, GIB, |limits| &mut limits.unsent)),
-    ("ping-interval", Kind::Time(1_000, HOUR, |limits| &mut limits.ping_interval)),
-    ("ping-timeout", Kind::Time(1_000, HOUR, |limits| &mut limits.ping_timeout)),
-    ("keepalive", Kind::Time(1_000, HOUR, |limits| &mut limits.keepalive)),
-    ("user-timeout", Kind::Time(1_000, HOUR, |limits| &mut limits.user_timeout)),
+    ("memory", LimitKind::Bytes(1 << 20, 1024 * GIB, |limits| &mut limits.memory)),
+    ("text", LimitKind::Bytes(8 << 10, 16 << 20, |limits| &mut limits.text)),
+    ("unsent", LimitKind::Bytes(64 << 10, GIB, |limits| &mut limits.unsent)),
+    ("ping-interval", LimitKind::Time(1_000, HOUR, |limits| &mut limits.ping_interval)),
+    ("ping-timeout", LimitKind::Time(1_000, HOUR, |limits| &mut limits.ping_timeout)),
+    ("keepalive", LimitKind::Time(1_000, HOUR, |limits| &mut limits.keepalive)),
+    ("user-timeout", LimitKind::Time(1_000, HOUR, |limits| &mut limits.user_timeout)),
 ];
 
 impl Limits {
@@ -174,14 +177,14 @@ impl Limits {
         Ok(limits)
     }
 
-    fn set(&mut self, kind: &Kind, value: &str) -> Result<(), String> {
+    fn set(&mut self, kind: &LimitKind, value: &str) -> Result<(), String> {
         match *kind {
-            Kind::Count(low, high, field) => {
+            LimitKind::Count(low, high, field) => {
                 let number = value.parse().ok().filter(|number| (low..=high).contains(number));
                 *field(self) =
                     number.ok_or_else(|| format!("write a number from {low} to {high}"))?;
             }
-            Kind::Bytes(low, high, field) => {
+            LimitKind::Bytes(low, high, field) => {
                 let size = parse_size(value).ok().and_then(|size| usize::try_from(size).ok());
                 let size = size.filter(|size| (low..=high).contains(size));
                 *field(self) = size.ok_or_else(|| {
@@ -189,7 +192,7 @@ impl Limits {
                     format!("write a size from {low} to {high}, such as 64MiB")
                 })?;
             }
-            Kind::Time(low, high, field) => {
+            LimitKind::Time(low, high, field) => {
                 let time = parse_time(value).filter(|time| (low..=high).contains(time));
                 *field(self) = Duration::from_millis(time.ok_or_else(|| {
                     format!("write a time from {low}ms to {}s, such as 15s", high / 1000)
@@ -281,8 +284,10 @@ mod tests {
         for (name, kind) in &ROWS {
             let mut limits = Limits::default();
             let value = match kind {
-                Kind::Count(_, high, _) | Kind::Bytes(_, high, _) => (high + 1).to_string(),
-                Kind::Time(_, high, _) => format!("{}ms", high + 1),
+                LimitKind::Count(_, high, _) | LimitKind::Bytes(_, high, _) => {
+                    (high + 1).to_string()
+                }
+                LimitKind::Time(_, high, _) => format!("{}ms", high + 1),
             };
             for wrong in ["0", "-1", "1.5", "much", "", &value] {
                 let message = limits.set(kind, wrong).expect_err(name);
@@ -294,15 +299,15 @@ mod tests {
 
     #[test]
     fn a_mistake_names_the_line_and_the_nearest_key() {
-        for (text, told) in [
+        for (text, reported) in [
             ("[limits]\nconections = 3", "sarsen.toml:2: unknown key conections; did you mean"),
             ("[limits]\n\nsessions = 65536", "sarsen.toml:3: sessions = \"65536\": write a number"),
             ("[limits]\nmemory = \"1KiB\"", "write a size from 1 MiB to 1 TiB"),
             ("[limits]\nkeepalive = \"3h\"", "write a time from 1000ms to 3600s, such as 15s"),
             ("limits = 3", "sarsen.toml:1: limits is to be a table: write [limits]"),
         ] {
-            let message = parse(text).expect_err(told);
-            assert!(message.contains(told), "{message}");
+            let message = parse(text).expect_err(reported);
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

@@ -50,7 +50,7 @@ pub use self::host::HostConfig;
 pub use self::identity::IdentityConfig;
 pub use self::isns::{IsnsConfig, parse_isns};
 pub use self::limits::Limits;
-pub(crate) use self::needs::Need;
+pub(crate) use self::needs::PortalRequirement;
 pub use self::network::{Network, parse_network};
 pub use self::portal::{DEFAULT_GROUP, Portal, parse_portal};
 pub use self::qos::{DEFAULT_SHARE, QosConfig};
@@ -321,7 +321,7 @@ impl Config {
     /// Does the same, where targets may have needs that are `unmet` already; `None` permits every need.
     pub(crate) fn finish_with(
         mut self,
-        unmet: Option<&BTreeSet<Need>>,
+        unmet: Option<&BTreeSet<PortalRequirement>>,
     ) -> Result<Self, ConfigError> {
         if self.volumes.len() > MAX_VOLUMES {
             return wrong(format!("{} volumes, of {MAX_VOLUMES} at most", self.volumes.len()));
@@ -546,7 +546,7 @@ mod tests {
             luns: (0..).zip(luns.iter().map(|&lun| lun.into())).collect(),
             ..TargetConfig::default()
         };
-        for (volumes, targets, told) in [
+        for (volumes, targets, reported) in [
             (vec![], vec![], "no volume"),
             (vec![ram("a"), ram("a")], vec![], "two volumes are named a"),
             (vec![ram("A b")], vec![], "lower-case"),
@@ -593,8 +593,8 @@ mod tests {
             ),
         ] {
             let error = Config { volumes, targets, ..Config::default() }.finish();
-            let message = error.expect_err(told).to_string();
-            assert!(message.contains(told), "{message}");
+            let message = error.expect_err(reported).to_string();
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

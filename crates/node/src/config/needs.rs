@@ -8,7 +8,7 @@ use super::{Config, ConfigError, Portal, TargetConfig};
 
 /// A need of a target that a portal has to meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Need {
+pub(crate) enum PortalRequirement {
     /// The portal is in this group.
     Group(u16),
     /// The portal asks clients for certificates.
@@ -16,9 +16,9 @@ pub(crate) enum Need {
 }
 
 /// A need of a target that no portal meets.
-pub(crate) struct Unmet<'a> {
+pub(crate) struct UnmetRequirement<'a> {
     pub(crate) target: &'a str,
-    pub(crate) need: Need,
+    pub(crate) need: PortalRequirement,
     /// The place in the configuration that states the need.
     place: &'a str,
     groups: String,
@@ -34,7 +34,7 @@ impl TargetConfig {
 
 impl Config {
     /// Needs of targets in a finished configuration that no portal meets.
-    pub(crate) fn unmet_needs(&self) -> impl Iterator<Item = Unmet<'_>> {
+    pub(crate) fn unmet_needs(&self) -> impl Iterator<Item = UnmetRequirement<'_>> {
         let groups: BTreeSet<u16> = self.listen.iter().map(|portal| portal.group).collect();
         let asks = |portal: &Portal| portal.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         let asks = self.listen.iter().any(asks);
@@ -42,9 +42,9 @@ impl Config {
             let name = target.name.as_str();
             let named: BTreeSet<u16> = target.named_groups().collect();
             let missing = named.difference(&groups);
-            let of_group = |&group| Unmet {
+            let of_group = |&group| UnmetRequirement {
                 target: name,
-                need: Need::Group(group),
+                need: PortalRequirement::Group(group),
                 place: "configuration",
                 groups: groups.iter().map(u16::to_string).collect::<Vec<_>>().join(", "),
             };
@@ -52,9 +52,9 @@ impl Config {
             let mut places =
                 rules.filter_map(|rule| Some(rule.certificate.as_ref()?.place.as_str()));
             let rule = places.next().filter(|_| !asks);
-            let of_rule = |place| Unmet {
+            let of_rule = |place| UnmetRequirement {
                 target: name,
-                need: Need::ClientCertificates,
+                need: PortalRequirement::ClientCertificates,
                 place,
                 groups: String::new(),
             };
@@ -63,16 +63,16 @@ impl Config {
     }
 }
 
-impl Unmet<'_> {
+impl UnmetRequirement<'_> {
     /// The problem and its remedy.
     pub(crate) fn what(&self) -> String {
         match self.need {
-            Need::Group(group) => format!(
+            PortalRequirement::Group(group) => format!(
                 "no portal is in group {group} (groups: {}): put one there, such as listen = \
                  [\"0.0.0.0:3260,{group}\"], or sarsen portal create ADDRESS --group {group}",
                 self.groups
             ),
-            Need::ClientCertificates => {
+            PortalRequirement::ClientCertificates => {
                 "certificate: no portal asks clients for one; set tls with client-ca on a portal"
                     .into()
             }
@@ -82,8 +82,8 @@ impl Unmet<'_> {
     /// The same text, with the place in the configuration.
     pub(crate) fn error(&self) -> ConfigError {
         let message = match self.need {
-            Need::Group(_) => format!("target {}: {}", self.target, self.what()),
-            Need::ClientCertificates => self.what(),
+            PortalRequirement::Group(_) => format!("target {}: {}", self.target, self.what()),
+            PortalRequirement::ClientCertificates => self.what(),
         };
         ConfigError::new(self.place, message)
     }
@@ -107,22 +107,25 @@ mod tests {
 
     #[test]
     fn what_no_portal_has_is_refused_unless_it_is_known() {
-        let all = BTreeSet::from([Need::Group(2), Need::ClientCertificates]);
+        let all =
+            BTreeSet::from([PortalRequirement::Group(2), PortalRequirement::ClientCertificates]);
         let finished = parsed("").finish_with(Some(&all)).expect("all of it is known");
         let found: Vec<_> = finished.unmet_needs().map(|one| (one.target, one.need)).collect();
-        let expected =
-            [("iqn.2026-11.x:a", Need::Group(2)), ("iqn.2026-11.x:b", Need::ClientCertificates)];
+        let expected = [
+            ("iqn.2026-11.x:a", PortalRequirement::Group(2)),
+            ("iqn.2026-11.x:b", PortalRequirement::ClientCertificates),
+        ];
         assert_eq!(found, expected);
         assert!(parsed("").finish_with(None).is_ok());
-        for (known, told) in [
-            (Need::Group(2), "s.toml:7: certificate: no portal asks clients"),
+        for (known, reported) in [
+            (PortalRequirement::Group(2), "s.toml:7: certificate: no portal asks clients"),
             (
-                Need::ClientCertificates,
+                PortalRequirement::ClientCertificates,
                 "target iqn.2026-11.x:a: no portal is in group 2 (groups: 1)",
             ),
         ] {
-            let refused = parsed("").finish_with(Some(&[known].into())).expect_err(told);
-            assert!(refused.to_string().contains(told), "{refused}");
+            let refused = parsed("").finish_with(Some(&[known].into())).expect_err(reported);
+            assert!(refused.to_string().contains(reported), "{refused}");
         }
         let both = "group = 2\ntls = { certificate = \"c\", key = \"k\", client-ca = \"a\" }\n";
         let refused = parsed(both).finish_managed().expect_err("group 1 is gone");

@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_is_no_network_is_told_with_the_remedy() {
-        for (text, told) in [
+        for (text, reported) in [
             ("10.0.0.0/33", "is not a network: write 10.0.0.0/8"),
             ("::/129", "is not a network"),
             ("10.0.0/8", "is not a network"),
@@ -103,7 +103,7 @@ mod tests {
             ("::ffff:10.0.0.1", "known as IPv4: write 10.0.0.1"),
         ] {
             let message = parse_network(text).expect_err(text);
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

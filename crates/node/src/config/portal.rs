@@ -103,17 +103,17 @@ mod tests {
 
     #[test]
     fn a_portal_is_read_as_it_is_told() {
-        for (text, told) in [
+        for (text, reported) in [
             ("10.0.0.1", "10.0.0.1:3260,1"),
             ("10.0.0.1:0,2", "10.0.0.1:0,2"),
             ("::1,65535", "[::1]:3260,65535"),
             ("[::]", "[::]:3260,1"),
         ] {
             let portal = parse_portal(text).expect(text);
-            assert_eq!(portal.to_string(), told);
-            assert_eq!(parse_portal(told), Ok(portal));
+            assert_eq!(portal.to_string(), reported);
+            assert_eq!(parse_portal(reported), Ok(portal));
         }
-        for (text, told) in [
+        for (text, reported) in [
             ("here", "\"here\" is not an address: write 127.0.0.1:3260"),
             ("here,1", "is not an address"),
             ("", "is not an address"),
@@ -123,7 +123,7 @@ mod tests {
             ("::1,1,2", "\"1,2\" is not a portal group"),
         ] {
             let message = parse_portal(text).expect_err(text);
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

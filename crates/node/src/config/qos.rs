@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        for (options, told) in [
+        for (options, reported) in [
             ("iops=0", "a number from 1 on"),
             ("bandwidth=0", "leave it out"),
             ("share=10001", "from 1 to 10000"),
@@ -150,7 +150,7 @@ mod tests {
             ("iops=5,burst=2h", "up to 3600s"),
         ] {
             let error = parse_volume(&format!("a=ram:1MiB,{options}")).expect_err(options);
-            assert!(error.to_string().contains(told), "{error}");
+            assert!(error.to_string().contains(reported), "{error}");
         }
     }
 

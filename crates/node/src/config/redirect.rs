@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn rfc7143_13_8_an_address_has_a_host_and_a_port_and_no_group() {
-        for (text, told) in [
+        for (text, reported) in [
             ("192.0.2.7", "192.0.2.7:3260"),
             ("192.0.2.7:860", "192.0.2.7:860"),
             ("[2001:db8::7]", "[2001:db8::7]:3260"),
@@ -116,9 +116,9 @@ mod tests {
             ("san-2.example", "san-2.example:3260"),
             ("san2:65535", "san2:65535"),
         ] {
-            assert_eq!(parse_redirect_address(text).as_deref(), Ok(told));
+            assert_eq!(parse_redirect_address(text).as_deref(), Ok(reported));
         }
-        for (text, told) in [
+        for (text, reported) in [
             ("192.0.2.7:3260,2", "write \"192.0.2.7:3260\""),
             ("192.0.2.7,x", "is not an address"),
             ("192.0.2.777", "is not an address"),
@@ -135,7 +135,7 @@ mod tests {
             ("a\0b", "is not an address"),
         ] {
             let message = parse_redirect_address(text).expect_err(text);
-            assert!(message.contains(told), "{message}");
+            assert!(message.contains(reported), "{message}");
         }
     }
 }

@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn mistakes_name_the_remedy() {
-        for (text, told) in [
+        for (text, reported) in [
             ("scratch", "NAME=ram:SIZE"),
             ("a=rma:1GiB", "did you mean ram?"),
             ("a=ram:lots", "not a size"),
@@ -115,8 +115,8 @@ mod tests {
             ("a=file:/x,read-only,state=/srv/kept", "that can be written"),
             ("a=ram:1MiB,fault=bitrot@1", "it is one of flipped-bit, "),
         ] {
-            let message = parse_volume(text).expect_err(told).to_string();
-            assert!(message.contains(told), "{message}");
+            let message = parse_volume(text).expect_err(reported).to_string();
+            assert!(message.contains(reported), "{message}");
             assert!(message.contains(text), "{message}");
         }
     }

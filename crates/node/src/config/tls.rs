@@ -104,8 +104,8 @@ mod tests {
              tls.client-ca = \"a\"",
         )
         .expect("valid");
-        let told: Vec<_> = listen.iter().map(Portal::to_string).collect();
-        assert_eq!(told, ["127.0.0.1:3260,1", "[::1]:1,7", "127.0.0.1:0,9", "127.0.0.1:0,1"]);
+        let reported: Vec<_> = listen.iter().map(Portal::to_string).collect();
+        assert_eq!(reported, ["127.0.0.1:3260,1", "[::1]:1,7", "127.0.0.1:0,9", "127.0.0.1:0,1"]);
         assert_eq!((&listen[0].tls, &listen[1].tls), (&None, &None));
         let tls = TlsConfig {
             certificate: "c".into(),
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn a_mistake_in_a_portal_names_file_line_key_and_remedy() {
         let portal = "[[portal]]\naddress = \"127.0.0.1:0\"\n";
-        for (text, told) in [
+        for (text, reported) in [
             ("portal = 3".to_owned(), "s.toml:1: portal is to be a list"),
             ("portal = [3]".into(), "portal is a list of tables: write [[portal]]"),
             ("[[portal]]\ngroup = 1".into(), "s.toml:1: the portal has no address: add it"),
@@ -145,8 +145,8 @@ mod tests {
                 "s.toml:4: require-client-certificate = 1: write true or false",
             ),
         ] {
-            let message = parse(&text).expect_err(told);
-            assert!(message.contains(told), "{text}: {message}");
+            let message = parse(&text).expect_err(reported);
+            assert!(message.contains(reported), "{text}: {message}");
         }
     }
 }

@@ -135,7 +135,7 @@ struct Source {
 }
 
 /// How a wrong token is handled.
-struct Noted {
+struct AttemptAction {
     answer_at: Instant,
     /// The name of its source, if this is the first wrong token to be reported.
     first_of: Option<IpAddr>,
@@ -150,7 +150,7 @@ impl Sources {
         source.answers.len() >= WAITING
     }
 
-    fn note(&mut self, address: IpAddr, now: Instant) -> Noted {
+    fn note(&mut self, address: IpAddr, now: Instant) -> AttemptAction {
         if self.0.len() >= SOURCES {
             let is_kept = |source: &Source| {
                 source.unreported.is_some() || now.duration_since(source.last) < WINDOW
@@ -178,7 +178,7 @@ impl Sources {
                 Some(name)
             }
         };
-        Noted { answer_at, first_of }
+        AttemptAction { answer_at, first_of }
     }
 
     /// Ends the reporting time of a source and returns the number of wrong tokens that are not reported yet.

@@ -397,7 +397,7 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_thing_and_the_key() {
-        for (field, message, told) in [
+        for (field, message, reported) in [
             (
                 Some("volume/x.size"),
                 "\"1 Gigabyte\" is not a size",
@@ -413,7 +413,7 @@ mod tests {
         ] {
             let (message, field) = (message.to_owned(), field.map(str::to_owned));
             let failure = Failure { code: ErrorCode::Invalid, message, field };
-            assert_eq!(ClientError::Refused(failure).to_string(), told);
+            assert_eq!(ClientError::Refused(failure).to_string(), reported);
         }
     }
 

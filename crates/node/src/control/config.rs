@@ -20,10 +20,10 @@ use super::routes::{Answer, Json};
 use super::schema::{Apply, ConfigBody, ConfigObject, ConfigState, RevisionList};
 use super::{Api, places};
 use crate::desired::{
-    Action, Change, ChangeRefused, Changed, Current, Desired, Document, Edit, Key, Kind, Misfit,
-    Object, StateError, from_json,
+    Action, Change, ChangeRefused, Changed, Current, Desired, Document, Edit, JsonMismatch, Key,
+    Object, ObjectKind, StateError, from_json,
 };
-use crate::{ChangeError, Obstacle};
+use crate::{ChangeError, ErrorClass};
 
 /// Memory of a body with at least this length is returned to the system at once.
 const LARGE_BODY: usize = 1 << 20;
@@ -32,7 +32,7 @@ pub(super) const GRACE: u16 = 10;
 /// The longest that a request may say.
 pub(super) const LONGEST_GRACE: u16 = 3600;
 /// Who changes something and does not say who he is.
-const NOBODY: &str = "unknown";
+const ANONYMOUS: &str = "unknown";
 /// Before the name of who changes something on the open API: whoever is on this machine may say any.
 const UNPROVEN: &str = "api on the loopback: ";
 /// The header in which he says it.
@@ -66,7 +66,7 @@ pub(super) fn desired(api: &Api) -> Result<Arc<Desired>, ApiError> {
 #[derive(utoipa::ToSchema)]
 #[schema(rename_all = "kebab-case")]
 #[allow(dead_code)] // it is only described
-pub(super) enum Only {
+pub(super) enum Singleton {
     Discovery,
     Limits,
 }
@@ -75,7 +75,7 @@ pub(super) enum Only {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Manner {
+pub(super) struct ChangeOptions {
     /// The revision that it is made for.
     revision: Option<u64>,
     /// Log clients out of what is taken away.
@@ -88,7 +88,7 @@ pub(super) struct Manner {
     grace_seconds: Option<u16>,
 }
 
-impl Manner {
+impl ChangeOptions {
     fn change(self, edits: Vec<Edit>, headers: &HeaderMap) -> Result<Change, ApiError> {
         let grace = self.grace_seconds.unwrap_or(GRACE);
         if grace > LONGEST_GRACE {
@@ -137,19 +137,19 @@ pub(super) struct Removal {
 impl Removal {
     fn change(self, key: Key, headers: &HeaderMap) -> Result<Change, ApiError> {
         let Self { revision, force, dry_run, grace_seconds, cascade, erase } = self;
-        if erase && key.kind != Kind::Volume {
+        if erase && key.kind != ObjectKind::Volume {
             let message = format!("erase: a {} has no file", key.kind.word());
             return Err(ApiError::invalid(Some("erase"), message));
         }
         let edit = if cascade { Edit::RemoveEverywhere(key) } else { Edit::Remove(key) };
-        let change =
-            Manner { revision, force, dry_run, grace_seconds }.change(vec![edit], headers)?;
+        let change = ChangeOptions { revision, force, dry_run, grace_seconds }
+            .change(vec![edit], headers)?;
         Ok(Change { erase, ..change })
     }
 }
 
 fn checked_author(author: Option<&str>) -> Result<String, ApiError> {
-    let author = author.unwrap_or(NOBODY);
+    let author = author.unwrap_or(ANONYMOUS);
     match author.is_empty() || author.len() > AUTHOR_LENGTH || author.contains(char::is_control) {
         true => Err(ApiError::invalid(
             Some("author"),
@@ -228,9 +228,9 @@ pub(super) async fn apply(
             (false, true) => Edit::Replace(document),
             (false, false) => Edit::Apply(document),
         };
-        let manner = Manner { revision, force, dry_run, grace_seconds };
+        let options = ChangeOptions { revision, force, dry_run, grace_seconds };
         let edits = [edit].into_iter().chain(remove.into_iter().map(Edit::Remove)).collect();
-        let change = manner.change(edits, &headers)?;
+        let change = options.change(edits, &headers)?;
         let author = match author {
             Some(author) => checked_author(Some(&author))?,
             None => change.author,
@@ -285,7 +285,7 @@ pub(super) async fn revisions(
     tag = "state",
     path = "/v1/config/{kind}",
     params(
-        ("kind" = Kind, Path),
+        ("kind" = ObjectKind, Path),
     ),
     responses((status = 200, body = Document), Failures)
 )]
@@ -303,7 +303,7 @@ pub(super) async fn list(State(api): State<Api>, Path(kind): Path<String>) -> An
     tag = "state",
     path = "/v1/config/{kind}/{name}",
     params(
-        ("kind" = Kind, Path),
+        ("kind" = ObjectKind, Path),
         ("name" = String, Path),
     ),
     responses((status = 200, body = ConfigObject), Failures)
@@ -325,8 +325,8 @@ pub(super) async fn show(
     tag = "state",
     path = "/v1/config/{kind}",
     params(
-        ("kind" = Kind, Path),
-        Manner,
+        ("kind" = ObjectKind, Path),
+        ChangeOptions,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -339,10 +339,10 @@ pub(super) async fn add(
     headers: HeaderMap,
     body: Received,
 ) -> Result<Response, ApiError> {
-    let (kind, manner) = (parse_kind(&kind)?, parse_query::<Manner>(query)?);
+    let (kind, options) = (parse_kind(&kind)?, parse_query::<ChangeOptions>(query)?);
     let changed = carry_out(&api, move || {
         let object = Object::from_json(kind, body.bytes()).map_err(wrong_body)?;
-        manner.change(vec![Edit::Add(object)], &headers)
+        options.change(vec![Edit::Add(object)], &headers)
     });
     changed.await.map(answer)
 }
@@ -353,9 +353,9 @@ pub(super) async fn add(
     tag = "state",
     path = "/v1/config/{kind}/{name}",
     params(
-        ("kind" = Kind, Path),
+        ("kind" = ObjectKind, Path),
         ("name" = String, Path),
-        Manner,
+        ChangeOptions,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -368,7 +368,7 @@ pub(super) async fn put(
     headers: HeaderMap,
     body: Received,
 ) -> Result<Response, ApiError> {
-    let (kind, manner) = (parse_kind(&kind)?, parse_query::<Manner>(query)?);
+    let (kind, options) = (parse_kind(&kind)?, parse_query::<ChangeOptions>(query)?);
     let changed = carry_out(&api, move || {
         let object = Object::from_json(kind, body.bytes()).map_err(wrong_body)?;
         if object.name() != name {
@@ -378,7 +378,7 @@ pub(super) async fn put(
             );
             return Err(ApiError::invalid(Some("name"), message));
         }
-        manner.change(vec![Edit::Put(object)], &headers)
+        options.change(vec![Edit::Put(object)], &headers)
     });
     changed.await.map(answer)
 }
@@ -396,8 +396,8 @@ fn answer(changed: Changed) -> Response {
     tag = "state",
     path = "/v1/config/{kind}",
     params(
-        ("kind" = Only, Path),
-        Manner,
+        ("kind" = Singleton, Path),
+        ChangeOptions,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -420,7 +420,7 @@ pub(super) async fn put_only(
     tag = "state",
     path = "/v1/config/{kind}",
     params(
-        ("kind" = Only, Path),
+        ("kind" = Singleton, Path),
         Removal,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
@@ -438,7 +438,7 @@ pub(super) async fn remove_only(
 
 fn only(kind: &str) -> Result<(), ApiError> {
     match parse_kind(kind)? {
-        Kind::Discovery | Kind::Limits => Ok(()),
+        ObjectKind::Discovery | ObjectKind::Limits => Ok(()),
         kind => Err(ApiError::method_not_allowed(format!(
             "there are many of {}: name one, as in /v1/config/{}/NAME",
             kind.word(),
@@ -453,9 +453,9 @@ fn only(kind: &str) -> Result<(), ApiError> {
     tag = "state",
     path = "/v1/config/{kind}/{name}",
     params(
-        ("kind" = Kind, Path),
+        ("kind" = ObjectKind, Path),
         ("name" = String, Path),
-        Manner,
+        ChangeOptions,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
     ),
     request_body = ConfigBody,
@@ -469,9 +469,9 @@ pub(super) async fn patch(
     body: Received,
 ) -> Answer<Changed> {
     let key = Key::new(parse_kind(&kind)?, &name);
-    let manner = parse_query::<Manner>(query)?;
+    let options = parse_query::<ChangeOptions>(query)?;
     let changed = carry_out(&api, move || {
-        manner.change(vec![Edit::Patch(key, json(body.bytes())?)], &headers)
+        options.change(vec![Edit::Patch(key, json(body.bytes())?)], &headers)
     });
     changed.await.map(Json)
 }
@@ -482,7 +482,7 @@ pub(super) async fn patch(
     tag = "state",
     path = "/v1/config/{kind}/{name}",
     params(
-        ("kind" = Kind, Path),
+        ("kind" = ObjectKind, Path),
         ("name" = String, Path),
         Removal,
         ("sarsen-author" = Option<String>, Header, description = "Who makes it"),
@@ -541,9 +541,9 @@ impl From<ChangeRefused> for ApiError {
             ChangeRefused::InUse(_) => Self::in_use(message),
             ChangeRefused::Referred { .. } => Self::referred(message),
             ChangeRefused::Change(ChangeError::InUse(_)) => Self::in_use(message),
-            ChangeRefused::Change(error) => match error.obstacle() {
-                Some(Obstacle::Missing) => Self::not_found(message),
-                Some(Obstacle::Taken) => Self::conflict(message),
+            ChangeRefused::Change(error) => match error.error_class() {
+                Some(ErrorClass::Missing) => Self::not_found(message),
+                Some(ErrorClass::Taken) => Self::conflict(message),
                 None => Self::unable(message),
             },
             ChangeRefused::State(error) => state_failed(error),
@@ -555,8 +555,8 @@ fn state_failed(error: StateError) -> ApiError {
     ApiError::state_unwritable(error.to_string())
 }
 
-fn parse_kind(word: &str) -> Result<Kind, ApiError> {
-    let found = Kind::ALL.into_iter().find(|kind| kind.word() == word);
+fn parse_kind(word: &str) -> Result<ObjectKind, ApiError> {
+    let found = ObjectKind::ALL.into_iter().find(|kind| kind.word() == word);
     found.ok_or_else(|| ApiError::not_found(format!("there is no /v1/config/{word}")))
 }
 
@@ -564,7 +564,7 @@ fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     from_json(body).map_err(wrong_body)
 }
 
-fn wrong_body(misfit: Misfit) -> ApiError {
+fn wrong_body(misfit: JsonMismatch) -> ApiError {
     ApiError::invalid(misfit.key.as_deref(), format!("the body: {misfit}"))
 }
 
@@ -584,8 +584,9 @@ mod tests {
     #[test]
     fn nobody_keeps_others_from_changing_anything_for_hours() {
         let change = |grace_seconds| {
-            let manner = Manner { grace_seconds: Some(grace_seconds), ..Manner::default() };
-            manner.change(Vec::new(), &HeaderMap::new())
+            let options =
+                ChangeOptions { grace_seconds: Some(grace_seconds), ..ChangeOptions::default() };
+            options.change(Vec::new(), &HeaderMap::new())
         };
         assert_eq!(change(LONGEST_GRACE).expect("taken").grace, Duration::from_secs(3600));
         let refused = format!("{:?}", change(LONGEST_GRACE + 1).expect_err("refused"));

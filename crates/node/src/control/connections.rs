@@ -62,9 +62,9 @@ impl Default for Limits {
 
 /// A connection's place among all connections. Its requests have it as an extension.
 #[derive(Clone)]
-pub(super) struct Place(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+pub(super) struct ConnectionSlot(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
 
-impl Place {
+impl ConnectionSlot {
     /// Gives the place to another connection: this connection has become a stream, and streams have their own limit.
     pub(super) fn leave(&self) {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -91,7 +91,7 @@ pub(super) async fn serve(
     loop {
         // Others wait in the backlog.
         let place = places.clone().acquire_owned().await.expect("it is never closed");
-        let place = Place(Arc::new(Mutex::new(Some(place))));
+        let place = ConnectionSlot(Arc::new(Mutex::new(Some(place))));
         let (stream, peer) = next_connection(&listener).await;
         let (tls, router) = (tls.clone(), router.clone());
         tokio::spawn(async move {
@@ -130,7 +130,7 @@ async fn shake_hands(
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     peer: SocketAddr,
-    place: Place,
+    place: ConnectionSlot,
     router: Router,
     limits: Limits,
 ) {
@@ -333,8 +333,8 @@ mod tests {
         });
         with(router(), None, Limits { body: SHORT, ..limits() }, |address| {
             let half = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhalf";
-            let told = rest(client(address, half));
-            assert!(told.starts_with("HTTP/1.1 400"), "{told}");
+            let reported = rest(client(address, half));
+            assert!(reported.starts_with("HTTP/1.1 400"), "{reported}");
         });
         let folder = tempfile::tempdir().expect("a folder");
         let certificate =
@@ -352,8 +352,8 @@ mod tests {
         let happened = Arc::new(std::sync::Mutex::new(Some(happened)));
         let stream = move || {
             let happened = happened.lock().expect("held").take().expect("asked once");
-            let told = futures_util::stream::once(happened);
-            async { Body::from_stream(told) }
+            let reported = futures_util::stream::once(happened);
+            async { Body::from_stream(reported) }
         };
         let router = Router::new().route("/", get(stream));
         with(router, None, Limits { head: SHORT, body: SHORT, ..limits() }, |address| {
@@ -365,8 +365,8 @@ mod tests {
             // Others' time is over meanwhile.
             assert_eq!(rest(client(address, "")), "");
             happens.send("it happened").expect("somebody listens");
-            let told = rest(listener);
-            assert!(told.contains("it happened"), "{told}");
+            let reported = rest(listener);
+            assert!(reported.contains("it happened"), "{reported}");
         });
     }
 
@@ -411,10 +411,11 @@ mod tests {
 
     #[test]
     fn a_connection_that_left_its_place_is_not_counted() {
-        let stream = |axum::Extension(place): axum::Extension<Place>| async move {
+        let stream = |axum::Extension(place): axum::Extension<ConnectionSlot>| async move {
             place.leave();
-            let told = futures_util::stream::once(async { Ok::<_, io::Error>(Bytes::from("x")) });
-            Body::from_stream(told.chain(futures_util::stream::pending()))
+            let reported =
+                futures_util::stream::once(async { Ok::<_, io::Error>(Bytes::from("x")) });
+            Body::from_stream(reported.chain(futures_util::stream::pending()))
         };
         let router = Router::new().route("/", get(stream));
         with(router, None, Limits { connections: 1, ..limits() }, |address| {

@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use utoipa::IntoParams;
 
 use super::Api;
-use super::connections::Place;
+use super::connections::ConnectionSlot;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::Json;
@@ -38,7 +38,7 @@ const FRAME_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Asked {
+pub(super) struct EventQuery {
     /// Those that follow the event of this number, the oldest of them.
     after: Option<u64>,
     /// Seconds since 1970.
@@ -53,7 +53,7 @@ pub(super) struct Asked {
     limit: Option<usize>,
 }
 
-impl Asked {
+impl EventQuery {
     fn filter(self) -> Result<(Filter, usize), ApiError> {
         if let Some(kind) = self.kind.as_deref().filter(|kind| !KINDS.contains(kind)) {
             let message = format!("kind: there is no {kind}: there are {}", KINDS.join(", "));
@@ -75,16 +75,16 @@ impl Asked {
     }
 }
 
-fn asked(query: Result<Query<Asked>, QueryRejection>) -> Result<(Filter, usize), ApiError> {
+fn asked(query: Result<Query<EventQuery>, QueryRejection>) -> Result<(Filter, usize), ApiError> {
     let Query(asked) = query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     asked.filter()
 }
 
 /// What happened.
-#[utoipa::path(get, tag = "server", path = "/v1/events", params(Asked), responses((status = 200, body = EventList), Failures))]
+#[utoipa::path(get, tag = "server", path = "/v1/events", params(EventQuery), responses((status = 200, body = EventList), Failures))]
 pub(super) async fn events(
     State(front): State<Arc<Front>>,
-    query: Result<Query<Asked>, QueryRejection>,
+    query: Result<Query<EventQuery>, QueryRejection>,
 ) -> Result<Json<EventList>, ApiError> {
     let (filter, limit) = asked(query)?;
     let Found { events, .. } = query_aside(front, filter, limit).await;
@@ -110,11 +110,11 @@ struct Listener {
 
 /// What happens: server-sent events with the names `event`, whose data is an [`Event`], and, each
 /// second, `statistics`.
-#[utoipa::path(get, tag = "server", path = "/v1/live", params(Asked), responses((status = 200, content_type = "text/event-stream", body = String), Failures))]
+#[utoipa::path(get, tag = "server", path = "/v1/live", params(EventQuery), responses((status = 200, content_type = "text/event-stream", body = String), Failures))]
 pub(super) async fn live(
     State(Api { front, capacity, .. }): State<Api>,
-    connection: Option<Extension<Place>>,
-    query: Result<Query<Asked>, QueryRejection>,
+    connection: Option<Extension<ConnectionSlot>>,
+    query: Result<Query<EventQuery>, QueryRejection>,
 ) -> Result<impl IntoResponse, ApiError> {
     let is_from_now = query.as_ref().is_ok_and(|asked| asked.after.is_none());
     let (mut filter, _) = asked(query)?;
@@ -139,8 +139,8 @@ impl Listener {
     async fn next(&mut self) -> sse::Event {
         loop {
             if let Some(event) = self.due.pop_front() {
-                let told = sse::Event::default().event("event").id(event.id.to_string());
-                return told.data(text(&event));
+                let reported = sse::Event::default().event("event").id(event.id.to_string());
+                return reported.data(text(&event));
             }
             self.changes.mark_unchanged();
             if self.filter.after == 0 || *self.changes.borrow() > self.filter.after {
@@ -168,8 +168,8 @@ impl Listener {
     }
 }
 
-fn text(told: &impl serde::Serialize) -> String {
-    serde_json::to_string(told).expect("our own types have string keys")
+fn text(reported: &impl serde::Serialize) -> String {
+    serde_json::to_string(reported).expect("our own types have string keys")
 }
 
 #[cfg(test)]
@@ -178,7 +178,8 @@ mod tests {
 
     #[test]
     fn a_kind_that_there_is_not_is_no_empty_list() {
-        let asked = |kind: &str| Asked { kind: Some(kind.into()), ..Asked::default() }.filter();
+        let asked =
+            |kind: &str| EventQuery { kind: Some(kind.into()), ..EventQuery::default() }.filter();
         assert_eq!(asked("login_refused").expect("known").0.kind.as_deref(), Some("login_refused"));
         let refused = format!("{:?}", asked("nonsense").err());
         assert!(refused.contains("login_refused") && refused.contains("field"), "{refused}");
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_moment_that_no_event_can_have_is_refused() {
-        let asked = |since| Asked { since: Some(since), ..Asked::default() }.filter();
+        let asked = |since| EventQuery { since: Some(since), ..EventQuery::default() }.filter();
         assert_eq!(asked(LAST_SECOND).expect("a moment").0.since_unix_ms, LAST_SECOND * 1000);
         let refused = format!("{:?}", asked(LAST_SECOND + 1).err());
         assert!(refused.contains("field: Some(\"since\")"), "{refused}");

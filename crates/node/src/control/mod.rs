@@ -110,20 +110,20 @@ pub(crate) struct Control {
 impl Control {
     /// Serves there what can be asked.
     pub(crate) fn start(listener: LocalListener, api: Api) -> io::Result<Self> {
-        let (closing, mut closing_told) = watch::channel(false);
+        let (closing, mut closing_reported) = watch::channel(false);
         let thread = threads::spawn_runtime("control", move || async move {
             let connections = match listener.connections() {
                 Ok(connections) => connections,
                 Err(error) => return error!(%error, "the control socket cannot be served"),
             };
             let counted = api.front.access.metrics.statistics.clone();
-            let mut asked_to = closing_told.clone();
+            let mut asked_to = closing_reported.clone();
             let serving = axum::serve(Connections(connections), routes::router(api));
             let serving = serving.with_graceful_shutdown(async move {
                 let _ = asked_to.wait_for(|closing| *closing).await;
             });
             let cut_off = async {
-                let _ = closing_told.wait_for(|closing| *closing).await;
+                let _ = closing_reported.wait_for(|closing| *closing).await;
                 time::sleep_until(time::now() + LAST_ANSWERS).await;
             };
             tokio::select! {

@@ -60,7 +60,7 @@ pub(super) enum Failures {
         license(name = "Apache-2.0 OR MIT", identifier = "Apache-2.0 OR MIT")
     ),
     modifiers(&AnyKind),
-    components(schemas(FailureBody, super::config::Only, crate::desired::document::Scalar)),
+    components(schemas(FailureBody, super::config::Singleton, crate::desired::document::Scalar)),
     paths(
         openapi,
         super::routes::metrics,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use crate::desired::document::{Account, Document, Portal, Volume};
-use crate::desired::{Edit, Key, Kind, Object, Objects, VOLUMES};
+use crate::desired::{Edit, Key, Object, ObjectKind, Objects, VOLUMES};
 
 /// How their files end.
 const IMAGE: &str = "img";
@@ -47,12 +47,14 @@ fn of_object(object: &Object) -> Named<'_> {
 }
 
 /// The values that a merge patch sets for the same keys.
-fn of_patch(kind: Kind, patch: &Value) -> Named<'_> {
+fn of_patch(kind: ObjectKind, patch: &Value) -> Named<'_> {
     let fields = match kind {
-        Kind::Volume => of_volume(&Volume::default()).map(|(field, _)| field),
-        Kind::Account => of_account(&Account::default()).map(|(field, _)| field),
-        Kind::Portal => of_portal(&Portal::default()).map(|(field, _)| field),
-        Kind::Host | Kind::Target | Kind::Discovery | Kind::Limits => return NOTHING,
+        ObjectKind::Volume => of_volume(&Volume::default()).map(|(field, _)| field),
+        ObjectKind::Account => of_account(&Account::default()).map(|(field, _)| field),
+        ObjectKind::Portal => of_portal(&Portal::default()).map(|(field, _)| field),
+        ObjectKind::Host | ObjectKind::Target | ObjectKind::Discovery | ObjectKind::Limits => {
+            return NOTHING;
+        }
     };
     fields.map(|field| {
         let value = field.split('.').try_fold(patch, |value, name| value.get(name));
@@ -88,13 +90,15 @@ pub(super) fn check(
             Edit::Patch(key, patch) => check(key.kind, &key.name, of_patch(key.kind, patch))?,
             Edit::Create(document) | Edit::Apply(document) | Edit::Replace(document) => {
                 let Document { volume, account, portal, .. } = document;
-                volume.iter().try_for_each(|one| check(Kind::Volume, &one.name, of_volume(one)))?;
+                volume
+                    .iter()
+                    .try_for_each(|one| check(ObjectKind::Volume, &one.name, of_volume(one)))?;
                 account
                     .iter()
-                    .try_for_each(|one| check(Kind::Account, &one.name, of_account(one)))?;
+                    .try_for_each(|one| check(ObjectKind::Account, &one.name, of_account(one)))?;
                 portal
                     .iter()
-                    .try_for_each(|one| check(Kind::Portal, &one.address, of_portal(one)))?;
+                    .try_for_each(|one| check(ObjectKind::Portal, &one.address, of_portal(one)))?;
             }
             Edit::Remove(_) | Edit::RemoveEverywhere(_) => {}
         }
@@ -104,7 +108,7 @@ pub(super) fn check(
 
 /// Whether a change names a file or a variable that the object did not name before.
 fn check_one(
-    kind: Kind,
+    kind: ObjectKind,
     field: &str,
     value: &str,
     state: &Path,
@@ -118,7 +122,7 @@ fn check_one(
         );
         return Err(ApiError::forbidden_field(field, message));
     }
-    if kind == Kind::Volume && is_servers_own(Path::new(value), state) {
+    if kind == ObjectKind::Volume && is_servers_own(Path::new(value), state) {
         let message = format!(
             "{field}: {value} belongs to the server's state: leave {field} out, or name another"
         );
@@ -193,13 +197,13 @@ mod tests {
             for edit in [Edit::Apply, Edit::Create, Edit::Replace]
                 .map(|edit| edit(document(listed.clone())))
             {
-                let told = refusal(edit.clone(), state, false).expect(field);
+                let reported = refusal(edit.clone(), state, false).expect(field);
                 let field = format!("field: Some({field:?})");
-                assert!(told.contains("Forbidden") && told.contains(&field), "{told}");
+                assert!(reported.contains("Forbidden") && reported.contains(&field), "{reported}");
                 assert_eq!(refusal(edit, state, true), None);
             }
         }
-        let patch = |name, patch| Edit::Patch(Key::new(Kind::Volume, name), patch);
+        let patch = |name, patch| Edit::Patch(Key::new(ObjectKind::Volume, name), patch);
         assert!(refusal(patch("a", json!({ "path": "/dev/sda" })), state, false).is_some());
         assert!(refusal(patch("a", json!({ "name": "c", "path": "/x" })), state, false).is_some());
         for allowed in [
@@ -208,7 +212,7 @@ mod tests {
             Edit::Apply(document(json!({ "volume": [{ "name": "b", "size": "1GiB" }] }))),
             // As an export says it.
             Edit::Apply(document(json!({ "volume": [{ "name": "a", "path": "/dev/vg/a" }] }))),
-            Edit::Remove(Key::new(Kind::Volume, "a")),
+            Edit::Remove(Key::new(ObjectKind::Volume, "a")),
         ] {
             assert_eq!(refusal(allowed, state, false), None);
         }
@@ -229,8 +233,8 @@ mod tests {
         };
         for own in ["api.token", "state.sqlite", "volumes/../new.img", "volumes/a/b.img", "volumes"]
         {
-            let told = named(&state.join(own)).expect(own);
-            assert!(told.contains("field: Some(\"path\")"), "{told}");
+            let reported = named(&state.join(own)).expect(own);
+            assert!(reported.contains("field: Some(\"path\")"), "{reported}");
         }
         assert!(named(&link).is_some());
         for volume in [state.join("volumes/b.img"), folder.path().join("b.img")] {

@@ -25,11 +25,11 @@ use super::schema::{
 };
 use super::{Api, VERSION, config, events, lab, statistics, trace, volumes, ways};
 use crate::config::{Portal, Redirect, parse_portal, parse_redirect_address};
-use crate::desired::{Key, Kind};
+use crate::desired::{Key, ObjectKind};
 use crate::drain::{Outcome, Service, UnderWay, send_away};
 use crate::engine::{self, Usage};
 use crate::events::Occurrence;
-use crate::fronts::iscsi::{Attendance, Front, Mailbox};
+use crate::fronts::iscsi::{ConnectionInfo, Front, Mailbox};
 use crate::metrics;
 use crate::server::Export;
 use crate::targets::Target;
@@ -119,34 +119,36 @@ async fn scraped_metrics(State(api): State<Api>, headers: HeaderMap) -> Response
 /// The sessions that stand.
 #[utoipa::path(get, tag = "server", path = "/v1/sessions", responses((status = 200, body = SessionList), Failures))]
 pub(super) async fn sessions(State(front): State<Arc<Front>>) -> Json<SessionList> {
-    let connections = front.roster.connections();
-    let session = |seated: crate::fronts::iscsi::Seated| {
-        let own = || connections.iter().filter(|connection| connection.tsih == seated.tsih);
+    let connections = front.connection_table.connections();
+    let session = |info: crate::fronts::iscsi::SessionInfo| {
+        let own = || connections.iter().filter(|connection| connection.tsih == info.tsih);
         Session {
-            tsih: seated.tsih,
-            initiator: seated.initiator_name.clone(),
-            isid: seated.isid.to_string(),
-            target: seated.target_name.clone(),
-            kind: match seated.session_type {
+            tsih: info.tsih,
+            initiator: info.initiator_name.clone(),
+            isid: info.isid.to_string(),
+            target: info.target_name.clone(),
+            kind: match info.session_type {
                 SessionType::Normal => SessionKind::Normal,
                 SessionType::Discovery => SessionKind::Discovery,
             },
-            account: seated.account.clone(),
-            since_unix_seconds: unix_seconds(seated.since),
+            account: info.account.clone(),
+            since_unix_seconds: unix_seconds(info.since),
             connections: own().map(connection).collect(),
         }
     };
-    Json(SessionList { sessions: front.sessions.seated().into_iter().map(session).collect() })
+    Json(SessionList {
+        sessions: front.sessions.session_infos().into_iter().map(session).collect(),
+    })
 }
 
-fn connection(attendance: &Attendance) -> Connection {
+fn connection(info: &ConnectionInfo) -> Connection {
     Connection {
-        cid: attendance.cid,
-        peer: attendance.peer.to_string(),
-        portal: attendance.local.to_string(),
-        portal_group: attendance.portal_group,
-        since_unix_seconds: unix_seconds(attendance.since),
-        keys: (&attendance.parameters).into(),
+        cid: info.cid,
+        peer: info.peer.to_string(),
+        portal: info.local.to_string(),
+        portal_group: info.portal_group,
+        since_unix_seconds: unix_seconds(info.since),
+        keys: (&info.parameters).into(),
     }
 }
 
@@ -166,7 +168,7 @@ pub(super) async fn drain_session(
 ) -> Answer<Drained> {
     let request: DrainSession = parse(body.bytes())?;
     let number: Option<u16> = tsih.parse().ok();
-    let session = front.sessions.seated().into_iter().find(|seated| Some(seated.tsih) == number);
+    let session = front.sessions.session_infos().into_iter().find(|info| Some(info.tsih) == number);
     let session = session.ok_or_else(|| {
         ApiError::not_found(format!("there is no session {tsih}: `sarsen session list` has them"))
     })?;
@@ -236,7 +238,7 @@ pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
     let objects = api.desired.as_ref().map(|desired| desired.current().objects);
     let objects: Vec<Portal> = objects
         .iter()
-        .flat_map(|objects| objects.keys().filter(|key| key.kind == Kind::Portal))
+        .flat_map(|objects| objects.keys().filter(|key| key.kind == ObjectKind::Portal))
         .filter_map(|key| parse_portal(&key.name).ok())
         .collect();
     let served = api.front.portals.configs().into_iter().map(|portal| {
@@ -254,11 +256,11 @@ pub(super) async fn portals(State(api): State<Api>) -> Json<PortalList> {
 /// The targets, and how they are reached.
 #[utoipa::path(get, tag = "server", path = "/v1/targets", responses((status = 200, body = TargetList), Failures))]
 pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList> {
-    let (sessions, portals) = (front.sessions.seated(), front.portals.configs());
+    let (sessions, portals) = (front.sessions.session_infos(), front.portals.configs());
     let target = |target: Target| {
         let name = target.device.name();
         let (service, redirect) = front.drains.service(name);
-        let own = sessions.iter().filter(|seated| seated.target_name.as_deref() == Some(name));
+        let own = sessions.iter().filter(|info| info.target_name.as_deref() == Some(name));
         let portals = portals.iter().filter(|portal| target.is_reached_through(portal.group));
         let portals = portals.map(target_portal).collect();
         schema::Target {
@@ -270,7 +272,7 @@ pub(super) async fn targets(State(front): State<Arc<Front>>) -> Json<TargetList>
                 .map(|Redirect { address, permanent }| schema::Redirect { address, permanent }),
             portals,
             luns: target.device.luns().keys().map(|lun| TargetLun { lun: lun.0 }).collect(),
-            authentication: match front.access.demands_proof(name) {
+            authentication: match front.access.requires_authentication(name) {
                 true => Authentication::Chap,
                 false => Authentication::None,
             },
@@ -322,13 +324,13 @@ pub(super) async fn drain_target(
     // Whoever is seated after this has been turned away.
     let mailboxes: Vec<Vec<Mailbox>> = front
         .sessions
-        .seated()
+        .session_infos()
         .into_iter()
-        .filter(|seated| {
-            seated.session_type == SessionType::Normal
-                && seated.target_name.as_deref() == Some(name.as_str())
+        .filter(|info| {
+            info.session_type == SessionType::Normal
+                && info.target_name.as_deref() == Some(name.as_str())
         })
-        .map(|seated| seated.mailboxes)
+        .map(|info| info.mailboxes)
         .collect();
     info!(target = name, sessions = mailboxes.len(), "a target is drained");
     let grace = grace(request.grace_seconds);

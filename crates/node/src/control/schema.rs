@@ -9,7 +9,7 @@ use sarsen_proto::iscsi::{DigestKind, Parameters};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::desired::{Document, Key, Kind, Object, Orphan, Revision};
+use crate::desired::{Document, Key, Object, ObjectKind, Orphan, Revision};
 
 /// `GET /v1/sessions`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -193,7 +193,7 @@ pub struct OrphanList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// What it is.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Its name; of a portal its address and port.
     pub name: String,
     /// The problem and its remedy.
@@ -427,12 +427,12 @@ pub struct RevisionList {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TargetLines {
     /// One for each portal.
-    pub ways: Vec<WayLines>,
+    pub ways: Vec<PathCommands>,
 }
 
 /// What is pasted to reach a target by one of its portals.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct WayLines {
+pub struct PathCommands {
     /// Host and port.
     pub portal: String,
     /// Its portal group.
@@ -469,7 +469,7 @@ pub struct LabRun {
     /// `full` or `quick`.
     pub scale: String,
     /// Who took part.
-    pub contestants: Vec<String>,
+    pub targets_under_test: Vec<String>,
     /// In seconds since 1970.
     pub began_at: u64,
     /// The same, once it is complete.

@@ -14,7 +14,7 @@ use super::schema::statistics::{
 };
 use super::schema::unix_seconds;
 use crate::fronts::iscsi::Front;
-use crate::statistics::{self, BOUNDS, Histogram, Lately, Operation, Totals, upper_bound};
+use crate::statistics::{self, BOUNDS, Histogram, Operation, RecentTotals, Totals, upper_bound};
 
 /// How often it is noted what has come, so that there is a last while.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,13 +38,13 @@ pub(super) async fn statistics(State(front): State<Arc<Front>>) -> Json<Statisti
 /// All of it at this moment.
 pub(super) fn collect(front: &Front) -> Statistics {
     let counted = &front.access.metrics.statistics;
-    let seated = front.sessions.seated();
+    let session_infos = front.sessions.session_infos();
     let mut of_sessions = counted.sessions();
-    let sessions = seated.into_iter().map(|seated| SessionStatistics {
-        tsih: seated.tsih,
-        initiator: seated.initiator_name,
-        target: seated.target_name,
-        volumes: of_sessions.remove(&seated.tsih).map_or_else(Vec::new, |volumes| {
+    let sessions = session_infos.into_iter().map(|info| SessionStatistics {
+        tsih: info.tsih,
+        initiator: info.initiator_name,
+        target: info.target_name,
+        volumes: of_sessions.remove(&info.tsih).map_or_else(Vec::new, |volumes| {
             volumes.into_iter().map(|(name, totals)| session_volume(name, &totals)).collect()
         }),
     });
@@ -60,7 +60,7 @@ pub(super) fn collect(front: &Front) -> Statistics {
     }
 }
 
-fn volume(lately: Option<Lately>, name: String, totals: &Totals) -> VolumeStatistics {
+fn volume(lately: Option<RecentTotals>, name: String, totals: &Totals) -> VolumeStatistics {
     let recent = |operation: Operation| {
         let lately = lately.as_ref()?;
         let (_, of) = lately.operations().find(|(other, _)| *other == operation)?;

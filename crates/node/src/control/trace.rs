@@ -28,7 +28,7 @@ const SHOWS_DATA: bool = true;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Asked {
+pub(super) struct TraceQuery {
     /// Its name.
     initiator: String,
     /// What proves who he is goes out, too.
@@ -45,7 +45,7 @@ pub(super) async fn of_session(
     api.check_secrets(SHOWS_DATA)?;
     let front = api.front;
     let number: Option<u16> = tsih.parse().ok();
-    let session = front.sessions.seated().into_iter().find(|seated| Some(seated.tsih) == number);
+    let session = front.sessions.session_infos().into_iter().find(|info| Some(info.tsih) == number);
     let session = session.ok_or_else(|| {
         ApiError::not_found(format!("there is no session {tsih}: `sarsen session list` has them"))
     })?;
@@ -59,12 +59,12 @@ pub(super) async fn of_session(
 }
 
 /// What an initiator receives and sends from its next login on, in the same way.
-#[utoipa::path(get, tag = "server", path = "/v1/trace", params(Asked), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
+#[utoipa::path(get, tag = "server", path = "/v1/trace", params(TraceQuery), responses((status = 200, content_type = CONTENT_TYPE, body = Vec<u8>), Failures))]
 pub(super) async fn of_initiator(
     State(api): State<Api>,
-    query: Result<Query<Asked>, QueryRejection>,
+    query: Result<Query<TraceQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
-    let Query(Asked { initiator, secrets }) =
+    let Query(TraceQuery { initiator, secrets }) =
         query.map_err(|error| ApiError::invalid(None, error.body_text()))?;
     api.check_secrets(SHOWS_DATA)?;
     let front = api.front;

@@ -10,7 +10,7 @@ use super::config::parse_query;
 use super::error::ApiError;
 use super::openapi::Failures;
 use super::routes::{self, Answer, Json};
-use super::schema::{FormatLines, TargetLines, WayLines};
+use super::schema::{FormatLines, PathCommands, TargetLines};
 use crate::fronts::iscsi::Front;
 use crate::ways::{Client, Format, is_own, own_name, ways};
 
@@ -59,7 +59,7 @@ pub(super) async fn lines(
         user: user.as_deref(),
         secret_file: secret_file.as_deref().unwrap_or("SECRET-FILE"),
     };
-    let ways = ways(target, client).into_iter().map(|way| WayLines {
+    let ways = ways(target, client).into_iter().map(|way| PathCommands {
         portal: way.portal.to_string(),
         group: way.group,
         tls: way.tls,

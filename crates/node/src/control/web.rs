@@ -155,7 +155,7 @@ impl Opened {
 impl Web {
     pub(crate) fn start(opened: Opened, api: Api) -> io::Result<Self> {
         let Opened { listener, address, tls, fingerprint, guard } = opened;
-        let (closing, mut told) = watch::channel(false);
+        let (closing, mut reported) = watch::channel(false);
         let secure = tls.is_some();
         let is_trusted = matches!(guard, Guard::Token(_));
         let api = Api { is_trusted, capacity: Capacity::default(), ..api };
@@ -164,7 +164,7 @@ impl Web {
             tokio::select! {
                 () = connections::serve(listener, tls, router, Limits::default()) => {}
                 // What is being answered is cut off: the server ends.
-                _ = told.wait_for(|closing| *closing) => {}
+                _ = reported.wait_for(|closing| *closing) => {}
             }
         })?;
         let scheme = if secure { "https" } else { "http" };
@@ -505,19 +505,20 @@ mod tests {
                 let mut damaged = whole.clone();
                 damaged[bit / 8] ^= 1 << (bit % 8);
                 fs::write(&path, &damaged).expect("written");
-                let told = match is_token {
+                let reported = match is_token {
                     true => own_token(folder.path()).map(drop),
                     false => own_certificate(folder.path(), LOCAL).map(drop),
                 };
-                let told = told.err().map(|error| error.to_string()).unwrap_or_default();
-                assert!(told.contains(name), "{name}, bit {bit}: {told}");
+                let reported = reported.err().map(|error| error.to_string()).unwrap_or_default();
+                assert!(reported.contains(name), "{name}, bit {bit}: {reported}");
             }
             fs::write(&path, &whole).expect("written");
         }
         keep(&folder.path().join("short"), b"abc").expect("written");
         fs::write(folder.path().join("open"), "0123456789abcdef").expect("written");
-        let told = read_token(&folder.path().join("open")).expect_err("others read it").to_string();
-        assert!(told.contains("chmod 600"), "{told}");
+        let reported =
+            read_token(&folder.path().join("open")).expect_err("others read it").to_string();
+        assert!(reported.contains("chmod 600"), "{reported}");
         assert!(matches!(read_token(&folder.path().join("short")), Err(WebError::Token(_))));
         let config = ApiConfig {
             address: "0.0.0.0:0".parse().expect("an address"),

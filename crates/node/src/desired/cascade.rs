@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Invalid;
 use super::document::{Rule, ShownLuns, Target};
-use super::object::{Key, Kind, Object, Objects};
+use super::object::{Key, Object, ObjectKind, Objects};
 
 /// Whatever speaks of `key` does not any more. A target that loses its last volume by that goes, too.
 pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> {
@@ -13,16 +13,18 @@ pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> 
     for (other, object) in objects.iter_mut() {
         let mut changed = (**object).clone();
         match (&mut changed, key.kind) {
-            (Object::Target(target), Kind::Volume) => {
+            (Object::Target(target), ObjectKind::Volume) => {
                 take_volume_out(target, &key.name);
             }
-            (Object::Target(target), Kind::Account | Kind::Host) => {
+            (Object::Target(target), ObjectKind::Account | ObjectKind::Host) => {
                 take_rules_out(target, key, other)?;
             }
-            (Object::Discovery(discovery), Kind::Account) => {
+            (Object::Discovery(discovery), ObjectKind::Account) => {
                 take_account_out(&mut discovery.chap, &mut discovery.own_account, key, other)?;
             }
-            (Object::Host(host), Kind::Account) if host.account.as_ref() == Some(&key.name) => {
+            (Object::Host(host), ObjectKind::Account)
+                if host.account.as_ref() == Some(&key.name) =>
+            {
                 let message = format!(
                     "host {} is who logs in with account {}: give it another one, or remove it first",
                     host.name, key.name
@@ -38,7 +40,7 @@ pub(super) fn take_out(objects: &mut Objects, key: &Key) -> Result<(), Invalid> 
             *object = Arc::new(changed);
         }
     }
-    if key.kind == Kind::Volume {
+    if key.kind == ObjectKind::Volume {
         empty.iter().for_each(|target| drop(objects.remove(target)));
     }
     Ok(())
@@ -59,7 +61,7 @@ fn take_volume_out(target: &mut Target, volume: &str) {
 
 fn take_rules_out(target: &mut Target, key: &Key, of: &Key) -> Result<(), Invalid> {
     let speaks = |rule: &Rule| match key.kind {
-        Kind::Host => rule.host.as_ref() == Some(&key.name),
+        ObjectKind::Host => rule.host.as_ref() == Some(&key.name),
         _ => rule.account.as_ref() == Some(&key.name),
     };
     let rules = target.allow.len();
@@ -68,7 +70,7 @@ fn take_rules_out(target: &mut Target, key: &Key, of: &Key) -> Result<(), Invali
         return Err(last(key, of, "allow"));
     }
     match key.kind {
-        Kind::Account => take_account_out(&mut target.chap, &mut target.own_account, key, of),
+        ObjectKind::Account => take_account_out(&mut target.chap, &mut target.own_account, key, of),
         _ => Ok(()),
     }
 }
@@ -140,7 +142,7 @@ mod tests {
         allow = [{ host = "h" }]
     "#;
 
-    fn after(kind: Kind, name: &str) -> Result<Document, Invalid> {
+    fn after(kind: ObjectKind, name: &str) -> Result<Document, Invalid> {
         let document: Document = toml::from_str(BEGIN).expect("a document");
         let objects = document.into_objects();
         let mut objects: Objects = objects.map(|object| (object.key(), Arc::new(object))).collect();
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_volume_goes_out_of_targets_and_rules_and_a_target_that_had_no_other_goes() {
-        let document = after(Kind::Volume, "a").expect("nobody is let in by it");
+        let document = after(ObjectKind::Volume, "a").expect("nobody is let in by it");
         // The third target had none before: it is none of this.
         assert_eq!(names(&document), ["iqn.x:both", "iqn.x:other", "iqn.x:third"]);
         let both = &document.target[0];
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn an_account_goes_out_of_targets_and_rules() {
-        let document = after(Kind::Account, "x").expect("others are let in");
+        let document = after(ObjectKind::Account, "x").expect("others are let in");
         let both = &document.target[1];
         assert_eq!((both.chap.as_slice(), &both.own_account), (&["y".to_owned()][..], &None));
         assert_eq!(both.allow.len(), 2);
@@ -176,17 +178,18 @@ mod tests {
 
     #[test]
     fn nobody_is_let_in_by_what_goes() {
-        for (kind, name, field, told) in [
-            (Kind::Account, "y", "host/of-y.account", "give it another one"),
-            (Kind::Host, "h", "target/iqn.x:third.allow", "everybody would be"),
+        for (kind, name, field, reported) in [
+            (ObjectKind::Account, "y", "host/of-y.account", "give it another one"),
+            (ObjectKind::Host, "h", "target/iqn.x:third.allow", "everybody would be"),
         ] {
-            let refused = after(kind, name).expect_err(told);
+            let refused = after(kind, name).expect_err(reported);
             assert_eq!(refused.field.as_deref(), Some(field), "{refused}");
-            assert!(refused.message.contains(told), "{refused}");
+            assert!(refused.message.contains(reported), "{refused}");
         }
         let mut target =
             Target { name: "iqn.x:t".into(), chap: vec!["y".into()], ..Target::default() };
-        let (account, of) = (Key::new(Kind::Account, "y"), Key::new(Kind::Target, "iqn.x:t"));
+        let (account, of) =
+            (Key::new(ObjectKind::Account, "y"), Key::new(ObjectKind::Target, "iqn.x:t"));
         let refused = take_rules_out(&mut target, &account, &of).expect_err("the last account");
         assert_eq!(refused.field.as_deref(), Some("target/iqn.x:t.chap"));
     }

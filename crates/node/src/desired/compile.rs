@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::document::{Account, Document, Volume};
-use super::object::{Key, Kind, Object, Objects, differences};
+use super::object::{Key, Object, ObjectKind, Objects, differences};
 use crate::config::{
-    AccessConfig, AccountConfig, Config, ConfigError, HostConfig, Limits, MAX_VOLUMES, Need,
-    Portal, SecretSource, TargetConfig, VolumeConfig, parse_file,
+    AccessConfig, AccountConfig, Config, ConfigError, HostConfig, Limits, MAX_VOLUMES, Portal,
+    PortalRequirement, SecretSource, TargetConfig, VolumeConfig, parse_file,
 };
 
 /// What is wrong with a thing.
@@ -44,7 +44,7 @@ pub(super) struct Compiler {
     base: Config,
     parts: BTreeMap<Key, (Arc<Object>, Part)>,
     /// Needs of targets that no portal meets in the configuration in force.
-    unmet: BTreeSet<Need>,
+    unmet: BTreeSet<PortalRequirement>,
 }
 
 impl Compiler {
@@ -71,7 +71,7 @@ impl Compiler {
     }
 
     /// A configuration is in force from now on, with these [`unmet`] needs.
-    pub(super) fn adopt(&mut self, unmet: BTreeSet<Need>) {
+    pub(super) fn adopt(&mut self, unmet: BTreeSet<PortalRequirement>) {
         self.unmet = unmet;
     }
 
@@ -92,10 +92,10 @@ impl Compiler {
     fn compile_with(
         &mut self,
         objects: &Objects,
-        may_be_unmet: Option<&BTreeSet<Need>>,
+        may_be_unmet: Option<&BTreeSet<PortalRequirement>>,
     ) -> Result<Config, Invalid> {
         // Checked before the objects take memory.
-        let volumes = objects.keys().filter(|key| key.kind == Kind::Volume).count();
+        let volumes = objects.keys().filter(|key| key.kind == ObjectKind::Volume).count();
         if volumes > MAX_VOLUMES {
             let message = format!("{volumes} volumes, of {MAX_VOLUMES} at most");
             return Err(Invalid { field: None, message });
@@ -130,7 +130,7 @@ impl Compiler {
 }
 
 /// Needs of the targets of a configuration that no portal meets.
-pub(super) fn unmet(config: &Config) -> BTreeSet<Need> {
+pub(super) fn unmet(config: &Config) -> BTreeSet<PortalRequirement> {
     config.unmet_needs().map(|unmet| unmet.need).collect()
 }
 
@@ -349,7 +349,7 @@ mod tests {
         assert!(compile(&bound).is_err(), "what is new is refused");
         let mut compiler = Compiler::new(Config::default());
         let started = compiler.compile_to_start(&objects(&bound)).expect("it starts");
-        let expected = [Need::Group(2), Need::ClientCertificates].into();
+        let expected = [PortalRequirement::Group(2), PortalRequirement::ClientCertificates].into();
         assert_eq!((started.targets.len(), unmet(&started)), (2, expected));
         let more = bound.clone() + &target("v", "");
         assert_eq!(compiler.compile(&objects(&more)).expect("valid").targets.len(), 3);
@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told_by_its_field() {
-        for (text, field, told) in [
+        for (text, field, reported) in [
             ("[[volume]]\nname = \"A\"\nstore = \"ram\"\nsize = 512", "", "volume name \"A\""),
             (
                 "[[volume]]\nname = \"a\"\nstore = \"rma\"\nsize = 512",
@@ -410,9 +410,9 @@ mod tests {
                 "there is no account nobody",
             ),
         ] {
-            let invalid = compile(text).expect_err(told);
+            let invalid = compile(text).expect_err(reported);
             assert_eq!(invalid.field.as_deref().unwrap_or_default(), field, "{invalid}");
-            assert!(invalid.message.contains(told), "{invalid}");
+            assert!(invalid.message.contains(reported), "{invalid}");
         }
     }
 }

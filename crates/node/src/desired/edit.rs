@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::ChangeRefused;
 use super::cascade::take_out;
 use super::document::{Account, Document, ShownLuns, Target, Volume};
-use super::object::{Key, Kind, Object, Objects, serial};
+use super::object::{Key, Object, ObjectKind, Objects, serial};
 use super::store::VOLUMES;
 use crate::config::nearest;
 use crate::keeper;
@@ -256,10 +256,10 @@ fn rename(objects: &mut Objects, key: &Key, new: &str) {
         let mut changed = (**object).clone();
         match (&mut changed, key.kind) {
             (Object::Target(target), kind) => rename_in_target(target, kind, &change),
-            (Object::Discovery(discovery), Kind::Account) => {
+            (Object::Discovery(discovery), ObjectKind::Account) => {
                 discovery.chap.iter_mut().chain(&mut discovery.own_account).for_each(change);
             }
-            (Object::Host(host), Kind::Account) => host.account.iter_mut().for_each(change),
+            (Object::Host(host), ObjectKind::Account) => host.account.iter_mut().for_each(change),
             _ => {}
         }
         if changed != **object {
@@ -268,9 +268,9 @@ fn rename(objects: &mut Objects, key: &Key, new: &str) {
     }
 }
 
-fn rename_in_target(target: &mut Target, kind: Kind, change: &impl Fn(&mut String)) {
+fn rename_in_target(target: &mut Target, kind: ObjectKind, change: &impl Fn(&mut String)) {
     match kind {
-        Kind::Volume => {
+        ObjectKind::Volume => {
             target.luns.0.values_mut().for_each(change);
             for rule in &mut target.allow {
                 if let Some(ShownLuns::Volumes(volumes)) = &mut rule.luns {
@@ -278,14 +278,14 @@ fn rename_in_target(target: &mut Target, kind: Kind, change: &impl Fn(&mut Strin
                 }
             }
         }
-        Kind::Account => {
+        ObjectKind::Account => {
             target.chap.iter_mut().chain(&mut target.own_account).for_each(change);
             target.allow.iter_mut().filter_map(|rule| rule.account.as_mut()).for_each(change);
         }
-        Kind::Host => {
+        ObjectKind::Host => {
             target.allow.iter_mut().filter_map(|rule| rule.host.as_mut()).for_each(change);
         }
-        Kind::Portal | Kind::Target | Kind::Discovery | Kind::Limits => {}
+        ObjectKind::Portal | ObjectKind::Target | ObjectKind::Discovery | ObjectKind::Limits => {}
     }
 }
 
@@ -371,7 +371,7 @@ mod tests {
     }
 
     fn volume(objects: &Objects, name: &str) -> Volume {
-        match &*objects[&Key::new(Kind::Volume, name)] {
+        match &*objects[&Key::new(ObjectKind::Volume, name)] {
             Object::Volume(volume) => volume.clone(),
             other => panic!("{other:?} is no volume"),
         }
@@ -388,7 +388,7 @@ mod tests {
         let kept = volume(&objects, "a");
         assert_eq!((&kept.serial, &kept.naa, &kept.path), (&new.serial, &new.naa, &new.path));
         assert_eq!(kept.size.expect("a size").0, "2GiB");
-        let renamed = Edit::Patch(Key::new(Kind::Volume, "a"), json!({ "name": "b" }));
+        let renamed = Edit::Patch(Key::new(ObjectKind::Volume, "a"), json!({ "name": "b" }));
         let text = after(&mut objects, renamed).expect("valid");
         let kept = volume(&objects, "b");
         assert_eq!((&kept.serial, &kept.path), (&new.serial, &new.path));
@@ -414,8 +414,8 @@ mod tests {
         let mut objects = begun();
         let patch =
             |kind, from: &str, to: &str| Edit::Patch(Key::new(kind, from), json!({ "name": to }));
-        after(&mut objects, patch(Kind::Account, "x", "y")).expect("valid");
-        let text = after(&mut objects, patch(Kind::Host, "h", "web")).expect("valid");
+        after(&mut objects, patch(ObjectKind::Account, "x", "y")).expect("valid");
+        let text = after(&mut objects, patch(ObjectKind::Host, "h", "web")).expect("valid");
         assert!(!text.contains("\"x\"") && !text.contains("\"h\""), "{text}");
         assert!(text.contains("chap = [\"y\"]") && text.contains("host = \"web\""), "{text}");
         assert!(text.contains("secret = \"twelve bytes\""), "{text}");
@@ -426,20 +426,20 @@ mod tests {
     #[test]
     fn what_is_not_there_or_taken_is_told() {
         let mut objects = begun();
-        let key = |name| Key::new(Kind::Volume, name);
+        let key = |name| Key::new(ObjectKind::Volume, name);
         let add = Edit::Add(Object::Volume(Volume { name: "a".into(), ..Volume::default() }));
         let x = Account { name: "x".into(), ..Account::default() };
-        for (edit, told) in [
+        for (edit, reported) in [
             (Edit::Remove(key("b")), "there is no volume b"),
-            (Edit::Remove(Key::new(Kind::Host, "hh")), "did you mean h?"),
+            (Edit::Remove(Key::new(ObjectKind::Host, "hh")), "did you mean h?"),
             (add, "there is a volume a already"),
             (Edit::Add(Object::Account(x)), "there is an account x already"),
             (Edit::Patch(key("a"), json!({ "sise": 1 })), "unknown field `sise`"),
             (Edit::Patch(key("a"), json!({ "iops": "abc" })), "volume/a.iops: invalid type"),
             (Edit::Patch(key("a"), json!([])), "a merge patch is an object"),
         ] {
-            let refused = after(&mut objects, edit).expect_err(told);
-            assert!(refused.contains(told), "{refused}");
+            let refused = after(&mut objects, edit).expect_err(reported);
+            assert!(refused.contains(reported), "{refused}");
         }
         let before = Arc::clone(&objects[&key("a")]);
         let same = Edit::Patch(key("a"), json!({ "store": "file", "read-only": false }));

@@ -9,7 +9,7 @@ const SHOWN: usize = 500;
 /// Why JSON is not what it is to be.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{message}", .key.as_ref().map_or(String::new(), |key| format!("{key}: ")))]
-pub struct Misfit {
+pub struct JsonMismatch {
     /// The key whose value is wrong: `volume[3].iops`.
     pub key: Option<String>,
     /// What is wrong with it.
@@ -17,20 +17,20 @@ pub struct Misfit {
 }
 
 /// Text of JSON as a `T`.
-pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, Misfit> {
+pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonMismatch> {
     serde_json::from_slice(text).map_err(|error| misfit::<T>(text, error))
 }
 
 /// Parses the text again, more slowly, to find the key. This builds a `T` until the error, not a tree of values,
 /// which takes a hundred times the length of the text.
-fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> Misfit {
+fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> JsonMismatch {
     // Invalid JSON has no key: there the line is more useful.
     if !error.is_data() {
-        return Misfit { key: None, message: error.to_string() };
+        return JsonMismatch { key: None, message: error.to_string() };
     }
     let mut text = serde_json::Deserializer::from_slice(text);
     let Err(error) = serde_path_to_error::deserialize::<_, T>(&mut text) else {
-        return Misfit { key: None, message: error.to_string() };
+        return JsonMismatch { key: None, message: error.to_string() };
     };
     let key = error.path().to_string();
     let error = error.into_inner();
@@ -38,7 +38,7 @@ fn misfit<T: DeserializeOwned>(text: &[u8], error: serde_json::Error) -> Misfit 
     let message = error.to_string();
     let message = message.strip_suffix(&place).unwrap_or(&message);
     // The path of the whole document is a dot.
-    Misfit { key: (key != ".").then(|| shown(&key)), message: shown(message) }
+    JsonMismatch { key: (key != ".").then(|| shown(&key)), message: shown(message) }
 }
 
 fn shown(text: &str) -> String {
@@ -55,19 +55,22 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told_by_its_key() {
-        let told = |text: &str| from_json::<Volume>(text.as_bytes()).expect_err(text).to_string();
+        let reported =
+            |text: &str| from_json::<Volume>(text.as_bytes()).expect_err(text).to_string();
         assert_eq!(
-            told(r#"{ "name": "a", "iops": "abc" }"#),
+            reported(r#"{ "name": "a", "iops": "abc" }"#),
             "iops: invalid type: string \"abc\", expected u64"
         );
         assert_eq!(
-            told(r#"{ "name": "a", "size": true }"#),
+            reported(r#"{ "name": "a", "size": true }"#),
             "size: invalid type: boolean `true`, expected a number or a text"
         );
-        assert!(told(r#"{ "name": "a", "sise": 1 }"#).starts_with("sise: unknown field `sise`"));
-        assert_eq!(told("{}"), "missing field `name`");
-        assert_eq!(told("{ \"name\": "), "EOF while parsing a value at line 1 column 10");
-        let twice = told(r#"{ "name": "a", "name": "b" }"#);
+        assert!(
+            reported(r#"{ "name": "a", "sise": 1 }"#).starts_with("sise: unknown field `sise`")
+        );
+        assert_eq!(reported("{}"), "missing field `name`");
+        assert_eq!(reported("{ \"name\": "), "EOF while parsing a value at line 1 column 10");
+        let twice = reported(r#"{ "name": "a", "name": "b" }"#);
         assert!(twice.ends_with("duplicate field `name`"), "{twice}");
         let deep = r#"{ "volume": [{ "name": "a" }, { "name": "b", "read-only": 1 }] }"#;
         let deep = from_json::<Document>(deep.as_bytes()).expect_err("no truth");
@@ -78,15 +81,18 @@ mod tests {
             "luns: invalid type: integer `3`, expected a list of volumes, or a table of volumes by LUN"
         );
         let luns = from_json::<Target>(br#"{ "name": "t", "luns": { "x": "a" } }"#);
-        let told = luns.expect_err("no LUN").to_string();
-        assert!(told.starts_with("luns") && told.ends_with("\"x\" is no LUN"), "{told}");
+        let reported = luns.expect_err("no LUN").to_string();
+        assert!(
+            reported.starts_with("luns") && reported.ends_with("\"x\" is no LUN"),
+            "{reported}"
+        );
     }
 
     #[test]
     fn what_is_repeated_of_a_text_is_cut() {
         let long = "x".repeat(1 << 20);
-        let told =
+        let reported =
             from_json::<Volume>(format!("{{ \"{long}\": 1 }}").as_bytes()).expect_err("long");
-        assert!(told.to_string().len() < 3 * SHOWN, "{} bytes", told.to_string().len());
+        assert!(reported.to_string().len() < 3 * SHOWN, "{} bytes", reported.to_string().len());
     }
 }

@@ -27,9 +27,9 @@ pub use self::compile::Invalid;
 use self::compile::{Compiler, unmet};
 pub use self::document::Document;
 pub use self::edit::Edit;
-pub use self::fit::{Misfit, from_json};
+pub use self::fit::{JsonMismatch, from_json};
 use self::object::differences;
-pub use self::object::{Key, Kind, Object, Objects};
+pub use self::object::{Key, Object, ObjectKind, Objects};
 pub use self::orphans::{Orphan, OrphanError};
 pub use self::plan::{Action, FieldChange, Step, plan};
 use self::plan::{default_portal, summary};
@@ -38,7 +38,7 @@ pub(crate) use self::store::VOLUMES;
 use self::store::{Contents, History, Store};
 pub use self::store::{Revision, StateError};
 use crate::config::{Config, ConfigError};
-use crate::engine::{self, Cause, ChangeError, Engine, Force, Made, Managed};
+use crate::engine::{self, Cause, ChangeError, ChangeOutcome, Engine, Force, Managed};
 use crate::events::{EventLog, Occurrence};
 
 /// Time for a deleted volume to be closed. If it takes longer, its file is not erased.
@@ -144,7 +144,7 @@ pub enum ChangeRefused {
         current: u64,
     },
     /// Clients use what it takes away.
-    #[error("{}: give --force to log them out first", told(.0))]
+    #[error("{}: give --force to log them out first", reported(.0))]
     InUse(Vec<Interruption>),
     /// The volume has no file of its own to erase.
     #[error("volume {volume}: {why}")]
@@ -163,8 +163,8 @@ pub enum ChangeRefused {
 }
 
 /// `a volume`, `an account`.
-fn article(kind: Kind) -> String {
-    let article = if kind == Kind::Account { "an" } else { "a" };
+fn article(kind: ObjectKind) -> String {
+    let article = if kind == ObjectKind::Account { "an" } else { "a" };
     format!("{article} {}", kind.word())
 }
 
@@ -172,14 +172,14 @@ fn article(kind: Kind) -> String {
 fn remedy(key: &Key, is_left_out: bool) -> &'static str {
     match (is_left_out, key.kind) {
         (true, _) => "the document leaves it out: list it, or change that, too",
-        (false, Kind::Volume) => "detach it first, or give --cascade",
+        (false, ObjectKind::Volume) => "detach it first, or give --cascade",
         // Of a host, and where it is the last, it is not taken out by itself.
-        (false, Kind::Account) => "take it out of there first",
+        (false, ObjectKind::Account) => "take it out of there first",
         (false, _) => "take it out of there first, or give --cascade",
     }
 }
 
-fn told(interruptions: &[Interruption]) -> String {
+fn reported(interruptions: &[Interruption]) -> String {
     let one = |interruption: &Interruption| {
         format!("{} is used by {}", interruption.object, interruption.initiators.join(", "))
     };
@@ -208,20 +208,20 @@ struct Changing {
     engine: Option<Arc<Engine>>,
     /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes, as it
     /// is kept.
-    owed: BTreeMap<String, u64>,
+    pending_size: BTreeMap<String, u64>,
 }
 
 impl Changing {
     /// Keeps what files are short of no more. Where that is not possible they may be short once more, which is no loss.
     fn settle(&mut self) {
         let Some(engine) = &self.engine else { return };
-        let owed = engine.owed();
-        if owed == self.owed {
+        let pending_size = engine.pending_size();
+        if pending_size == self.pending_size {
             return;
         }
-        match self.store.keep_owed(&owed) {
+        match self.store.keep_owed(&pending_size) {
             Ok(copy) => {
-                self.owed = owed;
+                self.pending_size = pending_size;
                 copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
             }
             Err(error) => warn!(%error, "which files are whole is not kept"),
@@ -245,14 +245,14 @@ impl Desired {
         // Paths under it are kept, and hold wherever the server is started the next time.
         let folder = &std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
         let (store, contents) = Store::open(folder)?;
-        let Contents { revision, objects, owed, is_new, repairs } = contents;
+        let Contents { revision, objects, pending_size, is_new, repairs } = contents;
         let mut compiler = Compiler::new(base);
         let config = compiler.compile_to_start(&objects)?;
         let current = Current { revision, objects: Arc::new(objects) };
         let desired = Self {
             folder: folder.to_owned(),
             kept: store.reader(),
-            changing: AsyncMutex::new(Changing { store, compiler, engine: None, owed }),
+            changing: AsyncMutex::new(Changing { store, compiler, engine: None, pending_size }),
             current: Mutex::new(current),
             is_new,
             repairs,
@@ -272,8 +272,12 @@ impl Desired {
     pub(crate) fn managed(&mut self) -> Managed {
         let objects = self.current().objects;
         let count = |kind| objects.keys().filter(|key| key.kind == kind).count();
-        let owed = self.changing.get_mut().owed.clone();
-        Managed { portals: count(Kind::Portal), accounts: count(Kind::Account), owed }
+        let pending_size = self.changing.get_mut().pending_size.clone();
+        Managed {
+            portals: count(ObjectKind::Portal),
+            accounts: count(ObjectKind::Account),
+            pending_size,
+        }
     }
 
     /// From now on, changes are made to what this engine runs.
@@ -310,7 +314,7 @@ impl Desired {
 
     /// Takes over other settings of the server's own, and reads secrets again, as far as it can be done while
     /// it runs. Blocks the thread.
-    pub(crate) async fn rebase(&self, base: Config) -> Result<Made, ChangeError> {
+    pub(crate) async fn rebase(&self, base: Config) -> Result<ChangeOutcome, ChangeError> {
         let mut changing = self.changing.lock().await;
         let mut compiler = changing.compiler.with_base(base);
         let config = compiler.compile(&self.current().objects).map_err(|invalid| {
@@ -331,7 +335,7 @@ impl Desired {
         &self,
         volume: &str,
         grace: Option<Duration>,
-    ) -> Result<Made, ChangeRefused> {
+    ) -> Result<ChangeOutcome, ChangeRefused> {
         let mut changing = self.changing.lock().await;
         let Changing { compiler, engine, .. } = &mut *changing;
         let engine = engine.as_ref().expect("a server that answers has an engine");
@@ -425,7 +429,7 @@ impl Desired {
             return Ok(changed);
         }
         let unmet = unmet(&config);
-        let Changing { store, compiler, engine, owed } = &mut *changing;
+        let Changing { store, compiler, engine, pending_size } = &mut *changing;
         let engine = engine.as_ref().expect("a server that answers has an engine");
         let prepared = engine.prepare(config, Cause::Edit)?;
         changed.interrupts = prepared.interrupts().iter().map(Interruption::of).collect();
@@ -450,10 +454,11 @@ impl Desired {
         let different = differences(&*before.objects, &objects);
         let writes: Vec<store::Write<'_>> =
             different.map(|one| (one.key, one.after.map(|object| &**object))).collect();
-        let short: BTreeMap<String, u64> = owed.clone().into_iter().chain(ready.owes()).collect();
+        let short: BTreeMap<String, u64> =
+            pending_size.clone().into_iter().chain(ready.owes()).collect();
         let copy = store.commit(&revision, &writes, &objects, &short)?;
         copy.iter().for_each(|copy| engine.front.access.events.tell(copy));
-        *owed = short;
+        *pending_size = short;
         let made = ready.make();
         compiler.adopt(unmet);
         changed.needs_restart = made.needs_restart.into_iter().map(str::to_owned).collect();

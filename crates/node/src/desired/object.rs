@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::document::{Account, Discovery, Document, Host, Portal, Scalar, Target, Volume};
-use super::fit::{Misfit, from_json};
+use super::fit::{JsonMismatch, from_json};
 use std::collections::BTreeMap;
 
 /// What kind of thing.
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum ObjectKind {
     /// Where the server listens.
     Portal,
     /// A name and a secret.
@@ -33,7 +33,7 @@ pub enum Kind {
     Limits,
 }
 
-impl Kind {
+impl ObjectKind {
     /// All of them, in the order of a document.
     pub const ALL: [Self; 7] = [
         Self::Portal,
@@ -65,7 +65,7 @@ impl Kind {
 #[schema(as = ObjectKey)]
 pub struct Key {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Its name.
     #[serde(default)]
     pub name: String,
@@ -73,14 +73,14 @@ pub struct Key {
 
 impl Key {
     /// The thing of that kind and name.
-    pub fn new(kind: Kind, name: &str) -> Self {
+    pub fn new(kind: ObjectKind, name: &str) -> Self {
         Self { kind, name: name.to_owned() }
     }
 
     /// From how it is written.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (word, name) = text.split_once('/')?;
-        let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word)?;
+        let kind = ObjectKind::ALL.into_iter().find(|kind| kind.word() == word)?;
         Some(Self::new(kind, name))
     }
 }
@@ -109,15 +109,15 @@ pub enum Object {
 
 impl Object {
     /// Its kind.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ObjectKind {
         match self {
-            Self::Portal(_) => Kind::Portal,
-            Self::Account(_) => Kind::Account,
-            Self::Host(_) => Kind::Host,
-            Self::Volume(_) => Kind::Volume,
-            Self::Target(_) => Kind::Target,
-            Self::Discovery(_) => Kind::Discovery,
-            Self::Limits(_) => Kind::Limits,
+            Self::Portal(_) => ObjectKind::Portal,
+            Self::Account(_) => ObjectKind::Account,
+            Self::Host(_) => ObjectKind::Host,
+            Self::Volume(_) => ObjectKind::Volume,
+            Self::Target(_) => ObjectKind::Target,
+            Self::Discovery(_) => ObjectKind::Discovery,
+            Self::Limits(_) => ObjectKind::Limits,
         }
     }
 
@@ -139,15 +139,15 @@ impl Object {
     }
 
     /// From JSON.
-    pub fn from_json(kind: Kind, text: &[u8]) -> Result<Self, Misfit> {
+    pub fn from_json(kind: ObjectKind, text: &[u8]) -> Result<Self, JsonMismatch> {
         Ok(match kind {
-            Kind::Portal => Self::Portal(from_json(text)?),
-            Kind::Account => Self::Account(from_json(text)?),
-            Kind::Host => Self::Host(from_json(text)?),
-            Kind::Volume => Self::Volume(from_json(text)?),
-            Kind::Target => Self::Target(from_json(text)?),
-            Kind::Discovery => Self::Discovery(from_json(text)?),
-            Kind::Limits => Self::Limits(from_json(text)?),
+            ObjectKind::Portal => Self::Portal(from_json(text)?),
+            ObjectKind::Account => Self::Account(from_json(text)?),
+            ObjectKind::Host => Self::Host(from_json(text)?),
+            ObjectKind::Volume => Self::Volume(from_json(text)?),
+            ObjectKind::Target => Self::Target(from_json(text)?),
+            ObjectKind::Discovery => Self::Discovery(from_json(text)?),
+            ObjectKind::Limits => Self::Limits(from_json(text)?),
         })
     }
 

@@ -128,7 +128,7 @@ pub(super) fn remove(folder: &Path, objects: &Objects, name: &str) -> Result<Orp
 }
 
 /// Removes the file of a deleted volume, and the folder of its records, when no program has it open any more.
-pub(super) fn erase(path: &Path, patience: Duration) -> Result<(), OrphanError> {
+pub(super) fn erase(path: &Path, timeout: Duration) -> Result<(), OrphanError> {
     let in_use = || OrphanError::InUse(path.display().to_string());
     let is_missing = |error: &io::Error| error.kind() == ErrorKind::NotFound;
     match fs::symlink_metadata(path) {
@@ -137,7 +137,7 @@ pub(super) fn erase(path: &Path, patience: Duration) -> Result<(), OrphanError> 
         found => {
             found.map_err(system(path))?;
             let file = fs::File::open(path).map_err(system(path))?;
-            if !lock_within(&file, true, patience).map_err(system(path))? {
+            if !lock_within(&file, true, timeout).map_err(system(path))? {
                 return Err(in_use());
             }
             fs::remove_file(path).map_err(system(path))?;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::object::{Difference, Key, Kind, Object, Objects, differences, serial};
+use super::object::{Difference, Key, Object, ObjectKind, Objects, differences, serial};
 use crate::config::DEFAULT_PORTAL;
 
 /// One thing that is done.
@@ -18,7 +18,7 @@ pub struct Step {
     /// What is done.
     pub action: Action,
     /// To what kind of thing.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// Of which name.
     pub name: String,
     /// Of a thing that gets another name: that one.
@@ -58,8 +58,9 @@ pub struct FieldChange {
 /// portal is configured, and opened when the last one is removed.
 pub(super) fn default_portal(before: &Objects, after: &Objects) -> Option<Step> {
     let address = DEFAULT_PORTAL.to_string();
-    let count = |objects: &Objects| objects.keys().filter(|key| key.kind == Kind::Portal).count();
-    let stays = |objects: &Objects| objects.contains_key(&Key::new(Kind::Portal, &address));
+    let count =
+        |objects: &Objects| objects.keys().filter(|key| key.kind == ObjectKind::Portal).count();
+    let stays = |objects: &Objects| objects.contains_key(&Key::new(ObjectKind::Portal, &address));
     let action = match (count(before), count(after)) {
         (0, 1..) if !stays(after) => Action::Remove,
         (1.., 0) if !stays(before) => Action::Add,
@@ -70,7 +71,7 @@ pub(super) fn default_portal(before: &Objects, after: &Objects) -> Option<Step> 
         from: (action == Action::Remove).then_some(Value::Bool(true)),
         to: (action == Action::Add).then_some(Value::Bool(true)),
     }];
-    Some(Step { action, kind: Kind::Portal, name: address, new_name: None, changes })
+    Some(Step { action, kind: ObjectKind::Portal, name: address, new_name: None, changes })
 }
 
 /// `+ volume data`, `~ volume data: size 1GiB -> 2GiB`, `- target iqn…`.
@@ -146,9 +147,9 @@ fn counted(from: Option<&Value>, to: Option<&Value>) -> Option<String> {
     let gone = before.keys().filter(|key| !after.contains_key(*key)).count();
     let changed = after.iter().filter(|(key, value)| before.get(*key).is_some_and(|b| b != *value));
     let counts = [(added, "added"), (changed.count(), "changed"), (gone, "gone")];
-    let told = counts.iter().filter(|(count, _)| *count != 0);
-    let told: Vec<String> = told.map(|(count, what)| format!("{count} {what}")).collect();
-    Some(if told.is_empty() { "in another order".to_owned() } else { told.join(", ") })
+    let reported = counts.iter().filter(|(count, _)| *count != 0);
+    let reported: Vec<String> = reported.map(|(count, what)| format!("{count} {what}")).collect();
+    Some(if reported.is_empty() { "in another order".to_owned() } else { reported.join(", ") })
 }
 
 /// What makes `desired` of `current`: names that change first, then what is new, then what is changed, and
@@ -311,8 +312,8 @@ mod tests {
         let many = lines(&target(1..10_000, "a"), &target(0..9_998, "a"));
         assert_eq!(many, ["~ target iqn.x:t: luns 1 added, 2 gone"]);
         let long = lines(&target(0..1, "a"), &target(0..1, &"ä".repeat(5000)));
-        let told = format!("~ target iqn.x:t: alias a -> {}…", "ä".repeat(100));
-        assert_eq!(long, [told]);
+        let reported = format!("~ target iqn.x:t: alias a -> {}…", "ä".repeat(100));
+        assert_eq!(long, [reported]);
     }
 
     #[test]

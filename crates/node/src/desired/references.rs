@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::document::{Rule, ShownLuns};
-use super::object::{Key, Kind, Object, Objects};
+use super::object::{Key, Object, ObjectKind, Objects};
 
 /// Of how many of those that speak of a thing each is told.
-const TOLD: usize = 3;
+const REPORTED_MAX: usize = 3;
 
 /// How one thing speaks of another.
 enum Role {
@@ -17,11 +17,11 @@ enum Role {
 }
 
 /// Whom a thing speaks of, and how.
-fn references(object: &Object) -> Vec<(Kind, &str, Role)> {
+fn references(object: &Object) -> Vec<(ObjectKind, &str, Role)> {
     match object {
         Object::Target(target) => {
             let luns = target.luns.0.iter();
-            let luns = luns.map(|(lun, name)| (Kind::Volume, name.as_str(), Role::Lun(*lun)));
+            let luns = luns.map(|(lun, name)| (ObjectKind::Volume, name.as_str(), Role::Lun(*lun)));
             let accounts = accounts(&target.chap, target.own_account.as_deref());
             luns.chain(accounts).chain(target.allow.iter().flat_map(of_rule)).collect()
         }
@@ -31,7 +31,7 @@ fn references(object: &Object) -> Vec<(Kind, &str, Role)> {
         Object::Host(host) => host
             .account
             .iter()
-            .map(|name| (Kind::Account, name.as_str(), Role::In("account")))
+            .map(|name| (ObjectKind::Account, name.as_str(), Role::In("account")))
             .collect(),
         Object::Portal(_) | Object::Account(_) | Object::Volume(_) | Object::Limits(_) => {
             Vec::new()
@@ -42,20 +42,21 @@ fn references(object: &Object) -> Vec<(Kind, &str, Role)> {
 fn accounts<'a>(
     chap: &'a [String],
     own_account: Option<&'a str>,
-) -> impl Iterator<Item = (Kind, &'a str, Role)> {
+) -> impl Iterator<Item = (ObjectKind, &'a str, Role)> {
     let chap = chap.iter().map(|name| (name.as_str(), Role::In("chap")));
     let all = chap.chain(own_account.map(|name| (name, Role::In("own-account"))));
-    all.map(|(name, role)| (Kind::Account, name, role))
+    all.map(|(name, role)| (ObjectKind::Account, name, role))
 }
 
-fn of_rule(rule: &Rule) -> impl Iterator<Item = (Kind, &str, Role)> {
-    let host = rule.host.iter().map(|name| (Kind::Host, name));
-    let account = rule.account.iter().map(|name| (Kind::Account, name));
+fn of_rule(rule: &Rule) -> impl Iterator<Item = (ObjectKind, &str, Role)> {
+    let host = rule.host.iter().map(|name| (ObjectKind::Host, name));
+    let account = rule.account.iter().map(|name| (ObjectKind::Account, name));
     let volumes = match &rule.luns {
         Some(ShownLuns::Volumes(volumes)) => Some(volumes),
         _ => None,
     };
-    let volumes = volumes.into_iter().flat_map(BTreeMap::values).map(|name| (Kind::Volume, name));
+    let volumes =
+        volumes.into_iter().flat_map(BTreeMap::values).map(|name| (ObjectKind::Volume, name));
     let all = host.chain(account).chain(volumes);
     all.map(|(kind, name)| (kind, name.as_str(), Role::In("allow")))
 }
@@ -69,23 +70,23 @@ pub(super) fn referred(objects: &Objects, gone: &BTreeSet<Key>) -> Option<(Key, 
             let Some(key) = gone.get(&Key::new(kind, name)) else { continue };
             found.entry(key.clone()).or_default().push(match role {
                 Role::Lun(lun) => format!("LUN {lun} of {}", of.name),
-                Role::In(field) => format!("in {field} of {}", told(of)),
+                Role::In(field) => format!("in {field} of {}", reported(of)),
             });
         }
     }
     let (key, mut by) = found.pop_first()?;
-    if by.len() > TOLD {
-        let more = by.len() - TOLD;
-        by.truncate(TOLD);
+    if by.len() > REPORTED_MAX {
+        let more = by.len() - REPORTED_MAX;
+        by.truncate(REPORTED_MAX);
         by.push(format!("{more} more"));
     }
     Some((key, by))
 }
 
 /// `host web`, `discovery`; a target's name says what it is.
-fn told(key: &Key) -> String {
+fn reported(key: &Key) -> String {
     match key.kind {
-        Kind::Target => key.name.clone(),
+        ObjectKind::Target => key.name.clone(),
         kind if key.name.is_empty() => kind.word().to_owned(),
         kind => format!("{} {}", kind.word(), key.name),
     }
@@ -115,7 +116,7 @@ mod tests {
         chap = ["x"]
     "#;
 
-    fn referred_of(kind: Kind, name: &str) -> Option<String> {
+    fn referred_of(kind: ObjectKind, name: &str) -> Option<String> {
         let document: Document = toml::from_str(ALL).expect("a document");
         let objects = document.into_objects();
         let objects: Objects = objects.map(|object| (object.key(), Arc::new(object))).collect();
@@ -125,21 +126,23 @@ mod tests {
     #[test]
     fn who_speaks_of_a_thing_is_told_with_the_place() {
         for (kind, name, by) in [
-            (Kind::Volume, "a", "LUN 1 of iqn.x:a"),
-            (Kind::Volume, "b", "LUN 7 of iqn.x:a, in allow of iqn.x:a"),
-            (Kind::Account, "y", "in chap of iqn.x:a, in allow of iqn.x:a"),
-            (Kind::Account, "own", "in own-account of discovery"),
+            (ObjectKind::Volume, "a", "LUN 1 of iqn.x:a"),
+            (ObjectKind::Volume, "b", "LUN 7 of iqn.x:a, in allow of iqn.x:a"),
+            (ObjectKind::Account, "y", "in chap of iqn.x:a, in allow of iqn.x:a"),
+            (ObjectKind::Account, "own", "in own-account of discovery"),
             (
-                Kind::Account,
+                ObjectKind::Account,
                 "x",
                 "in account of host web, in chap of iqn.x:a, in chap of iqn.x:b, 1 more",
             ),
-            (Kind::Host, "web", "in allow of iqn.x:a"),
+            (ObjectKind::Host, "web", "in allow of iqn.x:a"),
         ] {
             assert_eq!(referred_of(kind, name).as_deref(), Some(by));
         }
         // A volume is not the account of its name.
-        for (kind, name) in [(Kind::Volume, "x"), (Kind::Account, "a"), (Kind::Host, "nobody")] {
+        for (kind, name) in
+            [(ObjectKind::Volume, "x"), (ObjectKind::Account, "a"), (ObjectKind::Host, "nobody")]
+        {
             assert_eq!(referred_of(kind, name), None);
         }
     }

@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 use tracing::{error, warn};
 use utoipa::ToSchema;
 
-use self::records::{Base, Head, Kind, Row};
+use self::records::{Base, Head, RecordKind, Row};
 use super::object::{Key, Object, Objects};
 use crate::database::{self, DatabaseError};
 use crate::events::Occurrence;
-use crate::stores::LOCK_PATIENCE;
+use crate::stores::LOCK_TIMEOUT;
 
 /// Under the state folder, where volumes are whose place nobody names.
 pub(crate) const VOLUMES: &str = "volumes";
@@ -108,7 +108,7 @@ pub(super) struct Contents {
     pub(super) revision: u64,
     pub(super) objects: Objects,
     /// Current lengths of files that are to grow and may not have grown yet, by the serial numbers of their volumes.
-    pub(super) owed: BTreeMap<String, u64>,
+    pub(super) pending_size: BTreeMap<String, u64>,
     /// The state has just been created.
     pub(super) is_new: bool,
     /// The repairs.
@@ -124,7 +124,7 @@ struct Files {
     copy: Option<Connection>,
     /// The head of both files.
     head: Head,
-    owed: BTreeMap<String, u64>,
+    pending_size: BTreeMap<String, u64>,
     /// The state folder, locked against other servers.
     _lock: fs::File,
 }
@@ -163,7 +163,7 @@ impl Store {
         }
         let (path, copy_path) = (folder.join(FILE), folder.join(COPY));
         let lock = fs::File::open(folder).map_err(wrong)?;
-        if !lock_within(&lock, true, LOCK_PATIENCE).map_err(wrong)? {
+        if !lock_within(&lock, true, LOCK_TIMEOUT).map_err(wrong)? {
             return Err(StateError::InUse(folder.to_owned()));
         }
         if folder.join(OLD_FILE).exists() {
@@ -176,8 +176,9 @@ impl Store {
         let mut contents = Contents::default();
         let (main, copy, head) = settle(&path, &copy_path, &mut contents)?;
         contents.revision = head.revision;
-        let owed = contents.owed.clone();
-        let files = Files { path, copy_path, main: Some(main), copy, head, owed, _lock: lock };
+        let pending_size = contents.pending_size.clone();
+        let files =
+            Files { path, copy_path, main: Some(main), copy, head, pending_size, _lock: lock };
         Ok((Self { files: Arc::new(Mutex::new(files)) }, contents))
     }
 
@@ -189,22 +190,22 @@ impl Store {
     /// Stores the pending lengths of files. Returns an event if the copy was lost or written again.
     pub(super) fn keep_owed(
         &self,
-        owed: &BTreeMap<String, u64>,
+        pending_size: &BTreeMap<String, u64>,
     ) -> Result<Option<Occurrence>, StateError> {
-        locked(&self.files).keep(None, &[], None, owed)
+        locked(&self.files).keep(None, &[], None, pending_size)
     }
 
     /// Stores a change as a whole; it is on disk when this returns. `writes` turns the previous revision into `all`,
-    /// and `owed` has the lengths of files that are still to grow. Returns an event if the copy was lost or written
+    /// and `pending_size` has the lengths of files that are still to grow. Returns an event if the copy was lost or written
     /// again.
     pub(super) fn commit(
         &self,
         revision: &Revision,
         writes: &[Write<'_>],
         all: &Objects,
-        owed: &BTreeMap<String, u64>,
+        pending_size: &BTreeMap<String, u64>,
     ) -> Result<Option<Occurrence>, StateError> {
-        locked(&self.files).keep(Some(revision), writes, Some(all), owed)
+        locked(&self.files).keep(Some(revision), writes, Some(all), pending_size)
     }
 }
 
@@ -226,13 +227,15 @@ impl Files {
         revision: Option<&Revision>,
         writes: &[Write<'_>],
         all: Option<&Objects>,
-        owed: &BTreeMap<String, u64>,
+        pending_size: &BTreeMap<String, u64>,
     ) -> Result<Option<Occurrence>, StateError> {
         let mut rows: Vec<Row> =
             writes.iter().map(|(key, object)| object_row(key, *object)).collect();
-        let settled = self.owed.keys().filter(|serial| !owed.contains_key(*serial));
+        let settled = self.pending_size.keys().filter(|serial| !pending_size.contains_key(*serial));
         rows.extend(settled.map(|serial| owed_row(serial, None)));
-        let pending = owed.iter().filter(|(serial, length)| self.owed.get(*serial) != Some(length));
+        let pending = pending_size
+            .iter()
+            .filter(|(serial, length)| self.pending_size.get(*serial) != Some(length));
         rows.extend(pending.map(|(serial, length)| owed_row(serial, Some(*length))));
         rows.extend(revision.into_iter().flat_map(revision_rows));
         let number = revision.map(|revision| revision.revision);
@@ -244,9 +247,10 @@ impl Files {
                 (Some(head), _) => Ok(head),
                 (None, Some(all)) => {
                     let objects = all.iter().map(|(key, object)| object_row(key, Some(object)));
-                    let owed = owed.iter().map(|(serial, length)| owed_row(serial, Some(*length)));
+                    let pending_size =
+                        pending_size.iter().map(|(serial, length)| owed_row(serial, Some(*length)));
                     let revision = revision.into_iter().flat_map(revision_rows);
-                    let whole: Vec<Row> = objects.chain(owed).chain(revision).collect();
+                    let whole: Vec<Row> = objects.chain(pending_size).chain(revision).collect();
                     let written = records::write(main, Base::Any, number, &whole)?;
                     written.ok_or_else(|| DatabaseError::Damaged("it was not written".into()))
                 }
@@ -260,7 +264,7 @@ impl Files {
                 return Err(StateError::Write { path: self.path.clone(), what: error.to_string() });
             }
         }
-        self.owed.clone_from(owed);
+        self.pending_size.clone_from(pending_size);
         Ok(self.keep_copy(&before, number, &rows))
     }
 
@@ -470,19 +474,19 @@ fn trace(folder: &Path) -> Option<PathBuf> {
 }
 
 impl Contents {
-    fn add(&mut self, kind: Kind, name: &str, body: &[u8]) -> Result<(), String> {
+    fn add(&mut self, kind: RecordKind, name: &str, body: &[u8]) -> Result<(), String> {
         match kind {
-            Kind::Object => {
+            RecordKind::Object => {
                 let key = Key::parse(name).ok_or("its kind is unknown")?;
                 let object =
                     Object::from_json(key.kind, body).map_err(|error| error.to_string())?;
                 self.objects.insert(key, Arc::new(object));
             }
-            Kind::Growth => {
+            RecordKind::Growth => {
                 let length = std::str::from_utf8(body).ok().and_then(|digits| digits.parse().ok());
-                self.owed.insert(name.to_owned(), length.ok_or("it is no number")?);
+                self.pending_size.insert(name.to_owned(), length.ok_or("it is no number")?);
             }
-            Kind::Revision => {}
+            RecordKind::Revision => {}
         }
         Ok(())
     }
@@ -490,18 +494,18 @@ impl Contents {
 
 fn object_row(key: &Key, object: Option<&Object>) -> Row {
     let body = object.map(|object| serde_json::to_vec(object).expect("our own types are JSON"));
-    Row { kind: Kind::Object, name: key.to_string(), body }
+    Row { kind: RecordKind::Object, name: key.to_string(), body }
 }
 
 fn owed_row(serial: &str, length: Option<u64>) -> Row {
     let body = length.map(|length| length.to_string().into_bytes());
-    Row { kind: Kind::Growth, name: serial.to_owned(), body }
+    Row { kind: RecordKind::Growth, name: serial.to_owned(), body }
 }
 
 /// Writes a revision, and deletes one that is too old.
 fn revision_rows(revision: &Revision) -> impl Iterator<Item = Row> {
     let row = |revision: u64, body| Row {
-        kind: Kind::Revision,
+        kind: RecordKind::Revision,
         name: records::revision_name(revision),
         body,
     };

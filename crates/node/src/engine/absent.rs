@@ -8,12 +8,12 @@ use std::time::SystemTime;
 
 use sarsen_io::time;
 
-use crate::config::{Config, Need, Portal, VolumeConfig};
-use crate::desired::{Key, Kind};
+use crate::config::{Config, Portal, PortalRequirement, VolumeConfig};
+use crate::desired::{Key, ObjectKind};
 
 /// Which thing is not as it is desired.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Lacking {
+pub(crate) enum MissingObject {
     /// Nobody can come through it.
     Portal(SocketAddr),
     /// Nobody can prove to be it.
@@ -24,20 +24,20 @@ pub(crate) enum Lacking {
     Volume(String),
 }
 
-impl Lacking {
+impl MissingObject {
     /// Of which kind it is, and its name.
     pub(crate) fn key(&self) -> Key {
         match self {
-            Self::Portal(address) => Key::new(Kind::Portal, &address.to_string()),
-            Self::Account(name) => Key::new(Kind::Account, name),
-            Self::Target(name) => Key::new(Kind::Target, name),
-            Self::Volume(name) => Key::new(Kind::Volume, name),
+            Self::Portal(address) => Key::new(ObjectKind::Portal, &address.to_string()),
+            Self::Account(name) => Key::new(ObjectKind::Account, name),
+            Self::Target(name) => Key::new(ObjectKind::Target, name),
+            Self::Volume(name) => Key::new(ObjectKind::Volume, name),
         }
     }
 }
 
 /// As a message names it.
-impl fmt::Display for Lacking {
+impl fmt::Display for MissingObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Key { kind, name } = self.key();
         write!(f, "{} {name}", kind.word())
@@ -47,7 +47,7 @@ impl fmt::Display for Lacking {
 /// Something that is not as it is desired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    pub(crate) lacking: Lacking,
+    pub(crate) lacking: MissingObject,
     /// The problem and its remedy.
     pub(crate) why: String,
     pub(crate) since: SystemTime,
@@ -71,7 +71,7 @@ impl Absent {
     pub(super) fn of_portals(desired: &Config) -> Self {
         let mut absent = Self::default();
         for unmet in desired.unmet_needs() {
-            if let Need::Group(group) = unmet.need {
+            if let PortalRequirement::Group(group) = unmet.need {
                 absent.groups.insert(group);
             }
             let why = absent.targets.entry(unmet.target.to_owned()).or_default();
@@ -88,16 +88,21 @@ impl Absent {
     }
 
     /// All missing objects, and the secrets that accounts lack.
-    pub(super) fn lacking(&self, unread: &BTreeMap<String, String>) -> Vec<(Lacking, String)> {
+    pub(super) fn lacking(
+        &self,
+        unread: &BTreeMap<String, String>,
+    ) -> Vec<(MissingObject, String)> {
         let portal =
-            |(portal, why): &(Portal, String)| (Lacking::Portal(portal.address), why.clone());
+            |(portal, why): &(Portal, String)| (MissingObject::Portal(portal.address), why.clone());
         let account =
-            |(name, why): (&String, &String)| (Lacking::Account(name.clone()), why.clone());
-        let target = |(name, why): (&String, &String)| (Lacking::Target(name.clone()), why.clone());
+            |(name, why): (&String, &String)| (MissingObject::Account(name.clone()), why.clone());
+        let target =
+            |(name, why): (&String, &String)| (MissingObject::Target(name.clone()), why.clone());
         let volume = |(volume, why): &(VolumeConfig, String)| {
-            (Lacking::Volume(volume.name.clone()), why.clone())
+            (MissingObject::Volume(volume.name.clone()), why.clone())
         };
-        let growth = |one: &(String, String)| (Lacking::Volume(one.0.clone()), not_grown(one));
+        let growth =
+            |one: &(String, String)| (MissingObject::Volume(one.0.clone()), not_grown(one));
         let all = self.portals.iter().map(portal).chain(unread.iter().map(account));
         let all = all.chain(self.targets.iter().map(target));
         all.chain(self.volumes.iter().map(volume)).chain(self.growths.iter().map(growth)).collect()
@@ -107,10 +112,10 @@ impl Absent {
 /// Missing objects as problems, in order, one for each object: the last of them. A problem that existed `before`
 /// keeps its time.
 pub(super) fn problems(
-    lacking: impl Iterator<Item = (Lacking, String)>,
+    lacking: impl Iterator<Item = (MissingObject, String)>,
     before: &[Problem],
 ) -> Vec<Problem> {
-    let all: BTreeMap<Lacking, String> = lacking.collect();
+    let all: BTreeMap<MissingObject, String> = lacking.collect();
     let problem = |(lacking, why)| {
         let since =
             place_of(&lacking, before).map_or_else(time::wall_clock, |place| before[place].since);
@@ -119,7 +124,7 @@ pub(super) fn problems(
     all.into_iter().map(problem).collect()
 }
 
-fn place_of(lacking: &Lacking, problems: &[Problem]) -> Option<usize> {
+fn place_of(lacking: &MissingObject, problems: &[Problem]) -> Option<usize> {
     problems.binary_search_by(|problem| problem.lacking.cmp(lacking)).ok()
 }
 

@@ -11,12 +11,12 @@ use sarsen_io::threads;
 use sarsen_scsi::LogicalUnit;
 use tracing::warn;
 
-use super::absent::{Lacking, Problem};
+use super::absent::{MissingObject, Problem};
 use super::volumes::{Backing, Volume};
 use super::{Engine, Shown};
 use crate::config::render_size;
 use crate::health::{Health, VolumeHealth};
-use crate::stores::{FileStore, RamStore, Room};
+use crate::stores::{BackingSpace, FileStore, RamStore};
 
 /// An open volume for reports. Does not keep the volume open.
 #[derive(Clone)]
@@ -62,7 +62,7 @@ pub(crate) struct Usage {
 
 /// Space that a volume may still need on its file system.
 #[derive(Clone, Debug)]
-pub(super) struct Promise {
+pub(super) struct SpaceReservation {
     file_system: u64,
     path: PathBuf,
     /// Bytes that it has not allocated yet.
@@ -73,7 +73,7 @@ pub(super) struct Promise {
     is_new: bool,
 }
 
-impl Promise {
+impl SpaceReservation {
     /// The space that a volume in a file needs, perhaps with another size.
     pub(super) fn of(volume: &Volume, size: Option<u64>, is_new: bool) -> Option<Self> {
         let file = volume.backing.file.as_ref()?;
@@ -81,7 +81,7 @@ impl Promise {
     }
 
     fn of_file(file: &FileStore, size: u64, is_new: bool) -> Option<Self> {
-        let Room { allocated, free } = file.room();
+        let BackingSpace { allocated, free } = file.room();
         Some(Self {
             file_system: file.file_system(),
             path: file.path().to_owned(),
@@ -94,8 +94,8 @@ impl Promise {
 
 /// Returns a sentence for each file system with less free space than its volumes may still need, if a new or grown
 /// volume is among them.
-pub(super) fn overcommitments(promises: impl Iterator<Item = Promise>) -> Vec<String> {
-    let mut by_file_system: BTreeMap<u64, Promise> = BTreeMap::new();
+pub(super) fn overcommitments(promises: impl Iterator<Item = SpaceReservation>) -> Vec<String> {
+    let mut by_file_system: BTreeMap<u64, SpaceReservation> = BTreeMap::new();
     for promise in promises {
         let sum = by_file_system.entry(promise.file_system);
         sum.and_modify(|sum| {
@@ -107,8 +107,8 @@ pub(super) fn overcommitments(promises: impl Iterator<Item = Promise>) -> Vec<St
         })
         .or_insert(promise);
     }
-    let is_too_much = |sum: &&Promise| sum.is_new && sum.outstanding > sum.free;
-    let tell = |Promise { path, outstanding, free, .. }: &Promise| {
+    let is_too_much = |sum: &&SpaceReservation| sum.is_new && sum.outstanding > sum.free;
+    let tell = |SpaceReservation { path, outstanding, free, .. }: &SpaceReservation| {
         let folder = path.parent().unwrap_or(path).display();
         format!(
             "the volumes on the file system of {folder} may still take {}, and {} are free there: when it is full, \
@@ -122,11 +122,11 @@ pub(super) fn overcommitments(promises: impl Iterator<Item = Promise>) -> Vec<St
 
 /// The checks in progress, by file system: a hanging check does not delay the others.
 #[derive(Default)]
-pub(crate) struct Looks {
+pub(crate) struct BackingChecks {
     under_way: HashMap<u64, JoinHandle<()>>,
 }
 
-impl Looks {
+impl BackingChecks {
     /// Starts checks of the files of all volumes, except those whose last check has not ended.
     fn begin(&mut self, volumes: impl Iterator<Item = ShownVolume>) {
         self.under_way.retain(|_, look| !look.is_finished());
@@ -153,14 +153,14 @@ impl Looks {
 
 impl Shown {
     /// Problems of open volumes, except of volumes that already have another problem.
-    fn unwell(&self) -> impl Iterator<Item = (Lacking, String)> + '_ {
+    fn unwell(&self) -> impl Iterator<Item = (MissingObject, String)> + '_ {
         self.volumes.iter().filter_map(|(name, volume)| match volume.health.current() {
             VolumeHealth::Online if volume.responds() => None,
             VolumeHealth::Online => {
-                Some((Lacking::Volume(name.clone()), format!("volume {name} {SILENCE}")))
+                Some((MissingObject::Volume(name.clone()), format!("volume {name} {SILENCE}")))
             }
             VolumeHealth::Degraded { reason } | VolumeHealth::OutOfService { reason } => {
-                Some((Lacking::Volume(name.clone()), format!("volume {name} {reason}")))
+                Some((MissingObject::Volume(name.clone()), format!("volume {name} {reason}")))
             }
         })
     }
@@ -174,7 +174,7 @@ impl Shown {
 
 impl Engine {
     /// Starts checks of the backings of volumes, and reports the results so far.
-    pub(crate) fn look_at_backings(&self, looks: &mut Looks) {
+    pub(crate) fn look_at_backings(&self, looks: &mut BackingChecks) {
         let volumes = self.shown().volumes;
         looks.begin(volumes.values().cloned());
     }
@@ -194,8 +194,9 @@ impl Engine {
     pub(crate) fn overcommitments(&self) -> Vec<String> {
         let shown = self.shown().volumes;
         let files = shown.values().filter_map(|volume| volume.file.upgrade());
-        let promise =
-            |file: Arc<FileStore>| Promise::of_file(&file, file.geometry().byte_count(), true);
+        let promise = |file: Arc<FileStore>| {
+            SpaceReservation::of_file(&file, file.geometry().byte_count(), true)
+        };
         overcommitments(files.filter_map(promise))
     }
 
@@ -206,7 +207,10 @@ impl Engine {
             let file = volume.file.upgrade().map(|file| file.room());
             let room = file.or_else(|| volume.memory.upgrade().map(|memory| memory.room()));
             let allocated = room.map(|room| room.allocated);
-            (name.clone(), Usage { size, allocated, free: room.and_then(|Room { free, .. }| free) })
+            (
+                name.clone(),
+                Usage { size, allocated, free: room.and_then(|BackingSpace { free, .. }| free) },
+            )
         };
         self.shown().volumes.iter().map(usage).collect()
     }
@@ -218,18 +222,19 @@ mod tests {
 
     #[test]
     fn more_is_promised_than_is_free_where_the_sum_of_what_is_not_taken_yet_is_larger() {
-        let promise = |file_system, outstanding, is_new| Promise {
+        let promise = |file_system, outstanding, is_new| SpaceReservation {
             file_system,
             path: "/srv/a.img".into(),
             outstanding,
             free: 100,
             is_new,
         };
-        let told = |promises: &[Promise]| overcommitments(promises.iter().cloned()).len();
-        assert_eq!(told(&[promise(1, 60, false), promise(1, 40, true)]), 0, "all of it fits");
-        assert_eq!(told(&[promise(1, 60, false), promise(1, 41, true)]), 1);
-        assert_eq!(told(&[promise(1, 60, false), promise(2, 41, true)]), 0, "elsewhere");
-        assert_eq!(told(&[promise(1, 160, false), promise(2, 41, true)]), 0, "told before");
-        assert_eq!(told(&[promise(1, u64::MAX, true), promise(1, 2, true)]), 1);
+        let reported =
+            |promises: &[SpaceReservation]| overcommitments(promises.iter().cloned()).len();
+        assert_eq!(reported(&[promise(1, 60, false), promise(1, 40, true)]), 0, "all of it fits");
+        assert_eq!(reported(&[promise(1, 60, false), promise(1, 41, true)]), 1);
+        assert_eq!(reported(&[promise(1, 60, false), promise(2, 41, true)]), 0, "elsewhere");
+        assert_eq!(reported(&[promise(1, 160, false), promise(2, 41, true)]), 0, "told before");
+        assert_eq!(reported(&[promise(1, u64::MAX, true), promise(1, 2, true)]), 1);
     }
 }

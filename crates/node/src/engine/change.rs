@@ -11,18 +11,18 @@ use sarsen_scsi::LogicalUnit;
 use tracing::{info, warn};
 
 use super::absent::Absent;
-use super::backings::{Promise, overcommitments};
+use super::backings::{SpaceReservation, overcommitments};
 use super::closings::{Stores, flush};
-use super::diff::{Differences, Known, Stay, TargetSteps, VolumeSteps};
-use super::portals::{Next, PortalSteps, Served, bind};
+use super::diff::{Differences, Known, RetainedVolume, TargetSteps, VolumeSteps};
+use super::portals::{NextPortal, PortalSteps, Served, bind};
 use super::volumes::{NewFiles, Volume, check_settled};
-use super::{ChangeError, Engine, InterruptedSession, Interruption, Turn, not_opened};
+use super::{ChangeError, ChangeTurn, Engine, InterruptedSession, Interruption, not_opened};
 use crate::access::{Losses, Object, Policy, Previous, SessionKey, TargetLoss};
 use crate::config::{Config, Portal, VolumeConfig};
 use crate::drain::send_away;
-use crate::fronts::iscsi::{Mailbox, Seated};
+use crate::fronts::iscsi::{Mailbox, SessionInfo};
 use crate::server::StartError;
-use crate::stores::Occasion;
+use crate::stores::OpenMode;
 
 /// A volume whose sessions have gone still has commands to end; longer than this nobody waits.
 const ENDING_LIMIT: Duration = Duration::from_secs(30);
@@ -40,7 +40,7 @@ pub struct Ready {
 
 /// What became of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Made {
+pub struct ChangeOutcome {
     /// Keys of the configuration that were changed, and take effect with the next start.
     pub needs_restart: Vec<&'static str>,
     /// Sessions that were ended, for they are not let in any more.
@@ -73,7 +73,7 @@ pub(crate) struct Managed {
     /// So many of the accounts, likewise.
     pub(crate) accounts: usize,
     /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
-    pub(crate) owed: BTreeMap<String, u64>,
+    pub(crate) pending_size: BTreeMap<String, u64>,
 }
 
 /// Whom a change may log out.
@@ -91,7 +91,7 @@ struct Change {
     portals: PortalSteps,
     volumes: VolumeSteps,
     /// Of those that are late, the targets, and why they are opened.
-    late: Vec<(Option<String>, Occasion)>,
+    late: Vec<(Option<String>, OpenMode)>,
     targets: TargetSteps,
     losses: Losses,
     /// What was opened, by the name that is desired.
@@ -109,7 +109,7 @@ struct Change {
     /// The flush failed.
     is_unflushed: bool,
     /// Last: until all of it is undone, there is no other change.
-    turn: Turn,
+    turn: ChangeTurn,
 }
 
 /// A volume that was closed, or is closing, and what it comes back from.
@@ -128,7 +128,7 @@ impl Engine {
         mut desired: Config,
         cause: Cause,
     ) -> Result<Prepared, ChangeError> {
-        let turn = Turn::take(self)?;
+        let turn = ChangeTurn::take(self)?;
         let mut running = self.running();
         let reads_all = matches!(cause, Cause::Start(_) | Cause::Reload);
         let (managed, reattached) = match cause {
@@ -137,7 +137,7 @@ impl Engine {
             Cause::Edit | Cause::Reload => (None, None),
         };
         if let Some(managed) = &managed {
-            running.owed.clone_from(&managed.owed);
+            running.pending_size.clone_from(&managed.pending_size);
         }
         let first_managed =
             |all: usize, managed: Option<usize>| managed.map_or(usize::MAX, |one| all - one);
@@ -172,24 +172,24 @@ impl Engine {
         let losses = Losses {
             portals: portals.lost.clone(),
             targets: std::mem::take(&mut targets.losses),
-            withheld_at: None,
+            deferred_at: None,
         };
-        for Stay { running: name, desired, grows_to } in &volumes.stays {
+        for RetainedVolume { running: name, desired, grows_to } in &volumes.stays {
             if let (Some(bytes), Some(volume)) = (grows_to, running.volumes.get(name)) {
                 let checked = volume.check_growth(*bytes);
                 // One that is owed anyway does not keep anything else from being changed.
-                if !running.absent.growths.iter().any(|(owed, _)| owed == name) {
+                if !running.absent.growths.iter().any(|(pending_size, _)| pending_size == name) {
                     checked.map_err(not_opened(&desired.name))?;
                 }
             }
         }
         let scope = |volume: &VolumeConfig| different.scope(&running, volume).map(str::to_owned);
         let how = |config: &VolumeConfig| {
-            let occasion = match Some(config) == again {
+            let open_mode = match Some(config) == again {
                 true => known.reattachment(config),
-                false => known.occasion(config, managed.is_some()),
+                false => known.open_mode(config, managed.is_some()),
             };
-            (scope(config), occasion)
+            (scope(config), open_mode)
         };
         let opens: Vec<_> = volumes.opens.iter().map(how).collect();
         let late = volumes.late.iter().map(how).collect();
@@ -202,14 +202,14 @@ impl Engine {
         drop(running);
         let mut new_files = Vec::new();
         let mut opened = BTreeMap::new();
-        for (config, (scope, occasion)) in volumes.opens.iter().zip(opens) {
+        for (config, (scope, open_mode)) in volumes.opens.iter().zip(opens) {
             let is_reattached = reattached.as_ref() == Some(&config.name);
             let was_missing = was_absent.get(&config.name) == Some(config);
             let is_settled = match was_missing && !is_reattached {
                 true => check_settled(config).map_err(not_opened(&config.name)),
                 false => Ok(()),
             };
-            let mut open = || self.open_volume(config, scope.as_deref(), occasion, &mut new_files);
+            let mut open = || self.open_volume(config, scope.as_deref(), open_mode, &mut new_files);
             match is_settled.and_then(|()| open()) {
                 Ok(volume) => drop(opened.insert(config.name.clone(), volume)),
                 // One disk that is away does not keep the others from being served, or changed.
@@ -251,11 +251,11 @@ impl Engine {
         &self,
         config: &VolumeConfig,
         scope: Option<&str>,
-        occasion: Occasion,
+        open_mode: OpenMode,
         new_files: &mut Vec<NewFiles>,
     ) -> Result<Volume, StartError> {
-        let mut files = NewFiles::missing_of(config, occasion);
-        let opened = Volume::open(config, scope, &self.machine, &*self.layer, occasion);
+        let mut files = NewFiles::missing_of(config, open_mode);
+        let opened = Volume::open(config, scope, &self.machine, &*self.layer, open_mode);
         files.note();
         new_files.push(files);
         opened.map_err(not_opened(&config.name))
@@ -279,9 +279,9 @@ impl Prepared {
         let stays = running.volumes.iter().filter(|(name, _)| !goes(name));
         let stays = stays.filter_map(|(name, one)| {
             let grows_to = grows_to(name);
-            Promise::of(one, grows_to, grows_to.is_some())
+            SpaceReservation::of(one, grows_to, grows_to.is_some())
         });
-        let new = opened.values().filter_map(|one| Promise::of(one, None, true));
+        let new = opened.values().filter_map(|one| SpaceReservation::of(one, None, true));
         overcommitments(stays.chain(new))
     }
 
@@ -292,7 +292,7 @@ impl Prepared {
         opened.is_empty()
             && volumes.stays.is_empty()
             && volumes.late.is_empty()
-            && portals.next.iter().all(|next| matches!(next, Next::Kept(_)))
+            && portals.next.iter().all(|next| matches!(next, NextPortal::Kept(_)))
             && policy.unread().keys().eq(before.unread().keys())
     }
 
@@ -338,7 +338,7 @@ impl Ready {
     }
 
     /// Makes it: what runs is now what was desired. Blocks the thread for a moment, which is no core.
-    pub fn make(self) -> Made {
+    pub fn make(self) -> ChangeOutcome {
         self.change.make()
     }
 }
@@ -357,14 +357,14 @@ impl Change {
         }
         let mut by_object: BTreeMap<Object, Vec<InterruptedSession>> = BTreeMap::new();
         let mut mailboxes = Vec::new();
-        for seated in front.sessions.seated() {
-            let Seated { tsih, initiator_name: initiator, isid, target_name, .. } = seated;
+        for session in front.sessions.session_infos() {
+            let SessionInfo { tsih, initiator_name: initiator, isid, target_name, .. } = session;
             let Some(object) = losers.get(&(initiator.clone(), isid, target_name)) else {
                 continue;
             };
             let sessions = by_object.entry(object.clone()).or_default();
             sessions.push(InterruptedSession { tsih, initiator });
-            mailboxes.push(seated.mailboxes);
+            mailboxes.push(session.mailboxes);
         }
         let interruption = |(object, sessions)| Interruption { object, sessions };
         (by_object.into_iter().map(interruption).collect(), mailboxes)
@@ -401,7 +401,7 @@ impl Change {
             }
         }
         self.losses.portals.iter().for_each(|portal| portal.set_open(false));
-        self.losses.withheld_at = Some(front.access.last_guest());
+        self.losses.deferred_at = Some(front.access.last_record());
     }
 
     /// Gives up the addresses of portals that go, where others wait for one.
@@ -419,8 +419,8 @@ impl Change {
         }
         let (next, listen) = (&mut self.portals.next, &self.desired.listen);
         for (next, portal) in next.iter_mut().zip(listen) {
-            if let Next::Late(encryption) = next {
-                *next = Next::New(bind(portal, encryption.clone(), &self.desired.limits)?);
+            if let NextPortal::Late(encryption) = next {
+                *next = NextPortal::New(bind(portal, encryption.clone(), &self.desired.limits)?);
             }
         }
         Ok(())
@@ -494,9 +494,9 @@ impl Change {
 
     fn open_late(&mut self) -> Result<(), ChangeError> {
         let engine = self.engine().clone();
-        for (config, (scope, occasion)) in self.volumes.late.iter().zip(&self.late) {
+        for (config, (scope, open_mode)) in self.volumes.late.iter().zip(&self.late) {
             let volume =
-                engine.open_volume(config, scope.as_deref(), *occasion, &mut self.new_files)?;
+                engine.open_volume(config, scope.as_deref(), *open_mode, &mut self.new_files)?;
             self.opened.insert(config.name.clone(), volume);
         }
         Ok(())
@@ -512,10 +512,10 @@ impl Change {
         let mut running = engine.running();
         for Closed { config, scope, had } in std::mem::take(&mut self.closed) {
             let serial = config.identity.serial.as_deref();
-            let owed = serial.and_then(|serial| running.owed.get(serial)).copied();
-            let occasion = Occasion::Return { owed, has_state: true, had };
+            let pending_size = serial.and_then(|serial| running.pending_size.get(serial)).copied();
+            let open_mode = OpenMode::Existing { pending_size, has_state: true, had };
             let (machine, layer) = (&engine.machine, &*engine.layer);
-            match Volume::open(&config, scope.as_deref(), machine, layer, occasion) {
+            match Volume::open(&config, scope.as_deref(), machine, layer, open_mode) {
                 Ok(volume) => drop(running.volumes.insert(config.name.clone(), volume)),
                 Err(error) => {
                     let volumes = &mut Arc::make_mut(&mut running.config).volumes;
@@ -528,7 +528,7 @@ impl Change {
         let limits = running.config.limits.clone();
         let running = &mut *running;
         for served in running.portals.iter_mut().filter(|served| served.socket.is_none()) {
-            if let Err(error) = served.reopen(&limits, &engine.doorman) {
+            if let Err(error) = served.reopen(&limits, &engine.acceptor) {
                 running.absent.portals.push((served.configured.clone(), error.to_string()));
             }
         }

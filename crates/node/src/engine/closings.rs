@@ -83,17 +83,17 @@ pub(crate) async fn flush_until(cores: &Weak<Cores>, stores: Stores, deadline: I
 /// Volumes that were removed and still have something to do.
 #[derive(Clone, Default)]
 pub(crate) struct Closings {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ClosingsState>>,
 }
 
 #[derive(Default)]
-struct State {
+struct ClosingsState {
     last_number: u64,
     open: BTreeMap<u64, (String, Arc<dyn Store>)>,
 }
 
 impl Closings {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ClosingsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,10 +10,10 @@ use super::volumes::{Volume, identity, places};
 use super::{ChangeError, Running};
 use crate::access::{Object, TargetLoss};
 use crate::config::{Config, Different, StoreConfig, TargetConfig, VolumeConfig, render_size};
-use crate::stores::Occasion;
+use crate::stores::OpenMode;
 
 /// A volume that stays open.
-pub(super) struct Stay {
+pub(super) struct RetainedVolume {
     /// Its name until now.
     pub(super) running: String,
     pub(super) desired: VolumeConfig,
@@ -24,7 +24,7 @@ pub(super) struct Stay {
 /// What becomes of the volumes. Those that stay as they are are not in it.
 #[derive(Default)]
 pub(super) struct VolumeSteps {
-    pub(super) stays: Vec<Stay>,
+    pub(super) stays: Vec<RetainedVolume>,
     pub(super) opens: Vec<VolumeConfig>,
     /// They are opened when those that have what they want are closed.
     pub(super) late: Vec<VolumeConfig>,
@@ -34,7 +34,7 @@ pub(super) struct VolumeSteps {
 }
 
 /// What becomes of a volume that is desired and has a running counterpart.
-enum Fate {
+enum VolumeTransition {
     Stays(Option<u64>),
     Replaced,
 }
@@ -108,30 +108,34 @@ impl<'a> Known<'a> {
     }
 
     /// What is known of a volume that is to be opened; of a server that `starts` with a state all are.
-    pub(super) fn occasion(&self, volume: &VolumeConfig, starts: bool) -> Occasion {
+    pub(super) fn open_mode(&self, volume: &VolumeConfig, starts: bool) -> OpenMode {
         let known = self.of(volume);
         if known.is_none() && !starts {
             return match self.running.config.state {
-                Some(_) => Occasion::New,
-                None => Occasion::Unknown,
+                Some(_) => OpenMode::Create,
+                None => OpenMode::OpenOrCreate,
             };
         }
         let in_place = known.filter(|known| data_place(known) == data_place(volume));
         let open = in_place.and_then(|known| self.running.volumes.get(&known.name));
         let serial = volume.identity.serial.as_deref();
-        let owed = serial.and_then(|serial| self.running.owed.get(serial)).copied();
+        let pending_size = serial.and_then(|serial| self.running.pending_size.get(serial)).copied();
         let has_state = known.is_none_or(|known| state_folder(known) == state_folder(volume));
-        Occasion::Return { owed: open.and_then(Volume::file_length).or(owed), has_state, had: None }
+        OpenMode::Existing {
+            pending_size: open.and_then(Volume::file_length).or(pending_size),
+            has_state,
+            had: None,
+        }
     }
 
     /// The same for a volume that is closed only to be opened again: nothing is created, and the length of its file
     /// stays.
-    pub(super) fn reattachment(&self, volume: &VolumeConfig) -> Occasion {
+    pub(super) fn reattachment(&self, volume: &VolumeConfig) -> OpenMode {
         let serial = volume.identity.serial.as_deref();
-        let owed = serial.and_then(|serial| self.running.owed.get(serial)).copied();
+        let pending_size = serial.and_then(|serial| self.running.pending_size.get(serial)).copied();
         let open = self.running.volumes.get(&volume.name);
         let had = open.and_then(Volume::file_length);
-        Occasion::Return { owed: owed.or(had), has_state: true, had }
+        OpenMode::Existing { pending_size: pending_size.or(had), has_state: true, had }
     }
 
     /// What lies in a file is no other disk since the file is away for a while.
@@ -284,12 +288,12 @@ impl VolumeSteps {
             return Ok(());
         }
         match fate(old, desired, has_other_identity)? {
-            Fate::Stays(grows_to) => self.stays.push(Stay {
+            VolumeTransition::Stays(grows_to) => self.stays.push(RetainedVolume {
                 running: old.config.name.clone(),
                 desired: desired.clone(),
                 grows_to,
             }),
-            Fate::Replaced => {
+            VolumeTransition::Replaced => {
                 self.closes.insert(old.config.name.clone());
                 self.opens.push(desired.clone());
             }
@@ -366,7 +370,7 @@ fn fate(
     old: &Volume,
     desired: &VolumeConfig,
     has_other_identity: bool,
-) -> Result<Fate, ChangeError> {
+) -> Result<VolumeTransition, ChangeError> {
     let volume = &desired.name;
     let refuse = |why: String| Err(ChangeError::Impossible { volume: volume.clone(), why });
     let now = old.size();
@@ -386,16 +390,16 @@ fn fate(
     let stays_open = with_live_part_of(&old.config, desired) == *desired;
     if !stays_open || has_other_identity {
         refuse_loss_of_memory(old, desired)?;
-        return Ok(Fate::Replaced);
+        return Ok(VolumeTransition::Replaced);
     }
     if wanted == now {
-        return Ok(Fate::Stays(None));
+        return Ok(VolumeTransition::Stays(None));
     }
     if desired.protection.is_some() || desired.read_only {
         let why = if desired.read_only { "is read-only" } else { "has protection information" };
         return refuse(format!("{why} and cannot grow while it is served"));
     }
-    Ok(Fate::Stays(Some(wanted)))
+    Ok(VolumeTransition::Stays(Some(wanted)))
 }
 
 /// A target that stays and changes.

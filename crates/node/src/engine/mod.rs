@@ -28,11 +28,11 @@ use tokio::sync::watch;
 use tracing::{error, info};
 
 use self::absent::Absent;
-pub(crate) use self::absent::{Lacking, Problem};
+pub(crate) use self::absent::{MissingObject, Problem};
 use self::backings::ShownVolume;
-pub(crate) use self::backings::{Looks, Usage};
+pub(crate) use self::backings::{BackingChecks, Usage};
 pub(crate) use self::change::{Cause, Force, Managed};
-pub use self::change::{Made, Prepared, Ready};
+pub use self::change::{ChangeOutcome, Prepared, Ready};
 use self::closings::{Closings, Stores};
 use self::portals::Served;
 pub(crate) use self::volumes::Layer;
@@ -40,8 +40,8 @@ use self::volumes::Volume;
 use crate::access::Object;
 use crate::config::{Config, ConfigError, Portal, TargetConfig};
 use crate::events::{EventLog, Occurrence};
-use crate::fronts::iscsi::{Doorman, Front};
-use crate::metrics::VolumeRoom;
+use crate::fronts::iscsi::{Acceptor, Front};
+use crate::metrics::VolumeSpace;
 use crate::server::{Export, StartError};
 use crate::stores::StoreError;
 
@@ -130,7 +130,7 @@ pub(crate) struct Engine {
     array: Arc<Array>,
     machine: String,
     layer: Box<Layer>,
-    doorman: Doorman,
+    acceptor: Acceptor,
     /// Held while files are opened: who answers others looks at `shown`.
     running: Mutex<Running>,
     shown: Mutex<Shown>,
@@ -148,7 +148,7 @@ struct Running {
     /// What the configuration here is without, for it could not be opened: each change tries it again.
     absent: Absent,
     /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
-    owed: BTreeMap<String, u64>,
+    pending_size: BTreeMap<String, u64>,
     portals: Vec<Served>,
 }
 
@@ -160,7 +160,7 @@ struct Shown {
     volumes: Arc<BTreeMap<String, ShownVolume>>,
     portals: Arc<Vec<Portal>>,
     /// Missing objects, and why.
-    lacking: Arc<Vec<(Lacking, String)>>,
+    lacking: Arc<Vec<(MissingObject, String)>>,
     /// Missing objects, and problems of open volumes.
     problems: Arc<Vec<Problem>>,
 }
@@ -176,8 +176,8 @@ impl Running {
     /// So much is owed by now, where `owes` was before a change. What was `opened` with it, by serial number, has the
     /// length that it has on the disk. What grew while it was used has that when it is opened the next time.
     fn settle(&mut self, owes: BTreeMap<String, u64>, opened: &HashSet<String>) {
-        self.owed.extend(owes);
-        if self.owed.is_empty() {
+        self.pending_size.extend(owes);
+        if self.pending_size.is_empty() {
             return;
         }
         let absent = self.absent.volumes.iter().map(|(volume, _)| volume);
@@ -191,7 +191,7 @@ impl Running {
         let is_owed = |serial: &str| {
             lacking.contains(serial) || open.contains(serial) && !opened.contains(serial)
         };
-        self.owed.retain(|serial, _| is_owed(serial));
+        self.pending_size.retain(|serial, _| is_owed(serial));
     }
 
     /// The units of a target, by number; those whose volumes are not open are not among them.
@@ -214,7 +214,7 @@ impl Engine {
         let front = Arc::new(Front::new(&config.limits, events));
         let config = Arc::new(in_force_at_start(config));
         Arc::new(Self {
-            doorman: Doorman::new(front.clone(), cores),
+            acceptor: Acceptor::new(front.clone(), cores),
             front,
             cores: Arc::downgrade(cores),
             array,
@@ -284,8 +284,8 @@ impl Engine {
     }
 
     /// How long files are that are to become longer and may not have yet, by the serial numbers of their volumes.
-    pub(crate) fn owed(&self) -> BTreeMap<String, u64> {
-        self.running().owed.clone()
+    pub(crate) fn pending_size(&self) -> BTreeMap<String, u64> {
+        self.running().pending_size.clone()
     }
 
     /// What is not as it is desired, in order.
@@ -339,7 +339,7 @@ impl Engine {
         desired: Config,
         volume: &str,
         grace: Option<Duration>,
-    ) -> Result<Made, ChangeError> {
+    ) -> Result<ChangeOutcome, ChangeError> {
         let prepared = self.prepare(desired, Cause::Reattach(volume.to_owned()))?;
         let made = prepared.clear(grace).await?.make();
         info!(volume, "the volume is re-attached");
@@ -356,7 +356,7 @@ impl Engine {
 
     /// The metrics, as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
-        let room = |(name, usage): (String, Usage)| VolumeRoom {
+        let room = |(name, usage): (String, Usage)| VolumeSpace {
             name,
             size: usage.size,
             allocated: usage.allocated,
@@ -479,9 +479,9 @@ fn url(portal: &Portal, target: &str, lun: Lun) -> String {
 }
 
 /// The one change that is being made.
-struct Turn(Arc<Engine>);
+struct ChangeTurn(Arc<Engine>);
 
-impl Turn {
+impl ChangeTurn {
     fn take(engine: &Arc<Engine>) -> Result<Self, ChangeError> {
         if *engine.is_ending.borrow() {
             return Err(ChangeError::ServerEnds);
@@ -493,7 +493,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for ChangeTurn {
     fn drop(&mut self) {
         self.0.is_changing.store(false, Ordering::Release);
     }
@@ -516,14 +516,14 @@ mod tests {
     use super::*;
     use crate::access::Policy;
     use crate::config::{parse_file, parse_portal, parse_volume};
-    use crate::fairness::Peer;
-    use crate::host::Beneath;
+    use crate::host::ServerHost;
+    use crate::qos::Peer;
 
     /// An engine that has started with this configuration, and its surroundings.
     fn started(config: &Config) -> (Arc<Engine>, Arc<Cores>) {
         let cores = Cores::start(NonZeroUsize::new(1), config.io_engine, config.spin);
         let cores = Arc::new(cores.expect("cores"));
-        let array = Array::new(Arc::new(Beneath::new(&cores)));
+        let array = Array::new(Arc::new(ServerHost::new(&cores)));
         let engine = Engine::new(config, &cores, array, Box::new(|_, store| store));
         let prepared = engine.prepare(config.clone(), Cause::Start(None)).expect("prepared");
         prepared.into_ready().make();
@@ -585,7 +585,7 @@ mod tests {
                 account: None,
                 certificate: None,
             };
-            assert!(engine.front.fairness.host(&peer).is_some(), "{how}: the host has no limit");
+            assert!(engine.front.qos.host(&peer).is_some(), "{how}: the host has no limit");
         };
         holds(&started(&ruled).0, "started");
         for cause in [Cause::Edit, Cause::Reload] {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sarsen_io::net::Listener;
 
 use crate::config::{Limits, Portal as PortalConfig};
-use crate::fronts::iscsi::{Accepting, Doorman, Encryption, Portal};
+use crate::fronts::iscsi::{Accepting, Acceptor, Encryption, Portal};
 use crate::server::StartError;
 use crate::tls::Tls;
 
@@ -22,7 +22,7 @@ pub(super) struct Served {
 }
 
 /// What is to stand in a place of the list of portals.
-pub(super) enum Next {
+pub(super) enum NextPortal {
     /// The running one of this number, as it is.
     Kept(usize),
     /// The same, with other certificates.
@@ -43,7 +43,7 @@ pub(super) struct Bound {
 /// What becomes of the portals, in the order of the desired ones.
 #[derive(Default)]
 pub(super) struct PortalSteps {
-    pub(super) next: Vec<Next>,
+    pub(super) next: Vec<NextPortal>,
     /// Numbers of those that run and go.
     pub(super) removed: Vec<usize>,
     /// Those whose connections cannot stay.
@@ -83,14 +83,14 @@ impl PortalSteps {
         };
         for (place, (portal, same)) in desired.iter().zip(same).enumerate() {
             if let Some(number) = same {
-                steps.next.push(Next::Kept(number));
+                steps.next.push(NextPortal::Kept(number));
                 continue;
             }
             let encryption = match encryption(portal) {
                 Ok(encryption) => encryption,
                 Err(error) => {
                     do_without(place, error)?;
-                    steps.next.push(Next::Late(None));
+                    steps.next.push(NextPortal::Late(None));
                     continue;
                 }
             };
@@ -98,7 +98,7 @@ impl PortalSteps {
                 Some(number) => steps.change(number, &running[number], portal, encryption),
                 None => {
                     new.push((place, portal));
-                    steps.next.push(Next::Late(encryption));
+                    steps.next.push(NextPortal::Late(encryption));
                 }
             }
         }
@@ -109,9 +109,9 @@ impl PortalSteps {
                 let port = running[*number].portal.address.port();
                 portal.address.port() == port
             };
-            let Next::Late(encryption) = &steps.next[place] else { continue };
+            let NextPortal::Late(encryption) = &steps.next[place] else { continue };
             match bind(portal, encryption.clone(), limits) {
-                Ok(bound) => steps.next[place] = Next::New(bound),
+                Ok(bound) => steps.next[place] = NextPortal::New(bound),
                 Err(StartError::Listen { source, .. })
                     if source.kind() == io::ErrorKind::AddrInUse
                         && steps.removed.iter().any(makes_way) => {}
@@ -145,18 +145,18 @@ impl PortalSteps {
         let is_same_door = running.configured.group == desired.group
             && clients(&running.configured) == clients(desired);
         self.next.push(match encryption {
-            Some(encryption) if is_same_door => Next::Renewed(number, encryption),
+            Some(encryption) if is_same_door => NextPortal::Renewed(number, encryption),
             encryption => {
                 self.lost.push(running.portal.clone());
                 let address = running.portal.address;
-                Next::Changed(number, Portal::new(address, desired.group, encryption))
+                NextPortal::Changed(number, Portal::new(address, desired.group, encryption))
             }
         });
     }
 
     /// Whether some wait for others to make way.
     pub(super) fn is_late(&self) -> bool {
-        self.next.iter().any(|next| matches!(next, Next::Late(_)))
+        self.next.iter().any(|next| matches!(next, NextPortal::Late(_)))
     }
 }
 
@@ -190,9 +190,9 @@ fn listen(address: SocketAddr, limits: &Limits) -> Result<(Arc<Listener>, Socket
 }
 
 impl Served {
-    pub(super) fn open(configured: PortalConfig, bound: Bound, doorman: &Doorman) -> Self {
+    pub(super) fn open(configured: PortalConfig, bound: Bound, acceptor: &Acceptor) -> Self {
         let Bound { portal, listener } = bound;
-        let accepting = doorman.open(portal.clone(), listener.clone());
+        let accepting = acceptor.open(portal.clone(), listener.clone());
         Self { configured, portal, socket: Some((listener, accepting)) }
     }
 
@@ -204,9 +204,13 @@ impl Served {
     }
 
     /// Takes the address again that was given up.
-    pub(super) fn reopen(&mut self, limits: &Limits, doorman: &Doorman) -> Result<(), StartError> {
+    pub(super) fn reopen(
+        &mut self,
+        limits: &Limits,
+        acceptor: &Acceptor,
+    ) -> Result<(), StartError> {
         let (listener, _) = listen(self.portal.address, limits)?;
-        let accepting = doorman.open(self.portal.clone(), listener.clone());
+        let accepting = acceptor.open(self.portal.clone(), listener.clone());
         self.socket = Some((listener, accepting));
         Ok(())
     }

@@ -20,7 +20,7 @@ use crate::config::{StoreConfig, VolumeConfig};
 use crate::health::Health;
 use crate::keeper;
 use crate::stores::encrypted::NewKey;
-use crate::stores::{self, FileStore, GuardedStore, Occasion, Opened, RamStore, StoreError};
+use crate::stores::{self, FileStore, GuardedStore, OpenMode, Opened, RamStore, StoreError};
 
 /// A file that was missing is served when it was not written for so long.
 const UNWRITTEN_FOR: Duration = Duration::from_secs(10);
@@ -62,14 +62,14 @@ impl Volume {
         scope: Option<&str>,
         machine: &str,
         layer: &Layer,
-        occasion: Occasion,
+        open_mode: OpenMode,
     ) -> Result<Self, StoreError> {
-        let Opened { store, memory, file, health } = stores::open(config, occasion)?;
+        let Opened { store, memory, file, health } = stores::open(config, open_mode)?;
         let store = layer(&config.name, store);
         let store: Arc<dyn Store> = Arc::new(GuardedStore::new(store, health.clone()));
         let (companion, ended) = oneshot::channel::<()>();
         let (unit, new_key) =
-            logical_unit(config, scope, machine, store.clone(), companion, occasion)?;
+            logical_unit(config, scope, machine, store.clone(), companion, open_mode)?;
         health.attach(Arc::downgrade(&unit));
         let scope = scope.filter(|_| config.identity.serial.is_none()).map(str::to_owned);
         let backing = Backing { memory, file, health };
@@ -145,7 +145,7 @@ impl Volume {
     }
 
     /// How long its file is, if it is to become longer than it is.
-    pub(crate) fn owed(&self) -> Option<u64> {
+    pub(crate) fn pending_size(&self) -> Option<u64> {
         self.backing.file.as_ref()?.short()
     }
 
@@ -218,14 +218,14 @@ pub(crate) struct NewFiles {
 
 impl NewFiles {
     /// Those of the volume's files that opening it may make. A link is there, wherever it leads.
-    pub(crate) fn missing_of(config: &VolumeConfig, occasion: Occasion) -> Self {
+    pub(crate) fn missing_of(config: &VolumeConfig, open_mode: OpenMode) -> Self {
         let is_missing = |path: &PathBuf| {
             fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
         };
-        let made = match occasion {
-            Occasion::Unknown | Occasion::New => 0..,
-            Occasion::Return { has_state: false, .. } => 1..,
-            Occasion::Return { .. } => return Self::default(),
+        let made = match open_mode {
+            OpenMode::OpenOrCreate | OpenMode::Create => 0..,
+            OpenMode::Existing { has_state: false, .. } => 1..,
+            OpenMode::Existing { .. } => return Self::default(),
         };
         let places = places(config).into_iter().skip(made.start);
         Self { missing: places.filter(is_missing).collect(), made: Vec::new() }
@@ -303,9 +303,9 @@ fn logical_unit(
     machine: &str,
     store: Arc<dyn Store>,
     companion: oneshot::Sender<()>,
-    occasion: Occasion,
+    open_mode: OpenMode,
 ) -> Result<(Arc<LogicalUnit>, Option<NewKey>), StoreError> {
-    let keeper = keeper::open(volume, occasion)?;
+    let keeper = keeper::open(volume, open_mode)?;
     let encrypted = stores::encrypted::open(volume, &store, keeper.as_ref())?;
     let (encrypted, new_key) = encrypted.map(|one| (one.store, one.new_key)).unzip();
     let eraser = encrypted.clone().map(|store| store as _);
@@ -403,29 +403,29 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, other) = (folder.path().join("disk"), folder.path().join("other"));
         let volume = parse_volume(&format!("a=file:{},size=1MiB", path.display())).expect("valid");
-        let made = |occasion| {
-            let mut files = NewFiles::missing_of(&volume, occasion);
+        let made = |open_mode| {
+            let mut files = NewFiles::missing_of(&volume, open_mode);
             fs::write(&path, "").expect("made");
             files.note();
             files
         };
-        drop(made(Occasion::New));
+        drop(made(OpenMode::Create));
         assert!(!path.exists(), "nobody has it");
-        let files = made(Occasion::New);
+        let files = made(OpenMode::Create);
         fs::write(&path, "copied into it meanwhile").expect("written");
         drop(files);
         assert!(path.exists(), "it holds something");
         fs::remove_file(&path).expect("removed");
-        let files = made(Occasion::New);
+        let files = made(OpenMode::Create);
         fs::write(&other, "").expect("another one");
         fs::rename(&other, &path).expect("put in its place");
         drop(files);
         assert!(path.exists(), "it is another one");
         fs::remove_file(&path).expect("removed");
-        drop(made(Occasion::Return { owed: None, has_state: true, had: None }));
+        drop(made(OpenMode::Existing { pending_size: None, has_state: true, had: None }));
         assert!(path.exists(), "who comes back was not made");
         fs::remove_file(&path).expect("removed");
-        made(Occasion::New).keep();
+        made(OpenMode::Create).keep();
         assert!(path.exists(), "it was kept");
     }
 }

@@ -29,7 +29,7 @@ const SCHEMA: Schema = Schema {
 const RETRY: Duration = Duration::from_secs(10);
 
 /// See the module. Dropping it waits until all is written.
-pub(super) struct Keeper {
+pub(super) struct EventWriter {
     log: Arc<Mutex<Log>>,
     recent: Arc<Recent>,
     /// The file was missing.
@@ -49,7 +49,7 @@ struct Log {
     last: u64,
 }
 
-impl Keeper {
+impl EventWriter {
     /// Goes on with the file at `path`, or makes it.
     pub(super) fn open(path: &Path, recent: &Arc<Recent>) -> Result<Self, String> {
         let is_new = !path.exists();
@@ -68,11 +68,11 @@ impl Keeper {
             recent.add(anew);
         }
         let log = Arc::new(Mutex::new(log));
-        let (closing, told) = watch::channel(false);
+        let (closing, reported) = watch::channel(false);
         let (progress, kept) = watch::channel(last);
         let (written, source) = (log.clone(), recent.clone());
         let thread =
-            threads::spawn_runtime("events", move || write(written, source, told, progress))
+            threads::spawn_runtime("events", move || write(written, source, reported, progress))
                 .map_err(|error| error.to_string())?;
         Ok(Self { log, recent: recent.clone(), is_new, closing, kept, thread: Some(thread) })
     }
@@ -121,7 +121,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for EventWriter {
     fn drop(&mut self) {
         self.closing.send_replace(true);
         if let Some(thread) = self.thread.take() {
@@ -384,8 +384,12 @@ mod tests {
         let log = EventLog::open(folder.path());
         log.tell(&drained("iqn.x:b"));
         let found = kinds(&log);
-        let (drained_id, told) = (found[0].0, &found[1]);
-        assert_eq!((drained_id, told.0, &*told.1), (202, 203, "events_begun_anew"), "{found:?}");
+        let (drained_id, reported) = (found[0].0, &found[1]);
+        assert_eq!(
+            (drained_id, reported.0, &*reported.1),
+            (202, 203, "events_begun_anew"),
+            "{found:?}"
+        );
         assert_eq!(found.len(), 2, "nothing of the damaged file is answered: {found:?}");
         log.tell(&drained("iqn.x:c"));
         let found = kinds(&log);
@@ -404,8 +408,8 @@ mod tests {
         assert!(log.catch_up(&recent).expect("written").is_none());
         log.connection().expect("open").execute_batch("DROP TABLE event").expect("damaged");
         recent.add(&drained("iqn.x:b"));
-        let told = log.catch_up(&recent).expect("written");
-        assert!(matches!(told, Some(Occurrence::EventsBegunAnew { .. })), "{told:?}");
+        let reported = log.catch_up(&recent).expect("written");
+        assert!(matches!(reported, Some(Occurrence::EventsBegunAnew { .. })), "{reported:?}");
         let all = find(log.connection().expect("open"), (1, 100), |_| true, 100, false);
         assert_eq!(all.expect("read").len(), 4);
         assert_eq!(log.last, 4);

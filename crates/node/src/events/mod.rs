@@ -15,7 +15,7 @@ use sarsen_io::time;
 use tokio::sync::watch;
 use tracing::error;
 
-use self::kept::Keeper;
+use self::kept::EventWriter;
 pub(crate) use self::occurrence::{KINDS, Occurrence, Subject};
 use crate::control::schema::events::{Event, Severity};
 use crate::statistics::Failure;
@@ -33,19 +33,19 @@ const ERRORS_KNOWN: usize = 4096;
 pub(crate) struct EventLog {
     recent: Arc<Recent>,
     /// Without one, what is in memory is all.
-    keeper: Option<Keeper>,
+    keeper: Option<EventWriter>,
     errors: Mutex<HashMap<(String, Failure), Instant>>,
 }
 
 /// What is in memory.
 struct Recent {
-    state: Mutex<State>,
+    state: Mutex<EventLogState>,
     /// The number of the newest event.
     newest: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct State {
+struct EventLogState {
     events: VecDeque<Arc<Event>>,
     last_id: u64,
 }
@@ -94,7 +94,7 @@ pub(crate) struct Found {
 }
 
 impl Recent {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EventLogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,7 +124,7 @@ impl EventLog {
     /// possible, that is told, and they are kept in memory.
     pub(crate) fn open(folder: &Path) -> Self {
         let mut log = Self::default();
-        match Keeper::open(&folder.join("events.sqlite"), &log.recent) {
+        match EventWriter::open(&folder.join("events.sqlite"), &log.recent) {
             Ok(keeper) => log.keeper = Some(keeper),
             Err(error) => {
                 error!(%error, folder = %folder.display(), "events are kept in memory alone");
@@ -142,7 +142,7 @@ impl EventLog {
 
     /// Reports that the file of events was missing.
     pub(crate) fn tell_if_missing(&self) {
-        if let Some(path) = self.keeper.as_ref().and_then(Keeper::is_new) {
+        if let Some(path) = self.keeper.as_ref().and_then(EventWriter::is_new) {
             let (path, why) = (path.display().to_string(), "it was missing".to_owned());
             self.tell(&Occurrence::EventsBegunAnew { path, aside: None, why });
         }

@@ -8,7 +8,7 @@ use sarsen_wire::iscsi::LoginStatus;
 
 use crate::control::schema::events::{Event, Severity};
 use crate::desired::Key;
-use crate::engine::{Lacking, Problem};
+use crate::engine::{MissingObject, Problem};
 use crate::statistics::Failure;
 
 /// What can be asked for.
@@ -19,7 +19,7 @@ pub(crate) const KINDS: [&str; 25] = [
     "configuration_changed",
     "connection_added",
     "connection_lost",
-    "connections_turned_away",
+    "connections_rejected",
     "events_begun_anew",
     "events_not_kept",
     "handshake_failed",
@@ -81,7 +81,7 @@ pub(crate) enum Occurrence {
         count: u64,
     },
     /// Before a word was said: a limit is reached.
-    ConnectionsTurnedAway {
+    ConnectionsRejected {
         peer: SocketAddr,
         count: u64,
         limit: &'static str,
@@ -129,7 +129,7 @@ pub(crate) enum Occurrence {
     /// An object is missing or has a problem.
     Lacks(Problem),
     /// It is as it is desired again.
-    LacksNoMore(Lacking),
+    LacksNoMore(MissingObject),
     /// A client of the API sent a wrong token.
     ApiTokenRefused {
         peer: SocketAddr,
@@ -204,7 +204,7 @@ impl Occurrence {
             Self::LoginRefused { .. } => ("login_refused", Severity::Warning),
             Self::LoginBrokenOff { .. } => ("login_broken_off", Severity::Warning),
             Self::LoginsNotTold { .. } => ("logins_not_told", Severity::Warning),
-            Self::ConnectionsTurnedAway { .. } => ("connections_turned_away", Severity::Warning),
+            Self::ConnectionsRejected { .. } => ("connections_rejected", Severity::Warning),
             Self::HandshakeFailed { .. } => ("handshake_failed", Severity::Warning),
             Self::LoggedOut { .. } => ("logged_out", Severity::Info),
             Self::ConnectionLost { .. } => ("connection_lost", Severity::Warning),
@@ -249,7 +249,7 @@ impl Occurrence {
             Self::LoginsNotTold { source, count } => {
                 format!("{count} more logins from {source} were refused within seconds")
             }
-            Self::ConnectionsTurnedAway { peer, count, why, .. } => {
+            Self::ConnectionsRejected { peer, count, why, .. } => {
                 let what = match count {
                     1 => "a connection was".to_owned(),
                     count => format!("{count} connections were"),
@@ -326,7 +326,7 @@ impl Occurrence {
                  that address from trying"
                     .to_owned()
             }
-            Self::ConnectionsTurnedAway { limit, .. } => format!(
+            Self::ConnectionsRejected { limit, .. } => format!(
                 "raise limits.{limit} if they are wanted; `sarsen session list` tells who has so many"
             ),
             Self::HandshakeFailed { .. } => {
@@ -409,7 +409,7 @@ impl Occurrence {
             Self::LoginsNotTold { source, .. } | Self::ApiTokensRefused { source, .. } => {
                 add("peer", Some(source.to_string()));
             }
-            Self::ConnectionsTurnedAway { peer, limit, .. } => {
+            Self::ConnectionsRejected { peer, limit, .. } => {
                 add("peer", Some(peer.to_string()));
                 add("limit", Some((*limit).to_owned()));
             }
@@ -637,8 +637,8 @@ mod tests {
             OutOfResources,
         ] {
             let event = Occurrence::LoginRefused { subject: subject.clone(), reason }.event(1, 2);
-            for told in ["iqn.x:host", "192.0.2.7:4711", &reason.to_string()] {
-                assert!(event.message.contains(told), "{reason:?}: {}", event.message);
+            for reported in ["iqn.x:host", "192.0.2.7:4711", &reason.to_string()] {
+                assert!(event.message.contains(reported), "{reason:?}: {}", event.message);
             }
             let remedy = event.remedy.expect("a remedy");
             assert!(DEEDS.iter().any(|deed| remedy.contains(deed)), "{reason:?}: {remedy}");
@@ -648,7 +648,7 @@ mod tests {
     #[test]
     fn what_is_turned_away_before_it_says_a_word_is_told_with_its_limit() {
         let peer = SocketAddr::from(([192, 0, 2, 7], 4711));
-        let away = |count| Occurrence::ConnectionsTurnedAway {
+        let away = |count| Occurrence::ConnectionsRejected {
             peer,
             count,
             limit: "logins-per-source",

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, Shown, TargetDraft, every_address, naa};
+use super::draft::{Draft, DraftIdentity, TargetDraft, every_address, naa};
 use super::strictest::common_rules;
 use super::ucl::{self, Node};
 use super::{Files, ImportError, Imported};
@@ -53,7 +53,7 @@ const HINTS: [&str; 10] = [
 pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Imported, ImportError> {
     let nodes = ucl::parse(path, text, files)?;
     let mut draft = Draft::default();
-    let mut world = World::default();
+    let mut world = CtldContext::default();
     for node in &nodes {
         match node.key.as_str() {
             "auth-group" => {
@@ -103,7 +103,7 @@ pub(super) fn import(path: &Path, text: &str, files: &dyn Files) -> Result<Impor
 }
 
 /// A setting that has no secret, as it was written.
-fn told(node: &Node) -> String {
+fn reported(node: &Node) -> String {
     format!("{} {}", node.key, node.words.join(" "))
 }
 
@@ -117,7 +117,7 @@ fn named(node: &Node) -> Vec<(String, Node)> {
 
 /// What targets speak of.
 #[derive(Default)]
-struct World {
+struct CtldContext {
     access: BTreeMap<String, Access>,
     groups: BTreeMap<String, PortalGroup>,
     luns: BTreeMap<String, Node>,
@@ -135,7 +135,7 @@ struct PortalGroup {
 
 /// What is asked of who wants in, by how strict it is.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Demand {
+enum RequiredAuth {
     /// Nothing is said: ctld lets in nobody.
     #[default]
     Unsaid,
@@ -149,7 +149,7 @@ enum Demand {
 /// Who may log in.
 #[derive(Clone, Default)]
 struct Access {
-    demand: Demand,
+    requirement: RequiredAuth,
     accounts: Vec<String>,
     own_account: Option<String>,
     names: Vec<String>,
@@ -167,17 +167,17 @@ impl Access {
             let place = &setting.place;
             match setting.key.as_str() {
                 "auth-type" => access.want(match setting.word() {
-                    "none" => Demand::Nothing,
-                    "chap" | "chap-mutual" => Demand::Proof,
-                    "deny" => Demand::Denied,
+                    "none" => RequiredAuth::Nothing,
+                    "chap" | "chap-mutual" => RequiredAuth::Proof,
+                    "deny" => RequiredAuth::Denied,
                     _ => {
                         let remedy = "sarsen knows none and CHAP: nobody is let in";
-                        draft.lose(place, told(setting), remedy);
-                        Demand::Denied
+                        draft.lose(place, reported(setting), remedy);
+                        RequiredAuth::Denied
                     }
                 }),
                 "chap" | "chap-mutual" => {
-                    access.want(Demand::Proof);
+                    access.want(RequiredAuth::Proof);
                     for words in credentials(setting) {
                         access.take(draft, place, &words);
                     }
@@ -195,7 +195,7 @@ impl Access {
                     access.addresses.extend(networks.collect::<Vec<_>>());
                 }
                 "host-address" | "host-nqn" => {
-                    draft.note(place, told(setting), "it is about NVMe: sarsen speaks iSCSI");
+                    draft.note(place, reported(setting), "it is about NVMe: sarsen speaks iSCSI");
                 }
                 _ => {}
             }
@@ -204,8 +204,8 @@ impl Access {
     }
 
     /// Of several demands the strictest holds.
-    fn want(&mut self, demand: Demand) {
-        self.demand = self.demand.max(demand);
+    fn want(&mut self, requirement: RequiredAuth) {
+        self.requirement = self.requirement.max(requirement);
     }
 
     fn take(&mut self, draft: &mut Draft, place: &str, words: &[String]) {
@@ -229,10 +229,10 @@ impl Access {
     }
 
     fn lets_in(&self) -> bool {
-        match self.demand {
-            Demand::Nothing => true,
-            Demand::Proof => !self.accounts.is_empty(),
-            Demand::Unsaid | Demand::Denied => false,
+        match self.requirement {
+            RequiredAuth::Nothing => true,
+            RequiredAuth::Proof => !self.accounts.is_empty(),
+            RequiredAuth::Unsaid | RequiredAuth::Denied => false,
         }
     }
 
@@ -258,7 +258,7 @@ impl Access {
 
     /// The accounts that all accept that want proof, or `None` where none does.
     fn common_accounts(all: &[Self]) -> Option<Vec<String>> {
-        let mut strict = all.iter().filter(|access| access.demand == Demand::Proof);
+        let mut strict = all.iter().filter(|access| access.requirement == RequiredAuth::Proof);
         let mut accounts = strict.next()?.accounts.clone();
         for access in strict {
             accounts.retain(|account| access.accounts.contains(account));
@@ -271,7 +271,7 @@ impl Access {
         let lists: Vec<Vec<Rule>> = all.iter().map(Self::rules).collect();
         let accounts = Self::common_accounts(all);
         let is_same = |other: &Self| {
-            (other.rules(), other.demand) == (all[0].rules(), all[0].demand)
+            (other.rules(), other.requirement) == (all[0].rules(), all[0].requirement)
                 && other.accounts == all[0].accounts
         };
         if !all.iter().all(is_same) {
@@ -290,7 +290,7 @@ impl Access {
             target.target.allow = rules;
         }
         accounts.unwrap_or_default().iter().for_each(|account| target.accept(account));
-        let own = all.iter().filter(|access| access.demand == Demand::Proof);
+        let own = all.iter().filter(|access| access.requirement == RequiredAuth::Proof);
         target.target.own_account = own.filter_map(|access| access.own_account.clone()).next();
     }
 }
@@ -310,7 +310,7 @@ fn credentials(setting: &Node) -> Vec<Vec<String>> {
     }
 }
 
-fn take_portal_group(draft: &mut Draft, world: &World, node: &Node) -> PortalGroup {
+fn take_portal_group(draft: &mut Draft, world: &CtldContext, node: &Node) -> PortalGroup {
     let tag = node.value("tag").and_then(|tag| tag.parse().ok()).filter(|tag| *tag != 0);
     let tag = tag.unwrap_or(world.groups.len() as u16 + 1);
     let mut group = PortalGroup { tag, ..PortalGroup::default() };
@@ -322,16 +322,18 @@ fn take_portal_group(draft: &mut Draft, world: &World, node: &Node) -> PortalGro
                 let addresses = setting.words.iter();
                 group.listen.extend(addresses.map(|address| (place.clone(), with_port(address))));
             }
-            "listen-iser" => {
-                draft.lose(&place, told(setting), "sarsen speaks iSCSI over TCP: clients need that")
-            }
+            "listen-iser" => draft.lose(
+                &place,
+                reported(setting),
+                "sarsen speaks iSCSI over TCP: clients need that",
+            ),
             "redirect" => group.redirect = Some(setting.word().to_owned()),
             "discovery-auth-group" => {
                 discovery = Some(find_access(draft, world, &place, setting.word()));
             }
             "discovery-filter" if setting.word() != "none" => draft.note(
                 &place,
-                told(setting),
+                reported(setting),
                 "sarsen tells who looks for targets of those that he may log in to",
             ),
             "tag" | "discovery-filter" => {}
@@ -370,7 +372,7 @@ fn with_port(address: &str) -> String {
     }
 }
 
-fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
+fn take_target(draft: &mut Draft, world: &mut CtldContext, name: &str, node: &Node) {
     let mut target = TargetDraft::new(&node.place, name);
     target.target.alias = node.value("alias").map(str::to_owned);
     for (number, node) in node.within("lun").flat_map(units) {
@@ -378,7 +380,8 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
     }
     let mut groups = Vec::new();
     let mut access = Access::of(draft, node);
-    let mut is_own = access.demand != Demand::Unsaid || access.has_names || access.has_addresses;
+    let mut is_own =
+        access.requirement != RequiredAuth::Unsaid || access.has_names || access.has_addresses;
     for setting in &node.nodes {
         let place = setting.place.clone();
         match setting.key.as_str() {
@@ -397,9 +400,11 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
                 groups.push((place, group, access));
             }
             "redirect" => redirect(draft, &place, &mut target, setting.word()),
-            "port" | "offload" => {
-                draft.lose(&place, told(setting), "sarsen speaks iSCSI over TCP: clients need that")
-            }
+            "port" | "offload" => draft.lose(
+                &place,
+                reported(setting),
+                "sarsen speaks iSCSI over TCP: clients need that",
+            ),
             "alias" | "lun" | "auth-type" | "chap" | "chap-mutual" | "initiator-name"
             | "initiator-portal" => {}
             _ => draft.miss(&place, &setting.key),
@@ -438,10 +443,10 @@ fn take_target(draft: &mut Draft, world: &mut World, name: &str, node: &Node) {
 }
 
 /// An auth-group by its name. What is not there lets in nobody.
-fn find_access(draft: &mut Draft, world: &World, place: &str, name: &str) -> Access {
+fn find_access(draft: &mut Draft, world: &CtldContext, place: &str, name: &str) -> Access {
     match (world.access.get(name), name) {
         (Some(access), _) => access.clone(),
-        (None, OPEN) => Access { demand: Demand::Nothing, ..Access::default() },
+        (None, OPEN) => Access { requirement: RequiredAuth::Nothing, ..Access::default() },
         (None, DEFAULT | CLOSED) => Access::default(),
         (None, _) => {
             draft.lose(place, format!("auth-group {name}"), "there is none: nobody is let in");
@@ -477,7 +482,7 @@ fn units(node: &Node) -> Vec<(String, Node)> {
 
 fn take_lun(
     draft: &mut Draft,
-    world: &mut World,
+    world: &mut CtldContext,
     target: &mut TargetDraft,
     number: &str,
     node: &Node,
@@ -603,7 +608,7 @@ fn take_volume(
     if store == "file" && option("writecache").is_some_and(|value| value == "off") {
         volume.cache = Some("writethrough".into());
     }
-    let given = Given {
+    let given = LunOptions {
         vendor: option("vendor"),
         product: option("product"),
         revision: option("revision"),
@@ -644,7 +649,7 @@ fn take_volume(
 }
 
 /// What options say of a LUN's identity.
-struct Given {
+struct LunOptions {
     vendor: Option<String>,
     product: Option<String>,
     revision: Option<String>,
@@ -654,7 +659,7 @@ struct Given {
     uuid: Option<String>,
 }
 
-fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, given: Given) {
+fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, given: LunOptions) {
     let place = node.place.as_str();
     let (serial, device_id) = (node.value("serial"), node.value("device-id"));
     let cut = |text: &str, longest: usize| text.chars().take(longest).collect::<String>();
@@ -693,7 +698,7 @@ fn identify(draft: &mut Draft, node: &Node, name: &str, volume: &mut Volume, giv
         eui.and_then(|eui| Designator::parse(&eui)),
         registered.and_then(|digits| naa(&digits)),
     ];
-    let shown = Shown {
+    let shown = DraftIdentity {
         vendor,
         product: given.product.unwrap_or_else(|| PRODUCT.to_owned()),
         revision: given.revision.unwrap_or_else(|| REVISION.to_owned()),

@@ -16,7 +16,7 @@ use crate::desired::document::{
 };
 
 /// A rule with this name lets nobody in: no initiator has it.
-pub const NOBODY: &str = "iqn.2026-11.io.sarsen:nobody";
+pub const DENIED_INITIATOR: &str = "iqn.2026-11.io.sarsen:nobody";
 /// SAM-5 4.7.7.1: flat space addressing.
 const LARGEST_LUN: u64 = 0x3fff;
 /// RFC 7143 §9.2.1, and what accounts here take.
@@ -58,7 +58,7 @@ pub(super) struct TargetDraft {
 }
 
 /// Whom a rule lets in and what it shows, before it is known what nobody may write.
-pub(super) struct Showing {
+pub(super) struct DraftRule {
     /// Where it was written.
     pub(super) place: String,
     /// Its conditions.
@@ -71,7 +71,7 @@ pub(super) struct Showing {
 
 /// A volume's identity as another program showed it, before it is known to fit here.
 #[derive(Default)]
-pub(super) struct Shown {
+pub(super) struct DraftIdentity {
     pub(super) vendor: String,
     pub(super) product: String,
     pub(super) revision: String,
@@ -171,7 +171,7 @@ impl Draft {
     }
 
     /// Gives a volume the identity that clients know it by.
-    pub(super) fn identify(&mut self, place: &str, volume: &mut Volume, shown: Shown) {
+    pub(super) fn identify(&mut self, place: &str, volume: &mut Volume, shown: DraftIdentity) {
         volume.vendor = self.inquiry_text(place, "vendor", &shown.vendor, 8);
         volume.product = self.inquiry_text(place, "product", &shown.product, 16);
         volume.revision = self.inquiry_text(place, "revision", &shown.revision, 4);
@@ -321,15 +321,15 @@ impl Draft {
 
     /// Gives a target its rules. What nobody may write is a volume that cannot be written; a rule that lets write
     /// some volumes and not others there is not.
-    pub(super) fn show(&mut self, target: &mut TargetDraft, showings: Vec<Showing>) {
-        let volumes = |showing: &Showing, protected: bool| -> BTreeSet<String> {
+    pub(super) fn show(&mut self, target: &mut TargetDraft, showings: Vec<DraftRule>) {
+        let volumes = |showing: &DraftRule, protected: bool| -> BTreeSet<String> {
             let is_so = |(lun, _): &(&u16, &String)| showing.protected.contains(lun) == protected;
             showing.shown.iter().filter(is_so).map(|(_, volume)| volume.clone()).collect()
         };
         let writable: BTreeSet<_> = showings.iter().flat_map(|one| volumes(one, false)).collect();
         let protected: BTreeSet<_> = showings.iter().flat_map(|one| volumes(one, true)).collect();
         let count = showings.len();
-        for Showing { place, mut rule, mut shown, protected: mut luns } in showings {
+        for DraftRule { place, mut rule, mut shown, protected: mut luns } in showings {
             let all = !shown.is_empty() && luns.len() == shown.len();
             if !all {
                 let can_be = |name: &String| {
@@ -485,7 +485,7 @@ impl Draft {
         }
         // An account whose secret nobody is told.
         let secret = [random::number(), random::number()].map(|part| format!("{part:016x}"));
-        let (name, secret) = (NOBODY.to_owned(), Some(secret.concat().into()));
+        let (name, secret) = (DENIED_INITIATOR.to_owned(), Some(secret.concat().into()));
         self.document.account.push(Account { name: name.clone(), secret, ..Account::default() });
         self.document.discovery = Some(Discovery { chap: vec![name], ..Discovery::default() });
         self.lose(
@@ -560,7 +560,7 @@ impl Draft {
         }
         order_rules(&mut target.allow);
         if target.allow.is_empty() && is_closed {
-            target.allow.push(Rule { initiator: Some(NOBODY.into()), ..Rule::default() });
+            target.allow.push(Rule { initiator: Some(DENIED_INITIATOR.into()), ..Rule::default() });
             let what = format!("target {}", target.name);
             self.note(&place, what, "nobody is let in: add rules for who is to be");
         }
@@ -628,7 +628,7 @@ impl Draft {
             }
         }
         for ((initiator, account), count) in counts {
-            if count < 2 || initiator.ends_with('*') || initiator == NOBODY {
+            if count < 2 || initiator.ends_with('*') || initiator == DENIED_INITIATOR {
                 continue;
             }
             let tail = initiator.rsplit_once(':').map_or(initiator.as_str(), |(_, tail)| tail);

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, Shown, TargetDraft, naa};
+use super::draft::{Draft, DraftIdentity, TargetDraft, naa};
 use super::strictest::common_rules;
 use super::{Files, ImportError, Imported};
 use crate::desired::document::{Rule, Size, Volume};
@@ -98,7 +98,7 @@ impl Setting {
     }
 
     /// As it was written: of what has no secret.
-    fn told(&self) -> String {
+    fn reported(&self) -> String {
         format!("{} {}", self.key, self.words.join(" "))
     }
 }
@@ -278,7 +278,7 @@ fn is_unknown(draft: &mut Draft, setting: &Setting, taken: &[&str]) -> bool {
     let is_in = |keys: &[&str]| keys.iter().any(|key| setting.key.eq_ignore_ascii_case(key));
     if is_in(&NEGOTIATED) {
         let remedy = "sarsen negotiates what both sides can; [limits] say what it takes";
-        draft.note(&setting.place, setting.told(), remedy);
+        draft.note(&setting.place, setting.reported(), remedy);
         return false;
     }
     !is_in(taken) && !is_in(&OF_THE_DAEMON)
@@ -317,7 +317,7 @@ fn take_unit(
         let (Some(portals), Some(initiators)) = (find(mapping.word(0)), find(mapping.word(1)))
         else {
             let remedy = "there is no such portal group, or no such initiator group: left out";
-            draft.lose(&mapping.place, mapping.told(), remedy);
+            draft.lose(&mapping.place, mapping.reported(), remedy);
             continue;
         };
         let tag = portals.number().and_then(|tag| u16::try_from(tag).ok()).unwrap_or(1);
@@ -493,7 +493,7 @@ fn take_lun(
             if !is_own && bytes.is_none() {
                 draft.lose(
                     &place,
-                    storage.told(),
+                    storage.reported(),
                     "the size of the file is taken: is it the same?",
                 );
             }
@@ -504,7 +504,7 @@ fn take_lun(
         }
         ("pass", "device") => {
             let remedy = "commands go to its generic device: write that as path, such as /dev/sg3";
-            draft.lose(&place, storage.told(), remedy);
+            draft.lose(&place, storage.reported(), remedy);
             let path = Some(storage.word(1).to_owned());
             Volume { store: "sg".into(), path, ..Volume::default() }
         }
@@ -515,7 +515,7 @@ fn take_lun(
         _ => {
             draft.lose(
                 &place,
-                storage.told(),
+                storage.reported(),
                 "sarsen serves disks and CDs of files and block devices, and real \
                 SCSI devices as they are: left out",
             );
@@ -597,7 +597,7 @@ fn identify(
     let local = 3 << 60 | u64::from(padded_crc32c(&format!("{},{}", unit.target, unit.lun)));
     let t10 = format!("{:8}{:16}{serial:LONGEST_SERIAL$}", cut(&vendor, 8), cut(&product, 16));
     let designators = [naa(&format!("{local:016x}")), Some(Designator::T10(t10))];
-    let shown = Shown {
+    let shown = DraftIdentity {
         vendor,
         product,
         revision: given(2).unwrap_or_else(|| REVISION.to_owned()),

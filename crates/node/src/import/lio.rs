@@ -9,7 +9,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, Showing, Shown, TargetDraft, naa};
+use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, naa};
 use super::json::Fields;
 use super::strictest::{Common, common_showings};
 use super::{ImportError, Imported};
@@ -167,12 +167,12 @@ fn take_store(draft: &mut Draft, mut fields: Fields<'_>, stores: &mut Stores) {
     volume.read_only = read_only && volume.store != "sg";
     let serial = fields.filled("wwn");
     let alias = take_attributes(draft, &mut fields, &mut volume);
-    if alias == Kept::No {
+    if alias == BackstoreSupport::No {
         return;
     }
     if volume.store != "sg" {
         let model = match (alias, plugin.as_str()) {
-            (Kept::WithAlias, _) => name.chars().take(LONGEST_ALIAS).collect(),
+            (BackstoreSupport::WithAlias, _) => name.chars().take(LONGEST_ALIAS).collect(),
             (_, "fileio") => "FILEIO".to_owned(),
             (_, "block" | "iblock") => "IBLOCK".to_owned(),
             _ => "RAMDISK-MCP".to_owned(),
@@ -205,7 +205,7 @@ fn identify(
     let identifier = format!("{:0<NAA_DIGITS$}", &begin[..begin.len().min(NAA_DIGITS)]);
     let designators = naa(&identifier).into_iter();
     let t10 = Designator::T10(format!("{VENDOR:8}{model}:{serial}"));
-    let shown = Shown {
+    let shown = DraftIdentity {
         vendor: VENDOR.into(),
         product: model,
         revision: REVISION.into(),
@@ -217,18 +217,22 @@ fn identify(
 
 /// Whether a backstore can be served at all, and whether clients see its name as its model.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kept {
+enum BackstoreSupport {
     WithAlias,
     Yes,
     No,
 }
 
-fn take_attributes(draft: &mut Draft, fields: &mut Fields<'_>, volume: &mut Volume) -> Kept {
-    let Some(mut attributes) = fields.object("attributes") else { return Kept::Yes };
+fn take_attributes(
+    draft: &mut Draft,
+    fields: &mut Fields<'_>,
+    volume: &mut Volume,
+) -> BackstoreSupport {
+    let Some(mut attributes) = fields.object("attributes") else { return BackstoreSupport::Yes };
     let place = attributes.place.clone();
     let kept = match attributes.flag("emulate_model_alias") {
-        Some(true) => Kept::WithAlias,
-        _ => Kept::Yes,
+        Some(true) => BackstoreSupport::WithAlias,
+        _ => BackstoreSupport::Yes,
     };
     match attributes.number("block_size") {
         None | Some(512) => {}
@@ -242,7 +246,7 @@ fn take_attributes(draft: &mut Draft, fields: &mut Fields<'_>, volume: &mut Volu
                 "sarsen has blocks of 512 or 4096 bytes: left out; copy its files to a \
                 volume of one of these",
             );
-            return Kept::No;
+            return BackstoreSupport::No;
         }
     }
     if attributes.flag("emulate_write_cache") == Some(true)
@@ -370,10 +374,10 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     }
     // rtslib writes them in no order.
     groups.sort_by_key(|(tag, ..)| *tag);
-    let demands: BTreeSet<bool> =
-        groups.iter_mut().map(|(_, group, _)| demands_proof(group)).collect();
-    let demands_proof = demands.contains(&true);
-    if demands.len() > 1 {
+    let requirements: BTreeSet<bool> =
+        groups.iter_mut().map(|(_, group, _)| requires_authentication(group)).collect();
+    let requires_authentication = requirements.contains(&true);
+    if requirements.len() > 1 {
         let what = "CHAP in one portal group and none in another";
         draft.lose(
             &place,
@@ -384,7 +388,7 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
     let (mut ways, mut showings) = (Vec::new(), Vec::new());
     for (tag, mut group, units) in groups {
         take_parameters(draft, &mut group, &mut target);
-        showings.push(take_access(draft, &mut group, &mut target, &units, demands_proof));
+        showings.push(take_access(draft, &mut group, &mut target, &units, requires_authentication));
         for mut portal in group.list(draft, "portals") {
             ways.push((portal.place.clone(), tag, address(&mut portal)));
             for kind in ["iser", "offload"] {
@@ -412,7 +416,11 @@ fn take_target(draft: &mut Draft, mut fields: Fields<'_>, stores: &Stores) {
 }
 
 /// The rules of all portal groups as those of their target.
-fn join(draft: &mut Draft, target: &mut TargetDraft, groups: Vec<Vec<Showing>>) -> Vec<Showing> {
+fn join(
+    draft: &mut Draft,
+    target: &mut TargetDraft,
+    groups: Vec<Vec<DraftRule>>,
+) -> Vec<DraftRule> {
     let mut showings = Vec::new();
     let who = |initiator: &Option<String>| {
         initiator.clone().unwrap_or_else(|| "who has no rule of his own".to_owned())
@@ -503,7 +511,7 @@ fn take_units(
 }
 
 /// RFC 7143 §12.1: unless the group says otherwise, the kernel wants CHAP.
-fn demands_proof(group: &mut Fields<'_>) -> bool {
+fn requires_authentication(group: &mut Fields<'_>) -> bool {
     let attributes = group.object("attributes");
     let authentication = attributes.and_then(|mut attributes| attributes.number("authentication"));
     // -1 is how newer ones say that the kernel's default holds.
@@ -563,8 +571,8 @@ fn take_access(
     group: &mut Fields<'_>,
     target: &mut TargetDraft,
     units: &BTreeMap<u64, String>,
-    demands_proof: bool,
-) -> Vec<Showing> {
+    requires_authentication: bool,
+) -> Vec<DraftRule> {
     let mut showings = Vec::new();
     let (mut everybody, mut protected, mut all_protected) = (false, true, false);
     if let Some(mut attributes) = group.object("attributes") {
@@ -573,7 +581,7 @@ fn take_access(
         all_protected = attributes.flag("prod_mode_write_protect").unwrap_or(false);
     }
     for acl in group.list(draft, "node_acls") {
-        match take_acl(draft, acl, target, units, demands_proof) {
+        match take_acl(draft, acl, target, units, requires_authentication) {
             Some(mut showing) => {
                 if all_protected {
                     showing.protected = showing.shown.keys().copied().collect();
@@ -591,12 +599,13 @@ fn take_access(
             "its initiators have rules of their own",
         );
     }
-    let own = if demands_proof { take_accounts(draft, group, target) } else { forget(group) };
+    let own =
+        if requires_authentication { take_accounts(draft, group, target) } else { forget(group) };
     if !everybody {
         return showings;
     }
     let mut rule = Rule::default();
-    match (demands_proof, own) {
+    match (requires_authentication, own) {
         (true, Some(Some(account))) => {
             target.accept(&account);
             rule.account = Some(account);
@@ -616,7 +625,7 @@ fn take_access(
         units.iter().filter_map(|(lun, volume)| Some((u16::try_from(*lun).ok()?, volume.clone())));
     let shown: BTreeMap<u16, String> = shown.collect();
     let protected = if protected { shown.keys().copied().collect() } else { BTreeSet::new() };
-    showings.push(Showing { place: group.place.clone(), rule, shown, protected });
+    showings.push(DraftRule { place: group.place.clone(), rule, shown, protected });
     showings
 }
 
@@ -635,12 +644,15 @@ fn take_acl(
     mut acl: Fields<'_>,
     target: &mut TargetDraft,
     units: &BTreeMap<u64, String>,
-    demands_proof: bool,
-) -> Option<Showing> {
+    requires_authentication: bool,
+) -> Option<DraftRule> {
     let place = acl.place.clone();
     let name = acl.text("node_wwn").unwrap_or_default();
-    let account =
-        if demands_proof { take_accounts(draft, &mut acl, target) } else { forget(&mut acl) };
+    let account = if requires_authentication {
+        take_accounts(draft, &mut acl, target)
+    } else {
+        forget(&mut acl)
+    };
     let (mut shown, mut protected) = (BTreeMap::new(), BTreeSet::new());
     for mut mapped in acl.list(draft, "mapped_luns") {
         let index = mapped.number("index").unwrap_or_default();
@@ -671,7 +683,7 @@ fn take_acl(
     }
     acl.finish(draft);
     let initiator = draft.initiator(&place, &name)?;
-    let account = match (demands_proof, account) {
+    let account = match (requires_authentication, account) {
         (false, _) => None,
         (true, Some(Some(account))) => {
             target.accept(&account);
@@ -685,5 +697,5 @@ fn take_acl(
         }
     };
     let rule = Rule { initiator: Some(initiator), account, ..Rule::default() };
-    Some(Showing { place, rule, shown, protected })
+    Some(DraftRule { place, rule, shown, protected })
 }

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-pub use self::draft::NOBODY;
+pub use self::draft::DENIED_INITIATOR;
 pub use self::tgt::{show_as_tgt, tgt_unit};
 use crate::desired::Document;
 

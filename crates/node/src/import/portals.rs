@@ -8,12 +8,12 @@ use std::net::SocketAddr;
 use crate::desired::document::Portal;
 
 /// A target, and the tag of one of its own portal groups.
-pub(super) type Way = (usize, u16);
+pub(super) type GroupPath = (usize, u16);
 
 /// Who is reached where.
 #[derive(Default)]
 pub(super) struct Ways {
-    by_address: BTreeMap<SocketAddr, BTreeSet<Way>>,
+    by_address: BTreeMap<SocketAddr, BTreeSet<GroupPath>>,
 }
 
 /// What became of them.
@@ -21,12 +21,12 @@ pub(super) struct Assigned {
     /// The server's portals.
     pub(super) portals: Vec<Portal>,
     /// The portal groups that a target's own group became.
-    pub(super) groups: BTreeMap<Way, BTreeSet<u16>>,
+    pub(super) groups: BTreeMap<GroupPath, BTreeSet<u16>>,
 }
 
 impl Ways {
     /// A target is reached at an address, in one of its groups.
-    pub(super) fn add(&mut self, address: SocketAddr, way: Way) {
+    pub(super) fn add(&mut self, address: SocketAddr, way: GroupPath) {
         self.by_address.entry(address).or_default().insert(way);
     }
 
@@ -38,11 +38,12 @@ impl Ways {
     /// Addresses that the same targets are reached at are a group; it keeps its tag where it can, that of most
     /// targets first.
     pub(super) fn assign(self) -> Assigned {
-        let mut alike: BTreeMap<BTreeSet<Way>, Vec<SocketAddr>> = BTreeMap::new();
+        let mut alike: BTreeMap<BTreeSet<GroupPath>, Vec<SocketAddr>> = BTreeMap::new();
         for (address, ways) in self.by_address {
             alike.entry(ways).or_default().push(address);
         }
-        let wished = |ways: &BTreeSet<Way>| ways.iter().map(|(_, tag)| *tag).min().unwrap_or(1);
+        let wished =
+            |ways: &BTreeSet<GroupPath>| ways.iter().map(|(_, tag)| *tag).min().unwrap_or(1);
         let mut alike: Vec<_> = alike.into_iter().collect();
         alike.sort_by_key(|(ways, _)| (wished(ways), Reverse(ways.len())));
         let (mut portals, mut groups, mut taken) = (Vec::new(), BTreeMap::new(), BTreeSet::new());

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use sarsen_scsi::Designator;
 
-use super::draft::{Draft, Showing, Shown, TargetDraft, every_address, naa};
+use super::draft::{Draft, DraftIdentity, DraftRule, TargetDraft, every_address, naa};
 use super::{ImportError, Imported, shown_key};
 use crate::desired::document::{Rule, Size, Volume};
 
@@ -147,7 +147,7 @@ impl Node {
     }
 
     /// As it was written: of what has no secret.
-    fn told(&self) -> String {
+    fn reported(&self) -> String {
         format!("{} {}", self.key, self.values.join(" "))
     }
 }
@@ -341,12 +341,12 @@ fn take_rest(draft: &mut Draft, device: &Node) {
         match key {
             "scsi_device_name" | "inq_vend_specific" => draft.lose(
                 &node.place,
-                node.told(),
+                node.reported(),
                 "sarsen says nothing of that kind to clients: few look at it",
             ),
             _ if key.starts_with("dif_") => draft.lose(
                 &node.place,
-                node.told(),
+                node.reported(),
                 "SCST keeps protection information in a file of its own, which sarsen does not read: the volume \
                  has none; give it protection and copy its blocks to have some again",
             ),
@@ -382,7 +382,7 @@ fn identify(draft: &mut Draft, handler: &str, device: &Node, volume: &mut Volume
         }
         _ => eui,
     };
-    let shown = Shown {
+    let shown = DraftIdentity {
         vendor,
         product: or("prod_id", name),
         revision: or("prod_rev_lvl", REVISION),
@@ -453,7 +453,7 @@ fn take_driver(draft: &mut Draft, driver: &Node, devices: &Devices, states: &Sta
             }
             "iSNSServer" => draft.lose(
                 &node.place,
-                node.told(),
+                node.reported(),
                 "start sarsen with --isns SERVER[:PORT]; who may log in is said by rules",
             ),
             "enabled" => {}
@@ -493,7 +493,7 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
             key if SECTIONS.contains(&key) || OF_THE_KERNEL.contains(&key) => {}
             key if NEGOTIATED.contains(&key) => draft.note(
                 &attribute.place,
-                attribute.told(),
+                attribute.reported(),
                 "sarsen negotiates what both sides can; [limits] say what it takes",
             ),
             _ => draft.pass_over(&attribute.place, &attribute.key),
@@ -520,7 +520,7 @@ fn take_target(draft: &mut Draft, node: &Node, devices: &Devices, states: &State
     }
     for portal in portals.iter().filter(|portal| !exact(portal)) {
         let remedy = "write the addresses that it stands for as [[portal]], and their group into the target's groups";
-        draft.lose(&portal.place, portal.told(), remedy);
+        draft.lose(&portal.place, portal.reported(), remedy);
     }
     if portals.is_empty() {
         draft.reach(&node.place, index, 1, &every_address(3260));
@@ -627,9 +627,9 @@ fn take_initiator(draft: &mut Draft, node: &Node, name: &str, by_portal: bool) -
 }
 
 impl Units {
-    fn showing(&self, place: &str, initiator: Option<String>) -> Showing {
+    fn showing(&self, place: &str, initiator: Option<String>) -> DraftRule {
         let rule = Rule { initiator, ..Rule::default() };
         let (shown, protected) = (self.volumes.clone(), self.protected.clone());
-        Showing { place: place.to_owned(), rule, shown, protected }
+        DraftRule { place: place.to_owned(), rule, shown, protected }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::draft::Showing;
+use super::draft::DraftRule;
 use crate::desired::document::Rule;
 
 /// Rules that let in whom each of the lists lets in; no rule lets in nobody.
@@ -29,9 +29,9 @@ fn covers(wide: &Rule, narrow: &Rule) -> bool {
 /// What becomes of an initiator, or of everybody who has no rule of his own.
 pub(super) enum Common {
     /// He is shown the same through all portal groups.
-    Same(Showing),
+    Same(DraftRule),
     /// He is shown what all of them do.
-    Less(Showing),
+    Less(DraftRule),
     /// Some do not let him in, or want another proof of him.
     Nobody {
         /// Where one of them speaks of him.
@@ -42,7 +42,7 @@ pub(super) enum Common {
 }
 
 /// What is common to the portal groups, in each of which a rule of one's own comes before that for everybody.
-pub(super) fn common_showings(mut groups: Vec<Vec<Showing>>) -> Vec<Common> {
+pub(super) fn common_showings(mut groups: Vec<Vec<DraftRule>>) -> Vec<Common> {
     if groups.len() == 1 {
         return groups.remove(0).into_iter().map(Common::Same).collect();
     }
@@ -52,9 +52,9 @@ pub(super) fn common_showings(mut groups: Vec<Vec<Showing>>) -> Vec<Common> {
     each.map(|showing| common_showing(&groups, showing)).collect()
 }
 
-fn common_showing(groups: &[Vec<Showing>], showing: &Showing) -> Common {
+fn common_showing(groups: &[Vec<DraftRule>], showing: &DraftRule) -> Common {
     let initiator = &showing.rule.initiator;
-    let of = |group: &Vec<Showing>, initiator: &Option<String>| {
+    let of = |group: &Vec<DraftRule>, initiator: &Option<String>| {
         group.iter().position(|other| other.rule.initiator == *initiator)
     };
     let mut shown: BTreeMap<u16, String> = showing.shown.clone();
@@ -76,6 +76,6 @@ fn common_showing(groups: &[Vec<Showing>], showing: &Showing) -> Common {
     }
     protected.retain(|lun| shown.contains_key(lun));
     let (place, rule) = (showing.place.clone(), showing.rule.clone());
-    let showing = Showing { place, rule, shown, protected };
+    let showing = DraftRule { place, rule, shown, protected };
     if is_same { Common::Same(showing) } else { Common::Less(showing) }
 }

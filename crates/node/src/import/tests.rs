@@ -110,19 +110,19 @@ fn of_a_file_of_another_kind_nothing_is_told_that_may_be_a_secret() {
     ]);
     for (origin, name) in ORIGINS {
         for text in &texts {
-            let told = match import(origin, Path::new("x"), text, &files()) {
+            let reported = match import(origin, Path::new("x"), text, &files()) {
                 Ok(imported) => format!("{:?}", imported.complaints),
                 Err(error) => error.to_string(),
             };
-            let shown = secrets.iter().find(|secret| told.contains(secret.as_str()));
-            assert_eq!(shown, None, "{name}: {told}");
+            let shown = secrets.iter().find(|secret| reported.contains(secret.as_str()));
+            assert_eq!(shown, None, "{name}: {reported}");
         }
     }
 }
 
 #[test]
 fn a_file_of_another_kind_is_no_empty_configuration() {
-    for (origin, text, told) in [
+    for (origin, text, reported) in [
         (
             Origin::Tgt,
             sample("saveconfig.json"),
@@ -134,8 +134,8 @@ fn a_file_of_another_kind_is_no_empty_configuration() {
         (Origin::Ctld, sample("targets.conf"), "is it a ctl.conf?"),
         (Origin::Istgt, "[Global]\n", "is it an istgt.conf?"),
     ] {
-        let error = import(origin, Path::new("x"), text, &files()).expect_err(told).to_string();
-        assert!(error.contains(told), "{error}");
+        let error = import(origin, Path::new("x"), text, &files()).expect_err(reported).to_string();
+        assert!(error.contains(reported), "{error}");
     }
     // Why nothing is left of one is told.
     let text = "<target \"\">\n</target>\n";
@@ -146,11 +146,11 @@ fn a_file_of_another_kind_is_no_empty_configuration() {
 #[test]
 fn what_may_have_kept_somebody_out_is_lost_where_its_key_is_misspelt() {
     let imported = tgt("incomminguser web secretpass12\n");
-    assert_told(&imported, Weight::Loss, "x:3", "incomminguser: nothing is known");
+    assert_reported(&imported, Weight::Loss, "x:3", "incomminguser: nothing is known");
     let imported = tgt("<backing-store /srv/b>\nscsi_sm SN\n</backing-store>\n");
-    assert_told(&imported, Weight::Loss, "x:4", "scsi_sm: nothing is known");
+    assert_reported(&imported, Weight::Loss, "x:4", "scsi_sm: nothing is known");
     let imported = ctld("auth-group g {\nchapp web secretpass12\n}\n", "auth-group g\n");
-    assert_told(&imported, Weight::Loss, "x:2", "chapp: nothing is known");
+    assert_reported(&imported, Weight::Loss, "x:2", "chapp: nothing is known");
 }
 
 #[test]
@@ -170,19 +170,19 @@ fn assert_no_secret_is_told(imported: &Imported) {
         imported.document.account.iter().filter_map(|account| account.secret.as_ref()).collect();
     assert!(!secrets.is_empty());
     for complaint in &imported.complaints {
-        let told = complaint.to_string();
-        assert!(!secrets.iter().any(|secret| told.contains(&secret.0)), "{told}");
+        let reported = complaint.to_string();
+        assert!(!secrets.iter().any(|secret| reported.contains(&secret.0)), "{reported}");
     }
 }
 
-fn assert_told(imported: &Imported, weight: Weight, place: &str, told: &str) {
+fn assert_reported(imported: &Imported, weight: Weight, place: &str, reported: &str) {
     let fits = |complaint: &Complaint| {
         complaint.weight == weight
             && complaint.place.ends_with(place)
-            && complaint.to_string().contains(told)
+            && complaint.to_string().contains(reported)
     };
     let all: Vec<String> = imported.complaints.iter().map(Complaint::to_string).collect();
-    assert!(imported.complaints.iter().any(fits), "{told} in\n{}", all.join("\n"));
+    assert!(imported.complaints.iter().any(fits), "{reported} in\n{}", all.join("\n"));
 }
 
 #[test]
@@ -227,11 +227,11 @@ fn lio_keeps_identities_ways_and_rules() {
     let discovery = imported.document.discovery.as_ref().expect("one");
     assert_eq!(discovery.chap, ["finder"]);
 
-    assert_told(&imported, Weight::Loss, "storage_objects[3]", "user/ceph");
-    assert_told(&imported, Weight::Loss, "luns[1]", "LUN 1 of /backstores/user/ceph");
-    assert_told(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 7 alone");
-    assert_told(&imported, Weight::Note, "parameters", "MaxConnections = 4");
-    assert_told(&imported, Weight::Note, "storage_objects[1].attributes", "emulate_3pc = 0");
+    assert_reported(&imported, Weight::Loss, "storage_objects[3]", "user/ceph");
+    assert_reported(&imported, Weight::Loss, "luns[1]", "LUN 1 of /backstores/user/ceph");
+    assert_reported(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 7 alone");
+    assert_reported(&imported, Weight::Note, "parameters", "MaxConnections = 4");
+    assert_reported(&imported, Weight::Note, "storage_objects[1].attributes", "emulate_3pc = 0");
 }
 
 #[test]
@@ -265,10 +265,10 @@ fn tgt_numbers_targets_and_luns_as_tgt_admin_does() {
     assert_eq!(b.allow[2].initiator.as_deref(), Some("iqn.1993-08.org.debian:01:web"));
     assert!(a.allow.is_empty() && target(&imported, ":tape").luns.0.is_empty());
     assert_eq!(imported.document.discovery.as_ref().expect("one").chap, ["finder"]);
-    assert_told(&imported, Weight::Loss, "targets.conf:39", "device-type tape");
-    assert_told(&imported, Weight::Loss, "targets.conf:34", "vendor_id of /dev/sdq");
-    assert_told(&imported, Weight::Note, "targets.conf:28", "MaxConnections 4");
-    assert_told(&imported, Weight::Note, "more/c.conf:1", "8 here, as tgt-admin counts");
+    assert_reported(&imported, Weight::Loss, "targets.conf:39", "device-type tape");
+    assert_reported(&imported, Weight::Loss, "targets.conf:34", "vendor_id of /dev/sdq");
+    assert_reported(&imported, Weight::Note, "targets.conf:28", "MaxConnections 4");
+    assert_reported(&imported, Weight::Note, "more/c.conf:1", "8 here, as tgt-admin counts");
 }
 
 #[test]
@@ -301,14 +301,14 @@ fn scst_shows_groups_what_they_saw() {
     assert_eq!(one.chap, ["joe", "jim"]);
     let two = target(&imported, ":two");
     assert_eq!(two.access, BTreeMap::from([("2".into(), "standby".into())]));
-    assert_told(
+    assert_reported(
         &imported,
         Weight::Loss,
         "scst.conf:61",
         "a volume is in one target at one LUN here",
     );
-    assert_told(&imported, Weight::Loss, "scst.conf:29", "device 1:0:0:0");
-    assert_told(&imported, Weight::Loss, "scst.conf:67", "qla2x00t");
+    assert_reported(&imported, Weight::Loss, "scst.conf:29", "device 1:0:0:0");
+    assert_reported(&imported, Weight::Loss, "scst.conf:67", "qla2x00t");
 }
 
 #[test]
@@ -338,8 +338,8 @@ fn ctld_is_read_in_both_of_its_notations() {
         target(&classic, ":three").allow[0].initiator.as_deref(),
         Some("iqn.2026-11.io.sarsen:nobody")
     );
-    assert_told(&classic, Weight::Loss, "ctl.conf:56", "without serial and device-id");
-    assert_told(&classic, Weight::Loss, "ctl.conf:59", "volume shared as LUN 1");
+    assert_reported(&classic, Weight::Loss, "ctl.conf:56", "without serial and device-id");
+    assert_reported(&classic, Weight::Loss, "ctl.conf:59", "volume shared as LUN 1");
 
     let ucl = imported(Origin::Ctld, "ctl.ucl");
     let Document { volume: mut volumes, target: mut targets, .. } = classic.document;
@@ -369,13 +369,13 @@ fn istgt_brings_names_serials_and_the_accounts_of_its_other_file() {
     assert_eq!(disks.allow.len(), 2);
     assert!(target(&imported, ":cd").allow.is_empty());
     assert_eq!(imported.document.account.len(), 3);
-    assert_told(&imported, Weight::Loss, "istgt.conf:23", "microsoft:moon");
-    assert_told(&imported, Weight::Loss, "istgt.conf:54", "LUN0 Removable rw");
+    assert_reported(&imported, Weight::Loss, "istgt.conf:23", "microsoft:moon");
+    assert_reported(&imported, Weight::Loss, "istgt.conf:54", "LUN0 Removable rw");
 }
 
 #[test]
 fn what_is_no_configuration_is_told_with_file_and_line() {
-    for (origin, text, told) in [
+    for (origin, text, reported) in [
         (Origin::Lio, "{\n\"targets\": [}", "x:2: "),
         (Origin::Lio, "[]", "x: this is no object"),
         (Origin::Tgt, "\n<target a>\nlun 1\n", "x:2: <target> does not end: add </target>"),
@@ -392,8 +392,8 @@ fn what_is_no_configuration_is_told_with_file_and_line() {
         (Origin::Istgt, "TargetName a\n", "x:1: a setting before the first section"),
         (Origin::Istgt, "[Global\n", "x:1: a section's name does not end"),
     ] {
-        let error = import(origin, Path::new("x"), text, &files()).expect_err(told).to_string();
-        assert!(error.contains(told), "{error}");
+        let error = import(origin, Path::new("x"), text, &files()).expect_err(reported).to_string();
+        assert!(error.contains(reported), "{error}");
     }
 }
 
@@ -406,7 +406,7 @@ fn accounts_that_cannot_be_here_open_nothing() {
     let [target] = &imported.document.target[..] else { panic!("one: {imported:#?}") };
     assert_eq!(target.allow[0].initiator.as_deref(), Some("iqn.2026-11.io.sarsen:nobody"));
     assert!(imported.document.account.is_empty() && imported.is_degraded());
-    assert_told(&imported, Weight::Loss, "t:3", "its secret has 5 bytes, not 12 to 255");
+    assert_reported(&imported, Weight::Loss, "t:3", "its secret has 5 bytes, not 12 to 255");
 }
 
 #[test]
@@ -438,8 +438,8 @@ fn imported_text(origin: Origin, text: &str) -> Imported {
     imported
 }
 
-fn nobody() -> Rule {
-    Rule { initiator: Some(NOBODY.into()), ..Rule::default() }
+fn denied() -> Rule {
+    Rule { initiator: Some(DENIED_INITIATOR.into()), ..Rule::default() }
 }
 
 fn named(initiator: &str) -> Rule {
@@ -451,14 +451,14 @@ fn a_name_that_tgtd_takes_by_the_letter_is_no_pattern() {
     let imported = tgt("initiator-address 10.0.0.1\ninitiator-name iqn.1993-08.org.debian:*\n");
     let address = Rule { address: Some("10.0.0.1".into()), ..Rule::default() };
     assert_eq!(target(&imported, ":a").allow, [address]);
-    assert_told(&imported, Weight::Loss, "x:4", "iqn.1993-08.org.debian:*");
+    assert_reported(&imported, Weight::Loss, "x:4", "iqn.1993-08.org.debian:*");
     let imported = tgt("initiator-name iqn.1993-08.org.debian:*\n");
-    assert_eq!(target(&imported, ":a").allow, [nobody()]);
+    assert_eq!(target(&imported, ":a").allow, [denied()]);
 }
 
 #[test]
 fn what_tgtd_does_not_serve_is_not_served() {
-    assert_eq!(target(&tgt("state offline\n"), ":a").allow, [nobody()]);
+    assert_eq!(target(&tgt("state offline\n"), ":a").allow, [denied()]);
     let text = "<target iqn.2026-11.example:a>\n<backing-store /srv/a>\nonline 0\n</backing-store>\n</target>\n";
     let imported = imported_text(Origin::Tgt, text);
     assert!(target(&imported, ":a").luns.0.is_empty() && imported.document.volume.is_empty());
@@ -474,8 +474,8 @@ fn an_account_with_two_secrets_lets_in_by_the_first_alone() {
     let imported = imported_text(Origin::Ctld, text);
     assert_eq!(target(&imported, ":a").allow, [named("iqn.2026-11.x:a")]);
     assert_eq!(target(&imported, ":a").chap, ["iscsi"]);
-    assert_eq!(target(&imported, ":b").allow, [nobody()]);
-    assert_told(&imported, Weight::Loss, "x:6", "another secret for the account iscsi");
+    assert_eq!(target(&imported, ":b").allow, [denied()]);
+    assert_reported(&imported, Weight::Loss, "x:6", "another secret for the account iscsi");
     assert_no_secret_is_told(&imported);
 }
 
@@ -493,7 +493,7 @@ fn ctld(groups: &str, within: &str) -> Imported {
 fn ctld_lets_in_nobody_without_auth_type() {
     let group = "auth-group g {\ninitiator-name iqn.2026-11.x:a\n}\n";
     let imported = ctld(group, "auth-group g\nportal-group p\n");
-    assert_eq!(target(&imported, ":a").allow, [nobody()]);
+    assert_eq!(target(&imported, ":a").allow, [denied()]);
     let group = "auth-group g {\nauth-type none\ninitiator-name iqn.2026-11.x:a\n}\n";
     let imported = ctld(group, "auth-group g\nportal-group p\n");
     assert_eq!(target(&imported, ":a").allow, [named("iqn.2026-11.x:a")]);
@@ -509,13 +509,13 @@ fn who_got_in_at_one_portal_group_of_ctld_alone_does_not_at_all() {
     ] {
         let imported = ctld(group, within);
         assert_eq!(target(&imported, ":a").allow, [named("iqn.2026-11.x:a")]);
-        assert_told(&imported, Weight::Loss, "", "auth-groups of single portal groups");
+        assert_reported(&imported, Weight::Loss, "", "auth-groups of single portal groups");
     }
     let imported = ctld(group, "auth-group g\nportal-group p h\nportal-group q\n");
     assert_eq!(target(&imported, ":a").allow, [named("iqn.2026-11.x:a")]);
     assert_eq!(target(&imported, ":a").chap, ["web"]);
     let imported = ctld(group, "portal-group p\nportal-group q no-authentication\n");
-    assert_eq!(target(&imported, ":a").allow, [nobody()]);
+    assert_eq!(target(&imported, ":a").allow, [denied()]);
     let imported = ctld(group, "auth-group g\nportal-group p\nportal-group q\n");
     assert!(!imported.is_degraded(), "{:#?}", imported.complaints);
 }
@@ -526,20 +526,20 @@ fn where_nobody_may_look_for_targets_nobody_may() {
                 target iqn.2026-11.example:a {\nauth-group no-authentication\nportal-group p\n}\n";
     let imported = imported_text(Origin::Ctld, text);
     let discovery = imported.document.discovery.as_ref().expect("it is closed");
-    assert_eq!(discovery.chap, [NOBODY]);
+    assert_eq!(discovery.chap, [DENIED_INITIATOR]);
     let secrets = |imported: &Imported| imported.document.account[0].secret.clone();
     assert_ne!(secrets(&imported), secrets(&imported_text(Origin::Ctld, text)));
     let text = "incomingdiscoveryuser finder short\n<target iqn.2026-11.example:a>\n</target>\n";
     let imported = imported_text(Origin::Tgt, text);
-    assert_eq!(imported.document.discovery.expect("it is closed").chap, [NOBODY]);
+    assert_eq!(imported.document.discovery.expect("it is closed").chap, [DENIED_INITIATOR]);
 }
 
 #[test]
 fn a_target_without_portals_is_no_target_of_all_of_them() {
     let within = "auth-group no-authentication\nportal-group none-of-that-name\n";
     let imported = ctld("", within);
-    assert_eq!(target(&imported, ":a").allow, [nobody()]);
-    assert_told(&imported, Weight::Loss, "x:9", "it had no portal");
+    assert_eq!(target(&imported, ":a").allow, [denied()]);
+    assert_reported(&imported, Weight::Loss, "x:9", "it had no portal");
 }
 
 /// LIO with a real SCSI device and two ramdisks, and what is said of two portal groups.
@@ -597,8 +597,13 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
     let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
     assert_eq!((rule.initiator.as_deref(), rule.read_only), (Some(A), false));
     assert_eq!(rule.luns, Some(ShownLuns::Numbers(vec![0])));
-    assert_told(&imported, Weight::Loss, "node_acls[0]", "finds at single portal groups");
-    assert_told(&imported, Weight::Loss, "node_acls[1]", "iqn.2026-11.x:b at single portal groups");
+    assert_reported(&imported, Weight::Loss, "node_acls[0]", "finds at single portal groups");
+    assert_reported(
+        &imported,
+        Weight::Loss,
+        "node_acls[1]",
+        "iqn.2026-11.x:b at single portal groups",
+    );
     // One of them may not write.
     let protected = acl(A, &[(0, 0, true)]);
     let imported = lio([group(0, &[&one]), group(0, &[&protected])], none());
@@ -608,7 +613,7 @@ fn portal_groups_of_lio_let_in_whom_each_does_to_what_each_shows() {
     let imported = lio([group(1, &[]), group(0, &[&one])], none());
     let allow = &target(&imported, ":a").allow;
     assert_eq!((allow.len(), allow[0].initiator.as_deref()), (1, Some(A)), "{allow:#?}");
-    assert_told(&imported, Weight::Loss, "tpgs[0]", "who has no rule of his own");
+    assert_reported(&imported, Weight::Loss, "tpgs[0]", "who has no rule of his own");
     // Nor does that of a group that nobody enabled close anything.
     let mut off = group(0, &[]);
     off["enable"] = false.into();
@@ -620,8 +625,8 @@ fn who_had_rules_that_cannot_be_here_is_not_let_in_with_all_others() {
     let bad = acl("iqn.2026-11.x:un_der", &[(0, 0, false)]);
     let groups = [group(1, &[&bad]), group(1, &[&bad])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
-    assert_eq!(target(&imported, ":a").allow, [nobody()]);
-    assert_told(&imported, Weight::Loss, "targets[0]", "who else gets in");
+    assert_eq!(target(&imported, ":a").allow, [denied()]);
+    assert_reported(&imported, Weight::Loss, "targets[0]", "who else gets in");
 }
 
 #[test]
@@ -630,7 +635,7 @@ fn a_real_device_that_nobody_may_write_is_hidden_where_others_may_be_written() {
     let groups = [group(0, &[&acl]), group(0, &[&acl])];
     let imported = lio(groups, serde_json::json!({"name": "iscsi"}));
     assert_eq!(target(&imported, ":a").allow[0].luns, Some(ShownLuns::Numbers(vec![0])));
-    assert_told(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 2 alone");
+    assert_reported(&imported, Weight::Loss, "node_acls[0]", "write protection of LUN 2 alone");
 }
 
 #[test]
@@ -648,7 +653,7 @@ fn what_lio_protects_as_a_whole_is_not_written() {
 fn discovery_with_chap_and_no_account_is_nobodys() {
     let iscsi = serde_json::json!({"name": "iscsi", "discovery_enable_auth": true});
     let imported = lio([group(1, &[]), group(1, &[])], iscsi);
-    assert_eq!(imported.document.discovery.expect("it is closed").chap, [NOBODY]);
+    assert_eq!(imported.document.discovery.expect("it is closed").chap, [DENIED_INITIATOR]);
     let iscsi = serde_json::json!({"name": "iscsi", "discovery_enable_auth": false});
     let imported = lio([group(1, &[]), group(1, &[])], iscsi);
     assert_eq!(imported.document.discovery, None);
@@ -680,10 +685,10 @@ fn who_was_in_a_group_of_scst_is_not_shown_what_all_others_are() {
         let imported = scst("enabled 1", &group(initiator));
         let [rule] = &target(&imported, ":a").allow[..] else { panic!("{imported:#?}") };
         assert_eq!(rule.initiator.as_deref(), Some(A));
-        assert_told(&imported, Weight::Loss, "", initiator);
+        assert_reported(&imported, Weight::Loss, "", initiator);
     }
     let by_portal = group("iqn.2026-11.x:b\\#10.0.0.1") + "\nper_portal_acl 1";
-    assert_eq!(target(&scst("enabled 1", &by_portal), ":a").allow, [nobody()]);
+    assert_eq!(target(&scst("enabled 1", &by_portal), ":a").allow, [denied()]);
     let by_portal = group("iqn.2026-11.x:b\\#*") + "\nper_portal_acl 1";
     let imported = scst("enabled 1", &by_portal);
     assert_eq!(target(&imported, ":a").allow[0].initiator.as_deref(), Some(B));
@@ -692,8 +697,8 @@ fn who_was_in_a_group_of_scst_is_not_shown_what_all_others_are() {
 #[test]
 fn portals_of_scst_that_are_patterns_are_not_all_portals() {
     let imported = scst("enabled 1", "enabled 1\nallowed_portal 10.0.0.*");
-    assert_eq!(target(&imported, ":a").allow, [nobody()]);
-    assert_told(&imported, Weight::Loss, "", "it had no portal");
+    assert_eq!(target(&imported, ":a").allow, [denied()]);
+    assert_reported(&imported, Weight::Loss, "", "it had no portal");
 }
 
 /// A target of istgt behind two portal groups.
@@ -718,7 +723,7 @@ fn initiator_groups_of_istgt_let_in_whom_each_portal_group_does() {
         );
         let imported = istgt(&groups, &lines);
         if one != other {
-            assert_told(
+            assert_reported(
                 &imported,
                 Weight::Loss,
                 "x:15",
@@ -731,7 +736,7 @@ fn initiator_groups_of_istgt_let_in_whom_each_portal_group_does() {
     assert_eq!(mapped(1, 2), [named(A), named(B)]);
     assert_eq!(mapped(2, 3), [named(B)]);
     let offline = istgt(&groups, "UnitOnline No\nMapping PortalGroup1 InitiatorGroup1");
-    assert_eq!(target(&offline, ":a").allow, [nobody()]);
+    assert_eq!(target(&offline, ":a").allow, [denied()]);
 }
 
 #[test]
@@ -739,7 +744,7 @@ fn whom_istgt_refuses_is_not_one_of_all() {
     let group = |more: &str| format!("[InitiatorGroup1]\nInitiatorName !{A}\n{more}\nNetmask ALL");
     let mapping = "Mapping PortalGroup1 InitiatorGroup1";
     let imported = istgt(&group("InitiatorName ALL"), mapping);
-    assert_eq!(target(&imported, ":a").allow, [nobody()]);
+    assert_eq!(target(&imported, ":a").allow, [denied()]);
     let imported = istgt(&group(&format!("InitiatorName {A}\nInitiatorName {B}")), mapping);
     assert_eq!(target(&imported, ":a").allow, [named(B)]);
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use sarsen_scsi::Designator;
 
 use super::apache::{self, Item};
-use super::draft::{Draft, Shown, TargetDraft, naa};
+use super::draft::{Draft, DraftIdentity, TargetDraft, naa};
 use super::{Files, ImportError, Imported};
 use crate::desired::document::{Rule, Volume};
 
@@ -131,7 +131,7 @@ fn take_global(draft: &mut Draft, item: &Item) {
 }
 
 /// A setting that has no secret, as it was written.
-fn told(item: &Item) -> String {
+fn reported(item: &Item) -> String {
     format!("{} {}", item.key, item.value)
 }
 
@@ -189,12 +189,16 @@ fn take_target(
             key if OF_THE_TOOL.contains(&key) => {}
             key if NEGOTIATED.contains(&key) => draft.note(
                 &item.place,
-                told(item),
+                reported(item),
                 "sarsen negotiates what both sides can; [limits] say what it takes",
             ),
             "state" if item.value != "ready" => {
                 is_offline = true;
-                draft.lose(&item.place, told(item), "nobody is let in: add rules for who is to be");
+                draft.lose(
+                    &item.place,
+                    reported(item),
+                    "nobody is let in: add rules for who is to be",
+                );
             }
             _ => draft.miss(&item.place, &item.key),
         }
@@ -307,7 +311,7 @@ impl<'a> Settings<'a> {
 }
 
 /// What may be done with a store.
-enum Kind {
+enum StoreUse {
     File,
     Cd,
     Device,
@@ -328,11 +332,11 @@ fn take_store(
     let kind = kind_of(draft, store, settings)?;
     let path = Some(store.path.to_owned());
     let mut volume = match kind {
-        Kind::File => Volume { store: "file".into(), path, ..Volume::default() },
-        Kind::Cd => Volume { store: "iso".into(), path, ..Volume::default() },
-        Kind::Device => Volume { store: "sg".into(), path, ..Volume::default() },
+        StoreUse::File => Volume { store: "file".into(), path, ..Volume::default() },
+        StoreUse::Cd => Volume { store: "iso".into(), path, ..Volume::default() },
+        StoreUse::Device => Volume { store: "sg".into(), path, ..Volume::default() },
     };
-    if let Kind::File = kind {
+    if let StoreUse::File = kind {
         volume.cache = cache_of(settings).map(Into::into);
         volume.read_only = settings.is_on("readonly");
         volume.removable = settings.is_on("removable");
@@ -352,20 +356,20 @@ fn take_store(
         }
     }
     take_hints(draft, store, settings);
-    if !matches!(kind, Kind::Device) {
+    if !matches!(kind, StoreUse::Device) {
         identify(draft, store, settings, &mut volume, number, lun);
     }
     let name = store.path.rsplit('/').find(|part| !part.is_empty()).unwrap_or("volume");
     Some(draft.add_volume(store.place, name, volume))
 }
 
-fn kind_of(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) -> Option<Kind> {
+fn kind_of(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) -> Option<StoreUse> {
     let device_type = settings.value("device-type").unwrap_or("disk");
     let backing = settings.value("bs-type").unwrap_or("rdwr");
     match (device_type, backing) {
-        ("disk", "rdwr" | "aio") => Some(Kind::File),
-        ("cd", "rdwr" | "mmc" | "aio") => Some(Kind::Cd),
-        ("pt", "sg" | "bsg") => Some(Kind::Device),
+        ("disk", "rdwr" | "aio") => Some(StoreUse::File),
+        ("cd", "rdwr" | "mmc" | "aio") => Some(StoreUse::Cd),
+        ("pt", "sg" | "bsg") => Some(StoreUse::Device),
         _ => {
             let what = format!("{} as device-type {device_type}, bs-type {backing}", store.path);
             draft.lose(
@@ -396,12 +400,16 @@ fn take_hints(draft: &mut Draft, store: &Store<'_>, settings: &Settings<'_>) {
         let Some(item) = settings.item(key) else { continue };
         draft.note(
             &item.place,
-            told(item),
+            reported(item),
             "sarsen tells clients what the file or device can: mode pages, sense data and alignment are its own",
         );
     }
     if let Some(item) = settings.item("path") {
-        draft.lose(&item.place, told(item), format!("the path is {} here: change it", store.path));
+        draft.lose(
+            &item.place,
+            reported(item),
+            format!("the path is {} here: change it", store.path),
+        );
     }
     let known =
         |key: &str| SHARED.contains(&key) || HINTS.contains(&key) || OF_THE_TOOL.contains(&key);
@@ -491,7 +499,7 @@ fn identify(
         }
     }
     let designators = designators(&scsi_id, Some((tid, lun)));
-    let shown = Shown {
+    let shown = DraftIdentity {
         vendor: or("vendor_id", VENDOR),
         product: or("product_id", if volume.store == "iso" { CD_PRODUCT } else { PRODUCT }),
         revision: or("product_rev", REVISION),

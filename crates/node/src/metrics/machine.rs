@@ -10,7 +10,7 @@ use sarsen_io::process;
 
 /// The space of an open volume.
 #[derive(Clone, Debug)]
-pub(crate) struct VolumeRoom {
+pub(crate) struct VolumeSpace {
     pub(crate) name: String,
     /// Bytes that initiators see.
     pub(crate) size: u64,
@@ -21,12 +21,12 @@ pub(crate) struct VolumeRoom {
 /// See the module. These names have no prefix: all programs use the same names for their process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
-    volumes: Arc<Mutex<Vec<VolumeRoom>>>,
+    volumes: Arc<Mutex<Vec<VolumeSpace>>>,
 }
 
 impl Machine {
     /// From now on, these are the volumes.
-    pub(super) fn show(&self, volumes: Vec<VolumeRoom>) {
+    pub(super) fn show(&self, volumes: Vec<VolumeSpace>) {
         *self.volumes.lock().unwrap_or_else(PoisonError::into_inner) = volumes;
     }
 }
@@ -80,10 +80,10 @@ fn gauge(
 
 fn of_volumes(
     encoder: &mut DescriptorEncoder<'_>,
-    volumes: &[VolumeRoom],
+    volumes: &[VolumeSpace],
     name: &str,
     help: &str,
-    bytes: impl Fn(&VolumeRoom) -> Option<u64>,
+    bytes: impl Fn(&VolumeSpace) -> Option<u64>,
 ) -> fmt::Result {
     let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for volume in volumes {

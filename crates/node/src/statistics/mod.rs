@@ -14,7 +14,7 @@ use std::time::Instant;
 pub(crate) use self::exposition::Exposition;
 pub(crate) use self::histogram::{Histogram, upper_bound};
 pub(crate) use self::meter::{Failure, Meter, Operation, Totals};
-pub(crate) use self::recent::Lately;
+pub(crate) use self::recent::RecentTotals;
 use self::recent::{Moments, Recent};
 
 /// How many bounds of buckets there are; the last bucket has none.
@@ -202,7 +202,7 @@ impl Statistics {
     }
 
     /// What was asked of a volume over the last while, as far as samples go back.
-    pub(crate) fn recent(&self, volume: &str) -> Option<Lately> {
+    pub(crate) fn recent(&self, volume: &str) -> Option<RecentTotals> {
         let volumes = self.volumes();
         Some(volumes.get(volume)?.recent.lately(&self.moments()))
     }

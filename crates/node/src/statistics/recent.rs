@@ -59,12 +59,12 @@ const _: () = assert!(super::histogram::BUCKETS <= 1 << u8::BITS);
 
 /// What has come over a while.
 #[derive(Clone, Debug)]
-pub(crate) struct Lately {
+pub(crate) struct RecentTotals {
     pub(crate) span: Duration,
     totals: Totals,
 }
 
-impl Lately {
+impl RecentTotals {
     /// The operations that were asked for meanwhile.
     pub(crate) fn operations(&self) -> impl Iterator<Item = (Operation, &OperationTotals)> {
         self.totals.operations()
@@ -99,7 +99,7 @@ impl Recent {
     }
 
     /// All that is held.
-    pub(super) fn lately(&self, moments: &Moments) -> Lately {
+    pub(super) fn lately(&self, moments: &Moments) -> RecentTotals {
         let mut totals = Totals::default();
         for row in self.additions.iter().flat_map(|addition| &addition.rows) {
             let sum = totals.operations[row.operation as usize].get_or_insert_default();
@@ -109,7 +109,7 @@ impl Recent {
                 sum.latency.buckets[bucket as usize] += u64::from(count);
             }
         }
-        Lately { span: moments.span(), totals }
+        RecentTotals { span: moments.span(), totals }
     }
 }
 

@@ -209,12 +209,12 @@ mod tests {
     use super::*;
     use crate::config::parse_volume;
     use crate::keeper;
-    use crate::stores::Occasion;
+    use crate::stores::OpenMode;
 
     type Opened = Result<Option<Arc<EncryptedStore>>, StoreError>;
 
     fn settled(volume: &VolumeConfig) -> Result<Arc<dyn Store>, StoreError> {
-        let opened = super::super::open(volume, Occasion::Unknown)?;
+        let opened = super::super::open(volume, OpenMode::OpenOrCreate)?;
         opened.file.map_or(Ok(()), |file| file.settle())?;
         Ok(opened.store)
     }
@@ -223,7 +223,7 @@ mod tests {
     fn opened(text: &str) -> Opened {
         let volume = parse_volume(text).expect("valid");
         let below = settled(&volume)?;
-        let keeper = keeper::open(&volume, Occasion::Unknown)?;
+        let keeper = keeper::open(&volume, OpenMode::OpenOrCreate)?;
         let opened = open(&volume, &below, keeper.as_ref())?;
         let kept = opened.map(|Encrypted { store, new_key }| match new_key {
             Some(key) => key.keep().map(|()| store),

@@ -17,10 +17,10 @@ use sarsen_block::{
 use sarsen_io::file::{self, File, OpenOptions, RunState};
 use tracing::{info, warn};
 
-pub(crate) use self::backing::Room;
+pub(crate) use self::backing::BackingSpace;
 use super::guarded::report_failed_flush;
-use super::latch::{Claim, Latch};
-use super::{CacheMode, LOCK_PATIENCE, Occasion, StoreError};
+use super::latch::{FlushClaim, Latch};
+use super::{CacheMode, LOCK_TIMEOUT, OpenMode, StoreError};
 use crate::health::Health;
 
 /// What to open and how.
@@ -41,7 +41,7 @@ pub struct FileOptions {
 /// See the module. The file is locked against other servers while this lives.
 pub struct FileStore {
     file: File,
-    state: Arc<State>,
+    state: Arc<FileState>,
     /// What it is to begin with, and does not yet.
     header: Mutex<Option<Vec<u8>>>,
     block_size: BlockSize,
@@ -50,7 +50,7 @@ pub struct FileStore {
 }
 
 /// What requests in flight report to.
-struct State {
+struct FileState {
     path: PathBuf,
     block_count: AtomicU64,
     /// Closed once a flush or durable write failed: what the page cache held may be lost, and a
@@ -71,21 +71,21 @@ struct State {
 impl FileStore {
     /// Opens, or makes, and locks.
     pub fn open(options: &FileOptions) -> Result<Self, StoreError> {
-        let store = Self::prepare(options, Occasion::Unknown)?;
+        let store = Self::prepare(options, OpenMode::OpenOrCreate)?;
         store.settle()?;
         Ok(store)
     }
 
     /// The same, and the file stays as long as it is until it is [settled](Self::settle).
-    pub(crate) fn prepare(options: &FileOptions, occasion: Occasion) -> Result<Self, StoreError> {
+    pub(crate) fn prepare(options: &FileOptions, open_mode: OpenMode) -> Result<Self, StoreError> {
         let path = &options.path;
         let system = |what| {
             let path = path.clone();
             move |source| StoreError::System { path, what, source }
         };
         let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
-        let file = open_file(options, occasion)?;
-        let locked = file.lock_within(!options.read_only, LOCK_PATIENCE);
+        let file = open_file(options, open_mode)?;
+        let locked = file.lock_within(!options.read_only, LOCK_TIMEOUT);
         if !locked.map_err(system("lock it"))? {
             return Err(StoreError::InUse { path: path.clone() });
         }
@@ -106,8 +106,8 @@ impl FileStore {
                 )));
             }
         }
-        let length = wanted_length(&file, options, occasion)?;
-        if matches!(occasion, Occasion::Return { had: Some(_), .. }) {
+        let length = wanted_length(&file, options, open_mode)?;
+        if matches!(open_mode, OpenMode::Existing { had: Some(_), .. }) {
             // The volume was closed just now, and the flush may have failed: reads have to return the blocks on disk.
             if !options.read_only {
                 file.sync_data_now().map_err(system("flush it"))?;
@@ -136,7 +136,7 @@ impl FileStore {
         }
         let store = Self {
             file,
-            state: Arc::new(State {
+            state: Arc::new(FileState {
                 path: path.clone(),
                 block_count: AtomicU64::new(length / block),
                 latch: Arc::default(),
@@ -269,7 +269,7 @@ impl FileStore {
                 match written.wait().await {
                     // Past the page cache, its own errors are told to nobody else.
                     Ok(()) if is_direct => Ok(Reply::Done),
-                    written => state.settle_durable(claim, written, extent.lba).await,
+                    written => state.persist_durable(claim, written, extent.lba).await,
                 }
             }),
         }
@@ -290,7 +290,7 @@ impl FileStore {
         }
         let (state, claim) = (self.state.clone(), self.state.latch.claim());
         let synced = self.file.sync_data();
-        Io::pending(async move { state.settle_durable(claim, synced.wait().await, Lba(0)).await })
+        Io::pending(async move { state.persist_durable(claim, synced.wait().await, Lba(0)).await })
     }
 
     /// Changes how a range is stored, and makes that durable where writes are.
@@ -311,7 +311,7 @@ impl FileStore {
             if durable {
                 let claim = state.latch.claim();
                 let synced = file.sync_data().wait().await;
-                state.settle_durable(claim, synced, extent.lba).await?;
+                state.persist_durable(claim, synced, extent.lba).await?;
             }
             Ok(done)
         })
@@ -393,7 +393,7 @@ impl FileStore {
     }
 }
 
-impl State {
+impl FileState {
     fn check(&self, extent: Extent) -> Result<(), BlockError> {
         let block_count = self.block_count.load(Ordering::Acquire);
         match extent.fits(block_count) {
@@ -412,9 +412,9 @@ impl State {
 
     /// The end of a flush or durable write. One that failed for another reason than want of room
     /// stops the store.
-    async fn settle_durable(
+    async fn persist_durable(
         &self,
-        claim: Claim,
+        claim: FlushClaim,
         result: io::Result<()>,
         lba: Lba,
     ) -> Result<Reply, BlockError> {
@@ -500,16 +500,16 @@ impl Store for FileStore {
     }
 }
 
-fn open_file(options: &FileOptions, occasion: Occasion) -> Result<File, StoreError> {
+fn open_file(options: &FileOptions, open_mode: OpenMode) -> Result<File, StoreError> {
     let path = &options.path;
     let may_make = options.size.is_some() && !options.read_only;
     let open_options = OpenOptions {
         read_only: options.read_only,
-        create: may_make && !matches!(occasion, Occasion::Return { .. }),
+        create: may_make && !matches!(open_mode, OpenMode::Existing { .. }),
         direct: options.cache.is_direct(),
     };
     File::open(path, open_options).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound if matches!(occasion, Occasion::Return { .. }) => {
+        io::ErrorKind::NotFound if matches!(open_mode, OpenMode::Existing { .. }) => {
             StoreError::Gone { path: path.clone() }
         }
         io::ErrorKind::NotFound if options.size.is_none() => {
@@ -530,25 +530,25 @@ fn open_file(options: &FileOptions, occasion: Occasion) -> Result<File, StoreErr
 fn wanted_length(
     file: &File,
     options: &FileOptions,
-    occasion: Occasion,
+    open_mode: OpenMode,
 ) -> Result<u64, StoreError> {
     let path = &options.path;
     let system = |what| move |source| StoreError::System { path: path.clone(), what, source };
     let length = file.length().map_err(system("find its length"))?;
-    if let Occasion::Return { had: Some(had), .. } = occasion
+    if let OpenMode::Existing { had: Some(had), .. } = open_mode
         && length < had
     {
         return Err(cut_short(path, length, had));
     }
     let Some(size) = options.size.filter(|&size| size != length) else { return Ok(length) };
-    if let Occasion::Return { owed, .. } = occasion
+    if let OpenMode::Existing { pending_size, .. } = open_mode
         && length < size
-        && owed != Some(length)
+        && pending_size != Some(length)
         && !file.is_block_device()
     {
         return Err(cut_short(path, length, size));
     }
-    let is_others = occasion == Occasion::New && length != 0;
+    let is_others = open_mode == OpenMode::Create && length != 0;
     if length > size || is_others || options.read_only || file.is_block_device() {
         return Err(StoreError::Unfit {
             path: path.clone(),

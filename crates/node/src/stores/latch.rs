@@ -28,7 +28,7 @@ struct Claims {
 }
 
 /// A flush or durable write, from before the kernel is asked until its answer is known.
-pub(super) struct Claim {
+pub(super) struct FlushClaim {
     latch: Arc<Latch>,
     number: u64,
 }
@@ -40,12 +40,12 @@ impl Latch {
     }
 
     /// Begins a flush or durable write.
-    pub(super) fn claim(self: &Arc<Self>) -> Claim {
+    pub(super) fn claim(self: &Arc<Self>) -> FlushClaim {
         let mut claims = self.claims();
         let number = claims.next;
         claims.next += 1;
         claims.under_way.insert(number);
-        Claim { latch: self.clone(), number }
+        FlushClaim { latch: self.clone(), number }
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {
@@ -53,7 +53,7 @@ impl Latch {
     }
 }
 
-impl Claim {
+impl FlushClaim {
     /// The kernel says that it failed. Whether it is the first to close the latch.
     pub(super) fn fail(self) -> bool {
         !self.latch.closed.swap(true, Ordering::AcqRel)
@@ -75,7 +75,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for FlushClaim {
     fn drop(&mut self) {
         self.latch.claims().under_way.remove(&self.number);
         self.latch.ended.notify_waiters();

@@ -19,7 +19,7 @@ use sarsen_block::layers::{Faults, FaultyStore, ReadOnly};
 use sarsen_block::{BlockSize, Lba, Store};
 use tracing::warn;
 
-pub(crate) use self::file::Room;
+pub(crate) use self::file::BackingSpace;
 pub(crate) use self::file::check_growth;
 pub use self::file::{FileOptions, FileStore};
 pub(crate) use self::guarded::GuardedStore;
@@ -30,7 +30,7 @@ use crate::config::{FaultConfig, StoreConfig, VolumeConfig};
 use crate::health::Health;
 
 /// How long a file or folder may stay locked after the server that had it was killed.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// When a write reaches the disk, with KVM's names and their exact meaning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,16 +62,16 @@ impl CacheMode {
 
 /// Why a volume is opened, and with it whether its file may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Occasion {
+pub(crate) enum OpenMode {
     /// Nothing is known of it: a file that is not there is made, and one that is shorter is made longer.
-    Unknown,
+    OpenOrCreate,
     /// It is new: a file that is not there is made, and one that is there is as long as it is to be.
-    New,
+    Create,
     /// It was there before: where its file is not, or is cut short, clients must not be shown an empty disk, or a
     /// part of one, that says that it is the one they know.
-    Return {
+    Existing {
         /// Bytes of a file that was to become longer and may not have yet.
-        owed: Option<u64>,
+        pending_size: Option<u64>,
         /// The folder of its state was there, too.
         has_state: bool,
         /// Length of its file in bytes when it was served last, where known.
@@ -186,7 +186,7 @@ pub(crate) struct Opened {
 /// Opens a volume's store, with the layers that its configuration asks for, but for the one that
 /// needs what the volume keeps (see `encrypted`).
 /// A file is as long as it was until it is settled.
-pub(crate) fn open(volume: &VolumeConfig, occasion: Occasion) -> Result<Opened, StoreError> {
+pub(crate) fn open(volume: &VolumeConfig, open_mode: OpenMode) -> Result<Opened, StoreError> {
     let blocks = |size: u64| size >> volume.block_size.shift();
     let health = Arc::<Health>::default();
     let (mut memory, file) = (None, None);
@@ -209,10 +209,10 @@ pub(crate) fn open(volume: &VolumeConfig, occasion: Occasion) -> Result<Opened, 
                 read_only: volume.read_only,
             };
             let (store, file): (Arc<dyn Store>, _) = match volume.protection {
-                Some(_) => protected::open_file(&options, occasion)?,
+                Some(_) => protected::open_file(&options, open_mode)?,
                 None => {
                     protected::refuse_as_plain(path)?;
-                    let file = Arc::new(FileStore::prepare(&options, occasion)?);
+                    let file = Arc::new(FileStore::prepare(&options, open_mode)?);
                     (file.clone(), file)
                 }
             };

@@ -13,7 +13,7 @@ use sarsen_block::{BlockSize, Store};
 use sarsen_io::file::open_to_read;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{FileOptions, FileStore, Occasion, RamStore, StoreError};
+use super::{FileOptions, FileStore, OpenMode, RamStore, StoreError};
 
 const MAGIC: [u8; 8] = *b"sarsen\x1ap";
 const VERSION: u8 = 1;
@@ -98,7 +98,7 @@ pub(super) fn refuse_as_plain(path: &Path) -> Result<(), StoreError> {
 /// [imprinted](FileStore::imprint) before anybody uses it.
 pub(super) fn open_file(
     options: &FileOptions,
-    occasion: Occasion,
+    open_mode: OpenMode,
 ) -> Result<(Arc<dyn Store>, Arc<FileStore>), StoreError> {
     let path = &options.path;
     let unfit = |problem: String| StoreError::Unfit { path: path.clone(), problem };
@@ -131,7 +131,7 @@ pub(super) fn open_file(
     };
     let size = options.size.map(below).transpose()?;
     let options_below = FileOptions { size, block_size: BlockSize::B512, ..options.clone() };
-    let file = Arc::new(FileStore::prepare(&options_below, occasion)?);
+    let file = Arc::new(FileStore::prepare(&options_below, open_mode)?);
     if is_new {
         let mut first = vec![0; HEADER_BYTES];
         first[..size_of::<Header>()].copy_from_slice(header.as_bytes());
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     fn opened_file(options: &FileOptions) -> Result<Arc<dyn Store>, StoreError> {
-        let (store, file) = open_file(options, Occasion::Unknown)?;
+        let (store, file) = open_file(options, OpenMode::OpenOrCreate)?;
         file.settle()?;
         file.imprint()?;
         Ok(store)
@@ -225,14 +225,14 @@ mod tests {
         let plain = error(refuse_as_plain(&path));
         assert!(plain.contains("set protection"), "{plain}");
         let large = FileOptions { block_size: BlockSize::B4096, ..opened.clone() };
-        let told = error(opened_file(&large).map(drop));
-        assert!(told.contains("set block-size = 512"), "{told}");
+        let reported = error(opened_file(&large).map(drop));
+        assert!(reported.contains("set block-size = 512"), "{reported}");
 
         let image = folder.path().join("image");
         fs::write(&image, [1; 4096]).expect("writes");
-        let told =
+        let reported =
             error(opened_file(&FileOptions { path: image.clone(), ..opened.clone() }).map(drop));
-        assert!(told.contains("without protection"), "{told}");
+        assert!(reported.contains("without protection"), "{reported}");
         assert_eq!(fs::metadata(&image).expect("is there").len(), 4096, "it did not grow");
         refuse_as_plain(&image).expect("is plain");
         refuse_as_plain(&folder.path().join("absent")).expect("is nothing");
@@ -240,8 +240,8 @@ mod tests {
         let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
         assert!(made.success());
         // Who opens a pipe would wait for ever for who writes there.
-        let told = error(refuse_as_plain(&pipe));
-        assert!(told.contains("neither a regular file"), "{told}");
+        let reported = error(refuse_as_plain(&pipe));
+        assert!(reported.contains("neither a regular file"), "{reported}");
 
         // The server was killed between making the file and writing its header.
         let made = folder.path().join("made");

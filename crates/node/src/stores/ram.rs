@@ -14,7 +14,7 @@ use sarsen_block::{
 };
 use sarsen_io::memory::{PAGE, Region};
 
-use super::Room;
+use super::BackingSpace;
 
 /// Address space is reserved for growth to this many times the size, at least [`LEAST_ROOM`].
 const GROWTH: u64 = 4;
@@ -63,11 +63,11 @@ impl RamStore {
     }
 
     /// The memory that it uses, and may still use.
-    pub(crate) fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> BackingSpace {
         let bytes = |pages: i64| pages.max(0) as u64 * PAGE as u64;
         let taken = self.taken.load(Ordering::Relaxed);
         let free = (self.limit < UNLIMITED).then(|| bytes(self.limit - taken));
-        Room { allocated: bytes(taken), free }
+        BackingSpace { allocated: bytes(taken), free }
     }
 
     /// Makes sure that it can be resized to so many blocks, of which nothing is seen until then.

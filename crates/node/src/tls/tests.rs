@@ -167,9 +167,9 @@ fn shake_hands(
         if blocked(&other) && (blocked(&one) || one.is_ok()) {
             continue;
         }
-        let told = client.receive(&mut [0; 4096], &mut [], down.read()).unwrap_err();
+        let reported = client.receive(&mut [0; 4096], &mut [], down.read()).unwrap_err();
         let shown = server.peer_certificates().unwrap_or_default().to_vec();
-        return (other.map(|()| shown), one.err().unwrap_or(told));
+        return (other.map(|()| shown), one.err().unwrap_or(reported));
     }
 }
 
@@ -177,36 +177,36 @@ fn shake_hands(
 fn a_mistake_in_the_files_is_told_with_path_and_remedy() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
     let files = Files::new(Some(&ours), true);
-    let told = |expected: &[&str]| {
+    let reported = |expected: &[&str]| {
         let error = files.open().err().expect(expected[0]);
         assert!(expected.iter().all(|part| error.contains(part)), "{error}");
     };
-    told(&["cannot read", "san.pem"]);
+    reported(&["cannot read", "san.pem"]);
     let issued = ours.issue("san", Span::Now);
     files.put(&issued);
     assert!(files.open().is_ok());
 
     files.put(&ours.issue("san", Span::Past));
-    told(&["san.pem: a certificate expired at 2021-01-01T00:00:00Z: renew it"]);
+    reported(&["san.pem: a certificate expired at 2021-01-01T00:00:00Z: renew it"]);
     files.put(&ours.issue("san", Span::Future));
-    told(&["san.pem: a certificate holds from 2199-01-01T00:00:00Z on", "clock"]);
+    reported(&["san.pem: a certificate holds from 2199-01-01T00:00:00Z on", "clock"]);
     let other_key =
         Issued { key: theirs.issue("san", Span::Now).key, ..ours.issue("san", Span::Now) };
     files.put(&other_key);
-    told(&["san.key does not belong to the first certificate in", "san.pem"]);
+    reported(&["san.key does not belong to the first certificate in", "san.pem"]);
     let not_one = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     fs::write(&files.config.certificate, not_one).unwrap();
-    told(&["san.pem: what it holds is not a certificate"]);
+    reported(&["san.pem: what it holds is not a certificate"]);
 
     files.put(&issued);
     fs::set_permissions(&files.config.key, fs::Permissions::from_mode(0o644)).unwrap();
-    told(&["san.key is open to everybody", "chmod o="]);
+    reported(&["san.key is open to everybody", "chmod o="]);
     files.put(&issued);
     let client_ca = files.config.client_ca.as_ref().unwrap();
     fs::write(client_ca, not_one).unwrap();
-    told(&["clients.pem: what it holds is not a certificate"]);
+    reported(&["clients.pem: what it holds is not a certificate"]);
     fs::remove_file(client_ca).unwrap();
-    told(&["cannot read", "clients.pem"]);
+    reported(&["cannot read", "clients.pem"]);
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn where_a_certificate_is_demanded_none_but_one_that_holds_passes() {
     let files = Files::new(Some(&theirs), true);
     files.put(&ours.issue("san", Span::Now));
     let loaded = files.open().unwrap().current(time::now());
-    for (client, alert, told) in [
+    for (client, alert, reported) in [
         (None, AlertDescription::CertificateRequired, "showed no certificate"),
         (
             Some(theirs.issue("host", Span::Past)),
@@ -276,9 +276,9 @@ fn where_a_certificate_is_demanded_none_but_one_that_holds_passes() {
         (Some(ours.issue("host", Span::Now)), AlertDescription::UnknownCA, "UnknownIssuer"),
     ] {
         let (server, client) = shake_hands(&loaded, &ours, client.as_ref());
-        let error = server.expect_err(told);
-        assert!(reason(&error).contains(told), "{}", reason(&error));
-        assert_eq!(cause(&client), Some(&rustls::Error::AlertReceived(alert)), "{told}");
+        let error = server.expect_err(reported);
+        assert!(reason(&error).contains(reported), "{}", reason(&error));
+        assert_eq!(cause(&client), Some(&rustls::Error::AlertReceived(alert)), "{reported}");
     }
     let (server, client) = shake_hands(&loaded, &theirs, None);
     assert!(reason(&server.unwrap_err()).contains("the client refuses: UnknownCA"));

@@ -32,7 +32,7 @@ pub(crate) fn file_header() -> Vec<u8> {
 
 /// Which way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum FlowDirection {
     ToTarget,
     ToInitiator,
 }
@@ -55,16 +55,21 @@ impl Conversation {
     /// The three segments that a connection begins with.
     pub(super) fn handshake(&mut self, now: SystemTime) -> Vec<u8> {
         self.sequence = [0, 0];
-        let mut records = self.record(Way::ToTarget, SYN, &[], now);
+        let mut records = self.record(FlowDirection::ToTarget, SYN, &[], now);
         self.sequence[0] = 1;
-        records.extend(self.record(Way::ToInitiator, SYN | ACK, &[], now));
+        records.extend(self.record(FlowDirection::ToInitiator, SYN | ACK, &[], now));
         self.sequence[1] = 1;
-        records.extend(self.record(Way::ToTarget, ACK, &[], now));
+        records.extend(self.record(FlowDirection::ToTarget, ACK, &[], now));
         records
     }
 
     /// Bytes that went that way, as records of the file.
-    pub(super) fn segments(&mut self, way: Way, bytes: &[u8], now: SystemTime) -> Vec<u8> {
+    pub(super) fn segments(
+        &mut self,
+        way: FlowDirection,
+        bytes: &[u8],
+        now: SystemTime,
+    ) -> Vec<u8> {
         let mut records = Vec::with_capacity(bytes.len() + 70);
         for piece in bytes.chunks(SEGMENT_MOST) {
             records.extend(self.record(way, PUSH | ACK, piece, now));
@@ -74,17 +79,17 @@ impl Conversation {
     }
 
     /// So many bytes went that way and are not in the file.
-    pub(super) fn skip(&mut self, way: Way, count: usize) {
+    pub(super) fn skip(&mut self, way: FlowDirection, count: usize) {
         let own = &mut self.sequence[way as usize];
         *own = own.wrapping_add(count as u32);
     }
 
     /// The segment by which the target ends it.
     pub(super) fn end(&self, now: SystemTime) -> Vec<u8> {
-        self.record(Way::ToInitiator, FIN | ACK, &[], now)
+        self.record(FlowDirection::ToInitiator, FIN | ACK, &[], now)
     }
 
-    fn record(&self, way: Way, flags: u8, payload: &[u8], now: SystemTime) -> Vec<u8> {
+    fn record(&self, way: FlowDirection, flags: u8, payload: &[u8], now: SystemTime) -> Vec<u8> {
         let (from, to) = (way as usize, 1 - way as usize);
         let tcp = self.tcp(from, to, flags, payload);
         let (ether_type, ip) = match (self.ends[from].ip(), self.ends[to].ip()) {
@@ -196,7 +201,7 @@ mod tests {
         let initiator = SocketAddr::from(([192, 0, 2, 1], 40_000));
         let target = SocketAddr::from(([192, 0, 2, 2], 13_260));
         let mut conversation = Conversation::new(initiator, target);
-        let record = conversation.segments(Way::ToTarget, b"odd", SystemTime::UNIX_EPOCH);
+        let record = conversation.segments(FlowDirection::ToTarget, b"odd", SystemTime::UNIX_EPOCH);
         assert_eq!(record.len(), 16 + 14 + 20 + 20 + 3);
         let (ip, tcp) = (&record[30..50], &record[50..]);
         let mut sum = Checksum::default();
@@ -209,7 +214,8 @@ mod tests {
         assert_eq!(sum.value(), 0);
         assert_eq!(tcp[2..4], 3260_u16.to_be_bytes());
         assert_eq!(conversation.sequence, [4, 1]);
-        let answer = conversation.segments(Way::ToInitiator, b"x", SystemTime::UNIX_EPOCH);
+        let answer =
+            conversation.segments(FlowDirection::ToInitiator, b"x", SystemTime::UNIX_EPOCH);
         assert_eq!(answer[50 + 8..50 + 12], 4_u32.to_be_bytes(), "what came is acknowledged");
     }
 
@@ -217,7 +223,8 @@ mod tests {
     fn what_is_long_is_several_segments() {
         let end = SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], 1));
         let mut conversation = Conversation::new(end, end);
-        let records = conversation.segments(Way::ToInitiator, &[7; 70_000], SystemTime::UNIX_EPOCH);
+        let records =
+            conversation.segments(FlowDirection::ToInitiator, &[7; 70_000], SystemTime::UNIX_EPOCH);
         assert_eq!(records.len(), 70_000 + 3 * (16 + 14 + 40 + 20));
         assert_eq!(conversation.sequence, [1, 70_001]);
     }

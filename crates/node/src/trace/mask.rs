@@ -3,19 +3,19 @@
 
 use sarsen_wire::iscsi::BASIC_HEADER_LENGTH;
 
-use super::capture::Way;
+use super::capture::FlowDirection;
 
 const KEYS: [&[u8]; 2] = [b"CHAP_R=", b"CHAP_C="];
 
 /// How far each direction is.
 #[derive(Default)]
 pub(super) struct Mask {
-    ways: [State; 2],
+    ways: [MaskState; 2],
 }
 
 /// A direction that began between two PDUs. There are no digests before the login is over.
 #[derive(Default)]
-struct State {
+struct MaskState {
     /// Bytes of this PDU that have come.
     at: usize,
     /// TotalAHSLength and DataSegmentLength (RFC 7143 §11.2.1).
@@ -25,7 +25,7 @@ struct State {
     is_value: bool,
 }
 
-impl State {
+impl MaskState {
     /// Whether the next byte is one of a text.
     fn is_text(&mut self, byte: u8) -> bool {
         let at = self.at;
@@ -64,7 +64,7 @@ impl State {
 }
 
 impl Mask {
-    pub(super) fn hide(&mut self, way: Way, bytes: &mut [u8]) {
+    pub(super) fn hide(&mut self, way: FlowDirection, bytes: &mut [u8]) {
         let state = &mut self.ways[way as usize];
         for byte in bytes {
             if state.is_text(*byte) {
@@ -103,9 +103,9 @@ mod tests {
                 let mut mask = Mask::default();
                 let mut copy = stream.clone();
                 let (first, second) = copy.split_at_mut(cut);
-                mask.hide(Way::ToTarget, first);
-                mask.hide(Way::ToInitiator, &mut pdus(b"CHAP_R=", 3));
-                mask.hide(Way::ToTarget, second);
+                mask.hide(FlowDirection::ToTarget, first);
+                mask.hide(FlowDirection::ToInitiator, &mut pdus(b"CHAP_R=", 3));
+                mask.hide(FlowDirection::ToTarget, second);
                 assert_eq!(copy, hidden, "cut at {cut}");
             }
         }

@@ -17,7 +17,7 @@ use sarsen_io::time;
 use tokio::sync::Semaphore;
 
 use self::capture::Conversation;
-pub(crate) use self::capture::{Way, file_header};
+pub(crate) use self::capture::{FlowDirection, file_header};
 use self::mask::Mask;
 pub(crate) use self::pipe::{Reader, Writer};
 
@@ -102,7 +102,7 @@ impl Traces {
 
 enum Flow {
     /// It is not known yet whose connection it is.
-    Undecided(Vec<(Way, Vec<u8>)>),
+    Undecided(Vec<(FlowDirection, Vec<u8>)>),
     Open(Writer),
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Tap {
     flow: Flow,
     mask: Option<Mask>,
     is_logged_in: bool,
-    /// Whether a direction was met between two PDUs, by [`Way`].
+    /// Whether a direction was met between two PDUs, by [`FlowDirection`].
     has_begun: [bool; 2],
 }
 
@@ -143,7 +143,7 @@ impl Tap {
     }
 
     /// Bytes are about to go that way; whether these are the first of a PDU.
-    pub(crate) fn begin(&mut self, way: Way, is_between: bool) {
+    pub(crate) fn begin(&mut self, way: FlowDirection, is_between: bool) {
         self.has_begun[way as usize] |= is_between;
     }
 
@@ -152,7 +152,7 @@ impl Tap {
         if self.is_logged_in {
             self.mask = None;
         }
-        self.take(Way::ToTarget, parts.concat());
+        self.take(FlowDirection::ToTarget, parts.concat());
     }
 
     /// So many bytes of these pieces were sent.
@@ -169,10 +169,10 @@ impl Tap {
                 }
             }
         }
-        self.take(Way::ToInitiator, bytes);
+        self.take(FlowDirection::ToInitiator, bytes);
     }
 
-    fn take(&mut self, way: Way, mut bytes: Vec<u8>) {
+    fn take(&mut self, way: FlowDirection, mut bytes: Vec<u8>) {
         if bytes.is_empty() || !self.has_begun[way as usize] {
             return;
         }

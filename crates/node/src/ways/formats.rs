@@ -2,10 +2,10 @@
 
 use sarsen_scsi::Lun;
 
-use super::{Format, Way};
+use super::{AccessPath, Format};
 
 /// What is pasted for a way to a target.
-pub(super) fn lines(format: Format, way: &Way) -> Vec<String> {
+pub(super) fn lines(format: Format, way: &AccessPath) -> Vec<String> {
     match format {
         Format::Libiscsi => way.luns.iter().map(|&lun| libiscsi(way, lun)).collect(),
         Format::Iscsiadm => iscsiadm(way),
@@ -16,14 +16,14 @@ pub(super) fn lines(format: Format, way: &Way) -> Vec<String> {
     }
 }
 
-fn libiscsi(way: &Way, lun: u16) -> String {
+fn libiscsi(way: &AccessPath, lun: u16) -> String {
     let scheme = if way.tls { "iscsis" } else { "iscsi" };
     let user = way.user.as_ref().map_or_else(String::new, |user| format!("{user}@"));
     format!("{scheme}://{user}{}/{}/{lun}", way.portal, way.target)
 }
 
 /// A record is made, and not discovered: discovery may want a secret of its own.
-fn iscsiadm(way: &Way) -> Vec<String> {
+fn iscsiadm(way: &AccessPath) -> Vec<String> {
     let group = way.group.map_or_else(String::new, |group| format!(",{group}"));
     let node = format!("iscsiadm -m node -T {} -p {}{group}", way.target, way.portal);
     let mut lines = vec![format!("{node} -o new")];
@@ -40,7 +40,7 @@ fn iscsiadm(way: &Way) -> Vec<String> {
     lines
 }
 
-fn qemu(way: &Way, lun: u16) -> Vec<String> {
+fn qemu(way: &AccessPath, lun: u16) -> Vec<String> {
     let options = |secret: &str| {
         let user = way.user.as_ref().map_or_else(String::new, |user| {
             // QEMU takes a doubled comma for one.
@@ -66,7 +66,7 @@ fn qemu(way: &Way, lun: u16) -> Vec<String> {
     ]
 }
 
-fn ipxe(way: &Way) -> Vec<String> {
+fn ipxe(way: &AccessPath) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(user) = &way.user {
         lines.push(format!("set username {user}"));
@@ -86,7 +86,7 @@ fn ipxe(way: &Way) -> Vec<String> {
     lines
 }
 
-fn esxi(way: &Way) -> Vec<String> {
+fn esxi(way: &AccessPath) -> Vec<String> {
     let at = format!("--adapter=$ADAPTER --address={} --name={}", way.portal, way.target);
     let mut lines = vec![
         "esxcli iscsi software set --enabled=true".to_owned(),
@@ -105,7 +105,7 @@ fn esxi(way: &Way) -> Vec<String> {
     lines
 }
 
-fn windows(way: &Way) -> Vec<String> {
+fn windows(way: &AccessPath) -> Vec<String> {
     let (host, port) = (&way.portal.host, way.portal.port);
     let portal = format!("-TargetPortalAddress {host} -TargetPortalPortNumber {port}");
     let chap = way.user.as_ref().map_or_else(String::new, |user| {
@@ -141,12 +141,12 @@ fn power_shell(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Place;
+    use super::super::PortalAddress;
     use super::*;
 
-    fn way(host: &str, luns: &[u16], user: Option<&str>) -> Way {
-        Way {
-            portal: Place { host: host.into(), port: 3260 },
+    fn way(host: &str, luns: &[u16], user: Option<&str>) -> AccessPath {
+        AccessPath {
+            portal: PortalAddress { host: host.into(), port: 3260 },
             group: Some(1),
             tls: false,
             target: "iqn.2026-01.x:a".into(),
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(plain, expected);
         let user = lines(Format::Libiscsi, &way("2001:db8::1", &[0], Some("host")));
         assert_eq!(user, ["iscsi://host@[2001:db8::1]:3260/iqn.2026-01.x:a/0"]);
-        let tls = Way { tls: true, ..way("box", &[0], None) };
+        let tls = AccessPath { tls: true, ..way("box", &[0], None) };
         assert_eq!(lines(Format::Libiscsi, &tls), ["iscsis://box:3260/iqn.2026-01.x:a/0"]);
     }
 

@@ -45,7 +45,7 @@ impl Format {
 
 /// Where a client finds a portal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PortalAddress {
     /// Name or address, an IPv6 address without brackets.
     pub host: String,
     /// TCP port.
@@ -53,7 +53,7 @@ pub struct Place {
 }
 
 /// `san.example:3260`, `[2001:db8::1]:3260`.
-impl fmt::Display for Place {
+impl fmt::Display for PortalAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.host.contains(':') {
             true => write!(f, "[{}]:{}", self.host, self.port),
@@ -64,9 +64,9 @@ impl fmt::Display for Place {
 
 /// A way to a target's disks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct AccessPath {
     /// Where.
-    pub portal: Place,
+    pub portal: PortalAddress,
     /// The portal's group, where it is known.
     pub group: Option<u16>,
     /// The portal accepts only TLS.
@@ -81,7 +81,7 @@ pub struct Way {
     pub secret_file: String,
 }
 
-impl Way {
+impl AccessPath {
     /// What is pasted for a client; nothing for those that do not speak TLS, where it is wanted.
     pub fn lines(&self, format: Format) -> Option<Vec<String>> {
         (!self.tls || format == Format::Libiscsi).then(|| formats::lines(format, self))
@@ -101,12 +101,12 @@ pub struct Client<'a> {
 
 /// The ways to a target of a server: one for each of its portals. A portal at a loopback address is no way for a
 /// client, unless the target has no other.
-pub fn ways(target: &Target, client: Client<'_>) -> Vec<Way> {
+pub fn ways(target: &Target, client: Client<'_>) -> Vec<AccessPath> {
     let Client { host, user, secret_file } = client;
     let account = target.account.as_deref().unwrap_or("USER");
     let demanded = (target.authentication == Authentication::Chap).then_some(account);
     let way = |portal: &TargetPortal| {
-        Some(Way {
+        Some(AccessPath {
             portal: reachable(portal.address.parse().ok()?, host),
             group: Some(portal.group),
             tls: portal.tls,
@@ -140,12 +140,12 @@ pub(crate) fn is_own(host: &str) -> bool {
 }
 
 /// Where a client finds what listens at `address`.
-fn reachable(address: SocketAddr, host: Option<&str>) -> Place {
+fn reachable(address: SocketAddr, host: Option<&str>) -> PortalAddress {
     let host = match host {
         Some(host) if address.ip().is_unspecified() => host.trim_matches(['[', ']']).to_owned(),
         _ => address.ip().to_string(),
     };
-    Place { host, port: address.port() }
+    PortalAddress { host, port: address.port() }
 }
 
 #[cfg(test)]

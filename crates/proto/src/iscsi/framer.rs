@@ -101,7 +101,7 @@ impl Segment {
     }
 }
 
-enum State {
+enum FramerState {
     /// Collecting the header, additional headers and header digest.
     Header,
     /// The owner has not said yet where the segment goes.
@@ -125,7 +125,7 @@ pub struct Framer {
     header_digest: bool,
     data_digest: bool,
     max_data_segment_length: u32,
-    state: State,
+    state: FramerState,
     header: RawHeader,
     /// Bytes of header, additional headers and digest that have arrived.
     header_filled: usize,
@@ -140,7 +140,7 @@ impl Default for Framer {
             header_digest: false,
             data_digest: false,
             max_data_segment_length: DEFAULT_DATA_SEGMENT_LENGTH,
-            state: State::Header,
+            state: FramerState::Header,
             header: RawHeader::ZERO,
             header_filled: 0,
             extra: Vec::new(),
@@ -152,7 +152,7 @@ impl Default for Framer {
 impl Framer {
     /// Whether nothing of a PDU has come that has not come whole.
     pub fn is_between_pdus(&self) -> bool {
-        matches!(self.state, State::Header) && self.header_filled == 0
+        matches!(self.state, FramerState::Header) && self.header_filled == 0
     }
 
     /// Digests that hold from the next PDU on.
@@ -198,7 +198,7 @@ impl Framer {
     /// The rest of the memory of an incomplete data segment.
     pub fn landing(&mut self) -> Option<&mut [u8]> {
         match &mut self.state {
-            State::Data { memory: Some(memory), remaining } => {
+            FramerState::Data { memory: Some(memory), remaining } => {
                 Some(&mut memory.buffer[memory.filled..memory.filled + *remaining])
             }
             _ => None,
@@ -207,18 +207,18 @@ impl Framer {
 
     /// The stream has ended: the memory of the segment that was being received.
     pub fn abandon(&mut self) -> Option<Buffer> {
-        match std::mem::replace(&mut self.state, State::Header) {
-            State::Data { memory, .. } | State::Trailer { memory, .. } => {
+        match std::mem::replace(&mut self.state, FramerState::Header) {
+            FramerState::Data { memory, .. } | FramerState::Trailer { memory, .. } => {
                 memory.filter(|memory| memory.is_wanted).map(|memory| memory.buffer)
             }
-            State::Header | State::Placing => None,
+            FramerState::Header | FramerState::Placing => None,
         }
     }
 
     /// `count` bytes were received into [`Self::landing`].
     pub fn landed(&mut self, count: usize) {
         match &mut self.state {
-            State::Data { memory: Some(memory), remaining } => {
+            FramerState::Data { memory: Some(memory), remaining } => {
                 memory.filled += count;
                 *remaining -= count;
             }
@@ -230,10 +230,10 @@ impl Framer {
     /// owner's: the stream has ended.
     pub fn take_memory(&mut self) -> Option<Buffer> {
         match &mut self.state {
-            State::Data { memory, .. } | State::Trailer { memory, .. } => {
+            FramerState::Data { memory, .. } | FramerState::Trailer { memory, .. } => {
                 memory.take().filter(|memory| memory.is_wanted).map(|memory| memory.buffer)
             }
-            State::Header | State::Placing => None,
+            FramerState::Header | FramerState::Placing => None,
         }
     }
 
@@ -241,15 +241,15 @@ impl Framer {
     pub fn advance(&mut self, input: &mut &[u8]) -> Result<Frame, FramingError> {
         loop {
             match &mut self.state {
-                State::Header => {
+                FramerState::Header => {
                     if !self.fill_header(input)? {
                         return Ok(Frame::Starved);
                     }
-                    self.state = State::Placing;
+                    self.state = FramerState::Placing;
                     return Ok(Frame::Header);
                 }
-                State::Placing => panic!("the owner did not place the data segment"),
-                State::Data { memory, remaining } => {
+                FramerState::Placing => panic!("the owner did not place the data segment"),
+                FramerState::Data { memory, remaining } => {
                     if *remaining > 0 {
                         let taken = take(input, *remaining);
                         if let Some(memory) = memory {
@@ -266,11 +266,13 @@ impl Framer {
                     if self.trailer_length() == 0 {
                         return Ok(self.finish(memory));
                     }
-                    self.state = State::Trailer { memory, filled: 0 };
+                    self.state = FramerState::Trailer { memory, filled: 0 };
                 }
-                State::Trailer { .. } => {
+                FramerState::Trailer { .. } => {
                     let wanted = self.trailer_length();
-                    let State::Trailer { memory, filled } = &mut self.state else { unreachable!() };
+                    let FramerState::Trailer { memory, filled } = &mut self.state else {
+                        unreachable!()
+                    };
                     let taken = take(input, wanted - *filled);
                     self.trailer[*filled..*filled + taken.len()].copy_from_slice(taken);
                     *filled += taken.len();
@@ -334,7 +336,7 @@ impl Framer {
 
     /// Says where the data segment of the header just seen goes.
     pub fn place(&mut self, landing: Landing) {
-        assert!(matches!(self.state, State::Placing), "no header is waiting for its segment");
+        assert!(matches!(self.state, FramerState::Placing), "no header is waiting for its segment");
         let length = self.segment_length();
         let memory = match landing {
             Landing::Collect if length == 0 => None,
@@ -353,11 +355,11 @@ impl Framer {
             }
             Landing::Discard => None,
         };
-        self.state = State::Data { memory, remaining: length };
+        self.state = FramerState::Data { memory, remaining: length };
     }
 
     fn finish(&mut self, memory: Option<Memory>) -> Frame {
-        self.state = State::Header;
+        self.state = FramerState::Header;
         let Some(Memory { buffer, start, filled, is_wanted }) = memory else {
             return Frame::Segment { segment: Segment::Nothing, digest_valid: true };
         };

@@ -186,7 +186,7 @@ pub enum Use {
 
 /// How a key's value comes about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum KeyKind {
     /// The sender states it; there is no answer.
     Declaration,
     /// The initiator states it; a target must not be sent it.
@@ -217,12 +217,12 @@ pub struct Key {
     /// Name.
     pub name: &'static str,
     /// Kind.
-    pub kind: Kind,
+    pub kind: KeyKind,
     /// When it may be sent.
     pub usage: Use,
 }
 
-const fn row(name: &'static str, kind: Kind, usage: Use) -> Key {
+const fn row(name: &'static str, kind: KeyKind, usage: Use) -> Key {
     Key { name, kind, usage }
 }
 
@@ -231,40 +231,40 @@ const MAX_24: u32 = 0x00ff_ffff;
 /// RFC 7143 section 13, in its order, with the keys of CHAP after AuthMethod (§12.1.3); the last row
 /// is from RFC 7144.
 pub static KEYS: &[Key] = &[
-    row("HeaderDigest", Kind::Choice, Use::Login),
-    row("DataDigest", Kind::Choice, Use::Login),
-    row("MaxConnections", Kind::Minimum(1, 65535), Use::LeadingOnly),
-    row("SendTargets", Kind::Request, Use::FullFeature),
-    row("TargetName", Kind::Declaration, Use::Login),
-    row("InitiatorName", Kind::Declaration, Use::Login),
-    row("TargetAlias", Kind::TargetDeclaration, Use::Always),
-    row("InitiatorAlias", Kind::Declaration, Use::Always),
-    row("TargetAddress", Kind::TargetDeclaration, Use::Always),
-    row("TargetPortalGroupTag", Kind::TargetDeclaration, Use::Login),
-    row("InitialR2T", Kind::Or, Use::LeadingOnly),
-    row("ImmediateData", Kind::And, Use::LeadingOnly),
-    row("MaxRecvDataSegmentLength", Kind::DeclaredNumber(512, MAX_24), Use::Always),
-    row("MaxBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
-    row("FirstBurstLength", Kind::Minimum(512, MAX_24), Use::LeadingOnly),
-    row("DefaultTime2Wait", Kind::Maximum(0, 3600), Use::LeadingOnly),
-    row("DefaultTime2Retain", Kind::Minimum(0, 3600), Use::LeadingOnly),
-    row("MaxOutstandingR2T", Kind::Minimum(1, 65535), Use::LeadingOnly),
-    row("DataPDUInOrder", Kind::Or, Use::LeadingOnly),
-    row("DataSequenceInOrder", Kind::Or, Use::LeadingOnly),
-    row("ErrorRecoveryLevel", Kind::Minimum(0, 2), Use::LeadingOnly),
-    row("SessionType", Kind::Declaration, Use::LeadingOnly),
-    row("TaskReporting", Kind::Choice, Use::LeadingOnly),
-    row("OFMarker", Kind::Obsolete("No"), Use::Login),
-    row("IFMarker", Kind::Obsolete("No"), Use::Login),
-    row("OFMarkInt", Kind::Obsolete(REJECT), Use::Login),
-    row("IFMarkInt", Kind::Obsolete(REJECT), Use::Login),
-    row("AuthMethod", Kind::Authentication, Use::Login),
-    row("CHAP_A", Kind::Authentication, Use::Login),
-    row("CHAP_I", Kind::Authentication, Use::Login),
-    row("CHAP_C", Kind::Authentication, Use::Login),
-    row("CHAP_N", Kind::Authentication, Use::Login),
-    row("CHAP_R", Kind::Authentication, Use::Login),
-    row("iSCSIProtocolLevel", Kind::Minimum(0, 31), Use::LeadingOnly),
+    row("HeaderDigest", KeyKind::Choice, Use::Login),
+    row("DataDigest", KeyKind::Choice, Use::Login),
+    row("MaxConnections", KeyKind::Minimum(1, 65535), Use::LeadingOnly),
+    row("SendTargets", KeyKind::Request, Use::FullFeature),
+    row("TargetName", KeyKind::Declaration, Use::Login),
+    row("InitiatorName", KeyKind::Declaration, Use::Login),
+    row("TargetAlias", KeyKind::TargetDeclaration, Use::Always),
+    row("InitiatorAlias", KeyKind::Declaration, Use::Always),
+    row("TargetAddress", KeyKind::TargetDeclaration, Use::Always),
+    row("TargetPortalGroupTag", KeyKind::TargetDeclaration, Use::Login),
+    row("InitialR2T", KeyKind::Or, Use::LeadingOnly),
+    row("ImmediateData", KeyKind::And, Use::LeadingOnly),
+    row("MaxRecvDataSegmentLength", KeyKind::DeclaredNumber(512, MAX_24), Use::Always),
+    row("MaxBurstLength", KeyKind::Minimum(512, MAX_24), Use::LeadingOnly),
+    row("FirstBurstLength", KeyKind::Minimum(512, MAX_24), Use::LeadingOnly),
+    row("DefaultTime2Wait", KeyKind::Maximum(0, 3600), Use::LeadingOnly),
+    row("DefaultTime2Retain", KeyKind::Minimum(0, 3600), Use::LeadingOnly),
+    row("MaxOutstandingR2T", KeyKind::Minimum(1, 65535), Use::LeadingOnly),
+    row("DataPDUInOrder", KeyKind::Or, Use::LeadingOnly),
+    row("DataSequenceInOrder", KeyKind::Or, Use::LeadingOnly),
+    row("ErrorRecoveryLevel", KeyKind::Minimum(0, 2), Use::LeadingOnly),
+    row("SessionType", KeyKind::Declaration, Use::LeadingOnly),
+    row("TaskReporting", KeyKind::Choice, Use::LeadingOnly),
+    row("OFMarker", KeyKind::Obsolete("No"), Use::Login),
+    row("IFMarker", KeyKind::Obsolete("No"), Use::Login),
+    row("OFMarkInt", KeyKind::Obsolete(REJECT), Use::Login),
+    row("IFMarkInt", KeyKind::Obsolete(REJECT), Use::Login),
+    row("AuthMethod", KeyKind::Authentication, Use::Login),
+    row("CHAP_A", KeyKind::Authentication, Use::Login),
+    row("CHAP_I", KeyKind::Authentication, Use::Login),
+    row("CHAP_C", KeyKind::Authentication, Use::Login),
+    row("CHAP_N", KeyKind::Authentication, Use::Login),
+    row("CHAP_R", KeyKind::Authentication, Use::Login),
+    row("iSCSIProtocolLevel", KeyKind::Minimum(0, 31), Use::LeadingOnly),
 ];
 
 /// The row of a key.
@@ -293,26 +293,26 @@ impl Negotiation<'_> {
     /// accept it.
     pub fn answer(&mut self, key: &Key, value: &str) -> Option<String> {
         match key.kind {
-            Kind::Declaration | Kind::TargetDeclaration | Kind::Request => None,
-            Kind::Obsolete(answer) => Some(answer.into()),
-            Kind::Authentication => Some(REJECT.into()),
-            Kind::Choice => Some(self.choose(key.name, value)),
-            Kind::And | Kind::Or => {
+            KeyKind::Declaration | KeyKind::TargetDeclaration | KeyKind::Request => None,
+            KeyKind::Obsolete(answer) => Some(answer.into()),
+            KeyKind::Authentication => Some(REJECT.into()),
+            KeyKind::Choice => Some(self.choose(key.name, value)),
+            KeyKind::And | KeyKind::Or => {
                 let Some(theirs) = text::boolean(value) else { return Some(REJECT.into()) };
                 let ours = self.our_boolean(key.name);
-                let result = if key.kind == Kind::And { theirs && ours } else { theirs || ours };
+                let result = if key.kind == KeyKind::And { theirs && ours } else { theirs || ours };
                 self.set_boolean(key.name, result);
                 Some(if result { "Yes" } else { "No" }.into())
             }
-            Kind::Minimum(low, high) => {
+            KeyKind::Minimum(low, high) => {
                 let Some(theirs) = in_range(value, low, high) else { return Some(REJECT.into()) };
                 Some(self.set_number(key.name, theirs.min(self.our_number(key.name))))
             }
-            Kind::Maximum(low, high) => {
+            KeyKind::Maximum(low, high) => {
                 let Some(theirs) = in_range(value, low, high) else { return Some(REJECT.into()) };
                 Some(self.set_number(key.name, theirs.max(self.our_number(key.name))))
             }
-            Kind::DeclaredNumber(low, high) => {
+            KeyKind::DeclaredNumber(low, high) => {
                 let Some(theirs) = in_range(value, low, high) else { return Some(REJECT.into()) };
                 self.parameters.peer_max_recv_data_segment_length = theirs;
                 None

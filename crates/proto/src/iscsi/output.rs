@@ -32,11 +32,11 @@ pub struct Output {
 
 enum Run {
     Arena { start: usize, length: usize },
-    Payload { data: Hold, offset: usize, length: usize },
+    Payload { data: HeldData, offset: usize, length: usize },
 }
 
 /// Data of which a PDU sends a range.
-enum Hold {
+enum HeldData {
     Alone(Charged),
     /// Others may send ranges of it, too.
     Shared(Rc<Charged>),
@@ -48,7 +48,7 @@ struct Charged {
     _charge: Option<Charge>,
 }
 
-impl Deref for Hold {
+impl Deref for HeldData {
     type Target = Data;
 
     fn deref(&self) -> &Data {
@@ -169,7 +169,7 @@ impl Output {
         match data.len() {
             length if length <= COPY_LIMIT => self.push_copy(header.into(), &data, 0, length),
             length => {
-                let hold = Hold::Alone(self.charged(data, charge));
+                let hold = HeldData::Alone(self.charged(data, charge));
                 self.push_hold(header.into(), hold, 0, length);
             }
         }
@@ -186,7 +186,7 @@ impl Output {
         if length <= COPY_LIMIT {
             self.push_copy(header.into(), &payload.0.data, offset, length);
         } else {
-            self.push_hold(header.into(), Hold::Shared(payload.0.clone()), offset, length);
+            self.push_hold(header.into(), HeldData::Shared(payload.0.clone()), offset, length);
         }
     }
 
@@ -198,7 +198,7 @@ impl Output {
         self.finish_arena(start, segment_start);
     }
 
-    fn push_hold(&mut self, header: RawHeader, data: Hold, offset: usize, length: usize) {
+    fn push_hold(&mut self, header: RawHeader, data: HeldData, offset: usize, length: usize) {
         let start = self.push_header(header, length);
         self.note_arena(start);
         let digest = self.data_digest.then(|| payload_digest(&data, offset, length));

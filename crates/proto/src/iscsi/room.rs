@@ -1,11 +1,11 @@
 //! Memory for the data of commands. Every byte is charged to one [`Budget`] before it is allocated.
 //!
-//! A connection borrows from the budget through its [`Room`]: a small reserve for its whole life, and more while its
+//! A connection borrows from the budget through its [`CommandMemory`]: a small reserve for its whole life, and more while its
 //! commands need more. The more urgent a need is, the more of the budget it may use ([`Need`]), so that data which
 //! can wait never displaces data which cannot.
 //!
 //! A command that finds no memory waits in the budget's queue. The first of that queue may proceed without memory
-//! from the budget, one at a time ([`Kind::Alone`]). The budget does not cover this one command. So every command
+//! from the budget, one at a time ([`ChargeKind::Alone`]). The budget does not cover this one command. So every command
 //! proceeds in the end, however large it is.
 
 #[cfg(test)]
@@ -122,7 +122,7 @@ impl Budget {
     }
 
     /// Bytes that are charged for commands' data now. The maximum is the limit, plus the largest transfer of one
-    /// command, plus the memory that `Room::charge` adds.
+    /// command, plus the memory that `CommandMemory::charge` adds.
     pub fn charged(&self) -> usize {
         let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
         let charged: usize = accounts
@@ -205,7 +205,7 @@ impl Budget {
     }
 
     fn give_back(&self, loan: usize) {
-        // This store has to precede the read of the queue: see [`Room::admit`].
+        // This store has to precede the read of the queue: see [`CommandMemory::admit`].
         self.lent.fetch_sub(loan, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.call_waiting();
@@ -275,7 +275,7 @@ impl Budget {
 
 /// The use of charged memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ChargeKind {
     /// Unsolicited data.
     Unasked,
     /// Data that a command requested by R2T, or reads.
@@ -284,17 +284,17 @@ enum Kind {
     Alone,
 }
 
-/// Memory that is charged to a connection. It has to be returned to the [`Room`] from which it came.
+/// Memory that is charged to a connection. It has to be returned to the [`CommandMemory`] from which it came.
 #[derive(Debug)]
 #[must_use = "memory that is not given back is lost to all"]
 pub(crate) struct Grant {
     bytes: usize,
-    kind: Kind,
+    kind: ChargeKind,
 }
 
 /// The memory of one connection's commands.
 #[derive(Clone, Debug)]
-pub(crate) struct Room(Rc<Inner>);
+pub(crate) struct CommandMemory(Rc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -314,7 +314,7 @@ struct Inner {
     ticket: Cell<Option<u64>>,
 }
 
-impl Room {
+impl CommandMemory {
     /// A connection whose waiting commands may take `limit` bytes of the budget, and a little more because buffers
     /// are aligned.
     pub(crate) fn new(budget: Arc<Budget>, limit: usize) -> Self {
@@ -342,7 +342,7 @@ impl Room {
     /// Takes memory for unsolicited data, if there is any.
     #[inline]
     pub(crate) fn take_unasked(&self, bytes: usize) -> Option<Grant> {
-        let kind = Kind::Unasked;
+        let kind = ChargeKind::Unasked;
         self.0.take(Need::Unasked, bytes).then_some(Grant { bytes, kind })
     }
 
@@ -359,7 +359,7 @@ impl Room {
             return None;
         }
         let kind = match inner.take(Need::Solicited, bytes) {
-            true => Kind::Solicited,
+            true => ChargeKind::Solicited,
             false => inner.admit_waiting(bytes)?,
         };
         self.stop_waiting();
@@ -404,7 +404,7 @@ impl Room {
     pub(crate) fn charge(&self, bytes: usize) -> Grant {
         let Grant { bytes, .. } = self.charge_unasked(bytes);
         self.0.solicited.set(self.0.solicited.get() + bytes);
-        Grant { bytes, kind: Kind::Solicited }
+        Grant { bytes, kind: ChargeKind::Solicited }
     }
 
     /// The same for memory for which the connection's commands need not wait.
@@ -415,7 +415,7 @@ impl Room {
             inner.loan.set(inner.loan.get() + bytes);
             inner.taken.store(inner.taken() + bytes, Ordering::Relaxed);
         }
-        Grant { bytes, kind: Kind::Unasked }
+        Grant { bytes, kind: ChargeKind::Unasked }
     }
 
     /// Keeps `bytes` of a command's memory for its answer, until the answer is dropped.
@@ -429,10 +429,10 @@ impl Room {
         }
         let grant = match grant {
             // The place outside the budget stays taken until the data has been sent.
-            Some(grant) if grant.kind == Kind::Alone && bytes <= grant.bytes => grant,
-            Some(Grant { bytes: had, kind: Kind::Solicited }) if bytes <= had => {
-                self.0.give_back(had - bytes, Kind::Solicited);
-                Grant { bytes, kind: Kind::Solicited }
+            Some(grant) if grant.kind == ChargeKind::Alone && bytes <= grant.bytes => grant,
+            Some(Grant { bytes: had, kind: ChargeKind::Solicited }) if bytes <= had => {
+                self.0.give_back(had - bytes, ChargeKind::Solicited);
+                Grant { bytes, kind: ChargeKind::Solicited }
             }
             other => {
                 let longer = self.charge(bytes);
@@ -489,7 +489,7 @@ impl Inner {
 
     /// Waits for the budget, or proceeds outside it.
     #[cold]
-    fn admit_waiting(&self, bytes: usize) -> Option<Kind> {
+    fn admit_waiting(&self, bytes: usize) -> Option<ChargeKind> {
         let sum = self.taken().saturating_add(bytes);
         let need = if sum <= FIRST { Need::First } else { Need::Solicited };
         let missing = sum.saturating_sub(self.loan.get());
@@ -497,20 +497,20 @@ impl Inner {
         self.ticket.set(Some(ticket));
         // Memory that was returned before this connection joined the queue has woken no connection.
         if self.take(Need::Solicited, bytes) {
-            return Some(Kind::Solicited);
+            return Some(ChargeKind::Solicited);
         }
         let goes_alone = self.budget.go_alone(ticket, bytes);
         self.is_alone.set(goes_alone);
-        goes_alone.then_some(Kind::Alone)
+        goes_alone.then_some(ChargeKind::Alone)
     }
 
     #[inline]
-    fn give_back(&self, bytes: usize, kind: Kind) {
-        if kind != Kind::Unasked {
+    fn give_back(&self, bytes: usize, kind: ChargeKind) {
+        if kind != ChargeKind::Unasked {
             debug_assert!(bytes <= self.solicited.get());
             self.solicited.set(self.solicited.get().saturating_sub(bytes));
         }
-        if kind == Kind::Alone {
+        if kind == ChargeKind::Alone {
             self.is_alone.set(false);
             return self.budget.end_alone();
         }
@@ -556,9 +556,9 @@ impl Drop for Inner {
 /// longer retained.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    room: Room,
+    room: CommandMemory,
     bytes: usize,
-    kind: Kind,
+    kind: ChargeKind,
 }
 
 impl Drop for Charge {

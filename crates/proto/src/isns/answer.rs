@@ -47,12 +47,12 @@ pub(super) fn answer(message: &Message) -> Result<Option<Answer>, MessageError> 
     if function.is_response() {
         return Ok(None);
     }
-    let mut told = Payload::default();
+    let mut reported = Payload::default();
     let notice = match *function {
         Function::StatusInquiry => {
-            told.append(&Status::Success.0.to_be_bytes());
+            reported.append(&Status::Success.0.to_be_bytes());
             // It is given back what it sent.
-            told.append(payload);
+            reported.append(payload);
             Some(Notice::Inquiry)
         }
         Function::StateChange => {
@@ -63,21 +63,21 @@ pub(super) fn answer(message: &Message) -> Result<Option<Answer>, MessageError> 
                     Err(error) => Some(Err(error)),
                 })
                 .collect::<Result<Vec<_>, _>>()?;
-            told.append(&Status::Success.0.to_be_bytes());
+            reported.append(&Status::Success.0.to_be_bytes());
             // The first name is the one that is told: ours.
             if !names.is_empty() {
-                told.text(Tag::NodeName, &names.remove(0));
+                reported.text(Tag::NodeName, &names.remove(0));
             }
             Some(Notice::Change(names))
         }
         _ => {
-            told.append(&Status::NotSupported.0.to_be_bytes());
+            reported.append(&Status::NotSupported.0.to_be_bytes());
             None
         }
     };
-    if told.length() > sarsen_wire::isns::MAX_PAYLOAD_LENGTH {
+    if reported.length() > sarsen_wire::isns::MAX_PAYLOAD_LENGTH {
         return Err(MessageError::TooLong);
     }
-    let bytes = told.message(function.response(), FROM_CLIENT, *transaction);
+    let bytes = reported.message(function.response(), FROM_CLIENT, *transaction);
     Ok(Some(Answer { bytes, notice }))
 }

@@ -306,8 +306,8 @@ impl Client {
             let flags = if index == 0 { flags } else { 0 };
             self.push(purpose, Function::Register, flags, payload);
         }
-        let is_told = self.entity.portals.iter().any(|portal| portal.notice_port.is_some());
-        if is_told && self.has_inquiries {
+        let is_reported = self.entity.portals.iter().any(|portal| portal.notice_port.is_some());
+        if is_reported && self.has_inquiries {
             let payload = self.entity.subscription();
             self.push(Purpose::Subscribe, Function::RegisterForChanges, 0, payload);
         }

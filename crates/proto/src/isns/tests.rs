@@ -34,13 +34,13 @@ fn entity(nodes: &[&str]) -> Entity {
 }
 
 /// A client and the server's end of its connection.
-struct World {
+struct Harness {
     client: Client,
     now: Instant,
     inbox: Inbox,
 }
 
-impl World {
+impl Harness {
     /// Connected; nothing has been answered.
     fn new(entity: Entity) -> Self {
         let mut client = Client::new(entity);
@@ -103,7 +103,7 @@ fn texts(message: &Message, tag: Tag) -> Vec<String> {
 
 #[test]
 fn rfc4171_5_6_5_1_a_registration_replaces_what_was_there() {
-    let mut world = World::new(entity(&["iqn.t:a", "iqn.t:b"]));
+    let mut world = Harness::new(entity(&["iqn.t:a", "iqn.t:b"]));
     let (request, flags) = world.asked().expect("a registration");
     assert_eq!((request.function, flags & REPLACE), (Function::Register, REPLACE));
     assert!(world.asked().is_none(), "one request at a time");
@@ -125,7 +125,7 @@ fn rfc4171_5_6_5_1_a_registration_replaces_what_was_there() {
 #[test]
 fn rfc4171_3_4_a_portal_that_does_not_lead_to_a_node_has_no_tag() {
     let nodes = vec![node("iqn.t:a", Some(&[2]))];
-    let mut world = World::new(Entity { nodes, ..entity(&[]) });
+    let mut world = Harness::new(Entity { nodes, ..entity(&[]) });
     let (request, _) = world.asked().expect("a registration");
     let tags: Vec<usize> = attributes(&request.payload)
         .map(Result::unwrap)
@@ -138,7 +138,7 @@ fn rfc4171_3_4_a_portal_that_does_not_lead_to_a_node_has_no_tag() {
 /// The server says 60 seconds, whatever was asked: a third of that.
 #[test]
 fn rfc4171_6_2_6_a_registration_is_looked_after_within_its_period() {
-    let mut world = World::new(entity(&["iqn.t:a"]));
+    let mut world = Harness::new(entity(&["iqn.t:a"]));
     world.serve();
     let refresh = world.client.poll_timeout().expect("a refresh");
     assert_eq!(refresh, world.now + Duration::from_secs(20));
@@ -155,7 +155,7 @@ fn rfc4171_6_2_6_a_registration_is_looked_after_within_its_period() {
 
 #[test]
 fn rfc4171_5_6_5_4_what_goes_is_taken_away_and_the_last_to_go_speaks() {
-    let mut world = World::new(entity(&["iqn.t:a", "iqn.t:b", "iqn.t:c"]));
+    let mut world = Harness::new(entity(&["iqn.t:a", "iqn.t:b", "iqn.t:c"]));
     world.serve();
     world.client.update(entity(&["iqn.t:c", "iqn.t:d"]), world.now);
     let asked = world.serve();
@@ -180,22 +180,22 @@ fn rfc4171_5_6_5_4_what_goes_is_taken_away_and_the_last_to_go_speaks() {
 fn a_large_registration_is_several_messages() {
     let names: Vec<String> = (0..2000).map(|number| format!("iqn.t:disk-{number:04}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    let mut world = World::new(entity(&names));
+    let mut world = Harness::new(entity(&names));
     let asked = world.serve();
     assert!(asked.len() > 10 && asked.iter().all(|(message, _)| message.payload.len() < 1 << 15));
     let replacing = asked.iter().filter(|(_, flags)| flags & REPLACE != 0).count();
     assert_eq!(replacing, 1, "the others add to the first");
     // One name of each message is that of who speaks.
-    let told = asked[..asked.len() - 1].iter();
-    let told: Vec<_> =
-        told.flat_map(|(message, _)| texts(message, Tag::NodeName).split_off(1)).collect();
-    assert_eq!(told, names);
+    let reported = asked[..asked.len() - 1].iter();
+    let reported: Vec<_> =
+        reported.flat_map(|(message, _)| texts(message, Tag::NodeName).split_off(1)).collect();
+    assert_eq!(reported, names);
     assert_eq!(world.events(), [Event::Registered]);
 }
 
 #[test]
 fn rfc4171_5_4_a_refusal_ends_it_and_without_inquiries_it_goes_on() {
-    let mut world = World::new(entity(&["iqn.t:a"]));
+    let mut world = Harness::new(entity(&["iqn.t:a"]));
     let (request, _) = world.asked().expect("a registration");
     let has_port = |request: &Message| {
         attributes(&request.payload).any(|one| one.unwrap().0 == Tag::InquiryPort)
@@ -211,7 +211,7 @@ fn rfc4171_5_4_a_refusal_ends_it_and_without_inquiries_it_goes_on() {
 
 #[test]
 fn a_server_that_forgot_us_is_told_again_once() {
-    let mut world = World::new(entity(&["iqn.t:a"]));
+    let mut world = Harness::new(entity(&["iqn.t:a"]));
     world.serve();
     world.now = world.client.poll_timeout().unwrap();
     world.client.handle_timeout(world.now).unwrap();
@@ -226,7 +226,7 @@ fn a_server_that_forgot_us_is_told_again_once() {
 
 #[test]
 fn who_does_not_answer_is_given_up() {
-    let mut world = World::new(entity(&["iqn.t:a"]));
+    let mut world = Harness::new(entity(&["iqn.t:a"]));
     let limit = world.client.poll_timeout().expect("a limit");
     assert_eq!(world.client.handle_timeout(limit), Err(ClientError::Silent));
     world.client.handle_disconnected();
@@ -280,7 +280,7 @@ fn rfc4171_5_6_5_8_when_something_of_ours_went_the_registration_is_looked_after(
         ["iqn.t:a"]
     );
     assert_eq!(notices, [Notice::Change(vec!["iqn.t:b".into()])]);
-    let mut world = World::new(entity(&["iqn.t:a", "iqn.t:b"]));
+    let mut world = Harness::new(entity(&["iqn.t:a", "iqn.t:b"]));
     world.serve();
     let before = world.client.poll_timeout();
     world.client.handle_notice(&Notice::Change(vec!["iqn.t:stranger".into()]), world.now);
@@ -319,13 +319,13 @@ fn rfc4171_5_1_nonsense_is_told_apart() {
         ([header(0, FIRST, 1, 0), header(0, both, 1, 0)].concat(), MessageError::Sequence),
         ([header(0, FIRST, 1, 0), header(0, LAST, 1, 2)].concat(), MessageError::Sequence),
     ] {
-        let told = Answerer::default().handle_input(&bytes).expect_err("nonsense");
-        assert_eq!(told, error);
+        let reported = Answerer::default().handle_input(&bytes).expect_err("nonsense");
+        assert_eq!(reported, error);
     }
     let endless =
         (0..=20).map(|number| header(65_532, if number == 0 { FIRST } else { 0 }, 1, number));
-    let told = Answerer::default().handle_input(&endless.collect::<Vec<_>>().concat());
-    assert_eq!(told, Err(MessageError::TooLong));
+    let reported = Answerer::default().handle_input(&endless.collect::<Vec<_>>().concat());
+    assert_eq!(reported, Err(MessageError::TooLong));
     let in_parts = [header(4, FIRST, 1, 0), header(8, LAST, 1, 1)].concat();
     let (answer, _) = answered(&in_parts);
     assert_eq!(answer.payload.len(), 4 + 12);

@@ -4,7 +4,7 @@
 
 use super::Task;
 use super::sanitize::repeated;
-use crate::operation::{Kind, Operation, Step};
+use crate::operation::{Operation, OperationKind, Step};
 use crate::{Cdb, Completion, LogicalUnit, ProtectionType, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::medium as wire;
@@ -199,7 +199,7 @@ pub(crate) fn format_unit(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
         None => (Step::Release, false),
         Some(format) => format.parse_content(&task.take_all_data_out(), unit)?,
     };
-    Operation { kind: Kind::Format, steps: vec![step], is_immediate }.start(&task)
+    Operation { kind: OperationKind::Format, steps: vec![step], is_immediate }.start(&task)
 }
 
 /// The most that a list can be: it says itself how long it is.

@@ -2,7 +2,7 @@
 //! can keep it.
 
 use super::{Task, parameter_data};
-use crate::identifying_information::{Kind, encode};
+use crate::identifying_information::{InformationKind, encode};
 use crate::{Cdb, Completion, LogicalUnit, Record, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::maintenance as wire;
@@ -18,25 +18,27 @@ pub(crate) fn is_kept(unit: &LogicalUnit) -> bool {
 
 pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::Maintenance12>();
-    let content = match (fields.information_type >> 1, Kind::of(fields.information_type >> 1)) {
-        (SUPPORTED, _) => Kind::ALL.iter().flat_map(supported).collect(),
-        (_, Some(kind)) => task.unit.identifying_information().values()[kind as usize].clone(),
-        (_, None) => return Err(Sense::invalid_bit_in_cdb(10, 7)),
-    };
+    let content =
+        match (fields.information_type >> 1, InformationKind::of(fields.information_type >> 1)) {
+            (SUPPORTED, _) => InformationKind::ALL.iter().flat_map(supported).collect(),
+            (_, Some(kind)) => task.unit.identifying_information().values()[kind as usize].clone(),
+            (_, None) => return Err(Sense::invalid_bit_in_cdb(10, 7)),
+        };
     let [high, low] = (content.len() as u16).to_be_bytes();
     let bytes = [&[0, 0, high, low], &*content].concat();
     Ok(Io::Ready(parameter_data(&bytes, fields.length.get() as usize)))
 }
 
 /// A descriptor of a type, and of how much it may be.
-fn supported(kind: &Kind) -> [u8; 4] {
+fn supported(kind: &InformationKind) -> [u8; 4] {
     let [high, low] = (kind.maximum_length() as u16).to_be_bytes();
     [kind.code() << 1, 0, high, low]
 }
 
-fn check_set(cdb: &Cdb) -> Result<(Kind, usize), Sense> {
+fn check_set(cdb: &Cdb) -> Result<(InformationKind, usize), Sense> {
     let fields = cdb.view::<wire::Maintenance12>();
-    let kind = Kind::of(fields.information_type >> 1).ok_or(Sense::invalid_bit_in_cdb(10, 7))?;
+    let kind = InformationKind::of(fields.information_type >> 1)
+        .ok_or(Sense::invalid_bit_in_cdb(10, 7))?;
     match fields.length.get() as usize {
         length if length > kind.maximum_length() => Err(Sense::invalid_field_in_cdb(6)),
         length => Ok((kind, length)),
@@ -50,7 +52,7 @@ pub(crate) fn set_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sens
 pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let (kind, length) = check_set(&task.cdb)?;
     let value = task.take_data_out(length)?.to_vec();
-    if kind == Kind::Text {
+    if kind == InformationKind::Text {
         check_text(&value)?;
     }
     let (unit, nexus) = (Arc::clone(task.unit), task.nexus.id);

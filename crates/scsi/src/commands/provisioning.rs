@@ -39,7 +39,7 @@ pub(super) fn can_anchor(unit: &LogicalUnit) -> bool {
 
 /// What becomes of blocks that are given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum GivenBack {
+enum Deallocation {
     /// They lose their room.
     Deallocated,
     /// They keep it (SBC-3 4.7.4.4).
@@ -48,7 +48,7 @@ enum GivenBack {
 
 struct WriteSame {
     command: BlockCdb,
-    given_back: Option<GivenBack>,
+    given_back: Option<Deallocation>,
     no_data_out: bool,
 }
 
@@ -81,7 +81,7 @@ impl WriteSame {
             return Err(Sense::invalid_field_in_cdb(command.length_field));
         }
         unit.check_range(*extent)?;
-        let kind = if anchor { GivenBack::Anchored } else { GivenBack::Deallocated };
+        let kind = if anchor { Deallocation::Anchored } else { Deallocation::Deallocated };
         Ok(Self { command, given_back: unmap.then_some(kind), no_data_out })
     }
 
@@ -151,7 +151,7 @@ async fn write_pattern(
 fn give_back(
     unit: &Arc<LogicalUnit>,
     extents: Vec<Extent>,
-    given_back: GivenBack,
+    given_back: Deallocation,
 ) -> Io<Completion> {
     let writer = Arc::clone(unit);
     unit.pending(async move {
@@ -159,8 +159,8 @@ fn give_back(
         let store = writer.store();
         for &extent in extents.iter().filter(|extent| extent.block_count > 0) {
             match given_back {
-                GivenBack::Deallocated => store.unmap(extent),
-                GivenBack::Anchored => store.write_zeroes(extent, Durability::Volatile),
+                Deallocation::Deallocated => store.unmap(extent),
+                Deallocation::Anchored => store.write_zeroes(extent, Durability::Volatile),
             }
             .wait()
             .await?;
@@ -230,8 +230,8 @@ pub(crate) fn unmap(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
     let extents = parse_unmap_list(&list, unit)?;
     let given_back = match task.cdb.view::<wire::Unmap>().flags & ANCHOR {
-        0 => GivenBack::Deallocated,
-        _ => GivenBack::Anchored,
+        0 => Deallocation::Deallocated,
+        _ => Deallocation::Anchored,
     };
     Ok(give_back(unit, extents, given_back))
 }

@@ -1,7 +1,7 @@
 //! SANITIZE (SBC-3 4.11, 5.24). CRYPTOGRAPHIC ERASE is there where a store has a key to forget.
 
 use super::Task;
-use crate::operation::{Kind, Operation, Step, exit_failure};
+use crate::operation::{Operation, OperationKind, Step, exit_failure};
 use crate::{Cdb, Completion, LogicalUnit, Sense};
 use sarsen_block::Io;
 use sarsen_wire::scsi::medium as wire;
@@ -29,7 +29,7 @@ fn check_without_list(cdb: &Cdb) -> Result<&wire::Sanitize, Sense> {
 }
 
 fn begin(task: &Task<'_>, flags: u8, steps: Vec<Step>) -> Result<Io<Completion>, Sense> {
-    let kind = Kind::Sanitize { may_exit: flags & wire::SANITIZE_AUSE != 0 };
+    let kind = OperationKind::Sanitize { may_exit: flags & wire::SANITIZE_AUSE != 0 };
     let is_immediate = flags & wire::SANITIZE_IMMED != 0;
     Operation { kind, steps, is_immediate }.start(task)
 }

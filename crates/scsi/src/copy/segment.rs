@@ -18,25 +18,25 @@ use std::mem::offset_of;
 
 /// Why a segment could not be carried out, and which byte of the list is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Trouble {
+pub(super) struct SegmentError {
     pub(super) additional: AdditionalSense,
     pub(super) byte: Option<u16>,
 }
 
-impl Trouble {
+impl SegmentError {
     const fn at(additional: AdditionalSense, byte: u16) -> Self {
         Self { additional, byte: Some(byte) }
     }
 }
 
 /// A unit that a segment names.
-struct Party<'a> {
+struct SegmentUnit<'a> {
     reached: Reached,
     /// Its descriptor; none for the unit that the command was addressed to.
     cscd: Option<&'a Cscd>,
 }
 
-impl Party<'_> {
+impl SegmentUnit<'_> {
     fn unit(&self) -> &LogicalUnit {
         &self.reached.unit
     }
@@ -45,7 +45,7 @@ impl Party<'_> {
         self.cscd.is_some_and(|cscd| cscd.descriptor.flags & wire::CSCD_PAD != 0)
     }
 
-    fn trouble(&self, fault: &Fault) -> Trouble {
+    fn trouble(&self, fault: &Fault) -> SegmentError {
         let additional = match fault {
             Fault::Barrier(Barrier::Unreachable) => {
                 AdditionalSense::COPY_TARGET_DEVICE_NOT_REACHABLE
@@ -54,7 +54,7 @@ impl Party<'_> {
                 AdditionalSense::THIRD_PARTY_DEVICE_FAILURE
             }
         };
-        Trouble { additional, byte: self.cscd.map(|cscd| cscd.offset) }
+        SegmentError { additional, byte: self.cscd.map(|cscd| cscd.offset) }
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    pub(super) async fn carry_out(&self, segment: &Segment) -> Result<(), Trouble> {
+    pub(super) async fn carry_out(&self, segment: &Segment) -> Result<(), SegmentError> {
         // The fields of a segment are counted from its header.
         let body = segment.offset + size_of::<SegmentHeader>() as u16;
         match &segment.action {
@@ -95,7 +95,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    async fn copy(&self, copy: &BlockToBlock, flags: u8, body: u16) -> Result<(), Trouble> {
+    async fn copy(&self, copy: &BlockToBlock, flags: u8, body: u16) -> Result<(), SegmentError> {
         let field = |offset: usize| body + offset as u16;
         let source =
             self.party(copy.source.get(), READS, field(offset_of!(BlockToBlock, source)))?;
@@ -120,7 +120,7 @@ impl<'a> Context<'a> {
         if !is_exact && (flags & wire::SEGMENT_CAT != 0 || !source.pads() && !destination.pads()) {
             // SPC-4 5.17.7.3: nothing is carried over to the next segment here.
             let code = AdditionalSense::UNEXPECTED_INEXACT_SEGMENT;
-            return Err(Trouble::at(code, body - size_of::<SegmentHeader>() as u16));
+            return Err(SegmentError::at(code, body - size_of::<SegmentHeader>() as u16));
         }
         let pads = !is_exact && destination.pads();
         let byte_count = if pads { byte_count } else { byte_count - byte_count % lengths.1 };
@@ -142,7 +142,7 @@ impl<'a> Context<'a> {
         &self,
         copy: &BlockToBlockWithOffset,
         body: u16,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SegmentError> {
         let field = |offset: usize| body + offset as u16;
         let source = self.party(
             copy.source.get(),
@@ -157,7 +157,7 @@ impl<'a> Context<'a> {
         let byte_count = u64::from(copy.byte_count.get());
         if byte_count > MAXIMUM_SEGMENT_BYTES {
             let byte = field(offset_of!(BlockToBlockWithOffset, byte_count));
-            return Err(Trouble::at(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST, byte));
+            return Err(SegmentError::at(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST, byte));
         }
         // SPC-4 6.4.6.12: an offset lies within the first block.
         let place = |unit: &LogicalUnit, lba: u64, offset: u16, lba_field, offset_field| {
@@ -165,7 +165,7 @@ impl<'a> Context<'a> {
             let offset = u64::from(offset);
             if offset >= length {
                 let code = AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST;
-                return Err(Trouble::at(code, field(offset_field)));
+                return Err(SegmentError::at(code, field(offset_field)));
             }
             let blocks = (offset + byte_count).div_ceil(length);
             check_range(unit, Extent::new(lba, blocks), field(lba_field))?;
@@ -194,10 +194,10 @@ impl<'a> Context<'a> {
 
     async fn transfer(
         &self,
-        source: &Party<'_>,
-        destination: &Party<'_>,
+        source: &SegmentUnit<'_>,
+        destination: &SegmentUnit<'_>,
         span: Span,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SegmentError> {
         let supervisor = Supervisor {
             operation: self.operation,
             pieces: self.requester.array.pieces(),
@@ -230,38 +230,38 @@ impl<'a> Context<'a> {
             Failure::Source(fault) => source.trouble(&fault),
             Failure::Destination(fault) => destination.trouble(&fault),
             Failure::Token(_) | Failure::Aborted => {
-                Trouble { additional: AdditionalSense::NONE, byte: None }
+                SegmentError { additional: AdditionalSense::NONE, byte: None }
             }
         })
     }
 
     /// The unit that a CSCD DESCRIPTOR ID names, for what `flags` say; `field` is where the
     /// identifier is.
-    fn party(&self, id: u16, flags: Flags, field: u16) -> Result<Party<'a>, Trouble> {
+    fn party(&self, id: u16, flags: Flags, field: u16) -> Result<SegmentUnit<'a>, SegmentError> {
         if id == wire::CSCD_ID_THIS_UNIT {
-            return Ok(Party { reached: self.requester.this_unit(), cscd: None });
+            return Ok(SegmentUnit { reached: self.requester.this_unit(), cscd: None });
         }
         let Some(cscd) = self.parameters.cscds.get(usize::from(id)) else {
-            return Err(Trouble::at(AdditionalSense::UNREACHABLE_COPY_TARGET, field));
+            return Err(SegmentError::at(AdditionalSense::UNREACHABLE_COPY_TARGET, field));
         };
         let is_named = |unit: &LogicalUnit| names(&cscd.descriptor, unit);
         let Some(reached) = self.requester.find(is_named, flags) else {
             let code = AdditionalSense::COPY_TARGET_DEVICE_NOT_REACHABLE;
-            return Err(Trouble::at(code, cscd.offset));
+            return Err(SegmentError::at(code, cscd.offset));
         };
         let unit = &reached.unit;
         let device_type = cscd.descriptor.device_type & wire::CSCD_DEVICE_TYPE;
         if device_type != unit.device_type() as u8 {
             let byte = cscd.offset + offset_of!(IdentificationCscd, device_type) as u16;
-            return Err(Trouble::at(AdditionalSense::INCORRECT_COPY_TARGET_DEVICE_TYPE, byte));
+            return Err(SegmentError::at(AdditionalSense::INCORRECT_COPY_TARGET_DEVICE_TYPE, byte));
         }
         let [high, middle, low] = cscd.descriptor.block_length;
         let block_length = u64::from(u32::from_be_bytes([0, high, middle, low]));
         if block_length != 0 && block_length != block(unit) {
             let byte = cscd.offset + offset_of!(IdentificationCscd, block_length) as u16;
-            return Err(Trouble::at(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST, byte));
+            return Err(SegmentError::at(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST, byte));
         }
-        Ok(Party { reached, cscd: Some(cscd) })
+        Ok(SegmentUnit { reached, cscd: Some(cscd) })
     }
 }
 
@@ -271,10 +271,10 @@ fn block(unit: &LogicalUnit) -> u64 {
 }
 
 /// Blocks that a segment names lie within the unit.
-fn check_range(unit: &LogicalUnit, extent: Extent, byte: u16) -> Result<(), Trouble> {
+fn check_range(unit: &LogicalUnit, extent: Extent, byte: u16) -> Result<(), SegmentError> {
     match extent.fits(unit.geometry().block_count) {
         true => Ok(()),
-        false => Err(Trouble::at(AdditionalSense::NONE, byte)),
+        false => Err(SegmentError::at(AdditionalSense::NONE, byte)),
     }
 }
 

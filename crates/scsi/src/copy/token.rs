@@ -26,14 +26,14 @@ const TOKENS: usize = 4096;
 
 /// Why a token cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum TokenEnd {
     Revoked,
     Expired,
     Cancelled,
     Deleted,
 }
 
-impl End {
+impl TokenEnd {
     const fn sense(self) -> Sense {
         refused(match self {
             Self::Revoked => AdditionalSense::INVALID_TOKEN_OPERATION_TOKEN_REVOKED,
@@ -61,7 +61,7 @@ pub(super) struct Token {
     used_at: AtomicU64,
     /// Commands that read from it now: meanwhile it does not expire.
     users: AtomicU32,
-    end: Mutex<Option<End>>,
+    end: Mutex<Option<TokenEnd>>,
 }
 
 impl Token {
@@ -79,24 +79,24 @@ impl Token {
     }
 
     pub(super) fn revoke(&self) {
-        self.end_as(End::Revoked);
+        self.end_as(TokenEnd::Revoked);
     }
 
     /// Ends it if nobody used it for too long. A clock that jumps back makes it live longer.
     pub(super) fn expire(&self) {
-        let Some(array) = self.array.upgrade() else { return self.end_as(End::Cancelled) };
+        let Some(array) = self.array.upgrade() else { return self.end_as(TokenEnd::Cancelled) };
         let idle = array.host().unix_time_ms().saturating_sub(self.used_at.load(Ordering::Relaxed));
         if idle > self.inactivity_ms && self.users.load(Ordering::Relaxed) == 0 {
-            self.end_as(End::Expired);
+            self.end_as(TokenEnd::Expired);
         }
     }
 
-    fn end(&self) -> MutexGuard<'_, Option<End>> {
+    fn end(&self) -> MutexGuard<'_, Option<TokenEnd>> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The first reason stays.
-    fn end_as(&self, reason: End) {
+    fn end_as(&self, reason: TokenEnd) {
         self.end().get_or_insert(reason);
     }
 
@@ -134,7 +134,7 @@ impl Drop for Use {
         }
         self.token.users.fetch_sub(1, Ordering::Relaxed);
         if self.is_last {
-            self.token.end_as(End::Deleted);
+            self.token.end_as(TokenEnd::Deleted);
         }
     }
 }
@@ -171,7 +171,7 @@ impl Tokens {
         if own().count() >= TOKENS_OF_AN_INITIATOR
             && let Some(idle) = own().min_by_key(|token| token.used_at.load(Ordering::Relaxed))
         {
-            idle.end_as(End::Cancelled);
+            idle.end_as(TokenEnd::Cancelled);
         }
         let seconds = match recipe.inactivity_s {
             0 => DEFAULT_INACTIVITY_S,
@@ -212,8 +212,8 @@ impl Tokens {
         token.expire();
         token.check()?;
         let Some(unit) = token.unit.upgrade() else {
-            token.end_as(End::Cancelled);
-            return Err(End::Cancelled.sense());
+            token.end_as(TokenEnd::Cancelled);
+            return Err(TokenEnd::Cancelled.sense());
         };
         token.users.fetch_add(1, Ordering::Relaxed);
         Ok(Use { token: token.clone(), unit, is_last: false })

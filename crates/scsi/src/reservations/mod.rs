@@ -30,9 +30,9 @@ const ABSENT_LIMIT: usize = 2 * REGISTRATIONS_LIMIT;
 
 /// The flags that a command needs to be done for one nexus.
 #[derive(Debug, Default)]
-pub(crate) struct Gate(AtomicU16);
+pub(crate) struct RequiredFlags(AtomicU16);
 
-impl Gate {
+impl RequiredFlags {
     /// One load on the way of each command.
     pub(crate) fn needed(&self) -> Flags {
         Flags::from_bits(self.0.load(Ordering::Relaxed))
@@ -49,7 +49,7 @@ pub(crate) struct Attached {
     pub(crate) id: NexusId,
     pub(crate) name: NexusName,
     pub(crate) attentions: Arc<Attentions>,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) gate: Arc<RequiredFlags>,
 }
 
 /// The reservations of one unit.
@@ -169,12 +169,12 @@ impl LogicalUnit {
     }
 
     fn put_in_force(&self, change: Change) -> Changed {
-        let Change { state, told, preempted } = change;
+        let Change { state, reported, preempted } = change;
         let mut inner = self.reservations().inner();
         inner.state = state;
         let attached = self.attached();
         self.set_gates(&inner, &attached);
-        for (name, attention) in told {
+        for (name, attention) in reported {
             let mut is_there = false;
             for attached in attached.iter().filter(|attached| attached.name == name) {
                 attached.attentions.raise(attention);
@@ -252,10 +252,14 @@ impl LogicalUnit {
     }
 
     /// Begins to keep unit attentions for a nexus, and to hold its commands against reservations.
-    pub(crate) fn attach(&self, id: NexusId, name: &NexusName) -> (Arc<Attentions>, Arc<Gate>) {
+    pub(crate) fn attach(
+        &self,
+        id: NexusId,
+        name: &NexusName,
+    ) -> (Arc<Attentions>, Arc<RequiredFlags>) {
         let attentions = Arc::new(Attentions::default());
         attentions.raise(UnitAttention::PowerOn);
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(RequiredFlags::default());
         self.medium().attach(id);
         let mut inner = self.reservations().inner();
         inner.absent.retain(|(absent, attention)| {

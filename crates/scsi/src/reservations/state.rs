@@ -158,7 +158,7 @@ pub(crate) struct Register {
 pub(crate) struct Change {
     pub(crate) state: State,
     /// Who is to be told of it.
-    pub(crate) told: Vec<(NexusName, UnitAttention)>,
+    pub(crate) reported: Vec<(NexusName, UnitAttention)>,
     /// Whose tasks PREEMPT AND ABORT ends.
     pub(crate) preempted: Vec<NexusName>,
 }
@@ -209,7 +209,8 @@ impl State {
 
     /// What `action` makes of it when `nexus` asks.
     pub(crate) fn apply(&self, nexus: &NexusName, action: &Action) -> Result<Change, Refusal> {
-        let mut change = Change { state: self.clone(), told: Vec::new(), preempted: Vec::new() };
+        let mut change =
+            Change { state: self.clone(), reported: Vec::new(), preempted: Vec::new() };
         match action {
             Action::Register(register) => change.register(nexus, register)?,
             Action::Reserve { key, reservation_type } => {
@@ -473,7 +474,7 @@ impl Change {
     fn preempted(&mut self, by: &NexusName, removed: Vec<Registration>) {
         for Registration { nexus, .. } in removed {
             if nexus != *by {
-                self.told.push((nexus.clone(), UnitAttention::RegistrationsPreempted));
+                self.reported.push((nexus.clone(), UnitAttention::RegistrationsPreempted));
             }
             self.preempted.push(nexus);
         }
@@ -509,6 +510,6 @@ impl Change {
 
     fn tell_registrants_except(&mut self, spared: &NexusName, attention: UnitAttention) {
         let others = self.state.registrations.iter().filter(|known| known.nexus != *spared);
-        self.told.extend(others.map(|known| (known.nexus.clone(), attention)));
+        self.reported.extend(others.map(|known| (known.nexus.clone(), attention)));
     }
 }

@@ -219,8 +219,8 @@ fn check_record(state: &State) {
     }
 }
 
-fn check_told(before: &State, who: usize, told: &[(NexusName, UnitAttention)]) {
-    for (nexus, _) in told {
+fn check_reported(before: &State, who: usize, reported: &[(NexusName, UnitAttention)]) {
+    for (nexus, _) in reported {
         assert_ne!(*nexus, name(who), "one's own doing is not told");
         assert!(before.key_of(nexus).is_some(), "only registrants are told");
     }
@@ -239,7 +239,7 @@ proptest! {
             let expected = model.step(who, step);
             let answer = match state.apply(&name(who), &action(who, step)) {
                 Ok(change) => {
-                    check_told(&state, who, &change.told);
+                    check_reported(&state, who, &change.reported);
                     state = change.state;
                     Answer::Good
                 }

@@ -1,7 +1,7 @@
 //! The order of the tasks that have to ask: who may begin (SAM-5 8.6), who is blocked by an auto
 //! contingent allegiance (5.9), who is ended before he began.
 //!
-//! Tasks that need not ask ([`super::Tally`]) began before all that wait here: while one waits,
+//! Tasks that need not ask ([`super::NexusTasks`]) began before all that wait here: while one waits,
 //! every new one has to ask.
 
 use super::Policy;
@@ -35,7 +35,7 @@ impl Access {
 
 /// A command that asks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entrant {
+pub(crate) struct WaitingCommand {
     /// The transport's name for it.
     pub(crate) name: u64,
     pub(crate) nexus: NexusId,
@@ -66,7 +66,7 @@ enum Progress {
 }
 
 struct Entry {
-    entrant: Entrant,
+    entrant: WaitingCommand,
     progress: Progress,
 }
 
@@ -81,13 +81,13 @@ struct Begun {
 }
 
 impl Begun {
-    fn add(&mut self, entrant: &Entrant) {
+    fn add(&mut self, entrant: &WaitingCommand) {
         self.count += 1;
         self.ordered_count += usize::from(entrant.attribute == TaskAttribute::Ordered);
         self.head_of_queue_count += usize::from(entrant.attribute == TaskAttribute::HeadOfQueue);
     }
 
-    fn remove(&mut self, entrant: &Entrant) {
+    fn remove(&mut self, entrant: &WaitingCommand) {
         self.count -= 1;
         self.ordered_count -= usize::from(entrant.attribute == TaskAttribute::Ordered);
         self.head_of_queue_count -= usize::from(entrant.attribute == TaskAttribute::HeadOfQueue);
@@ -145,12 +145,12 @@ impl Queue {
     }
 
     /// Whether the auto contingent allegiances let a command in (SAM-5 5.9.3, 5.9.4).
-    pub(super) fn admit(&self, entrant: &Entrant) -> Result<(), Refusal> {
-        let Entrant { nexus, attribute, naca, passes_aca, .. } = *entrant;
+    pub(super) fn admit(&self, entrant: &WaitingCommand) -> Result<(), Refusal> {
+        let WaitingCommand { nexus, attribute, naca, passes_aca, .. } = *entrant;
         let is_aca = attribute == TaskAttribute::Aca;
         if self.faulted.contains(&nexus) {
             let one_is_there = self.entries.values().any(|entry| {
-                let Entrant { nexus: its_nexus, attribute, .. } = entry.entrant;
+                let WaitingCommand { nexus: its_nexus, attribute, .. } = entry.entrant;
                 its_nexus == nexus && attribute == TaskAttribute::Aca
             });
             return match is_aca && !one_is_there {
@@ -167,7 +167,7 @@ impl Queue {
 
     /// Takes a command in. HEAD OF QUEUE and ACA begin at once, as does what passes an auto
     /// contingent allegiance; others wait until [`Self::advance`] lets them begin.
-    pub(super) fn push(&mut self, entrant: Entrant) -> u64 {
+    pub(super) fn push(&mut self, entrant: WaitingCommand) -> u64 {
         self.last_number += 1;
         let number = self.last_number;
         self.special_count += usize::from(entrant.attribute != TaskAttribute::Simple);
@@ -203,7 +203,7 @@ impl Queue {
     }
 
     /// One that waited will not begin: nobody has to mind it any more.
-    fn stops_waiting(&mut self, number: u64, entrant: &Entrant) {
+    fn stops_waiting(&mut self, number: u64, entrant: &WaitingCommand) {
         self.waiting.remove(&number);
         self.special_count -= usize::from(entrant.attribute != TaskAttribute::Simple);
     }
@@ -276,7 +276,7 @@ impl Queue {
     /// wait, or they would not.
     fn may_begin(
         &self,
-        entrant: &Entrant,
+        entrant: &WaitingCommand,
         set: Option<NexusId>,
         before: &Before,
         others_run: impl Fn(Option<NexusId>) -> bool,
@@ -304,7 +304,7 @@ impl Queue {
     /// Whether restricted reordering (SPC-4 7.5.8) lets a task wait for another one.
     fn overlaps(
         &self,
-        entrant: &Entrant,
+        entrant: &WaitingCommand,
         before: &Before,
         others_run: impl Fn(Option<NexusId>) -> bool,
     ) -> bool {
@@ -347,8 +347,8 @@ impl Queue {
 
     /// Whether a task that waited for something else may be carried out: not while an allegiance blocks
     /// it that was established meanwhile (SAM-5 5.9.3).
-    pub(super) fn poll_unblocked(&mut self, entrant: &Entrant, waker: &Waker) -> Poll<()> {
-        let Entrant { nexus, attribute, passes_aca, .. } = *entrant;
+    pub(super) fn poll_unblocked(&mut self, entrant: &WaitingCommand, waker: &Waker) -> Poll<()> {
+        let WaitingCommand { nexus, attribute, passes_aca, .. } = *entrant;
         let passes = passes_aca && !self.faulted.contains(&nexus);
         if passes || attribute == TaskAttribute::Aca || !self.is_blocked(nexus) {
             return Poll::Ready(());

@@ -30,11 +30,11 @@ fn advance(model: &mut [Modelled], for_each_nexus: bool) {
     }
 }
 
-fn enter(tally: &Arc<Tally>, attribute: TaskAttribute, name: u64) -> Place {
+fn enter(tally: &Arc<NexusTasks>, attribute: TaskAttribute, name: u64) -> TaskSlot {
     if attribute == Simple && tally.enter() {
-        return Place::in_tally(tally, false);
+        return TaskSlot::in_tally(tally, false);
     }
-    let entrant = Entrant {
+    let entrant = WaitingCommand {
         name,
         nexus: tally.nexus,
         attribute,
@@ -43,7 +43,7 @@ fn enter(tally: &Arc<Tally>, attribute: TaskAttribute, name: u64) -> Place {
         access: None,
     };
     match tally.ask(entrant) {
-        Ok(Entry::Plain) => Place::in_tally(tally, false),
+        Ok(Entry::Plain) => TaskSlot::in_tally(tally, false),
         Ok(Entry::Queued(place)) => place,
         Err(refusal) => panic!("{refusal:?}"),
     }
@@ -65,9 +65,9 @@ proptest! {
         set.set_policy(Policy { set_for_each_nexus: for_each_nexus, ..Policy::default() });
         let tallies: Vec<_> = (1..4).map(|nexus| set.join(nexus)).collect();
         let (mut places, mut model) = (Vec::new(), Vec::new());
-        let agree = |places: &[Place], model: &mut [Modelled]| {
+        let agree = |places: &[TaskSlot], model: &mut [Modelled]| {
             advance(model, for_each_nexus);
-            let begun: Vec<bool> = places.iter().map(Place::has_begun).collect();
+            let begun: Vec<bool> = places.iter().map(TaskSlot::has_begun).collect();
             let modelled: Vec<bool> = model.iter().map(|task| task.has_begun).collect();
             prop_assert_eq!(begun, modelled, "{:?}", model);
             Ok(())

@@ -255,12 +255,12 @@ proptest! {
             let now = split(&after);
             // Of a page that the list names twice, the later one counts.
             let mut end = list.len();
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             for &index in chosen.iter().rev() {
                 let begin = end - pages[index].len();
-                if !told.contains(&index) {
+                if !reported.contains(&index) {
                     prop_assert_eq!(&now[index][1..], &list[begin + 1..end]);
-                    told.push(index);
+                    reported.push(index);
                 }
                 end = begin;
             }

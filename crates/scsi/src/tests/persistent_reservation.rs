@@ -138,7 +138,7 @@ impl Cluster {
     }
 
     /// The unit attentions that wait for it.
-    fn told(&mut self, who: usize) -> Vec<u16> {
+    fn reported(&mut self, who: usize) -> Vec<u16> {
         std::iter::from_fn(|| additional(&self.run(who, &[0], &[]))).collect()
     }
 }
@@ -259,7 +259,7 @@ fn spc4_6_16_3_all_target_ports_are_registered_as_if_each_had_been_asked() {
         let name = port(A);
         let nexus = device.open_nexus(InitiatorPort::new(name), target_port);
         cluster.nexuses[who] = nexus.expect("there is such a port");
-        cluster.told(who);
+        cluster.reported(who);
     }
     assert_eq!(cluster.out(A, REGISTER, 0, &list(0, 5, ALL_TG_PT)).status, Status::Good);
     assert_eq!((cluster.keys(), cluster.generation()), (vec![5, 5], 1));
@@ -450,22 +450,22 @@ fn spc4_5_12_11_2_2_releasing() {
     assert!(cluster.reservation().is_some());
     cluster.done(A, RELEASE, WRITE_EXCLUSIVE_REGISTRANTS, key(A), 0);
     assert_eq!(
-        (cluster.told(A), cluster.told(B), cluster.told(C)),
+        (cluster.reported(A), cluster.reported(B), cluster.reported(C)),
         (vec![], vec![RELEASED], vec![RELEASED])
     );
     // The types that admit nobody else tell nobody.
     cluster.done(A, RESERVE, EXCLUSIVE_ACCESS, key(A), 0);
     cluster.done(A, RELEASE, EXCLUSIVE_ACCESS, key(A), 0);
-    assert!(cluster.told(B).is_empty());
+    assert!(cluster.reported(B).is_empty());
     // Of all registrants anyone may release it.
     cluster.done(A, RESERVE, EXCLUSIVE_ACCESS_ALL, key(A), 0);
     cluster.done(B, RELEASE, EXCLUSIVE_ACCESS_ALL, key(B), 0);
-    assert_eq!((cluster.told(A), cluster.told(C)), (vec![RELEASED], vec![RELEASED]));
+    assert_eq!((cluster.reported(A), cluster.reported(C)), (vec![RELEASED], vec![RELEASED]));
 }
 
 #[test]
 fn spc4_5_12_11_2_3_a_holder_that_unregisters_releases() {
-    for (kind, told) in [
+    for (kind, reported) in [
         (WRITE_EXCLUSIVE, vec![]),
         (EXCLUSIVE_ACCESS, vec![]),
         (WRITE_EXCLUSIVE_REGISTRANTS, vec![RELEASED]),
@@ -476,7 +476,7 @@ fn spc4_5_12_11_2_3_a_holder_that_unregisters_releases() {
         cluster.done(A, RESERVE, kind, key(A), 0);
         cluster.done(A, REGISTER, 0, key(A), 0);
         assert!(cluster.reservation().is_none());
-        assert_eq!(cluster.told(B), told, "{kind}");
+        assert_eq!(cluster.reported(B), reported, "{kind}");
         assert!(cluster.may_write(C));
     }
     let mut cluster = Cluster::new();
@@ -487,7 +487,7 @@ fn spc4_5_12_11_2_3_a_holder_that_unregisters_releases() {
     assert!(!cluster.may_write(A));
     cluster.done(B, REGISTER, 0, key(B), 0);
     assert!(cluster.reservation().is_none());
-    assert!(cluster.told(B).is_empty());
+    assert!(cluster.reported(B).is_empty());
 }
 
 #[test]
@@ -500,13 +500,13 @@ fn spc4_5_12_11_2_4_3_preempting_the_holder() {
     cluster.done(B, PREEMPT, WRITE_EXCLUSIVE_REGISTRANTS, key(B), key(A));
     assert_eq!(cluster.reservation(), Some((key(B), WRITE_EXCLUSIVE_REGISTRANTS)));
     assert_eq!((cluster.keys(), cluster.generation()), (vec![key(B), key(C)], 4));
-    assert_eq!(cluster.told(A), [REGISTRATIONS_PREEMPTED]);
-    assert!(cluster.told(C).is_empty(), "the type is the same");
+    assert_eq!(cluster.reported(A), [REGISTRATIONS_PREEMPTED]);
+    assert!(cluster.reported(C).is_empty(), "the type is the same");
     assert!(!cluster.may_write(A));
 
     cluster.done(B, PREEMPT, EXCLUSIVE_ACCESS, key(B), key(B));
     assert_eq!(cluster.reservation(), Some((key(B), EXCLUSIVE_ACCESS)), "a holder by itself");
-    assert_eq!((cluster.told(B), cluster.told(C)), (vec![], vec![RELEASED]));
+    assert_eq!((cluster.reported(B), cluster.reported(C)), (vec![], vec![RELEASED]));
     let zero = cluster.out(C, PREEMPT, EXCLUSIVE_ACCESS, &list(key(C), 0, 0));
     refused_at(&zero, 0x2600, 8, None);
 }
@@ -522,13 +522,13 @@ fn spc4_5_12_11_2_5_preempting_removes_registrations() {
     cluster.done(A, PREEMPT, 0xff, key(A), key(B));
     assert_eq!(cluster.keys(), [key(A), key(C)]);
     assert_eq!(
-        (cluster.told(A), cluster.told(B), cluster.told(C)),
+        (cluster.reported(A), cluster.reported(B), cluster.reported(C)),
         (vec![], vec![REGISTRATIONS_PREEMPTED], vec![])
     );
     // One's own registration, untold; the reservation of others stays.
     cluster.done(A, RESERVE, WRITE_EXCLUSIVE, key(A), 0);
     cluster.done(C, PREEMPT, 0, key(C), key(C));
-    assert!(cluster.told(C).is_empty());
+    assert!(cluster.reported(C).is_empty());
     assert_eq!((cluster.keys(), cluster.reservation()), (vec![key(A)], Some((key(A), 1))));
 }
 
@@ -542,7 +542,7 @@ fn spc4_5_12_11_2_4_all_registrants_are_preempted_by_zero() {
     cluster.done(B, PREEMPT, EXCLUSIVE_ACCESS, key(B), 0);
     assert_eq!((cluster.keys(), cluster.reservation()), (vec![key(B)], Some((key(B), 3))));
     assert_eq!(
-        (cluster.told(A), cluster.told(C)),
+        (cluster.reported(A), cluster.reported(C)),
         (vec![REGISTRATIONS_PREEMPTED], vec![REGISTRATIONS_PREEMPTED])
     );
     // The last one's registration, and with it the reservation of all.
@@ -577,7 +577,7 @@ fn spc4_5_12_11_2_7_clearing() {
     assert_eq!((cluster.keys(), cluster.reservation()), (vec![], None));
     assert_eq!(cluster.generation(), 3);
     assert_eq!(
-        (cluster.told(A), cluster.told(B), cluster.told(C)),
+        (cluster.reported(A), cluster.reported(B), cluster.reported(C)),
         (vec![PREEMPTED], vec![], vec![])
     );
 }
@@ -596,7 +596,7 @@ fn spc4_5_12_8_registering_and_moving() {
     cluster.done(A, RESERVE, WRITE_EXCLUSIVE_ALL, key(A), 0);
     assert_eq!(ask(&mut cluster, A, &whole).status, Status::ReservationConflict);
     cluster.done(A, RELEASE, WRITE_EXCLUSIVE_ALL, key(A), 0);
-    cluster.told(C);
+    cluster.reported(C);
     cluster.done(A, RESERVE, WRITE_EXCLUSIVE, key(A), 0);
     for (list, byte) in [
         (move_list(key(A), 0, 0, 1, &to_b), 8),
@@ -627,7 +627,7 @@ fn spc4_5_12_8_registering_and_moving() {
     let back = move_list(5, 6, 2, 1, &transport_id(0, &device));
     assert_eq!(ask(&mut cluster, B, &back).status, Status::Good);
     assert_eq!((cluster.keys(), cluster.reservation()), (vec![6, key(C)], Some((6, 1))));
-    assert!(cluster.told(B).is_empty());
+    assert!(cluster.reported(B).is_empty());
 }
 
 #[test]
@@ -687,18 +687,18 @@ fn spc4_5_12_5_a_registration_outlives_its_session_and_resets() {
     assert_eq!(cluster.keys(), [key(A), key(B)]);
     assert!(!cluster.may_write(A));
     cluster.nexuses[A].logical_unit_reset(Lun(0));
-    cluster.told(A);
+    cluster.reported(A);
     cluster.nexuses[A].target_reset(true);
-    cluster.told(A);
-    cluster.told(ONLOOKER);
+    cluster.reported(A);
+    cluster.reported(ONLOOKER);
     assert_eq!(cluster.reservation(), Some((key(B), WRITE_EXCLUSIVE)));
 
     // It is told when it comes back.
     cluster.done(A, CLEAR, 0, key(A), 0);
     cluster.nexuses[B] = session(&cluster.fixture, B);
-    assert_eq!(cluster.told(B), [0x2900, PREEMPTED]);
+    assert_eq!(cluster.reported(B), [0x2900, PREEMPTED]);
     cluster.nexuses[B] = session(&cluster.fixture, B);
-    assert_eq!(cluster.told(B), [0x2900], "once");
+    assert_eq!(cluster.reported(B), [0x2900], "once");
 }
 
 #[test]
@@ -707,13 +707,13 @@ fn spc4_5_12_5_a_new_session_of_the_same_port_is_the_holder() {
     cluster.register(&[B]);
     cluster.done(B, RESERVE, EXCLUSIVE_ACCESS, key(B), 0);
     cluster.nexuses[B] = session(&cluster.fixture, B);
-    cluster.told(B);
+    cluster.reported(B);
     assert!(cluster.may_write(B) && !cluster.may_write(A));
     // The same initiator, another port.
     let name = port(B).replace("0x00000000000", "0x80000000000");
     cluster.nexuses[B] =
         cluster.fixture.device.open_nexus(InitiatorPort::new(name), 1).expect("port 1");
-    cluster.told(B);
+    cluster.reported(B);
     assert!(!cluster.may_write(B));
 }
 
@@ -735,7 +735,7 @@ fn spc4_5_12_3_reserve_beside_persistent_reservations() {
     assert!(!cluster.passes(C, reserve, &[]) && !cluster.passes(C, release, &[]));
     assert!(cluster.may_write(A), "nothing was reserved by it");
     cluster.done(A, CLEAR, 0, key(A), 0);
-    cluster.told(B);
+    cluster.reported(B);
 
     // SPC-2 5.5.1: while it holds, no PERSISTENT RESERVE, not even the holder's.
     assert!(cluster.passes(A, reserve, &[]));

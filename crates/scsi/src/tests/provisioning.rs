@@ -200,7 +200,7 @@ fn select_thresholds(
 
 /// What TEST UNIT READY tells two nexuses after a write by the first, and the looks at the room that it
 /// led to.
-fn told(fixture: &mut Fixture, other: &mut crate::NexusHandle, lba: u8) -> [Option<u16>; 2] {
+fn reported(fixture: &mut Fixture, other: &mut crate::NexusHandle, lba: u8) -> [Option<u16>; 2] {
     assert_eq!(fixture.write(lba, &[1; 512]).status, Status::Good);
     fixture.host.run_work();
     [additional(&fixture.run(&[0; 6], &[])), additional(&run(other, &[0; 6], &[]))]
@@ -215,19 +215,19 @@ fn sbc3_4_7_3_8_a_threshold_that_is_passed_is_told_once_to_all_or_to_the_writer(
     assert_eq!(bytes(fixture.run(&[0x12, 1, 0xb2, 0, 64, 0], &[]))[4], 11);
     select_thresholds(&mut fixture, false, (true, 1), (false, 0));
     assert_eq!(additional(&run(&mut other, &[0; 6], &[])), Some(0x2a01));
-    assert_eq!(told(&mut fixture, &mut other, 0), [Some(0x3807); 2], "4095 blocks are one set");
-    assert_eq!(told(&mut fixture, &mut other, 1), [None; 2]);
+    assert_eq!(reported(&mut fixture, &mut other, 0), [Some(0x3807); 2], "4095 blocks are one set");
+    assert_eq!(reported(&mut fixture, &mut other, 1), [None; 2]);
     select_thresholds(&mut fixture, true, (true, 1), (false, 0));
     run(&mut other, &[0; 6], &[]);
-    assert_eq!(told(&mut fixture, &mut other, 2), [Some(0x3807), None]);
+    assert_eq!(reported(&mut fixture, &mut other, 2), [Some(0x3807), None]);
     select_thresholds(&mut fixture, false, (true, 0), (true, 1));
     run(&mut other, &[0; 6], &[]);
-    assert_eq!(told(&mut fixture, &mut other, 3), [None; 2]);
+    assert_eq!(reported(&mut fixture, &mut other, 3), [None; 2]);
     // WRITE SAME with half of the medium, whose zeroes keep their room.
     let half = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0];
     assert_eq!(fixture.run(&half, &[0; 512]).status, Status::Good);
     select_thresholds(&mut fixture, false, (true, 0), (true, 1));
-    assert_eq!(told(&mut fixture, &mut other, 4), [Some(0x3807); 2], "one set is used");
+    assert_eq!(reported(&mut fixture, &mut other, 4), [Some(0x3807); 2], "one set is used");
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn sbc3_6_5_7_without_lbpere_no_threshold_is_told() {
     let select = [0x15, 0x10, 0, 0, list.len() as u8, 0];
     assert_eq!(fixture.run(&select, &list).status, Status::Good);
     run(&mut other, &[0; 6], &[]);
-    assert_eq!(told(&mut fixture, &mut other, 0), [None; 2]);
+    assert_eq!(reported(&mut fixture, &mut other, 0), [None; 2]);
 }
 
 #[test]

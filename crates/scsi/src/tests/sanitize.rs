@@ -157,15 +157,15 @@ fn sbc3_4_11_3_while_it_is_under_way_its_progress_is_told_and_little_else_is_don
     assert!(poll(&mut work).is_none());
     assert_eq!(block_on(answer).status, Status::Good);
     assert!(fixture.keeper.load(Record::Operation).unwrap().is_some());
-    let mut tellings = Vec::new();
+    let mut log_decisions = Vec::new();
     loop {
         let ready = fixture.run(&TEST_UNIT_READY, &[]);
         assert_eq!(additional(&ready), Some(SANITIZE_IN_PROGRESS));
-        let told = progress(&ready);
+        let reported = progress(&ready);
         let sense = bytes(fixture.run(&[0x03, 0, 0, 0, 252, 0], &[]));
         assert_eq!((sense[2], &sense[12..14]), (2, &[0x04, 0x1b][..]));
-        assert_eq!(u16::from_be_bytes([sense[16], sense[17]]), told);
-        tellings.push(told);
+        assert_eq!(u16::from_be_bytes([sense[16], sense[17]]), reported);
+        log_decisions.push(reported);
         if poll(&mut work).is_some() {
             break;
         }
@@ -185,9 +185,9 @@ fn sbc3_4_11_3_while_it_is_under_way_its_progress_is_told_and_little_else_is_don
         let luns = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0];
         assert_eq!(fixture.run(&luns, &[]).status, Status::Good);
     }
-    assert!(tellings.is_sorted());
-    tellings.dedup();
-    assert!(tellings.len() > 2, "{tellings:x?}");
+    assert!(log_decisions.is_sorted());
+    log_decisions.dedup();
+    assert!(log_decisions.len() > 2, "{log_decisions:x?}");
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
     assert_eq!(fixture.read(0, 1), [0; 512]);
 }

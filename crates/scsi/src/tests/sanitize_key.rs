@@ -148,19 +148,19 @@ fn sbc3_4_11_3_its_progress_is_told() {
     let mut work = fixture.host.take_work().unwrap();
     assert!(poll(&mut work).is_none());
     assert_eq!(block_on(answer).status, Status::Good);
-    let mut tellings = Vec::new();
+    let mut log_decisions = Vec::new();
     loop {
         let ready = fixture.run(&TEST_UNIT_READY, &[]);
         assert_eq!(additional(&ready), Some(SANITIZE_IN_PROGRESS));
-        tellings.push(progress(&ready));
+        log_decisions.push(progress(&ready));
         if poll(&mut work).is_some() {
             break;
         }
         let read = fixture.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[]);
         assert_eq!(additional(&read), Some(SANITIZE_IN_PROGRESS));
     }
-    assert!(tellings.is_sorted());
-    assert!(tellings.contains(&0x8000), "{tellings:x?}");
+    assert!(log_decisions.is_sorted());
+    assert!(log_decisions.contains(&0x8000), "{log_decisions:x?}");
     assert_eq!(fixture.read(0, 1), [0; 512]);
 }
 

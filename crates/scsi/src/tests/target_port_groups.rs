@@ -151,9 +151,9 @@ fn spc4_5_15_2_4_each_command_in_each_state() {
             let completion =
                 block_on(paths.two.execute(Some(Lun(0)), crate::Command::new(cdb.clone())));
             let sense = completion.sense.filter(|sense| sense.key() == SenseKey::NotReady);
-            let told = sense.map(|sense| sense.additional().0);
+            let reported = sense.map(|sense| sense.additional().0);
             let expected = (access(row) < wanted).then_some(code);
-            assert_eq!(told, expected, "{row:?} in {state:?}: see Row::even_in");
+            assert_eq!(reported, expected, "{row:?} in {state:?}: see Row::even_in");
             drop(transition);
         }
     }
@@ -369,8 +369,8 @@ fn spc4_5_15_2_4_5_a_unit_that_is_cut_off_says_so() {
         }
         let mut sense = || bytes(run(&mut paths.two, &[3, 0, 0, 0, 18, 0], &[]));
         assert_eq!(sense()[12..14], [0x2a, 0x06]);
-        let told = sense();
-        assert_eq!((told[2], &told[12..14]), (2, &[0x04, code][..]));
+        let reported = sense();
+        assert_eq!((reported[2], &reported[12..14]), (2, &[0x04, code][..]));
     }
 }
 

@@ -35,13 +35,17 @@ fn what_is_missing_says_why() {
 #[test]
 fn a_quick_run_imitates_networks_for_one_target_alone() {
     let choices = Choices {
-        contestants: vec![Contestant::Direct, Contestant::Istgt, Contestant::Tgt],
+        targets_under_test: vec![
+            TargetUnderTest::Direct,
+            TargetUnderTest::Istgt,
+            TargetUnderTest::Tgt,
+        ],
         ..soundness::choices(Scale::Quick)
     };
     let plan = LuDu.plan(&choices).unwrap();
     let far: Vec<_> = plan.points.iter().filter(|point| point.link == "wan").collect();
-    assert!(!far.is_empty() && far.iter().all(|point| point.contestant == 1), "{far:?}");
-    let direct = plan.points.iter().filter(|point| point.contestant == 0);
+    assert!(!far.is_empty() && far.iter().all(|point| point.target_under_test == 1), "{far:?}");
+    let direct = plan.points.iter().filter(|point| point.target_under_test == 0);
     assert!(direct.clone().all(|point| point.labels.value(NETWORK) == Some(NO_NETWORK)));
     assert!(direct.count() > 0);
 }

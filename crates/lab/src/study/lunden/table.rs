@@ -20,11 +20,11 @@ const USUAL_PUBLISHED: &str = "iscsi base";
 #[derive(Clone, Copy)]
 struct Column {
     operation: &'static Operation,
-    kind: Kind,
+    kind: ColumnKind,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum ColumnKind {
     Rate,
     Cpu,
     Latency,
@@ -34,26 +34,26 @@ impl Column {
     /// bonnie++'s name of it.
     fn name(self) -> String {
         let suffix = match self.kind {
-            Kind::Rate => "",
-            Kind::Cpu => "_cpu",
-            Kind::Latency => "_latency",
+            ColumnKind::Rate => "",
+            ColumnKind::Cpu => "_cpu",
+            ColumnKind::Latency => "_latency",
         };
         format!("{}{suffix}", self.operation.name)
     }
 
     fn unit(self) -> String {
         match self.kind {
-            Kind::Rate => self.operation.unit.to_string(),
-            Kind::Cpu => "% CPU".into(),
-            Kind::Latency => "µs".into(),
+            ColumnKind::Rate => self.operation.unit.to_string(),
+            ColumnKind::Cpu => "% CPU".into(),
+            ColumnKind::Latency => "µs".into(),
         }
     }
 
     fn figure(self) -> &'static str {
         match self.kind {
-            Kind::Rate => rate_figure(self.operation.unit),
-            Kind::Cpu => figures::CPU_PERCENT,
-            Kind::Latency => figure::MAX_US,
+            ColumnKind::Rate => rate_figure(self.operation.unit),
+            ColumnKind::Cpu => figures::CPU_PERCENT,
+            ColumnKind::Latency => figure::MAX_US,
         }
     }
 
@@ -72,19 +72,20 @@ impl Column {
             Outcome::Failed(_) => false,
         };
         match self.kind {
-            Kind::Rate | Kind::Cpu => {
+            ColumnKind::Rate | ColumnKind::Cpu => {
                 run.cells(&cell(setup, self.operation)).filter(is_too_quick).count()
             }
-            Kind::Latency => 0,
+            ColumnKind::Latency => 0,
         }
     }
 }
 
 fn columns() -> impl Iterator<Item = Column> {
-    let of_runs = OPERATIONS
-        .iter()
-        .flat_map(|operation| [Kind::Rate, Kind::Cpu].map(|kind| Column { operation, kind }));
-    of_runs.chain(OPERATIONS.iter().map(|operation| Column { operation, kind: Kind::Latency }))
+    let of_runs = OPERATIONS.iter().flat_map(|operation| {
+        [ColumnKind::Rate, ColumnKind::Cpu].map(|kind| Column { operation, kind })
+    });
+    of_runs
+        .chain(OPERATIONS.iter().map(|operation| Column { operation, kind: ColumnKind::Latency }))
 }
 
 fn cell(setup: &str, operation: &Operation) -> Labels {
@@ -210,7 +211,7 @@ fn means_chart(run: &Run, setups: &[&str], beside: &[&str], unit: Unit) -> Optio
     let measured =
         |column: &Column| setups.iter().any(|setup| !column.values(run, setup).is_empty());
     let columns: Vec<_> = columns()
-        .filter(|column| column.kind == Kind::Rate && column.operation.unit == unit)
+        .filter(|column| column.kind == ColumnKind::Rate && column.operation.unit == unit)
         .filter(measured)
         .collect();
     let ours = setups.iter().map(|setup| {
@@ -247,7 +248,7 @@ fn section(run: &Run, setup: &str) -> Section {
     let mut blocks = vec![Block::Text(conditions(run, setup)), Block::Table(own_table(run, setup))];
     blocks.push(Block::Table(published_table(published_beside(setup))));
     let histograms: Vec<_> = columns()
-        .filter(|column| column.kind != Kind::Latency)
+        .filter(|column| column.kind != ColumnKind::Latency)
         .filter_map(|column| histogram(column, &column.values(run, setup)))
         .collect();
     blocks.extend(histograms.into_iter().map(Block::Bars));
@@ -438,7 +439,7 @@ fn others(run: &Run) -> Option<Section> {
 mod tests {
     use super::*;
 
-    const PUTC: Column = Column { operation: &OPERATIONS[0], kind: Kind::Rate };
+    const PUTC: Column = Column { operation: &OPERATIONS[0], kind: ColumnKind::Rate };
 
     fn counts(bars: &Bars) -> Vec<u32> {
         bars.series[0].values.iter().map(|value| value.unwrap() as u32).collect()

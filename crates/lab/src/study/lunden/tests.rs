@@ -25,7 +25,7 @@ fn run_of(samples: Vec<Sample>) -> Run {
         command: "sarsen lab run lunden".into(),
         began_at: 0,
         ended_at: Some(1),
-        contestants: Vec::new(),
+        targets_under_test: Vec::new(),
         setting: Setting::default(),
         samples,
     }

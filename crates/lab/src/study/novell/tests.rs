@@ -39,12 +39,12 @@ fn what_is_missing_says_why() {
 #[test]
 fn one_medium_and_one_target_are_enough() {
     let choices = Choices {
-        contestants: vec![Contestant::Tgt],
+        targets_under_test: vec![TargetUnderTest::Tgt],
         medium: Some(Medium::Ram),
         ..soundness::choices(Scale::Quick)
     };
     let plan = Novell.plan(&choices).unwrap();
-    assert_eq!(plan.contestants, [Contestant::Tgt, Contestant::Direct]);
+    assert_eq!(plan.targets_under_test, [TargetUnderTest::Tgt, TargetUnderTest::Direct]);
     assert_eq!(plan.volumes.len(), 1);
     let over = |link: &str| plan.points.iter().filter(|point| point.link == link).count();
     assert_eq!(over("10 ms each way"), 2, "the links are measured of whoever is there");

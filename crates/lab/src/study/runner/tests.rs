@@ -22,13 +22,13 @@ impl Study for Small {
     fn plan(&self, choices: &Choices) -> Option<Plan> {
         let mut points = Vec::new();
         for read_percent in [100, 0] {
-            for (contestant, name) in choices.contestants.iter().enumerate() {
+            for (target_under_test, name) in choices.targets_under_test.iter().enumerate() {
                 let access =
                     Access { block_bytes: 4096, read_percent, random_percent: 0, queue_depth: 1 };
                 let time = Duration::from_millis(5);
                 points.push(Point {
                     labels: Labels::new().with("target", name).with("reads", read_percent),
-                    contestant,
+                    target_under_test,
                     volume: "a".into(),
                     link: "loopback".into(),
                     writes: false,
@@ -42,7 +42,7 @@ impl Study for Small {
         Some(Plan {
             links: vec![LinkProfile::loopback()],
             volumes: vec![VolumeSpec { name: "a".into(), medium, bytes: BYTES, cache }],
-            contestants: choices.contestants.clone(),
+            targets_under_test: choices.targets_under_test.clone(),
             limits: false,
             points,
             repetitions: 2,
@@ -82,12 +82,12 @@ struct Place {
 }
 
 impl Place {
-    fn new(contestants: Vec<Contestant>) -> Self {
+    fn new(targets_under_test: Vec<TargetUnderTest>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let archive = Archive::open(&folder.path().join("lab.sqlite")).unwrap();
         let choices = Choices {
             scale: Scale::Quick,
-            contestants,
+            targets_under_test,
             medium: None,
             destroy: false,
             links: false,
@@ -124,7 +124,7 @@ impl Place {
 
 #[test]
 fn every_cell_is_measured_once_for_each_repetition_and_nothing_is_left() {
-    let place = Place::new(vec![Contestant::Direct]);
+    let place = Place::new(vec![TargetUnderTest::Direct]);
     let (run, notes) = place.run().unwrap();
     assert!(run.ended_at.is_some());
     assert_eq!((run.samples.len(), notes.measured), (4, 4));
@@ -141,13 +141,13 @@ fn what_the_lab_has_not_started_is_written_only_when_that_is_said() {
     // No signature that the load would know.
     let before = vec![0x5a; BYTES as usize];
     fs::write(&path, &before).unwrap();
-    let mut place = Place::new(vec![Contestant::DirectPath(path.clone())]);
+    let mut place = Place::new(vec![TargetUnderTest::DirectPath(path.clone())]);
     let (run, _) = place.run().unwrap();
     assert!(fs::read(&path).unwrap() == before, "it was written to");
-    let told = run.samples.iter().filter(
+    let reported = run.samples.iter().filter(
         |sample| matches!(&sample.outcome, Outcome::NotMeasured(why) if why == NOT_TO_BE_WRITTEN),
     );
-    assert_eq!(told.count(), 2);
+    assert_eq!(reported.count(), 2);
 
     place.choices.destroy = true;
     let (run, _) = place.run().unwrap();
@@ -156,8 +156,8 @@ fn what_the_lab_has_not_started_is_written_only_when_that_is_said() {
 }
 
 #[test]
-fn a_contestant_that_takes_part_twice_is_refused_before_a_run_is_kept() {
-    let place = Place::new(vec![Contestant::Direct, Contestant::Direct]);
+fn a_target_under_test_that_takes_part_twice_is_refused_before_a_run_is_kept() {
+    let place = Place::new(vec![TargetUnderTest::Direct, TargetUnderTest::Direct]);
     let refused = place.run().unwrap_err();
     assert!(matches!(refused, RunError::Twice { .. }), "{refused}");
     assert!(place.archive.runs().unwrap().is_empty());
@@ -165,7 +165,7 @@ fn a_contestant_that_takes_part_twice_is_refused_before_a_run_is_kept() {
 
 #[test]
 fn a_run_that_was_broken_off_goes_on_where_it_was() {
-    let mut place = Place::new(vec![Contestant::Direct]);
+    let mut place = Place::new(vec![TargetUnderTest::Direct]);
     place.settings.resume = true;
     assert!(matches!(place.run(), Err(RunError::NothingToResume { .. })));
     place.settings.resume = false;
@@ -183,7 +183,7 @@ fn a_run_that_was_broken_off_goes_on_where_it_was() {
 
 #[test]
 fn a_run_goes_on_with_the_plan_that_it_was_begun_with_alone() {
-    let mut place = Place::new(vec![Contestant::Direct]);
+    let mut place = Place::new(vec![TargetUnderTest::Direct]);
     let id = place.broken_off();
     place.settings.resume = true;
     let kept = place.archive.run(id).unwrap();
@@ -211,26 +211,28 @@ fn a_run_goes_on_with_the_plan_that_it_was_begun_with_alone() {
     assert_eq!((run.id, run.setting.seed), (id, 1));
 }
 
-fn points(contestants: usize, tests: &[&str]) -> Vec<Point> {
-    let point = |contestant: usize, test: &str| Point {
-        labels: Labels::new().with("target", contestant).with("test", test),
-        contestant,
+fn points(targets_under_test: usize, tests: &[&str]) -> Vec<Point> {
+    let point = |target_under_test: usize, test: &str| Point {
+        labels: Labels::new().with("target", target_under_test).with("test", test),
+        target_under_test,
         volume: "lun".into(),
         link: "loopback".into(),
         writes: false,
         time: Duration::ZERO,
         measurement: Box::new(|_| Outcome::NotMeasured("never".into())),
     };
-    let of = |test| (0..contestants).map(move |contestant| point(contestant, test));
+    let of =
+        |test| (0..targets_under_test).map(move |target_under_test| point(target_under_test, test));
     tests.iter().flat_map(|test| of(*test)).collect()
 }
 
 #[test]
-fn another_contestant_begins_each_repetition_and_tests_keep_their_order() {
+fn another_target_under_test_begins_each_repetition_and_tests_keep_their_order() {
     let points = points(3, &["a", "b"]);
     let order = |repetition| {
-        let name =
-            |point: &Point| format!("{}{}", point.labels.value("test").unwrap(), point.contestant);
+        let name = |point: &Point| {
+            format!("{}{}", point.labels.value("test").unwrap(), point.target_under_test)
+        };
         in_turn(&points, repetition).map(name).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(order(1), "a0 a1 a2 b0 b1 b2");

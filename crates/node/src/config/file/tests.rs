@@ -49,14 +49,14 @@ fn luns_are_numbered_as_they_are_listed_or_as_they_say() {
     let parse = |luns: &str| parse(&format!("{}{target}{luns}", volumes.concat()));
     let config = parse("{ 300 = \"a\", 5 = \"b\" }").expect("valid");
     assert_eq!(config.targets[0].luns, BTreeMap::from([(5, "b".into()), (300, "a".into())]));
-    for (luns, told) in [
+    for (luns, reported) in [
         ("{ x = \"a\" }", "luns: \"x\" is no LUN"),
         ("{ 16384 = \"a\" }", "\"16384\" is no LUN: write a number from 0 to 16383"),
         ("{ 1 = \"a\", 01 = \"b\" }", "luns tells of 1 twice"),
         ("{ 0 = \"a\", 1 = \"a\" }", "volume a is listed twice"),
     ] {
-        let message = parse(luns).expect_err(told);
-        assert!(message.contains(told), "{message}");
+        let message = parse(luns).expect_err(reported);
+        assert!(message.contains(reported), "{message}");
     }
 }
 
@@ -78,7 +78,7 @@ fn a_volume_may_have_several_faults() {
 
 #[test]
 fn a_mistake_names_file_line_key_and_remedy() {
-    for (text, told) in [
+    for (text, reported) in [
         ("lisen = []", "sarsen.toml:1: unknown key lisen; did you mean listen?"),
         ("\n\nlisten = [\"here\"]", "sarsen.toml:3: \"here\" is not an address"),
         (
@@ -131,7 +131,7 @@ fn a_mistake_names_file_line_key_and_remedy() {
         ("[isns]\nsever = \"a\"", "sarsen.toml:2: unknown key sever; did you mean server?"),
         ("[[target]]\nlun = []", "sarsen.toml:2: unknown key lun; did you mean luns?"),
     ] {
-        let message = parse(text).expect_err(told);
-        assert!(message.contains(told), "{message}");
+        let message = parse(text).expect_err(reported);
+        assert!(message.contains(reported), "{message}");
     }
 }

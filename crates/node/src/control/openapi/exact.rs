@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{ACCESS_STATES, ALGORITHMS, ALUA, CACHES, STORES};
 use crate::control::config::{AUTHOR_LENGTH, LAST_REVISION, LONGEST_GRACE};
 use crate::control::events::LAST_SECOND;
-use crate::desired::Kind;
+use crate::desired::ObjectKind;
 use crate::events::KINDS;
 
 /// The paths of objects of any kind.
@@ -127,14 +127,14 @@ fn each_kind(document: &mut Value) {
         "additionalProperties": { "$ref": "#/components/schemas/Scalar" },
     });
     document["components"]["schemas"]["Limits"] = limits;
-    for kind in Kind::ALL {
+    for kind in ObjectKind::ALL {
         let patch = patch_of(&document["components"]["schemas"][schema_of(kind)]);
         document["components"]["schemas"][format!("{}Patch", schema_of(kind))] = patch;
     }
     let Some(paths) = document["paths"].as_object_mut() else { return };
     let (Some(list), Some(one)) = (paths.remove(LIST), paths.remove(ONE)) else { return };
-    for kind in Kind::ALL {
-        let is_only = matches!(kind, Kind::Discovery | Kind::Limits);
+    for kind in ObjectKind::ALL {
+        let is_only = matches!(kind, ObjectKind::Discovery | ObjectKind::Limits);
         let here = LIST.replace("{kind}", kind.word());
         let methods: &[&str] =
             if is_only { &["get", "post", "put", "delete"] } else { &["get", "post"] };
@@ -150,19 +150,19 @@ fn each_kind(document: &mut Value) {
     }
 }
 
-fn schema_of(kind: Kind) -> &'static str {
+fn schema_of(kind: ObjectKind) -> &'static str {
     match kind {
-        Kind::Portal => "Portal",
-        Kind::Account => "Account",
-        Kind::Host => "Host",
-        Kind::Volume => "Volume",
-        Kind::Target => "Target",
-        Kind::Discovery => "Discovery",
-        Kind::Limits => "Limits",
+        ObjectKind::Portal => "Portal",
+        ObjectKind::Account => "Account",
+        ObjectKind::Host => "Host",
+        ObjectKind::Volume => "Volume",
+        ObjectKind::Target => "Target",
+        ObjectKind::Discovery => "Discovery",
+        ObjectKind::Limits => "Limits",
     }
 }
 
-fn path_of(any: &Value, kind: Kind, methods: &[&str]) -> Value {
+fn path_of(any: &Value, kind: ObjectKind, methods: &[&str]) -> Value {
     let of = |method: &&str| {
         let mut operation = any[*method].clone();
         if let Some(parameters) = operation["parameters"].as_array_mut() {

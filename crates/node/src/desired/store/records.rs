@@ -21,7 +21,7 @@ type Checksum = [u8; CHECKSUM_LENGTH];
 
 /// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RecordKind {
     /// An object of the document, by its key, as JSON.
     Object,
     /// A revision of the history, by its [name](revision_name), as JSON.
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     Growth,
 }
 
-impl Kind {
+impl RecordKind {
     const ALL: [Self; 3] = [Self::Object, Self::Revision, Self::Growth];
 
     const fn name(self) -> &'static str {
@@ -80,7 +80,7 @@ impl Head {
 /// A record to write, or to delete if it has no body.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
-    pub(super) kind: Kind,
+    pub(super) kind: RecordKind,
     pub(super) name: String,
     pub(super) body: Option<Vec<u8>>,
 }
@@ -102,7 +102,7 @@ pub(super) fn create(path: &Path) -> Result<(), DatabaseError> {
 /// Opens a file and checks all of it; passes each record to `each`.
 pub(super) fn open(
     path: &Path,
-    mut each: impl FnMut(Kind, &str, &[u8]) -> Result<(), String>,
+    mut each: impl FnMut(RecordKind, &str, &[u8]) -> Result<(), String>,
 ) -> Result<(Connection, Head), DatabaseError> {
     let connection = database::open(path, SCHEMA, Journal::WriteAhead)?;
     let head = check(&connection, &mut each)?;
@@ -122,7 +122,7 @@ pub(super) fn head_of_damaged(path: &Path) -> Option<Head> {
 
 fn check(
     connection: &Connection,
-    each: &mut impl FnMut(Kind, &str, &[u8]) -> Result<(), String>,
+    each: &mut impl FnMut(RecordKind, &str, &[u8]) -> Result<(), String>,
 ) -> Result<Head, DatabaseError> {
     let damaged = |name: &str, what: &str| DatabaseError::Damaged(format!("{name}: {what}"));
     let head = read_head(connection)?;
@@ -133,7 +133,7 @@ fn check(
         let (kind, name, body) = (row.get_ref(0)?, row.get_ref(1)?, row.get_ref(2)?);
         let (kind, name) = (text(kind)?, text(name)?);
         let body = body.as_blob().map_err(rusqlite::Error::from)?;
-        let known = Kind::ALL.into_iter().find(|known| known.name() == kind);
+        let known = RecordKind::ALL.into_iter().find(|known| known.name() == kind);
         let known = known.ok_or_else(|| damaged(name, "its kind is unknown"))?;
         let kept: Checksum = row.get(3)?;
         if kept != record_checksum(known, name, body) {
@@ -187,12 +187,12 @@ pub(super) fn revisions(
         "SELECT name, body, checksum FROM record WHERE kind = ?1 AND name < ?2 ORDER BY name DESC LIMIT ?3",
     )?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let found = params![Kind::Revision.name(), revision_name(before), limit];
+    let found = params![RecordKind::Revision.name(), revision_name(before), limit];
     let mut rows = statement.query(found)?;
     let mut bodies = Vec::new();
     while let Some(row) = rows.next()? {
         let (name, body): (String, Vec<u8>) = (row.get(0)?, row.get(1)?);
-        if row.get::<_, Checksum>(2)? != record_checksum(Kind::Revision, &name, &body) {
+        if row.get::<_, Checksum>(2)? != record_checksum(RecordKind::Revision, &name, &body) {
             return Err(DatabaseError::Damaged(format!("revision {name}: its checksum is wrong")));
         }
         bodies.push(body);
@@ -200,13 +200,13 @@ pub(super) fn revisions(
     Ok(bodies)
 }
 
-fn record_checksum(kind: Kind, name: &str, body: &[u8]) -> Checksum {
+fn record_checksum(kind: RecordKind, name: &str, body: &[u8]) -> Checksum {
     checksum(&[kind.name().as_bytes(), name.as_bytes(), body])
 }
 
 /// Deletes all records except the history.
 fn clear(transaction: &Transaction<'_>, head: &mut Head) -> Result<(), DatabaseError> {
-    let history = Kind::Revision.name();
+    let history = RecordKind::Revision.name();
     let mut statement = transaction.prepare("SELECT checksum FROM record WHERE kind <> ?1")?;
     for checksum in statement.query_map([history], |row| row.get(0))? {
         head.subtract(checksum?);

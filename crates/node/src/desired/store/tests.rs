@@ -24,13 +24,13 @@ fn all(list: &[&Object]) -> Objects {
 fn keep(store: &Store, from: u64, names: &[&str]) {
     for (number, name) in (from..).zip(names) {
         let host = host(name);
-        let told = store.commit(
+        let reported = store.commit(
             &revision(number),
             &[(&host.key(), Some(&host))],
             &all(&[&host]),
             &BTreeMap::new(),
         );
-        assert!(told.expect("kept").is_none());
+        assert!(reported.expect("kept").is_none());
     }
 }
 
@@ -86,8 +86,9 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
     keep(&store, 1, &["a"]);
     // As if the client had received an error.
     locked(&store.files).head = before;
-    let told = store.commit(&revision(1), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
-    assert!(told.expect("kept").is_none());
+    let reported =
+        store.commit(&revision(1), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
+    assert!(reported.expect("kept").is_none());
     drop(store);
     let (_, contents) = opened(folder.path());
     assert_eq!((contents.objects, contents.revision), (all(&[&b]), 1));
@@ -97,25 +98,25 @@ fn a_change_that_was_kept_and_answered_with_an_error_is_not_half_of_the_next_one
 #[test]
 fn what_files_are_short_of_is_kept_with_the_change_and_forgotten_when_they_are_not() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (a, owed) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
+    let (a, pending_size) = (host("a"), BTreeMap::from([("serial".to_owned(), 512)]));
     let (store, _) = opened(folder.path());
-    store.commit(&revision(1), &[(&a.key(), Some(&a))], &all(&[&a]), &owed).expect("kept");
+    store.commit(&revision(1), &[(&a.key(), Some(&a))], &all(&[&a]), &pending_size).expect("kept");
     drop(store);
     let (store, contents) = opened(folder.path());
-    assert_eq!(contents.owed, owed);
+    assert_eq!(contents.pending_size, pending_size);
     store.keep_owed(&BTreeMap::new()).expect("kept");
     drop(store);
-    assert_eq!(opened(folder.path()).1.owed, BTreeMap::new());
+    assert_eq!(opened(folder.path()).1.pending_size, BTreeMap::new());
 }
 
 #[test]
 fn what_is_no_state_and_has_no_copy_is_refused_with_its_path() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (content, told) in [("something else", "not a database"), ("", "it is empty")] {
+    for (content, reported) in [("something else", "not a database"), ("", "it is empty")] {
         fs::write(folder.path().join(FILE), content).expect("written");
         let message = refusal(folder.path());
         assert!(message.contains("state.sqlite: the state cannot be used"), "{message}");
-        assert!(message.contains(told) && message.contains("from a backup"), "{message}");
+        assert!(message.contains(reported) && message.contains("from a backup"), "{message}");
         assert_eq!(fs::read(folder.path().join(FILE)).expect("read"), content.as_bytes());
     }
     let nowhere = Store::open(&folder.path().join(FILE).join("x")).err().expect("refused");
@@ -285,9 +286,9 @@ fn a_copy_that_cannot_be_written_is_not_left_behind_to_be_taken_for_the_last_one
     fs::write(copy.join("x"), "").expect("written");
     let b = host("b");
     let commit = |number| {
-        let told =
+        let reported =
             store.commit(&revision(number), &[(&b.key(), Some(&b))], &all(&[&b]), &BTreeMap::new());
-        told.expect("kept")
+        reported.expect("kept")
     };
     assert!(matches!(commit(2), Some(Occurrence::StateCopyLost { .. })));
     assert!(commit(3).is_none(), "it is told once");

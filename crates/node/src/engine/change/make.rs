@@ -7,16 +7,16 @@ use sarsen_scsi::{LogicalUnit, Lun, TargetDevice};
 use tracing::{info, warn};
 
 use super::super::absent::{self, Absent};
-use super::super::diff::Stay;
-use super::super::portals::{Bound, Next, Served};
+use super::super::diff::RetainedVolume;
+use super::super::portals::{Bound, NextPortal, Served};
 use super::super::volumes::{NewFiles, Volume, grow};
 use super::super::{Running, target_ports};
-use super::{Change, Made};
+use super::{Change, ChangeOutcome};
 use crate::config::{Config, QosConfig, VolumeConfig};
 use crate::targets::Target;
 
 impl Change {
-    pub(super) fn make(mut self) -> Made {
+    pub(super) fn make(mut self) -> ChangeOutcome {
         self.is_made = true;
         self.new_files.drain(..).for_each(NewFiles::keep);
         let engine = self.engine().clone();
@@ -56,7 +56,7 @@ impl Change {
             front.access.metrics.statistics.keep(|name| names.contains(name));
         }
         if is_fairness_changed {
-            front.fairness.apply(&running.config);
+            front.qos.apply(&running.config);
         }
         // What goes, goes before anybody is shown more, and what comes, comes when nobody is shown too much.
         self.narrow_targets(running);
@@ -68,7 +68,7 @@ impl Change {
         engine.show(running);
         engine.closings.begin(gone, engine.cores.clone());
         front.targets.tell();
-        Made { needs_restart, sessions_ended, problems, is_unflushed: self.is_unflushed }
+        ChangeOutcome { needs_restart, sessions_ended, problems, is_unflushed: self.is_unflushed }
     }
 
     /// Whether anything has another say in what is carried out first.
@@ -96,7 +96,7 @@ impl Change {
         let renamed: Vec<_> =
             stays.filter_map(|stay| Some((volumes.remove(&stay.running)?, stay))).collect();
         let mut growths = Vec::new();
-        for (mut volume, Stay { running, desired, grows_to }) in renamed {
+        for (mut volume, RetainedVolume { running, desired, grows_to }) in renamed {
             if running != desired.name {
                 info!(volume = running, new_name = desired.name, "the volume is renamed");
             }
@@ -137,18 +137,18 @@ impl Change {
             let configured = configured.clone();
             let mut take = |number: usize| old[number].take();
             let served = match next {
-                Next::Kept(number) => take(number),
-                Next::Renewed(number, encryption) => take(number).map(|served| {
+                NextPortal::Kept(number) => take(number),
+                NextPortal::Renewed(number, encryption) => take(number).map(|served| {
                     served.portal.set_encryption(Some(encryption));
                     Served { configured, ..served }
                 }),
-                Next::Changed(number, portal) => take(number).and_then(|served| {
+                NextPortal::Changed(number, portal) => take(number).and_then(|served| {
                     let (listener, _) = served.socket?;
                     let bound = Bound { portal, listener };
-                    Some(Served::open(configured, bound, &engine.doorman))
+                    Some(Served::open(configured, bound, &engine.acceptor))
                 }),
-                Next::New(bound) => Some(Served::open(configured, bound, &engine.doorman)),
-                Next::Late(_) => unreachable!("what was late was bound when others had gone"),
+                NextPortal::New(bound) => Some(Served::open(configured, bound, &engine.acceptor)),
+                NextPortal::Late(_) => unreachable!("what was late was bound when others had gone"),
             };
             portals.extend(served);
         }
@@ -168,7 +168,8 @@ impl Change {
             let volume = running.volumes.get(&stay.running)?;
             Some((volume, volume.file_length()?))
         });
-        let opened = self.opened.values().filter_map(|volume| Some((volume, volume.owed()?)));
+        let opened =
+            self.opened.values().filter_map(|volume| Some((volume, volume.pending_size()?)));
         let serial = |(volume, length): (&Volume, u64)| {
             Some((volume.config.identity.serial.clone()?, length))
         };

@@ -3,7 +3,7 @@
 
 mod observer;
 mod parked;
-mod toll;
+mod qos_gate;
 mod turn;
 mod unended;
 
@@ -29,17 +29,17 @@ use sarsen_wire::iscsi::{LogoutResponse, TaskManagementFunction, TaskManagementR
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
-use self::observer::{Begun, Observer};
-use self::toll::Toll;
+use self::observer::{BegunCommand, Observer};
+use self::qos_gate::QosGate;
 use self::unended::{Answer, UnderWay};
+use super::connection_table::{ConnectionEntry, ConnectionInfo};
 use super::environment::{View, attribute, cdb};
-use super::roster::{Attendance, Line};
-use super::sessions::{AbortOrder, Mailbox, Message, Seat};
-use super::sources::Visitor;
+use super::sessions::{AbortOrder, Mailbox, Message, SessionMember};
+use super::sources::ConnectionPermit;
 use super::{Front, Portal};
 use crate::access::Origin;
 use crate::events::{Occurrence, Subject};
-use crate::fairness::Verdict;
+use crate::qos::Admit;
 use crate::tls::ClientCertificate;
 use crate::trace::Tap;
 
@@ -56,12 +56,12 @@ pub(super) async fn serve(
     client: Option<ClientCertificate>,
     portal: Arc<Portal>,
     front: Arc<Front>,
-    visitor: Visitor,
+    connection_permit: ConnectionPermit,
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let peer = stream.peer_addr();
     // Until all has ended, whoever writes to the session waits for an answer.
-    let (mailbox, mut letters) = mpsc::unbounded_channel();
+    let (mailbox, mut messages) = mpsc::unbounded_channel();
     let settings = front.settings();
     let machine = Connection::new(settings.clone(), time::now());
     let view = View::new(front.clone(), Origin { peer, certificate: client, portal }, local);
@@ -70,13 +70,13 @@ pub(super) async fn serve(
         stream,
         machine,
         view,
-        visitor,
+        connection_permit,
         pending: FuturesUnordered::new(),
-        withheld: FuturesUnordered::new(),
+        deferred: FuturesUnordered::new(),
         stalls: Vec::new(),
         must_look: false,
         mailbox,
-        seat: None,
+        member: None,
         line: None,
         target_name: None,
         subject: None,
@@ -86,50 +86,54 @@ pub(super) async fn serve(
         parking: Vec::new(),
         forwards: HashMap::new(),
         observer: Observer::new(&front),
-        toll: Toll::new(front.fairness.clone(), &settings),
+        qos_gate: QosGate::new(front.qos.clone(), &settings),
         tap: front.traces.tap(peer, local),
         is_sent_whole: true,
     };
-    let reason = driver.run(&front, &mut letters).await;
-    let is_lost = !matches!(reason, End::Closed(CloseReason::InGoodOrder))
+    let reason = driver.run(&front, &mut messages).await;
+    let is_lost = !matches!(reason, ConnectionEnd::Closed(CloseReason::InGoodOrder))
         && !driver.is_a_finished_discovery(&reason);
     // RFC 7143 §7.7: no connection of the session can be recovered.
-    let is_malformed = matches!(reason, End::Closed(CloseReason::Format { .. }));
+    let is_malformed = matches!(reason, ConnectionEnd::Closed(CloseReason::Format { .. }));
     let why = reason.to_string();
     match reason {
-        End::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
-        End::Closed(CloseReason::LoginRefused(refusal)) => driver.view.tell_refusal(&refusal),
-        End::Closed(reason) => {
-            let Whose { tsih, cid, initiator, target } = driver.whose();
+        ConnectionEnd::Closed(CloseReason::InGoodOrder) => debug!(%peer, "connection closed"),
+        ConnectionEnd::Closed(CloseReason::LoginRefused(refusal)) => {
+            driver.view.tell_refusal(&refusal)
+        }
+        ConnectionEnd::Closed(reason) => {
+            let LogContext { tsih, cid, initiator, target } = driver.whose();
             info!(%peer, tsih, cid, initiator, target, %reason, "connection closed");
             if driver.subject.is_none() {
                 driver.view.tell_broken_off(&reason);
             }
         }
-        End::Socket(error) if !is_lost => debug!(%peer, %error, "discovery session closed"),
+        ConnectionEnd::Socket(error) if !is_lost => {
+            debug!(%peer, %error, "discovery session closed")
+        }
         // Load balancers and monitors check whether the port is open.
-        End::Socket(error) if driver.view.initiator().is_none() => {
+        ConnectionEnd::Socket(error) if driver.view.initiator().is_none() => {
             debug!(%peer, %error, "connection closed before a login");
         }
-        End::Socket(error) => {
-            let Whose { tsih, cid, initiator, target } = driver.whose();
+        ConnectionEnd::Socket(error) => {
+            let LogContext { tsih, cid, initiator, target } = driver.whose();
             info!(%peer, tsih, cid, initiator, target, %error, "connection lost");
         }
-        End::Replaced => debug!(%peer, "connection replaced"),
+        ConnectionEnd::Replaced => debug!(%peer, "connection replaced"),
     }
     driver.tell_end(is_lost, why);
     if is_lost
-        && (is_malformed || !driver.stay_parked(&front, &mut letters).await)
-        && let Some(seat) = &driver.seat
+        && (is_malformed || !driver.stay_parked(&front, &mut messages).await)
+        && let Some(member) = &driver.member
     {
         // RFC 7143 §7.1.4: at these levels a session does not outlive any of its connections.
-        seat.terminate_others();
+        member.terminate_others();
     }
     driver.finish().await;
 }
 
 /// The session of a log line.
-struct Whose<'a> {
+struct LogContext<'a> {
     tsih: Option<u16>,
     cid: Option<u16>,
     initiator: Option<&'a str>,
@@ -137,14 +141,14 @@ struct Whose<'a> {
 }
 
 /// Why a connection ended.
-enum End {
+enum ConnectionEnd {
     Closed(CloseReason),
     Socket(io::Error),
     /// Another connection of the session takes its tasks over.
     Replaced,
 }
 
-impl std::fmt::Display for End {
+impl std::fmt::Display for ConnectionEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Closed(reason) => reason.fmt(f),
@@ -154,13 +158,13 @@ impl std::fmt::Display for End {
     }
 }
 
-impl From<CloseReason> for End {
+impl From<CloseReason> for ConnectionEnd {
     fn from(reason: CloseReason) -> Self {
         Self::Closed(reason)
     }
 }
 
-impl From<io::Error> for End {
+impl From<io::Error> for ConnectionEnd {
     fn from(error: io::Error) -> Self {
         Self::Socket(error)
     }
@@ -171,19 +175,19 @@ struct Driver<'a> {
     stream: Stream,
     machine: Connection,
     view: View,
-    visitor: Visitor,
+    connection_permit: ConnectionPermit,
     /// Commands that a store has not answered.
     pending: Pending,
     /// Commands that have ended, and are answered when what they end has ended. Nobody waits for
     /// them but their initiator, or two that end each other would wait for ever.
-    withheld: Pending,
+    deferred: Pending,
     /// One waker for each command that takes too long.
     stalls: Vec<scsi::Stall>,
     /// Commands were aborted.
     must_look: bool,
     mailbox: mpsc::UnboundedSender<Message>,
-    seat: Option<Seat<'a>>,
-    line: Option<Line<'a>>,
+    member: Option<SessionMember<'a>>,
+    line: Option<ConnectionEntry<'a>>,
     target_name: Option<String>,
     /// Whom it is with, once that is known.
     subject: Option<Subject>,
@@ -197,7 +201,7 @@ struct Driver<'a> {
     /// Commands under way here whose answers are due to other connections of the session.
     forwards: HashMap<u64, Mailbox>,
     observer: Observer,
-    toll: Toll,
+    qos_gate: QosGate,
     /// Where what is received and sent goes besides.
     tap: Option<Tap>,
     /// The last that was sent ended with a PDU.
@@ -208,13 +212,13 @@ impl<'a> Driver<'a> {
     async fn run(
         &mut self,
         front: &'a Arc<Front>,
-        letters: &mut mpsc::UnboundedReceiver<Message>,
-    ) -> End {
+        messages: &mut mpsc::UnboundedReceiver<Message>,
+    ) -> ConnectionEnd {
         let mut timer = Box::pin(time::sleep_until(self.look_or_time_out()));
         loop {
             match self.turn(front).await {
                 Ok(ControlFlow::Continue(())) => {}
-                Ok(ControlFlow::Break(reason)) => return End::Closed(reason),
+                Ok(ControlFlow::Break(reason)) => return ConnectionEnd::Closed(reason),
                 Err(end) => {
                     // What led to it may have been answered with a Reject.
                     let _ = self.send();
@@ -230,9 +234,9 @@ impl<'a> Driver<'a> {
             tokio::select! {
                 biased;
                 // First, and seldom: other sessions wait for the answer, however busy this one is.
-                Some(letter) = letters.recv() => {
-                    if let Err(reason) = self.open(letter) { return reason.into() }
-                    if !self.parking.is_empty() { return End::Replaced }
+                Some(message) = messages.recv() => {
+                    if let Err(reason) = self.open(message) { return reason.into() }
+                    if !self.parking.is_empty() { return ConnectionEnd::Replaced }
                     if self.machine.closing().is_some() {
                         timer.set(time::sleep_until(time::now() + LINGER));
                     }
@@ -245,7 +249,7 @@ impl<'a> Driver<'a> {
                     // Others may have ended with it: one send answers them all.
                     self.complete_ready();
                 }
-                Some((task, begun, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
+                Some((task, begun, completion)) = self.deferred.next(), if !self.deferred.is_empty() => {
                     self.end(task, begun, completion);
                 }
                 ready = self.stream.readable(), if receiving => {
@@ -285,8 +289,8 @@ impl<'a> Driver<'a> {
         let execution = match self.observer.governed(begun) {
             None => nexus.begin(lun, request),
             Some(account) => {
-                let verdict = self.toll.judge(account, nexus, lun, begun.operation, &request);
-                self.begin_governed(lun, request, begun, verdict)
+                let admit = self.qos_gate.admit(account, nexus, lun, begun.operation, &request);
+                self.begin_governed(lun, request, begun, admit)
             }
         };
         self.machine.begun(task);
@@ -303,19 +307,19 @@ impl<'a> Driver<'a> {
         &mut self,
         lun: Option<Lun>,
         request: scsi::Command,
-        begun: Begun,
-        verdict: Verdict,
+        begun: BegunCommand,
+        admit: Admit,
     ) -> Execution {
         let Some(nexus) = &mut self.view.nexus else {
             unreachable!("a command is begun where there is a nexus")
         };
-        match verdict {
-            Verdict::Now => nexus.begin(lun, request),
-            Verdict::Full => match lun.and_then(|lun| nexus.refuse_full(lun)) {
+        match admit {
+            Admit::Now => nexus.begin(lun, request),
+            Admit::Full => match lun.and_then(|lun| nexus.refuse_full(lun)) {
                 Some(completion) => Execution::Ended(completion),
                 None => nexus.begin(lun, request),
             },
-            Verdict::After(wait) => {
+            Admit::After(wait) => {
                 self.observer.limited(begun);
                 nexus.begin_after(lun, request, wait.ended())
             }
@@ -323,7 +327,7 @@ impl<'a> Driver<'a> {
     }
 
     /// A command has ended that was begun here.
-    fn end(&mut self, task: TaskId, begun: Begun, mut completion: scsi::Completion) {
+    fn end(&mut self, task: TaskId, begun: BegunCommand, mut completion: scsi::Completion) {
         if !self.forwards.is_empty()
             && let Some(mailbox) = self.forwards.remove(&task.number())
         {
@@ -356,7 +360,7 @@ impl<'a> Driver<'a> {
         abort: scsi::Abort,
         lun: [u8; 8],
         task: TaskId,
-        begun: Begun,
+        begun: BegunCommand,
         completion: scsi::Completion,
     ) {
         let Some(nexus) = &mut self.view.nexus else { return };
@@ -367,14 +371,14 @@ impl<'a> Driver<'a> {
             by,
             spared: Some(task),
             aborts,
-            is_told: true,
+            is_reported: true,
             whole_session: false,
         });
         let (ended, waiting) = oneshot::channel();
         self.abort(&order, ended);
         let mut waiting = vec![waiting];
-        if let Some(seat) = &self.seat {
-            waiting.extend(self.front.sessions.abort(&order, seat));
+        if let Some(member) = &self.member {
+            waiting.extend(self.front.sessions.abort(&order, member));
         }
         let completion = Box::pin(async move {
             for waiting in waiting {
@@ -382,7 +386,7 @@ impl<'a> Driver<'a> {
             }
             completion
         });
-        self.withheld.push(UnderWay { task, begun, answer: Answer::Withheld(completion) });
+        self.deferred.push(UnderWay { task, begun, answer: Answer::Deferred(completion) });
     }
 
     /// Ends those of this session's tasks that an order names.
@@ -403,7 +407,7 @@ impl<'a> Driver<'a> {
                 false => Ending::Silent,
             })
         });
-        if !by_other || !order.is_told {
+        if !by_other || !order.is_reported {
             return;
         }
         let silent = |task_abort: &&TaskAbort| !task_abort.abort.answered;
@@ -429,48 +433,47 @@ impl<'a> Driver<'a> {
 
     async fn establish(&mut self, front: &'a Arc<Front>, admission: Admission) {
         let joins = admission.tsih != 0;
-        let seat = async {
+        let member = async {
             match joins {
                 true => front.sessions.join(&admission, &self.mailbox).await,
-                false => front.sessions.seat(&admission, &self.mailbox).await,
+                false => front.sessions.member(&admission, &self.mailbox).await,
             }
         };
         // A store that does not answer the session that is reinstated must not hold this one, too.
-        let seat = tokio::select! {
+        let member = tokio::select! {
             biased;
-            seat = seat => seat,
+            member = member => member,
             () = time::sleep_until(self.machine.poll_timeout()) => Err(RefusalReason::OutOfResources),
         };
-        let seat = match seat {
-            Ok(seat) => seat,
+        let member = match member {
+            Ok(member) => member,
             Err(reason) => return self.machine.refuse(reason),
         };
         // It may have been let in before its target was drained; one that is seated after this look
         // is among those that are asked to log out.
         if admission.session_type == SessionType::Normal
-            && let Some(refusal) =
-                admission.target_name.as_deref().and_then(|t| front.turns_away(t))
+            && let Some(refusal) = admission.target_name.as_deref().and_then(|t| front.rejects(t))
         {
             return self.machine.refuse(refusal);
         }
         // The seat comes first: whoever was there before has gone.
-        if let Err(reason) = self.view.enter(&admission, &self.mailbox, seat.nexus()) {
+        if let Err(reason) = self.view.enter(&admission, &self.mailbox, member.nexus()) {
             return self.machine.refuse(reason);
         }
         if let Some(nexus) = &self.view.nexus {
-            seat.use_nexus(nexus);
+            member.use_nexus(nexus);
         }
-        if let Some((session, id)) = self.machine.establish(seat.tsih) {
-            seat.share(session, id);
+        if let Some((session, id)) = self.machine.establish(member.tsih) {
+            member.share(session, id);
         }
-        self.visitor.logged_in();
-        self.observer.established(&admission.initiator_name, seat.tsih);
+        self.connection_permit.logged_in();
+        self.observer.established(&admission.initiator_name, member.tsih);
         if let Some(tap) = &mut self.tap {
             tap.logged_in();
         }
-        self.toll.established(&admission, &self.view.origin, seat.queue());
+        self.qos_gate.established(&admission, &self.view.origin, member.queue());
         info!(
-            tsih = seat.tsih,
+            tsih = member.tsih,
             cid = admission.cid,
             initiator = admission.initiator_name,
             target = admission.target_name.as_deref().unwrap_or("discovery"),
@@ -479,11 +482,11 @@ impl<'a> Driver<'a> {
             "{}", if joins { "connection added to its session" } else { "session established" }
         );
         let subject =
-            Subject { tsih: Some(seat.tsih), cid: Some(admission.cid), ..self.view.subject() };
+            Subject { tsih: Some(member.tsih), cid: Some(admission.cid), ..self.view.subject() };
         front.access.events.tell(&Occurrence::LoggedIn { subject: subject.clone(), joins });
         self.subject = Some(subject);
-        self.line = Some(front.roster.enter(Attendance {
-            tsih: seat.tsih,
+        self.line = Some(front.connection_table.enter(ConnectionInfo {
+            tsih: member.tsih,
             cid: admission.cid,
             peer: self.stream.peer_addr(),
             local: self.view.local,
@@ -491,14 +494,14 @@ impl<'a> Driver<'a> {
             parameters: self.machine.parameters().clone(),
             since: time::wall_clock(),
         }));
-        self.seat = Some(seat);
+        self.member = Some(member);
         self.target_name = admission.target_name;
     }
 
     /// What log lines of it have beside what they are about.
-    fn whose(&self) -> Whose<'_> {
+    fn whose(&self) -> LogContext<'_> {
         let subject = self.subject.as_ref();
-        Whose {
+        LogContext {
             tsih: subject.and_then(|subject| subject.tsih),
             cid: subject.and_then(|subject| subject.cid),
             initiator: subject.and_then(|subject| subject.initiator.as_deref()),
@@ -508,10 +511,11 @@ impl<'a> Driver<'a> {
 
     /// Whether a discovery session ended because the initiator closed the connection. Initiators such as open-iscsi
     /// end a discovery session this way: it has no tasks that could be lost.
-    fn is_a_finished_discovery(&self, end: &End) -> bool {
+    fn is_a_finished_discovery(&self, end: &ConnectionEnd) -> bool {
         let is_discovery = self.subject.as_ref().is_some_and(|subject| subject.target.is_none());
         let closed = [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
-        is_discovery && matches!(end, End::Socket(error) if closed.contains(&error.kind()))
+        is_discovery
+            && matches!(end, ConnectionEnd::Socket(error) if closed.contains(&error.kind()))
     }
 
     /// Tells how the connection ended, if it had come so far.
@@ -525,9 +529,9 @@ impl<'a> Driver<'a> {
 
     /// The session ends, or another connection of it: answered when their tasks have ended.
     fn log_out(&mut self, logout: Logout) {
-        let waiting = self.seat.as_ref().and_then(|seat| match logout.cid {
-            Some(cid) if logout.for_recovery => seat.park_other(cid),
-            cid => seat.log_out(cid),
+        let waiting = self.member.as_ref().and_then(|member| match logout.cid {
+            Some(cid) if logout.for_recovery => member.park_other(cid),
+            cid => member.log_out(cid),
         });
         let Some(waiting) = waiting else {
             return self.machine.log_out(logout, LogoutResponse::CidNotFound);
@@ -545,7 +549,7 @@ impl<'a> Driver<'a> {
     /// units are told, then the initiator.
     fn manage(&mut self, front: &'a Arc<Front>, management: Management) {
         use TaskManagementFunction as Function;
-        let (Some(nexus), Some(seat)) = (&self.view.nexus, &self.seat) else { return };
+        let (Some(nexus), Some(member)) = (&self.view.nexus, &self.member) else { return };
         let mut nexus = nexus.clone();
         let Management { initiator_task_tag, function, lun } = management;
         let lun = Lun::from_wire(&lun);
@@ -571,15 +575,15 @@ impl<'a> Driver<'a> {
             (Function::TargetWarmReset | Function::TargetColdReset, _) => nexus.prepare_reset(None),
             _ => Vec::new(),
         };
-        let is_told = function == Function::ClearTaskSet;
+        let is_reported = function == Function::ClearTaskSet;
         let order = Arc::new(AbortOrder {
             by: nexus.id(),
             spared: None,
             aborts,
-            is_told,
+            is_reported,
             whole_session: true,
         });
-        let waiting = front.sessions.abort(&order, seat);
+        let waiting = front.sessions.abort(&order, member);
         let own = self.mailbox.clone();
         let target = self.target_name.clone();
         let front = front.clone();
@@ -611,9 +615,9 @@ impl<'a> Driver<'a> {
         });
     }
 
-    fn open(&mut self, letter: Message) -> Result<(), CloseReason> {
+    fn open(&mut self, message: Message) -> Result<(), CloseReason> {
         self.observer.arrived(time::now());
-        match letter {
+        match message {
             Message::Abort { order, ended } => {
                 // What has come in its turn, though it was not begun, ends, too.
                 self.machine.resume(&mut self.view)?;
@@ -671,8 +675,8 @@ impl<'a> Driver<'a> {
         }
         self.machine.leave();
         while let Some(event) = self.machine.poll_event() {
-            if let (Event::Wake(member), Some(seat)) = (event, &self.seat) {
-                seat.wake(member);
+            if let (Event::Wake(id), Some(member)) = (event, &self.member) {
+                member.wake(id);
             }
         }
         self.end_pending().await;
@@ -680,7 +684,7 @@ impl<'a> Driver<'a> {
         self.observer.send();
         self.view.nexus = None;
         self.line = None;
-        self.seat = None;
+        self.member = None;
         self.terminated.clear();
         // Nobody waits for this but the peer.
         self.stream.close().await;

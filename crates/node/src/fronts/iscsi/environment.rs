@@ -7,15 +7,15 @@ use sarsen_io::time;
 use sarsen_proto::iscsi::chap::{Credentials, Secret};
 use sarsen_proto::iscsi::keys::SessionType;
 use sarsen_proto::iscsi::target::{
-    self, Admission, CloseReason, Environment, Refusal, RefusalReason, Session, TargetRecord,
-    Welcome,
+    self, Admission, CloseReason, Environment, LoginContext, Refusal, RefusalReason, Session,
+    TargetRecord,
 };
 use sarsen_scsi::{Cdb, InitiatorPort, Lun, LunView, NexusHandle, TaskAttribute};
 use tokio::sync::mpsc;
 use tracing::warn;
 
 use super::{Front, Message};
-use crate::access::{Access, Origin, Pass, Telling};
+use crate::access::{Access, AccessGuard, LogDecision, Origin};
 use crate::config::Portal;
 use crate::events::{Occurrence, Subject};
 use crate::targets::Target;
@@ -31,7 +31,7 @@ pub(super) struct View {
     /// The way to the units, once a normal session stands.
     pub(super) nexus: Option<NexusHandle>,
     /// Once it is let in.
-    pass: Option<Pass>,
+    pass: Option<AccessGuard>,
     /// What it has said of itself, for the log.
     claimed: Claimed,
 }
@@ -74,7 +74,7 @@ impl View {
         &self,
         target: &str,
         admission: &Admission,
-        (pass, view): (&Pass, LunView),
+        (pass, view): (&AccessGuard, LunView),
         joins: Option<NexusHandle>,
     ) -> Result<NexusHandle, RefusalReason> {
         let device = self.front.targets.find(target).ok_or(RefusalReason::NoSuchTarget)?.device;
@@ -141,8 +141,8 @@ impl View {
 /// Writes of a refusal, unless its source has filled enough lines.
 pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce()) {
     match access.storm.note(peer.ip(), time::now()) {
-        Telling::Write => write(),
-        Telling::CloseAt(deadline, source) => {
+        LogDecision::Write => write(),
+        LogDecision::CloseAt(deadline, source) => {
             let access = access.clone();
             tokio::task::spawn_local(async move {
                 time::sleep_until(deadline).await;
@@ -151,7 +151,7 @@ pub(super) fn tell(access: &Arc<Access>, peer: SocketAddr, write: impl FnOnce())
                 access.events.tell(&Occurrence::LoginsNotTold { source, count: left_out });
             });
         }
-        Telling::LeaveOut => {}
+        LogDecision::LeaveOut => {}
     }
 }
 
@@ -174,17 +174,17 @@ pub(super) fn attribute(attribute: u8) -> TaskAttribute {
 }
 
 impl Environment for View {
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
+    fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal> {
         self.claimed.initiator = Some(admission.initiator_name.clone());
         self.claimed.target = admission.target_name.clone();
-        let demand = self.front.access.look(admission, self.origin.peer)?;
+        let requirement = self.front.access.look(admission, self.origin.peer)?;
         let alias = match &admission.target_name {
             Some(name) => {
                 let target = self.front.targets.find(name);
                 let target = target.filter(|target| target.is_reached_through(self.portal_group()));
                 let target = target.ok_or(RefusalReason::NoSuchTarget)?;
                 if admission.session_type == SessionType::Normal
-                    && let Some(refusal) = self.front.turns_away(name)
+                    && let Some(refusal) = self.front.rejects(name)
                 {
                     return Err(refusal);
                 }
@@ -192,7 +192,7 @@ impl Environment for View {
             }
             None => None,
         };
-        Ok(Welcome { portal_group_tag: self.portal_group(), alias, demand })
+        Ok(LoginContext { portal_group_tag: self.portal_group(), alias, requirement })
     }
 
     fn secret_of(&mut self, _: &Admission, account: &str) -> Option<Secret> {

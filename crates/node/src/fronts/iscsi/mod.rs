@@ -2,10 +2,10 @@
 //! [`sources`] counts where they come from.
 
 mod connection;
+mod connection_table;
 mod environment;
 mod handshake;
 mod portals;
-mod roster;
 mod sessions;
 #[cfg(feature = "simulation")]
 mod simulation;
@@ -21,9 +21,9 @@ use sarsen_proto::iscsi::target::{Refusal, Settings};
 use tokio::sync::oneshot;
 use tracing::info;
 
-pub(crate) use self::portals::{Accepting, Doorman, Encryption, Portal, Portals};
-pub(crate) use self::roster::{Attendance, Roster};
-pub(crate) use self::sessions::{Mailbox, Message, Seated, Sessions};
+pub(crate) use self::connection_table::{ConnectionInfo, ConnectionTable};
+pub(crate) use self::portals::{Accepting, Acceptor, Encryption, Portal, Portals};
+pub(crate) use self::sessions::{Mailbox, Message, SessionInfo, Sessions};
 #[cfg(feature = "simulation")]
 pub use self::simulation::Portal as SimulatedPortal;
 #[cfg(feature = "simulation")]
@@ -33,8 +33,8 @@ use crate::access::Access;
 use crate::config::Limits;
 use crate::drain::Drains;
 use crate::events::EventLog;
-use crate::fairness::Fairness;
-use crate::metrics::Moment;
+use crate::metrics::MetricsSnapshot;
+use crate::qos::Qos;
 use crate::targets::Targets;
 use crate::trace::Traces;
 
@@ -44,10 +44,10 @@ pub(crate) struct Front {
     pub(crate) targets: Arc<Targets>,
     pub(crate) sessions: Sessions,
     pub(crate) sources: Arc<Sources>,
-    pub(crate) roster: Roster,
+    pub(crate) connection_table: ConnectionTable,
     pub(crate) drains: Arc<Drains>,
     pub(crate) access: Arc<Access>,
-    pub(crate) fairness: Arc<Fairness>,
+    pub(crate) qos: Arc<Qos>,
     pub(crate) traces: Traces,
     pub(crate) portals: Portals,
 }
@@ -60,10 +60,10 @@ impl Front {
             targets: Arc::default(),
             sessions: Sessions::new(limits),
             sources: Sources::new(limits),
-            roster: Roster::default(),
+            connection_table: ConnectionTable::default(),
             drains: Arc::default(),
             access: Arc::new(Access::default().telling(events)),
-            fairness: Arc::default(),
+            qos: Arc::default(),
             traces: Traces::default(),
             portals: Portals::default(),
         }
@@ -104,7 +104,7 @@ impl Front {
     }
 
     /// Why no session with this target is to begin now, if there is a reason.
-    fn turns_away(&self, target: &str) -> Option<Refusal> {
+    fn rejects(&self, target: &str) -> Option<Refusal> {
         let configured = self.targets.find(target).and_then(|target| target.redirect);
         self.drains.refusal(target, configured.as_ref())
     }
@@ -140,7 +140,7 @@ impl Front {
     /// The metrics, as OpenMetrics text.
     pub(crate) fn metrics(&self) -> String {
         let settings = self.settings();
-        self.access.metrics.render(Moment {
+        self.access.metrics.render(MetricsSnapshot {
             sessions: self.sessions.count(),
             connections: self.sources.connections(),
             memory: settings.budget.charged(),

@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, warn};
 
 use super::handshake::shake_hands;
-use super::sources::TurnedAway;
+use super::sources::Rejected;
 use super::{Front, connection};
 use crate::config::{self, TlsConfig};
 use crate::events::Occurrence;
@@ -126,7 +126,7 @@ impl Load {
 
 /// Has portals accept, and gives each connection a core for life.
 #[derive(Clone)]
-pub(crate) struct Doorman {
+pub(crate) struct Acceptor {
     front: Arc<Front>,
     cores: Weak<Cores>,
     load: Arc<Load>,
@@ -147,7 +147,7 @@ impl Accepting {
     }
 }
 
-impl Doorman {
+impl Acceptor {
     pub(crate) fn new(front: Arc<Front>, cores: &Arc<Cores>) -> Self {
         let connections = (0..cores.len()).map(|_| AtomicUsize::new(0)).collect();
         Self { front, cores: Arc::downgrade(cores), load: Arc::new(Load { connections }) }
@@ -155,15 +155,15 @@ impl Doorman {
 
     /// Starts to accept.
     pub(crate) fn open(&self, portal: Arc<Portal>, listener: Arc<Listener>) -> Accepting {
-        let (closing, mut told) = watch::channel(false);
+        let (closing, mut reported) = watch::channel(false);
         let (alive, ended) = oneshot::channel();
-        let doorman = self.clone();
+        let acceptor = self.clone();
         if let Some(cores) = self.cores.upgrade() {
             cores.spawn_on(0, move || async move {
                 tokio::select! {
-                    () = doorman.accept(&listener, &portal) => {}
+                    () = acceptor.accept(&listener, &portal) => {}
                     // Told, or dropped.
-                    _ = told.wait_for(|closing| *closing) => {}
+                    _ = reported.wait_for(|closing| *closing) => {}
                 }
                 drop(listener);
                 drop::<oneshot::Sender<()>>(alive);
@@ -183,14 +183,14 @@ impl Doorman {
             };
             let Some(cores) = self.cores.upgrade() else { return };
             let front = self.front.clone();
-            let visitor = match front.sources.admit(peer.ip(), time::now()) {
-                Ok(visitor) => visitor,
-                Err(TurnedAway { full, tell }) => {
-                    front.access.metrics.turned_away(full.limit());
+            let connection_permit = match front.sources.admit(peer.ip(), time::now()) {
+                Ok(connection_permit) => connection_permit,
+                Err(Rejected { full, tell }) => {
+                    front.access.metrics.rejected(full.limit());
                     if let Some(count) = tell {
                         warn!(%peer, count, "connections closed as they came: {full}");
                         let (limit, why) = (full.limit(), full.to_string());
-                        let away = Occurrence::ConnectionsTurnedAway { peer, count, limit, why };
+                        let away = Occurrence::ConnectionsRejected { peer, count, limit, why };
                         front.access.events.tell(&away);
                     }
                     // Whoever is turned away by the thousand leaves the core to others in between.
@@ -206,11 +206,12 @@ impl Doorman {
             cores.spawn_on(core, move || async move {
                 match (Stream::from_std(socket), certificates) {
                     (Ok(stream), None) => {
-                        connection::serve(stream, None, portal, front, visitor).await;
+                        connection::serve(stream, None, portal, front, connection_permit).await;
                     }
                     (Ok(stream), Some(tls)) => {
                         if let Some((stream, client)) = shake_hands(stream, &tls, &front).await {
-                            connection::serve(stream, client, portal, front, visitor).await;
+                            connection::serve(stream, client, portal, front, connection_permit)
+                                .await;
                         }
                     }
                     (Err(error), _) => debug!(%peer, %error, "a connection ended as it began"),

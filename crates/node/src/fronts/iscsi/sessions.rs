@@ -15,7 +15,7 @@ use sarsen_wire::iscsi::{Isid, LogoutResponse, TaskManagementResponse};
 use tokio::sync::{Notify, OwnedMutexGuard, mpsc, oneshot};
 
 use crate::config::Limits;
-use crate::fairness::Queue;
+use crate::qos::Queue;
 use crate::trace::Writer;
 
 /// What may be asked of a session's connection.
@@ -64,7 +64,7 @@ pub(crate) struct AbortOrder {
     pub(crate) spared: Option<TaskId>,
     pub(crate) aborts: Vec<TaskAbort>,
     /// Whoever loses tasks without an answer is told so by a unit attention.
-    pub(crate) is_told: bool,
+    pub(crate) is_reported: bool,
     /// The other connections of the session that does it lose theirs, too.
     pub(crate) whole_session: bool,
 }
@@ -122,7 +122,7 @@ struct Members {
 }
 
 struct Member {
-    seat: u64,
+    member: u64,
     cid: u16,
     /// What the machines know it by.
     id: MemberId,
@@ -139,7 +139,7 @@ impl Members {
     /// Asks all connections but one for a task.
     fn claim(&self, but: u64, tag: u32, by: &Mailbox) -> Vec<oneshot::Receiver<Claim>> {
         let all = self.all();
-        let others = all.iter().filter(|member| member.seat != but);
+        let others = all.iter().filter(|member| member.member != but);
         let claim = |answer| Message::Claim { tag, by: by.clone(), answer };
         others.map(|member| ask(&member.mailbox, claim)).collect()
     }
@@ -154,7 +154,7 @@ impl Members {
     /// Ends the session on all connections but one. Each receiver ends when the tasks have.
     fn terminate(&self, but: Option<u64>) -> Vec<oneshot::Receiver<()>> {
         let all = self.all();
-        let meant = all.iter().filter(|member| Some(member.seat) != but);
+        let meant = all.iter().filter(|member| Some(member.member) != but);
         meant.map(|member| ask(&member.mailbox, |ended| Message::Terminate { ended })).collect()
     }
 }
@@ -171,7 +171,7 @@ fn ask<T>(
 }
 
 /// What is told of a session.
-pub(crate) struct Seated {
+pub(crate) struct SessionInfo {
     pub(crate) tsih: u16,
     pub(crate) initiator_name: String,
     pub(crate) isid: Isid,
@@ -186,13 +186,13 @@ pub(crate) struct Seated {
 
 /// See the module.
 pub(crate) struct Sessions {
-    state: Mutex<State>,
+    state: Mutex<SessionsState>,
     /// Told when the last session has gone.
     emptied: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct SessionsState {
     /// The most there may be, in all and of one target.
     limit: usize,
     limit_per_target: usize,
@@ -202,21 +202,21 @@ struct State {
     /// How many each target has.
     by_target: HashMap<String, usize>,
     last_tsih: u16,
-    last_seat: u64,
+    last_member: u64,
     /// The server ends.
     closed: bool,
 }
 
 /// A connection's place in its session, and the session's among the sessions; it is given up when
 /// this is dropped.
-pub(crate) struct Seat<'a> {
+pub(crate) struct SessionMember<'a> {
     sessions: &'a Sessions,
     pub(crate) tsih: u16,
     id: u64,
     members: Arc<Members>,
 }
 
-impl Seat<'_> {
+impl SessionMember<'_> {
     /// From here on the session is found by its nexus.
     pub(crate) fn use_nexus(&self, nexus: &NexusHandle) {
         if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
@@ -241,7 +241,7 @@ impl Seat<'_> {
         if let Some(entry) = self.sessions.state().by_tsih.get_mut(&self.tsih) {
             entry.session = Some(session);
         }
-        for member in self.members.all().iter_mut().filter(|member| member.seat == self.id) {
+        for member in self.members.all().iter_mut().filter(|member| member.member == self.id) {
             member.id = id;
         }
     }
@@ -258,7 +258,7 @@ impl Seat<'_> {
         let members = self.members.all();
         let meant = members
             .iter()
-            .filter(|member| member.seat != self.id && cid.is_none_or(|cid| cid == member.cid));
+            .filter(|member| member.member != self.id && cid.is_none_or(|cid| cid == member.cid));
         let waiting: Vec<_> =
             meant.map(|member| ask(&member.mailbox, |ended| Message::LogOut { ended })).collect();
         (cid.is_none() || !waiting.is_empty()).then_some(waiting)
@@ -266,7 +266,7 @@ impl Seat<'_> {
 
     /// The connection is lost, but not what it had.
     pub(crate) fn park(&self) {
-        for member in self.members.all().iter_mut().filter(|member| member.seat == self.id) {
+        for member in self.members.all().iter_mut().filter(|member| member.member == self.id) {
             member.is_parked = true;
         }
     }
@@ -274,7 +274,7 @@ impl Seat<'_> {
     /// Another connection is lost, though it may not know. `None` if there is not that one.
     pub(crate) fn park_other(&self, cid: u16) -> Option<Vec<oneshot::Receiver<()>>> {
         let members = self.members.all();
-        let meant = members.iter().filter(|member| member.seat != self.id && member.cid == cid);
+        let meant = members.iter().filter(|member| member.member != self.id && member.cid == cid);
         let park = |parked| Message::Park { parked };
         let waiting: Vec<_> = meant.map(|member| ask(&member.mailbox, park)).collect();
         (!waiting.is_empty()).then_some(waiting)
@@ -306,11 +306,11 @@ impl Seat<'_> {
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for SessionMember<'_> {
     fn drop(&mut self) {
         let mut state = self.sessions.state();
         let mut members = self.members.all();
-        members.retain(|member| member.seat != self.id);
+        members.retain(|member| member.member != self.id);
         if members.is_empty() {
             // The nexus ends with it, before another session can take its place.
             drop(members);
@@ -352,7 +352,7 @@ impl Sessions {
     }
 
     /// A TSIH for one session more, if there may be one.
-    fn make_room(state: &mut State, key: &Key) -> Result<u16, RefusalReason> {
+    fn make_room(state: &mut SessionsState, key: &Key) -> Result<u16, RefusalReason> {
         if state.by_tsih.len() >= state.limit {
             return Err(RefusalReason::OutOfResources);
         }
@@ -368,17 +368,17 @@ impl Sessions {
         Ok(tsih)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SessionsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Seats a new session. One that it reinstates (RFC 7143 §6.3.5) is ended first, with all
     /// its tasks.
-    pub(crate) async fn seat(
+    pub(crate) async fn member(
         &self,
         admission: &Admission,
         mailbox: &Mailbox,
-    ) -> Result<Seat<'_>, RefusalReason> {
+    ) -> Result<SessionMember<'_>, RefusalReason> {
         let key = Key::of(admission);
         loop {
             let ending = {
@@ -402,7 +402,7 @@ impl Sessions {
                             members: members.clone(),
                         };
                         state.by_tsih.insert(tsih, entry);
-                        return Ok(Seat { sessions: self, tsih, id, members });
+                        return Ok(SessionMember { sessions: self, tsih, id, members });
                     }
                 }
             };
@@ -432,7 +432,7 @@ impl Sessions {
         &self,
         admission: &Admission,
         mailbox: &Mailbox,
-    ) -> Result<Seat<'_>, RefusalReason> {
+    ) -> Result<SessionMember<'_>, RefusalReason> {
         let key = Key::of(admission);
         loop {
             let ended = {
@@ -459,7 +459,12 @@ impl Sessions {
                     None => {
                         drop(all);
                         let id = state.sit(&members, admission.cid, mailbox);
-                        return Ok(Seat { sessions: self, tsih: admission.tsih, id, members });
+                        return Ok(SessionMember {
+                            sessions: self,
+                            tsih: admission.tsih,
+                            id,
+                            members,
+                        });
                     }
                 }
             };
@@ -481,9 +486,9 @@ impl Sessions {
     }
 
     /// All sessions, by TSIH.
-    pub(crate) fn seated(&self) -> Vec<Seated> {
+    pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
         let state = self.state();
-        let of = |(&tsih, entry): (&u16, &Entry)| Seated {
+        let of = |(&tsih, entry): (&u16, &Entry)| SessionInfo {
             tsih,
             initiator_name: entry.key.initiator_name.clone(),
             isid: Isid(entry.key.isid),
@@ -493,9 +498,9 @@ impl Sessions {
             since: entry.since,
             mailboxes: entry.members.all().iter().map(|member| member.mailbox.clone()).collect(),
         };
-        let mut seated: Vec<_> = state.by_tsih.iter().map(of).collect();
-        seated.sort_by_key(|session| session.tsih);
-        seated
+        let mut session_infos: Vec<_> = state.by_tsih.iter().map(of).collect();
+        session_infos.sort_by_key(|session| session.tsih);
+        session_infos
     }
 
     /// Has all connections but the one that orders it end tasks. Each answer comes, or its sender is
@@ -503,7 +508,7 @@ impl Sessions {
     pub(crate) fn abort(
         &self,
         order: &Arc<AbortOrder>,
-        by: &Seat<'_>,
+        by: &SessionMember<'_>,
     ) -> Vec<oneshot::Receiver<()>> {
         let is_meant = |entry: &&Entry| {
             let nexus = entry.nexus.as_ref().map(NexusHandle::id);
@@ -513,7 +518,7 @@ impl Sessions {
         let mut waiting = Vec::new();
         for entry in state.by_tsih.values().filter(is_meant) {
             let members = entry.members.all();
-            let others = members.iter().filter(|member| member.seat != by.id);
+            let others = members.iter().filter(|member| member.member != by.id);
             let abort = |ended| Message::Abort { order: order.clone(), ended };
             waiting.extend(others.map(|member| ask(&member.mailbox, abort)));
         }
@@ -543,7 +548,7 @@ impl Sessions {
     }
 }
 
-impl State {
+impl SessionsState {
     fn remove(&mut self, tsih: u16) {
         let Some(entry) = self.by_tsih.remove(&tsih) else { return };
         self.by_key.remove(&entry.key);
@@ -558,11 +563,16 @@ impl State {
     }
 
     fn sit(&mut self, members: &Members, cid: u16, mailbox: &Mailbox) -> u64 {
-        self.last_seat += 1;
-        let member =
-            Member { seat: self.last_seat, cid, id: 0, mailbox: mailbox.clone(), is_parked: false };
+        self.last_member += 1;
+        let member = Member {
+            member: self.last_member,
+            cid,
+            id: 0,
+            mailbox: mailbox.clone(),
+            is_parked: false,
+        };
         members.all().push(member);
-        self.last_seat
+        self.last_member
     }
 
     fn free_tsih(&mut self) -> Option<u16> {
@@ -590,33 +600,33 @@ mod tests {
     async fn one_connection_claims_at_a_time_until_it_has_what_it_claimed() {
         let sessions = Sessions::new(&Limits::default());
         let members: Arc<Members> = Arc::default();
-        let (holder, mut letters) = mpsc::unbounded_channel();
+        let (holder, mut messages) = mpsc::unbounded_channel();
         let (others, unanswered) = mpsc::unbounded_channel();
-        let seats: Vec<Seat<'_>> = [&holder, &others, &others]
+        let admits: Vec<SessionMember<'_>> = [&holder, &others, &others]
             .into_iter()
             .map(|mailbox| {
                 let id = sessions.state().sit(&members, 0, mailbox);
-                Seat { sessions: &sessions, tsih: 1, id, members: members.clone() }
+                SessionMember { sessions: &sessions, tsih: 1, id, members: members.clone() }
             })
             .collect();
-        let mut earlier = pin!(seats[1].claim(7, others.clone()));
-        let mut later = pin!(seats[2].claim(7, others.clone()));
+        let mut earlier = pin!(admits[1].claim(7, others.clone()));
+        let mut later = pin!(admits[2].claim(7, others.clone()));
         assert!(
             earlier.as_mut().now_or_never().is_none() && later.as_mut().now_or_never().is_none()
         );
-        let Ok(Message::Claim { tag: 7, answer, .. }) = letters.try_recv() else {
+        let Ok(Message::Claim { tag: 7, answer, .. }) = messages.try_recv() else {
             panic!("the holder is asked by the earlier");
         };
-        assert!(letters.try_recv().is_err(), "and not by the later meanwhile");
+        assert!(messages.try_recv().is_err(), "and not by the later meanwhile");
         answer.send(Claim::Allegiant).expect("it waits");
         // The third connection has not answered.
         assert!(earlier.as_mut().now_or_never().is_none());
         drop(unanswered);
         let (claim, turn) = earlier.await;
         assert!(matches!(claim, Claim::Allegiant));
-        assert!(later.as_mut().now_or_never().is_none() && letters.try_recv().is_err());
+        assert!(later.as_mut().now_or_never().is_none() && messages.try_recv().is_err());
         drop(turn);
         assert!(later.as_mut().now_or_never().is_none());
-        assert!(matches!(letters.try_recv(), Ok(Message::Claim { tag: 7, .. })));
+        assert!(matches!(messages.try_recv(), Ok(Message::Claim { tag: 7, .. })));
     }
 }

@@ -23,8 +23,8 @@ pub(crate) fn serve(
     let portals = front.portals.all();
     let portal = portals.iter().find(|portal| portal.address == local)?.clone();
     Some(async move {
-        if let Ok(visitor) = front.sources.admit(stream.peer_addr().ip(), time::now()) {
-            connection::serve(stream, None, portal, front, visitor).await;
+        if let Ok(connection_permit) = front.sources.admit(stream.peer_addr().ip(), time::now()) {
+            connection::serve(stream, None, portal, front, connection_permit).await;
         }
     })
 }
@@ -52,7 +52,7 @@ impl Portal {
     /// commands are carried out at once.
     pub fn govern(&self, volumes: &[(&str, QosConfig)], in_service: usize) {
         let volumes = volumes.iter().map(|(name, qos)| ((*name).to_owned(), *qos));
-        self.front.fairness.set(volumes.collect(), &[], in_service);
+        self.front.qos.set(volumes.collect(), &[], in_service);
     }
 
     /// The same of hosts, each of which all initiators are of: the first is asked.
@@ -67,16 +67,17 @@ impl Portal {
             place: String::new(),
         };
         let hosts: Vec<_> = hosts.iter().map(host).collect();
-        self.front.fairness.set(BTreeMap::new(), &hosts, in_service);
+        self.front.qos.set(BTreeMap::new(), &hosts, in_service);
     }
 
     /// Serves a connection to its end, and to the end of what was begun with it.
     pub fn serve(&self, stream: Stream) -> impl Future<Output = ()> + 'static {
         let front = self.front.clone();
         async move {
-            if let Ok(visitor) = front.sources.admit(stream.peer_addr().ip(), time::now()) {
+            if let Ok(connection_permit) = front.sources.admit(stream.peer_addr().ip(), time::now())
+            {
                 let portal = front.portals.first();
-                connection::serve(stream, None, portal, front, visitor).await;
+                connection::serve(stream, None, portal, front, connection_permit).await;
             }
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::config::Limits;
 
 /// The log is told of connections that were turned away at most so often.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where connections come from: an IPv4 address, or the 64 bits of an IPv6 address that a network
 /// gives out as a whole.
@@ -60,7 +60,7 @@ impl Full {
 
 /// A connection that is not taken.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TurnedAway {
+pub(super) struct Rejected {
     pub(super) full: Full,
     /// How many there were since the log was told; `None` if it is not to be told now.
     pub(super) tell: Option<u64>,
@@ -68,16 +68,16 @@ pub(super) struct TurnedAway {
 
 /// See the module.
 pub(crate) struct Sources {
-    state: Mutex<State>,
+    state: Mutex<SourcesState>,
 }
 
-struct Most {
+struct Maximum {
     connections: usize,
     connections_per_source: usize,
     logins_per_source: usize,
 }
 
-impl From<&Limits> for Most {
+impl From<&Limits> for Maximum {
     fn from(limits: &Limits) -> Self {
         Self {
             connections: limits.connections,
@@ -87,13 +87,13 @@ impl From<&Limits> for Most {
     }
 }
 
-struct State {
-    most: Most,
+struct SourcesState {
+    maximum: Maximum,
     connections: usize,
     by_source: HashMap<Source, Counts>,
-    turned_away: u64,
-    untold: u64,
-    told: Option<Instant>,
+    rejected: u64,
+    unreported: u64,
+    reported: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -104,23 +104,23 @@ struct Counts {
 
 impl Sources {
     pub(crate) fn new(limits: &Limits) -> Arc<Self> {
-        let state = State {
-            most: limits.into(),
+        let state = SourcesState {
+            maximum: limits.into(),
             connections: 0,
             by_source: HashMap::new(),
-            turned_away: 0,
-            untold: 0,
-            told: None,
+            rejected: 0,
+            unreported: 0,
+            reported: None,
         };
         Arc::new(Self { state: Mutex::new(state) })
     }
 
     /// Other limits, for connections that come from here on.
     pub(crate) fn set_limits(&self, limits: &Limits) {
-        self.state().most = limits.into();
+        self.state().maximum = limits.into();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SourcesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,8 +131,8 @@ impl Sources {
 
     /// Connections that were closed as they came, since the server began.
     #[cfg(test)]
-    pub(crate) fn turned_away(&self) -> u64 {
-        self.state().turned_away
+    pub(crate) fn rejected(&self) -> u64 {
+        self.state().rejected
     }
 
     /// Takes a connection that was just accepted.
@@ -140,43 +140,43 @@ impl Sources {
         self: &Arc<Self>,
         address: IpAddr,
         now: Instant,
-    ) -> Result<Visitor, TurnedAway> {
+    ) -> Result<ConnectionPermit, Rejected> {
         let source = Source::from(address);
         let mut state = self.state();
         let counts = state.by_source.get(&source);
         let (own, logins) = counts.map_or((0, 0), |counts| (counts.connections, counts.logins));
-        let full = if state.connections >= state.most.connections {
+        let full = if state.connections >= state.maximum.connections {
             Full::Connections
-        } else if own >= state.most.connections_per_source {
+        } else if own >= state.maximum.connections_per_source {
             Full::Source
-        } else if logins >= state.most.logins_per_source {
+        } else if logins >= state.maximum.logins_per_source {
             Full::Logins
         } else {
             state.connections += 1;
             let counts = state.by_source.entry(source).or_default();
             counts.connections += 1;
             counts.logins += 1;
-            return Ok(Visitor { sources: self.clone(), source, logging_in: true });
+            return Ok(ConnectionPermit { sources: self.clone(), source, logging_in: true });
         };
-        state.turned_away += 1;
-        state.untold += 1;
-        let due = state.told.is_none_or(|told| now >= told + TOLD_EVERY);
+        state.rejected += 1;
+        state.unreported += 1;
+        let due = state.reported.is_none_or(|reported| now >= reported + REPORT_INTERVAL);
         let tell = due.then(|| {
-            state.told = Some(now);
-            std::mem::take(&mut state.untold)
+            state.reported = Some(now);
+            std::mem::take(&mut state.unreported)
         });
-        Err(TurnedAway { full, tell })
+        Err(Rejected { full, tell })
     }
 }
 
 /// A connection that is counted until this is dropped.
-pub(super) struct Visitor {
+pub(super) struct ConnectionPermit {
     sources: Arc<Sources>,
     source: Source,
     logging_in: bool,
 }
 
-impl Visitor {
+impl ConnectionPermit {
     /// Its login is done.
     pub(super) fn logged_in(&mut self) {
         if std::mem::take(&mut self.logging_in)
@@ -187,7 +187,7 @@ impl Visitor {
     }
 }
 
-impl Drop for Visitor {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.logged_in();
         let mut state = self.sources.state();
@@ -232,13 +232,13 @@ mod tests {
         assert_eq!(refusal(&sources, "10.0.0.1"), Some(Full::Logins));
         // The same address as an IPv6 socket tells it.
         assert_eq!(refusal(&sources, "::ffff:10.0.0.1"), Some(Full::Logins));
-        one.iter_mut().for_each(Visitor::logged_in);
+        one.iter_mut().for_each(ConnectionPermit::logged_in);
         let third = sources.admit(address("10.0.0.1"), now).ok().unwrap();
         assert_eq!(refusal(&sources, "10.0.0.1"), Some(Full::Source));
         let other = sources.admit(address("10.0.0.2"), now).ok().unwrap();
         assert_eq!(refusal(&sources, "10.0.0.3"), Some(Full::Connections));
         drop((one, third));
-        assert_eq!((sources.connections(), sources.turned_away()), (1, 4));
+        assert_eq!((sources.connections(), sources.rejected()), (1, 4));
         assert!(sources.admit(address("10.0.0.3"), now).is_ok(), "who left makes room");
         drop(other);
         assert!(sources.state().by_source.is_empty(), "nobody is remembered for ever");

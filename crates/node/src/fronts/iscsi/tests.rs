@@ -28,7 +28,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::config::Limits;
-use crate::host::Beneath;
+use crate::host::ServerHost;
 
 mod limits;
 mod unended;
@@ -109,13 +109,13 @@ impl Portal {
         let cores =
             Cores::start(NonZeroUsize::new(1), FileEngine::Pool, Spin::Never).expect("a core");
         let cores = Arc::new(cores);
-        let array = Array::new(Arc::new(Beneath::new(&cores)));
+        let array = Array::new(Arc::new(ServerHost::new(&cores)));
         let device = TargetDevice::new(&array, TARGET.into(), BTreeMap::from([(Lun(0), unit)]));
         let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let address = listener.local_addr().expect("bound");
         let front = Front::of_target(device, address, limits.settings(), &limits);
         let portal = front.portals.first();
-        let accepting = Doorman::new(front.clone(), &cores).open(portal, Arc::new(listener));
+        let accepting = Acceptor::new(front.clone(), &cores).open(portal, Arc::new(listener));
         Self { address, _cores: cores, front, _accepting: accepting, write_begun, write_ended }
     }
 
@@ -346,11 +346,11 @@ fn a_reset_is_carried_out_though_a_logout_came_with_it_and_much_before() {
     });
     let mut rest = Vec::new();
     peer.stream.read_to_end(&mut rest).expect("it is closed");
-    let is_told = (0..100).any(|_| {
+    let is_reported = (0..100).any(|_| {
         other.command(&[0; 16], 0, &[]);
         ScsiResponse::view(&other.receive()).status == 0x02
     });
-    assert!(is_told, "a unit attention: the unit was reset");
+    assert!(is_reported, "a unit attention: the unit was reset");
 }
 
 #[test]

@@ -6,15 +6,15 @@ use std::process;
 use std::sync::atomic::Ordering;
 
 use sarsen_block::BlockError;
-use sarsen_io::file::{File, Inspection, Named};
+use sarsen_io::file::{File, Inspection, PathComparison};
 use tracing::error;
 
-use super::{FileStore, State};
+use super::{FileState, FileStore};
 use crate::health::{Aspect, VolumeHealth};
 
 /// A problem of a file that is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Loss {
+enum BackingProblem {
     /// The file has no name left.
     Deleted,
     /// Its path names another file.
@@ -27,14 +27,14 @@ enum Loss {
 
 /// The space of a volume's backing, at the last check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct BackingSpace {
     /// Bytes that are allocated to the volume.
     pub(crate) allocated: u64,
     /// Bytes that the volume and others on the same file system may still allocate.
     pub(crate) free: Option<u64>,
 }
 
-impl State {
+impl FileState {
     /// Refuses a change to a file that is deleted or truncated. The kernel answers these questions without waiting,
     /// so that this can run before each write.
     pub(super) fn check_backing(&self, file: &File) -> Result<(), BlockError> {
@@ -42,10 +42,10 @@ impl State {
             return Ok(());
         }
         let loss = match file.standing() {
-            Some(standing) if standing.links == 0 => Loss::Deleted,
+            Some(standing) if standing.links == 0 => BackingProblem::Deleted,
             // A volume that is to shrink needs fewer bytes before its file is cut: read this after the file's length.
             Some(standing) if standing.length < self.whole.load(Ordering::Acquire) => {
-                Loss::Truncated { length: standing.length }
+                BackingProblem::Truncated { length: standing.length }
             }
             Some(_) | None => return Ok(()),
         };
@@ -53,8 +53,8 @@ impl State {
         Err(BlockError::OutOfService)
     }
 
-    fn report(&self, file: &File, loss: Loss) {
-        if matches!(loss, Loss::Truncated { .. }) {
+    fn report(&self, file: &File, loss: BackingProblem) {
+        if matches!(loss, BackingProblem::Truncated { .. }) {
             self.is_truncated.store(true, Ordering::Release);
         } else if self.is_truncated.load(Ordering::Acquire) {
             return;
@@ -86,11 +86,13 @@ impl FileStore {
             return;
         }
         let loss = match named {
-            _ if length < state.whole.load(Ordering::Acquire) => Some(Loss::Truncated { length }),
-            Named::Other => Some(Loss::Replaced),
-            _ if !is_linked => Some(Loss::Deleted),
-            Named::Nothing => Some(Loss::Moved),
-            Named::Same => None,
+            _ if length < state.whole.load(Ordering::Acquire) => {
+                Some(BackingProblem::Truncated { length })
+            }
+            PathComparison::Other => Some(BackingProblem::Replaced),
+            _ if !is_linked => Some(BackingProblem::Deleted),
+            PathComparison::Nothing => Some(BackingProblem::Moved),
+            PathComparison::Same => None,
         };
         match loss {
             Some(loss) => state.report(&self.file, loss),
@@ -105,11 +107,11 @@ impl FileStore {
     }
 
     /// The space at the last check. A device has all of its space.
-    pub(crate) fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> BackingSpace {
         let state = &self.state;
         match self.file.is_block_device() {
-            true => Room { allocated: state.whole.load(Ordering::Relaxed), free: None },
-            false => Room {
+            true => BackingSpace { allocated: state.whole.load(Ordering::Relaxed), free: None },
+            false => BackingSpace {
                 allocated: state.allocated.load(Ordering::Relaxed),
                 free: Some(state.free.load(Ordering::Relaxed)),
             },
@@ -127,7 +129,7 @@ impl FileStore {
     }
 }
 
-impl Loss {
+impl BackingProblem {
     fn reason(self, path: &Path, descriptor: i32, whole: u64) -> String {
         let path = path.display();
         let open_file = format!("/proc/{}/fd/{descriptor}", process::id());

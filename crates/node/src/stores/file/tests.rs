@@ -73,16 +73,16 @@ fn a_file_that_was_whole_is_not_taken_for_one_that_is_to_become_longer() {
     let options = options(path.clone(), CacheMode::WriteBack, BlockSize::B512);
     let length = options.size.expect("a size") / 2;
     std::fs::File::create(&path).and_then(|file| file.set_len(length)).expect("a file");
-    let back = |owed| Occasion::Return { owed, has_state: true, had: None };
-    for (occasion, fits) in [
-        (Occasion::New, false),
+    let back = |pending_size| OpenMode::Existing { pending_size, has_state: true, had: None };
+    for (open_mode, fits) in [
+        (OpenMode::Create, false),
         (back(None), false),
         (back(Some(0)), false),
         (back(Some(length)), true),
-        (Occasion::Unknown, true),
+        (OpenMode::OpenOrCreate, true),
     ] {
-        let store = FileStore::prepare(&options, occasion);
-        assert_eq!(store.is_ok(), fits, "{occasion:?}");
+        let store = FileStore::prepare(&options, open_mode);
+        assert_eq!(store.is_ok(), fits, "{open_mode:?}");
         assert_eq!(std::fs::metadata(&path).expect("there").len(), length);
     }
 }
@@ -174,7 +174,7 @@ fn a_full_file_system_is_no_space_and_nothing_else_is_disturbed() {
                     }
                 };
                 assert!(
-                    matches!(refused, BlockError::NoSpace { lba: Lba(told) } if told == lba),
+                    matches!(refused, BlockError::NoSpace { lba: Lba(reported) } if reported == lba),
                     "{refused}"
                 );
                 // What is there can be read, written over, flushed, and given back.

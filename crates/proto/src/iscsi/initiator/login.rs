@@ -8,7 +8,7 @@ use sarsen_wire::iscsi::{
     DEFAULT_DATA_SEGMENT_LENGTH, LoginRequest, LoginResponse, LoginStatus, Opcode, RawHeader, Stage,
 };
 
-use super::super::keys::{self, DigestKind, Key, Kind, Negotiation, Use};
+use super::super::keys::{self, DigestKind, Key, KeyKind, Negotiation, Use};
 use super::super::{Output, Parameters};
 use super::authentication::Chap;
 use super::event::{ConnectionError, LoginError, ProtocolError};
@@ -290,7 +290,7 @@ impl Login {
                 continue;
             }
             let open = self.open_keys.iter().position(|open| *open == name);
-            let declared = matches!(key.kind, Kind::DeclaredNumber(..));
+            let declared = matches!(key.kind, KeyKind::DeclaredNumber(..));
             if matches!(value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
                 // The default stays (RFC 7143 §6.2).
                 if let Some(open) = open {
@@ -348,7 +348,7 @@ fn check_security(text: &[u8]) -> Result<(), ConnectionError> {
 /// A target that answers its own number where ours is smaller: ours holds, and nothing that it
 /// then does goes beyond what it said.
 fn is_minimum(key: &Key, result: &str) -> bool {
-    matches!(key.kind, Kind::Minimum(..)) && result != REJECT
+    matches!(key.kind, KeyKind::Minimum(..)) && result != REJECT
 }
 
 fn no_agreement(key: &str, value: &str) -> ConnectionError {

@@ -8,7 +8,7 @@ use super::core::Core;
 use super::event::{Completion, ConnectionError, Event, ProtocolError, Residual};
 use super::link::Link;
 use super::request::ReadLanding;
-use super::task::{End, Kind, Movement, Task};
+use super::task::{CommandEnd, Movement, RequestKind, Task};
 
 impl Link {
     pub(super) fn handle_data_in(
@@ -42,7 +42,7 @@ impl Link {
         if header.flags & DataIn::STATUS == 0 || !self.note_status(header.stat_sn.get())? {
             return Ok(());
         }
-        let end = End {
+        let end = CommandEnd {
             response: 0,
             status: header.status,
             residual: residual(header.flags, header.residual_count.get()),
@@ -73,7 +73,7 @@ impl Link {
         if self.recovery.is_some() {
             self.note_end_of_data(core, tag, header.exp_data_sn.get())?;
         }
-        let end = End {
+        let end = CommandEnd {
             response: header.response,
             status: header.status,
             residual: residual(header.flags, header.residual_count.get()),
@@ -89,7 +89,7 @@ impl Link {
         core: &mut Core,
         opcode: Opcode,
         tag: u32,
-        end: End,
+        end: CommandEnd,
     ) -> Result<(), ConnectionError> {
         let Some(command) = core.tasks.command(tag, self.cid) else {
             let unknown = ProtocolError::UnknownTask { opcode, tag };
@@ -107,8 +107,9 @@ impl Link {
 }
 
 /// Takes the task of a command out and tells its end.
-pub(super) fn complete(core: &mut Core, tag: u32, end: End) {
-    let Some(Task { token, kind: Kind::Command(command), .. }) = core.tasks.remove(tag) else {
+pub(super) fn complete(core: &mut Core, tag: u32, end: CommandEnd) {
+    let Some(Task { token, kind: RequestKind::Command(command), .. }) = core.tasks.remove(tag)
+    else {
         return;
     };
     let (received, data) = match command.movement {
@@ -120,7 +121,7 @@ pub(super) fn complete(core: &mut Core, tag: u32, end: End) {
             (received, Some(data))
         }
     };
-    let End { response, status, residual, sense, .. } = end;
+    let CommandEnd { response, status, residual, sense, .. } = end;
     core.events.push_back(Event::Completed(Completion {
         token,
         response,

@@ -3,7 +3,7 @@
 
 /// Data-In PDUs in a row that are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hole {
+struct MissingPdus {
     first_sn: u32,
     end_sn: u32,
     start: u32,
@@ -36,13 +36,13 @@ pub(super) struct Run {
 
 /// A PDU that fits neither what is missing nor what comes next.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Misplaced;
+pub(super) struct OutOfOrder;
 
 /// See the module. The end of what arrived, holes included, is kept by the owner.
 #[derive(Debug, Default)]
 pub(super) struct Reception {
     next_sn: u32,
-    holes: Vec<Hole>,
+    holes: Vec<MissingPdus>,
 }
 
 /// Holes of one command; more are the work of a peer that wants our memory.
@@ -75,9 +75,9 @@ impl Reception {
         arrival: Arrival,
         received: u32,
         expected: u32,
-    ) -> Result<(), Misplaced> {
+    ) -> Result<(), OutOfOrder> {
         let Arrival { data_sn, offset, length } = arrival;
-        let end = arrival.end().ok_or(Misplaced)?;
+        let end = arrival.end().ok_or(OutOfOrder)?;
         let fits = match self.hole_of(data_sn) {
             _ if length > 0 && end > expected => false,
             // A PDU without data says nothing by its offset.
@@ -96,7 +96,7 @@ impl Reception {
             }
         };
         let room = data_sn != u32::MAX && self.holes.len() < HOLE_LIMIT;
-        if fits && room { Ok(()) } else { Err(Misplaced) }
+        if fits && room { Ok(()) } else { Err(OutOfOrder) }
     }
 
     /// Takes a PDU that was checked, and of which the data is good only if it is `intact`. Gives
@@ -137,19 +137,19 @@ impl Reception {
     }
 
     fn miss(&mut self, first_sn: u32, end_sn: u32, start: u32, end: u32) {
-        self.holes.push(Hole { first_sn, end_sn, start, end, is_tail: false });
+        self.holes.push(MissingPdus { first_sn, end_sn, start, end, is_tail: false });
     }
 
     fn split(&mut self, at: usize, data_sn: u32, start: u32, end: u32, received: &mut u32) {
         let hole = self.holes.remove(at);
         let is_last = data_sn + 1 == hole.end_sn;
         if !is_last {
-            self.holes.insert(at, Hole { first_sn: data_sn + 1, start: end, ..hole });
+            self.holes.insert(at, MissingPdus { first_sn: data_sn + 1, start: end, ..hole });
         } else if hole.is_tail {
             *received = end;
         }
         if hole.first_sn < data_sn {
-            let before = Hole { end_sn: data_sn, end: start, is_tail: false, ..hole };
+            let before = MissingPdus { end_sn: data_sn, end: start, is_tail: false, ..hole };
             self.holes.insert(at, before);
         }
     }
@@ -166,7 +166,7 @@ impl Reception {
             return None;
         }
         let (start, end) = (*received, expected);
-        self.holes.push(Hole { first_sn: first, end_sn, start, end, is_tail: true });
+        self.holes.push(MissingPdus { first_sn: first, end_sn, start, end, is_tail: true });
         self.next_sn = end_sn;
         Some(Run { first, count: end_sn - first })
     }
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(reception.first_missing(), 1);
         assert!(reception.is_duplicate(0) && reception.is_duplicate(3));
         assert!(!reception.is_duplicate(1) && !reception.is_duplicate(5));
-        assert_eq!(reception.check(Arrival { offset: 250, ..piece(2) }, 500, 600), Err(Misplaced));
-        assert_eq!(reception.check(Arrival { length: 101, ..piece(2) }, 500, 600), Err(Misplaced));
+        assert_eq!(reception.check(Arrival { offset: 250, ..piece(2) }, 500, 600), Err(OutOfOrder));
+        assert_eq!(reception.check(Arrival { length: 101, ..piece(2) }, 500, 600), Err(OutOfOrder));
         assert_eq!(reception.check(piece(2), 500, 600), Ok(()));
         reception.arrive(piece(2), true, &mut received);
         let asked = reception.arrive(piece(1), false, &mut received);
@@ -252,13 +252,13 @@ mod tests {
             let mut fates = fates.into_iter();
             let mut to_send: std::collections::VecDeque<u32> = (0..count).collect();
             let mut arrived = vec![0; count as usize];
-            let mut told = false;
+            let mut reported = false;
             loop {
                 let Some(data_sn) = to_send.pop_front() else {
-                    if told {
+                    if reported {
                         break;
                     }
-                    told = true;
+                    reported = true;
                     if let Some(run) = reception.note_end(count, count * PIECE, &mut received) {
                         to_send.extend(run.first..run.first + run.count);
                     }
@@ -266,7 +266,7 @@ mod tests {
                 };
                 // Only what is sent for the first time is lost without a trace.
                 let fate = fates.next().unwrap_or(3);
-                if fate == 0 && !told && arrived[data_sn as usize] == 0 && !reception.holes.iter()
+                if fate == 0 && !reported && arrived[data_sn as usize] == 0 && !reception.holes.iter()
                     .any(|hole| (hole.first_sn..hole.end_sn).contains(&data_sn)) {
                     continue;
                 }

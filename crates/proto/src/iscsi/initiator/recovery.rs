@@ -15,7 +15,7 @@ use super::link::{Link, note_window_of};
 use super::reads::complete;
 use super::reception::{Arrival, Run};
 use super::request::ReadLanding;
-use super::status_order::{Standing, StatusOrder, TooMany};
+use super::status_order::{StatSnPosition, StatusOrder, TooMany};
 use super::task::{Command, Movement};
 
 /// Requests for repetition without one that helped: then the line, not the PDU, is bad.
@@ -62,7 +62,7 @@ impl Link {
             recovery.failures = 0;
         }
         gap.map_or(Ok(()), |gap| self.ask_for_status(gap))?;
-        Ok(standing == Standing::Fresh)
+        Ok(standing == StatSnPosition::Fresh)
     }
 
     /// The next status will have this number.

@@ -14,22 +14,22 @@ use super::core::Core;
 use super::event::{ConnectionError, Event, ProtocolError, RecoveryError};
 use super::link::{Link, Phase};
 use super::request::{Cid, TaskManagement, Token};
-use super::task::{Aborts, Kind, Task};
+use super::task::{Aborts, RequestKind, Task};
 
 /// The answer to a text request is gathered up to this many bytes.
 const TEXT_LIMIT: usize = 4 * 1024 * 1024;
 /// A target that sends more pings than this while no answer can be sent is cut off.
 const PING_LIMIT: u32 = 1024;
 /// The token of what no owner asked for.
-const NOBODY: Token = Token(0);
+const NO_TOKEN: Token = Token(0);
 
 impl Link {
-    fn insert(&self, core: &mut Core, token: Token, kind: Kind) -> u32 {
+    fn insert(&self, core: &mut Core, token: Token, kind: RequestKind) -> u32 {
         core.tasks.insert(Task { token, allegiance: self.cid, kind })
     }
 
     pub(super) fn ping(&mut self, core: &mut Core, token: Token) {
-        let tag = self.insert(core, token, Kind::Ping);
+        let tag = self.insert(core, token, RequestKind::Ping);
         self.push_nop_out(core, tag, RESERVED_TAG, [0; 8]);
     }
 
@@ -57,7 +57,8 @@ impl Link {
             if !self.note_status(header.stat_sn.get())? {
                 return Ok(());
             }
-            let Some(task) = core.tasks.remove_if(tag, |kind| matches!(kind, Kind::Ping)) else {
+            let Some(task) = core.tasks.remove_if(tag, |kind| matches!(kind, RequestKind::Ping))
+            else {
                 return Err(ProtocolError::UnknownTask { opcode: Opcode::NopIn, tag }.into());
             };
             core.events.push_back(Event::Pong { token: task.token });
@@ -74,7 +75,7 @@ impl Link {
     }
 
     pub(super) fn text(&mut self, core: &mut Core, text: &[u8], token: Token) {
-        let tag = self.insert(core, token, Kind::Text { received: Vec::new() });
+        let tag = self.insert(core, token, RequestKind::Text { received: Vec::new() });
         self.push_text(core, tag, RESERVED_TAG, text);
     }
 
@@ -98,7 +99,8 @@ impl Link {
             return Ok(());
         }
         let tag = header.initiator_task_tag.get();
-        let Some(Task { token, kind: Kind::Text { received }, .. }) = core.tasks.find(tag) else {
+        let Some(Task { token, kind: RequestKind::Text { received }, .. }) = core.tasks.find(tag)
+        else {
             return Err(ProtocolError::UnknownTask { opcode: Opcode::TextResponse, tag }.into());
         };
         if received.len() + segment.bytes().len() > TEXT_LIMIT {
@@ -154,7 +156,7 @@ impl Link {
                 (TaskManagementFunction::TargetColdReset, Aborts::All)
             }
         };
-        let tag = self.insert(core, token, Kind::TaskManagement { aborts });
+        let tag = self.insert(core, token, RequestKind::TaskManagement { aborts });
         self.push_task_management(core, header, function, tag);
         true
     }
@@ -185,11 +187,13 @@ impl Link {
         let (opcode, tag) = (Opcode::TaskManagementResponse, header.initiator_task_tag.get());
         let response = header.response();
         let task = core.tasks.remove_if(tag, |kind| {
-            matches!(kind, Kind::TaskManagement { .. } | Kind::Reassign { .. })
+            matches!(kind, RequestKind::TaskManagement { .. } | RequestKind::Reassign { .. })
         });
         let (token, aborts) = match task {
-            Some(Task { token, kind: Kind::TaskManagement { aborts }, .. }) => (token, aborts),
-            Some(Task { kind: Kind::Reassign { task }, .. }) => {
+            Some(Task { token, kind: RequestKind::TaskManagement { aborts }, .. }) => {
+                (token, aborts)
+            }
+            Some(Task { kind: RequestKind::Reassign { task }, .. }) => {
                 self.note_reassigned(core, task, response);
                 return Ok(());
             }
@@ -217,13 +221,13 @@ impl Link {
             self.recovery.as_mut().and_then(|recovery| recovery.to_reassign.pop_front())
         {
             let Some(open) = core.tasks.find(task) else { continue };
-            let Kind::Command(command) = &mut open.kind else { continue };
+            let RequestKind::Command(command) = &mut open.kind else { continue };
             open.allegiance = self.cid;
             let mut header = TaskManagementRequest::from(RawHeader::ZERO);
             header.lun = command.lun;
             header.referenced_task_tag = task.into();
             header.exp_data_sn = command.resume_from().into();
-            let tag = self.insert(core, NOBODY, Kind::Reassign { task });
+            let tag = self.insert(core, NO_TOKEN, RequestKind::Reassign { task });
             let function = TaskManagementFunction::TaskReassign;
             self.push_task_management(core, header, function, tag);
             self.is_reassigning = true;
@@ -242,7 +246,7 @@ impl Link {
 
     /// Asks to end the session; [`Event::LoggedOut`] is the answer.
     pub(super) fn logout(&mut self, core: &mut Core, token: Token) {
-        let tag = self.insert(core, token, Kind::Logout);
+        let tag = self.insert(core, token, RequestKind::Logout);
         let (own, exp_stat_sn) = (self.cid, self.exp_stat_sn.0);
         self.push_logout(core, LogoutReason::CloseSession, own, exp_stat_sn, tag);
     }
@@ -257,7 +261,7 @@ impl Link {
         if !commands.is_empty() || !others.is_empty() {
             return;
         }
-        let tag = self.insert(core, NOBODY, Kind::Leave);
+        let tag = self.insert(core, NO_TOKEN, RequestKind::Leave);
         let (own, exp_stat_sn) = (self.cid, self.exp_stat_sn.0);
         self.push_logout(core, LogoutReason::CloseConnection, own, exp_stat_sn, tag);
     }
@@ -265,7 +269,7 @@ impl Link {
     /// Asks to remove a connection that was lost, whose commands are then moved here. ExpStatSN is
     /// that connection's (RFC 7143 §11.14.4).
     pub(super) fn remove_other(&mut self, core: &mut Core, cid: u16, exp_stat_sn: u32) {
-        let tag = self.insert(core, NOBODY, Kind::Removal { cid });
+        let tag = self.insert(core, NO_TOKEN, RequestKind::Removal { cid });
         self.push_logout(core, LogoutReason::RemoveForRecovery, cid, exp_stat_sn, tag);
     }
 
@@ -298,25 +302,25 @@ impl Link {
         let tag = header.initiator_task_tag.get();
         let response = header.response();
         let task = core.tasks.remove_if(tag, |kind| {
-            matches!(kind, Kind::Logout | Kind::Leave | Kind::Removal { .. })
+            matches!(kind, RequestKind::Logout | RequestKind::Leave | RequestKind::Removal { .. })
         });
         match task.map(|task| task.kind) {
-            Some(Kind::Leave) => {
+            Some(RequestKind::Leave) => {
                 self.phase = Phase::LoggedOut;
                 core.events.push_back(Event::Left { connection: Cid(self.cid) });
             }
-            Some(Kind::Logout) => {
+            Some(RequestKind::Logout) => {
                 self.phase = Phase::LoggedOut;
                 core.logged_out = true;
                 core.events.push_back(Event::LoggedOut { response });
             }
             // A target that has forgotten the connection may still know its tasks.
-            Some(Kind::Removal { cid })
+            Some(RequestKind::Removal { cid })
                 if matches!(response, LogoutResponse::Closed | LogoutResponse::CidNotFound) =>
             {
                 core.removed.push((Cid(cid), Cid(self.cid)));
             }
-            Some(Kind::Removal { .. }) => {
+            Some(RequestKind::Removal { .. }) => {
                 let error = RecoveryError::Removal { response };
                 core.failed.get_or_insert(error.into());
             }
@@ -390,7 +394,10 @@ impl Link {
         }
         let tag = rejected.map(|rejected| rejected.basic().initiator_task_tag.get());
         let task = tag.and_then(|tag| core.tasks.find(tag));
-        if let Some(Task { kind: Kind::Reassign { .. } | Kind::Removal { .. }, .. }) = task {
+        if let Some(Task {
+            kind: RequestKind::Reassign { .. } | RequestKind::Removal { .. }, ..
+        }) = task
+        {
             core.failed.get_or_insert(RecoveryError::Rejected { reason }.into());
             return Ok(());
         }

@@ -20,7 +20,7 @@ use super::event::{ConnectionError, Event, RecoveryError};
 use super::link::{Link, Phase};
 use super::options::{Join, LoginOptions};
 use super::request::{Cid, CommandRequest, TaskManagement, Token};
-use super::task::{Command, Kind, Movement, Tasks};
+use super::task::{Command, Movement, RequestKind, Tasks};
 
 /// The connection that a session begins with.
 pub const LEADING: Cid = Cid(0);
@@ -211,7 +211,8 @@ impl Session {
             // If that connection is lost, too, before it has the task, it is known where it was to
             // go.
             task.allegiance = to;
-            let Kind::Command(Command { cmd_sn, recovery: Some(recovery), .. }) = &mut task.kind
+            let RequestKind::Command(Command { cmd_sn, recovery: Some(recovery), .. }) =
+                &mut task.kind
             else {
                 continue;
             };
@@ -314,7 +315,7 @@ impl Session {
         let (commands, others) = self.core.tasks.of_connection(link.cid);
         for tag in others {
             let Some(task) = self.core.tasks.remove(tag) else { continue };
-            if !matches!(task.kind, Kind::Reassign { .. } | Kind::Removal { .. }) {
+            if !matches!(task.kind, RequestKind::Reassign { .. } | RequestKind::Removal { .. }) {
                 self.core.events.push_back(Event::Lost { token: task.token });
             }
         }

@@ -9,7 +9,7 @@ const MISSING_LIMIT: usize = 1024;
 
 /// What a StatSN means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum StatSnPosition {
     /// It was not here before.
     Fresh,
     /// It was.
@@ -58,17 +58,17 @@ impl StatusOrder {
     pub(super) fn note(
         &mut self,
         stat_sn: SerialNumber,
-    ) -> Result<(Standing, Option<Run>), TooMany> {
+    ) -> Result<(StatSnPosition, Option<Run>), TooMany> {
         if stat_sn.is_before(self.next) {
             let Some(at) = self.missing.iter().position(|missing| *missing == stat_sn) else {
-                return Ok((Standing::Duplicate, None));
+                return Ok((StatSnPosition::Duplicate, None));
             };
             self.missing.remove(at);
-            return Ok((Standing::Fresh, None));
+            return Ok((StatSnPosition::Fresh, None));
         }
         let run = self.note_next(stat_sn)?;
         self.next = stat_sn.next();
-        Ok((Standing::Fresh, run))
+        Ok((StatSnPosition::Fresh, run))
     }
 
     /// A status arrived damaged. Whether it is missing, and what before it is.
@@ -105,16 +105,16 @@ mod tests {
     #[test]
     fn rfc7143_4_2_2_2_a_gap_is_asked_for_and_nothing_above_it_is_acknowledged() {
         let mut order = StatusOrder::new(FIRST);
-        assert_eq!(order.note(FIRST), Ok((Standing::Fresh, None)));
+        assert_eq!(order.note(FIRST), Ok((StatSnPosition::Fresh, None)));
         let run = Run { first: u32::MAX, count: 2 };
-        assert_eq!(order.note(FIRST.plus(3)), Ok((Standing::Fresh, Some(run))));
+        assert_eq!(order.note(FIRST.plus(3)), Ok((StatSnPosition::Fresh, Some(run))));
         assert_eq!(order.expected(), FIRST.plus(1));
-        assert_eq!(order.note(FIRST.plus(3)), Ok((Standing::Duplicate, None)));
-        assert_eq!(order.note(FIRST.plus(2)), Ok((Standing::Fresh, None)));
+        assert_eq!(order.note(FIRST.plus(3)), Ok((StatSnPosition::Duplicate, None)));
+        assert_eq!(order.note(FIRST.plus(2)), Ok((StatSnPosition::Fresh, None)));
         assert_eq!(order.expected(), FIRST.plus(1));
-        assert_eq!(order.note(FIRST.plus(1)), Ok((Standing::Fresh, None)));
+        assert_eq!(order.note(FIRST.plus(1)), Ok((StatSnPosition::Fresh, None)));
         assert_eq!(order.expected(), FIRST.plus(4));
-        assert_eq!(order.note(FIRST), Ok((Standing::Duplicate, None)));
+        assert_eq!(order.note(FIRST), Ok((StatSnPosition::Duplicate, None)));
     }
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
         // One that was damaged on the way.
         let before = Run { first: 0, count: 1 };
         assert_eq!(order.lose(FIRST.plus(3)), Ok((true, Some(before))));
-        assert_eq!(order.note(FIRST.plus(3)), Ok((Standing::Fresh, None)));
+        assert_eq!(order.note(FIRST.plus(3)), Ok((StatSnPosition::Fresh, None)));
         assert_eq!(order.lose(FIRST.plus(3)), Ok((false, None)), "it was here");
         assert_eq!(order.expected(), FIRST.plus(2));
     }

@@ -43,7 +43,7 @@ pub(super) struct CommandRecovery {
     /// The header of a Data-In that asked to be acknowledged when nothing before it is missing.
     pub(super) to_acknowledge: Option<RawHeader>,
     /// The end of the command, which came before all of its data had.
-    pub(super) end: Option<End>,
+    pub(super) end: Option<CommandEnd>,
     /// The R2TSN that comes next; a number that is never reached after a reassignment, when none is
     /// a gap.
     pub(super) r2t_sn: u32,
@@ -89,7 +89,7 @@ impl Command {
 pub(super) const R2T_SN_UNKNOWN: u32 = u32::MAX;
 
 /// How a command ended.
-pub(super) struct End {
+pub(super) struct CommandEnd {
     pub(super) response: u8,
     pub(super) status: u8,
     pub(super) residual: Residual,
@@ -97,7 +97,7 @@ pub(super) struct End {
     pub(super) stat_sn: u32,
 }
 
-pub(super) enum Kind {
+pub(super) enum RequestKind {
     Command(Command),
     Text {
         received: Vec<u8>,
@@ -133,7 +133,7 @@ pub(super) struct Task {
     pub(super) token: Token,
     /// The connection that it belongs to (RFC 7143 §4.2.4).
     pub(super) allegiance: u16,
-    pub(super) kind: Kind,
+    pub(super) kind: RequestKind,
 }
 
 struct Place {
@@ -184,7 +184,7 @@ impl Tasks {
     /// The command of a tag that came over connection `cid`.
     pub(super) fn command(&mut self, tag: u32, cid: u16) -> Option<&mut Command> {
         match self.find(tag)? {
-            Task { allegiance, kind: Kind::Command(command), .. } if *allegiance == cid => {
+            Task { allegiance, kind: RequestKind::Command(command), .. } if *allegiance == cid => {
                 Some(command)
             }
             _ => None,
@@ -202,7 +202,7 @@ impl Tasks {
     pub(super) fn remove_if(
         &mut self,
         tag: u32,
-        wanted: impl FnOnce(&Kind) -> bool,
+        wanted: impl FnOnce(&RequestKind) -> bool,
     ) -> Option<Task> {
         if !wanted(&self.find(tag)?.kind) {
             return None;
@@ -213,7 +213,9 @@ impl Tasks {
     /// The command that has this token, and its connection.
     pub(super) fn command_of(&self, token: Token) -> Option<(u32, u16, &Command)> {
         self.places.iter().find_map(|place| match &place.task {
-            Some(Task { token: of, allegiance, kind: Kind::Command(command) }) if *of == token => {
+            Some(Task { token: of, allegiance, kind: RequestKind::Command(command) })
+                if *of == token =>
+            {
                 Some((place.tag, *allegiance, command))
             }
             _ => None,
@@ -227,7 +229,7 @@ impl Tasks {
         for place in &self.places {
             match &place.task {
                 Some(Task { allegiance, kind, .. }) if *allegiance == cid => match kind {
-                    Kind::Command(command) => commands.push((command.cmd_sn, place.tag)),
+                    RequestKind::Command(command) => commands.push((command.cmd_sn, place.tag)),
                     _ => others.push(place.tag),
                 },
                 _ => {}
@@ -243,7 +245,7 @@ impl Tasks {
     pub(super) fn abort(&mut self, aborts: Aborts) -> Vec<Token> {
         let mut aborted = Vec::new();
         for place in &mut self.places {
-            let Some(Task { token, kind: Kind::Command(command), .. }) = &place.task else {
+            let Some(Task { token, kind: RequestKind::Command(command), .. }) = &place.task else {
                 continue;
             };
             let meant = match aborts {

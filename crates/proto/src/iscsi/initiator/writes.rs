@@ -9,7 +9,7 @@ use super::event::{ConnectionError, ProtocolError};
 use super::link::Link;
 use super::reception::{Reception, Run};
 use super::request::{CommandRequest, Token, Transfer};
-use super::task::{Command, CommandRecovery, Kind, Movement, R2T_SN_UNKNOWN, Task};
+use super::task::{Command, CommandRecovery, Movement, R2T_SN_UNKNOWN, RequestKind, Task};
 
 impl Link {
     /// Sends a command for which the window has room. Gives its tag.
@@ -44,7 +44,7 @@ impl Link {
                 (Movement::Write { payload: payload.clone(), length, solicited }, Some(payload))
             }
         };
-        let kind = Kind::Command(Command { lun, cmd_sn, movement, recovery });
+        let kind = RequestKind::Command(Command { lun, cmd_sn, movement, recovery });
         let tag = core.tasks.insert(Task { token, allegiance: self.cid, kind });
         header.initiator_task_tag = tag.into();
         match payload {
@@ -57,7 +57,8 @@ impl Link {
     /// Sends a command that the target never got once more, under its own number and tag
     /// (RFC 7143 §7.2.1).
     pub(super) fn retry(&mut self, core: &mut Core, tag: u32) {
-        let Some(Task { kind: Kind::Command(command), allegiance, .. }) = core.tasks.find(tag)
+        let Some(Task { kind: RequestKind::Command(command), allegiance, .. }) =
+            core.tasks.find(tag)
         else {
             return;
         };

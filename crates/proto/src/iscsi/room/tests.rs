@@ -4,11 +4,11 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
-fn room(budget: &Arc<Budget>) -> Room {
-    Room::new(budget.clone(), 32 * MIB)
+fn room(budget: &Arc<Budget>) -> CommandMemory {
+    CommandMemory::new(budget.clone(), 32 * MIB)
 }
 
-fn is_called(room: &Room) -> bool {
+fn is_called(room: &CommandMemory) -> bool {
     room.poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
@@ -115,7 +115,7 @@ fn a_connection_that_is_gone_lets_the_next_one_go_on() {
 #[test]
 fn who_waits_for_his_own_commands_stands_in_nobodys_way() {
     let budget = Arc::new(Budget::new(64 * MIB));
-    let [one, other] = [(); 2].map(|()| Room::new(budget.clone(), 2 * MIB));
+    let [one, other] = [(); 2].map(|()| CommandMemory::new(budget.clone(), 2 * MIB));
     let first = one.admit(MIB).expect("there is room");
     assert!(one.admit(2 * MIB).is_none(), "above the connection's limit");
     assert!(!one.is_waiting());

@@ -3,7 +3,7 @@
 
 use sarsen_wire::iscsi::text::{self, MAX_VALUE_LENGTH, NONE};
 
-use super::{Admission, Demand, Environment, Refusal, RefusalReason};
+use super::{Admission, AuthRequirement, Environment, Refusal, RefusalReason};
 use crate::iscsi::chap::{self, Algorithm, CHALLENGE_LENGTH, Challenge, Secret};
 
 /// The value of AuthMethod.
@@ -12,12 +12,12 @@ const CHAP: &str = "CHAP";
 /// One login's authentication.
 #[derive(Default)]
 pub(super) struct Authentication {
-    state: State,
+    state: ChapState,
     keys: Keys,
 }
 
 #[derive(Default)]
-enum State {
+enum ChapState {
     /// What has to be proven is not known yet.
     #[default]
     Undecided,
@@ -45,7 +45,7 @@ struct Keys {
 }
 
 /// What these keys say together.
-enum Said {
+enum ChapKeys {
     Nothing,
     /// AuthMethod.
     Methods(String),
@@ -91,23 +91,23 @@ impl Authentication {
     /// Who wants in is known, and so is what it has to prove.
     pub(super) fn begin(
         &mut self,
-        demand: Demand,
+        requirement: AuthRequirement,
         admission: &Admission,
         environment: &mut dyn Environment,
     ) -> Result<(), Refusal> {
-        self.state = match demand {
-            Demand::Nothing => {
+        self.state = match requirement {
+            AuthRequirement::Nothing => {
                 environment.authorize(admission, None)?;
-                State::Free
+                ChapState::Free
             }
-            Demand::Chap(algorithms) => State::Method(algorithms),
+            AuthRequirement::Chap(algorithms) => ChapState::Method(algorithms),
         };
         Ok(())
     }
 
     /// Whether all is proven that has to be.
     pub(super) const fn is_over(&self) -> bool {
-        matches!(self.state, State::Free | State::Proven)
+        matches!(self.state, ChapState::Free | ChapState::Proven)
     }
 
     /// Takes the keys of a complete request and gives those that answer them. Once the proof is there
@@ -119,24 +119,24 @@ impl Authentication {
     ) -> Result<Answers, Refusal> {
         let said = std::mem::take(&mut self.keys).said()?;
         let (state, answers) = match (std::mem::take(&mut self.state), said) {
-            (state, Said::Nothing) => (state, Vec::new()),
-            (State::Free, Said::Methods(list)) => {
+            (state, ChapKeys::Nothing) => (state, Vec::new()),
+            (ChapState::Free, ChapKeys::Methods(list)) => {
                 let method = choose(&list, NONE, RefusalReason::ChapNotConfigured)?;
-                (State::Free, vec![("AuthMethod", method)])
+                (ChapState::Free, vec![("AuthMethod", method)])
             }
-            (State::Method(algorithms), Said::Methods(list)) => {
+            (ChapState::Method(algorithms), ChapKeys::Methods(list)) => {
                 let method = choose(&list, CHAP, RefusalReason::NoCommonMethod)?;
-                (State::Algorithms(algorithms), vec![("AuthMethod", method)])
+                (ChapState::Algorithms(algorithms), vec![("AuthMethod", method)])
             }
-            (State::Algorithms(acceptable), Said::Algorithms(list)) => {
+            (ChapState::Algorithms(acceptable), ChapKeys::Algorithms(list)) => {
                 challenge(&acceptable, &list, environment)?
             }
-            (State::Challenged(algorithm, challenge), Said::Proof(proof)) => {
+            (ChapState::Challenged(algorithm, challenge), ChapKeys::Proof(proof)) => {
                 let answers = proof.verify(algorithm, &challenge, admission, environment)?;
-                (State::Proven, answers)
+                (ChapState::Proven, answers)
             }
             // It goes on with CHAP though the answer was None.
-            (State::Free, Said::Algorithms(_) | Said::Proof(_)) => {
+            (ChapState::Free, ChapKeys::Algorithms(_) | ChapKeys::Proof(_)) => {
                 return Err(RefusalReason::ChapNotConfigured.into());
             }
             // A key before its turn, after it, or where nothing is to be proven.
@@ -160,7 +160,7 @@ fn challenge(
     acceptable: &[Algorithm],
     list: &str,
     environment: &mut dyn Environment,
-) -> Result<(State, Answers), RefusalReason> {
+) -> Result<(ChapState, Answers), RefusalReason> {
     let algorithm = list
         .split(',')
         .filter_map(Algorithm::parse)
@@ -174,18 +174,20 @@ fn challenge(
         ("CHAP_I", challenge.identifier.to_string()),
         ("CHAP_C", chap::encode(&challenge.bytes)),
     ];
-    Ok((State::Challenged(algorithm, challenge), answers))
+    Ok((ChapState::Challenged(algorithm, challenge), answers))
 }
 
 impl Keys {
     /// Keys that do not belong together are none that anyone honest sends.
-    fn said(self) -> Result<Said, RefusalReason> {
+    fn said(self) -> Result<ChapKeys, RefusalReason> {
         let Self { method, algorithms, name, response, identifier, challenge } = self;
         let (name, response, challenge) =
             match (method, algorithms, name, response, identifier, challenge) {
-                (None, None, None, None, None, None) => return Ok(Said::Nothing),
-                (Some(list), None, None, None, None, None) => return Ok(Said::Methods(list)),
-                (None, Some(list), None, None, None, None) => return Ok(Said::Algorithms(list)),
+                (None, None, None, None, None, None) => return Ok(ChapKeys::Nothing),
+                (Some(list), None, None, None, None, None) => return Ok(ChapKeys::Methods(list)),
+                (None, Some(list), None, None, None, None) => {
+                    return Ok(ChapKeys::Algorithms(list));
+                }
                 (None, None, Some(name), Some(response), None, None) => (name, response, None),
                 (None, None, Some(name), Some(response), Some(identifier), Some(bytes)) => {
                     (name, response, Some(parse_challenge(&identifier, &bytes)?))
@@ -193,7 +195,7 @@ impl Keys {
                 _ => return Err(RefusalReason::Malformed),
             };
         let response = chap::decode(&response).ok_or(RefusalReason::Malformed)?;
-        Ok(Said::Proof(Proof { name, response, challenge }))
+        Ok(ChapKeys::Proof(Proof { name, response, challenge }))
     }
 }
 

@@ -19,10 +19,10 @@ use self::held::Held;
 pub(super) use self::logout::push_logout_response;
 use self::waiting::admit;
 use super::link::Link;
-use super::management::{Afterwards, Barrier, push_response};
+use super::management::{AfterAbort, Barrier, push_response};
 use super::tasks::{Collection, Ending, Fault, Progress, Task, TaskId, Tasks, is_same_unit};
 use super::text::Text;
-use super::window::Standing;
+use super::window::CmdSnPosition;
 use super::{
     Admission, Cdb, CloseReason, Command, Completion, Environment, Event, Logout, Settings,
     data_in, data_out,
@@ -445,13 +445,13 @@ impl FullFeature {
                 let member = link.session.member();
                 let command = request.command();
                 match link.session.with(|state| state.arrive(request.cmd_sn, command, member)) {
-                    Standing::Next => {
+                    CmdSnPosition::Next => {
                         if self.handle_held(link, request, events, environment)? {
                             return Ok(true);
                         }
                     }
-                    Standing::AboveGap => self.held.push(request),
-                    Standing::Outside => {
+                    CmdSnPosition::AboveGap => self.held.push(request),
+                    CmdSnPosition::Outside => {
                         self.forget_data_of(link, request);
                         return Ok(false);
                     }
@@ -769,22 +769,22 @@ impl FullFeature {
     /// The tasks that a request waited for have ended. Says whether to close the connection.
     fn pass(&mut self, link: &mut Link, barrier: Barrier, events: &mut VecDeque<Event>) -> bool {
         match barrier.into_afterwards() {
-            Afterwards::Answer { initiator_task_tag } => {
+            AfterAbort::Answer { initiator_task_tag } => {
                 let complete = TaskManagementResponse::FunctionComplete;
                 push_response(link, initiator_task_tag, complete);
             }
-            Afterwards::HandOver(management) => {
+            AfterAbort::HandOver(management) => {
                 self.handed_over += 1;
                 events.push_back(Event::Management(management));
             }
-            Afterwards::Tell { token } => events.push_back(Event::TasksEnded(token)),
-            Afterwards::Logout { initiator_task_tag, whole_session: true }
+            AfterAbort::Tell { token } => events.push_back(Event::TasksEnded(token)),
+            AfterAbort::Logout { initiator_task_tag, whole_session: true }
                 if link.session.is_shared() =>
             {
                 let logout = Logout { initiator_task_tag, cid: None, for_recovery: false };
                 events.push_back(Event::Logout(logout));
             }
-            Afterwards::Logout { initiator_task_tag, .. } => {
+            AfterAbort::Logout { initiator_task_tag, .. } => {
                 push_logout_response(link, initiator_task_tag, LogoutResponse::Closed, false);
                 return true;
             }

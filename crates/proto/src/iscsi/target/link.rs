@@ -6,10 +6,10 @@ use sarsen_wire::iscsi::{
     SerialNumber,
 };
 
-use super::recovery::{Kept, SentData};
-use super::session::Hold;
-use super::window::Standing;
-use crate::iscsi::room::{Grant, Room};
+use super::recovery::{SentData, UnacknowledgedPdus};
+use super::session::SharedHold;
+use super::window::CmdSnPosition;
+use crate::iscsi::room::{CommandMemory, Grant};
 use crate::iscsi::{Output, Parameters};
 
 /// Headers and short payloads that wait to be sent are charged above this size.
@@ -18,11 +18,11 @@ const ARENA_UNCHARGED: usize = 64 << 10;
 pub(super) struct Link {
     pub(super) output: Output,
     pub(super) parameters: Parameters,
-    pub(super) session: Hold,
+    pub(super) session: SharedHold,
     stat_sn: SerialNumber,
-    pub(super) kept: Kept,
+    pub(super) kept: UnacknowledgedPdus,
     /// Memory for its commands' data, and for its answers.
-    pub(super) room: Room,
+    pub(super) room: CommandMemory,
     /// The charge for the memory of headers and short payloads.
     arena: Option<(usize, Grant)>,
     /// The connection is lost: what is sent goes nowhere, and no data is asked for.
@@ -32,7 +32,7 @@ pub(super) struct Link {
 }
 
 /// StatSN, ExpCmdSN and MaxCmdSN of one PDU.
-pub(super) struct Stamp {
+pub(super) struct SequenceNumbers {
     pub(super) stat_sn: u32,
     pub(super) exp_cmd_sn: u32,
     pub(super) max_cmd_sn: u32,
@@ -43,14 +43,14 @@ impl Link {
         first_cmd_sn: SerialNumber,
         stat_sn: SerialNumber,
         window: u32,
-        room: Room,
+        room: CommandMemory,
     ) -> Self {
         Self {
             output: Output::default(),
             parameters: Parameters::default(),
-            session: Hold::new(first_cmd_sn, window),
+            session: SharedHold::new(first_cmd_sn, window),
             stat_sn,
-            kept: Kept::default(),
+            kept: UnacknowledgedPdus::default(),
             room,
             arena: None,
             is_parked: false,
@@ -125,7 +125,7 @@ impl Link {
 
     /// Whether a request with this CmdSN is the expected one.
     pub(super) fn is_next(&mut self, cmd_sn: SerialNumber) -> bool {
-        self.session.with(|state| state.standing(cmd_sn)) == Standing::Next
+        self.session.with(|state| state.standing(cmd_sn)) == CmdSnPosition::Next
     }
 
     /// Takes the turn of a command that has its place in the order already. False if the command is not the expected
@@ -133,7 +133,7 @@ impl Link {
     pub(super) fn take_late_turn(&mut self, cmd_sn: SerialNumber) -> bool {
         let member = self.session.member();
         self.session.with(|state| {
-            let is_next = state.standing(cmd_sn) == Standing::Next;
+            let is_next = state.standing(cmd_sn) == CmdSnPosition::Next;
             if is_next {
                 state.advance(cmd_sn, None, member);
             }
@@ -147,7 +147,7 @@ impl Link {
         let attribute = command.flags & ScsiCommand::ATTRIBUTE;
         let member = self.session.member();
         self.session.with(|state| {
-            let is_next = state.standing(cmd_sn) == Standing::Next;
+            let is_next = state.standing(cmd_sn) == CmdSnPosition::Next;
             if is_next {
                 state.advance(cmd_sn, Some((command.lun, attribute)), member);
             }
@@ -156,7 +156,7 @@ impl Link {
     }
 
     /// Numbers for a PDU that carries status and takes a StatSN.
-    pub(super) fn stamp(&mut self) -> Stamp {
+    pub(super) fn stamp(&mut self) -> SequenceNumbers {
         let stamp = self.peek();
         self.stat_sn = self.stat_sn.next();
         stamp
@@ -164,10 +164,10 @@ impl Link {
 
     /// Numbers for a PDU that carries no status: StatSN is the next one.
     #[inline]
-    pub(super) fn peek(&mut self) -> Stamp {
+    pub(super) fn peek(&mut self) -> SequenceNumbers {
         let (exp_cmd_sn, max_cmd_sn) =
             self.session.with(|state| (state.window.exp_cmd_sn().0, state.window.max_cmd_sn().0));
-        Stamp { stat_sn: self.stat_sn.0, exp_cmd_sn, max_cmd_sn }
+        SequenceNumbers { stat_sn: self.stat_sn.0, exp_cmd_sn, max_cmd_sn }
     }
 
     /// RFC 7143 §11.17. The rejected header is the data.

@@ -11,9 +11,9 @@ use sarsen_wire::iscsi::{
 
 use super::authentication::Authentication;
 use super::link::Link;
-use super::session::{Hold, Session};
+use super::session::{Session, SharedHold};
 use super::{Admission, CloseReason, Environment, Refusal, RefusalReason, Settings};
-use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, Use};
+use crate::iscsi::keys::{self, KeyKind, Negotiation, SessionType, Use};
 use crate::iscsi::name;
 
 /// The most keys of one login.
@@ -235,7 +235,7 @@ impl Login {
                     _ => return Err(RefusalReason::UnknownSessionType.into()),
                 }
             }
-            _ if key.kind == Kind::Authentication => {
+            _ if key.kind == KeyKind::Authentication => {
                 // RFC 7143 §13.1.1: only in the security stage.
                 if self.stage != Stage::Security {
                     return Err(RefusalReason::Malformed.into());
@@ -248,7 +248,9 @@ impl Login {
             {
                 self.push_answer(name, IRRELEVANT);
             }
-            _ if key.kind == Kind::TargetDeclaration => return Err(RefusalReason::Malformed.into()),
+            _ if key.kind == KeyKind::TargetDeclaration => {
+                return Err(RefusalReason::Malformed.into());
+            }
             _ => {
                 let answer = Negotiation {
                     offer: &settings.offer,
@@ -283,12 +285,12 @@ impl Login {
             target_name: self.target_name.clone(),
             account: None,
         };
-        let welcome = environment.admit(&admission)?;
+        let login_context = environment.admit(&admission)?;
         if self.session_type == SessionType::Normal {
-            self.push_answer("TargetPortalGroupTag", &welcome.portal_group_tag.to_string());
-            self.alias = welcome.alias;
+            self.push_answer("TargetPortalGroupTag", &login_context.portal_group_tag.to_string());
+            self.alias = login_context.alias;
         }
-        self.authentication.begin(welcome.demand, &admission, environment)?;
+        self.authentication.begin(login_context.requirement, &admission, environment)?;
         self.admission = Some(admission);
         Ok(())
     }
@@ -371,7 +373,7 @@ impl Login {
     pub(super) fn finish(mut self, tsih: u16, link: &mut Link) -> Admission {
         if let Some(session) = self.joined.take() {
             // From now on the numbers are the session's, and the results of its first login apply.
-            link.session = Hold::join(&session);
+            link.session = SharedHold::join(&session);
             link.parameters.join(session.parameters());
         }
         let mut response = self.pending.take().expect("a login that waits has its answer ready");

@@ -16,12 +16,12 @@ use super::allegiance::Adoption;
 use super::full_feature::FullFeature;
 use super::link::Link;
 use super::tasks::{Ending, Progress, Task, TaskId, is_same_unit};
-use super::window::Standing;
+use super::window::CmdSnPosition;
 use super::{Environment, Event, Management, data_in};
 
 /// What happens when the tasks that a request named have ended.
 #[derive(Debug)]
-pub(super) enum Afterwards {
+pub(super) enum AfterAbort {
     /// The request is answered with "function complete".
     Answer { initiator_task_tag: u32 },
     /// The layer above carries on with it.
@@ -36,7 +36,7 @@ pub(super) enum Afterwards {
 #[derive(Debug)]
 pub(super) struct Barrier {
     awaited: Vec<TaskId>,
-    afterwards: Afterwards,
+    afterwards: AfterAbort,
 }
 
 impl Barrier {
@@ -46,7 +46,7 @@ impl Barrier {
         self.awaited.is_empty()
     }
 
-    pub(super) fn into_afterwards(self) -> Afterwards {
+    pub(super) fn into_afterwards(self) -> AfterAbort {
         self.afterwards
     }
 }
@@ -114,7 +114,7 @@ impl FullFeature {
         }
         let is_shared = link.session.is_shared();
         let referenced = request.referenced_task_tag.get();
-        let hand_over = Afterwards::HandOver(Management { initiator_task_tag: tag, function, lun });
+        let hand_over = AfterAbort::HandOver(Management { initiator_task_tag: tag, function, lun });
         let (all, afterwards) = match function {
             // One of a connection that was lost may be aborted here (RFC 7143 §11.5.1).
             Function::AbortTask
@@ -127,7 +127,7 @@ impl FullFeature {
             }
             Function::AbortTask => return self.abort_task(link, request, events),
             Function::AbortTaskSet if is_shared => (false, hand_over),
-            Function::AbortTaskSet => (false, Afterwards::Answer { initiator_task_tag: tag }),
+            Function::AbortTaskSet => (false, AfterAbort::Answer { initiator_task_tag: tag }),
             Function::ClearTaskSet | Function::LogicalUnitReset => (false, hand_over),
             Function::TargetWarmReset | Function::TargetColdReset => (true, hand_over),
             Function::ClearAca => {
@@ -199,7 +199,7 @@ impl FullFeature {
                 (task.id.initiator_task_tag == referenced).then_some(Ending::Silent)
             });
             let passed = aborted.awaited.is_empty();
-            let afterwards = Afterwards::Answer { initiator_task_tag: tag };
+            let afterwards = AfterAbort::Answer { initiator_task_tag: tag };
             return Some((Barrier { awaited: aborted.awaited, afterwards }, passed));
         }
         self.answer_abort_of_unknown(link, request);
@@ -211,7 +211,7 @@ impl FullFeature {
         let ref_cmd_sn = SerialNumber(request.ref_cmd_sn.get());
         let cmd_sn = SerialNumber(request.cmd_sn.get());
         let still_expected = link.session.with(|state| state.window.standing(ref_cmd_sn))
-            != Standing::Outside
+            != CmdSnPosition::Outside
             && ref_cmd_sn.is_before(cmd_sn);
         let response = if still_expected {
             self.forget_expected(link, ref_cmd_sn);
@@ -275,7 +275,7 @@ impl FullFeature {
         if awaited.is_empty() {
             events.push_back(Event::TasksEnded(token));
         } else {
-            self.barriers.push(Barrier { awaited, afterwards: Afterwards::Tell { token } });
+            self.barriers.push(Barrier { awaited, afterwards: AfterAbort::Tell { token } });
         }
         luns
     }
@@ -290,7 +290,7 @@ impl FullFeature {
     ) -> (Barrier, bool) {
         let Aborted { awaited, .. } = self.abort(link, events, |_| Some(Ending::Silent));
         let passed = awaited.is_empty();
-        let afterwards = Afterwards::Logout { initiator_task_tag, whole_session };
+        let afterwards = AfterAbort::Logout { initiator_task_tag, whole_session };
         (Barrier { awaited, afterwards }, passed)
     }
 }

@@ -47,7 +47,7 @@ pub use self::tasks::{Ending, TaskId};
 use super::chap::{Algorithm, Credentials, Secret};
 use super::keys::{SessionType, TargetOffer};
 pub use super::room::Budget;
-use super::room::Room;
+use super::room::CommandMemory;
 use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
 
 /// What a target's connections are set up with.
@@ -115,18 +115,18 @@ pub struct Admission {
 
 /// What the initiator is told of the target during login.
 #[derive(Clone, Debug, Default)]
-pub struct Welcome {
+pub struct LoginContext {
     /// TargetPortalGroupTag of the portal that was connected to.
     pub portal_group_tag: u16,
     /// TargetAlias.
     pub alias: Option<String>,
     /// What the initiator has to prove.
-    pub demand: Demand,
+    pub requirement: AuthRequirement,
 }
 
 /// What a login has to prove.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Demand {
+pub enum AuthRequirement {
     /// Nothing: AuthMethod=None is enough.
     #[default]
     Nothing,
@@ -147,7 +147,7 @@ pub struct TargetRecord {
 /// What a connection asks of its surroundings and needs to know at once.
 pub trait Environment {
     /// Whether this initiator may try to log in to that target, and what it has to prove.
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal>;
+    fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal>;
     /// What the account CHAP_N has to know here; `None` if there is no such account.
     fn secret_of(&mut self, admission: &Admission, account: &str) -> Option<Secret>;
     /// With what we prove who we are, if the initiator asks for it. Asked when its own proof was right.
@@ -334,7 +334,7 @@ impl Connection {
                 SerialNumber(0),
                 SerialNumber(0),
                 settings.command_window,
-                Room::new(settings.budget.clone(), settings.room_limit),
+                CommandMemory::new(settings.budget.clone(), settings.room_limit),
             ),
             phase: Phase::Login(Box::default()),
             events: VecDeque::new(),

@@ -14,7 +14,7 @@ use super::full_feature::FullFeature;
 use super::link::Link;
 use super::tasks::Progress;
 use crate::iscsi::output::Payload;
-use crate::iscsi::room::{Charge, Room};
+use crate::iscsi::room::{Charge, CommandMemory};
 
 /// Answers that are kept before the initiator is asked for a sign of what it has.
 const KEPT_BEFORE_PING: usize = 256;
@@ -71,7 +71,7 @@ impl Answer {
 
 /// What the initiator has not acknowledged, the oldest first.
 #[derive(Default)]
-pub(super) struct Kept {
+pub(super) struct UnacknowledgedPdus {
     answers: VecDeque<Answer>,
     bytes: usize,
     /// Of them, what is no command's data: echoes of pings, text.
@@ -81,8 +81,8 @@ pub(super) struct Kept {
     last_tag: u32,
 }
 
-impl Kept {
-    pub(super) fn push(&mut self, header: RawHeader, segment: &[u8], room: &Room) {
+impl UnacknowledgedPdus {
+    pub(super) fn push(&mut self, header: RawHeader, segment: &[u8], room: &CommandMemory) {
         let grant = (segment.len() > UNCHARGED_SEGMENT).then(|| room.take_unasked(segment.len()));
         self.lacks_memory |= matches!(grant, Some(None));
         let charge = grant.flatten().map(|grant| room.charge_of(grant));

@@ -1,8 +1,8 @@
 //! What the connections of a session have in common: the command window, the requests that came
 //! above a gap, and the order in which commands reach the layer above.
 //!
-//! A session that can only ever have one connection owns its [`State`]; one that may have more, or
-//! another after the first, shares it. The way of a command is the same: [`Hold::with`].
+//! A session that can only ever have one connection owns its [`SessionState`]; one that may have more, or
+//! another after the first, shares it. The way of a command is the same: [`SharedHold::with`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sarsen_wire::iscsi::SerialNumber;
 
 use super::tasks::{TaskId, is_same_unit};
-use super::window::{CommandWindow, Standing};
+use super::window::{CmdSnPosition, CommandWindow};
 use crate::iscsi::Parameters;
 
 /// Task attributes that have a place of their own (RFC 7143 §11.3.1).
@@ -25,7 +25,7 @@ pub type MemberId = u32;
 /// connections by [`super::Environment::session`].
 #[derive(Debug)]
 pub struct Session {
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     /// What the leading login agreed on.
     parameters: Parameters,
 }
@@ -36,7 +36,7 @@ impl Session {
         &self.parameters
     }
 
-    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    fn with<R>(&self, f: impl FnOnce(&mut SessionState) -> R) -> R {
         f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -63,7 +63,7 @@ struct Received {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct SessionState {
     pub(super) window: CommandWindow,
     last_sequence: u64,
     last_member: MemberId,
@@ -84,7 +84,7 @@ pub(super) struct State {
     wakes: Vec<MemberId>,
 }
 
-impl State {
+impl SessionState {
     fn new(window: CommandWindow) -> Self {
         Self {
             window,
@@ -106,13 +106,13 @@ impl State {
     }
 
     /// How a request stands that has not come before.
-    pub(super) fn standing(&self, cmd_sn: SerialNumber) -> Standing {
+    pub(super) fn standing(&self, cmd_sn: SerialNumber) -> CmdSnPosition {
         match self.window.standing(cmd_sn) {
-            Standing::AboveGap
+            CmdSnPosition::AboveGap
                 if self.skipped.contains(&cmd_sn)
                     || self.received.iter().any(|received| received.cmd_sn == cmd_sn) =>
             {
-                Standing::Outside
+                CmdSnPosition::Outside
             }
             standing => standing,
         }
@@ -124,12 +124,12 @@ impl State {
         cmd_sn: SerialNumber,
         command: Option<([u8; 8], u8)>,
         member: MemberId,
-    ) -> Standing {
+    ) -> CmdSnPosition {
         let standing = self.standing(cmd_sn);
         match standing {
-            Standing::Next => self.advance(cmd_sn, command, member),
-            Standing::AboveGap => self.received.push(Received { cmd_sn, member, command }),
-            Standing::Outside => {}
+            CmdSnPosition::Next => self.advance(cmd_sn, command, member),
+            CmdSnPosition::AboveGap => self.received.push(Received { cmd_sn, member, command }),
+            CmdSnPosition::Outside => {}
         }
         standing
     }
@@ -185,7 +185,7 @@ impl State {
     /// An ABORT TASK named a command that has not come: its number counts as received.
     pub(super) fn skip(&mut self, cmd_sn: SerialNumber) {
         self.received.retain(|received| received.cmd_sn != cmd_sn);
-        if self.standing(cmd_sn) != Standing::Outside {
+        if self.standing(cmd_sn) != CmdSnPosition::Outside {
             self.skipped.push(cmd_sn);
             self.close_gap();
         }
@@ -295,9 +295,9 @@ impl State {
 }
 
 /// A connection's hold on what it shares, or would share, with others.
-pub(super) enum Hold {
+pub(super) enum SharedHold {
     /// No other connection can come into the session.
-    Sole(State),
+    Sole(SessionState),
     /// Others may.
     Shared {
         session: Arc<Session>,
@@ -307,14 +307,14 @@ pub(super) enum Hold {
     },
 }
 
-impl Hold {
+impl SharedHold {
     pub(super) fn new(first_cmd_sn: SerialNumber, window: u32) -> Self {
-        Self::Sole(State::new(CommandWindow::new(first_cmd_sn, window)))
+        Self::Sole(SessionState::new(CommandWindow::new(first_cmd_sn, window)))
     }
 
     /// Becomes a member of a session that stands.
     pub(super) fn join(session: &Arc<Session>) -> Self {
-        let member = session.with(State::join);
+        let member = session.with(SessionState::join);
         Self::Shared { session: session.clone(), member, wakes: Vec::new() }
     }
 
@@ -324,7 +324,7 @@ impl Hold {
             Self::Shared { session, .. } => session.clone(),
             Self::Sole(state) => {
                 let window = CommandWindow::new(SerialNumber(0), 1);
-                let state = Mutex::new(std::mem::replace(state, State::new(window)));
+                let state = Mutex::new(std::mem::replace(state, SessionState::new(window)));
                 let session = Arc::new(Session { state, parameters: parameters.clone() });
                 *self = Self::join(&session);
                 session
@@ -344,7 +344,7 @@ impl Hold {
     }
 
     #[inline]
-    pub(super) fn with<R>(&mut self, f: impl FnOnce(&mut State) -> R) -> R {
+    pub(super) fn with<R>(&mut self, f: impl FnOnce(&mut SessionState) -> R) -> R {
         match self {
             Self::Sole(state) => {
                 let result = f(state);
@@ -364,7 +364,7 @@ impl Hold {
         session: &Session,
         member: MemberId,
         wakes: &mut Vec<MemberId>,
-        f: impl FnOnce(&mut State) -> R,
+        f: impl FnOnce(&mut SessionState) -> R,
     ) -> R {
         session.with(|state| {
             let result = f(state);

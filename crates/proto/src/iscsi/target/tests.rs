@@ -29,7 +29,7 @@ mod with_initiator;
 const TARGET: &str = "iqn.2026-11.test:disk";
 const LUN: [u8; 8] = [0; 8];
 
-struct World {
+struct Harness {
     /// What every command is said to take.
     data_out_length: usize,
     target_count: usize,
@@ -40,13 +40,13 @@ struct World {
     session: Option<Arc<Session>>,
 }
 
-impl Environment for World {
-    fn admit(&mut self, admission: &Admission) -> Result<Welcome, Refusal> {
+impl Environment for Harness {
+    fn admit(&mut self, admission: &Admission) -> Result<LoginContext, Refusal> {
         match admission.target_name.as_deref() {
-            None | Some(TARGET) => Ok(Welcome {
+            None | Some(TARGET) => Ok(LoginContext {
                 portal_group_tag: 1,
                 alias: self.security.alias.clone(),
-                demand: self.security.demand.clone(),
+                requirement: self.security.requirement.clone(),
             }),
             Some(_) => Err(RefusalReason::NoSuchTarget.into()),
         }
@@ -93,7 +93,7 @@ impl Environment for World {
 
 struct Script {
     connection: Connection,
-    world: World,
+    world: Harness,
     now: Instant,
     cmd_sn: u32,
     received: Framer,
@@ -116,7 +116,7 @@ impl Script {
         let now = some_instant();
         Self {
             connection: Connection::new(Arc::new(settings), now),
-            world: World {
+            world: Harness {
                 data_out_length: 0,
                 target_count: 1,
                 unit: LUN,

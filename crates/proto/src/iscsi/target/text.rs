@@ -9,7 +9,7 @@ use sarsen_wire::iscsi::{
 
 use super::link::Link;
 use super::{Admission, Environment, Settings};
-use crate::iscsi::keys::{self, Kind, Negotiation, SessionType, TargetOffer, Use};
+use crate::iscsi::keys::{self, KeyKind, Negotiation, SessionType, TargetOffer, Use};
 use crate::iscsi::name::canonical;
 
 /// The key of discovery.
@@ -58,7 +58,7 @@ impl Exchange {
                 // RFC 7143 §4.3: a discovery session accepts only this key.
                 _ if session_type == SessionType::Discovery => name == SEND_TARGETS,
                 // Declarations of the login are not permitted here.
-                Some(key) => key.kind != Kind::Declaration || key.usage == Use::Always,
+                Some(key) => key.kind != KeyKind::Declaration || key.usage == Use::Always,
                 None => true,
             };
             if !has_place {
@@ -254,7 +254,7 @@ fn answer(
                     Negotiation { offer, parameters: &mut parameters, session_type };
                 if let Some(answer) = negotiation.answer(key, value) {
                     say(name, &answer);
-                } else if matches!(key.kind, Kind::DeclaredNumber(..)) {
+                } else if matches!(key.kind, KeyKind::DeclaredNumber(..)) {
                     *declared = Some(parameters.peer_max_recv_data_segment_length);
                 }
             }

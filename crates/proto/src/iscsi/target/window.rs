@@ -5,7 +5,7 @@ use sarsen_wire::iscsi::SerialNumber;
 
 /// How a request's CmdSN stands in the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum CmdSnPosition {
     /// It is the next one.
     Next,
     /// It is within the window, but earlier ones have not arrived.
@@ -44,13 +44,13 @@ impl CommandWindow {
         self.max_cmd_sn
     }
 
-    pub(super) fn standing(&self, cmd_sn: SerialNumber) -> Standing {
+    pub(super) fn standing(&self, cmd_sn: SerialNumber) -> CmdSnPosition {
         if cmd_sn == self.exp_cmd_sn && !cmd_sn.is_after(self.max_cmd_sn) {
-            Standing::Next
+            CmdSnPosition::Next
         } else if cmd_sn.is_before(self.exp_cmd_sn) || cmd_sn.is_after(self.max_cmd_sn) {
-            Standing::Outside
+            CmdSnPosition::Outside
         } else {
-            Standing::AboveGap
+            CmdSnPosition::AboveGap
         }
     }
 
@@ -79,10 +79,10 @@ mod tests {
     fn rfc7143_4_2_2_1_standing_across_the_wrap() {
         let first = SerialNumber(u32::MAX - 1);
         let window = CommandWindow::new(first, 4);
-        assert_eq!(window.standing(first), Standing::Next);
-        assert_eq!(window.standing(first.plus(3)), Standing::AboveGap);
-        assert_eq!(window.standing(first.plus(4)), Standing::Outside);
-        assert_eq!(window.standing(SerialNumber(u32::MAX - 2)), Standing::Outside);
+        assert_eq!(window.standing(first), CmdSnPosition::Next);
+        assert_eq!(window.standing(first.plus(3)), CmdSnPosition::AboveGap);
+        assert_eq!(window.standing(first.plus(4)), CmdSnPosition::Outside);
+        assert_eq!(window.standing(SerialNumber(u32::MAX - 2)), CmdSnPosition::Outside);
     }
 
     #[test]
@@ -94,7 +94,7 @@ mod tests {
             window.begin();
         }
         assert_eq!(window.max_cmd_sn(), SerialNumber(11), "full: nothing beyond what was told");
-        assert_eq!(window.standing(SerialNumber(12)), Standing::Outside);
+        assert_eq!(window.standing(SerialNumber(12)), CmdSnPosition::Outside);
         window.end();
         assert_eq!(window.max_cmd_sn(), SerialNumber(12));
     }

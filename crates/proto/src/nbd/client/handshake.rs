@@ -21,7 +21,7 @@ const MESSAGE_LIMIT: usize = 200;
 /// The largest block that a server may insist on ("Block size constraints").
 const LARGEST_MINIMUM_BLOCK: u32 = 64 * 1024;
 
-enum State {
+enum HandshakeState {
     Greeting,
     /// The head of an answer to NBD_OPT_GO.
     Head,
@@ -34,7 +34,7 @@ enum State {
 /// The negotiation until an export is chosen.
 pub(super) struct Handshake {
     name: String,
-    state: State,
+    state: HandshakeState,
     no_zeroes: bool,
     answers: u32,
     export: Option<Export>,
@@ -57,7 +57,7 @@ impl Handshake {
         }
         Ok(Self {
             name: name.to_owned(),
-            state: State::Greeting,
+            state: HandshakeState::Greeting,
             no_zeroes: false,
             answers: 0,
             export: None,
@@ -68,10 +68,10 @@ impl Handshake {
     /// Bytes of the next message.
     pub(super) fn wanted(&self) -> usize {
         match &self.state {
-            State::Greeting => size_of::<Greeting>(),
-            State::Head => size_of::<OptionReply>(),
-            State::Data(head) => head.length.get() as usize,
-            State::ExportName => {
+            HandshakeState::Greeting => size_of::<Greeting>(),
+            HandshakeState::Head => size_of::<OptionReply>(),
+            HandshakeState::Data(head) => head.length.get() as usize,
+            HandshakeState::ExportName => {
                 let padding = if self.no_zeroes { 0 } else { EXPORT_NAME_PADDING };
                 size_of::<ExportNameReply>() + padding
             }
@@ -85,10 +85,10 @@ impl Handshake {
         output: &mut Output,
     ) -> Result<Step, ClientError> {
         match self.state {
-            State::Greeting => self.greet(message, output),
-            State::Head => self.take_head(message, output),
-            State::Data(head) => self.take_answer(head, message, output),
-            State::ExportName => {
+            HandshakeState::Greeting => self.greet(message, output),
+            HandshakeState::Head => self.take_head(message, output),
+            HandshakeState::Data(head) => self.take_answer(head, message, output),
+            HandshakeState::ExportName => {
                 let (reply, _) = ExportNameReply::read_from_prefix(message)
                     .map_err(|_| ClientError::Malformed("answer to NBD_OPT_EXPORT_NAME"))?;
                 Ok(Step::Ready(Export::new(reply.bytes.get(), reply.flags.get())))
@@ -120,12 +120,12 @@ impl Handshake {
         data.extend_from_slice(U16::new(1).as_bytes());
         data.extend_from_slice(U16::new(InfoCode::BlockSize.0).as_bytes());
         push_option(output, OptionCode::Go, &data);
-        self.state = State::Head;
+        self.state = HandshakeState::Head;
     }
 
     fn ask_by_name(&mut self, output: &mut Output) {
         push_option(output, OptionCode::ExportName, self.name.as_bytes());
-        self.state = State::ExportName;
+        self.state = HandshakeState::ExportName;
     }
 
     fn take_head(&mut self, message: &[u8], output: &mut Output) -> Result<Step, ClientError> {
@@ -149,7 +149,7 @@ impl Handshake {
         if length == 0 {
             return self.take_answer(head, &[], output);
         }
-        self.state = State::Data(head);
+        self.state = HandshakeState::Data(head);
         Ok(Step::More)
     }
 
@@ -159,7 +159,7 @@ impl Handshake {
         data: &[u8],
         output: &mut Output,
     ) -> Result<Step, ClientError> {
-        self.state = State::Head;
+        self.state = HandshakeState::Head;
         match ReplyCode(head.reply.get()) {
             ReplyCode::Ack => self.ready(),
             ReplyCode::Info => self.take_info(data),

@@ -174,10 +174,10 @@ fn what_a_server_may_not_say_in_the_handshake_ends_it() {
         ([&fixed[..], &block_size_answer(4096, 512, 4096)].concat(), "block size"),
         ([fixed.clone(), size_answer().repeat(65)].concat(), "more than 64"),
     ];
-    for (bytes, told) in cases {
+    for (bytes, reported) in cases {
         let mut client = Client::<u32>::new("").unwrap();
         let error = client.handle_input(&bytes).unwrap_err();
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(reported), "{error}");
         assert_eq!(client.handle_input(&[]), Err(error), "an error is final");
         assert!(client.poll_event().is_none());
     }
@@ -289,9 +289,9 @@ fn leave_is_taken_with_nbd_cmd_disc() {
 }
 
 /// Everything that a client tells of these bytes.
-fn told(steps: &[&[u8]], reads: &[u32]) -> Vec<String> {
+fn reported(steps: &[&[u8]], reads: &[u32]) -> Vec<String> {
     let mut client = Client::<usize>::new("").unwrap();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for step in steps {
         let result = client.handle_input(step);
         while let Some(event) = client.poll_event() {
@@ -300,7 +300,7 @@ fn told(steps: &[&[u8]], reads: &[u32]) -> Vec<String> {
                     client.request(Request::Read { offset: 0, length }, token);
                 }
             }
-            told.push(match event {
+            reported.push(match event {
                 Event::Completed { token, result: Ok(data) } => {
                     format!("{token} {data:?} {:?}", &data[..])
                 }
@@ -308,11 +308,11 @@ fn told(steps: &[&[u8]], reads: &[u32]) -> Vec<String> {
             });
         }
         if let Err(error) = result {
-            told.push(error.to_string());
+            reported.push(error.to_string());
             break;
         }
     }
-    told
+    reported
 }
 
 proptest! {
@@ -340,7 +340,7 @@ proptest! {
             let at = at.index(replies.len());
             replies[at] = byte;
         }
-        let whole = told(&[&hello, &replies], &lengths);
+        let whole = reported(&[&hello, &replies], &lengths);
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(replies.len() + 1)).collect();
         cuts.sort_unstable();
         let mut steps: Vec<&[u8]> = hello.chunks(5).collect();
@@ -350,6 +350,6 @@ proptest! {
             at = cut;
         }
         steps.push(&replies[at..]);
-        prop_assert_eq!(told(&steps, &lengths), whole);
+        prop_assert_eq!(reported(&steps, &lengths), whole);
     }
 }

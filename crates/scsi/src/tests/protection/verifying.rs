@@ -70,15 +70,19 @@ fn sbc3_5_29_vrprotect_with_comparison_checks_the_data_out_and_compares() {
                     true => Some((SenseKey::AbortedCommand, field, Some(13))),
                     false => compared.then_some(miscompare),
                 };
-                let told = |completion: Completion| {
+                let reported = |completion: Completion| {
                     let sense = completion.sense?;
                     Some((sense.key(), sense.additional().0, sense.information()))
                 };
-                assert_eq!(told(sent), expected, "{code} {field:x} {protection_type:?} {owned}");
+                assert_eq!(
+                    reported(sent),
+                    expected,
+                    "{code} {field:x} {protection_type:?} {owned}"
+                );
                 // Wrong on the medium: compared alone.
                 fixture.put_on_medium(10, &spoilt);
                 let stored = fixture.run_exactly(&cdb, &good.concat());
-                assert_eq!(told(stored), compared.then_some(miscompare), "{code} {field:x}");
+                assert_eq!(reported(stored), compared.then_some(miscompare), "{code} {field:x}");
                 fixture.put_on_medium(10, &good);
             }
             let mut other = good.clone();

@@ -10,8 +10,8 @@ use sarsen_scsi::{Cdb, Completion, Lun, NexusHandle};
 
 use super::UnderWay;
 use crate::events::EventLog;
-use crate::fairness::{Account, Fairness};
 use crate::fronts::iscsi::Front;
+use crate::qos::{Account, Qos};
 use crate::statistics::{Failure, Metered, Operation, Statistics};
 
 /// No place: what a command to a unit that is not there has.
@@ -19,7 +19,7 @@ const NOWHERE: u32 = u32::MAX;
 
 /// A command that was begun.
 #[derive(Clone, Copy)]
-pub(super) struct Begun {
+pub(super) struct BegunCommand {
     /// Nanoseconds since the connection began.
     at: u64,
     place: u32,
@@ -30,7 +30,7 @@ pub(super) struct Begun {
     is_aborted: bool,
 }
 
-impl Begun {
+impl BegunCommand {
     /// The command will not receive its usual answer.
     pub(super) fn is_aborted(&self) -> bool {
         self.is_aborted
@@ -39,14 +39,14 @@ impl Begun {
 
 /// Where LUNs lead, while the units are the same.
 #[derive(Default)]
-struct Places {
+struct LunPaths {
     found: HashMap<Lun, u32>,
     generation: u64,
     /// The last that was looked up.
     latest: Option<(Lun, u32)>,
 }
 
-impl Places {
+impl LunPaths {
     #[inline]
     fn latest(&self, generation: u64, lun: Option<Lun>) -> Option<u32> {
         match self.latest {
@@ -79,7 +79,7 @@ struct Answered {
 }
 
 /// A volume that was used.
-struct Used {
+struct UsedVolume {
     volume: String,
     meter: Metered,
     account: Arc<Account>,
@@ -88,7 +88,7 @@ struct Used {
 /// See the module.
 pub(super) struct Observer {
     statistics: Arc<Statistics>,
-    fairness: Arc<Fairness>,
+    qos: Arc<Qos>,
     events: Arc<EventLog>,
     initiator: String,
     tsih: u16,
@@ -96,8 +96,8 @@ pub(super) struct Observer {
     /// When what is carried out now came, in nanoseconds since the origin.
     arrived: u64,
     /// Volumes that were used. None goes before the connection does: commands name them by place.
-    used: Vec<Used>,
-    places: Places,
+    used: Vec<UsedVolume>,
+    places: LunPaths,
     answered: Vec<Answered>,
 }
 
@@ -105,14 +105,14 @@ impl Observer {
     pub(super) fn new(front: &Front) -> Self {
         Self {
             statistics: front.access.metrics.statistics.clone(),
-            fairness: front.fairness.clone(),
+            qos: front.qos.clone(),
             events: front.access.events.clone(),
             initiator: String::new(),
             tsih: 0,
             origin: time::now(),
             arrived: 0,
             used: Vec::new(),
-            places: Places::default(),
+            places: LunPaths::default(),
             answered: Vec::new(),
         }
     }
@@ -136,7 +136,7 @@ impl Observer {
         lun: Option<Lun>,
         cdb: &Cdb,
         data_out: usize,
-    ) -> Begun {
+    ) -> BegunCommand {
         let generation = nexus.generation();
         let place = match self.places.latest(generation, lun) {
             Some(place) => place,
@@ -146,7 +146,7 @@ impl Observer {
             used.meter.begin();
         }
         let (at, bytes, operation) = (self.arrived, data_out as u32, Operation::of(cdb));
-        Begun { at, place, bytes, operation, is_aborted: false }
+        BegunCommand { at, place, bytes, operation, is_aborted: false }
     }
 
     #[cold]
@@ -163,8 +163,8 @@ impl Observer {
         let known = self.used.iter().position(|used| used.volume == *volume);
         let place = known.unwrap_or_else(|| {
             let meter = self.statistics.meter(volume, &self.initiator, self.tsih);
-            let account = self.fairness.volume(volume);
-            self.used.push(Used { volume: volume.to_owned(), meter, account });
+            let account = self.qos.volume(volume);
+            self.used.push(UsedVolume { volume: volume.to_owned(), meter, account });
             self.used.len() - 1
         });
         place as u32
@@ -172,34 +172,34 @@ impl Observer {
 
     /// The account of its volume, if its commands have to ask.
     #[inline]
-    pub(super) fn governed(&self, begun: Begun) -> Option<&Arc<Account>> {
+    pub(super) fn governed(&self, begun: BegunCommand) -> Option<&Arc<Account>> {
         let used = self.used.get(begun.place as usize)?;
         used.account.is_governed().then_some(&used.account)
     }
 
     /// A command is made to wait.
-    pub(super) fn limited(&self, begun: Begun) {
+    pub(super) fn limited(&self, begun: BegunCommand) {
         if let Some(used) = self.used.get(begun.place as usize) {
             used.meter.limited();
         }
     }
 
     /// Of a command that another connection began, and counts.
-    pub(super) fn elsewhere(&self) -> Begun {
+    pub(super) fn elsewhere(&self) -> BegunCommand {
         let (at, operation) = (self.arrived, Operation::Other);
-        Begun { at, place: NOWHERE, bytes: 0, operation, is_aborted: false }
+        BegunCommand { at, place: NOWHERE, bytes: 0, operation, is_aborted: false }
     }
 
     /// A command has ended.
     #[inline]
-    pub(super) fn end(&mut self, begun: Begun, completion: &Completion) {
+    pub(super) fn end(&mut self, begun: BegunCommand, completion: &Completion) {
         let failure = Failure::of(completion);
         if let Some(failure) = failure
             && !begun.is_aborted
         {
             self.fail(begun, failure);
         }
-        let Begun { at, place, bytes, operation, is_aborted } = begun;
+        let BegunCommand { at, place, bytes, operation, is_aborted } = begun;
         // A command that was not carried out transferred nothing.
         let bytes = match failure.is_some() || is_aborted {
             true => 0,
@@ -215,14 +215,14 @@ impl Observer {
     }
 
     /// A command will not be answered as it would have been.
-    pub(super) fn abort(&self, begun: &mut Begun) {
+    pub(super) fn abort(&self, begun: &mut BegunCommand) {
         if !std::mem::replace(&mut begun.is_aborted, true) {
             self.fail(*begun, Failure::Aborted);
         }
     }
 
     #[cold]
-    fn fail(&self, begun: Begun, failure: Failure) {
+    fn fail(&self, begun: BegunCommand, failure: Failure) {
         if let Some(used) = self.used.get(begun.place as usize) {
             used.meter.fail(failure);
             self.events.tell_failure(&used.volume, &self.initiator, failure);
@@ -236,7 +236,7 @@ impl Observer {
     }
 
     /// The volume that a command is for, if there is one.
-    pub(super) fn volume(&self, begun: Begun) -> Option<&str> {
+    pub(super) fn volume(&self, begun: BegunCommand) -> Option<&str> {
         self.used.get(begun.place as usize).map(|used| used.volume.as_str())
     }
 
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_a_lun_led_to_is_forgotten_when_the_units_change() {
-        let mut places = Places::default();
+        let mut places = LunPaths::default();
         assert_eq!(places.look_up(1, Some(Lun(0)), |_| 7), 7);
         assert_eq!(places.latest(1, Some(Lun(0))), Some(7));
         assert_eq!(places.latest(1, Some(Lun(1))), None);

@@ -12,8 +12,8 @@ use sarsen_proto::iscsi::target::{Adoption, Claim};
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use super::turn::Share;
-use super::{Driver, Whose};
+use super::turn::TurnShare;
+use super::{Driver, LogContext};
 use crate::fronts::iscsi::Front;
 use crate::fronts::iscsi::sessions::{Mailbox, Message};
 
@@ -22,17 +22,17 @@ impl<'a> Driver<'a> {
     pub(super) async fn stay_parked(
         &mut self,
         front: &'a Arc<Front>,
-        letters: &mut mpsc::UnboundedReceiver<Message>,
+        messages: &mut mpsc::UnboundedReceiver<Message>,
     ) -> bool {
-        let Some(seat) = &self.seat else { return false };
+        let Some(member) = &self.member else { return false };
         if !self.machine.park(&mut self.view) {
             return false;
         }
-        seat.park();
+        member.park();
         let _ = self.stream.shutdown(Shutdown::Both);
         let parameters = self.machine.parameters();
         let seconds = parameters.default_time2wait + parameters.default_time2retain;
-        let Whose { tsih, cid, initiator, target } = self.whose();
+        let LogContext { tsih, cid, initiator, target } = self.whose();
         info!(tsih, cid, initiator, target, peer = %self.stream.peer_addr(), seconds, "connection lost: its tasks wait");
         let deadline = time::now() + Duration::from_secs(seconds.into());
         let mut timer = Box::pin(time::sleep_until(time::now()));
@@ -40,7 +40,7 @@ impl<'a> Driver<'a> {
             // Whoever asked for it may go on.
             self.parking.clear();
             loop {
-                self.carry_out(front, Share::All).await;
+                self.carry_out(front, TurnShare::All).await;
                 // Commands that waited for this memory continue.
                 self.machine.discard_output();
                 if self.machine.event_count() == 0 {
@@ -57,15 +57,15 @@ impl<'a> Driver<'a> {
             }
             tokio::select! {
                 biased;
-                Some(letter) = letters.recv() => {
-                    if self.open(letter).is_err() {
+                Some(message) = messages.recv() => {
+                    if self.open(message).is_err() {
                         return true;
                     }
                 }
                 Some((task, begun, completion)) = self.pending.next(), if !self.pending.is_empty() => {
                     self.end(task, begun, completion);
                 }
-                Some((task, begun, completion)) = self.withheld.next(), if !self.withheld.is_empty() => {
+                Some((task, begun, completion)) = self.deferred.next(), if !self.deferred.is_empty() => {
                     self.end(task, begun, completion);
                 }
                 () = poll_fn(|context| self.machine.poll_room(context)), if awaiting_room => {
@@ -93,9 +93,9 @@ impl<'a> Driver<'a> {
 
     /// This connection asks the others for a task.
     pub(super) fn claim(&mut self, adoption: Adoption) {
-        let Some(seat) = &self.seat else { return };
+        let Some(member) = &self.member else { return };
         let own = self.mailbox.clone();
-        let claim = seat.claim(adoption.referenced_task_tag(), own.clone());
+        let claim = member.claim(adoption.referenced_task_tag(), own.clone());
         tokio::task::spawn_local(async move {
             let (claim, turn) = claim.await;
             let _ = own.send(Message::Adopted { adoption, claim, turn });

@@ -11,9 +11,9 @@ use sarsen_io::spin::{self, Wait};
 use sarsen_io::time;
 use sarsen_proto::iscsi::target::{CloseReason, Event};
 
-use super::{Driver, End, UnderWay};
+use super::{ConnectionEnd, Driver, UnderWay};
 use crate::fronts::iscsi::Front;
-use crate::trace::{Tap, Way};
+use crate::trace::{FlowDirection, Tap};
 
 /// Bytes that one thread receives into; an idle connection holds none.
 const SCRATCH_LENGTH: usize = 64 * 1024;
@@ -32,22 +32,22 @@ thread_local! {
 
 /// How much is carried out before what is ready is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Share {
+pub(super) enum TurnShare {
     /// What came first.
     One,
     /// What takes long against a send.
-    Moment,
+    MetricsSnapshot,
     /// All that came.
     All,
 }
 
-impl Share {
+impl TurnShare {
     /// Whether so many events, of those that began then, are enough.
     fn is_done(self, count: usize, began: Option<Instant>) -> bool {
         match self {
             Self::One => count == 1,
             // The clock costs a little, too.
-            Self::Moment => {
+            Self::MetricsSnapshot => {
                 count > 0
                     && count.is_multiple_of(LOT)
                     && began.is_some_and(|began| time::now() - began >= MOMENT)
@@ -70,7 +70,7 @@ impl<'a> Driver<'a> {
     pub(super) async fn turn(
         &mut self,
         front: &'a Arc<Front>,
-    ) -> Result<ControlFlow<CloseReason>, End> {
+    ) -> Result<ControlFlow<CloseReason>, ConnectionEnd> {
         let drained = self.receive()?;
         let worth = match spin::take_wait() {
             Some(Wait::Awake) => 2,
@@ -78,7 +78,8 @@ impl<'a> Driver<'a> {
             None => usize::MAX,
         };
         // Whoever sent this waits, too: he works on the first answers while the rest is carried out.
-        let mut share = if self.machine.event_count() >= worth { Share::One } else { Share::All };
+        let mut share =
+            if self.machine.event_count() >= worth { TurnShare::One } else { TurnShare::All };
         loop {
             self.carry_out(front, share).await;
             let blocked = self.send()?;
@@ -90,21 +91,21 @@ impl<'a> Driver<'a> {
             {
                 return Ok(ControlFlow::Break(reason.clone()));
             }
-            if (waiting && share == Share::All) || !drained {
+            if (waiting && share == TurnShare::All) || !drained {
                 // A busy connection lets the others on its core have their turn.
                 tokio::task::yield_now().await;
             }
             if !waiting {
                 return Ok(ControlFlow::Continue(()));
             }
-            if share == Share::One {
-                share = Share::Moment;
+            if share == TurnShare::One {
+                share = TurnShare::MetricsSnapshot;
             }
         }
     }
 
     /// Receives until the socket is empty or a turn's share is reached. Says whether it is empty.
-    fn receive(&mut self) -> Result<bool, End> {
+    fn receive(&mut self) -> Result<bool, ConnectionEnd> {
         if !self.is_receiving() {
             return Ok(true);
         }
@@ -124,7 +125,7 @@ impl<'a> Driver<'a> {
                 received += count;
                 let landed = count.min(landing_length);
                 if let Some(tap) = &mut self.tap {
-                    tap.begin(Way::ToTarget, is_between);
+                    tap.begin(FlowDirection::ToTarget, is_between);
                     tap.received([&landing[..landed], &scratch[..count - landed]]);
                 }
                 self.machine.landed(landed);
@@ -144,8 +145,8 @@ impl<'a> Driver<'a> {
         })
     }
 
-    pub(super) async fn carry_out(&mut self, front: &'a Arc<Front>, share: Share) {
-        let began = (share == Share::Moment).then(time::now);
+    pub(super) async fn carry_out(&mut self, front: &'a Arc<Front>, share: TurnShare) {
+        let began = (share == TurnShare::MetricsSnapshot).then(time::now);
         let mut count = 0;
         while !share.is_done(count, began)
             && !self.machine.is_full()
@@ -173,9 +174,9 @@ impl<'a> Driver<'a> {
                         let _ = self.tokens.swap_remove(index).1.send(());
                     }
                 }
-                Event::Wake(member) => {
-                    if let Some(seat) = &self.seat {
-                        seat.wake(member);
+                Event::Wake(id) => {
+                    if let Some(member) = &self.member {
+                        member.wake(id);
                     }
                 }
                 Event::Adopt(adoption) => self.claim(adoption),
@@ -196,7 +197,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Sends what is ready. Says whether the socket takes no more.
-    pub(super) fn send(&mut self) -> Result<bool, End> {
+    pub(super) fn send(&mut self) -> Result<bool, ConnectionEnd> {
         self.observer.send();
         while !self.machine.output().is_empty() {
             let output = self.machine.output();
@@ -205,7 +206,7 @@ impl<'a> Driver<'a> {
             match self.stream.try_send(&pieces) {
                 Ok(count) => {
                     if let Some(tap) = &mut self.tap {
-                        tap.begin(Way::ToInitiator, self.is_sent_whole);
+                        tap.begin(FlowDirection::ToInitiator, self.is_sent_whole);
                         tap.sent(&pieces, count);
                     }
                     drop(pieces);

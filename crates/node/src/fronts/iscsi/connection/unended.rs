@@ -15,7 +15,7 @@ use sarsen_scsi::{self as scsi, Completion, Status};
 use tracing::warn;
 
 use super::Driver;
-use super::observer::Begun;
+use super::observer::BegunCommand;
 use crate::statistics::Operation;
 
 /// A command that is older and has not ended stalls: its volume is reported as not responding. An aborted command of
@@ -29,12 +29,12 @@ const LOOK_INTERVAL: Duration = COMMAND_LIMIT;
 /// A command that has not been answered.
 pub(super) struct UnderWay {
     pub(super) task: TaskId,
-    pub(super) begun: Begun,
+    pub(super) begun: BegunCommand,
     pub(super) answer: Answer,
 }
 
 impl Future for UnderWay {
-    type Output = (TaskId, Begun, scsi::Completion);
+    type Output = (TaskId, BegunCommand, scsi::Completion);
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (task, begun) = (self.task, self.begun);
@@ -47,7 +47,7 @@ pub(super) enum Answer {
     /// The unit.
     Unit(scsi::UnderWay),
     /// The unit owns the command; the command is answered when this ends.
-    Withheld(Pin<Box<dyn Future<Output = Completion>>>),
+    Deferred(Pin<Box<dyn Future<Output = Completion>>>),
 }
 
 impl Future for Answer {
@@ -56,7 +56,7 @@ impl Future for Answer {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
         match &mut *self {
             Self::Unit(under_way) => Pin::new(under_way).poll(context),
-            Self::Withheld(withheld) => withheld.as_mut().poll(context),
+            Self::Deferred(deferred) => deferred.as_mut().poll(context),
         }
     }
 }
@@ -157,7 +157,7 @@ impl UnderWay {
     fn stall(&self) -> Option<scsi::Stall> {
         match &self.answer {
             Answer::Unit(under_way) => under_way.stall(),
-            Answer::Withheld(_) => None,
+            Answer::Deferred(_) => None,
         }
     }
 }

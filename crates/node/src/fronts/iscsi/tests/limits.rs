@@ -70,7 +70,7 @@ fn connections_beyond_the_limits_are_closed_as_they_come() {
         let portal = Portal::open_with(limits);
         let ((first, _), (mut second, _)) = (portal.login(1), portal.login(2));
         assert!(is_closed(&portal.silent()));
-        assert_eq!(portal.front.sources.turned_away(), 1);
+        assert_eq!(portal.front.sources.rejected(), 1);
         second.command(&[0; 16], 0, &[]);
         assert_eq!(second.receive().basic().opcode(), Opcode::ScsiResponse, "others are served");
         drop(first);
@@ -90,7 +90,7 @@ fn a_storm_of_connections_leaves_those_with_a_session_alone() {
     peer.command(&[0; 16], 0, &[]);
     assert_eq!(peer.receive().basic().opcode(), Opcode::ScsiResponse);
     assert!(storm[2..].iter().all(is_closed), "there are two logins under way");
-    assert_eq!(portal.front.sources.turned_away(), 98);
+    assert_eq!(portal.front.sources.rejected(), 98);
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_login_that_takes_too_long_is_closed() {
     let login_timeout = Duration::from_millis(100);
     let portal = Portal::open_with(Limits { login_timeout, ..Limits::default() });
     assert!(is_closed(&portal.silent()));
-    assert_eq!(portal.front.sources.turned_away(), 0, "it was not turned away as it came");
+    assert_eq!(portal.front.sources.rejected(), 0, "it was not turned away as it came");
 }
 
 #[test]

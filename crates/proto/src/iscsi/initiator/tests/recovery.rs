@@ -222,12 +222,12 @@ fn rfc7143_7_3_a_command_that_was_discarded_is_sent_again_under_its_number() {
     let sent = target.sent(LEADING);
     reject(&mut target, &sent[0].0);
     let again = target.sent(LEADING);
-    let told = |pdus: &[(RawHeader, Vec<u8>)]| {
+    let reported = |pdus: &[(RawHeader, Vec<u8>)]| {
         let command = ScsiCommand::view(&pdus[0].0);
         let data: Vec<Vec<u8>> = pdus.iter().map(|(_, data)| data.clone()).collect();
         (command.flags, command.initiator_task_tag, command.cmd_sn, data)
     };
-    assert_eq!(told(&again), told(&sent));
+    assert_eq!(reported(&again), reported(&sent));
     assert!(target.session.poll_event().is_none());
 }
 

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use sarsen_wire::iscsi::{Opcode, RawHeader, ScsiCommand, SerialNumber};
 
 use super::super::link::Link;
-use super::super::window::Standing;
+use super::super::window::CmdSnPosition;
 use super::super::{CloseReason, Environment, Event};
 use super::{FullFeature, Incoming};
 use crate::iscsi::Segment;
@@ -44,9 +44,9 @@ impl FullFeature {
         cmd_sn: SerialNumber,
     ) -> Result<Incoming, CloseReason> {
         match link.session.with(|state| state.standing(cmd_sn)) {
-            Standing::Next => Ok(Incoming::Numbered),
-            Standing::Outside => Ok(Incoming::Dropped),
-            Standing::AboveGap => {
+            CmdSnPosition::Next => Ok(Incoming::Numbered),
+            CmdSnPosition::Outside => Ok(Incoming::Dropped),
+            CmdSnPosition::AboveGap => {
                 let held: usize = self.held.iter().map(|held| held.data.len()).sum();
                 if held > HELD_BYTES_LIMIT {
                     return Err(CloseReason::protocol("too much data above a gap", "§4.2.2.1"));

@@ -13,7 +13,7 @@ const TO_FULL_FEATURE: u8 = 0x83;
 
 /// What the surroundings know of accounts, and what they were asked.
 pub(super) struct Security {
-    pub(super) demand: Demand,
+    pub(super) requirement: AuthRequirement,
     pub(super) alias: Option<String>,
     accounts: Vec<(&'static str, &'static str)>,
     pub(super) own: Option<(&'static str, &'static str)>,
@@ -27,7 +27,7 @@ pub(super) struct Security {
 impl Default for Security {
     fn default() -> Self {
         Self {
-            demand: Demand::Nothing,
+            requirement: AuthRequirement::Nothing,
             alias: None,
             accounts: vec![ACCOUNT, OTHER],
             own: Some(OWN),
@@ -71,7 +71,7 @@ impl Security {
 
 pub(super) fn demanding(algorithms: &[Algorithm]) -> Script {
     let mut script = Script::new();
-    script.world.security.demand = Demand::Chap(algorithms.to_vec());
+    script.world.security.requirement = AuthRequirement::Chap(algorithms.to_vec());
     script
 }
 
@@ -209,8 +209,8 @@ fn rfc7143_6_1_responses_and_challenges_may_be_base64() {
 }
 
 fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let letter = |bits: u32| char::from(LETTERS[(bits & 0x3f) as usize]);
+    const MESSAGES: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let letter = |bits: u32| char::from(MESSAGES[(bits & 0x3f) as usize]);
     let mut text = "0b".to_owned();
     for group in bytes.chunks(3) {
         let bits = group.iter().fold(0, |bits, &byte| bits << 8 | u32::from(byte));

@@ -14,7 +14,7 @@ fn end_all(script: &mut Script, token: u64, ending: Ending) -> usize {
 
 fn ended(script: &mut Script, token: u64) {
     let event = script.connection.poll_event();
-    assert!(matches!(event, Some(Event::TasksEnded(told)) if told == token), "{event:?}");
+    assert!(matches!(event, Some(Event::TasksEnded(reported)) if reported == token), "{event:?}");
 }
 
 /// The tag and status of the next SCSI response.

@@ -23,8 +23,8 @@ use sarsen_io::time;
 use tokio::sync::Notify;
 
 pub(crate) use self::account::{Account, Cost};
-use self::account::{Charge, Parties};
-use self::dispatch::{Dispatcher, Place};
+use self::account::{Charge, ChargedAccounts};
+use self::dispatch::{DispatchSlot, Dispatcher};
 use crate::config::{Config, HostConfig, QosConfig};
 use crate::tls::ClientCertificate;
 
@@ -33,17 +33,17 @@ const BYTES_OF_WEIGHT: u64 = 32 << 10;
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Fairness {
+pub(crate) struct Qos {
     dispatcher: Arc<Dispatcher>,
     /// Told to those that wait when limits have changed.
     changed: Arc<Notify>,
     /// Counts the changes of hosts.
     generation: AtomicU64,
-    state: RwLock<State>,
+    state: RwLock<QosState>,
 }
 
 #[derive(Default)]
-struct State {
+struct QosState {
     by_volume: BTreeMap<String, QosConfig>,
     /// Of those that are used.
     volumes: BTreeMap<String, Arc<Account>>,
@@ -71,12 +71,12 @@ pub(crate) struct Queue {
 
 /// How much of a session's window and memory may be taken up by what waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct QueueLimit {
     pub(crate) commands: usize,
     pub(crate) bytes: usize,
 }
 
-impl Room {
+impl QueueLimit {
     /// Three quarters of all that there is.
     pub(crate) const fn of(commands: usize, bytes: usize) -> Self {
         Self { commands: commands - commands / 4, bytes: bytes - bytes / 4 }
@@ -105,7 +105,7 @@ impl Drop for Queued {
 }
 
 /// What becomes of a command that has to ask.
-pub(crate) enum Verdict {
+pub(crate) enum Admit {
     /// It is carried out now.
     Now,
     /// Too many wait already.
@@ -117,7 +117,7 @@ pub(crate) enum Verdict {
 /// What a command waits for.
 pub(crate) struct Wait {
     charges: Vec<Charge>,
-    parties: Parties,
+    parties: ChargedAccounts,
     cost: Cost,
     dispatcher: Arc<Dispatcher>,
     changed: Arc<Notify>,
@@ -126,7 +126,7 @@ pub(crate) struct Wait {
 
 impl Wait {
     /// Waits until the command may be carried out; what is given is to be kept until it has been.
-    pub(crate) async fn ended(self) -> Option<Place> {
+    pub(crate) async fn ended(self) -> Option<DispatchSlot> {
         let Self { charges, parties, cost, dispatcher, changed, _queued } = self;
         loop {
             // Hears of every change from here on.
@@ -160,7 +160,7 @@ impl Cost {
     }
 }
 
-impl Fairness {
+impl Qos {
     /// What the configuration says holds from here on, also for what waits.
     pub(crate) fn apply(&self, config: &Config) {
         let volumes = config.volumes.iter().map(|volume| (volume.name.clone(), volume.qos));
@@ -195,7 +195,7 @@ impl Fairness {
         let has_claims = { claims }.any(QosConfig::has_claims);
         state.is_general = has_claims || !state.hosts.is_empty();
         state.by_volume = by_volume;
-        let State { by_volume, volumes, is_general, .. } = &mut *state;
+        let QosState { by_volume, volumes, is_general, .. } = &mut *state;
         // Others hold those that are used.
         volumes
             .retain(|name, account| by_volume.contains_key(name) || Arc::strong_count(account) > 1);
@@ -213,7 +213,7 @@ impl Fairness {
     /// A volume's account.
     pub(crate) fn volume(&self, name: &str) -> Arc<Account> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let State { by_volume, volumes, is_general, .. } = &mut *state;
+        let QosState { by_volume, volumes, is_general, .. } = &mut *state;
         let account = volumes.entry(name.to_owned()).or_insert_with(|| {
             let (now, qos) = (time::now(), by_volume.get(name).copied().unwrap_or_default());
             let account = Account::new(now);
@@ -240,36 +240,36 @@ impl Fairness {
 
     /// What becomes of a command to a volume whose commands have to ask. Where others are to have `room`
     /// beside what waits, there may be no more of it than that.
-    pub(crate) fn judge(
+    pub(crate) fn admit(
         &self,
         volume: &Arc<Account>,
         host: Option<&Arc<Account>>,
         cost: impl FnOnce() -> Cost,
         queue: &Arc<Queue>,
-        room: Option<Room>,
-    ) -> Verdict {
+        room: Option<QueueLimit>,
+    ) -> Admit {
         if host.is_none() && !volume.is_limited() && !self.dispatcher.is_on() {
-            return Verdict::Now;
+            return Admit::Now;
         }
         let (cost, now) = (cost(), time::now());
-        let parties = Parties::new(volume.clone(), host.cloned());
+        let parties = ChargedAccounts::new(volume.clone(), host.cloned());
         let charge = |account: &Arc<Account>| Charge::new(account.clone(), cost, now);
         let charges: Vec<Charge> = parties.accounts().map(charge).collect();
         if longest(&charges, now).is_zero() && !self.dispatcher.is_on() {
             charges.into_iter().for_each(Charge::spend);
-            return Verdict::Now;
+            return Admit::Now;
         }
         let bytes = usize::try_from(cost.bytes).unwrap_or(usize::MAX);
-        let is_full = |room: Room| {
+        let is_full = |room: QueueLimit| {
             let commands = queue.commands.load(Ordering::Relaxed);
             let held = queue.bytes.load(Ordering::Relaxed);
             commands >= room.commands || commands > 0 && held.saturating_add(bytes) > room.bytes
         };
         if room.is_some_and(is_full) {
-            return Verdict::Full;
+            return Admit::Full;
         }
         let _queued = Queued::new(queue.clone(), bytes);
         let (dispatcher, changed) = (self.dispatcher.clone(), self.changed.clone());
-        Verdict::After(Wait { charges, parties, cost, dispatcher, changed, _queued })
+        Admit::After(Wait { charges, parties, cost, dispatcher, changed, _queued })
     }
 }

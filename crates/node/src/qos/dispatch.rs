@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use sarsen_io::time;
 use tokio::sync::oneshot;
 
-use super::account::Parties;
+use super::account::ChargedAccounts;
 
 /// What one volume leaves to others is this part of the places, and one at least.
 const LEFT_TO_OTHERS: usize = 8;
@@ -25,11 +25,11 @@ const LONG: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Dispatcher {
     is_on: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<DispatcherState>,
 }
 
 #[derive(Default)]
-struct State {
+struct DispatcherState {
     /// Commands that are carried out at once.
     places: usize,
     /// Those that take a place: when each was begun, and its number.
@@ -44,18 +44,18 @@ struct State {
 }
 
 struct Flow {
-    parties: Parties,
+    parties: ChargedAccounts,
     queue: VecDeque<Waiting>,
 }
 
 struct Waiting {
     tag: u64,
-    go: oneshot::Sender<Place>,
+    go: oneshot::Sender<DispatchSlot>,
 }
 
 /// A command's leave to be carried out; when this is dropped, another may.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct DispatchSlot {
     dispatcher: Option<Arc<Dispatcher>>,
     volume: u64,
     begun: (Instant, u64),
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Dispatcher {
     }
 }
 
-impl Place {
+impl DispatchSlot {
     /// Gives it back, and lets nobody go.
     fn forget(mut self) {
         if let Some(dispatcher) = self.dispatcher.take() {
@@ -76,7 +76,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for DispatchSlot {
     fn drop(&mut self) {
         if let Some(dispatcher) = self.dispatcher.take() {
             dispatcher.state().end(self.volume, self.begun);
@@ -86,7 +86,7 @@ impl Drop for Place {
 }
 
 impl Dispatcher {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DispatcherState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,10 +105,10 @@ impl Dispatcher {
     /// Asks for a place for a command of that weight; gives it, or what it will come by.
     fn enter(
         self: &Arc<Self>,
-        parties: &Parties,
+        parties: &ChargedAccounts,
         weight: u64,
         now: Instant,
-    ) -> Result<Place, oneshot::Receiver<Place>> {
+    ) -> Result<DispatchSlot, oneshot::Receiver<DispatchSlot>> {
         let mut state = self.state();
         let tag = parties.take_tag(state.now_served, weight);
         state.forget_long(now);
@@ -128,7 +128,11 @@ impl Dispatcher {
     }
 
     /// The place of a command of that weight, when it has come.
-    pub(super) async fn place(self: &Arc<Self>, parties: &Parties, weight: u64) -> Option<Place> {
+    pub(super) async fn place(
+        self: &Arc<Self>,
+        parties: &ChargedAccounts,
+        weight: u64,
+    ) -> Option<DispatchSlot> {
         let mut waiting = match self.enter(parties, weight, time::now()) {
             Ok(place) => return Some(place),
             Err(waiting) => waiting,
@@ -145,11 +149,11 @@ impl Dispatcher {
 
     fn take(
         self: &Arc<Self>,
-        state: &mut State,
-        parties: &Parties,
+        state: &mut DispatcherState,
+        parties: &ChargedAccounts,
         tag: u64,
         now: Instant,
-    ) -> Place {
+    ) -> DispatchSlot {
         let volume = parties.volume();
         state.now_served = state.now_served.max(tag);
         state.last_number += 1;
@@ -157,7 +161,7 @@ impl Dispatcher {
         state.taken.insert(begun);
         *state.under_way.entry(volume).or_default() += 1;
         parties.take_minimum(now);
-        Place { dispatcher: Some(self.clone()), volume, begun }
+        DispatchSlot { dispatcher: Some(self.clone()), volume, begun }
     }
 
     /// Gives places to those that wait.
@@ -176,7 +180,7 @@ impl Dispatcher {
     }
 }
 
-impl State {
+impl DispatcherState {
     fn end(&mut self, volume: u64, begun: (Instant, u64)) {
         self.taken.remove(&begun);
         if let Some(count) = self.under_way.get_mut(&volume) {
@@ -195,7 +199,7 @@ impl State {
     }
 
     /// Whether a command of these may go. Who has not had his minimum has one place in any case.
-    fn has_room(&self, parties: &Parties, now: Instant) -> bool {
+    fn has_room(&self, parties: &ChargedAccounts, now: Instant) -> bool {
         let under_way = self.under_way.get(&parties.volume()).copied().unwrap_or(0);
         let most = self.places - (self.places / LEFT_TO_OTHERS).max(1);
         under_way < most.max(1)
@@ -203,7 +207,7 @@ impl State {
     }
 
     /// Whose turn it is, of those that were not aborted.
-    fn next(&mut self, now: Instant) -> Option<(Parties, Waiting)> {
+    fn next(&mut self, now: Instant) -> Option<(ChargedAccounts, Waiting)> {
         self.flows.retain(|_, flow| {
             while flow.queue.front().is_some_and(|first| first.go.is_closed()) {
                 flow.queue.pop_front();
@@ -229,7 +233,7 @@ mod tests {
     use super::*;
     use crate::config::QosConfig;
 
-    fn parties(share: u64, minimum: u64, now: Instant) -> Parties {
+    fn parties(share: u64, minimum: u64, now: Instant) -> ChargedAccounts {
         let account = Account::new(now);
         let qos = QosConfig {
             share: NonZeroU64::new(share),
@@ -237,7 +241,7 @@ mod tests {
             ..QosConfig::default()
         };
         account.set(&qos, now);
-        Parties::new(Arc::new(account), None)
+        ChargedAccounts::new(Arc::new(account), None)
     }
 
     fn account(now: Instant) -> Arc<Account> {
@@ -250,12 +254,13 @@ mod tests {
         dispatcher
     }
 
-    type Waiters = Vec<(usize, oneshot::Receiver<Place>)>;
+    type Waiters = Vec<(usize, oneshot::Receiver<DispatchSlot>)>;
 
     /// Who goes next, when one of those that are served has ended.
-    fn next(waiting: &mut Waiters, served: Place) -> (usize, Place) {
+    fn next(waiting: &mut Waiters, served: DispatchSlot) -> (usize, DispatchSlot) {
         drop(served);
-        let arrived = |(_, waiter): &mut (usize, oneshot::Receiver<Place>)| waiter.try_recv().ok();
+        let arrived =
+            |(_, waiter): &mut (usize, oneshot::Receiver<DispatchSlot>)| waiter.try_recv().ok();
         let found = waiting.iter_mut().enumerate().find_map(|(at, one)| Some((at, arrived(one)?)));
         let (at, place) = found.expect("somebody goes");
         (waiting.swap_remove(at).0, place)
@@ -302,11 +307,11 @@ mod tests {
         let dispatcher = of_places(1, now);
         let [busy, idle, host, other] = std::array::from_fn(|_| account(now));
         let of = |volume: &Arc<Account>, host: &Arc<Account>| {
-            Parties::new(volume.clone(), Some(host.clone()))
+            ChargedAccounts::new(volume.clone(), Some(host.clone()))
         };
         let mut place = dispatcher.enter(&of(&busy, &other), 1, now).expect("the first");
         let mut waiting: Waiters = Vec::new();
-        let mut wait = |who: usize, parties: Parties| {
+        let mut wait = |who: usize, parties: ChargedAccounts| {
             waiting.push((who, dispatcher.enter(&parties, 1, now).expect_err("it waits")));
         };
         (0..100).for_each(|_| wait(0, of(&busy, &other)));
@@ -324,7 +329,7 @@ mod tests {
     #[test]
     fn a_minimum_goes_ahead_of_others_and_no_further() {
         let now = time::now();
-        let mut state = State { places: usize::MAX, ..State::default() };
+        let mut state = DispatcherState { places: usize::MAX, ..DispatcherState::default() };
         let mut waiters = Vec::new();
         for (parties, count) in [(parties(10_000, 0, now), 2000), (parties(1, 1000, now), 500)] {
             let waiting = |_| {

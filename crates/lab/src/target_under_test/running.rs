@@ -1,4 +1,4 @@
-//! A contestant that answers: its processes, what they keep on this machine, where they answer.
+//! A target under test that answers: its processes, what they keep on this machine, where they answer.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_initiator::{Chap, Portal, Url};
 
-use super::{Backing, ContestantError, Image};
+use super::{Backing, Image, TargetUnderTestError};
 use crate::folder::PrivateFolder;
 use crate::load::Endpoint;
 use crate::network::{Link, Network};
@@ -20,7 +20,7 @@ use crate::process::{self, Daemon};
 const MEMORY_FOLDER: &str = "/dev/shm";
 /// How the folders of a run are called: what is found under this name after a run was left behind.
 pub(crate) const FOLDER_PREFIX: &str = "sarsen-lab-";
-/// Another process may take a port between our look and the contestant's bind.
+/// Another process may take a port between our look and the target under test's bind.
 const PORT_ATTEMPTS: usize = 5;
 /// From the command to answering.
 pub(super) const READY_LIMIT: Duration = Duration::from_secs(20);
@@ -29,7 +29,7 @@ pub(super) const ADMIN_LIMIT: Duration = Duration::from_secs(20);
 /// Of a log, so much is told with an error.
 const TAIL_BYTES: usize = 2000;
 
-/// A contestant that answers. It ends when this is dropped, and takes all that it made with it.
+/// A target under test that answers. It ends when this is dropped, and takes all that it made with it.
 #[derive(Debug)]
 pub struct Running {
     name: String,
@@ -50,8 +50,8 @@ pub(super) enum Unit {
     Nbd { port: u16 },
     /// Where somebody else's does, under whichever name it is asked for.
     Elsewhere(Endpoint),
-    /// Nowhere: this contestant cannot serve it.
-    Refused(ContestantError),
+    /// Nowhere: this target under test cannot serve it.
+    Refused(TargetUnderTestError),
 }
 
 impl Running {
@@ -68,7 +68,7 @@ impl Running {
     }
 
     /// The same with a private folder in memory, for logs and what else it needs.
-    pub(super) fn at_home(name: &str) -> Result<Self, ContestantError> {
+    pub(super) fn at_home(name: &str) -> Result<Self, TargetUnderTestError> {
         let mut running = Self::new(name);
         running.keep(private_folder(Path::new(MEMORY_FOLDER))?);
         Ok(running)
@@ -117,16 +117,17 @@ impl Running {
     }
 
     /// Where a volume answers over a link.
-    pub fn endpoint(&self, volume: &str, link: &Link) -> Result<Endpoint, ContestantError> {
+    pub fn endpoint(&self, volume: &str, link: &Link) -> Result<Endpoint, TargetUnderTestError> {
         let found = self.units.iter().find(|(name, _)| name == volume).map(|(_, unit)| unit);
         let unit = found.ok_or_else(|| {
-            ContestantError::Failed(format!("{} has no volume {volume:?}", self.name))
+            TargetUnderTestError::Failed(format!("{} has no volume {volume:?}", self.name))
         })?;
         let portal = |port| match &link.address {
             Ok(address) => Ok(Portal { host: address.to_string(), port, tls: None }),
-            Err(reason) => {
-                Err(ContestantError::Unable(format!("no link {}: {reason}", link.profile.name)))
-            }
+            Err(reason) => Err(TargetUnderTestError::Unable(format!(
+                "no link {}: {reason}",
+                link.profile.name
+            ))),
         };
         Ok(match unit {
             Unit::Iscsi { port, target, lun } => Endpoint::Iscsi(Url {
@@ -145,13 +146,13 @@ impl Running {
     }
 
     /// Asks each of its programs to end with SIGTERM and waits; how each ended.
-    pub fn terminate(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, ContestantError> {
+    pub fn terminate(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, TargetUnderTestError> {
         let daemons = std::mem::take(&mut self.daemons);
         daemons.into_iter().map(|daemon| Ok(daemon.terminate(limit)?)).collect()
     }
 
     /// Waits until each of its programs has ended; how each ended.
-    pub fn wait(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, ContestantError> {
+    pub fn wait(&mut self, limit: Duration) -> Result<Vec<ExitStatus>, TargetUnderTestError> {
         let daemons = std::mem::take(&mut self.daemons);
         daemons.into_iter().map(|daemon| Ok(daemon.wait(limit)?)).collect()
     }
@@ -200,10 +201,10 @@ impl Running {
         prefix: &[String],
         program: &Path,
         configure: impl FnOnce(&mut Command),
-    ) -> Result<&Daemon, ContestantError> {
+    ) -> Result<&Daemon, TargetUnderTestError> {
         let path = self.file("log");
         let log = File::options().create(true).append(true).open(&path);
-        let log = log.map_err(|error| ContestantError::file("open", &path, &error))?;
+        let log = log.map_err(|error| TargetUnderTestError::file("open", &path, &error))?;
         let daemon = Daemon::start(prefix, program, |command| {
             command.stdout(log.try_clone().map_or(Stdio::null(), Into::into)).stderr(log);
             configure(command);
@@ -220,7 +221,7 @@ impl Running {
     }
 
     /// Runs a command that sets one of its programs up.
-    pub(super) fn carry_out(&mut self, mut command: Command) -> Result<(), ContestantError> {
+    pub(super) fn carry_out(&mut self, mut command: Command) -> Result<(), TargetUnderTestError> {
         self.commands.push(process::command_line(&command));
         process::output(&mut command, ADMIN_LIMIT)?;
         Ok(())
@@ -230,20 +231,20 @@ impl Running {
     pub(super) fn wait_until_it_listens(
         &self,
         port: u16,
-        mut ready: impl FnMut() -> Result<bool, ContestantError>,
-    ) -> Result<(), ContestantError> {
+        mut ready: impl FnMut() -> Result<bool, TargetUnderTestError>,
+    ) -> Result<(), TargetUnderTestError> {
         let Some(daemon) = self.daemons.last() else { return Ok(()) };
         let listens = || Ok(process::listens(daemon.pid(), port) && ready()?);
         daemon.wait_until(READY_LIMIT, listens).map_err(|error| self.explain(error))
     }
 
     /// The error with what its programs said last.
-    pub(super) fn explain(&self, error: ContestantError) -> ContestantError {
+    pub(super) fn explain(&self, error: TargetUnderTestError) -> TargetUnderTestError {
         match error {
-            ContestantError::Failed(what) => {
-                ContestantError::Failed(format!("{what}{}", self.last_words()))
+            TargetUnderTestError::Failed(what) => {
+                TargetUnderTestError::Failed(format!("{what}{}", self.last_words()))
             }
-            unable @ ContestantError::Unable(_) => unable,
+            unable @ TargetUnderTestError::Unable(_) => unable,
         }
     }
 
@@ -257,7 +258,10 @@ impl Running {
     }
 
     /// The files that images are in, as long as the images; those in memory are made at home.
-    pub(super) fn backing_files(&self, images: &[Image]) -> Result<Vec<PathBuf>, ContestantError> {
+    pub(super) fn backing_files(
+        &self,
+        images: &[Image],
+    ) -> Result<Vec<PathBuf>, TargetUnderTestError> {
         // What was promised of memory and of the disk; nothing of it is taken yet.
         let mut promised = [0, 0];
         let files = images.iter().map(|image| {
@@ -268,13 +272,13 @@ impl Running {
             // Each program has its own letters that end a path; none of them has the others.
             let foreign = |c: char| c.is_control() || "\",'\\".contains(c);
             if path.to_str().is_none_or(|text| text.contains(foreign)) {
-                return Err(ContestantError::Failed(format!(
+                return Err(TargetUnderTestError::Failed(format!(
                     "{path:?} cannot be given to every program: choose a folder whose path is \
                      without quotation marks, commas and backslashes"
                 )));
             }
             *promised += make(&path, image.bytes, *promised)
-                .map_err(|error| ContestantError::file("make", &path, &error))?;
+                .map_err(|error| TargetUnderTestError::file("make", &path, &error))?;
             Ok(path)
         });
         files.collect()
@@ -299,17 +303,17 @@ fn make(path: &Path, bytes: u64, promised: u64) -> io::Result<u64> {
 }
 
 /// A folder in `parent` that goes however this process ends.
-pub(super) fn private_folder(parent: &Path) -> Result<PrivateFolder, ContestantError> {
+pub(super) fn private_folder(parent: &Path) -> Result<PrivateFolder, TargetUnderTestError> {
     PrivateFolder::new(parent, FOLDER_PREFIX)
-        .map_err(|error| ContestantError::file("make a folder in", parent, &error))
+        .map_err(|error| TargetUnderTestError::file("make a folder in", parent, &error))
 }
 
 /// Starts a program on a port of the targets' side that is free, on another one when somebody else
 /// takes it meanwhile. For programs that cannot be given port 0.
 pub(super) fn on_free_port<T>(
     network: &Network,
-    mut start: impl FnMut(SocketAddr) -> Result<T, ContestantError>,
-) -> Result<T, ContestantError> {
+    mut start: impl FnMut(SocketAddr) -> Result<T, TargetUnderTestError>,
+) -> Result<T, TargetUnderTestError> {
     let bind = |port| {
         let address = SocketAddr::new(network.listen_address(), port);
         network.on_target_side(|| std::net::TcpListener::bind(address)?.local_addr())
@@ -317,13 +321,13 @@ pub(super) fn on_free_port<T>(
     let mut attempt = 1;
     loop {
         let address = bind(0).map_err(|error| {
-            ContestantError::Failed(format!(
+            TargetUnderTestError::Failed(format!(
                 "no port is free on {}: {error}",
                 network.listen_address()
             ))
         })?;
         match start(address) {
-            Err(ContestantError::Failed(_))
+            Err(TargetUnderTestError::Failed(_))
                 if attempt < PORT_ATTEMPTS && bind(address.port()).is_err() =>
             {
                 attempt += 1;
@@ -353,9 +357,9 @@ mod tests {
         assert_eq!(url.to_string(), "iscsi://127.0.0.1:3261/iqn.2026-11.peer:a/1");
         let absent = Link { address: Err("no namespaces".into()), ..link() };
         let unable = running.endpoint("a", &absent).unwrap_err();
-        assert_eq!(unable, ContestantError::Unable("no link loopback: no namespaces".into()));
-        assert!(matches!(running.endpoint("b", &link()), Err(ContestantError::Failed(_))));
-        let refusal = ContestantError::Unable("it has no such cache".into());
+        assert_eq!(unable, TargetUnderTestError::Unable("no link loopback: no namespaces".into()));
+        assert!(matches!(running.endpoint("b", &link()), Err(TargetUnderTestError::Failed(_))));
+        let refusal = TargetUnderTestError::Unable("it has no such cache".into());
         running.add_unit("c", Unit::Refused(refusal.clone()));
         assert_eq!(running.endpoint("c", &link()).unwrap_err(), refusal);
     }
@@ -367,7 +371,7 @@ mod tests {
         let endpoint = running.endpoint("a", &link()).unwrap();
         assert_eq!(endpoint.to_string(), "nbd://127.0.0.1:10810/");
         let absent = Link { address: Err("no namespaces".into()), ..link() };
-        assert!(matches!(running.endpoint("a", &absent), Err(ContestantError::Unable(_))));
+        assert!(matches!(running.endpoint("a", &absent), Err(TargetUnderTestError::Unable(_))));
     }
 
     #[test]
@@ -380,7 +384,7 @@ mod tests {
         };
         running.start(&[], Path::new("sh"), arguments).unwrap();
         let daemon = &running.daemons[0];
-        let ended = || Ok::<_, ContestantError>(daemon.ended()?.is_some());
+        let ended = || Ok::<_, TargetUnderTestError>(daemon.ended()?.is_some());
         daemon.wait_until(READY_LIMIT, ended).unwrap();
         let said = running.ended().unwrap();
         assert!(said.starts_with("sh ended with exit status: 7"), "{said}");
@@ -420,7 +424,7 @@ mod tests {
     #[test]
     fn only_a_port_that_was_taken_is_worth_another_attempt() {
         let network = Network::build(&[LinkProfile::loopback()]);
-        let failed = || ContestantError::Failed("no".into());
+        let failed = || TargetUnderTestError::Failed("no".into());
         let mut attempts = 0;
         let answer: Result<(), _> = on_free_port(&network, |_| {
             attempts += 1;

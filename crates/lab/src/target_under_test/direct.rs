@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::running::{Running, Unit};
-use super::{Backing, ContestantError, Image, VolumeSpec};
+use super::{Backing, Image, TargetUnderTestError, VolumeSpec};
 use crate::load::{Endpoint, OpenStore};
 
 /// Offers each image to this process.
-pub(super) fn start(images: &[Image]) -> Result<Running, ContestantError> {
+pub(super) fn start(images: &[Image]) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::new("direct");
     let in_memory = |image: &&Image| image.backing == Backing::Memory;
     let on_disk: Vec<_> = images.iter().filter(|image| !in_memory(image)).cloned().collect();
@@ -15,7 +15,10 @@ pub(super) fn start(images: &[Image]) -> Result<Running, ContestantError> {
     for image in images {
         let endpoint = match &image.backing {
             Backing::Memory => Endpoint::Memory(OpenStore::ram(image.bytes).map_err(|error| {
-                ContestantError::Failed(format!("no memory for volume {}: {error}", image.name))
+                TargetUnderTestError::Failed(format!(
+                    "no memory for volume {}: {error}",
+                    image.name
+                ))
             })?),
             Backing::File(path) => Endpoint::File { path: path.clone(), cache: image.cache },
         };

@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use sarsen_initiator::Url;
-use sarsen_lab::contestant::{Contestant, Medium, Running, VolumeSpec, sarsen};
 use sarsen_lab::load::Endpoint;
 use sarsen_lab::network::{LinkProfile, Network};
 use sarsen_lab::process::{Daemon, ProcessError};
+use sarsen_lab::target_under_test::{Medium, Running, TargetUnderTest, VolumeSpec, sarsen};
 use sarsen_node::stores::CacheMode;
 use sarsen_proof::{process, program};
 use tempfile::TempDir;
@@ -50,10 +50,10 @@ const HELP_LIMIT: Duration = Duration::from_secs(20);
 /// From the start of the limit to its readiness: it writes over its memory first.
 const LIMIT_READY: Duration = Duration::from_secs(30);
 
-/// A contestant at all points of a group.
-pub(super) struct Entrant {
+/// A target under test at all points of a group.
+pub(super) struct Participant {
     pub(super) name: String,
-    pub(super) way: Way,
+    pub(super) way: MeasureMode,
     /// Sessions that log in before each measurement and do nothing.
     pub(super) idle: usize,
     /// Stopped while others are measured: it never sleeps.
@@ -66,16 +66,16 @@ pub(super) struct Entrant {
     pub(super) neighbour: Option<Url>,
 }
 
-/// How a contestant is measured.
-pub(super) enum Way {
+/// How a target under test is measured.
+pub(super) enum MeasureMode {
     /// By the load generator; the processes are those whose CPU time counts.
     Load { url: Url, pids: Vec<u32> },
     /// By fio's io_uring engine, past the page cache.
     Fio { path: PathBuf },
 }
 
-impl Entrant {
-    pub(super) fn new(name: impl Into<String>, way: Way) -> Self {
+impl Participant {
+    pub(super) fn new(name: impl Into<String>, way: MeasureMode) -> Self {
         let name = name.into();
         let (idle, restless, neighbour) = (0, None, None);
         Self { name, way, idle, restless, is_peer: false, is_empty: false, neighbour }
@@ -88,7 +88,7 @@ impl Entrant {
         let Endpoint::Iscsi(url) = running.endpoint(volume, link)? else {
             bail!("{} does not speak iSCSI", running.name());
         };
-        Ok(Self::new(name, Way::Load { url, pids: running.pids() }))
+        Ok(Self::new(name, MeasureMode::Load { url, pids: running.pids() }))
     }
 
     /// Lets it run until what is returned is dropped.
@@ -100,7 +100,7 @@ impl Entrant {
     }
 }
 
-/// See [`Entrant::wake`].
+/// See [`Participant::wake`].
 pub(super) struct Awake(Option<Pid>);
 
 impl Drop for Awake {
@@ -112,10 +112,10 @@ impl Drop for Awake {
     }
 }
 
-/// The contestants of a group, which run until this is dropped.
+/// The targets under test of a group, which run until this is dropped.
 #[derive(Default)]
 pub(super) struct Field {
-    pub(super) entrants: Vec<Entrant>,
+    pub(super) entrants: Vec<Participant>,
     pub(super) running: Vec<Running>,
     limits: Vec<Limit>,
     pub(super) folders: Vec<TempDir>,
@@ -143,7 +143,7 @@ fn sleeping(program: &Path) -> Result<Vec<String>> {
     Ok(if can_spin { vec!["--spin".into(), "never".into()] } else { Vec::new() })
 }
 
-/// Starts the contestants of a group.
+/// Starts the targets under test of a group.
 pub(super) fn start(group: Group, program: &Path, options: &Options) -> Result<Field> {
     match group {
         Group::Specs | Group::Small => {
@@ -181,10 +181,10 @@ fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
         cache: CacheMode::WriteBack,
     };
     let mut field = Field::default();
-    for (contestant, name, peer) in [
-        (Contestant::Sarsen, SARSEN, None),
-        (Contestant::Tgt, TGT, Some("tgtd")),
-        (Contestant::Istgt, ISTGT, Some("istgt")),
+    for (target_under_test, name, peer) in [
+        (TargetUnderTest::Sarsen, SARSEN, None),
+        (TargetUnderTest::Tgt, TGT, Some("tgtd")),
+        (TargetUnderTest::Istgt, ISTGT, Some("istgt")),
     ] {
         if !options.takes(name) {
             continue;
@@ -196,9 +196,9 @@ fn beside_peers(program: &Path, options: &Options) -> Result<Field> {
             continue;
         }
         let volumes = slice::from_ref(&volume);
-        let running = contestant.start_beside(program, &loopback(), volumes, &temp_dir())?;
-        let entrant = Entrant::of(name, &running, VOLUME)?;
-        field.entrants.push(Entrant { is_peer: peer.is_some(), is_empty: true, ..entrant });
+        let running = target_under_test.start_beside(program, &loopback(), volumes, &temp_dir())?;
+        let entrant = Participant::of(name, &running, VOLUME)?;
+        field.entrants.push(Participant { is_peer: peer.is_some(), is_empty: true, ..entrant });
         field.running.push(running);
     }
     Ok(field)
@@ -212,8 +212,8 @@ impl Field {
         }
         arguments.extend(["--volume".into(), format!("{VOLUME}=ram:{BYTE_COUNT}")]);
         let running = serve(program, &arguments)?;
-        let entrant = Entrant::of(name, &running, VOLUME)?;
-        self.entrants.push(Entrant { is_empty: true, ..entrant });
+        let entrant = Participant::of(name, &running, VOLUME)?;
+        self.entrants.push(Participant { is_empty: true, ..entrant });
         self.running.push(running);
         Ok(())
     }
@@ -233,9 +233,9 @@ impl Field {
         })?;
         let url: Url = format!("iscsi://{}/{LIMIT_TARGET}/0", said.trim()).parse()?;
         let pid = Pid::from_raw(daemon.pid().cast_signed()).context("a process id")?;
-        let way = Way::Load { url, pids: vec![daemon.pid()] };
+        let way = MeasureMode::Load { url, pids: vec![daemon.pid()] };
         let restless = (name == LIMIT_SPINNING).then_some(pid);
-        let entrant = Entrant { restless, ..Entrant::new(name, way) };
+        let entrant = Participant { restless, ..Participant::new(name, way) };
         drop(Awake(restless));
         self.entrants.push(entrant);
         self.limits.push(Limit { _daemon: daemon, _folder: folder });
@@ -254,8 +254,8 @@ fn units(program: &Path) -> Result<Field> {
         arguments.extend(["--config".into(), path.display().to_string()]);
         let running = serve(program, &arguments)?;
         // One in the middle of them.
-        let entrant = Entrant::of(name, &running, &unit(count / 2))?;
-        field.entrants.push(Entrant { is_empty: true, ..entrant });
+        let entrant = Participant::of(name, &running, &unit(count / 2))?;
+        field.entrants.push(Participant { is_empty: true, ..entrant });
         field.running.push(running);
         field.folders.push(folder);
     }
@@ -286,10 +286,10 @@ fn crowd(program: &Path) -> Result<Field> {
     let running = serve(program, &arguments)?;
     let mut field = Field::default();
     for (name, idle) in [(IDLE_ONE, 1), (IDLE_MANY, MANY)] {
-        let entrant = Entrant::of(name, &running, VOLUME)?;
+        let entrant = Participant::of(name, &running, VOLUME)?;
         // One volume: filled once.
         let is_empty = idle == 1;
-        field.entrants.push(Entrant { idle, is_empty, ..entrant });
+        field.entrants.push(Participant { idle, is_empty, ..entrant });
     }
     field.running.push(running);
     Ok(field)

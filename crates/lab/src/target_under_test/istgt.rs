@@ -7,7 +7,7 @@ use std::path::Path;
 use sarsen_node::stores::CacheMode;
 
 use super::running::{Running, Unit, on_free_port};
-use super::{Backing, ContestantError, Image};
+use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 use crate::process;
 
@@ -28,20 +28,20 @@ pub fn start(
     network: &Network,
     images: &[Image],
     account: Option<Account<'_>>,
-) -> Result<Running, ContestantError> {
+) -> Result<Running, TargetUnderTestError> {
     images.iter().try_for_each(takes)?;
     on_free_port(network, |address| start_on(network, images, account, address))
 }
 
 /// Whether it can serve this.
-pub(super) fn takes(image: &Image) -> Result<(), ContestantError> {
+pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     if image.block_bytes != 512 {
-        return Err(ContestantError::Unable("istgt is started with 512-byte blocks".into()));
+        return Err(TargetUnderTestError::Unable("istgt is started with 512-byte blocks".into()));
     }
     // It asks for O_SYNC with F_SETFL, which Linux ignores (fcntl(2)), so without a write cache
     // it would acknowledge what is not durable.
     if image.backing != Backing::Memory && image.cache != CacheMode::WriteBack {
-        return Err(ContestantError::Unable("istgt only writes back on Linux".into()));
+        return Err(TargetUnderTestError::Unable("istgt only writes back on Linux".into()));
     }
     Ok(())
 }
@@ -51,12 +51,12 @@ fn start_on(
     images: &[Image],
     account: Option<Account<'_>>,
     address: SocketAddr,
-) -> Result<Running, ContestantError> {
+) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::at_home("istgt")?;
     let files = running.backing_files(images)?;
     let write = |name: &str, text: &str| {
         let path = running.file(name);
-        fs::write(&path, text).map_err(|error| ContestantError::file("write", &path, &error))
+        fs::write(&path, text).map_err(|error| TargetUnderTestError::file("write", &path, &error))
     };
     let mut text = global(&running.file(""), address);
     for ((number, image), file) in (1..).zip(images).zip(&files) {
@@ -168,7 +168,7 @@ mod tests {
         let long = Image { block_bytes: 4096, ..disk() };
         for image in [through, long] {
             let refused = start(&network, &[image], None).unwrap_err();
-            assert!(matches!(refused, ContestantError::Unable(_)), "{refused}");
+            assert!(matches!(refused, TargetUnderTestError::Unable(_)), "{refused}");
         }
     }
 }

@@ -10,14 +10,14 @@ use crate::{ChangeError, StartError};
 
 /// What can be told apart without reading a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum ErrorClass {
     /// A file, a folder or a device that was named is not there.
     Missing,
     /// Somebody else has it.
     Taken,
 }
 
-impl Obstacle {
+impl ErrorClass {
     /// What the system's own error says, wherever it is among the sources of `error`.
     pub fn below(error: &(dyn Error + 'static)) -> Option<Self> {
         let chain = successors(Some(error), |error| (*error).source());
@@ -31,22 +31,22 @@ impl Obstacle {
 
 impl StartError {
     /// What stands in the way, if it is one of these.
-    pub fn obstacle(&self) -> Option<Obstacle> {
+    pub fn error_class(&self) -> Option<ErrorClass> {
         match self {
-            Self::Store { source, .. } if source.is_in_use() => Some(Obstacle::Taken),
-            Self::Store { source, .. } if source.is_not_found() => Some(Obstacle::Missing),
-            Self::State(StateError::InUse(_)) => Some(Obstacle::Taken),
-            other => Obstacle::below(other),
+            Self::Store { source, .. } if source.is_in_use() => Some(ErrorClass::Taken),
+            Self::Store { source, .. } if source.is_not_found() => Some(ErrorClass::Missing),
+            Self::State(StateError::InUse(_)) => Some(ErrorClass::Taken),
+            other => ErrorClass::below(other),
         }
     }
 }
 
 impl ChangeError {
     /// What stands in the way, if it is one of these.
-    pub fn obstacle(&self) -> Option<Obstacle> {
+    pub fn error_class(&self) -> Option<ErrorClass> {
         match self {
-            Self::Open(error) => error.obstacle(),
-            Self::InUse(_) | Self::Busy(_) | Self::UnderWay => Some(Obstacle::Taken),
+            Self::Open(error) => error.error_class(),
+            Self::InUse(_) | Self::Busy(_) | Self::UnderWay => Some(ErrorClass::Taken),
             Self::Impossible { .. } | Self::Unflushed(_) | Self::BrokeOff | Self::ServerEnds => {
                 None
             }
@@ -73,20 +73,20 @@ mod tests {
         let address = ([127, 0, 0, 1], 3260).into();
         let pem = PemError::Unreadable { path: "c".into(), source: ErrorKind::NotFound.into() };
         let listen = StartError::Listen { address, source: ErrorKind::AddrInUse.into() };
-        for (error, obstacle) in [
-            (store(system(ErrorKind::NotFound)), Some(Obstacle::Missing)),
+        for (error, error_class) in [
+            (store(system(ErrorKind::NotFound)), Some(ErrorClass::Missing)),
             (store(system(ErrorKind::PermissionDenied)), None),
-            (store(StoreError::NotFound { path: "a".into() }), Some(Obstacle::Missing)),
-            (store(StoreError::InUse { path: "a".into() }), Some(Obstacle::Taken)),
-            (StateError::InUse("s".into()).into(), Some(Obstacle::Taken)),
-            (StartError::Tls { address, source: TlsError::Pem(pem) }, Some(Obstacle::Missing)),
-            (listen, Some(Obstacle::Taken)),
+            (store(StoreError::NotFound { path: "a".into() }), Some(ErrorClass::Missing)),
+            (store(StoreError::InUse { path: "a".into() }), Some(ErrorClass::Taken)),
+            (StateError::InUse("s".into()).into(), Some(ErrorClass::Taken)),
+            (StartError::Tls { address, source: TlsError::Pem(pem) }, Some(ErrorClass::Missing)),
+            (listen, Some(ErrorClass::Taken)),
             (ConfigError::new("f:1", "x").into(), None),
         ] {
-            let told = format!("{error:?}");
-            assert_eq!(ChangeError::from(error).obstacle(), obstacle, "{told}");
+            let reported = format!("{error:?}");
+            assert_eq!(ChangeError::from(error).error_class(), error_class, "{reported}");
         }
-        assert_eq!(ChangeError::Busy("a".into()).obstacle(), Some(Obstacle::Taken));
-        assert_eq!(ChangeError::ServerEnds.obstacle(), None);
+        assert_eq!(ChangeError::Busy("a".into()).error_class(), Some(ErrorClass::Taken));
+        assert_eq!(ChangeError::ServerEnds.error_class(), None);
     }
 }

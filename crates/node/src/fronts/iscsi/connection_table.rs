@@ -10,7 +10,7 @@ use sarsen_proto::iscsi::Parameters;
 
 /// A connection, once its login is done.
 #[derive(Clone, Debug)]
-pub(crate) struct Attendance {
+pub(crate) struct ConnectionInfo {
     /// The session that it belongs to.
     pub(crate) tsih: u16,
     pub(crate) cid: u16,
@@ -24,44 +24,44 @@ pub(crate) struct Attendance {
 
 /// All connections that stand, oldest first.
 #[derive(Default)]
-pub(crate) struct Roster {
-    state: Mutex<State>,
+pub(crate) struct ConnectionTable {
+    state: Mutex<ConnectionTableState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectionTableState {
     last_number: u64,
-    by_number: BTreeMap<u64, Attendance>,
+    by_number: BTreeMap<u64, ConnectionInfo>,
 }
 
 /// A connection's line on the roster, which is struck off when this is dropped.
-pub(crate) struct Line<'a> {
-    roster: &'a Roster,
+pub(crate) struct ConnectionEntry<'a> {
+    connection_table: &'a ConnectionTable,
     number: u64,
 }
 
-impl Drop for Line<'_> {
+impl Drop for ConnectionEntry<'_> {
     fn drop(&mut self) {
-        self.roster.state().by_number.remove(&self.number);
+        self.connection_table.state().by_number.remove(&self.number);
     }
 }
 
-impl Roster {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ConnectionTable {
+    fn state(&self) -> MutexGuard<'_, ConnectionTableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a connection for as long as the line is kept.
-    pub(crate) fn enter(&self, attendance: Attendance) -> Line<'_> {
+    pub(crate) fn enter(&self, info: ConnectionInfo) -> ConnectionEntry<'_> {
         let mut state = self.state();
         state.last_number += 1;
         let number = state.last_number;
-        state.by_number.insert(number, attendance);
-        Line { roster: self, number }
+        state.by_number.insert(number, info);
+        ConnectionEntry { connection_table: self, number }
     }
 
     /// The connections that stand, oldest first.
-    pub(crate) fn connections(&self) -> Vec<Attendance> {
+    pub(crate) fn connections(&self) -> Vec<ConnectionInfo> {
         self.state().by_number.values().cloned().collect()
     }
 }

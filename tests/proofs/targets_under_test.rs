@@ -12,9 +12,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use sarsen_initiator::nbd::{NbdPlace, NbdUrl};
 use sarsen_io::time::now;
 use sarsen_lab::access::Access;
-use sarsen_lab::contestant::{Contestant, ContestantError, Medium, Running, VolumeSpec};
 use sarsen_lab::load::{self, Endpoint, LoadOptions};
 use sarsen_lab::network::{LinkProfile, Network};
+use sarsen_lab::target_under_test::{
+    Medium, Running, TargetUnderTest, TargetUnderTestError, VolumeSpec,
+};
 use sarsen_node::stores::CacheMode;
 use sarsen_proof::{process, program};
 
@@ -31,16 +33,16 @@ fn volumes(cache: CacheMode) -> [VolumeSpec; 2] {
 }
 
 fn start(
-    contestant: &Contestant,
+    target_under_test: &TargetUnderTest,
     cache: CacheMode,
     folder: &Path,
 ) -> Result<(Running, Vec<Endpoint>)> {
     let network = Network::build(&[LinkProfile::loopback()]);
     let volumes = volumes(cache);
-    let running = contestant.start_beside(&program::path()?, &network, &volumes, folder)?;
+    let running = target_under_test.start_beside(&program::path()?, &network, &volumes, folder)?;
     let link = network.links().first().context("loopback")?;
     let endpoints = volumes.iter().map(|volume| running.endpoint(&volume.name, link));
-    let endpoints = endpoints.collect::<Result<_, ContestantError>>()?;
+    let endpoints = endpoints.collect::<Result<_, TargetUnderTestError>>()?;
     Ok((running, endpoints))
 }
 
@@ -71,15 +73,15 @@ fn is_gone(pid: u32) -> bool {
     !Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// One life of a contestant.
-fn comes_and_goes(contestant: &Contestant, cache: CacheMode) -> Result<()> {
+/// One life of a target under test.
+fn comes_and_goes(target_under_test: &TargetUnderTest, cache: CacheMode) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let (running, endpoints) = start(contestant, cache, folder.path())?;
+    let (running, endpoints) = start(target_under_test, cache, folder.path())?;
     for endpoint in &endpoints {
         answers(endpoint, running.pids()).with_context(|| running.log())?;
     }
     ensure!(running.ended().is_none(), "{:?}", running.ended());
-    println!("{contestant} {:?}:\n{}", running.version(), running.commands().join("\n"));
+    println!("{target_under_test} {:?}:\n{}", running.version(), running.commands().join("\n"));
 
     let folders: Vec<_> = running.folders().map(Path::to_owned).collect();
     ensure!(folders.iter().all(|folder| folder.exists()), "{folders:?}");
@@ -111,7 +113,7 @@ fn is_installed(peer: &str) -> bool {
 fn sarsen_comes_and_goes_in_every_cache_mode() -> Result<()> {
     use CacheMode::{DirectSync, None, Unsafe, WriteBack, WriteThrough};
     for cache in [WriteBack, WriteThrough, None, DirectSync, Unsafe] {
-        comes_and_goes(&Contestant::Sarsen, cache).with_context(|| format!("{cache:?}"))?;
+        comes_and_goes(&TargetUnderTest::Sarsen, cache).with_context(|| format!("{cache:?}"))?;
     }
     Ok(())
 }
@@ -123,7 +125,7 @@ fn tgt_comes_and_goes_in_every_cache_mode_that_it_has() -> Result<()> {
     }
     use CacheMode::{DirectSync, None, WriteBack, WriteThrough};
     for cache in [WriteBack, WriteThrough, None, DirectSync] {
-        comes_and_goes(&Contestant::Tgt, cache).with_context(|| format!("{cache:?}"))?;
+        comes_and_goes(&TargetUnderTest::Tgt, cache).with_context(|| format!("{cache:?}"))?;
     }
     Ok(())
 }
@@ -133,7 +135,7 @@ fn istgt_comes_and_goes() -> Result<()> {
     if !is_installed("istgt") {
         return Ok(());
     }
-    comes_and_goes(&Contestant::Istgt, CacheMode::WriteBack)
+    comes_and_goes(&TargetUnderTest::Istgt, CacheMode::WriteBack)
 }
 
 #[test]
@@ -142,13 +144,13 @@ fn nbdkit_comes_and_goes_in_every_cache_mode_that_it_has() -> Result<()> {
         return Ok(());
     }
     for cache in [CacheMode::WriteBack, CacheMode::WriteThrough, CacheMode::Unsafe] {
-        comes_and_goes(&Contestant::Nbdkit, cache).with_context(|| format!("{cache:?}"))?;
+        comes_and_goes(&TargetUnderTest::Nbdkit, cache).with_context(|| format!("{cache:?}"))?;
     }
     let folder = tempfile::tempdir()?;
     for cache in [CacheMode::None, CacheMode::DirectSync] {
-        let refused = start(&Contestant::Nbdkit, cache, folder.path()).map(drop);
+        let refused = start(&TargetUnderTest::Nbdkit, cache, folder.path()).map(drop);
         let error = refused.err().with_context(|| format!("{cache:?}"))?;
-        let unable = matches!(error.downcast_ref(), Some(ContestantError::Unable(_)));
+        let unable = matches!(error.downcast_ref(), Some(TargetUnderTestError::Unable(_)));
         ensure!(unable, "{cache:?}: {error:#}");
     }
     Ok(())
@@ -160,12 +162,14 @@ fn an_export_of_somebody_elses_answers_and_stays() -> Result<()> {
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
-    let (nbdkit, endpoints) = start(&Contestant::Nbdkit, CacheMode::WriteBack, folder.path())?;
-    let contestant: Contestant = endpoints[0].to_string().parse().map_err(anyhow::Error::msg)?;
-    ensure!(matches!(contestant, Contestant::Nbd(_)), "{contestant}");
+    let (nbdkit, endpoints) = start(&TargetUnderTest::Nbdkit, CacheMode::WriteBack, folder.path())?;
+    let target_under_test: TargetUnderTest =
+        endpoints[0].to_string().parse().map_err(anyhow::Error::msg)?;
+    ensure!(matches!(target_under_test, TargetUnderTest::Nbd(_)), "{target_under_test}");
     let network = Network::build(&[LinkProfile::loopback()]);
     let [volume, _] = volumes(CacheMode::WriteBack);
-    let running = contestant.start(&network, std::slice::from_ref(&volume), folder.path())?;
+    let running =
+        target_under_test.start(&network, std::slice::from_ref(&volume), folder.path())?;
     ensure!(running.pids().is_empty() && running.folders().next().is_none(), "{running:?}");
     let link = network.links().first().context("loopback")?;
     answers(&running.endpoint(&volume.name, link)?, Vec::new())?;
@@ -176,13 +180,13 @@ fn an_export_of_somebody_elses_answers_and_stays() -> Result<()> {
 
 #[test]
 fn the_bare_media_answer() -> Result<()> {
-    comes_and_goes(&Contestant::Direct, CacheMode::WriteBack)
+    comes_and_goes(&TargetUnderTest::Direct, CacheMode::WriteBack)
 }
 
 #[test]
 fn one_that_is_killed_says_so() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let (running, _) = start(&Contestant::Sarsen, CacheMode::WriteBack, folder.path())?;
+    let (running, _) = start(&TargetUnderTest::Sarsen, CacheMode::WriteBack, folder.path())?;
     let pid = Pid::from_raw(i32::try_from(running.pids()[0])?);
     kill_process(pid.context("a process id")?, Signal::KILL)?;
     let said = until(|| running.ended())?;
@@ -195,8 +199,8 @@ fn one_that_is_killed_says_so() -> Result<()> {
 #[test]
 fn a_lab_that_stays() -> Result<()> {
     let Ok(folder) = std::env::var("LAB_FOLDER") else { return Ok(()) };
-    let (running, _) = start(&Contestant::Sarsen, CacheMode::WriteBack, Path::new(&folder))?;
-    let (tgt, _) = match start(&Contestant::Tgt, CacheMode::WriteBack, Path::new(&folder)) {
+    let (running, _) = start(&TargetUnderTest::Sarsen, CacheMode::WriteBack, Path::new(&folder))?;
+    let (tgt, _) = match start(&TargetUnderTest::Tgt, CacheMode::WriteBack, Path::new(&folder)) {
         Ok((tgt, urls)) => (Some(tgt), urls),
         Err(_) => (None, Vec::new()),
     };
@@ -213,7 +217,7 @@ fn a_lab_that_stays() -> Result<()> {
 fn nothing_is_left_of_a_lab_that_is_killed() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut lab = Command::new(std::env::current_exe()?)
-        .args(["--exact", "contestants::a_lab_that_stays", "--nocapture"])
+        .args(["--exact", "targets_under_test::a_lab_that_stays", "--nocapture"])
         .env("LAB_FOLDER", folder.path())
         .env(program::VARIABLE, program::path()?)
         .stdin(Stdio::piped())

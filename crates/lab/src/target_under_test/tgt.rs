@@ -7,7 +7,7 @@ use std::process::Command;
 use sarsen_node::stores::CacheMode;
 
 use super::running::{ADMIN_LIMIT, Running, Unit, on_free_port};
-use super::{Backing, ContestantError, Image};
+use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 use crate::process;
 
@@ -25,13 +25,13 @@ const WRITE_CACHE_OFF: &str =
     "mode_page=8:0:18:0x10:0:0xff:0xff:0:0:0xff:0xff:0xff:0xff:0x80:0x14:0:0:0:0:0:0";
 
 /// Serves each image as LUN 1 of a target of its own.
-pub fn start(network: &Network, images: &[Image]) -> Result<Running, ContestantError> {
+pub fn start(network: &Network, images: &[Image]) -> Result<Running, TargetUnderTestError> {
     images.iter().try_for_each(takes)?;
     on_free_port(network, |address| start_on(network, images, address))
 }
 
 /// Whether it can serve this.
-pub(super) fn takes(image: &Image) -> Result<(), ContestantError> {
+pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     caching(image).map(drop)
 }
 
@@ -39,7 +39,7 @@ fn start_on(
     network: &Network,
     images: &[Image],
     address: SocketAddr,
-) -> Result<Running, ContestantError> {
+) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::at_home("tgt")?;
     let files = running.backing_files(images)?;
     let socket = running.file(SOCKET);
@@ -69,20 +69,20 @@ fn start_on(
 }
 
 /// Runs `tgtadm` on one that was started here; the first image's target is `--tid 1`.
-pub fn administer(running: &Running, arguments: &[&str]) -> Result<(), ContestantError> {
+pub fn administer(running: &Running, arguments: &[&str]) -> Result<(), TargetUnderTestError> {
     let mut command = admin(running)?;
     process::output(command.args(arguments), ADMIN_LIMIT)?;
     Ok(())
 }
 
-fn admin(running: &Running) -> Result<Command, ContestantError> {
+fn admin(running: &Running) -> Result<Command, TargetUnderTestError> {
     let mut command = process::command("tgtadm")?;
     command.args(["-C", CONTROL, "--lld", "iscsi"]).env(SOCKET_VARIABLE, running.file(SOCKET));
     Ok(command)
 }
 
 /// The flags that the file is opened with, and whether the unit has a write cache.
-fn caching(image: &Image) -> Result<(Option<&'static str>, bool), ContestantError> {
+fn caching(image: &Image) -> Result<(Option<&'static str>, bool), TargetUnderTestError> {
     if image.backing == Backing::Memory {
         return Ok((None, true));
     }
@@ -92,7 +92,7 @@ fn caching(image: &Image) -> Result<(Option<&'static str>, bool), ContestantErro
         CacheMode::None => (Some("direct"), true),
         CacheMode::DirectSync => (Some("direct"), false),
         CacheMode::Unsafe => {
-            return Err(ContestantError::Unable("tgt cannot ignore flushes".into()));
+            return Err(TargetUnderTestError::Unable("tgt cannot ignore flushes".into()));
         }
     })
 }
@@ -103,7 +103,7 @@ fn steps(
     name: &str,
     image: &Image,
     file: &Path,
-) -> Result<Vec<Vec<String>>, ContestantError> {
+) -> Result<Vec<Vec<String>>, TargetUnderTestError> {
     let (flags, write_cache) = caching(image)?;
     let target = format!("--mode target --tid {tid}");
     let unit = format!("--mode logicalunit --tid {tid} --lun {LUN}");
@@ -161,6 +161,6 @@ mod tests {
         image.cache = CacheMode::Unsafe;
         assert_eq!(caching(&image).unwrap(), (None, true));
         image.backing = Backing::File("/a".into());
-        assert!(matches!(caching(&image), Err(ContestantError::Unable(_))));
+        assert!(matches!(caching(&image), Err(TargetUnderTestError::Unable(_))));
     }
 }

@@ -10,7 +10,7 @@ use sarsen_node::stores::CacheMode;
 use serde::Deserialize;
 
 use super::running::{READY_LIMIT, Running, Unit};
-use super::{Backing, ContestantError, Image};
+use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 
 /// Names the program in the place of the one that runs.
@@ -20,11 +20,11 @@ const VARIABLE: &str = "SARSEN_BIN";
 const ANNOUNCEMENT: &str = "announcement";
 
 /// The program that runs now, or another one that `SARSEN_BIN` names.
-pub fn own_program() -> Result<PathBuf, ContestantError> {
+pub fn own_program() -> Result<PathBuf, TargetUnderTestError> {
     match std::env::var_os(VARIABLE) {
         Some(path) => Ok(path.into()),
         None => std::env::current_exe().map_err(|error| {
-            ContestantError::Failed(format!(
+            TargetUnderTestError::Failed(format!(
                 "this program cannot be found ({error}): name it in {VARIABLE}"
             ))
         }),
@@ -36,13 +36,13 @@ pub(super) fn start(
     program: &Path,
     network: &Network,
     images: &[Image],
-) -> Result<Running, ContestantError> {
+) -> Result<Running, TargetUnderTestError> {
     let mut volumes = Vec::new();
     for image in images {
         volumes.extend(["--volume".into(), volume(image)]);
     }
     let prepare = |running: &Running| {
-        // In memory it makes its own; on disk all contestants get the same.
+        // In memory it makes its own; on disk all targets under test get the same.
         let on_disk = |image: &&Image| image.backing != Backing::Memory;
         let on_disk: Vec<_> = images.iter().filter(on_disk).cloned().collect();
         running.backing_files(&on_disk).map(drop)
@@ -57,7 +57,7 @@ pub fn serve(
     prefix: &[String],
     listen: IpAddr,
     arguments: &[String],
-) -> Result<Running, ContestantError> {
+) -> Result<Running, TargetUnderTestError> {
     launch(program, prefix, listen, arguments, |_| Ok(()))
 }
 
@@ -66,13 +66,13 @@ fn launch(
     prefix: &[String],
     listen: IpAddr,
     arguments: &[String],
-    prepare: impl FnOnce(&Running) -> Result<(), ContestantError>,
-) -> Result<Running, ContestantError> {
+    prepare: impl FnOnce(&Running) -> Result<(), TargetUnderTestError>,
+) -> Result<Running, TargetUnderTestError> {
     let mut running = Running::at_home("sarsen")?;
     prepare(&running)?;
     let path = running.file(ANNOUNCEMENT);
     let out = fs::File::create(&path);
-    let out = out.map_err(|error| ContestantError::file("make", &path, &error))?;
+    let out = out.map_err(|error| TargetUnderTestError::file("make", &path, &error))?;
     let daemon = running.start(prefix, program, |command| {
         command.args(["serve", "--json", "--listen", &SocketAddr::new(listen, 0).to_string()]);
         command.args(arguments).stdout(out);
@@ -80,7 +80,7 @@ fn launch(
     let mut said = String::new();
     let announced = daemon.wait_until(READY_LIMIT, || {
         said = fs::read_to_string(&path)
-            .map_err(|error| ContestantError::file("read", &path, &error))?;
+            .map_err(|error| TargetUnderTestError::file("read", &path, &error))?;
         Ok(said.ends_with('\n'))
     });
     announced.map_err(|error| running.explain(error))?;
@@ -117,7 +117,7 @@ fn volume(image: &Image) -> String {
 }
 
 /// The names and URLs in the line that says that it serves.
-fn volumes(said: &str) -> Result<Vec<(String, Url)>, ContestantError> {
+fn volumes(said: &str) -> Result<Vec<(String, Url)>, TargetUnderTestError> {
     #[derive(Deserialize)]
     struct Announcement {
         volumes: Vec<Volume>,
@@ -128,7 +128,7 @@ fn volumes(said: &str) -> Result<Vec<(String, Url)>, ContestantError> {
         url: String,
     }
     let wrong = |why: &dyn std::fmt::Display| {
-        ContestantError::Failed(format!("sarsen said {said:?} when it was ready: {why}"))
+        TargetUnderTestError::Failed(format!("sarsen said {said:?} when it was ready: {why}"))
     };
     let line = said.lines().next().unwrap_or_default();
     let announcement: Announcement = serde_json::from_str(line).map_err(|error| wrong(&error))?;

@@ -27,7 +27,7 @@ use tokio::task::LocalSet;
 
 use crate::dice::Dice;
 use crate::link::{Link, News};
-use crate::network::{self, Weather};
+use crate::network::{self, NetworkTraits};
 
 const TARGET: &str = "iqn.2026-11.test:fair";
 const SECOND: Duration = Duration::from_secs(1);
@@ -88,13 +88,13 @@ const HANGS: Duration = Duration::from_secs(1 << 30);
 type Disk = (Duration, Arc<Mutex<Option<Instant>>>);
 
 /// A portal with units `a`, `b` and so on at the LUNs from 0.
-struct Fair {
+struct QosWorld {
     portal: SimulatedPortal,
     next_port: Cell<u16>,
     unit_count: u8,
 }
 
-impl Fair {
+impl QosWorld {
     /// With two units on one disk.
     fn new(takes: Duration) -> Rc<Self> {
         let idle_at: Arc<Mutex<Option<Instant>>> = Arc::default();
@@ -128,7 +128,7 @@ impl Fair {
         let port = self.next_port.replace(self.next_port.get() + 1);
         let own = SocketAddr::from(([192, 0, 2, 2], port));
         let portal = SocketAddr::from(([192, 0, 2, 1], 3260));
-        let weather = Weather { latency_max_ms: 0, ..Weather::fair() };
+        let weather = NetworkTraits { latency_max_ms: 0, ..NetworkTraits::fair() };
         let mut dice = Dice::new(1);
         let (side, accepted) = network::connection(&mut dice, &weather, [own, portal], false);
         tokio::task::spawn_local(self.portal.serve(Stream::simulated(accepted)));
@@ -201,8 +201,14 @@ impl Client {
     }
 
     /// Keeps so many reads open on a unit until then; gives how many ended well, and the longest.
-    async fn keep_reading(&mut self, lun: u8, blocks: u8, depth: usize, until: Instant) -> Tally {
-        let mut tally = Tally::default();
+    async fn keep_reading(
+        &mut self,
+        lun: u8,
+        blocks: u8,
+        depth: usize,
+        until: Instant,
+    ) -> Counters {
+        let mut tally = Counters::default();
         while time::now() < until {
             while self.sent.len() < depth && self.read(lun, blocks).is_some() {}
             let Some(answer) = self.answer(until).await else { break };
@@ -213,14 +219,14 @@ impl Client {
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct Counters {
     good: u64,
     full: u64,
     longest: Duration,
     took: Vec<Duration>,
 }
 
-impl Tally {
+impl Counters {
     fn add(&mut self, answer: &Answer) {
         match answer.status {
             GOOD => self.good += 1,
@@ -253,7 +259,7 @@ fn iops(iops: u64) -> QosConfig {
 #[test]
 fn so_many_commands_a_second_are_let_through_and_none_fails() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut one = fair.login("iqn.2026-11.test:one").await;
         let mut two = fair.login("iqn.2026-11.test:two").await;
         fair.portal.govern(&[("a", iops(1000))], 64);
@@ -274,7 +280,7 @@ fn so_many_commands_a_second_are_let_through_and_none_fails() {
 fn so_many_bytes_a_second_are_let_through_however_large_the_commands() {
     for blocks in [1, 8, 128] {
         run(async {
-            let fair = Fair::new(Duration::ZERO);
+            let fair = QosWorld::new(Duration::ZERO);
             let mut client = fair.login("iqn.2026-11.test:one").await;
             let bandwidth = NonZeroU64::new(4 << 20);
             let burst = Some(Duration::ZERO);
@@ -292,7 +298,7 @@ fn so_many_bytes_a_second_are_let_through_however_large_the_commands() {
 #[test]
 fn bytes_are_counted_by_the_cdb_whatever_the_initiator_expects() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         let bandwidth = NonZeroU64::new(64 << 10);
         let qos = QosConfig { bandwidth, burst: Some(Duration::ZERO), ..QosConfig::default() };
@@ -314,7 +320,7 @@ fn bytes_are_counted_by_the_cdb_whatever_the_initiator_expects() {
 #[test]
 fn what_was_not_used_is_saved_for_as_long_as_the_burst() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         let burst = Some(2 * SECOND);
         fair.portal.govern(&[("a", QosConfig { burst, ..iops(500) })], 64);
@@ -334,10 +340,10 @@ fn what_was_not_used_is_saved_for_as_long_as_the_burst() {
 #[test]
 fn what_waits_for_one_volume_does_not_hold_up_another_of_the_session() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         fair.portal.govern(&[("a", iops(5))], 64);
-        let (mut a, mut b) = (Tally::default(), Tally::default());
+        let (mut a, mut b) = (Counters::default(), Counters::default());
         let until = time::now() + 20 * SECOND;
         while time::now() < until {
             let open = |client: &Client, lun| client.sent.values().filter(|of| of.0 == lun).count();
@@ -362,7 +368,7 @@ fn what_waits_for_one_volume_does_not_hold_up_another_of_the_session() {
 #[test]
 fn what_only_asks_after_a_unit_does_not_wait() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         fair.portal.govern(&[("a", iops(1))], 64);
         for _ in 0..20 {
@@ -378,7 +384,7 @@ fn what_only_asks_after_a_unit_does_not_wait() {
 #[test]
 fn what_waits_can_be_aborted_and_has_used_nothing() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         fair.portal.govern(&[("a", iops(1))], 64);
         for _ in 0..90 {
@@ -411,7 +417,7 @@ fn what_waits_can_be_aborted_and_has_used_nothing() {
 #[test]
 fn a_limit_that_changes_holds_for_what_waits_already() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         fair.portal.govern(&[("a", iops(1))], 64);
         for _ in 0..90 {
@@ -435,7 +441,7 @@ fn a_limit_that_changes_holds_for_what_waits_already() {
 #[test]
 fn a_host_that_is_no_longer_limited_or_has_another_name_does_not_wait() {
     run(async {
-        let fair = Fair::new(Duration::ZERO);
+        let fair = QosWorld::new(Duration::ZERO);
         let mut client = fair.login("iqn.2026-11.test:one").await;
         for then in [[].as_slice(), &[("renamed", iops(1000))]] {
             fair.portal.govern_hosts(&[("host", iops(1))], 64);
@@ -454,7 +460,7 @@ fn a_host_that_is_no_longer_limited_or_has_another_name_does_not_wait() {
 
 /// How many commands each unit answers in ten seconds that sessions of their own ask for without end.
 async fn apart(takes: &[Duration], qos: &[QosConfig], in_service: usize) -> Vec<u64> {
-    let fair = Fair::apart(takes);
+    let fair = QosWorld::apart(takes);
     let governed: Vec<_> = ["a", "b", "c"].into_iter().zip(qos.iter().copied()).collect();
     fair.portal.govern(&governed, in_service);
     let mut readings = Vec::new();
@@ -501,8 +507,8 @@ fn a_slow_store_does_not_slow_down_a_volume_of_the_same_share() {
 }
 
 /// Two sessions at one disk that does a thousand commands a second; the one on `b` has few open.
-async fn side_by_side(a: QosConfig, b: QosConfig) -> [Tally; 2] {
-    let fair = Fair::new(Duration::from_millis(1));
+async fn side_by_side(a: QosConfig, b: QosConfig) -> [Counters; 2] {
+    let fair = QosWorld::new(Duration::from_millis(1));
     let mut noisy = fair.login("iqn.2026-11.test:noisy").await;
     let mut quiet = fair.login("iqn.2026-11.test:quiet").await;
     fair.portal.govern(&[("a", a), ("b", b)], 4);
@@ -542,7 +548,7 @@ fn a_minimum_is_had_whatever_others_ask_for() {
 fn a_noisy_neighbour_that_is_limited_moves_the_p99_of_another_volume_by_less_than_a_fifth() {
     run(async {
         let nothing = QosConfig::default();
-        let fair = Fair::new(Duration::from_millis(1));
+        let fair = QosWorld::new(Duration::from_millis(1));
         let mut quiet = fair.login("iqn.2026-11.test:quiet").await;
         let alone = quiet.keep_reading(1, 1, 8, time::now() + 10 * SECOND).await.p99();
         let [_, unlimited] = side_by_side(nothing, nothing).await;

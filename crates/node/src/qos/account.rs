@@ -133,12 +133,12 @@ impl Drop for Charge {
 
 /// Those whom a command is for: its volume, and its initiator's host if that has anything to say.
 #[derive(Clone)]
-pub(super) struct Parties {
+pub(super) struct ChargedAccounts {
     volume: Arc<Account>,
     host: Option<Arc<Account>>,
 }
 
-impl Parties {
+impl ChargedAccounts {
     pub(super) fn new(volume: Arc<Account>, host: Option<Arc<Account>>) -> Self {
         Self { volume, host }
     }

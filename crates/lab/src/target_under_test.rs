@@ -1,7 +1,7 @@
 //! Who is measured: our own target, others' targets that are installed here, targets that run
 //! somewhere, and the bare medium without any of them.
 //!
-//! A contestant is started with the volumes of a study in a private folder, on a free port of the
+//! A target under test is started with the volumes of a study in a private folder, on a free port of the
 //! targets' side of the [`Network`], and is gone without a trace when its [`Running`] is dropped,
 //! or when this process ends in any other way. Each kind is in a module of its own; [`tgt`],
 //! [`istgt`] and [`sarsen`] can also be started with [`Image`]s of one's own.
@@ -30,9 +30,9 @@ pub(crate) use running::FOLDER_PREFIX;
 pub use running::Running;
 use running::{Unit, private_folder};
 
-/// A kind of contestant.
+/// A kind of target under test.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Contestant {
+pub enum TargetUnderTest {
     /// This program.
     Sarsen,
     /// Debian's tgt.
@@ -73,9 +73,9 @@ pub struct VolumeSpec {
     pub cache: CacheMode,
 }
 
-/// Why a contestant does not take part, or not in this.
+/// Why a target under test does not take part, or not in this.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ContestantError {
+pub enum TargetUnderTestError {
     /// It cannot do what is asked, which is no failure: the cell is not measured.
     #[error("{0}")]
     Unable(String),
@@ -84,13 +84,13 @@ pub enum ContestantError {
     Failed(String),
 }
 
-impl ContestantError {
+impl TargetUnderTestError {
     fn file(what: &str, path: &Path, error: &io::Error) -> Self {
         Self::Failed(format!("cannot {what} {}: {error}", path.display()))
     }
 }
 
-impl From<ProcessError> for ContestantError {
+impl From<ProcessError> for TargetUnderTestError {
     fn from(error: ProcessError) -> Self {
         Self::Failed(error.to_string())
     }
@@ -127,15 +127,15 @@ impl Image {
     }
 }
 
-/// Whether a kind of contestant can serve an image at all, and how it is started.
-type Takes = fn(&Image) -> Result<(), ContestantError>;
-type Start<'a> = &'a dyn Fn(&[Image]) -> Result<Running, ContestantError>;
+/// Whether a kind of target under test can serve an image at all, and how it is started.
+type Takes = fn(&Image) -> Result<(), TargetUnderTestError>;
+type Start<'a> = &'a dyn Fn(&[Image]) -> Result<Running, TargetUnderTestError>;
 
-const fn all(_: &Image) -> Result<(), ContestantError> {
+const fn all(_: &Image) -> Result<(), TargetUnderTestError> {
     Ok(())
 }
 
-impl Contestant {
+impl TargetUnderTest {
     /// Whether the lab starts it, so that nothing but the lab's own volumes are on it.
     pub fn is_started_here(&self) -> bool {
         match self {
@@ -157,7 +157,7 @@ impl Contestant {
         network: &Network,
         volumes: &[VolumeSpec],
         folder: &Path,
-    ) -> Result<Running, ContestantError> {
+    ) -> Result<Running, TargetUnderTestError> {
         self.start_beside(&sarsen::own_program()?, network, volumes, folder)
     }
 
@@ -168,7 +168,7 @@ impl Contestant {
         network: &Network,
         volumes: &[VolumeSpec],
         folder: &Path,
-    ) -> Result<Running, ContestantError> {
+    ) -> Result<Running, TargetUnderTestError> {
         check(volumes)?;
         let with_images = |takes: Takes, start: Start<'_>| {
             let on_disk = volumes.iter().any(|volume| volume.medium == Medium::Disk);
@@ -209,10 +209,10 @@ impl Contestant {
         &self,
         volumes: &[VolumeSpec],
         endpoint: Endpoint,
-    ) -> Result<Running, ContestantError> {
+    ) -> Result<Running, TargetUnderTestError> {
         let [volume] = volumes else {
             let what = format!("{self} is one volume, and {} are wanted", volumes.len());
-            return Err(ContestantError::Unable(what));
+            return Err(TargetUnderTestError::Unable(what));
         };
         let mut running = Running::new(self.to_string());
         running.add_unit(&volume.name, Unit::Elsewhere(endpoint));
@@ -233,8 +233,8 @@ impl VolumeSpec {
     }
 }
 
-/// Whether every contestant can take these names and sizes.
-fn check(volumes: &[VolumeSpec]) -> Result<(), ContestantError> {
+/// Whether every target under test can take these names and sizes.
+fn check(volumes: &[VolumeSpec]) -> Result<(), TargetUnderTestError> {
     for (index, VolumeSpec { name, bytes, .. }) in volumes.iter().enumerate() {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         let problem = if name.is_empty() || !name.chars().all(plain) {
@@ -246,12 +246,12 @@ fn check(volumes: &[VolumeSpec]) -> Result<(), ContestantError> {
         } else {
             continue;
         };
-        return Err(ContestantError::Failed(format!("volume {name:?}: {problem}")));
+        return Err(TargetUnderTestError::Failed(format!("volume {name:?}: {problem}")));
     }
     Ok(())
 }
 
-impl fmt::Display for Contestant {
+impl fmt::Display for TargetUnderTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sarsen => f.write_str("sarsen"),
@@ -266,7 +266,7 @@ impl fmt::Display for Contestant {
     }
 }
 
-impl FromStr for Contestant {
+impl FromStr for TargetUnderTest {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -280,18 +280,18 @@ impl FromStr for Contestant {
                 if let Some(path) = text.strip_prefix("direct:") {
                     Self::DirectPath(path.into())
                 } else if text.starts_with("nbd://") || text.starts_with("nbd+unix://") {
-                    Self::Nbd(text.parse().map_err(|error| no_contestant(&error))?)
+                    Self::Nbd(text.parse().map_err(|error| no_target_under_test(&error))?)
                 } else {
-                    Self::Iscsi(text.parse().map_err(|error| no_contestant(&error))?)
+                    Self::Iscsi(text.parse().map_err(|error| no_target_under_test(&error))?)
                 }
             }
         })
     }
 }
 
-fn no_contestant(error: &dyn fmt::Display) -> String {
+fn no_target_under_test(error: &dyn fmt::Display) -> String {
     format!(
-        "this is no contestant ({error}): write sarsen, tgt, istgt, nbdkit, direct, direct:PATH, \
+        "this is no target under test ({error}): write sarsen, tgt, istgt, nbdkit, direct, direct:PATH, \
          iscsi://…, nbd://… or nbd+unix://…"
     )
 }
@@ -305,24 +305,31 @@ mod tests {
         VolumeSpec { name: name.into(), medium: Medium::Ram, bytes, cache: CacheMode::WriteBack }
     }
 
-    fn start(contestant: &str, volumes: &[VolumeSpec]) -> Result<Running, ContestantError> {
+    fn start(
+        target_under_test: &str,
+        volumes: &[VolumeSpec],
+    ) -> Result<Running, TargetUnderTestError> {
         let network = Network::build(&[LinkProfile::loopback()]);
-        contestant.parse::<Contestant>().unwrap().start(&network, volumes, Path::new("/nowhere"))
+        target_under_test.parse::<TargetUnderTest>().unwrap().start(
+            &network,
+            volumes,
+            Path::new("/nowhere"),
+        )
     }
 
     #[test]
     fn names_are_read_as_they_are_written() {
         let url = "iscsi://host/iqn.2026-11.x:a/0";
         for name in ["sarsen", "tgt", "istgt", "nbdkit", "direct", "direct:/dev/vdb"] {
-            assert_eq!(name.parse::<Contestant>().unwrap().to_string(), name);
+            assert_eq!(name.parse::<TargetUnderTest>().unwrap().to_string(), name);
         }
         for name in ["nbd://h:10809/e", "nbd+unix:///e?socket=/run/nbd.sock"] {
-            assert_eq!(name.parse::<Contestant>().unwrap().to_string(), name);
+            assert_eq!(name.parse::<TargetUnderTest>().unwrap().to_string(), name);
         }
-        assert_eq!(url.parse(), Ok(Contestant::Iscsi(url.parse().unwrap())));
-        let error = "lio".parse::<Contestant>().unwrap_err();
+        assert_eq!(url.parse(), Ok(TargetUnderTest::Iscsi(url.parse().unwrap())));
+        let error = "lio".parse::<TargetUnderTest>().unwrap_err();
         assert!(error.contains("write sarsen, tgt"), "{error}");
-        let error = "nbd://h:0/e".parse::<Contestant>().unwrap_err();
+        let error = "nbd://h:0/e".parse::<TargetUnderTest>().unwrap_err();
         assert!(error.contains("\"h:0\"") && error.contains("write sarsen, tgt"), "{error}");
     }
 
@@ -340,7 +347,7 @@ mod tests {
         assert_eq!(there.to_string(), "nbd://host:10809/a");
         for url in [url, "nbd://host/a"] {
             let several = start(url, &[volume("a", 512), volume("b", 512)]).unwrap_err();
-            assert!(matches!(several, ContestantError::Unable(_)), "{several}");
+            assert!(matches!(several, TargetUnderTestError::Unable(_)), "{several}");
         }
     }
 
@@ -349,16 +356,18 @@ mod tests {
         let disk = |cache| VolumeSpec { medium: Medium::Disk, cache, ..volume("a", 512) };
         let network = Network::build(&[LinkProfile::loopback()]);
         let folder = tempfile::tempdir().unwrap();
-        let refused = |contestant: Contestant, cache| {
+        let refused = |target_under_test: TargetUnderTest, cache| {
             let program = Path::new("/nowhere/sarsen");
-            contestant.start_beside(program, &network, &[disk(cache)], folder.path()).unwrap_err()
+            target_under_test
+                .start_beside(program, &network, &[disk(cache)], folder.path())
+                .unwrap_err()
         };
-        let unable = |what: &str| ContestantError::Unable(what.into());
-        let istgt = refused(Contestant::Istgt, CacheMode::None);
+        let unable = |what: &str| TargetUnderTestError::Unable(what.into());
+        let istgt = refused(TargetUnderTest::Istgt, CacheMode::None);
         assert_eq!(istgt, unable("istgt only writes back on Linux"));
-        let tgt = refused(Contestant::Tgt, CacheMode::Unsafe);
+        let tgt = refused(TargetUnderTest::Tgt, CacheMode::Unsafe);
         assert_eq!(tgt, unable("tgt cannot ignore flushes"));
-        let nbdkit = refused(Contestant::Nbdkit, CacheMode::DirectSync);
+        let nbdkit = refused(TargetUnderTest::Nbdkit, CacheMode::DirectSync);
         assert_eq!(nbdkit, unable("nbdkit's file plugin cannot go past the page cache"));
     }
 

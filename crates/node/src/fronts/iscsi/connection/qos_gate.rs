@@ -8,13 +8,13 @@ use sarsen_scsi::{Cdb, Command, Lun, NexusHandle};
 use sarsen_wire::scsi::opcode;
 
 use crate::access::Origin;
-use crate::fairness::{Account, Cost, Fairness, Peer, Queue, Room, Verdict};
+use crate::qos::{Account, Admit, Cost, Peer, Qos, Queue, QueueLimit};
 use crate::statistics::Operation;
 
 /// See the module.
-pub(super) struct Toll {
-    fairness: Arc<Fairness>,
-    room: Room,
+pub(super) struct QosGate {
+    qos: Arc<Qos>,
+    room: QueueLimit,
     queue: Arc<Queue>,
     /// The initiator's name, the account whose secret it knows, and where it comes from.
     peer: Option<(String, Option<String>, Origin)>,
@@ -23,11 +23,11 @@ pub(super) struct Toll {
     generation: Option<u64>,
 }
 
-impl Toll {
-    pub(super) fn new(fairness: Arc<Fairness>, settings: &Settings) -> Self {
-        let room = Room::of(settings.command_window as usize, settings.room_limit);
+impl QosGate {
+    pub(super) fn new(qos: Arc<Qos>, settings: &Settings) -> Self {
+        let room = QueueLimit::of(settings.command_window as usize, settings.room_limit);
         let queue = Arc::default();
-        Self { fairness, room, queue, peer: None, host: None, generation: None }
+        Self { qos, room, queue, peer: None, host: None, generation: None }
     }
 
     /// Whom it is with, and where what waits of the whole session is counted.
@@ -45,21 +45,21 @@ impl Toll {
 
     /// What becomes of a command to a volume whose commands have to ask.
     #[cold]
-    pub(super) fn judge(
+    pub(super) fn admit(
         &mut self,
         volume: &Arc<Account>,
         nexus: &mut NexusHandle,
         lun: Option<Lun>,
         operation: Operation,
         command: &Command,
-    ) -> Verdict {
+    ) -> Admit {
         if !is_charged(operation, &command.cdb) {
-            return Verdict::Now;
+            return Admit::Now;
         }
-        let generation = self.fairness.generation();
+        let generation = self.qos.generation();
         if self.generation != Some(generation) {
             self.host = self.peer.as_ref().and_then(|(initiator, account, origin)| {
-                self.fairness.host(&Peer {
+                self.qos.host(&Peer {
                     initiator,
                     address: origin.peer.ip(),
                     account: account.as_deref(),
@@ -71,7 +71,7 @@ impl Toll {
         // Who uses one unit alone may fill his window with what waits for it.
         let room = (nexus.unit_count() > 1).then_some(self.room);
         let cost = || Cost { bytes: nexus.moved_bytes(lun, command) };
-        self.fairness.judge(volume, self.host.as_ref(), cost, &self.queue, room)
+        self.qos.admit(volume, self.host.as_ref(), cost, &self.queue, room)
     }
 }
 

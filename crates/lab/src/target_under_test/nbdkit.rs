@@ -6,12 +6,12 @@ use std::path::Path;
 use sarsen_node::stores::CacheMode;
 
 use super::running::{Running, Unit, on_free_port};
-use super::{Backing, ContestantError, Image};
+use super::{Backing, Image, TargetUnderTestError};
 use crate::network::Network;
 use crate::process;
 
 /// Serves each image as the default export of a server of its own.
-pub(super) fn start(network: &Network, images: &[Image]) -> Result<Running, ContestantError> {
+pub(super) fn start(network: &Network, images: &[Image]) -> Result<Running, TargetUnderTestError> {
     let plugins = images.iter().map(plugin).collect::<Result<Vec<_>, _>>()?;
     let mut running = Running::at_home("nbdkit")?;
     let on_disk: Vec<_> = images.iter().filter(|image| is_on_disk(image)).cloned().collect();
@@ -30,7 +30,7 @@ pub(super) fn start(network: &Network, images: &[Image]) -> Result<Running, Cont
 }
 
 /// Whether it can serve this.
-pub(super) fn takes(image: &Image) -> Result<(), ContestantError> {
+pub(super) fn takes(image: &Image) -> Result<(), TargetUnderTestError> {
     plugin(image).map(drop)
 }
 
@@ -39,7 +39,7 @@ fn serve(
     network: &Network,
     address: SocketAddr,
     plugin: &[String],
-) -> Result<(), ContestantError> {
+) -> Result<(), TargetUnderTestError> {
     running.start(network.target_prefix(), Path::new("nbdkit"), |command| {
         command.args(["--foreground", "--newstyle", "--log=stderr"]);
         command.args(["--ipaddr", &address.ip().to_string()]);
@@ -58,9 +58,9 @@ fn is_on_disk(image: &Image) -> bool {
 }
 
 /// The arguments that name what is served, and the filter that makes it cached as is wanted.
-fn plugin(image: &Image) -> Result<Vec<String>, ContestantError> {
+fn plugin(image: &Image) -> Result<Vec<String>, TargetUnderTestError> {
     if image.block_bytes != 512 {
-        return Err(ContestantError::Unable("nbdkit is started with 512-byte blocks".into()));
+        return Err(TargetUnderTestError::Unable("nbdkit is started with 512-byte blocks".into()));
     }
     let path = match &image.backing {
         Backing::Memory => return Ok(vec!["memory".into(), format!("size={}", image.bytes)]),
@@ -71,7 +71,7 @@ fn plugin(image: &Image) -> Result<Vec<String>, ContestantError> {
         CacheMode::WriteThrough => Some("force"),
         CacheMode::Unsafe => Some("discard"),
         CacheMode::None | CacheMode::DirectSync => {
-            return Err(ContestantError::Unable(
+            return Err(TargetUnderTestError::Unable(
                 "nbdkit's file plugin cannot go past the page cache".into(),
             ));
         }
@@ -86,7 +86,7 @@ fn plugin(image: &Image) -> Result<Vec<String>, ContestantError> {
 mod tests {
     use super::*;
 
-    fn line(backing: Backing, cache: CacheMode) -> Result<String, ContestantError> {
+    fn line(backing: Backing, cache: CacheMode) -> Result<String, TargetUnderTestError> {
         plugin(&Image { cache, ..Image::new("a", backing, 1 << 20) }).map(|words| words.join(" "))
     }
 
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(line(CacheMode::WriteThrough).unwrap(), through);
         assert_eq!(line(CacheMode::Unsafe).unwrap(), through.replace("force", "discard"));
         for cache in [CacheMode::None, CacheMode::DirectSync] {
-            assert!(matches!(line(cache), Err(ContestantError::Unable(_))), "{cache:?}");
+            assert!(matches!(line(cache), Err(TargetUnderTestError::Unable(_))), "{cache:?}");
         }
     }
 
@@ -107,6 +107,6 @@ mod tests {
         let memory = line(Backing::Memory, CacheMode::DirectSync);
         assert_eq!(memory.unwrap(), "memory size=1048576");
         let long = Image { block_bytes: 4096, ..Image::new("a", Backing::Memory, 1 << 20) };
-        assert!(matches!(plugin(&long), Err(ContestantError::Unable(_))));
+        assert!(matches!(plugin(&long), Err(TargetUnderTestError::Unable(_))));
     }
 }
