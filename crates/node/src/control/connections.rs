@@ -1,15 +1,16 @@
-//! Connections to the API's port. Who connects need not have shown who he is, so nobody stays for saying
-//! nothing, and there is an end to how many there are: others wait until one goes.
+//! Connections to the API's port. Clients may be unauthenticated, so each wait for a client has a limit, and so has the
+//! number of connections.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, HttpBody as _};
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use axum::response::Response;
@@ -23,7 +24,7 @@ use sarsen_io::net::Listener;
 use sarsen_io::time;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, warn};
 
@@ -60,15 +61,100 @@ impl Default for Limits {
     }
 }
 
-/// A connection's place among all connections. Its requests have it as an extension.
+/// The slots of all connections. When they are all in use, a new client gets the slot of the connection that has waited
+/// longest for its own client: for a handshake, a request or the body of one.
+struct Slots {
+    free: Arc<Semaphore>,
+    waiting: Arc<Mutex<WaitingConnections>>,
+}
+
+/// The connections that wait for their clients, longest first.
+#[derive(Default)]
+struct WaitingConnections {
+    last_number: u64,
+    by_number: BTreeMap<u64, Arc<Notify>>,
+    /// Notified when another one waits.
+    added: Arc<Notify>,
+}
+
+impl Slots {
+    fn new(count: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(count)), waiting: Arc::default() }
+    }
+
+    /// Waits for a slot: for one that is free, or for one whose connection is closed for this client.
+    async fn take(&self) -> ConnectionSlot {
+        let added = locked(&self.waiting).added.clone();
+        let acquire = || self.free.clone().acquire_owned();
+        let permit = loop {
+            if let Ok(permit) = self.free.clone().try_acquire_owned() {
+                break permit;
+            }
+            let longest = locked(&self.waiting).by_number.pop_first();
+            if let Some((_, evicted)) = longest {
+                evicted.notify_one();
+                break acquire().await.expect("it is never closed");
+            }
+            tokio::select! {
+                permit = acquire() => break permit.expect("it is never closed"),
+                () = added.notified() => {}
+            }
+        };
+        let slot = ConnectionSlot {
+            evicted: Arc::default(),
+            waiting: self.waiting.clone(),
+            state: Arc::new(Mutex::new(SlotState { permit: Some(permit), number: None })),
+        };
+        slot.wait_for_client();
+        slot
+    }
+}
+
+/// A connection's slot. Its requests have it as an extension.
 #[derive(Clone)]
-pub(super) struct ConnectionSlot(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+pub(super) struct ConnectionSlot {
+    evicted: Arc<Notify>,
+    waiting: Arc<Mutex<WaitingConnections>>,
+    state: Arc<Mutex<SlotState>>,
+}
+
+struct SlotState {
+    permit: Option<OwnedSemaphorePermit>,
+    /// Its number among the waiting connections, while it waits for its client.
+    number: Option<u64>,
+}
 
 impl ConnectionSlot {
-    /// Gives the place to another connection: this connection has become a stream, and streams have their own limit.
+    /// Frees the slot: this connection has become a stream, and streams have their own limit.
     pub(super) fn leave(&self) {
-        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.wait_for_server();
+        locked(&self.state).permit = None;
     }
+
+    /// The connection waits for its client from now on: a new client may get its slot.
+    fn wait_for_client(&self) {
+        self.wait_for_server();
+        let mut state = locked(&self.state);
+        if state.permit.is_some() {
+            let mut waiting = locked(&self.waiting);
+            waiting.last_number += 1;
+            let number = waiting.last_number;
+            waiting.by_number.insert(number, self.evicted.clone());
+            waiting.added.notify_one();
+            state.number = Some(number);
+        }
+    }
+
+    /// The whole request has arrived: the connection keeps its slot until the request is answered.
+    fn wait_for_server(&self) {
+        if let Some(number) = locked(&self.state).number.take() {
+            locked(&self.waiting).by_number.remove(&number);
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The peer of a request's connection, which each request has as an extension.
@@ -87,22 +173,29 @@ pub(super) async fn serve(
     }
     let in_time = move |request, next| body_in_time(request, next, limits.body);
     let router = router.layer(middleware::from_fn(in_time));
-    let places = Arc::new(Semaphore::new(limits.connections));
+    let slots = Slots::new(limits.connections);
     loop {
-        // Others wait in the backlog.
-        let place = places.clone().acquire_owned().await.expect("it is never closed");
-        let place = ConnectionSlot(Arc::new(Mutex::new(Some(place))));
         let (stream, peer) = next_connection(&listener).await;
+        // Others wait in the backlog.
+        let slot = slots.take().await;
         let (tls, router) = (tls.clone(), router.clone());
         tokio::spawn(async move {
-            match tls {
-                None => answer(stream, peer, place, router, limits).await,
-                Some(tls) => {
-                    if let Some(stream) = shake_hands(stream, peer, &tls, limits).await {
-                        answer(stream, peer, place, router, limits).await;
+            let evicted = slot.evicted.clone();
+            let answered = async {
+                match tls {
+                    None => answer(stream, peer, slot.clone(), router, limits).await,
+                    Some(tls) => {
+                        if let Some(stream) = shake_hands(stream, peer, &tls, limits).await {
+                            answer(stream, peer, slot.clone(), router, limits).await;
+                        }
                     }
                 }
+            };
+            tokio::select! {
+                () = answered => {}
+                () = evicted.notified() => debug!(%peer, "the connection is closed for a new client"),
             }
+            slot.leave();
         });
     }
 }
@@ -130,7 +223,7 @@ async fn shake_hands(
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     peer: SocketAddr,
-    place: ConnectionSlot,
+    slot: ConnectionSlot,
     router: Router,
     limits: Limits,
 ) {
@@ -138,9 +231,14 @@ async fn answer(
     builder.timer(TokioTimer::new()).header_read_timeout(limits.head);
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: hyper::Request<_>| {
-        request.extensions_mut().insert(place.clone());
+        request.extensions_mut().insert(slot.clone());
         request.extensions_mut().insert(Peer(peer));
-        router.call(request)
+        let (response, slot) = (router.call(request), slot.clone());
+        async move {
+            let response = response.await;
+            slot.wait_for_client();
+            response
+        }
     });
     let stream = TokioIo::new(Timed::new(stream, limits.unread));
     if let Err(error) = builder.serve_connection(stream, service).await {
@@ -224,15 +322,27 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Timed<S> {
 /// A body that does not come breaks off.
 async fn body_in_time(request: Request, next: Next, limit: Duration) -> Response {
     let deadline = time::now() + limit;
+    let slot = request.extensions().get::<ConnectionSlot>().cloned();
+    let arrived = move || slot.iter().for_each(ConnectionSlot::wait_for_server);
+    if request.body().is_end_stream() {
+        arrived();
+        return next.run(request).await;
+    }
     let request = request.map(|body| {
-        Body::from_stream(unfold(body.into_data_stream(), move |mut body| async move {
+        let state = (body.into_data_stream(), arrived);
+        Body::from_stream(unfold(state, move |(mut body, arrived)| async move {
             let part = tokio::select! {
-                part = body.next() => part?,
+                part = body.next() => {
+                    if part.is_none() {
+                        arrived();
+                    }
+                    part?
+                }
                 () = time::sleep_until(deadline) => {
                     Err(axum::Error::new(io::Error::from(io::ErrorKind::TimedOut)))
                 }
             };
-            Some((part, body))
+            Some((part, (body, arrived)))
         }))
     });
     next.run(request).await
@@ -371,20 +481,55 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_are_places_wait_for_one() {
-        let router = Router::new().route("/", get(|| async { "ok" }));
+    fn the_connection_that_has_waited_longest_is_closed_for_a_new_client() {
+        let router =
+            || Router::new().route("/", get(|| async { "ok" }).post(|body: Bytes| async { body }));
+        let half = "POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\nhalf";
+        for beginning in ["", "GET / HTTP/1.1\r\nho", half] {
+            with(router(), None, Limits { connections: 3, ..limits() }, |address| {
+                let mut idle = client(address, "");
+                asked(&mut idle);
+                let mut slow = client(address, beginning);
+                // It is accepted after the slow one.
+                let mut third = client(address, "");
+                asked(&mut third);
+                asked(&mut idle);
+                asked(&mut client(address, ""));
+                let end = slow.read(&mut [0; 1]).map_err(|error| error.kind());
+                assert!(matches!(end, Ok(0) | Err(io::ErrorKind::ConnectionReset)), "{end:?}");
+                asked(&mut idle);
+            });
+        }
+    }
+
+    #[test]
+    fn a_request_in_progress_keeps_its_slot() {
+        let (begin, begun) = std::sync::mpsc::channel();
+        let (end, ended) = oneshot::channel::<()>();
+        let ended = Arc::new(Mutex::new(Some(ended)));
+        let slow = move || {
+            let (begin, ended) = (begin.clone(), locked(&ended).take());
+            async move {
+                begin.send(()).expect("the test waits");
+                if let Some(ended) = ended {
+                    ended.await.expect("the test ends it");
+                }
+                "ok"
+            }
+        };
+        let router = Router::new().route("/", get(slow));
         with(router, None, Limits { connections: 1, ..limits() }, |address| {
-            let mut first = client(address, "");
-            asked(&mut first);
+            let mut first = client(address, REQUEST);
+            begun.recv().expect("it begins");
             let mut second = client(address, REQUEST);
-            (0..100).for_each(|_| asked(&mut first));
             second.set_nonblocking(true).expect("set");
             let nothing = second.read(&mut [0; 1]).expect_err("nobody answers").kind();
             assert_eq!(nothing, io::ErrorKind::WouldBlock);
             second.set_nonblocking(false).expect("set");
-            drop(first);
+            end.send(()).expect("it waits");
             let mut answer = [0; 15];
-            second.read_exact(&mut answer).expect("there is a place");
+            first.read_exact(&mut answer).expect("its request was in progress");
+            second.read_exact(&mut answer).expect("the first connection is idle");
             assert_eq!(&answer, b"HTTP/1.1 200 OK");
         });
     }
