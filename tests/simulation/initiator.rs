@@ -25,6 +25,9 @@ use crate::world::{Mutation, World};
 
 /// A login or logout is given up after so long.
 pub(crate) const LOGIN_LIMIT: Duration = Duration::from_secs(20);
+/// The check at the end waits for each disk so often, and so long between two attempts.
+const READY_ATTEMPTS: u32 = 1000;
+const READY_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(crate) struct Initiator {
@@ -214,33 +217,43 @@ impl Initiator {
                 stamp: stamp::ZERO,
             };
             let key = self.world.next_stamp();
-            // The unit attentions of a new session, of which there are not more.
-            let commands = [
-                command(CommandKind::TestUnitReady),
-                command(CommandKind::TestUnitReady),
-                command(CommandKind::TestUnitReady),
-                // Nobody's reservation keeps it from reading.
-                self.world.reservation(disk, Action::Register { key }),
-                self.world.reservation(disk, Action::Clear { key }),
-                command(CommandKind::Read),
-            ];
-            for command in commands {
-                let is_read = command.kind == CommandKind::Read;
-                self.send(&mut session, command);
-                while !session.open.is_empty() {
-                    let news = session.link.turn(time::now() + COMMAND_LIMIT).await;
-                    let Some(News::Event(event)) = news else { panic!("{news:?}") };
-                    if let Event::Completed(completion) = &event {
-                        assert!(completion.is_good() || !is_read, "{completion:?}");
-                    }
-                    self.handle(&mut session, event).expect("nothing is in the way");
-                }
+            // A new session has a few unit attentions, and a unit is not ready until its disk has ended the commands that
+            // were written off.
+            let mut attempts = 0;
+            while self.complete(&mut session, command(CommandKind::TestUnitReady)).await.is_err() {
+                attempts += 1;
+                assert!(attempts <= READY_ATTEMPTS, "disk {disk} does not become ready");
+                time::sleep_until(time::now() + READY_PAUSE).await;
             }
+            // Nobody's reservation keeps it from reading.
+            for action in [Action::Register { key }, Action::Clear { key }] {
+                let command = self.world.reservation(disk, action);
+                let _ = self.complete(&mut session, command).await;
+            }
+            let read = self.complete(&mut session, command(CommandKind::Read)).await;
+            assert_eq!(read, Ok(()), "disk {disk}");
         }
         session.link.machine.logout(Token(0));
         while !session.link.machine.is_logged_out() {
             let news = session.link.turn(time::now() + LOGIN_LIMIT).await;
             assert!(matches!(news, Some(News::Event(_))), "{news:?}");
         }
+    }
+
+    /// Sends one command and waits for its completion, which is the error if it is not good.
+    async fn complete(&mut self, session: &mut Session, command: Command) -> Result<(), String> {
+        self.send(session, command);
+        let mut result = Ok(());
+        while !session.open.is_empty() {
+            let news = session.link.turn(time::now() + COMMAND_LIMIT).await;
+            let Some(News::Event(event)) = news else { panic!("{news:?}") };
+            if let Event::Completed(completion) = &event
+                && !completion.is_good()
+            {
+                result = Err(format!("{completion:?}"));
+            }
+            self.handle(session, event).expect("nothing is in the way");
+        }
+        result
     }
 }

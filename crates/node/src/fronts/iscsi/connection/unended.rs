@@ -88,12 +88,16 @@ impl Driver<'_> {
         let awaited_now =
             |one: &UnderWay, driver: &Self| is_awaited(one) && left(one, driver) <= TOGETHER;
         if self.pending.iter().any(|one| is_awaited(one) && left(one, self).is_zero()) {
+            let (old, young) = std::mem::take(&mut self.pending)
+                .into_iter()
+                .partition::<Vec<_>, _>(|one| awaited_now(one, self));
+            self.pending.extend(young);
+            // Some only wait for their turn or their limit: they end now, without a fence.
+            if let Some(nexus) = &mut self.view.nexus {
+                nexus.abort(&old.iter().map(|one| one.task.number()).collect::<Vec<_>>());
+            }
             let mut volumes: BTreeMap<String, usize> = BTreeMap::new();
-            for one in std::mem::take(&mut self.pending) {
-                if !awaited_now(&one, self) {
-                    self.pending.push(one);
-                    continue;
-                }
+            for one in old {
                 let volume = self.observer.volume(one.begun).unwrap_or_default().to_owned();
                 *volumes.entry(volume).or_default() += 1;
                 self.write_off_one(one);
