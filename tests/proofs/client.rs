@@ -157,9 +157,9 @@ impl Wire {
         self.stream.write_all(bytes)
     }
 
-    /// Sends as much of `bytes` as the target takes without a pause of `patience`; how much that was.
-    pub(crate) fn send_once(&mut self, bytes: &[u8], patience: Duration) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(patience))?;
+    /// Sends as much of `bytes` as the target takes without a pause as long as `pause`. Returns how much that was.
+    pub(crate) fn send_once(&mut self, bytes: &[u8], pause: Duration) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(pause))?;
         let mut sent = 0;
         while sent < bytes.len() {
             match self.stream.write(&bytes[sent..]) {
@@ -172,14 +172,10 @@ impl Wire {
     }
 
     /// Sends `bytes` again and again until the target listens no more; how much that was.
-    pub(crate) fn send_until_stuck(
-        &mut self,
-        bytes: &[u8],
-        patience: Duration,
-    ) -> io::Result<usize> {
+    pub(crate) fn send_until_stuck(&mut self, bytes: &[u8], pause: Duration) -> io::Result<usize> {
         let mut sent = 0;
         loop {
-            let count = self.send_once(bytes, patience)?;
+            let count = self.send_once(bytes, pause)?;
             sent += count;
             if count < bytes.len() {
                 return Ok(sent);

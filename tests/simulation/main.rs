@@ -8,7 +8,7 @@
 //!
 //! `world` is what a seed has in store; `network` (with `payloads`), `disk` and `server` go wrong;
 //! `initiator` has a `session` of several `connections` over a `link`, and asks for `command`s;
-//! `model` knows what the answers may be, with `fencing` about `reservation`s; `runner` runs seeds, `tally` counts what they met. `fairness` is without chance: limits, held to the
+//! `model` knows what the answers may be, with `fencing` about `reservation`s; `runner` runs seeds, `tally` counts what they met. `qos` is without chance: limits, held to the
 //! millisecond. `control` has the control plane in it, and a model of the access rules.
 
 #![allow(

@@ -7,6 +7,7 @@ mod links;
 mod names;
 mod requirements;
 mod source;
+mod words;
 
 use std::collections::HashSet;
 use std::fs;
@@ -57,11 +58,14 @@ pub(crate) fn run() -> Result<()> {
                 let text = read()?;
                 functions.extend(requirements::functions(&text));
                 findings.extend(source::check(path, &text));
+                findings.extend(words::check(path, &text));
                 warnings.extend(source::length(path, &text));
             }
             Some("md") => {
+                let text = read()?;
                 let exists = |target: &Path| root.join(target).exists();
-                findings.extend(links::check(path, &read()?, exists));
+                findings.extend(links::check(path, &text, exists));
+                findings.extend(words::check(path, &text));
             }
             Some("toml") if path == "Cargo.toml" => {
                 findings.extend(dependencies::check_root(path, &read()?));

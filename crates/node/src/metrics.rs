@@ -35,7 +35,7 @@ pub(crate) struct Metrics {
     refused: Family<Refused, Counter>,
     sessions: Gauge,
     revoked: Counter,
-    rejected: Family<TurnedAway, Counter>,
+    rejected: Family<RejectedLabels, Counter>,
     connections: Gauge,
     memory: Gauge,
     memory_waits: Counter,
@@ -58,7 +58,7 @@ pub(crate) struct MetricsSnapshot {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TurnedAway {
+struct RejectedLabels {
     limit: &'static str,
 }
 
@@ -80,7 +80,7 @@ impl Default for Metrics {
         registry.register("sessions", "Sessions that stand", sessions.clone());
         let help = "Sessions that were ended since access was revoked";
         registry.register("access_revoked", help, revoked.clone());
-        let rejected = Family::<TurnedAway, Counter>::default();
+        let rejected = Family::<RejectedLabels, Counter>::default();
         let help = "Connections that were closed as they came, by the limit that they passed";
         registry.register("connections_rejected", help, rejected.clone());
         let (connections, memory) = (Gauge::default(), Gauge::default());
@@ -109,7 +109,7 @@ impl Default for Metrics {
             drop(refused.get_or_create(&Refused { reason }));
         }
         for full in Full::ALL {
-            drop(rejected.get_or_create(&TurnedAway { limit: full.limit() }));
+            drop(rejected.get_or_create(&RejectedLabels { limit: full.limit() }));
         }
         let statistics: Arc<Statistics> = Arc::default();
         registry.register_collector(Box::new(Exposition(statistics.clone())));
@@ -160,7 +160,7 @@ impl Metrics {
 
     /// A connection was closed as it came.
     pub(crate) fn rejected(&self, limit: &'static str) {
-        self.rejected.get_or_create(&TurnedAway { limit }).inc();
+        self.rejected.get_or_create(&RejectedLabels { limit }).inc();
     }
 
     /// So many things are not as they are desired from here on.

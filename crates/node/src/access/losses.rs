@@ -50,7 +50,7 @@ impl fmt::Display for Object {
 pub(crate) struct Losses {
     pub(crate) portals: Vec<Arc<Portal>>,
     pub(crate) targets: BTreeMap<String, TargetLoss>,
-    /// Guests that came later have never had the units that were withheld by then.
+    /// Later connections never had the units that were deferred by then.
     pub(crate) deferred_at: Option<u64>,
 }
 

@@ -663,9 +663,8 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// The connection is gone; what it began ends before its seat is given up and its letters are
-    /// dropped, so that neither a session that reinstates it nor a reset by another one finds a
-    /// write of it still under way.
+    /// The connection has ended. Its commands end before it leaves its session and drops its messages, so that neither
+    /// a session that reinstates this one nor a reset by another session finds one of its writes in progress.
     async fn finish(mut self) {
         // What only waits its turn, perhaps for ever, is not begun any more.
         if let Some(nexus) = &mut self.view.nexus {

@@ -1,5 +1,5 @@
-//! What people are told of the connections that stand. Written when a login is done and when a
-//! connection ends, never on the way of a command.
+//! The established connections, as lists and metrics show them. Written when a login is complete and when a
+//! connection ends, never by a command.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ struct ConnectionTableState {
     by_number: BTreeMap<u64, ConnectionInfo>,
 }
 
-/// A connection's line on the roster, which is struck off when this is dropped.
+/// A connection's entry in the table. Dropping it removes the entry.
 pub(crate) struct ConnectionEntry<'a> {
     connection_table: &'a ConnectionTable,
     number: u64,

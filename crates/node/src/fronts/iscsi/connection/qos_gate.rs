@@ -1,5 +1,4 @@
-//! What a connection's commands wait for before they are carried out, where their volume or their
-//! initiator's host is limited or has claims.
+//! The limits and reservations of a volume and of an initiator's host: a connection's commands wait for them.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ pub(super) struct QosGate {
     /// The initiator's name, the account whose secret it knows, and where it comes from.
     peer: Option<(String, Option<String>, Origin)>,
     host: Option<Arc<Account>>,
-    /// Of the fairness when the host was found.
+    /// The generation of the hosts when the host was found.
     generation: Option<u64>,
 }
 
