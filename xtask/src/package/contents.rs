@@ -21,6 +21,7 @@ const FILES: &[(&str, &str)] = &[
 ];
 /// Folders of the repository that are carried whole, where they are there.
 const FOLDERS: &[(&str, &str)] = &[
+    ("docs", "usr/share/doc/sarsen/docs"),
     ("packaging/grafana", "usr/share/sarsen/grafana"),
     ("packaging/prometheus", "usr/share/sarsen/prometheus"),
 ];
