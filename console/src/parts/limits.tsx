@@ -2,7 +2,7 @@
 // and changed.
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type Edit, type Limits, Refused, change, wrongWith } from "../api";
 import * as format from "../format";
 import { Field, Trouble } from "./basics";
@@ -46,7 +46,8 @@ export function LimitsForm(props: { limits: Limits; path: string; onPlanned: (ed
   const held = JSON.stringify(limits);
   // What has come into force is what the fields begin with.
   useEffect(() => setTyped({}), [held]);
-  useEffect(() => place.current?.querySelector<HTMLElement>("[aria-invalid=true]")?.focus(), [error]);
+  // Before it is drawn: an error and the focus at its field appear together.
+  useLayoutEffect(() => place.current?.querySelector<HTMLElement>("[aria-invalid=true]")?.focus(), [error]);
   const changed = FIELDS.filter(({ key }) => typed[key] !== undefined && typed[key]!.trim() !== kept(key));
   const submit = async (event: Event) => {
     event.preventDefault();

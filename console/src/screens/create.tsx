@@ -1,6 +1,6 @@
 // A volume, and all that it takes to use it, on one form.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { type Account, type Changed, type Document, Refused, type Rule, ask, author } from "../api";
 import { useInventory } from "../inventory";
 import { Copy, Field, Heading, Trouble } from "../parts/basics";
@@ -79,7 +79,8 @@ export function Create() {
   const [made, setMade] = useState<Made | null>(null);
   const place = useRef<HTMLFormElement>(null);
   const wrong = fieldOf(error, sent) ?? guess(error);
-  useEffect(() => {
+  // Before it is drawn: an error and the focus at its field appear together.
+  useLayoutEffect(() => {
     if (wrong) place.current?.querySelector<HTMLElement>("[aria-invalid=true]")?.focus();
   }, [error]);
   if (made) return <Done made={made} onAnother={() => { setMade(null); setForm(EMPTY); }} />;

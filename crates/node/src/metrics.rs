@@ -331,7 +331,7 @@ mod tests {
             "sarsen_logins_refused_total{reason=\"wrong_secret\"} 0",
             "sarsen_logins_refused_total{reason=\"certificate\"} 0",
             "sarsen_api_refused_total{reason=\"wrong_token\"} 0",
-            "sarsen_connections_turned_away_total{limit=\"connections-per-source\"} 0",
+            "sarsen_connections_rejected_total{limit=\"connections-per-source\"} 0",
             "# TYPE sarsen_command_memory_waits counter",
         ] {
             assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
@@ -365,7 +365,7 @@ mod tests {
             "# TYPE sarsen_sessions gauge",
             "sarsen_sessions 7",
             "sarsen_access_revoked_total 3",
-            "sarsen_connections_turned_away_total{limit=\"connections\"} 1",
+            "sarsen_connections_rejected_total{limit=\"connections\"} 1",
             "sarsen_connections 8",
             "sarsen_command_memory_bytes 4096",
             "sarsen_command_memory_waits_total 2",
