@@ -1,4 +1,4 @@
-//! A storage array: all target devices of one server, and what they need of the world beneath.
+//! A storage array: all target devices of one server, and the services that they need from the host.
 
 use crate::TargetDevice;
 use crate::copy::{PIECES, Tokens};
@@ -6,20 +6,20 @@ use async_lock::Semaphore;
 use sarsen_block::LocalFuture;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Work that outlives the command that began it; it is made where it will run.
+/// Work that outlives the command that began it. The future is created on the thread that runs it.
 pub type Work = Box<dyn FnOnce() -> LocalFuture<()> + Send>;
 
-/// The world beneath the device servers.
+/// The services that the host provides to the device servers.
 pub trait Host: Send + Sync {
-    /// The wall clock, in milliseconds since 1970 (UTC). It may jump.
+    /// Returns the wall clock, in milliseconds since 1970 (UTC). It may jump.
     fn unix_time_ms(&self) -> u64;
-    /// Bytes that nobody can guess.
+    /// Fills `into` with unpredictable bytes.
     fn fill_random(&self, into: &mut [u8]);
     /// Runs work to its end, or until the host ends.
     fn spawn(&self, work: Work);
 }
 
-/// See the module.
+/// The state that all target devices of one server share.
 pub struct Array {
     host: Arc<dyn Host>,
     begun_ms: u64,
@@ -28,50 +28,50 @@ pub struct Array {
     pieces: Semaphore,
 }
 
-/// The target devices, and some that have gone.
+/// The registered target devices. Some of them may have been dropped.
 #[derive(Default)]
 struct Devices {
     all: Vec<Weak<TargetDevice>>,
-    /// Those that have gone are swept out when there are as many: ten thousand that come one by one
-    /// are not looked at ten thousand times.
+    /// The length of `all` at which dropped devices are removed. It grows with the number of live devices, so that the
+    /// cost of a registration stays constant on average.
     sweep_at: usize,
 }
 
 impl Array {
-    /// An array without targets.
+    /// Creates an array without targets.
     pub fn new(host: Arc<dyn Host>) -> Arc<Self> {
         let begun_ms = host.unix_time_ms();
         let (tokens, pieces) = (Tokens::default(), Semaphore::new(PIECES));
         Arc::new(Self { host, begun_ms, devices: Mutex::default(), tokens, pieces })
     }
 
-    /// The world beneath.
+    /// Returns the services of the host.
     pub fn host(&self) -> &dyn Host {
         &*self.host
     }
 
-    /// ACCUMULATED POWER ON HOURS: how long it has been there, as far as sixteen bits go.
+    /// Returns ACCUMULATED POWER ON HOURS: the age of the array in hours, maximum FFFFh.
     pub(crate) fn power_on_hours(&self) -> u16 {
         let ms = self.host.unix_time_ms().saturating_sub(self.begun_ms);
         u16::try_from(ms / 3_600_000).unwrap_or(u16::MAX)
     }
 
-    /// The target devices there are.
+    /// Returns the target devices that exist now.
     pub fn devices(&self) -> Vec<Arc<TargetDevice>> {
         self.registered().all.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The ROD tokens of its units.
+    /// Returns the ROD tokens of the array's units.
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
 
-    /// What a copy takes one of for each piece that it holds in memory.
+    /// Returns the limit of pieces that copies hold in memory. A copy acquires one permit for each piece.
     pub(crate) fn pieces(&self) -> &Semaphore {
         &self.pieces
     }
 
-    /// A device became part of it, until it is dropped.
+    /// Adds a device to the array. The entry is weak: it does not keep the device alive.
     pub(crate) fn register(&self, device: &Arc<TargetDevice>) {
         let mut devices = self.registered();
         if devices.all.len() >= devices.sweep_at {

@@ -1,11 +1,11 @@
-//! Atomic writes (SBC-4 4.29): whole or not at all, against other commands, and, on a store that
-//! lasts, against a crash and a loss of power.
+//! Atomic writes (SBC-4 4.29). Other commands see such a write completely or not at all. On a durable store the same is
+//! true after a crash or a power loss.
 //!
-//! On such a store the data and its place are kept as [`Record::AtomicWrite`] first, then written
-//! to their place, then the record is removed; each is durable before the next, and no other
-//! write happens meanwhile. A unit that is made while a record is there writes it to its place
-//! before anything else. Without a record nothing is owed: a record that would stay behind an
-//! answered write could overwrite a later one, so where it cannot be removed the unit halts.
+//! On a durable store the server first saves the data and its address as [`Record::AtomicWrite`]. Then it writes the
+//! data to the medium, and then it removes the record. Each step is durable before the next one begins, and no other
+//! write happens meanwhile. A new unit that finds a record writes its data to the medium before anything else. Without
+//! a record there is nothing to finish. A record that remained after the response could overwrite a later write.
+//! Therefore the unit halts if the record cannot be removed.
 
 use crate::phase::Phase;
 use crate::{AdditionalSense, Host, Keeper, LogicalUnit, Record, Sense, SenseKey};
@@ -18,8 +18,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const VERSION: u8 = 1;
 
-/// What comes before the data in the record. The place is in bytes, since the block size of a
-/// volume may be configured otherwise later.
+/// The header before the data in the record. The offset is in bytes, since the block size of the volume may be
+/// configured differently later.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RecordHeader {
@@ -29,14 +29,15 @@ struct RecordHeader {
 }
 const _: () = assert!(size_of::<RecordHeader>() == 16);
 
-/// Whether a unit has atomic writes: where nothing lasts there is no crash to survive. Where blocks
-/// are kept encrypted, the record would hold what was to be written as it is.
+/// Returns whether a unit supports atomic writes. A store that is not durable needs no keeper, since it does not
+/// survive a crash anyway. A unit with encrypted blocks does not support them, since the record would contain the data
+/// in plain text.
 pub(crate) fn has_atomic_writes(unit: &LogicalUnit) -> bool {
     let may_keep = unit.keeper().is_some() && unit.eraser().is_none();
     !unit.characteristics().is_lasting || may_keep
 }
 
-/// Writes atomically. Once begun it must be polled to its end, whatever becomes of its command.
+/// Writes atomically. After its start it must be polled to its end, even if its command is aborted.
 pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> Result<(), Sense> {
     let _guard = unit.write_alone().await?;
     let store = &**unit.store();
@@ -44,7 +45,7 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
         store.write(extent, data, Durability::Durable).wait().await?;
         return Ok(());
     };
-    // What a failure half-way must be undone to.
+    // The content to restore if the write fails midway.
     let old = store.read(extent).wait().await?.into_buffer();
     let header = RecordHeader {
         version: VERSION,
@@ -53,7 +54,7 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
     };
     let record = [header.as_bytes(), &data].concat();
     if keeper.save(Record::AtomicWrite, record).wait().await.is_err() {
-        // It may be there or not.
+        // The record may have been saved or not.
         forget(unit, &**keeper).await;
         return Err(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR));
     }
@@ -64,13 +65,13 @@ pub(crate) async fn write(unit: &LogicalUnit, extent: Extent, data: Buffer) -> R
         }
         return Err(error.into());
     }
-    // All of it is in its place, so the command has succeeded even where this does not.
+    // All data is on the medium, so the command succeeds even if this fails.
     forget(unit, &**keeper).await;
     Ok(())
 }
 
-/// Undoes a write that failed half-way. Blocks that were not allocated may not find room even for
-/// zeroes, but they can be given back.
+/// Undoes a write that failed midway. If the blocks were not allocated before, there may be no space even for zeroes,
+/// but they can be unmapped.
 async fn put_back(store: &dyn Store, extent: Extent, old: Buffer) -> Result<(), BlockError> {
     let was_empty = old.iter().all(|&byte| byte == 0);
     if was_empty && store.characteristics().unmap.is_some() {
@@ -86,14 +87,14 @@ async fn forget(unit: &LogicalUnit, keeper: &dyn Keeper) {
     }
 }
 
-/// An atomic write that a crash cut off. It holds the write gate from the unit's first moment.
+/// An atomic write that a crash interrupted. It holds the write gate from the unit's creation.
 struct Unfinished {
     extent: Extent,
     data: Buffer,
     _guard: RwLockWriteGuardArc<()>,
 }
 
-/// What is left to be done of the unit's last life.
+/// Work that the previous run of the unit left unfinished.
 #[derive(Default)]
 pub(crate) struct Legacy(Mutex<Option<Unfinished>>);
 
@@ -102,7 +103,7 @@ fn refuse(problem: &str) -> io::Error {
 }
 
 impl Legacy {
-    /// Looks for it; `unit` is not known to anybody yet.
+    /// Loads the interrupted write, if any. No other component knows `unit` yet.
     pub(crate) fn load(&self, unit: &LogicalUnit) -> io::Result<()> {
         let Some(keeper) = unit.keeper() else { return Ok(()) };
         let Some(record) = keeper.load(Record::AtomicWrite)? else { return Ok(()) };
@@ -135,7 +136,7 @@ impl Legacy {
     }
 }
 
-/// Finishes what the unit's last life left. Reads and writes wait for it.
+/// Finishes the write that the previous run left. Reads and writes wait for it.
 pub(crate) fn settle(unit: &Arc<LogicalUnit>, host: &dyn Host) {
     let taken = unit.legacy().0.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(Unfinished { extent, data, _guard: guard }) = taken else { return };

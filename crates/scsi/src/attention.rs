@@ -4,32 +4,32 @@ use crate::{AdditionalSense, Lun, Sense, SenseKey};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What happened, in order of precedence: a condition comes before those after it in this list.
+/// A unit attention condition. The order is the precedence: the server reports earlier variants first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UnitAttention {
     /// The nexus is new, or the target was cold reset.
     PowerOn,
     /// A reset by task management.
     Reset,
-    /// The target has other logical units than before.
+    /// The set of logical units of the target changed.
     ReportedLunsDataHasChanged,
     /// Another medium may be in the drive.
     MediumMayHaveChanged,
     /// Another initiator set the identifying information.
     DeviceIdentifierChanged,
-    /// INQUIRY data or a VPD page is not what it was.
+    /// INQUIRY data or a VPD page changed.
     InquiryDataHasChanged,
-    /// The medium has another size.
+    /// The capacity of the medium changed.
     CapacityDataHasChanged,
     /// A target port group changed its access state.
     AsymmetricAccessStateChanged,
-    /// A target port group could not change its access state by itself.
+    /// The implicit transition of a target port group failed.
     ImplicitTransitionFailed,
     /// Another initiator preempted the persistent reservation.
     ReservationsPreempted,
     /// The persistent reservation of all registrants was released.
     ReservationsReleased,
-    /// Another initiator removed this one's registration.
+    /// Another initiator removed this initiator's registration.
     RegistrationsPreempted,
     /// Another initiator changed the mode parameters.
     ModeParametersChanged,
@@ -41,15 +41,15 @@ pub enum UnitAttention {
     CommandsClearedByAnotherInitiator,
     /// The device server cleared the task set.
     CommandsClearedByDeviceServer,
-    /// A command was answered with BUSY.
+    /// The server returned BUSY for a command.
     PreviousBusyStatus,
-    /// A command was answered with TASK SET FULL.
+    /// The server returned TASK SET FULL for a command.
     PreviousTaskSetFullStatus,
-    /// A command was answered with RESERVATION CONFLICT.
+    /// The server returned RESERVATION CONFLICT for a command.
     PreviousReservationConflictStatus,
-    /// A thin volume has less room left than was agreed upon.
+    /// The available space of a thin volume fell below a threshold, or its used space exceeded one.
     ThinProvisioningSoftThresholdReached,
-    /// An informational exception is told of.
+    /// The server reports an informational exception.
     FailurePredictionThresholdExceeded,
 }
 
@@ -93,7 +93,7 @@ impl UnitAttention {
         }
     }
 
-    /// UA_INTLCK_CTRL 11b.
+    /// Returns whether the condition reports an earlier status (UA_INTLCK_CTRL 11b).
     const fn tells_a_status(self) -> bool {
         matches!(
             self,
@@ -114,29 +114,28 @@ impl UnitAttention {
         )
     }
 
-    /// The sense data that tells it.
+    /// Returns the sense data that reports this condition.
     pub const fn sense(self) -> Sense {
         Sense::new(SenseKey::UnitAttention, self.additional())
     }
 }
 
-/// The conditions that one I_T nexus has yet to be told of one logical unit. Each kind waits at
-/// most once, so the number of kinds bounds the queue.
+/// The pending conditions of one I_T_L nexus. Each kind is pending only once, so the number of kinds limits the queue.
 #[derive(Default)]
 pub(crate) struct Attentions {
     waiting: AtomicBool,
     queue: Mutex<Vec<UnitAttention>>,
-    /// Who is told at once of what is not to wait for a command, and the number of the unit there.
+    /// The listener that is notified at once of some conditions, and the LUN of the unit in this nexus.
     listener: Mutex<Option<(Lun, Listener)>>,
 }
 
-/// Hears of a unit, by its number, what an initiator should know though it sends no command. It must
-/// not wait.
+/// A callback for conditions that an initiator should learn of even if it sends no command. Its argument is the LUN of
+/// the unit. It must not block.
 pub type Listener = Arc<dyn Fn(Lun, UnitAttention) + Send + Sync>;
 
 impl Attentions {
-    /// Whether any condition waits: one relaxed load on the way of each command. A condition that
-    /// is raised at the same moment is told by the next command.
+    /// Returns whether any condition is pending, with one relaxed load for each command. The next command reports a
+    /// condition that is raised at the same moment.
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed)
     }
@@ -161,8 +160,8 @@ impl Attentions {
         if let Err(position) = queue.binary_search(&attention) {
             queue.insert(position, attention);
         }
-        // A reset restores the modes and ends the tasks itself, and power on tells all that a reset
-        // tells. What initiators learn nowhere else (units, capacity) stays.
+        // A reset itself restores the mode parameters and ends the tasks, and power on includes all that a reset
+        // reports. Conditions that initiators do not learn otherwise (units, capacity) stay.
         let resets = matches!(attention, UnitAttention::PowerOn | UnitAttention::Reset);
         queue.retain(|&waiting| !(resets && waiting.is_told_by_a_reset()));
         if queue.first() == Some(&UnitAttention::PowerOn) {
@@ -171,15 +170,15 @@ impl Attentions {
         self.waiting.store(true, Ordering::Relaxed);
     }
 
-    /// Raises it unless a status waits to be told already (SPC-4 7.5.8: once, whatever their
-    /// number).
+    /// Raises the condition unless a previous status is pending already (SPC-4 7.5.8: one condition for any number of
+    /// them).
     pub(crate) fn raise_once(&self, attention: UnitAttention) {
         if !self.queue().iter().any(|waiting| waiting.tells_a_status()) {
             self.raise(attention);
         }
     }
 
-    /// What would be told next.
+    /// Returns the condition that would be reported next.
     pub(crate) fn first(&self) -> Option<UnitAttention> {
         self.queue().first().copied()
     }

@@ -1,15 +1,15 @@
-//! The memory that WRITE BUFFER fills and READ BUFFER reads (SPC-4 6.18, 6.49): one buffer that all
-//! initiators share, and one for the echo of each.
+//! The memory of WRITE BUFFER and READ BUFFER (SPC-4 6.18, 6.49): one buffer that all initiators share, and one echo
+//! buffer for each nexus.
 
 use crate::logical_unit::NexusId;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes of the shared buffer.
+/// Size of the shared buffer in bytes.
 pub(crate) const BUFFER_BYTES: usize = 64 << 10;
-/// Bytes of an echo at most (SPC-4 6.18.8).
+/// Maximum size of an echo buffer in bytes (SPC-4 6.18.8).
 pub(crate) const ECHO_BYTES: usize = 4096;
 
-/// The buffers of a logical unit. They take no memory until they are written.
+/// The buffers of a logical unit. They use no memory until an initiator writes them.
 #[derive(Default)]
 pub(crate) struct Buffers {
     state: Mutex<BufferPoolState>,
@@ -26,7 +26,7 @@ impl Buffers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes within the shared buffer.
+    /// Writes to the shared buffer.
     pub(crate) fn write(&self, offset: usize, data: &[u8]) {
         assert!(offset + data.len() <= BUFFER_BYTES);
         let shared = &mut self.state().shared;
@@ -34,14 +34,14 @@ impl Buffers {
         shared[offset..offset + data.len()].copy_from_slice(data);
     }
 
-    /// What the shared buffer holds from `offset`; zeroes where nothing was written.
+    /// Returns the content of the shared buffer from `offset`; zeroes if nothing was written.
     pub(crate) fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         let state = self.state();
         let end = (offset + length).min(BUFFER_BYTES);
         state.shared.get(offset..end).map_or_else(|| vec![0; end - offset], <[u8]>::to_vec)
     }
 
-    /// Keeps what `nexus` will read back.
+    /// Replaces the echo buffer of `nexus`.
     pub(crate) fn write_echo(&self, nexus: NexusId, data: &[u8]) {
         assert!(data.len() <= ECHO_BYTES);
         let mut state = self.state();
@@ -49,18 +49,18 @@ impl Buffers {
         state.echoes.push((nexus, data.to_vec()));
     }
 
-    /// What `nexus` wrote last.
+    /// Returns the echo buffer of `nexus`.
     pub(crate) fn read_echo(&self, nexus: NexusId) -> Option<Vec<u8>> {
         let state = self.state();
         state.echoes.iter().find(|(id, _)| *id == nexus).map(|(_, data)| data.clone())
     }
 
-    /// A nexus is gone.
+    /// Deletes the echo buffer of a nexus that was lost.
     pub(crate) fn forget(&self, nexus: NexusId) {
         self.state().echoes.retain(|(id, _)| *id != nexus);
     }
 
-    /// A reset: there are no echoes any more.
+    /// Deletes all echo buffers, after a reset.
     pub(crate) fn forget_all(&self) {
         self.state().echoes.clear();
     }

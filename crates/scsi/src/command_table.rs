@@ -1,8 +1,8 @@
-//! One row for each command: what it is called, who handles it, which bits of its CDB are looked
-//! at, and what it may pass. REPORT SUPPORTED OPERATION CODES is answered from here.
+//! One row for each command: its name, its handler, the bits of its CDB that the server checks, and its conditions of
+//! execution. REPORT SUPPORTED OPERATION CODES is answered from this table.
 //!
-//! Reserved bits of a CDB are not refused: initiators in use set some of them (SCSI-2's LUN in
-//! byte 1). A bit that would change what happens to data is refused by the handler.
+//! Reserved bits of a CDB are not rejected, since common initiators set some of them (SCSI-2's LUN in byte 1). The
+//! handler rejects a bit that would change the effect on data.
 
 use crate::atomic::has_atomic_writes;
 use crate::commands::{
@@ -15,49 +15,48 @@ use crate::{Access, Cdb, DeviceType, LogicalUnit, ProtectionType, Sense};
 use sarsen_wire::scsi::opcode::{self, *};
 use std::fmt;
 
-/// How many bytes of Data-Out a CDB takes; an error where the CDB will be refused.
+/// Returns the number of Data-Out bytes that a CDB needs, or an error if the CDB will be rejected.
 pub(crate) type DataOut = fn(&Cdb, &LogicalUnit) -> Result<usize, Sense>;
 
-/// Whether a unit has a command that its device type could have.
+/// Returns whether a unit supports a command that its device type allows.
 pub(crate) type Condition = fn(&LogicalUnit) -> bool;
 
-/// What a command may pass and what it needs.
+/// The conditions of execution of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(u16);
 
 impl Flags {
-    /// Nothing special.
+    /// No flag.
     pub const NONE: Self = Self(0);
-    /// Is executed while a unit attention waits (SAM-5 5.14).
+    /// The command is executed while a unit attention is pending (SAM-5 5.14).
     pub const IGNORES_UNIT_ATTENTION: Self = Self(1);
-    /// Is executed while another nexus holds a reservation (SPC-2 5.5.1).
+    /// The command is executed while another nexus holds a reservation (SPC-2 5.5.1).
     pub const ALLOWED_WHEN_RESERVED: Self = Self(2);
-    /// Changes the medium.
+    /// The command changes the medium.
     pub const WRITES: Self = Self(4);
-    /// Needs a unit that was not stopped.
+    /// The command needs a unit that is not stopped.
     pub const NEEDS_MEDIUM: Self = Self(8);
-    /// Is executed although another nexus's auto contingent allegiance holds the task set up
-    /// (SAM-5 5.9.4).
+    /// The command is executed during the auto contingent allegiance of another nexus (SAM-5 5.9.4).
     pub const PASSES_ACA: Self = Self(256);
 
-    /// Is executed for others while a nexus holds a Write Exclusive persistent reservation: what
-    /// only reads (SPC-4 table 65, SBC-3 table 13). Without it and the next one a command conflicts,
-    /// which is the safe answer.
+    /// The command is executed for other nexuses while a nexus holds a Write Exclusive persistent reservation: commands
+    /// that only read (SPC-4 table 65, SBC-3 table 13). Without this flag and the next one a command conflicts, which
+    /// is the safe answer.
     pub const ALLOWED_UNDER_WRITE_EXCLUSIVE: Self = Self(16);
-    /// Is executed for others while a nexus holds an Exclusive Access persistent reservation: what
-    /// tells nothing of the data. Nearly all rows that have it have the one before, too.
+    /// The command is executed for other nexuses while a nexus holds an Exclusive Access persistent reservation:
+    /// commands that disclose no data. Nearly all rows with this flag have the previous one too.
     pub const ALLOWED_UNDER_EXCLUSIVE_ACCESS: Self = Self(32);
-    /// Is executed while SANITIZE or FORMAT UNIT is under way (SBC-3 4.11.3, 5.3.1).
+    /// The command is executed during SANITIZE or FORMAT UNIT (SBC-3 4.11.3, 5.3.1).
     pub const ALLOWED_DURING_OPERATION: Self = Self(64);
-    /// Is executed, though it needs the medium, after such an operation failed.
+    /// The command is executed after such an operation failed, although it needs the medium.
     pub const ALLOWED_AFTER_FAILURE: Self = Self(128);
 
-    /// Both sets.
+    /// Returns the union of both sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` is in it.
+    /// Returns whether the set includes all of `other`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -71,7 +70,7 @@ impl Flags {
     }
 }
 
-/// No two flags share a bit.
+/// Checks that no two flags share a bit.
 const _: () = {
     let all = [
         Flags::IGNORES_UNIT_ATTENTION,
@@ -92,14 +91,14 @@ const _: () = {
     }
 };
 
-/// Which device types have a command.
+/// The device types that support a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// Disks alone.
+    /// Disks only.
     Disk,
-    /// CDs alone.
+    /// CDs only.
     Cd,
-    /// All.
+    /// Disks and CDs.
     Both,
 }
 
@@ -118,16 +117,15 @@ pub struct Row {
     pub operation_code: u8,
     /// SERVICE ACTION, for operation codes that have them.
     pub service_action: Option<u16>,
-    /// The standard's name.
+    /// The name in the standard.
     pub name: &'static str,
-    /// What it may pass and what it needs.
+    /// The conditions of execution.
     pub flags: Flags,
-    /// The CDB usage map: the bits that are looked at, after the operation code itself
-    /// (SPC-4 6.35.3).
+    /// The CDB usage map: the bits that the server checks, without the operation code itself (SPC-4 6.35.3).
     pub usage: &'static [u8],
-    /// Which device types have it.
+    /// The device types that support it.
     pub devices: Devices,
-    /// How far beyond the active access states of the target port it is carried out.
+    /// The asymmetric access states in which it is executed, beyond the active ones.
     pub access: Access,
     pub(crate) handler: Handler,
     pub(crate) data_out: Option<DataOut>,
@@ -136,7 +134,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// The row of a CDB, or the sense data where there is none for the device type.
+    /// Returns the row of a CDB, or sense data if the device type does not support the command.
     pub fn of(cdb: &Cdb, device_type: DeviceType) -> Result<&'static Self, Sense> {
         let operation_code = cdb.operation_code();
         let first = usize::from(FIRST_ROW[usize::from(operation_code)]);
@@ -161,7 +159,8 @@ impl Row {
         }
     }
 
-    /// The sense data of a unit that does not have the command, but perhaps others of its code.
+    /// Returns the sense data of a unit that does not support the command, but may support other commands of its
+    /// operation code.
     pub(crate) const fn unsupported(&self) -> Sense {
         match self.operation_code {
             SANITIZE => Self::no_such_action(SANITIZE),
@@ -169,12 +168,12 @@ impl Row {
         }
     }
 
-    /// Bytes of its CDB.
+    /// Returns the length of the command's CDB in bytes.
     pub const fn cdb_length(&self) -> usize {
         self.usage.len() + 1
     }
 
-    /// Where CONTROL is in its CDB.
+    /// Returns the offset of CONTROL in the command's CDB.
     pub const fn control_offset(&self) -> usize {
         match self.operation_code {
             VARIABLE_LENGTH => 1,
@@ -182,43 +181,43 @@ impl Row {
         }
     }
 
-    /// Whether this unit has the command.
+    /// Returns whether this unit supports the command.
     pub fn is_supported_by(&self, unit: &LogicalUnit) -> bool {
         self.devices.include(unit.device_type()) && (self.condition)(unit)
     }
 
-    /// Whether reservations let it pass that need these flags.
+    /// Returns whether the command is permitted under reservations that need these flags.
     pub(crate) fn passes(&self, cdb: &Cdb, needed: Flags) -> bool {
         self.flags.contains(needed)
             || (!needed.contains(Flags::ALLOWED_WHEN_RESERVED) && (self.passes_persistent)(cdb))
     }
 
-    /// It takes so much Data-Out.
+    /// Sets the function that computes the Data-Out length.
     const fn with_data_out(self, data_out: DataOut) -> Self {
         Self { data_out: Some(data_out), ..self }
     }
 
-    /// Only some units have it.
+    /// Limits the command to units that meet `condition`.
     const fn only_where(self, condition: Condition) -> Self {
         Self { condition, ..self }
     }
 
-    /// It is carried out as far beyond the active access states as this.
+    /// Sets the asymmetric access states in which the command is executed.
     const fn even_in(self, access: Access) -> Self {
         Self { access, ..self }
     }
 
-    /// Where `holds`, it passes every persistent reservation, whatever its flags say.
+    /// Permits the command under every persistent reservation if `holds` returns true, regardless of its flags.
     const fn passing_where(self, holds: fn(&Cdb) -> bool) -> Self {
         Self { passes_persistent: holds, ..self }
     }
 
-    /// CDs have it as well as disks.
+    /// Adds CDs to the device types.
     const fn also_on_cd(self) -> Self {
         Self { devices: Devices::Both, ..self }
     }
 
-    /// CDs alone have it.
+    /// Limits the command to CDs.
     const fn on_cd_only(self) -> Self {
         Self { devices: Devices::Cd, ..self }
     }
@@ -264,36 +263,36 @@ const fn action(
     Row { service_action, ..row(operation_code, name, handler, flags, usage) }
 }
 
-/// Passes everything.
+/// Executed despite unit attentions and reservations.
 const ANY: Flags = Flags::IGNORES_UNIT_ATTENTION.and(HELD).and(OPEN);
-/// Passes an operation on the whole medium, too.
+/// Executed also during an operation on the whole medium.
 const ALWAYS: Flags = ANY.and(Flags::ALLOWED_DURING_OPERATION);
-/// Passes SPC-2's reservations.
+/// Permitted under SPC-2 reservations.
 const HELD: Flags = Flags::ALLOWED_WHEN_RESERVED;
-/// Passes persistent reservations of every type.
+/// Permitted under persistent reservations of every type.
 const OPEN: Flags = SHARED.and(Flags::ALLOWED_UNDER_EXCLUSIVE_ACCESS);
-/// Passes persistent reservations that leave reading to others.
+/// Permitted under persistent reservations that allow other nexuses to read.
 const SHARED: Flags = Flags::ALLOWED_UNDER_WRITE_EXCLUSIVE;
 const NONE: Flags = Flags::NONE;
 const MEDIUM: Flags = Flags::NEEDS_MEDIUM;
 pub(crate) const READS: Flags = MEDIUM.and(SHARED);
 pub(crate) const WRITES: Flags = Flags::NEEDS_MEDIUM.and(Flags::WRITES);
-/// Ends what a failed operation left.
+/// Writes the medium and is permitted after a failed operation, so that it can end the failure.
 const MENDS: Flags = WRITES.and(Flags::ALLOWED_AFTER_FAILURE);
 const CAPACITY: Flags = HELD.and(OPEN).and(MEDIUM).and(Flags::ALLOWED_AFTER_FAILURE);
 
 const ALL: u8 = 0xff;
-/// CONTROL: NACA is looked at.
+/// CONTROL: the server checks NACA.
 const CTL: u8 = 0x04;
-/// GROUP NUMBER: accepted, without statistics to keep.
+/// GROUP NUMBER: accepted, but there are no statistics for groups.
 const GRP: u8 = 0x1f;
 
-/// SBC-3 4.22.2.4: commands of 32 bytes are for type 2 alone.
+/// Returns whether the unit supports commands of 32 bytes. SBC-3 4.22.2.4: they are only for type 2.
 fn is_type_2(unit: &LogicalUnit) -> bool {
     unit.protection_type() == Some(ProtectionType::Type2)
 }
 
-/// The usage map of a block command of 32 bytes, with its flags in byte 10.
+/// Returns the usage map of a block command of 32 bytes, with its flags in byte 10.
 const fn long(service_action: u8, flags: u8) -> [u8; 31] {
     let mut usage = [ALL; 31];
     usage[0] = CTL;
@@ -424,7 +423,7 @@ pub static TABLE: &[Row] = &[
     row(READ_CD, "READ CD", multimedia::sectors::read_cd, READS, &[0x1e, ALL, ALL, ALL, ALL, ALL, ALL, ALL, 0xfe, 0x07, CTL]).on_cd_only(),
 ];
 
-/// The first row of each operation code; the table's length where there is none.
+/// The index of the first row of each operation code; the table's length if there is none.
 static FIRST_ROW: [u8; 256] = {
     let mut first = [u8::MAX; 256];
     let mut index = TABLE.len();
@@ -435,7 +434,7 @@ static FIRST_ROW: [u8; 256] = {
     first
 };
 
-/// The table is in order and each CDB as long as its operation code says.
+/// Checks that the table is sorted and that each CDB has the length that its operation code requires.
 const _: () = {
     assert!(TABLE.len() < u8::MAX as usize);
     let mut index = 0;

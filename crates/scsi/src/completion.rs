@@ -1,16 +1,16 @@
-//! What leaves: status, data, sense.
+//! The output of the device server: status, data and sense data.
 
 use crate::{LogicalUnit, Sense};
 use sarsen_block::Data;
 use std::sync::Arc;
 
-/// SAM-5 5.3.1.
+/// The status of a command (SAM-5 5.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
     /// GOOD.
     Good = 0x00,
-    /// CHECK CONDITION: there is sense data.
+    /// CHECK CONDITION, with sense data.
     CheckCondition = 0x02,
     /// CONDITION MET.
     ConditionMet = 0x04,
@@ -27,7 +27,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The status of a byte; `None` for one that is obsolete or unknown.
+    /// Returns the status of a byte; `None` for an obsolete or unknown one.
     pub const fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {
             0x00 => Self::Good,
@@ -43,51 +43,51 @@ impl Status {
     }
 }
 
-/// Tasks that a command ends: the transport ends them before it answers that command.
+/// The tasks that a command ends. The transport ends them before it sends the response of that command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// The nexuses whose tasks on the command's unit end (see [`crate::NexusHandle::id`]). The
-    /// command itself is spared.
+    /// The nexuses whose tasks on the command's unit end (see [`crate::NexusHandle::id`]). The command itself does not
+    /// end.
     pub nexuses: Vec<u64>,
-    /// Tasks of other nexuses than the command's own are answered with TASK ABORTED (TAS, SPC-4
-    /// 7.5.8) rather than with silence.
+    /// True if tasks of other nexuses end with TASK ABORTED (TAS, SPC-4 7.5.8) instead of without a response.
     pub answered: bool,
 }
 
-/// Tasks of one unit that end.
+/// The tasks of one unit that end.
 #[derive(Clone, Debug)]
 pub struct TaskAbort {
-    /// The unit, which other nexuses may know by other numbers.
+    /// The unit. Other nexuses may have it at other LUNs.
     pub unit: Arc<LogicalUnit>,
-    /// Whose tasks, and how.
+    /// The nexuses whose tasks end, and the way in which they end.
     pub abort: Abort,
 }
 
-/// The end of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Completion {
-    /// Status.
+    /// The status.
     pub status: Status,
-    /// All Data-In that the CDB asked for, its allocation length applied. The transport cuts it
-    /// to what the initiator expects and tells the residual.
+    /// All Data-In that the CDB requested, within its allocation length. The transport limits it to the length that the
+    /// initiator expects and reports the residual.
     pub data_in: Data,
-    /// Bytes after it that the CDB requested and that were not read, since the initiator does not expect them.
+    /// Number of bytes after `data_in` that the CDB requested and the server did not read, since the initiator does not
+    /// expect them.
     pub unread_length: u64,
-    /// Sense data, with CHECK CONDITION alone.
+    /// Sense data, only with CHECK CONDITION.
     pub sense: Option<Sense>,
-    /// Sense data of a real device, as it came; there is no other then.
+    /// Unmodified sense data of a real device. If it is set, `sense` is not.
     pub raw_sense: Option<Box<[u8]>>,
-    /// What ends with it.
+    /// The tasks that end with this command.
     pub abort: Option<Box<Abort>>,
 }
 
 impl Completion {
-    /// GOOD without data.
+    /// Returns GOOD without data.
     pub const fn good() -> Self {
         Self::with_status(Status::Good)
     }
 
-    /// GOOD with data.
+    /// Returns GOOD with data.
     pub const fn data(data_in: Data) -> Self {
         Self {
             status: Status::Good,
@@ -99,7 +99,7 @@ impl Completion {
         }
     }
 
-    /// CHECK CONDITION.
+    /// Returns CHECK CONDITION.
     pub const fn check_condition(sense: Sense) -> Self {
         Self {
             status: Status::CheckCondition,
@@ -111,7 +111,7 @@ impl Completion {
         }
     }
 
-    /// A status alone.
+    /// Returns a status without data.
     pub const fn with_status(status: Status) -> Self {
         Self {
             status,

@@ -1,4 +1,4 @@
-//! Whether the backing of a unit can carry out commands, as the unit's host reports it.
+//! The condition of a unit's backing: which commands it can execute, as the unit's host reports it.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -9,12 +9,12 @@ use crate::{AdditionalSense, LogicalUnit, Sense, SenseKey, UnitAttention};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Condition {
-    /// Every command is carried out.
+    /// Every command is executed.
     #[default]
     Usable = 0,
-    /// Reads are carried out. Writes and flushes are not, since an earlier flush failed.
+    /// Reads are executed. Writes and flushes are rejected, since an earlier flush failed.
     WritesStopped = 1,
-    /// No command that needs the medium is carried out.
+    /// Commands that need the medium are rejected.
     Unavailable = 2,
 }
 
@@ -31,7 +31,7 @@ impl ConditionCell {
         }
     }
 
-    /// The reason to refuse a command that needs the medium, if there is one.
+    /// Returns the reason to reject a command that needs the medium, if there is one.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
         match self.0.load(Ordering::Acquire) < Condition::Unavailable as u8 {
@@ -40,11 +40,11 @@ impl ConditionCell {
         }
     }
 
-    /// The sense data of TEST UNIT READY and REQUEST SENSE, unless the unit is ready.
+    /// Returns the sense data of TEST UNIT READY and REQUEST SENSE, unless the unit is ready.
     pub(crate) fn sense(&self) -> Option<Sense> {
         match self.current() {
             Condition::Usable => None,
-            // The same answer as to each write: SPC-4 6.47 leaves the sense key to the device.
+            // The same response as for each write: SPC-4 6.47 leaves the sense key to the device.
             Condition::WritesStopped => {
                 Some(Sense::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR))
             }
@@ -54,8 +54,8 @@ impl ConditionCell {
 }
 
 impl LogicalUnit {
-    /// Sets the condition of the backing. When a unit becomes available again, its initiators get a unit attention:
-    /// their knowledge of the medium may be out of date (SPC-4 5.14.1).
+    /// Sets the condition of the backing. When a unit becomes available again, its initiators get a unit attention,
+    /// since their knowledge of the medium may be out of date (SPC-4 5.14.1).
     pub fn set_condition(&self, condition: Condition) {
         let before = self.condition().0.swap(condition as u8, Ordering::AcqRel);
         if before == Condition::Unavailable as u8 && condition != Condition::Unavailable {

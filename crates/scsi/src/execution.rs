@@ -1,4 +1,4 @@
-//! A command from its place in the task set to its end.
+//! The execution of a command, from its slot in the task set to its end.
 
 use crate::attention::Attentions;
 use crate::command_table::{Flags, Row};
@@ -19,17 +19,17 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-/// What became of a command that was begun.
+/// The state of a command after its start.
 pub enum Execution {
     /// It has ended.
     Ended(Completion),
-    /// It is carried out, or waits.
+    /// It is executed, or waits.
     UnderWay(UnderWay),
 }
 
 /// A command that has not ended.
 pub struct UnderWay {
-    /// Before the place, so that whatever it holds is let go first.
+    /// Declared before `place`, so that its resources are released first.
     pub(crate) answer: LocalFuture<Completion>,
     pub(crate) place: Held,
 }
@@ -37,7 +37,7 @@ pub struct UnderWay {
 /// The owner of the slot of a command that has not ended.
 pub(crate) enum Held {
     Slot(TaskSlot),
-    /// The answer owns it.
+    /// The answer future owns it.
     InAnswer(Arc<NexusTasks>),
     /// Released when the answer arrived.
     Ended,
@@ -55,7 +55,7 @@ impl Future for UnderWay {
     }
 }
 
-/// Whether a CDB asks for an auto contingent allegiance where it fails (SAM-5 5.2).
+/// Returns whether a CDB requests an auto contingent allegiance if it fails (SAM-5 5.2).
 fn has_naca(cdb: &Cdb) -> bool {
     let control = match (cdb.operation_code(), opcode::cdb_length(cdb.operation_code())) {
         (opcode::VARIABLE_LENGTH, _) => 1,
@@ -65,7 +65,7 @@ fn has_naca(cdb: &Cdb) -> bool {
     cdb.byte(control) & CONTROL_NACA != 0
 }
 
-/// A command that is in the tally.
+/// Begins a command that the tally counts.
 #[inline]
 pub(crate) fn begin_plain(
     command: Command,
@@ -86,7 +86,7 @@ pub(crate) fn begin_plain(
     }
 }
 
-/// A command that has to ask for its place.
+/// Begins a command that must request a slot.
 pub(crate) fn begin_asking(
     command: Command,
     attachment: &Attachment,
@@ -117,8 +117,8 @@ pub(crate) fn begin_asking(
     Execution::UnderWay(UnderWay { answer, place: held })
 }
 
-/// A command that is a task from here on, and is carried out when its turn has come and `wait` has
-/// ended. What that gives is kept until the command has ended.
+/// Begins a command that is a task from now on. It is executed after its turn has come and `wait` has ended. The output
+/// of `wait` is kept until the command has ended.
 pub(crate) fn begin_after<P: 'static>(
     command: Command,
     attachment: &Attachment,
@@ -159,7 +159,7 @@ pub(crate) fn begin_after<P: 'static>(
     Execution::UnderWay(UnderWay { answer, place: held })
 }
 
-/// What a future gives, unless another one ends first.
+/// Returns the output of `wait`, or `None` if `ended` completes first.
 async fn unless<P>(ended: impl Future<Output = ()>, wait: impl Future<Output = P>) -> Option<P> {
     let (mut ended, mut wait) = (pin!(ended), pin!(wait));
     poll_fn(|context| match ended.as_mut().poll(context) {
@@ -169,7 +169,7 @@ async fn unless<P>(ended: impl Future<Output = ()>, wait: impl Future<Output = P
     .await
 }
 
-/// TASK SET FULL for a command that the transport has no room to let wait.
+/// Returns TASK SET FULL for a command that the transport cannot queue.
 pub(crate) fn refuse_full(attachment: &Attachment) -> Completion {
     refuse(Refusal::Status(Status::TaskSetFull), false, attachment)
 }
@@ -179,7 +179,7 @@ fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> WaitingComma
     let row = Row::of(cdb, unit.device_type()).ok();
     let flags = row.map_or(Flags::NONE, |row| row.flags);
     let attribute = match command.attribute {
-        // SPC-4 5.5: what tells of the unit and its state does not wait for the medium.
+        // SPC-4 5.5: commands that report on the unit and its state do not wait for the medium.
         TaskAttribute::Simple | TaskAttribute::Ordered
             if flags.contains(Flags::IGNORES_UNIT_ATTENTION) =>
         {
@@ -199,7 +199,7 @@ fn entrant(command: &Command, unit: &LogicalUnit, nexus: &Nexus) -> WaitingComma
     }
 }
 
-/// The answer to a command that did not become a task.
+/// Returns the response to a command that did not become a task.
 fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
     match refusal {
         Refusal::Status(status) => {
@@ -221,7 +221,7 @@ fn refuse(refusal: Refusal, naca: bool, attachment: &Attachment) -> Completion {
 fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> Io<Completion> {
     let unit = &attachment.unit;
     if let Some(device) = unit.pass_through() {
-        if let Err(sense) = unit.tasks().unended().check_device(&command.cdb) {
+        if let Err(sense) = unit.tasks().unfinished().check_device(&command.cdb) {
             return Io::Ready(unit.complete(Err(sense)));
         }
         return pass_through::execute(device, attachment, nexus, command);
@@ -245,7 +245,7 @@ fn carry_out(command: Command, attachment: &Attachment, nexus: &Arc<Nexus>) -> I
     }
 }
 
-/// UA_INTLCK_CTRL 11b: a status that an initiator may have overlooked is told again.
+/// Reports a status again by a unit attention if UA_INTLCK_CTRL is 11b, since the initiator may have overlooked it.
 fn interlock(unit: &LogicalUnit, attentions: &Attentions, completion: &Completion) {
     if unit.tasks().policy().interlock != Interlock::HoldsStatuses {
         return;

@@ -1,23 +1,24 @@
-//! What initiators write onto a logical unit to tell it from others (SPC-4 5.7): kept with the unit.
+//! The identifying information that initiators write to a logical unit to recognise it (SPC-4 5.7). It is stored with
+//! the unit.
 
 use crate::{Keeper, Record};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The kinds of it, and how many bytes each may have.
+/// The kinds of identifying information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InformationKind {
     /// Any bytes.
     Device,
-    /// UTF-8, ended by a zero.
+    /// UTF-8, terminated by a zero byte.
     Text,
 }
 
 impl InformationKind {
-    /// All there are, in the order in which they are kept.
+    /// All kinds, in the order of the record.
     pub(crate) const ALL: [Self; 2] = [Self::Device, Self::Text];
 
-    /// IDENTIFYING INFORMATION TYPE (SPC-4 6.32).
+    /// Returns IDENTIFYING INFORMATION TYPE (SPC-4 6.32).
     pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Device => 0x00,
@@ -25,12 +26,12 @@ impl InformationKind {
         }
     }
 
-    /// The kind of this code.
+    /// Returns the kind of this code.
     pub(crate) fn of(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 
-    /// Bytes at most.
+    /// Returns the maximum length in bytes.
     pub(crate) const fn maximum_length(self) -> usize {
         match self {
             Self::Device => 512,
@@ -39,22 +40,22 @@ impl InformationKind {
     }
 }
 
-/// One value for each kind; empty where none was set.
+/// One value for each kind; empty if it was not set.
 pub(crate) type Values = [Vec<u8>; InformationKind::ALL.len()];
 
-/// See the module.
+/// The identifying information of one unit.
 #[derive(Default)]
 pub(crate) struct IdentifyingInformation {
     values: Mutex<Values>,
-    /// Held while a value is changed, keeping it included.
+    /// Held during a change of a value, including its save.
     pub(crate) setting: async_lock::Mutex<()>,
 }
 
-/// The first byte of the record; each value follows its length, of two bytes.
+/// The first byte of the record. Each value follows after its length in two bytes.
 const VERSION: u8 = 1;
 
 impl IdentifyingInformation {
-    /// As it was kept.
+    /// Loads the saved values.
     pub(crate) fn load(keeper: Option<&dyn Keeper>) -> io::Result<Self> {
         let record = keeper.map(|keeper| keeper.load(Record::IdentifyingInformation));
         let values = match record.transpose()?.flatten() {
@@ -67,12 +68,12 @@ impl IdentifyingInformation {
         Ok(Self { values: Mutex::new(values), ..Self::default() })
     }
 
-    /// The values now.
+    /// Returns the current values.
     pub(crate) fn values(&self) -> Values {
         self.guard().clone()
     }
 
-    /// Replaces them, once they are kept.
+    /// Replaces the values after they were saved.
     pub(crate) fn replace(&self, values: Values) {
         *self.guard() = values;
     }
@@ -82,7 +83,7 @@ impl IdentifyingInformation {
     }
 }
 
-/// The record of these values.
+/// Returns the record of these values.
 pub(crate) fn encode(values: &Values) -> Vec<u8> {
     let mut record = vec![VERSION];
     for value in values {

@@ -1,23 +1,23 @@
-//! Who a logical unit is: the names that initiators remember it by.
+//! The identity of a logical unit: the names by which initiators recognise it.
 
 use std::fmt;
 
-/// The names of a logical unit. They must not change while the volume lives: initiators, their
-/// multipath maps and their file systems know it by them.
+/// The names of a logical unit. They must not change during the life of the volume, since initiators, their multipath
+/// maps and their file systems identify it by them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// T10 VENDOR IDENTIFICATION, up to eight printable ASCII characters.
     pub vendor: String,
-    /// PRODUCT IDENTIFICATION, up to sixteen.
+    /// PRODUCT IDENTIFICATION, up to sixteen characters.
     pub product: String,
-    /// PRODUCT REVISION LEVEL, up to four.
+    /// PRODUCT REVISION LEVEL, up to four characters.
     pub revision: String,
     /// PRODUCT SERIAL NUMBER, printable ASCII.
     pub serial: String,
-    /// NAA identifier: locally assigned (3h) unless it came with the volume from elsewhere.
+    /// NAA identifier: locally assigned (3h), unless the volume was imported with another one.
     pub naa: Naa,
-    /// What names the unit in its Device Identification page, in place of what follows from the rest: those
-    /// of a unit that comes from elsewhere.
+    /// The designators of the Device Identification page, if they are not derived from the other fields. They are set
+    /// for a volume that was imported with its designators.
     pub designators: Option<Vec<Designator>>,
     /// The volume's name in the configuration; it is not sent.
     pub volume: String,
@@ -27,9 +27,9 @@ pub struct Identity {
 const NAA_LOCALLY_ASSIGNED: u64 = 0x3 << 60;
 
 impl Identity {
-    /// The identity that follows from a volume's name and a `scope` within which that name is
-    /// unique (the target's name, or something that one installation keeps for life). The same
-    /// two strings give the same identity in every version of this program.
+    /// Creates the identity from a volume's name and a `scope` in which that name is unique. The scope is the name of
+    /// the target or a permanent name of the installation. The same two strings give the same identity in every version
+    /// of this program.
     pub fn new(volume: &str, scope: &str) -> Self {
         let hash = stable_hash(&[scope.as_bytes(), volume.as_bytes()]);
         Self {
@@ -54,7 +54,7 @@ pub enum Naa {
 }
 
 impl Naa {
-    /// As the designator has it.
+    /// Returns the bytes in the form of the designator.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Eight(bytes) => bytes,
@@ -62,7 +62,7 @@ impl Naa {
         }
     }
 
-    /// From its hexadecimal digits: 32 of them where the first is 6, else 16.
+    /// Parses hexadecimal digits: 32 if the first one is 6, else 16.
     pub fn parse(text: &str) -> Option<Self> {
         if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
@@ -77,7 +77,7 @@ impl Naa {
     }
 }
 
-/// In upper-case hexadecimal, as SCSI name strings have it.
+/// Writes upper-case hexadecimal digits, as in SCSI name strings.
 impl fmt::Display for Naa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02X}"))
@@ -89,19 +89,19 @@ impl fmt::Display for Naa {
 pub enum Designator {
     /// NAA.
     Naa(Naa),
-    /// EUI-64 based: 8, 12 or 16 bytes.
+    /// EUI-64 based, with 8, 12 or 16 bytes.
     Eui(Vec<u8>),
-    /// T10 vendor ID based: the vendor in eight characters, and what it says.
+    /// T10 vendor ID based: the vendor in eight characters, then the vendor specific identifier.
     T10(String),
     /// SCSI name string.
     Name(String),
 }
 
-/// The longest text of a designator: with its header, several of them have room in a page.
+/// The maximum length of a designator's text in bytes. With their headers, several such designators fit in a page.
 const LONGEST_TEXT: usize = 250;
 
 impl Designator {
-    /// `naa:HEX`, `eui:HEX`, `t10:TEXT` or `name:TEXT`.
+    /// Parses `naa:HEX`, `eui:HEX`, `t10:TEXT` or `name:TEXT`.
     pub fn parse(text: &str) -> Option<Self> {
         let (kind, value) = text.split_once(':')?;
         let is_printable = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
@@ -118,7 +118,7 @@ impl Designator {
     }
 }
 
-/// As it is parsed.
+/// Writes the form that `parse` accepts.
 impl fmt::Display for Designator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -142,8 +142,8 @@ fn hexadecimal(text: &str) -> Option<Vec<u8>> {
     })
 }
 
-/// FNV-1a over each part and a byte that no UTF-8 text has after it, then the finalizer of
-/// splitmix64 so that every bit of the input reaches every bit of the result. Fixed for ever.
+/// Computes FNV-1a over each part, followed by a byte that does not occur in UTF-8. The finalizer of splitmix64 then
+/// makes every input bit affect every output bit. The function must never change.
 fn stable_hash(parts: &[&[u8]]) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for part in parts {

@@ -1,9 +1,9 @@
-//! A SCSI device server without I/O: commands in, statuses, data and sense out.
+//! A SCSI device server without I/O of its own. Its input is commands; its output is statuses, data and sense data.
 //!
-//! A transport opens an I_T nexus on a [`TargetDevice`] and gives each command to its
-//! [`NexusHandle`]. Below lies `sarsen-block`: a [`LogicalUnit`] is a store with an identity, mode
-//! parameters, reservations and unit attentions. [`command_table`] has one row for each command;
-//! the handlers are in `commands`. Nothing here has a clock, a socket or a thread.
+//! A transport opens an I_T nexus on a [`TargetDevice`] and passes each command to its [`NexusHandle`]. The lower layer
+//! is `sarsen-block`: a [`LogicalUnit`] is a store with an identity, mode parameters, reservations and unit attentions.
+//! [`command_table`] has one row for each command. The handlers are in `commands`. This crate has no clock, no sockets
+//! and no threads.
 
 mod array;
 mod atomic;
@@ -16,12 +16,13 @@ mod completion;
 mod condition;
 mod copy;
 mod execution;
+mod hung_commands;
 mod identifying_information;
 mod identity;
-mod keeper;
 mod logical_unit;
 mod lun;
 mod medium;
+mod metadata;
 mod modes;
 mod nexus;
 mod operation;
@@ -40,7 +41,6 @@ mod testing;
 mod tests;
 mod thresholds;
 mod timestamp;
-mod unended;
 mod work;
 
 pub use array::{Array, Host, Work};
@@ -49,10 +49,11 @@ pub use cdb::{Cdb, Command, TaskAttribute};
 pub use completion::{Abort, Completion, Status, TaskAbort};
 pub use condition::Condition;
 pub use execution::{Execution, UnderWay};
+pub use hung_commands::{Stall, WrittenOff};
 pub use identity::{Designator, Identity, Naa};
-pub use keeper::{Keeper, Record};
 pub use logical_unit::{DeviceType, Limits, LogicalUnit, Parts};
 pub use lun::Lun;
+pub use metadata::{Keeper, Record};
 pub use nexus::{InitiatorPort, NexusHandle};
 pub use pass_through::{PassThrough, Passed, Transfer};
 pub use protection::ProtectionType;
@@ -61,4 +62,3 @@ pub use target::{LunView, TargetDevice};
 pub use target_port_groups::{
     Access, AccessError, AccessState, Alua, MAXIMUM_TARGET_PORTS, TargetPort, Transition,
 };
-pub use unended::{Stall, WrittenOff};

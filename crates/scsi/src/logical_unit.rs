@@ -1,7 +1,7 @@
-//! A logical unit: a store, its identity, and the state that SCSI adds to it.
+//! A logical unit: a store, its identity, and the SCSI state.
 //!
-//! What every command looks at (reservation, mode bits, stopped) is in atomics; the rest is behind
-//! locks that only unusual commands take.
+//! Every command reads the reservation, the mode bits and the stopped state, so these are in atomics. The other state
+//! is behind locks that only rare commands take.
 
 use crate::atomic::Legacy;
 use crate::buffers::Buffers;
@@ -28,7 +28,7 @@ use std::any::Any;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Which I_T nexus; 0 is none.
+/// The number of an I_T nexus; 0 means none.
 pub(crate) type NexusId = u64;
 pub(crate) const NO_NEXUS: NexusId = 0;
 
@@ -42,31 +42,30 @@ pub enum DeviceType {
     Cd = 0x05,
 }
 
-/// What a logical unit is made of.
+/// The parts of a new logical unit.
 pub struct Parts {
     /// Its names.
     pub identity: Identity,
-    /// What is below. Its characteristics are asked once; its geometry may change.
+    /// The backing store. The unit reads its characteristics once; its geometry may change.
     pub store: Arc<dyn Store>,
-    /// What it shows itself as.
+    /// The device type that the unit reports.
     pub device_type: DeviceType,
-    /// Its medium can be ejected and loaded; a CD's always can.
+    /// True if the medium can be ejected and loaded. A CD's medium always can.
     pub removable: bool,
-    /// Where it keeps what outlives the program, if anywhere.
+    /// The store of the records that outlive the program, if any.
     pub keeper: Option<Arc<dyn Keeper>>,
-    /// The type of protection information that its medium is formatted with, where its store
-    /// keeps any.
+    /// The type of protection information of the medium's format, if the store supports any.
     pub protection: Option<ProtectionType>,
-    /// What forgets the key that the store's blocks are encrypted with, where they are.
+    /// Replaces the key that encrypts the store's blocks, if they are encrypted.
     pub eraser: Option<Arc<dyn ForgetKey>>,
-    /// The real device that its commands go to; then nothing of the above is asked.
+    /// The real device that executes the unit's commands. If it is set, the fields above are not used.
     pub pass_through: Option<Arc<dyn PassThrough>>,
-    /// Dropped with the unit, when its last command has ended and nobody knows it any more.
+    /// An object that is dropped with the unit, after its last command has ended and its last reference was dropped.
     pub companion: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Parts {
-    /// A disk that keeps nothing.
+    /// Returns the parts of a disk without a keeper.
     pub fn disk(identity: Identity, store: Arc<dyn Store>) -> Self {
         Self {
             identity,
@@ -82,31 +81,31 @@ impl Parts {
     }
 }
 
-/// What the Block Limits page promises (SBC-3 6.6.4), in blocks of the unit.
+/// The limits in the Block Limits page (SBC-3 6.6.4), in blocks of the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The longest READ, WRITE, VERIFY or WRITE AND VERIFY.
+    /// The maximum length of READ, WRITE, VERIFY and WRITE AND VERIFY.
     pub maximum_transfer_blocks: u32,
-    /// The length of transfers that run best.
+    /// The optimal length of a transfer.
     pub optimal_transfer_blocks: u32,
-    /// The longest COMPARE AND WRITE.
+    /// The maximum length of COMPARE AND WRITE.
     pub maximum_compare_and_write_blocks: u8,
-    /// The longest WRITE ATOMIC (SBC-4 6.6.4).
+    /// The maximum length of WRITE ATOMIC (SBC-4 6.6.4).
     pub maximum_atomic_blocks: u32,
-    /// The longest WRITE SAME.
+    /// The maximum length of WRITE SAME.
     pub maximum_write_same_blocks: u64,
-    /// The most blocks of one UNMAP.
+    /// The maximum number of blocks in one UNMAP.
     pub maximum_unmap_blocks: u32,
-    /// The most descriptors of one UNMAP.
+    /// The maximum number of descriptors in one UNMAP.
     pub maximum_unmap_descriptors: u32,
 }
 
 const MAXIMUM_TRANSFER_BYTES: u32 = 16 << 20;
 const OPTIMAL_TRANSFER_BYTES: u32 = 1 << 20;
-/// All of it is kept beside the volume until it is in its place.
+/// The maximum size of an atomic write in bytes. The keeper stores all its data until it is on the medium.
 const MAXIMUM_ATOMIC_BYTES: u32 = 1 << 20;
-/// A power of two below 65536: libiscsi's suite expects that a WRITE of 65536 blocks is possible
-/// wherever a WRITE SAME of so many is.
+/// The maximum length of WRITE SAME, a power of two below 65536. libiscsi's test suite expects that if a WRITE SAME of
+/// 65536 blocks is possible, a WRITE is too.
 const MAXIMUM_WRITE_SAME_BLOCKS: u64 = 1 << 15;
 const MAXIMUM_UNMAP_BLOCKS: u32 = 1 << 20;
 const MAXIMUM_UNMAP_DESCRIPTORS: u32 = 256;
@@ -126,13 +125,13 @@ impl Limits {
     }
 }
 
-/// One disk as initiators see it. Shared by all cores and by every target that offers it.
+/// A logical unit, as initiators see it. All cores and all targets that offer it share it.
 pub struct LogicalUnit {
     identity: Identity,
     volume_name: Mutex<Arc<str>>,
     device_type: DeviceType,
     store: Arc<dyn Store>,
-    /// The same store, where it keeps protection information.
+    /// The same store, if it supports protection information.
     protected: Option<Arc<Protected>>,
     keeper: Option<Arc<dyn Keeper>>,
     eraser: Option<Arc<dyn ForgetKey>>,
@@ -142,35 +141,35 @@ pub struct LogicalUnit {
     condition: ConditionCell,
     medium: Medium,
     modes: Modes,
-    /// Held while the mode parameters change.
+    /// Held during a change of the mode parameters.
     mode_change: Mutex<()>,
     tasks: Arc<TaskSet>,
     thresholds: Thresholds,
-    /// Revokes the tokens of blocks that change.
+    /// Revokes the tokens of changed blocks.
     watch: Arc<Watch>,
-    /// The copies that were begun here.
+    /// The copies that commands to this unit started.
     operations: Operations,
     long_commands: LongCommands,
     medium_phase: MediumPhase,
-    /// What was left undone when the unit was there last.
+    /// Work that the previous run of the unit left unfinished.
     legacy: Legacy,
-    /// Held shared by each write until it has ended, alone by COMPARE AND WRITE.
+    /// Each write holds it shared until its end. COMPARE AND WRITE holds it exclusively.
     write_gate: Arc<RwLock<()>>,
-    /// Held by who waits to share the gate.
+    /// Held during the wait for shared access to the write gate.
     gate_turn: AsyncMutex<()>,
     reservations: Reservations,
-    /// Locked behind the reservations, where both are.
+    /// If both are locked, the reservations are locked first.
     attached: Mutex<Vec<Attached>>,
     buffers: Buffers,
     self_tests: SelfTests,
     timestamp: Timestamp,
     identifying_information: IdentifyingInformation,
-    /// Last, so that it goes after all that the unit has.
+    /// The last field, so that it is dropped after all others.
     _companion: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl LogicalUnit {
-    /// A disk over a store that keeps nothing beyond the life of the program.
+    /// Creates a disk over a store, without a keeper.
     pub fn new(identity: Identity, store: Arc<dyn Store>) -> Arc<Self> {
         match Self::of_parts(Parts::disk(identity, store)) {
             Ok(unit) => unit,
@@ -178,9 +177,8 @@ impl LogicalUnit {
         }
     }
 
-    /// A unit of these parts, in the state that its keeper kept. Blocks while that is read; an
-    /// error says which record is wrong. What was cut off is finished when the unit becomes a part
-    /// of a [`crate::TargetDevice`].
+    /// Creates a unit from these parts, with the state of its records. It blocks while it reads them. An error names
+    /// the invalid record. Interrupted work continues when the unit is added to a [`crate::TargetDevice`].
     pub fn of_parts(parts: Parts) -> io::Result<Arc<Self>> {
         let Parts { identity, store, device_type, removable, .. } = parts;
         let Parts { keeper, protection, eraser, pass_through, companion, .. } = parts;
@@ -191,7 +189,7 @@ impl LogicalUnit {
         };
         let space = match space {
             Io::Ready(space) => space.ok(),
-            // This function cannot wait: the size of the medium is known without waiting.
+            // This function cannot wait. The size of the medium is known without waiting.
             Io::Pending(_) => None,
         };
         let watch = Arc::default();
@@ -246,68 +244,68 @@ impl LogicalUnit {
         Ok(Arc::new(unit))
     }
 
-    /// What the volume is called now: nothing that initiators see.
+    /// Returns the current name of the volume. Initiators do not see it.
     pub fn volume_name(&self) -> Arc<str> {
         self.volume_name.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Calls the volume something else.
+    /// Renames the volume.
     pub fn rename(&self, name: &str) {
         *self.volume_name.lock().unwrap_or_else(PoisonError::into_inner) = name.into();
     }
 
-    /// Its names.
+    /// Returns the names of the unit.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// What it shows itself as.
+    /// Returns the device type that the unit reports.
     pub fn device_type(&self) -> DeviceType {
         self.device_type
     }
 
-    /// Where it keeps what outlives the program.
+    /// Returns the store of the unit's records, if any.
     pub fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
         self.keeper.as_ref()
     }
 
-    /// What forgets the key that its blocks are encrypted with.
+    /// Returns the object that replaces the encryption key, if the blocks are encrypted.
     pub(crate) fn eraser(&self) -> Option<&Arc<dyn ForgetKey>> {
         self.eraser.as_ref()
     }
 
-    /// The real device that its commands go to.
+    /// Returns the real device that executes the unit's commands, if any.
     pub(crate) fn pass_through(&self) -> Option<&Arc<dyn PassThrough>> {
         self.pass_through.as_ref()
     }
 
-    /// What is below. Where the medium has protection information, plain reads are checked against
-    /// it and plain writes bring theirs.
+    /// Returns the backing store. If the medium has protection information, this store checks it in plain reads and
+    /// generates it in plain writes.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// The store, where it can keep protection information.
+    /// Returns the store with protection information, if it supports that.
     pub(crate) fn protected(&self) -> Option<&Arc<Protected>> {
         self.protected.as_ref()
     }
 
-    /// The type of protection information that the medium is formatted with.
+    /// Returns the type of protection information of the medium's format.
     pub(crate) fn protection_type(&self) -> Option<ProtectionType> {
         self.protected.as_ref()?.protection_type()
     }
 
-    /// What it promises in the Block Limits page.
+    /// Returns the limits in the Block Limits page.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Tells every initiator that the store has another size: call it after a resize.
+    /// Notifies every initiator of a new size. The caller has resized the store.
     pub fn capacity_changed(&self) {
         self.raise_except(NO_NEXUS, UnitAttention::CapacityDataHasChanged);
     }
 
-    /// What the whole medium is going through.
+    /// Returns the phase of the whole medium.
     pub(crate) fn medium_phase(&self) -> &MediumPhase {
         &self.medium_phase
     }
@@ -324,12 +322,12 @@ impl LogicalUnit {
         self.store.geometry()
     }
 
-    /// Bytes in `block_count` blocks, which are known to be few.
+    /// Returns the number of bytes in `block_count` blocks. The caller has limited that number.
     pub(crate) fn byte_count(&self, block_count: u64) -> usize {
         (block_count as usize) << self.geometry().block_size.shift()
     }
 
-    /// Refuses blocks outside the medium. An empty extent may lie just behind its last block.
+    /// Rejects blocks outside the medium. An empty extent may begin directly after the last block.
     pub(crate) fn check_range(&self, extent: Extent) -> Result<(), Sense> {
         match extent.fits(self.geometry().block_count) {
             true => Ok(()),
@@ -337,7 +335,7 @@ impl LogicalUnit {
         }
     }
 
-    /// The report of the host about its backing.
+    /// Returns the condition of the backing, as the host reported it.
     pub(crate) fn condition(&self) -> &ConditionCell {
         &self.condition
     }
@@ -346,27 +344,27 @@ impl LogicalUnit {
         &self.medium
     }
 
-    /// What WRITE BUFFER wrote.
+    /// Returns the buffers of WRITE BUFFER.
     pub(crate) fn buffers(&self) -> &Buffers {
         &self.buffers
     }
 
-    /// Its self-tests.
+    /// Returns the self-tests of the unit.
     pub(crate) fn self_tests(&self) -> &SelfTests {
         &self.self_tests
     }
 
-    /// What initiators wrote onto it.
+    /// Returns the identifying information of the unit.
     pub(crate) fn identifying_information(&self) -> &IdentifyingInformation {
         &self.identifying_information
     }
 
-    /// Its clock.
+    /// Returns the timestamp of the unit.
     pub(crate) fn timestamp(&self) -> &Timestamp {
         &self.timestamp
     }
 
-    /// Why a write is refused now, if it is.
+    /// Returns an error if writes are rejected now.
     pub(crate) fn check_writable(&self) -> Result<(), Sense> {
         if self.characteristics.read_only {
             return Err(Sense::write_protected());
@@ -377,8 +375,8 @@ impl LogicalUnit {
         }
     }
 
-    /// When a write may be acknowledged: a volatile cache that was switched off makes each one
-    /// durable. To be asked behind the write gate (see [`Self::flush_after_writes`]).
+    /// Returns when a write may be acknowledged. If the volatile cache is disabled, each write is durable. The caller
+    /// asks behind the write gate (see [`Self::flush_after_writes`]).
     pub(crate) fn durability(&self, force_unit_access: bool) -> Durability {
         let write_through =
             self.characteristics.volatile_cache && !self.modes.is_write_cache_enabled();
@@ -388,7 +386,7 @@ impl LogicalUnit {
         }
     }
 
-    /// Its mode parameters.
+    /// Returns the mode parameters of the unit.
     pub(crate) fn modes(&self) -> &Modes {
         &self.modes
     }
@@ -397,7 +395,7 @@ impl LogicalUnit {
         self.mode_change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes mode parameters hold for `changer`; the other nexuses are told if that changes any.
+    /// Applies mode parameters for `changer`. If any of them changes, the other nexuses get a unit attention.
     pub(crate) fn change_modes(&self, changer: NexusId, parameters: ModeParameters, saved: bool) {
         let _guard = self.mode_change();
         self.configure(&parameters);
@@ -406,7 +404,7 @@ impl LogicalUnit {
         }
     }
 
-    /// Passes mode parameters on to those whom they concern.
+    /// Passes mode parameters to the components that use them.
     fn configure(&self, parameters: &ModeParameters) {
         self.tasks.set_policy(parameters.tasks);
         if self.characteristics.unmap.is_some_and(|unmap| unmap.tells_space) {
@@ -417,27 +415,27 @@ impl LogicalUnit {
         }
     }
 
-    /// The thresholds of its room.
+    /// Returns the thresholds of the unit's space.
     pub(crate) fn thresholds(&self) -> &Thresholds {
         &self.thresholds
     }
 
-    /// Its tasks.
+    /// Returns the tasks of the unit.
     pub(crate) fn tasks(&self) -> &Arc<TaskSet> {
         &self.tasks
     }
 
-    /// Who may do what with it.
+    /// Returns the reservations of the unit.
     pub(crate) fn reservations(&self) -> &Reservations {
         &self.reservations
     }
 
-    /// The nexuses that it knows.
+    /// Returns the nexuses that are attached to the unit.
     pub(crate) fn attached(&self) -> MutexGuard<'_, Vec<Attached>> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// I_T nexus loss (SAM-5 6.3.4).
+    /// Handles I_T nexus loss (SAM-5 6.3.4).
     pub(crate) fn detach(&self, nexus: NexusId) {
         self.end_spc2_reservation(Some(nexus));
         self.buffers.forget(nexus);
@@ -459,8 +457,8 @@ impl LogicalUnit {
         }
     }
 
-    /// Logical unit reset (SAM-5 6.3.3): persistent reservations stay (SPC-4 5.12.5.1). The tasks
-    /// are the transport's to end.
+    /// Resets the logical unit (SAM-5 6.3.3). Persistent reservations stay (SPC-4 5.12.5.1). The transport ends the
+    /// tasks.
     pub(crate) fn reset(&self, attention: UnitAttention) {
         self.end_spc2_reservation(None);
         self.medium.reset();
@@ -473,7 +471,7 @@ impl LogicalUnit {
         self.raise_except(NO_NEXUS, attention);
     }
 
-    /// The end of a command, its sense data in the format that D_SENSE asks for.
+    /// Returns the completion of a command, with its sense data in the format that D_SENSE selects.
     pub(crate) fn complete(&self, result: Result<Completion, Sense>) -> Completion {
         match result {
             Ok(completion) => completion,
@@ -484,7 +482,7 @@ impl LogicalUnit {
         }
     }
 
-    /// Waits for what `future` does, then completes the command.
+    /// Waits for `future`, then completes the command.
     pub(crate) fn pending(
         self: &Arc<Self>,
         future: impl Future<Output = Result<Completion, Sense>> + 'static,
@@ -493,7 +491,7 @@ impl LogicalUnit {
         Io::pending(async move { unit.complete(future.await) })
     }
 
-    /// Completes the command with what `then` makes of a store's answer.
+    /// Completes the command with the result of `then`, whose argument is the store's result.
     pub(crate) fn finish<T: 'static>(
         self: &Arc<Self>,
         answer: Io<Result<T, BlockError>>,
@@ -505,21 +503,21 @@ impl LogicalUnit {
         }
     }
 
-    /// Writes the cache when no write is under way that was begun as volatile, so that it holds
-    /// nothing afterwards that this does not cover.
+    /// Writes the cache after all writes that were started as volatile have ended, so that no write in the cache is
+    /// missed.
     pub(crate) fn flush_after_writes(self: &Arc<Self>) -> Io<Completion> {
         let unit = Arc::clone(self);
         self.pending(async move { unit.write_out_cache().await })
     }
 
-    /// The same, within another command.
+    /// Writes the cache within another command.
     pub(crate) async fn write_out_cache(&self) -> Result<Completion, Sense> {
         drop(self.write_gate.write_arc().await);
         self.store.flush().wait().await?;
         Ok(Completion::good())
     }
 
-    /// Submits one write, excluded against COMPARE AND WRITE until it has ended.
+    /// Submits one write. It excludes COMPARE AND WRITE until it has ended.
     pub(crate) fn write_shared(
         self: &Arc<Self>,
         submit: impl FnOnce(&Self) -> Io<Result<(), BlockError>> + 'static,
@@ -532,8 +530,8 @@ impl LogicalUnit {
                 Ok(Completion::good())
             });
         };
-        // As whoever waits for the gate does: the medium may have become another one since the
-        // command was admitted.
+        // The same check as after a wait for the gate: the state of the medium may have changed since the command was
+        // admitted.
         if let Err(sense) = self.medium_phase.check(Flags::NEEDS_MEDIUM) {
             return Io::Ready(self.complete(Err(sense)));
         }
@@ -550,22 +548,22 @@ impl LogicalUnit {
         }
     }
 
-    /// What revokes the tokens of blocks that change.
+    /// Returns the watch that revokes the tokens of changed blocks.
     pub(crate) fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    /// The copies that were begun by commands to this unit.
+    /// Returns the copies that commands to this unit started.
     pub(crate) fn operations(&self) -> &Operations {
         &self.operations
     }
 
-    /// Its commands that can be ended while they are carried out.
+    /// Returns the commands that can be ended during their execution.
     pub(crate) fn long_commands(&self) -> &LongCommands {
         &self.long_commands
     }
 
-    /// The gate that every write passes.
+    /// Returns the gate that every write passes.
     pub(crate) fn write_gate(&self) -> &Arc<RwLock<()>> {
         &self.write_gate
     }

@@ -6,16 +6,16 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lun(pub u16);
 
-/// The largest number of flat space addressing.
+/// The largest number in flat space addressing.
 const LARGEST: u16 = 0x3fff;
 /// ADDRESS METHOD 01b: flat space addressing.
 const FLAT_SPACE: u16 = 0x4000;
 
 impl Lun {
-    /// LUN 0, which answers even where nothing is there.
+    /// LUN 0, which responds even if it has no unit.
     pub const ZERO: Self = Self(0);
 
-    /// The eight bytes: peripheral device addressing below 256, flat space addressing above.
+    /// Returns the eight bytes: peripheral device addressing below 256, flat space addressing above.
     pub fn to_wire(self) -> [u8; 8] {
         debug_assert!(self.0 <= LARGEST);
         let first = if self.0 < 256 { self.0 } else { FLAT_SPACE | (self.0 & LARGEST) };
@@ -23,8 +23,8 @@ impl Lun {
         [high, low, 0, 0, 0, 0, 0, 0]
     }
 
-    /// The number in these bytes; `None` for well-known logical units, buses and levels below the
-    /// first, none of which exist here.
+    /// Returns the number in these bytes; `None` for well-known logical units, buses and lower levels, which are not
+    /// supported.
     pub fn from_wire(wire: &[u8; 8]) -> Option<Self> {
         let [high, low, rest @ ..] = *wire;
         if rest != [0; 6] {

@@ -1,34 +1,34 @@
-//! The medium of a unit: whether it can be used, who keeps it in, and what happened to it. One state
-//! machine for fixed disks, removable disks and CDs (SBC-3 5.25, SPC-4 6.18, MMC-6 6.14 and 6.42).
+//! The medium of a unit: its state, the nexuses that prevent its removal, and its events. One state machine serves
+//! fixed disks, removable disks and CDs (SBC-3 5.25, SPC-4 6.18, MMC-6 6.14 and 6.42).
 
 use crate::logical_unit::NexusId;
 use crate::{AdditionalSense, DeviceType, Sense, SenseKey};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Whether commands can use it.
+/// The state of the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
-    /// They can.
+    /// Commands can use it.
     Ready = 0,
-    /// It is there and was stopped.
+    /// It is present and was stopped.
     Stopped = 1,
     /// It was ejected.
     Absent = 2,
 }
 
-/// What PREVENT ALLOW MEDIUM REMOVAL asks for; the numbers are those of its PREVENT field.
+/// The request of PREVENT ALLOW MEDIUM REMOVAL. The numbers are those of its PREVENT field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removal {
     Allowed = 0,
     Prevented = 1,
-    /// MMC's persistent form, which a loss of the nexus does not end.
+    /// MMC's persistent form, which does not end with a loss of the nexus.
     PersistentlyAllowed = 2,
     PersistentlyPrevented = 3,
 }
 
-/// What happened to a medium that a nexus has yet to be told of: MMC's media event codes.
+/// An event of the medium that a nexus has not received yet, with MMC's event codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Event {
     #[default]
@@ -37,9 +37,9 @@ pub(crate) enum Event {
     Removed = 3,
 }
 
-/// See the module.
+/// The medium of one unit.
 pub(crate) struct Medium {
-    /// Looked at by every command that needs a medium.
+    /// Every command that needs a medium reads it.
     state: AtomicU8,
     is_removable: bool,
     start_stop_cycles: AtomicU32,
@@ -77,11 +77,11 @@ impl Holders {
 }
 
 impl Medium {
-    /// A medium that is ready.
+    /// Creates a medium that is ready.
     pub(crate) fn new(device_type: DeviceType, is_removable: bool) -> Self {
         let absent = match device_type {
             DeviceType::Disk => AdditionalSense::MEDIUM_NOT_PRESENT,
-            // The drive's tray comes out with it.
+            // The tray of the drive opens with the ejection.
             DeviceType::Cd => AdditionalSense::MEDIUM_NOT_PRESENT_TRAY_OPEN,
         };
         let state = AtomicU8::new(State::Ready as u8);
@@ -105,7 +105,7 @@ impl Medium {
         self.state() != State::Absent
     }
 
-    /// Why it cannot be used now, if so.
+    /// Returns an error if the medium cannot be used now.
     pub(crate) fn check(&self) -> Result<(), Sense> {
         match self.state() {
             State::Ready => Ok(()),
@@ -118,7 +118,7 @@ impl Medium {
         self.removal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often it was stopped and started again.
+    /// Returns how often it was stopped and started again.
     pub(crate) fn start_stop_cycles(&self) -> u32 {
         self.start_stop_cycles.load(Ordering::Relaxed)
     }
@@ -130,7 +130,7 @@ impl Medium {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
-    /// A nexus begins. It learns of the medium that it finds.
+    /// Adds a nexus. It receives an event for the medium that is present.
     pub(crate) fn attach(&self, nexus: NexusId) {
         if !self.is_removable {
             return;
@@ -140,12 +140,12 @@ impl Medium {
         removal.nexuses.push(Holder { nexus, prevents: false, event });
     }
 
-    /// A nexus is lost: what it prevented is allowed (SPC-4 6.18).
+    /// Removes a lost nexus. It no longer prevents the removal (SPC-4 6.18).
     pub(crate) fn detach(&self, nexus: NexusId) {
         self.removal().nexuses.retain(|holder| holder.nexus != nexus);
     }
 
-    /// A reset: everything is allowed, and what is there is ready. What is out stays out.
+    /// Resets the state: removal is allowed, and a present medium is ready. An ejected medium stays ejected.
     pub(crate) fn reset(&self) {
         let mut removal = self.removal();
         removal.is_persistently_prevented = false;
@@ -157,7 +157,7 @@ impl Medium {
         }
     }
 
-    /// A medium that cannot be removed is always kept in, so nothing changes there.
+    /// Sets what a nexus prevents. If the medium cannot be removed, nothing changes.
     pub(crate) fn set_removal(&self, nexus: NexusId, wanted: Removal) {
         let mut removal = self.removal();
         match wanted {
@@ -179,7 +179,7 @@ impl Medium {
         self.removal().is_persistently_prevented
     }
 
-    /// Starts or stops it. One that is out has nothing to start.
+    /// Starts or stops the medium. An ejected medium cannot be started.
     pub(crate) fn set_stopped(&self, stopped: bool) -> Result<(), Sense> {
         let _removal = self.removal();
         if !self.is_present() {
@@ -189,7 +189,7 @@ impl Medium {
         Ok(())
     }
 
-    /// Takes it out, unless somebody keeps it in. From here on no command begins that needs it.
+    /// Ejects the medium, unless a nexus prevents it. From now on no command begins that needs a medium.
     pub(crate) fn eject(&self) -> Result<(), Sense> {
         let mut removal = self.removal();
         if removal.is_prevented() {
@@ -202,7 +202,7 @@ impl Medium {
         Ok(())
     }
 
-    /// Puts it in again; says whether it was out. Prevention keeps a tray where it is, in or out.
+    /// Loads the medium. Returns whether it was ejected before. Prevention also stops the loading of the tray.
     pub(crate) fn load(&self) -> Result<bool, Sense> {
         let mut removal = self.removal();
         if self.is_present() {
@@ -217,7 +217,7 @@ impl Medium {
         Ok(true)
     }
 
-    /// What a nexus has yet to be told, which then has been told.
+    /// Returns the next event of a nexus and clears it.
     pub(crate) fn take_event(&self, nexus: NexusId) -> Event {
         self.removal().of(nexus).map_or(Event::NoChange, |holder| std::mem::take(&mut holder.event))
     }
@@ -248,7 +248,7 @@ mod tests {
         medium.detach(2);
         assert_eq!(additional(medium.eject()), None);
         assert_eq!(additional(medium.check()), Some(0x3a00));
-        // And out, while any nexus prevents its loading.
+        // A nexus that prevents removal also prevents loading.
         medium.set_removal(1, Removal::Prevented);
         assert_eq!(additional(medium.load().map(drop)), Some(0x5302));
         medium.reset();

@@ -1,7 +1,7 @@
-//! The mode parameters of a logical unit: what holds now, what is saved, and what it began with.
+//! The mode parameters of a logical unit: the current, the saved and the default ones.
 //!
-//! A parameter is one field of [`ModeParameters`], which has a default and two extremes here; the
-//! page that shows it is in `commands/mode/pages.rs`, and with that it can be sensed, selected and saved.
+//! A parameter is one field of [`ModeParameters`]. This module defines its default and its two extreme values. Its mode
+//! page is in `commands/mode/pages.rs`, which makes it available to MODE SENSE and MODE SELECT, with saving.
 
 use crate::task_set::Policy;
 use crate::thresholds::Provisioning;
@@ -9,7 +9,7 @@ use sarsen_block::{Characteristics, Geometry, Space};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The mode parameters that can change.
+/// The changeable mode parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ModeParameters {
     /// WCE (SBC-3 6.5.5).
@@ -22,14 +22,14 @@ pub(crate) struct ModeParameters {
     pub(crate) unchecked_when_zero: bool,
     /// ATO (SPC-4 7.5.8).
     pub(crate) application_tag_owned: bool,
-    /// What the control page says of tasks.
+    /// The task parameters of the control mode page.
     pub(crate) tasks: Policy,
-    /// What a thin unit tells of its room.
+    /// The provisioning parameters of a thin unit.
     pub(crate) provisioning: Provisioning,
 }
 
 impl ModeParameters {
-    /// What a unit has until someone selects or saves something else.
+    /// Returns the default parameters of a unit.
     pub(crate) fn default_of(
         characteristics: &Characteristics,
         geometry: Geometry,
@@ -46,7 +46,8 @@ impl ModeParameters {
         }
     }
 
-    /// Two sets of parameters: a bit of a page can be changed if it differs between the two. WCE can be cleared only where there is a cache to switch off.
+    /// Returns two sets of parameters. A bit of a page is changeable if it differs between them. WCE is changeable only
+    /// if there is a cache to disable.
     pub(crate) fn extremes(characteristics: &Characteristics) -> [Self; 2] {
         [false, true].map(|set| Self {
             write_cache_enabled: set && characteristics.volatile_cache,
@@ -60,15 +61,14 @@ impl ModeParameters {
     }
 }
 
-/// The mode parameters of a unit: those that commands look at on their way in atomics, all of them
-/// behind a lock.
+/// The mode parameters of a unit. Those that commands read are in atomics; all of them are behind a lock.
 pub(crate) struct Modes {
     write_cache_enabled: AtomicBool,
     software_write_protect: AtomicBool,
     descriptor_sense: AtomicBool,
     default: ModeParameters,
     values: Mutex<Values>,
-    /// Held by a MODE SELECT from its look at the parameters to their change, saving included.
+    /// Held by a MODE SELECT from its read of the parameters to their change, including the save.
     pub(crate) selecting: async_lock::Mutex<()>,
 }
 
@@ -78,7 +78,7 @@ struct Values {
 }
 
 impl Modes {
-    /// The default parameters, none saved.
+    /// Creates the default parameters, without saved ones.
     pub(crate) fn new(default: ModeParameters) -> Self {
         let modes = Self {
             write_cache_enabled: AtomicBool::new(false),
@@ -92,22 +92,22 @@ impl Modes {
         modes
     }
 
-    /// What holds now.
+    /// Returns the current parameters.
     pub(crate) fn current(&self) -> ModeParameters {
         self.values().current
     }
 
-    /// What a unit begins with.
+    /// Returns the default parameters.
     pub(crate) fn default(&self) -> ModeParameters {
         self.default
     }
 
-    /// What is saved; what nobody saved is as by default.
+    /// Returns the saved parameters. Parameters that were never saved have their defaults.
     pub(crate) fn saved(&self) -> ModeParameters {
         self.values().saved.unwrap_or(self.default)
     }
 
-    /// Makes these hold; `saved` says that they are kept too. Whether that changes anything.
+    /// Sets the current parameters. `saved` means that they were saved too. Returns whether the current ones changed.
     pub(crate) fn set(&self, parameters: ModeParameters, saved: bool) -> bool {
         let mut values = self.values();
         let before = std::mem::replace(&mut values.current, parameters);
@@ -118,7 +118,7 @@ impl Modes {
         before != parameters
     }
 
-    /// A reset: what is saved holds again (SPC-4 7.5.1).
+    /// Restores the saved parameters after a reset (SPC-4 7.5.1).
     pub(crate) fn restore(&self) -> ModeParameters {
         let mut values = self.values();
         values.current = values.saved.unwrap_or(self.default);
@@ -126,17 +126,17 @@ impl Modes {
         values.current
     }
 
-    /// WCE, for the way of a write.
+    /// Returns WCE, which every write reads.
     pub(crate) fn is_write_cache_enabled(&self) -> bool {
         self.write_cache_enabled.load(Ordering::Relaxed)
     }
 
-    /// SWP, for the way of a write.
+    /// Returns SWP, which every write reads.
     pub(crate) fn is_write_protected(&self) -> bool {
         self.software_write_protect.load(Ordering::Relaxed)
     }
 
-    /// D_SENSE, for the end of a command.
+    /// Returns D_SENSE, which the end of a command reads.
     pub(crate) fn has_descriptor_sense(&self) -> bool {
         self.descriptor_sense.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! An I_T nexus, and the handle through which a connection gives it commands: the way of each
-//! command from its CDB to its handler.
+//! An I_T nexus, and the handle through which a connection passes it commands. Each command is admitted and then passed
+//! to its handler.
 
 use crate::attention::{Attentions, Listener};
 use crate::command_table::{Flags, Row};
@@ -21,24 +21,24 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The initiator's end of a nexus.
+/// The initiator side of a nexus.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InitiatorPort {
     /// The initiator port name, such as `iqn.1993-08.org.debian:01:abc,i,0x00023d000001`.
     pub name: String,
-    /// Who the initiator has proved to be, in the transport's words. Anybody can claim a name.
+    /// The authenticated identity of the initiator, as the transport names it. The name alone is not authenticated.
     pub proven: Option<String>,
 }
 
 impl InitiatorPort {
-    /// A port of an initiator that has proved nothing.
+    /// Creates the port of an initiator without authentication.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), proven: None }
     }
 }
 
-/// An initiator, without what tells its sessions apart: two nexuses are of one initiator if it has
-/// the same name in both and has proved to be the same.
+/// An initiator, without the identifiers of its sessions. Two nexuses belong to the same initiator if both its name and
+/// its authenticated identity are the same in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Initiator {
     name: String,
@@ -52,12 +52,12 @@ pub(crate) struct Attachment {
     pub(crate) attentions: Arc<Attentions>,
     pub(crate) gate: Arc<RequiredFlags>,
     pub(crate) tally: Arc<NexusTasks>,
-    /// This initiator may not write, whoever else may.
+    /// True if this initiator may not write, even if other initiators may.
     pub(crate) read_only: bool,
 }
 
 impl Attachment {
-    /// Whether commands with these flags get past what this initiator may do.
+    /// Checks whether this initiator may execute commands with these flags.
     fn check_writable(&self, flags: Flags) -> Result<(), Sense> {
         match self.read_only && flags.contains(Flags::WRITES) {
             true => Err(Sense::write_protected()),
@@ -68,11 +68,11 @@ impl Attachment {
 
 pub(crate) type Attachments = BTreeMap<Lun, Attachment>;
 
-/// What all handles of one nexus share. Its end is the end of its last handle.
+/// The state that all handles of one nexus share. The nexus ends with its last handle.
 pub(crate) struct Nexus {
     pub(crate) id: NexusId,
     pub(crate) device: Arc<TargetDevice>,
-    /// What reservations know it by.
+    /// The name by which reservations identify it.
     pub(crate) name: NexusName,
     pub(crate) relative_target_port: u16,
     pub(crate) target_port: Arc<TargetPortGroup>,
@@ -80,12 +80,12 @@ pub(crate) struct Nexus {
     /// Counts the replacements of `attachments`.
     generation: AtomicU64,
     attachments: Mutex<Arc<Attachments>>,
-    /// Changes with `attachments`.
+    /// Changes only together with `attachments`.
     view: Mutex<LunView>,
     listener: OnceLock<Listener>,
 }
 
-/// Nexuses are told apart by a number, since two targets may offer one unit.
+/// The next number of a nexus. Target port identifiers are not sufficient, since two targets may offer the same unit.
 static NEXT_NEXUS: AtomicU64 = AtomicU64::new(1);
 
 impl Nexus {
@@ -110,14 +110,14 @@ impl Nexus {
         }
     }
 
-    /// Whose nexus it is.
+    /// Returns the initiator of the nexus.
     pub(crate) fn initiator(&self) -> Initiator {
         let InitiatorPort { name, proven } = &self.initiator_port;
         let name = name.rsplit_once(",i,").map_or(name.as_str(), |(initiator, _)| initiator);
         Initiator { name: name.into(), proven: proven.clone() }
     }
 
-    /// Whether all of the target is shown to this initiator, and may be written by it.
+    /// Returns whether this initiator sees the whole target and may write it.
     pub(crate) fn has_whole_target(&self) -> bool {
         *self.view() == LunView::default()
     }
@@ -126,7 +126,7 @@ impl Nexus {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows other units of `luns` from here on. The initiator is told where that changes anything.
+    /// Changes the shown units of `luns`. If the list changes, the initiator gets a unit attention.
     pub(crate) fn set_view(&self, view: LunView, luns: &Luns) {
         let is_changed = std::mem::replace(&mut *self.view(), view.clone()) != view;
         if is_changed {
@@ -135,12 +135,12 @@ impl Nexus {
         }
     }
 
-    /// The initiator has another list of units than before.
+    /// Notifies the initiator of a changed list of units.
     pub(crate) fn luns_changed(&self) {
         let attention = UnitAttention::ReportedLunsDataHasChanged;
         self.raise(attention);
         if let Some(listener) = self.listener.get() {
-            // SPC-4 7.8: it is about the target, which LUN 0 stands for.
+            // SPC-4 7.8: the condition concerns the target, which LUN 0 represents.
             listener(Lun(0), attention);
         }
     }
@@ -152,7 +152,7 @@ impl Nexus {
         }
     }
 
-    /// The units as they are attached now.
+    /// Returns the units that are attached now.
     pub(crate) fn attached(&self) -> Arc<Attachments> {
         self.attachments().clone()
     }
@@ -161,8 +161,8 @@ impl Nexus {
         self.attachments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches to the units of the target's `luns` that are new to this initiator's view of them, and
-    /// leaves those that are gone. Says whether it finds another unit anywhere than before.
+    /// Attaches to the units of the target's `luns` that are new in this initiator's view, and detaches from removed
+    /// ones. Returns whether any LUN now has a different unit.
     pub(crate) fn set_luns(&self, luns: &Luns) -> bool {
         let view = self.view();
         let luns = view.of(luns);
@@ -200,7 +200,7 @@ impl Nexus {
         old.len() != luns.len() || !luns.iter().all(stays)
     }
 
-    /// The units that are shown, each once.
+    /// Returns each shown unit once.
     fn units(&self) -> Vec<Arc<LogicalUnit>> {
         let mut units: Vec<Arc<LogicalUnit>> = Vec::new();
         for Attachment { unit, .. } in self.attached().values() {
@@ -215,7 +215,7 @@ impl Nexus {
         self.raise_where(attention, |_| true);
     }
 
-    /// Raises it on the units that `is_reported` says.
+    /// Raises the condition on the units for which `is_reported` returns true.
     pub(crate) fn raise_where(
         &self,
         attention: UnitAttention,
@@ -243,7 +243,7 @@ impl Drop for Nexus {
     }
 }
 
-/// One connection's hold on an I_T nexus. Clones share the nexus; the last one to go ends it.
+/// The reference of one connection to an I_T nexus. Clones share the nexus, which ends with the last one.
 #[derive(Clone)]
 pub struct NexusHandle {
     nexus: Arc<Nexus>,
@@ -258,30 +258,30 @@ impl NexusHandle {
         Self { nexus, attachments, generation }
     }
 
-    /// What tells this nexus from all others of this program's life.
+    /// Returns a number that identifies this nexus during the life of the program.
     pub fn id(&self) -> u64 {
         self.nexus.id
     }
 
-    /// Has somebody told what the initiator should hear of though it sends no command: other units,
-    /// another capacity. The first one alone.
+    /// Sets the listener for conditions that the initiator should learn of without a command: a changed list of units
+    /// or a changed capacity. Only the first call has an effect.
     pub fn listen(&self, listener: Listener) {
         self.nexus.listen(listener);
     }
 
-    /// The initiator's end.
+    /// Returns the initiator side of the nexus.
     pub fn initiator_port(&self) -> &InitiatorPort {
         &self.nexus.initiator_port
     }
 
-    /// How many bytes of Data-Out the command takes, by its CDB: none for commands that read, that
-    /// are unknown, or whose CDB will be refused.
+    /// Returns the number of Data-Out bytes that the command needs, by its CDB. It is 0 for commands that read, that
+    /// are unknown, or whose CDB will be rejected.
     pub fn data_out_length(&mut self, lun: Option<Lun>, cdb: &Cdb) -> usize {
         self.data_out_length_within(lun, cdb, usize::MAX)
     }
 
-    /// The same where the initiator has `promised` to send so much: of the commands of a real device
-    /// nothing else is known.
+    /// Returns the same for an initiator that announced `promised` bytes. For commands to a real device nothing else is
+    /// known.
     pub fn data_out_length_within(
         &mut self,
         lun: Option<Lun>,
@@ -301,7 +301,7 @@ impl NexusHandle {
         }
     }
 
-    /// Executes a command, like [`Self::begin`], whose answer costs less.
+    /// Executes a command. [`Self::begin`] does the same at lower cost.
     pub fn execute(&mut self, lun: Option<Lun>, command: Command) -> Io<Completion> {
         match self.begin(lun, command) {
             Execution::Ended(completion) => Io::Ready(completion),
@@ -309,10 +309,9 @@ impl NexusHandle {
         }
     }
 
-    /// Begins a command, or lets it wait for its turn among the tasks of the unit. A store that
-    /// answers at once makes this answer at once. Dropping what is under way does not undo the
-    /// command: what waited is not carried out, but a write that was submitted may still happen,
-    /// and is then no longer kept apart from COMPARE AND WRITE.
+    /// Begins a command, or queues it until its turn among the tasks of the unit. If the store responds immediately, so
+    /// does this function. Dropping a command in progress does not undo it: a queued command is not executed, but a
+    /// submitted write may still happen, and COMPARE AND WRITE is then no longer excluded.
     pub fn begin(&mut self, lun: Option<Lun>, command: Command) -> Execution {
         self.refresh();
         let Some(attachment) = lun.and_then(|lun| self.attachments.get(&lun)) else {
@@ -325,9 +324,8 @@ impl NexusHandle {
         }
     }
 
-    /// The same for a command that is not to be carried out before `wait` has ended, though it is a task
-    /// meanwhile: it has its place among the others, and can be aborted. What `wait` gives is kept until
-    /// the command has ended.
+    /// Begins a command that is not executed before `wait` has ended. It is a task meanwhile: it has its position among
+    /// the others and can be aborted. The output of `wait` is kept until the command has ended.
     pub fn begin_after<P: 'static>(
         &mut self,
         lun: Option<Lun>,
@@ -341,27 +339,26 @@ impl NexusHandle {
         }
     }
 
-    /// The answer to a command that the transport does not let wait beside those that wait already:
-    /// TASK SET FULL.
+    /// Returns TASK SET FULL for a command that the transport cannot queue in addition to those that wait already.
     pub fn refuse_full(&mut self, lun: Lun) -> Option<Completion> {
         self.refresh();
         self.attachments.get(&lun).map(refuse_full)
     }
 
-    /// How many bytes a command moves, compares or fills, by its CDB and what came with it.
+    /// Returns the number of bytes that a command transfers, compares or fills, by its CDB and its Data-Out.
     pub fn moved_bytes(&mut self, lun: Option<Lun>, command: &Command) -> u64 {
         self.refresh();
         let attachment = lun.and_then(|lun| self.attachments.get(&lun));
         attachment.map_or(0, |attachment| moved_bytes(command, &attachment.unit))
     }
 
-    /// How many units are shown.
+    /// Returns the number of shown units.
     pub fn unit_count(&self) -> usize {
         self.attachments.len()
     }
 
-    /// Commands of this nexus, by their [`Command::name`], are not to begin any more: those that
-    /// wait end now. What has begun goes on to its end, but for what takes long, which ends soon.
+    /// Aborts commands of this nexus by their [`Command::name`]. Queued commands end now and never begin. Executing
+    /// commands run to their end, except long ones, which end soon.
     pub fn abort(&mut self, names: &[u64]) {
         for attachment in self.attachments.values() {
             attachment.unit.tasks().abort(self.nexus.id, names);
@@ -369,7 +366,7 @@ impl NexusHandle {
         }
     }
 
-    /// The same for all commands of this nexus.
+    /// Aborts all commands of this nexus.
     pub fn abort_all(&mut self) {
         for attachment in self.attachments.values() {
             attachment.unit.tasks().abort_all(self.nexus.id);
@@ -377,23 +374,23 @@ impl NexusHandle {
         }
     }
 
-    /// CLEAR TASK SET by this nexus, whose own tasks have ended: what the transport is to end of
-    /// others (SAM-5 7.5). None of it begins any more.
+    /// Executes CLEAR TASK SET for this nexus, whose own tasks have ended. Returns the tasks of other nexuses that the
+    /// transport must end (SAM-5 7.5). Those that have not begun never begin.
     pub fn clear_task_set(&mut self, lun: Lun) -> Option<TaskAbort> {
         let unit = self.logical_unit(lun)?;
         let abort = unit.tasks().clear(self.nexus.id);
         Some(TaskAbort { unit, abort })
     }
 
-    /// CLEAR ACA (SAM-5 7.4): ends the auto contingent allegiance of this nexus, if it has one.
+    /// Executes CLEAR ACA (SAM-5 7.4): ends the auto contingent allegiance of this nexus, if it has one.
     pub fn clear_aca(&mut self, lun: Lun) {
         if let Some(unit) = self.logical_unit(lun) {
             unit.tasks().clear_aca(self.nexus.id);
         }
     }
 
-    /// What the transport is to end of others before a reset by this nexus: of one unit, or of all
-    /// units that are shown here. None of it begins any more.
+    /// Returns the tasks of other nexuses that the transport must end before a reset by this nexus: those of one unit,
+    /// or of all shown units. Those that have not begun never begin.
     pub fn prepare_reset(&mut self, lun: Option<Lun>) -> Vec<TaskAbort> {
         let units = match lun {
             Some(lun) => self.logical_unit(lun).into_iter().collect(),
@@ -404,18 +401,17 @@ impl NexusHandle {
         units.into_iter().map(abort).collect()
     }
 
-    /// The tasks that a command of this nexus ends, with the unit that they are of.
+    /// Returns the tasks that a command of this nexus ends, with their unit.
     pub fn task_abort(&mut self, lun: Lun, abort: Abort) -> Option<TaskAbort> {
         Some(TaskAbort { unit: self.logical_unit(lun)?, abort })
     }
 
-    /// Whether this unit is at a number.
+    /// Returns whether this unit is at a LUN.
     pub fn has_at(&self, lun: Lun, unit: &Arc<LogicalUnit>) -> bool {
         self.attachments.get(&lun).is_some_and(|attachment| Arc::ptr_eq(&attachment.unit, unit))
     }
 
-    /// Tasks of this nexus were ended by another one, without an answer: the next command is told
-    /// (SAM-5 5.14).
+    /// Raises a unit attention after another nexus ended tasks of this nexus without a response (SAM-5 5.14).
     pub fn commands_cleared(&mut self, unit: &Arc<LogicalUnit>) {
         for attachment in self.attachments.values() {
             if Arc::ptr_eq(&attachment.unit, unit) {
@@ -424,8 +420,8 @@ impl NexusHandle {
         }
     }
 
-    /// LOGICAL UNIT RESET: whether there is such a unit. Ends reservations, restores the mode
-    /// parameters and tells every nexus; ending the tasks is the transport's part.
+    /// Executes LOGICAL UNIT RESET: ends reservations, restores the mode parameters and notifies every nexus. The
+    /// transport ends the tasks. Returns whether the unit exists.
     pub fn logical_unit_reset(&mut self, lun: Lun) -> bool {
         let unit = self.logical_unit(lun);
         if let Some(unit) = &unit {
@@ -434,13 +430,13 @@ impl NexusHandle {
         unit.is_some()
     }
 
-    /// Whether all of the target is shown to this initiator and may be written by it. Who has less has
-    /// no say over the target as a whole: a reset of it, or a change of its access states.
+    /// Returns whether this initiator sees the whole target and may write it. An initiator with less may not reset the
+    /// whole target or change its access states.
     pub fn has_whole_target(&self) -> bool {
         self.nexus.has_whole_target()
     }
 
-    /// Resets every unit that is shown here: warm, or `cold` as after power on.
+    /// Resets every shown unit: warm, or `cold` as after power on.
     pub fn target_reset(&mut self, cold: bool) {
         let attention = if cold { UnitAttention::PowerOn } else { UnitAttention::Reset };
         for unit in self.nexus.units() {
@@ -448,24 +444,24 @@ impl NexusHandle {
         }
     }
 
-    /// The unit at a number.
+    /// Returns the unit at a LUN.
     pub fn logical_unit(&mut self, lun: Lun) -> Option<Arc<LogicalUnit>> {
         self.refresh();
         self.attachments.get(&lun).map(|attachment| attachment.unit.clone())
     }
 
-    /// Lets go of the nexus. The last handle's end is I_T nexus loss: SPC-2 reservations end.
+    /// Closes the handle. The end of the last handle is I_T nexus loss: SPC-2 reservations end.
     pub fn close(self) {}
 
-    /// Another number than before where the units may be others, after taking up what has changed.
+    /// Returns a number that changes when the list of units may have changed. Updates the list first.
     #[inline]
     pub fn generation(&mut self) -> u64 {
         self.refresh();
         self.generation
     }
 
-    /// Takes up a changed list of units and lets go of those that are gone. Every command does
-    /// it; an idle connection does it so that a removed unit's store can close.
+    /// Updates the list of units and releases the removed ones. Every command calls this. An idle connection also calls
+    /// it, so that the store of a removed unit can be closed.
     #[inline]
     pub fn refresh(&mut self) {
         let generation = self.nexus.generation.load(Ordering::Acquire);
@@ -490,7 +486,7 @@ impl std::fmt::Debug for NexusHandle {
     }
 }
 
-/// Why a command is not begun.
+/// The reason why a command does not begin.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     Sense(Sense),
@@ -503,7 +499,7 @@ impl From<Sense> for Refusal {
     }
 }
 
-/// What every command must pass before its handler: the order is SPC-4's of precedence.
+/// Checks whether a command may be executed by its handler. The order of the checks is the precedence of SPC-4.
 pub(crate) fn admit(
     cdb: &Cdb,
     attachment: &Attachment,
@@ -522,8 +518,8 @@ pub(crate) fn admit(
         return Err(attention.sense().into());
     }
     let row = row?;
-    // SAM-5 5.3.3: RESERVATION CONFLICT comes before other statuses; then what the way to the unit
-    // lets pass, then what the unit does.
+    // SAM-5 5.3.3: RESERVATION CONFLICT has precedence over other statuses. The state of the port is checked next, and
+    // then the state of the unit.
     if !row.passes(cdb, attachment.gate.needed()) {
         return Err(Refusal::ReservationConflict);
     }
@@ -533,7 +529,7 @@ pub(crate) fn admit(
     Ok(row)
 }
 
-/// The unit attention to be told; with an interlock it waits on until REQUEST SENSE (SPC-4 7.5.8).
+/// Returns the unit attention to report. With an interlock it stays pending until REQUEST SENSE (SPC-4 7.5.8).
 fn next_attention(attachment: &Attachment) -> Option<UnitAttention> {
     match attachment.unit.tasks().policy().interlock {
         Interlock::None => attachment.attentions.take(),
@@ -541,8 +537,8 @@ fn next_attention(attachment: &Attachment) -> Option<UnitAttention> {
     }
 }
 
-/// What a nexus may do with a unit now, whichever command does it: copies ask it, for each unit that
-/// they read and write.
+/// Checks whether a nexus may access a unit now, with any command. Copies call it for each unit that they read or
+/// write.
 pub(crate) fn admit_access(
     flags: Flags,
     access: Access,
@@ -563,7 +559,7 @@ fn admit_state(flags: Flags, unit: &LogicalUnit) -> Result<(), Refusal> {
     if flags.contains(Flags::NEEDS_MEDIUM) {
         unit.medium().check()?;
         unit.condition().check()?;
-        unit.tasks().unended().check()?;
+        unit.tasks().unfinished().check()?;
     }
     if flags.contains(Flags::WRITES) {
         unit.check_writable()?;

@@ -1,9 +1,8 @@
-//! An operation on the whole medium: SANITIZE or FORMAT UNIT, from the command that begins it to
-//! its end, which may come long after the command's.
+//! An operation on the whole medium, SANITIZE or FORMAT UNIT. It may continue long after the end of its command.
 //!
-//! What its failure would leave is kept before anything is changed, and removed when all of it is
-//! done and durable: a unit whose operation was cut off comes up as one whose operation failed.
-//! Commands that came before are waited for at the write gate; those that come later are refused.
+//! Before the operation changes anything, the server saves the state that a failure would leave. It removes the record
+//! after the whole operation is durable. Therefore a unit whose operation was interrupted restarts in the failed state.
+//! The operation waits for earlier commands at the write gate. Later commands are rejected.
 
 use crate::commands::Task;
 use crate::phase::Phase;
@@ -13,17 +12,17 @@ use sarsen_block::{Allocation, BlockError, Buffer, Durability, Extent, Io};
 use std::sync::Arc;
 use std::task::Poll;
 
-/// Blocks are written in pieces of so many bytes.
+/// The size in bytes of a piece that is written.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Blocks are given back in pieces of so many bytes.
+/// The size in bytes of a piece that is unmapped.
 const RELEASE_BYTES: u64 = 256 << 20;
 
-/// Which operation.
+/// The kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperationKind {
     /// FORMAT UNIT.
     Format,
-    /// SANITIZE; EXIT FAILURE MODE may end its failure (AUSE).
+    /// SANITIZE. With AUSE, EXIT FAILURE MODE may end its failure.
     Sanitize { may_exit: bool },
 }
 
@@ -43,7 +42,7 @@ impl OperationKind {
         }
     }
 
-    /// SBC-3 4.11.4: only SANITIZE mends what SANITIZE left.
+    /// Returns whether the operation may begin. Only SANITIZE can end the failure of SANITIZE (SBC-3 4.11.4).
     const fn may_begin(self, phase: Phase) -> bool {
         match self {
             Self::Format => matches!(phase, Phase::Usual | Phase::FormatFailed),
@@ -52,20 +51,20 @@ impl OperationKind {
     }
 }
 
-/// What is done to every block, one step after the other; each is durable before the next.
+/// The operation on every block in one step. Each step is durable before the next one begins.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// This block is written everywhere.
+    /// Writes this block everywhere.
     Overwrite(Arc<[u8]>),
-    /// Zeroes are written over what takes up room.
+    /// Writes zeroes to allocated blocks.
     Wipe,
-    /// The key is changed that all blocks are encrypted with.
+    /// Replaces the key that encrypts all blocks.
     ForgetKey,
-    /// Everything is given back, or zeroed where that cannot be.
+    /// Unmaps all blocks, or writes zeroes if the store cannot unmap.
     Release,
 }
 
-/// See the module.
+/// An operation and its steps.
 #[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) kind: OperationKind,
@@ -75,7 +74,7 @@ pub(crate) struct Operation {
 }
 
 impl Operation {
-    /// Begins it, where the medium is in a state for it.
+    /// Starts the operation, if the state of the medium permits it.
     pub(crate) fn start(self, task: &Task<'_>) -> Result<Io<Completion>, Sense> {
         let unit = task.unit;
         let medium = unit.medium_phase();
@@ -97,7 +96,7 @@ impl Operation {
         let (during, failure) = (self.kind.phase(), self.kind.failure());
         let medium = unit.medium_phase();
         if keep(&unit, failure).await.is_err() {
-            // What is kept now is one of the two, and both say that blocks must not be relied on.
+            // The record now contains one of the two states. Both mean that the blocks are not valid.
             let _ = keep(&unit, before).await;
             medium.change(during, before);
             return promise.answer(Err(not_kept()));
@@ -107,7 +106,7 @@ impl Operation {
         }
         let _guard = unit.write_gate().write_arc().await;
         if medium.current() != during {
-            // An atomic write went wrong before this had changed anything.
+            // An atomic write failed before this operation changed anything.
             let _ = keep(&unit, before).await;
             return promise.answer(Err(medium.sense().unwrap_or(Sense::none())));
         }
@@ -120,7 +119,7 @@ impl Operation {
     }
 }
 
-/// EXIT FAILURE MODE: whether there is no failure any more, or was none (SBC-3 5.24.2.5).
+/// Executes EXIT FAILURE MODE. Succeeds if it ends a failure, or if there was none (SBC-3 5.24.2.5).
 pub(crate) fn exit_failure(task: &Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     match unit.medium_phase().current() {
@@ -131,7 +130,7 @@ pub(crate) fn exit_failure(task: &Task<'_>) -> Result<Io<Completion>, Sense> {
     let worker = Arc::clone(unit);
     let host = task.nexus.device.array().host();
     Ok(outlive(host, unit, async move |promise: Promise| {
-        // What is kept goes first: a crash in between leaves the failure.
+        // The record is removed first, so that a crash leaves the failure.
         if keep(&worker, Phase::Usual).await.is_err() {
             return promise.answer(Err(not_kept()));
         }
@@ -144,7 +143,7 @@ const fn not_kept() -> Sense {
     Sense::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE)
 }
 
-/// Keeps what a phase leaves for the unit's next life.
+/// Saves the record of a phase for the next run of the unit.
 async fn keep(unit: &LogicalUnit, phase: Phase) -> std::io::Result<()> {
     match unit.keeper() {
         Some(keeper) => keeper.save(Record::Operation, phase.record()).wait().await,
@@ -175,7 +174,7 @@ async fn run(unit: &LogicalUnit, steps: &[Step]) -> Result<(), BlockError> {
     Ok(())
 }
 
-/// Applies a step to the extent; gives the blocks that are done, from its beginning.
+/// Applies a step to the extent. Returns the number of blocks that are done, from its beginning.
 async fn apply(unit: &LogicalUnit, step: &Step, extent: Extent) -> Result<u64, BlockError> {
     let store = unit.store();
     match step {
@@ -211,7 +210,7 @@ async fn apply(unit: &LogicalUnit, step: &Step, extent: Extent) -> Result<u64, B
     Ok(extent.block_count)
 }
 
-/// Lets others have the core: a store in memory never waits by itself.
+/// Yields to other tasks of the core, since a memory store never waits.
 async fn give_way() {
     let mut has_waited = false;
     std::future::poll_fn(|context| {

@@ -1,5 +1,5 @@
-//! A unit whose commands go to a real SCSI device as they are. Ours are only the list of units, the
-//! unit attentions of our own side, and the state of the port; all else is the device's.
+//! A unit whose commands are passed to a real SCSI device unchanged. The server itself handles only the list of units,
+//! its own unit attentions, and the state of the port. The device handles everything else.
 
 use crate::commands::inquiry;
 use crate::nexus::{Attachment, Nexus};
@@ -9,39 +9,39 @@ use sarsen_wire::scsi::opcode;
 use std::io;
 use std::sync::Arc;
 
-/// The most that one command transfers.
+/// The maximum number of bytes that one command transfers.
 pub(crate) const TRANSFER_LIMIT: usize = 16 << 20;
 
-/// What a command transfers.
+/// The data transfer of a command.
 #[derive(Debug)]
 pub enum Transfer {
     /// Nothing.
     None,
-    /// So many bytes from the device, at most.
+    /// A transfer from the device of this many bytes at most.
     In(usize),
-    /// These bytes to the device.
+    /// A transfer of these bytes to the device.
     Out(Buffer),
 }
 
-/// How the device ended a command.
+/// The result of a command from the device.
 #[derive(Debug)]
 pub struct Passed {
-    /// Status, as it came.
+    /// The unmodified status.
     pub status: u8,
-    /// What came from the device.
+    /// The data from the device.
     pub data_in: Buffer,
-    /// Sense data, as it came.
+    /// The unmodified sense data.
     pub sense: Vec<u8>,
 }
 
-/// The way to a real device. Errors are of the way: `TimedOut`, `NotConnected`, `ResourceBusy`,
-/// `InvalidInput` for what the way does not take, and others.
+/// The connection to a real device. Errors concern the connection: `TimedOut`, `NotConnected`, `ResourceBusy`,
+/// `InvalidInput` for an unsupported request, and others.
 pub trait PassThrough: Send + Sync {
-    /// Has the device carry out a command. Dropping the answer does not undo it.
+    /// Passes a command to the device. Dropping the result does not undo the command.
     fn execute(&self, cdb: Vec<u8>, transfer: Transfer) -> Io<io::Result<Passed>>;
 }
 
-/// Bytes of a CDB. Groups 6 and 7 are the vendors': as long as the kernel's drivers take them for.
+/// Returns the bytes of a CDB. Groups 6 and 7 are vendor specific; their length is the one that Linux drivers assume.
 fn cdb_bytes(cdb: &Cdb) -> Vec<u8> {
     let all = cdb.as_bytes();
     let length = match (opcode::cdb_length(cdb.operation_code()), cdb.operation_code()) {
@@ -53,7 +53,7 @@ fn cdb_bytes(cdb: &Cdb) -> Vec<u8> {
     all[..length.min(all.len())].to_vec()
 }
 
-/// What our own side has to say before the device is asked.
+/// Returns the server's own response, if the command does not reach the device.
 fn answer_ourselves(
     attachment: &Attachment,
     nexus: &Nexus,
@@ -63,8 +63,8 @@ fn answer_ourselves(
     match cdb.operation_code() {
         opcode::REPORT_LUNS => return Some(inquiry::luns_data(nexus, cdb)),
         opcode::INQUIRY => return None,
-        // The device's own copy manager would reach other devices of this host, which nobody
-        // gave the initiator.
+        // The device's own copy manager could access other devices of this host, to which the initiator has no
+        // permission.
         opcode::THIRD_PARTY_COPY_OUT | opcode::THIRD_PARTY_COPY_IN => {
             return Some(Err(Sense::invalid_operation_code()));
         }
@@ -82,7 +82,7 @@ fn answer_ourselves(
     nexus.target_port.not_ready().map(Err)
 }
 
-/// What is transferred: which way and how much the transport knows, the CDB does not say.
+/// Returns the data transfer of a command. Its direction and its length come from the transport, not from the CDB.
 fn transfer(command: &mut Command) -> Result<Transfer, Sense> {
     let wrong = Sense::invalid_field_in_command_information_unit();
     let arrived = command.data_out.take();
@@ -94,9 +94,9 @@ fn transfer(command: &mut Command) -> Result<Transfer, Sense> {
     match (out, command.expected_data_in_length, arrived) {
         (0, 0, _) => Ok(Transfer::None),
         (0, wanted, _) if wanted <= TRANSFER_LIMIT as u64 => Ok(Transfer::In(wanted as usize)),
-        // All of it arrived.
+        // All data arrived.
         (out, 0, Some(data)) if data.len() as u64 == out => Ok(Transfer::Out(data)),
-        // Too much, not all, or both ways at once.
+        // Too much data, too little data, or both directions at once.
         _ => Err(wrong),
     }
 }
@@ -134,7 +134,7 @@ fn complete(result: io::Result<Passed>) -> Completion {
     }
 }
 
-/// The device has not said how the command ended.
+/// Returns the response if the device did not report a result.
 fn of_the_way(kind: io::ErrorKind) -> Completion {
     let sense = match kind {
         io::ErrorKind::ResourceBusy => return Completion::with_status(Status::Busy),

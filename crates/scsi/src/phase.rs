@@ -1,8 +1,8 @@
-//! What the medium as a whole is going through: nothing, an operation that goes over all of it,
-//! what such an operation leaves behind when it fails, or an atomic write that is not in its place.
+//! The phase of the whole medium: usual, an operation on all of it, the failure of such an operation, or an atomic
+//! write that is not on the medium.
 //!
-//! One atomic is all that a usual command looks at. Who waited for the write gate asks again
-//! behind it, since the medium may have become another one meanwhile.
+//! A usual command reads only one atomic. A command that waited for the write gate checks the phase again, since it may
+//! have changed meanwhile.
 
 use crate::command_table::Flags;
 use crate::{AdditionalSense, Keeper, LogicalUnit, Record, Sense, SenseKey};
@@ -10,24 +10,24 @@ use async_lock::{RwLockReadGuardArc, RwLockWriteGuardArc};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, Ordering};
 
-/// See the module.
+/// The phase of the whole medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Phase {
-    /// All is as usual.
+    /// No operation and no failure.
     Usual = 0,
-    /// FORMAT UNIT is under way.
+    /// FORMAT UNIT is in progress.
     Formatting = 1,
-    /// SANITIZE is under way.
+    /// SANITIZE is in progress.
     Sanitizing = 2,
-    /// FORMAT UNIT failed: another one ends it, or SANITIZE.
+    /// FORMAT UNIT failed. Another FORMAT UNIT or SANITIZE ends this phase.
     FormatFailed = 3,
-    /// SANITIZE failed: another one ends it.
+    /// SANITIZE failed. Another SANITIZE ends this phase.
     SanitizeFailed = 4,
-    /// SANITIZE failed with AUSE: EXIT FAILURE MODE ends it too.
+    /// SANITIZE with AUSE failed. EXIT FAILURE MODE also ends this phase.
     SanitizeFailedMayExit = 5,
-    /// An atomic write is neither in its place nor forgotten. Whatever was written now would be
-    /// overwritten when the unit is made again and finishes it, so nothing is.
+    /// An atomic write is neither on the medium nor removed from the record. The unit rejects all writes, since the
+    /// next run of the unit would overwrite them when it finishes the atomic write.
     Halted = 6,
 }
 
@@ -46,13 +46,13 @@ impl Phase {
         Self::ALL.into_iter().find(|phase| *phase as u8 == number)
     }
 
-    /// Left behind by an operation that failed.
+    /// Returns whether this is the failure of an operation.
     pub(crate) const fn is_failure(self) -> bool {
         matches!(self, Self::FormatFailed | Self::SanitizeFailed | Self::SanitizeFailedMayExit)
     }
 
-    /// What is kept as [`Record::Operation`]: nothing, unless an operation failed. While one is
-    /// under way, what its failure would leave is kept.
+    /// Returns the content of [`Record::Operation`]: empty, unless an operation failed or is in progress. During an
+    /// operation it is the state that a failure would leave.
     pub(crate) fn record(self) -> Vec<u8> {
         if self.is_failure() { vec![RECORD_VERSION, self as u8] } else { Vec::new() }
     }
@@ -88,17 +88,17 @@ impl Phase {
 
 const RECORD_VERSION: u8 = 1;
 
-/// See the module.
+/// The phase of a unit's medium, with its progress.
 pub(crate) struct MediumPhase {
     phase: AtomicU8,
-    /// Of the operation under way, in 65536ths.
+    /// The progress of the current operation in 65536ths.
     progress: AtomicU16,
-    /// Reads pass the write gate too: an atomic write is there, or was.
+    /// True if reads pass the write gate too, since there is or was an atomic write.
     guards_reads: AtomicBool,
 }
 
 impl MediumPhase {
-    /// As the unit's last life left it.
+    /// Loads the phase that the previous run of the unit left.
     pub(crate) fn load(keeper: Option<&dyn Keeper>) -> io::Result<Self> {
         let record = match keeper {
             Some(keeper) => keeper.load(Record::Operation)?,
@@ -126,7 +126,7 @@ impl MediumPhase {
         self.phase.store(phase as u8, Ordering::Release);
     }
 
-    /// Goes from one phase to another, unless it is a third one by now.
+    /// Changes the phase, if the current one is `from`.
     pub(crate) fn change(&self, from: Phase, to: Phase) -> bool {
         let (from, to) = (from as u8, to as u8);
         self.phase.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -137,12 +137,12 @@ impl MediumPhase {
         self.progress.store(u16::try_from(parts).unwrap_or(u16::MAX), Ordering::Relaxed);
     }
 
-    /// What there is to tell, if anything.
+    /// Returns the sense data of the phase, if it has any.
     pub(crate) fn sense(&self) -> Option<Sense> {
         self.current().sense(self.progress.load(Ordering::Relaxed))
     }
 
-    /// Why a command with these flags is refused now, if it is (SBC-3 4.11.3, 5.3.1).
+    /// Rejects a command with these flags if the phase requires it (SBC-3 4.11.3, 5.3.1).
     #[inline]
     pub(crate) fn check(&self, flags: Flags) -> Result<(), Sense> {
         match self.current() {
@@ -171,22 +171,22 @@ impl MediumPhase {
         self.guards_reads.load(Ordering::Acquire)
     }
 
-    /// From now on reads see an atomic write whole or not at all. Reads of units that never saw
-    /// one stay as light as they are.
+    /// Makes reads see an atomic write completely or not at all, from now on. Reads of a unit without atomic writes
+    /// avoid this cost.
     pub(crate) fn guard_reads(&self) {
         self.guards_reads.store(true, Ordering::Release);
     }
 }
 
 impl LogicalUnit {
-    /// Waits until a write may happen beside others.
+    /// Waits for shared access to the write gate.
     pub(crate) async fn write_beside_others(&self) -> Result<RwLockReadGuardArc<()>, Sense> {
         let gate = self.write_gate();
         let guard = match gate.try_read_arc() {
             Some(guard) => guard,
             None => {
-                // One at a time: several that wait while one who writes alone follows another would
-                // wake each other without end.
+                // Only one task waits at a time. Several waiting tasks would wake each other endlessly while exclusive
+                // writers follow each other.
                 let _turn = self.gate_turn().lock().await;
                 gate.read_arc().await
             }
@@ -195,15 +195,15 @@ impl LogicalUnit {
         Ok(guard)
     }
 
-    /// Waits until no other write happens.
+    /// Waits for exclusive access to the write gate.
     pub(crate) async fn write_alone(&self) -> Result<RwLockWriteGuardArc<()>, Sense> {
         let guard = self.write_gate().write_arc().await;
         self.medium_phase().check(Flags::NEEDS_MEDIUM)?;
         Ok(guard)
     }
 
-    /// Waits until no atomic write happens, where that matters; none begins while what this gives
-    /// is held. Not to be asked for by who holds the write gate.
+    /// Waits until no atomic write happens, if that matters. None begins while the caller holds the guard. The caller
+    /// must not hold the write gate.
     pub(crate) async fn guard_read(&self) -> Result<Option<RwLockReadGuardArc<()>>, Sense> {
         match self.medium_phase().guards_reads() {
             true => self.write_beside_others().await.map(Some),

@@ -1,9 +1,8 @@
-//! Protection information (SBC-3 4.22): what a block's eight bytes say, which of it a command
-//! checks, and what stands in them when an initiator sends none.
+//! Protection information (SBC-3 4.22): the meaning of a block's eight bytes, the checks of commands, and the generated
+//! values if an initiator sends none.
 //!
-//! [`Protected`] is a store over the one that keeps them: who reads or writes plain blocks through
-//! it has them checked and generated without knowing. Commands that carry protection information
-//! use its other functions.
+//! [`Protected`] is a layer above a store with protection information. It checks and generates the information in plain
+//! reads and writes. Commands that transfer protection information use its other functions.
 
 mod fields;
 mod store;
@@ -18,16 +17,16 @@ pub(crate) use store::{Protected, without_tags};
 /// The type of protection information that a unit is formatted with (SBC-3 4.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtectionType {
-    /// Type 1: the reference tag is the low half of the block's address.
+    /// Type 1: the reference tag is the low 32 bits of the block's address.
     Type1,
-    /// Type 2: the reference tag counts from one that the command names.
+    /// Type 2: the reference tag is incremented from a value in the command.
     Type2,
-    /// Type 3: the reference tag is the initiator's.
+    /// Type 3: the initiators define the reference tag.
     Type3,
 }
 
 impl ProtectionType {
-    /// P_TYPE (SBC-3 5.16.2).
+    /// Returns P_TYPE (SBC-3 5.16.2).
     pub(crate) const fn p_type(self) -> u8 {
         match self {
             Self::Type1 => 0,
@@ -36,7 +35,7 @@ impl ProtectionType {
         }
     }
 
-    /// Whether nothing of this block is checked when it is read (SBC-3 4.22.2).
+    /// Returns whether this block is not checked when it is read (SBC-3 4.22.2).
     const fn is_escaped(self, tags: &ProtectionInformation) -> bool {
         let application = tags.application_tag.get() == ESCAPE_APPLICATION_TAG;
         match self {
@@ -46,24 +45,24 @@ impl ProtectionType {
     }
 }
 
-/// LOGICAL BLOCK APPLICATION TAG of a block that is not checked when it is read.
+/// LOGICAL BLOCK APPLICATION TAG of a block that is not checked in a read.
 const ESCAPE_APPLICATION_TAG: u16 = 0xffff;
-/// LOGICAL BLOCK REFERENCE TAG beside it, with type 3, and that of blocks of types 2 and 3 whose
-/// initiator sent none.
+/// LOGICAL BLOCK REFERENCE TAG that must accompany it with type 3. Blocks of types 2 and 3 also get it if the initiator
+/// sent no protection information.
 const ESCAPE_REFERENCE_TAG: u32 = 0xffff_ffff;
 
-/// LOGICAL BLOCK GUARD of a block (SBC-3 4.22.4): CRC-16 with polynomial 8BB7h.
+/// Returns LOGICAL BLOCK GUARD of a block (SBC-3 4.22.4): CRC-16 with polynomial 8BB7h.
 pub(crate) fn guard(block: &[u8]) -> u16 {
     // The CRC has sixteen bits.
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc16T10Dif, block) as u16
 }
 
-/// Bytes of a block with its protection information.
+/// Returns the size of a block with its protection information in bytes.
 pub(crate) const fn protected_bytes(block_size: BlockSize) -> usize {
     block_size.bytes() + PROTECTION_BYTES
 }
 
-/// A block and its protection information.
+/// Splits a block into its data and its protection information.
 pub(crate) fn split(block: &[u8]) -> (&[u8], &ProtectionInformation) {
     let (data, tags) = block.split_at(block.len() - PROTECTION_BYTES);
     match ProtectionInformation::ref_from_bytes(tags) {
@@ -72,7 +71,7 @@ pub(crate) fn split(block: &[u8]) -> (&[u8], &ProtectionInformation) {
     }
 }
 
-/// Blocks that are held against their protection information.
+/// The checks of blocks against their protection information.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inspection {
     pub(crate) protection_type: ProtectionType,
@@ -80,12 +79,12 @@ pub(crate) struct Inspection {
     pub(crate) extent: Extent,
     pub(crate) checks: Checks,
     pub(crate) expected: Expected,
-    /// They were read, so that some may be escaped.
+    /// True if the blocks were read, so that blocks with an escape tag are not checked.
     pub(crate) from_medium: bool,
 }
 
 impl Inspection {
-    /// The first block, and of it the first field, that is not as it should be.
+    /// Returns an error for the first wrong field of the first wrong block.
     pub(crate) fn inspect(&self, blocks: &[u8]) -> Result<(), BlockError> {
         if self.checks == Checks::NONE {
             return Ok(());
@@ -123,16 +122,16 @@ impl Inspection {
     }
 }
 
-/// What stands beside a block whose initiator sent no protection information (SBC-3 5.32).
+/// The generated protection information of a block, if the initiator sent none (SBC-3 5.32).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Generation {
     pub(crate) protection_type: ProtectionType,
-    /// ATO: the application tag is the initiators'.
+    /// ATO: the initiators define the application tag.
     pub(crate) application_tag_owned: bool,
 }
 
 impl Generation {
-    /// Puts the protection information of block `lba` behind its data.
+    /// Writes the protection information of block `lba` after its data.
     pub(crate) fn put(self, lba: Lba, block: &mut [u8]) {
         let (data, tags) = block.split_at_mut(block.len() - PROTECTION_BYTES);
         tags.copy_from_slice(self.tags(lba, data).as_bytes());
@@ -146,8 +145,8 @@ impl Generation {
         };
         ProtectionInformation {
             guard: guard(data).into(),
-            // Where it is ours to choose: 0, so that the guard is checked. With type 2 nobody can
-            // know the reference tag that a reader will expect, so those blocks are not checked.
+            // If the server may choose the tag, it is 0, so that the guard is checked. With type 2 the server does not
+            // know the reference tag that a reader expects, so those blocks are not checked.
             application_tag: if escaped { ESCAPE_APPLICATION_TAG } else { 0 }.into(),
             reference_tag: reference_tag.into(),
         }

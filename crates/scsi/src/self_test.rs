@@ -1,36 +1,36 @@
-//! Self-tests of a logical unit (SPC-4 5.15): whether one runs, and how the latest ones ended.
+//! Self-tests of a logical unit (SPC-4 5.15): the running test and the results of the latest ones.
 
 use crate::{LogicalUnit, Sense};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How long an extended self-test takes at most, by experience.
+/// The expected maximum duration of an extended self-test in seconds.
 pub(crate) const EXTENDED_SELF_TEST_S: u16 = 120;
-/// The log has room for so many (SPC-4 7.3.20).
+/// The maximum number of entries in the log (SPC-4 7.3.20).
 pub(crate) const LOGGED_SELF_TESTS: usize = 20;
 
 /// SELF-TEST RESULTS (SPC-4 7.3.20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
-    /// By SEND DIAGNOSTIC.
+    /// Aborted by SEND DIAGNOSTIC.
     Aborted,
-    /// By a reset, or by the end of its command.
+    /// Interrupted by a reset, or by the end of its command.
     Interrupted,
     Failed(Sense),
     Running,
 }
 
-/// A line of the log.
+/// An entry of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// SELF-TEST CODE of the SEND DIAGNOSTIC.
+    /// SELF-TEST CODE of SEND DIAGNOSTIC.
     pub(crate) code: u8,
     pub(crate) power_on_hours: u16,
     pub(crate) outcome: Outcome,
 }
 
-/// The self-tests of a unit. At most one runs; it is the latest of the log.
+/// The self-tests of a unit. Only one can run; it is the latest entry of the log.
 #[derive(Default)]
 pub(crate) struct SelfTests {
     state: Mutex<SelfTestState>,
@@ -53,19 +53,19 @@ impl SelfTests {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The log, the latest first.
+    /// Returns the log, the latest entry first.
     pub(crate) fn log(&self) -> Vec<Entry> {
         self.state().log.iter().copied().collect()
     }
 
-    /// Ends the test that runs. Whether one ran.
+    /// Ends the running test. Returns whether there was one.
     pub(crate) fn end(&self, outcome: Outcome) -> bool {
         let mut state = self.state();
         let running = state.running();
         running.map(|entry| entry.outcome = outcome).is_some()
     }
 
-    /// Forgets those that have ended. Whether there were any.
+    /// Deletes the results of ended tests. Returns whether there were any.
     pub(crate) fn forget(&self) -> bool {
         let mut state = self.state();
         let before = state.log.len();
@@ -74,14 +74,14 @@ impl SelfTests {
     }
 }
 
-/// A test that runs. Dropped before it is finished, it was interrupted.
+/// A running test. If it is dropped before its end, it was interrupted.
 pub(crate) struct Running {
     unit: Arc<LogicalUnit>,
     number: u64,
 }
 
 impl Running {
-    /// Begins a test; `None` while another runs.
+    /// Begins a test; `None` if another one runs.
     pub(crate) fn begin(unit: &Arc<LogicalUnit>, code: u8, power_on_hours: u16) -> Option<Self> {
         let mut state = unit.self_tests().state();
         if state.running().is_some() {
@@ -93,13 +93,13 @@ impl Running {
         Some(Self { unit: unit.clone(), number: state.begun })
     }
 
-    /// Whether nobody has ended it.
+    /// Returns whether the test has not been ended.
     pub(crate) fn goes_on(&self) -> bool {
         let mut state = self.unit.self_tests().state();
         state.begun == self.number && state.running().is_some()
     }
 
-    /// Ends it, unless somebody has.
+    /// Ends the test, unless it has ended.
     pub(crate) fn finish(&self, outcome: Outcome) {
         let mut state = self.unit.self_tests().state();
         if state.begun == self.number
@@ -109,7 +109,7 @@ impl Running {
         }
     }
 
-    /// What is tested.
+    /// Returns the tested unit.
     pub(crate) fn unit(&self) -> &Arc<LogicalUnit> {
         &self.unit
     }

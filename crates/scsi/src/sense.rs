@@ -1,4 +1,4 @@
-//! Sense data: named builders, the one mapping from a store's errors, both byte formats.
+//! Sense data: named constructors, the mapping of store errors, and both byte formats.
 
 use sarsen_block::{BlockError, Direction, ProtectionField};
 use sarsen_wire::scsi::sense::{self as wire, DescriptorSense, FixedSense};
@@ -249,18 +249,18 @@ additional_sense! {
     ILLEGAL_MODE_FOR_THIS_TRACK = 0x6400;
 }
 
-/// Which byte, and perhaps bit, of a CDB or a parameter list was refused.
+/// The position of a rejected field in a CDB or a parameter list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldPointer {
     /// Offset of the byte.
     pub byte: u16,
-    /// The field's highest bit.
+    /// The highest bit of the field.
     pub bit: Option<u8>,
-    /// In the CDB rather than in the parameter list.
+    /// True if the field is in the CDB, false if it is in the parameter list.
     pub in_cdb: bool,
 }
 
-/// Sense data before it is bytes.
+/// Sense data before its conversion to bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     key: SenseKey,
@@ -273,7 +273,7 @@ pub struct Sense {
 }
 
 impl Sense {
-    /// Sense data with a key and an additional sense code.
+    /// Creates sense data with a key and an additional sense code.
     pub const fn new(key: SenseKey, additional: AdditionalSense) -> Self {
         Self {
             key,
@@ -286,49 +286,48 @@ impl Sense {
         }
     }
 
-    /// Nothing to tell.
+    /// Returns NO SENSE without further information.
     pub const fn none() -> Self {
         Self::new(SenseKey::NoSense, AdditionalSense::NONE)
     }
 
-    /// No such operation code.
+    /// Reports an unsupported operation code.
     pub const fn invalid_operation_code() -> Self {
         let sense = Self::illegal_request(AdditionalSense::INVALID_COMMAND_OPERATION_CODE);
         sense.at(FieldPointer { byte: 0, bit: None, in_cdb: true })
     }
 
-    /// A field of the CDB, beginning in `byte`.
+    /// Reports an invalid field of the CDB that begins in `byte`.
     pub const fn invalid_field_in_cdb(byte: u16) -> Self {
         let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_CDB);
         sense.at(FieldPointer { byte, bit: None, in_cdb: true })
     }
 
-    /// A field of the CDB of which `bit` of `byte` is the highest bit.
+    /// Reports an invalid field of the CDB whose highest bit is `bit` of `byte`.
     pub const fn invalid_bit_in_cdb(byte: u16, bit: u8) -> Self {
         let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_CDB);
         sense.at(FieldPointer { byte, bit: Some(bit), in_cdb: true })
     }
 
-    /// A field of the parameter list, beginning in `byte`.
+    /// Reports an invalid field of the parameter list that begins in `byte`.
     pub const fn invalid_field_in_parameter_list(byte: u16) -> Self {
         let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
         sense.at(FieldPointer { byte, bit: None, in_cdb: false })
     }
 
-    /// A field of the parameter list of which `bit` of `byte` is the highest bit.
+    /// Reports an invalid field of the parameter list whose highest bit is `bit` of `byte`.
     pub const fn invalid_bit_in_parameter_list(byte: u16, bit: u8) -> Self {
         let sense = Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_PARAMETER_LIST);
         sense.at(FieldPointer { byte, bit: Some(bit), in_cdb: false })
     }
 
-    /// What is in the parameter list from `byte`, with a code that says more than that it is
-    /// invalid.
+    /// Reports an invalid field of the parameter list that begins in `byte`, with a specific additional sense code.
     pub const fn in_parameter_list(additional: AdditionalSense, byte: u16) -> Self {
         Self::illegal_request(additional).at(FieldPointer { byte, bit: None, in_cdb: false })
     }
 
-    /// A copy failed in a segment, because of what its parameter list has from `byte` if anything
-    /// there is to blame (SPC-4 5.17.7.4).
+    /// Reports the failure of a copy in a segment, with the byte of its parameter list that caused it, if any (SPC-4
+    /// 5.17.7.4).
     pub const fn copy_aborted(
         additional: AdditionalSense,
         segment: u16,
@@ -342,47 +341,48 @@ impl Sense {
         }
     }
 
-    /// The parameter list ends within one of its structures.
+    /// Reports that the parameter list ends within one of its structures.
     pub const fn parameter_list_length_error() -> Self {
         Self::illegal_request(AdditionalSense::PARAMETER_LIST_LENGTH_ERROR)
     }
 
-    /// The transport's expected length does not fit the command (FCP-4 9.4.2, and by custom iSCSI).
+    /// Reports that the transport's expected length does not match the command (FCP-4 9.4.2; iSCSI follows it by
+    /// convention).
     pub const fn invalid_field_in_command_information_unit() -> Self {
         Self::illegal_request(AdditionalSense::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT)
     }
 
-    /// Blocks beyond the last one.
+    /// Reports blocks after the last one.
     pub const fn lba_out_of_range() -> Self {
         Self::illegal_request(AdditionalSense::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE)
     }
 
-    /// No such logical unit.
+    /// Reports an unsupported logical unit.
     pub const fn logical_unit_not_supported() -> Self {
         Self::illegal_request(AdditionalSense::LOGICAL_UNIT_NOT_SUPPORTED)
     }
 
-    /// No saved mode pages.
+    /// Reports that saved mode pages are not supported.
     pub const fn saving_parameters_not_supported() -> Self {
         Self::illegal_request(AdditionalSense::SAVING_PARAMETERS_NOT_SUPPORTED)
     }
 
-    /// Somebody keeps the medium where it is.
+    /// Reports that a nexus prevents the removal of the medium.
     pub const fn medium_removal_prevented() -> Self {
         Self::illegal_request(AdditionalSense::MEDIUM_REMOVAL_PREVENTED)
     }
 
-    /// What should outlive the program could not be kept.
+    /// Reports that state that must outlive the program could not be saved.
     pub const fn not_kept() -> Self {
         Self::new(SenseKey::HardwareError, AdditionalSense::INTERNAL_TARGET_FAILURE)
     }
 
-    /// The unit was stopped by START STOP UNIT.
+    /// Reports that START STOP UNIT stopped the unit.
     pub const fn stopped() -> Self {
         Self::new(SenseKey::NotReady, AdditionalSense::INITIALIZING_COMMAND_REQUIRED)
     }
 
-    /// The unit's backing is out of service until an administrator has repaired it.
+    /// Reports that the unit's backing is out of service until an administrator repairs it.
     pub const fn unavailable() -> Self {
         Self::new(
             SenseKey::NotReady,
@@ -390,28 +390,28 @@ impl Sense {
         )
     }
 
-    /// The initiator is not one that may do this.
+    /// Reports that the initiator has no permission for this command.
     pub const fn no_access_rights() -> Self {
         Self::new(SenseKey::IllegalRequest, AdditionalSense::ACCESS_DENIED_NO_ACCESS_RIGHTS)
     }
 
-    /// The store takes no writes.
+    /// Reports that the store is read-only.
     pub const fn write_protected() -> Self {
         Self::new(SenseKey::DataProtect, AdditionalSense::WRITE_PROTECTED)
     }
 
-    /// SWP is set in the control mode page.
+    /// Reports that SWP is set in the control mode page.
     pub const fn software_write_protected() -> Self {
         Self::new(SenseKey::DataProtect, AdditionalSense::LOGICAL_UNIT_SOFTWARE_WRITE_PROTECTED)
     }
 
-    /// The first byte that differs lies at `offset` of the Data-Out (SBC-3 5.2).
+    /// Reports a miscompare. The first different byte is at `offset` of the Data-Out (SBC-3 5.2).
     pub const fn miscompare(offset: u64) -> Self {
         let additional = AdditionalSense::MISCOMPARE_DURING_VERIFY_OPERATION;
         Self { information: Some(offset), ..Self::new(SenseKey::Miscompare, additional) }
     }
 
-    /// A field of protection information is not as it should be (SBC-3 4.22.5).
+    /// Reports a wrong field of protection information (SBC-3 4.22.5).
     pub const fn protection(key: SenseKey, field: ProtectionField) -> Self {
         let additional = match field {
             ProtectionField::Guard => AdditionalSense::LOGICAL_BLOCK_GUARD_CHECK_FAILED,
@@ -433,56 +433,56 @@ impl Sense {
         Self { field: Some(field), ..self }
     }
 
-    /// The same with INFORMATION.
+    /// Adds INFORMATION.
     #[must_use]
     pub const fn with_information(self, information: u64) -> Self {
         Self { information: Some(information), ..self }
     }
 
-    /// The same with COMMAND-SPECIFIC INFORMATION.
+    /// Adds COMMAND-SPECIFIC INFORMATION.
     #[must_use]
     pub const fn with_command_specific(self, information: u64) -> Self {
         Self { command_specific: Some(information), ..self }
     }
 
-    /// The same with PROGRESS INDICATION, in 65536ths (SPC-4 4.5.2.4.4): for NOT READY and NO SENSE.
+    /// Adds PROGRESS INDICATION, in 65536ths (SPC-4 4.5.2.4.4), for NOT READY and NO SENSE.
     #[must_use]
     pub const fn with_progress(self, progress: u16) -> Self {
         Self { progress: Some(progress), ..self }
     }
 
-    /// The same in descriptor format (D_SENSE), or in fixed format.
+    /// Selects descriptor format (D_SENSE) or fixed format.
     #[must_use]
     pub const fn in_descriptor_format(self, descriptor_format: bool) -> Self {
         Self { descriptor_format, ..self }
     }
 
-    /// SENSE KEY.
+    /// Returns SENSE KEY.
     pub const fn key(&self) -> SenseKey {
         self.key
     }
 
-    /// ADDITIONAL SENSE CODE and QUALIFIER.
+    /// Returns ADDITIONAL SENSE CODE and QUALIFIER.
     pub const fn additional(&self) -> AdditionalSense {
         self.additional
     }
 
-    /// INFORMATION.
+    /// Returns INFORMATION.
     pub const fn information(&self) -> Option<u64> {
         self.information
     }
 
-    /// The field that was refused.
+    /// Returns the rejected field.
     pub const fn field(&self) -> Option<FieldPointer> {
         self.field
     }
 
-    /// The bytes, in the format that was chosen.
+    /// Returns the bytes in the selected format.
     pub fn to_bytes(&self) -> Vec<u8> {
         if self.descriptor_format { self.descriptor_bytes() } else { self.fixed_bytes() }
     }
 
-    /// SENSE KEY SPECIFIC.
+    /// Returns SENSE KEY SPECIFIC.
     fn key_specific(&self) -> Option<wire::FieldPointer> {
         if let Some(progress) = self.progress {
             return Some(wire::FieldPointer { flags: wire::SKSV, field: progress.into() });
@@ -494,7 +494,7 @@ impl Sense {
     }
 
     fn fixed_bytes(&self) -> Vec<u8> {
-        // SPC-4 4.5.3: information that needs more than 32 bits is left out, VALID says so.
+        // SPC-4 4.5.3: fixed format omits information of more than 32 bits, and VALID is 0 then.
         let information = self.information.and_then(|value| u32::try_from(value).ok());
         let valid = if information.is_some() { wire::VALID } else { 0 };
         let fixed = FixedSense {
@@ -556,7 +556,7 @@ impl Sense {
     }
 }
 
-/// The one mapping from what a store says to what an initiator is told.
+/// The only mapping from errors of a store to sense data.
 impl From<&BlockError> for Sense {
     fn from(error: &BlockError) -> Self {
         match error {
@@ -579,7 +579,7 @@ impl From<&BlockError> for Sense {
                 Self::protection(SenseKey::AbortedCommand, *field).with_information(lba.0)
             }
             BlockError::ReadOnly => Self::write_protected(),
-            // Retrying helps no more than on a failed medium, and initiators treat it as final.
+            // Retries do not help, as for a failed medium, and initiators treat this error as final.
             BlockError::Stopped => Self::new(SenseKey::MediumError, AdditionalSense::WRITE_ERROR),
             BlockError::OutOfService => Self::unavailable(),
             BlockError::Unsupported => Self::invalid_operation_code(),

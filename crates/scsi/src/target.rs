@@ -1,4 +1,4 @@
-//! A SCSI target device: a name and its logical units, seen through I_T nexuses.
+//! A SCSI target device: a name and its logical units, which initiators access through I_T nexuses.
 
 use crate::nexus::{InitiatorPort, Nexus, NexusHandle};
 use crate::target_port_groups::TargetPortGroups;
@@ -9,18 +9,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The logical units of a target device.
 pub(crate) type Luns = BTreeMap<Lun, Arc<LogicalUnit>>;
 
-/// What of a target one initiator is shown; all of it unless told otherwise.
+/// The view that one initiator has of a target. The default is the whole target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LunView {
-    /// Where the initiator finds which of the target's numbers, if not each under its own. What is
-    /// not in it is not there for this initiator.
+    /// The target's LUN for each of the initiator's LUNs; `None` means that they are equal. Other units do not exist
+    /// for this initiator.
     pub numbers: Option<BTreeMap<Lun, Lun>>,
-    /// It may not write.
+    /// True if the initiator may not write.
     pub read_only: bool,
 }
 
 impl LunView {
-    /// The target's number of what the initiator finds at `lun`, which may be nothing.
+    /// Returns the target's LUN for the initiator's `lun`. The target may have no unit there.
     pub fn number(&self, lun: Lun) -> Option<Lun> {
         match &self.numbers {
             Some(numbers) => numbers.get(&lun).copied(),
@@ -28,7 +28,7 @@ impl LunView {
         }
     }
 
-    /// The units as the initiator finds them.
+    /// Returns the units at the initiator's LUNs.
     pub(crate) fn of(&self, luns: &Luns) -> Luns {
         let Some(numbers) = &self.numbers else { return luns.clone() };
         let unit = |(&shown, own): (&Lun, &Lun)| Some((shown, luns.get(own)?.clone()));
@@ -50,14 +50,14 @@ struct State {
 }
 
 impl TargetDevice {
-    /// A target with these units and one port, portal group 1, as a part of `array`.
+    /// Creates a target in `array` with these units and one port, portal group 1.
     pub fn new(array: &Arc<Array>, name: String, luns: Luns) -> Arc<Self> {
         let port = TargetPort::of_portal_group(&name, 1);
         Self::with_ports(array, name, luns, vec![port])
     }
 
-    /// The same with these ports, which have numbers of their own: one at least,
-    /// [`crate::MAXIMUM_TARGET_PORTS`] at most.
+    /// Creates a target with these ports, whose numbers must be unique. The minimum is one port, the maximum
+    /// [`crate::MAXIMUM_TARGET_PORTS`].
     pub fn with_ports(
         array: &Arc<Array>,
         name: String,
@@ -76,12 +76,12 @@ impl TargetDevice {
         device
     }
 
-    /// The array that it is a part of.
+    /// Returns the array of the target.
     pub fn array(&self) -> &Arc<Array> {
         &self.array
     }
 
-    /// Its SCSI device name: the iSCSI name.
+    /// Returns the SCSI device name, which is the iSCSI name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -90,24 +90,23 @@ impl TargetDevice {
         &self.target_port_groups
     }
 
-    /// The nexuses at this moment.
+    /// Returns the current nexuses.
     pub(crate) fn nexuses(&self) -> Vec<Arc<Nexus>> {
         self.state().nexuses.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The units at this moment.
+    /// Returns the current units.
     pub fn luns(&self) -> Arc<Luns> {
         self.state().luns.clone()
     }
 
-    /// Nexuses that begin from here on are shown these units; what the others have stays until
-    /// [`Self::set_luns`].
+    /// Shows these units to new nexuses. Existing nexuses keep their units until [`Self::set_luns`].
     pub fn withhold_from_new(&self, luns: Luns) {
         self.state().luns = Arc::new(luns);
     }
 
-    /// Replaces the units. Units that stay keep their reservations; each nexus whose list has changed
-    /// with it is told so.
+    /// Replaces the units. Units that stay keep their reservations. Each nexus whose list changes gets a unit
+    /// attention.
     pub fn set_luns(&self, luns: Luns) {
         luns.values().for_each(|unit| atomic::settle(unit, self.array.host()));
         let mut state = self.state();
@@ -121,8 +120,8 @@ impl TargetDevice {
         }
     }
 
-    /// Begins an I_T nexus to all units, through the port of this number; `None` if there is none. Its
-    /// first command on each unit is told of it.
+    /// Opens an I_T nexus to all units, through the port with this number; `None` if there is none. The first command
+    /// on each unit reports a unit attention.
     pub fn open_nexus(
         self: &Arc<Self>,
         initiator_port: InitiatorPort,
@@ -131,7 +130,7 @@ impl TargetDevice {
         self.open_nexus_showing(initiator_port, relative_target_port, LunView::default())
     }
 
-    /// The same to what `view` shows.
+    /// Opens an I_T nexus to the units in `view`.
     pub fn open_nexus_showing(
         self: &Arc<Self>,
         initiator_port: InitiatorPort,
@@ -148,9 +147,9 @@ impl TargetDevice {
         Some(NexusHandle::new(nexus))
     }
 
-    /// Changes what a nexus, by its [`NexusHandle::id`], is shown. What it is carrying out on a unit that
-    /// it is not shown any more goes on to its end, as what waits there does not; the initiator is told
-    /// that the list has changed. Without effect where the nexus has ended.
+    /// Changes the view of a nexus, by its [`NexusHandle::id`]. On units that are no longer shown, executing commands
+    /// run to their end, but queued ones do not begin. The initiator gets a unit attention if its list changes. The
+    /// call has no effect if the nexus has ended.
     pub fn set_view(&self, nexus: u64, view: LunView) {
         let state = self.state();
         if let Some(nexus) =

@@ -1,10 +1,9 @@
-//! Asymmetric logical unit access (SPC-4 5.15): how well the units of a target device are reached
-//! through each of its target ports, who may change that, and who is told.
+//! Asymmetric logical unit access (SPC-4 5.15): the access states of a target device's units through each of its target
+//! ports, and their changes.
 //!
-//! Each port is a target port group of its own, and both bear one number; over iSCSI it is the tag
-//! of a portal group, and that is all the asymmetry that the transport has. All units of a target
-//! device share the states. A state lives as long as the program: what SET TARGET PORT GROUPS set
-//! is forgotten with it.
+//! Each port is a target port group of its own, and both have the same number. In iSCSI it is the tag of a portal
+//! group, which is the only asymmetry of that transport. All units of a target device share the states. A state is not
+//! saved: a restart of the program resets the changes of SET TARGET PORT GROUPS.
 
 use crate::command_table::Row;
 use crate::nexus::NexusId;
@@ -14,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sarsen_wire::scsi::{inquiry, opcode};
 
-/// The most ports of a target device: that many fit in the SCSI Ports page with the longest names.
+/// The maximum number of ports of a target device. This number fits in the SCSI Ports page with the longest names.
 pub const MAXIMUM_TARGET_PORTS: usize = 128;
 
 /// ASYMMETRIC ACCESS STATE (SPC-4 6.37).
@@ -23,34 +22,34 @@ pub const MAXIMUM_TARGET_PORTS: usize = 128;
 pub enum AccessState {
     /// Active/optimized.
     Optimized = 0x0,
-    /// Active/non-optimized: everything is done, at a price.
+    /// Active/non-optimized: all commands are executed, with lower performance.
     NonOptimized = 0x1,
-    /// Standby: the unit can be looked at and managed; its medium cannot be reached.
+    /// Standby: the unit can be inspected and managed; its medium cannot be accessed.
     Standby = 0x2,
-    /// Unavailable: the unit says who it is and lets its access be changed.
+    /// Unavailable: the unit reports its identity, and its access state can be changed.
     Unavailable = 0x3,
     /// Offline.
     Offline = 0xe,
-    /// On the way from one state to another.
+    /// Transition from one state to another.
     Transitioning = 0xf,
 }
 
-/// How far beyond the active states a command is carried out (SPC-4 5.15.2.4). Each includes those
-/// before it.
+/// The access states beyond the active ones in which a command is executed (SPC-4 5.15.2.4). Each variant includes the
+/// previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Access {
-    /// In the active states alone.
+    /// Only the active states.
     Active,
-    /// In standby.
+    /// Also standby.
     Standby,
-    /// While unavailable or offline.
+    /// Also unavailable and offline.
     Unavailable,
-    /// During a transition.
+    /// Also transitions.
     Transition,
 }
 
 impl AccessState {
-    /// The state of this code; `None` for codes that are reserved or not supported.
+    /// Returns the state of this code; `None` for reserved or unsupported codes.
     pub const fn of(code: u8) -> Option<Self> {
         Some(match code {
             0x0 => Self::Optimized,
@@ -63,7 +62,7 @@ impl AccessState {
         })
     }
 
-    /// What a command must be allowed to be carried out now.
+    /// Returns the access that a command needs to be executed in this state.
     const fn wanted(self) -> Access {
         match self {
             Self::Optimized | Self::NonOptimized => Access::Active,
@@ -73,7 +72,7 @@ impl AccessState {
         }
     }
 
-    /// Why the unit is not ready in this state; `None` in the active ones.
+    /// Returns why the unit is not ready in this state; `None` in the active ones.
     const fn sense(self) -> Option<Sense> {
         let additional = match self {
             Self::Optimized | Self::NonOptimized => return None,
@@ -92,32 +91,32 @@ impl AccessState {
     }
 }
 
-/// Who changes access states: the TPGS field of INQUIRY data (SPC-4 6.6.2).
+/// The method by which access states change: the TPGS field of INQUIRY data (SPC-4 6.6.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Alua {
-    /// The server, and initiators by SET TARGET PORT GROUPS.
+    /// The server changes them, and initiators do by SET TARGET PORT GROUPS.
     #[default]
     Both = inquiry::TPGS_BOTH,
-    /// The server alone: SET TARGET PORT GROUPS is not supported.
+    /// Only the server changes them: SET TARGET PORT GROUPS is not supported.
     Implicit = inquiry::TPGS_IMPLICIT,
 }
 
-/// A target port as its transport names it, and how its group begins.
+/// A target port as its transport names it, and the initial state of its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPort {
-    /// RELATIVE TARGET PORT IDENTIFIER, from 1 on, and the number of its target port group.
+    /// RELATIVE TARGET PORT IDENTIFIER, minimum 1, and the number of its target port group.
     pub relative_identifier: u16,
     /// The target port name.
     pub name: String,
     /// The access state of its group.
     pub access_state: AccessState,
-    /// Its group is preferred (PREF).
+    /// True if the group is preferred (PREF).
     pub is_preferred: bool,
 }
 
 impl TargetPort {
-    /// The port of an iSCSI target that is its portal group of this tag (RFC 7143 §4.4.2).
+    /// Returns the port of an iSCSI target for its portal group with this tag (RFC 7143 §4.4.2).
     pub fn of_portal_group(target: &str, tag: u16) -> Self {
         Self {
             relative_identifier: tag,
@@ -128,11 +127,11 @@ impl TargetPort {
     }
 }
 
-/// STATUS CODE: why a group is in its state.
+/// STATUS CODE: the cause of a group's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Origin {
-    /// It always was.
+    /// The initial state.
     Beginning = 0,
     /// Altered by SET TARGET PORT GROUPS.
     Explicit = 1,
@@ -145,7 +144,7 @@ pub(crate) struct TargetPortGroup {
     pub(crate) number: u16,
     pub(crate) port_name: String,
     is_preferred: AtomicBool,
-    /// Written behind [`TargetPortGroups::changing`] alone.
+    /// Written only while [`TargetPortGroups::changing`] is held.
     state: AtomicU8,
     origin: AtomicU8,
 }
@@ -173,12 +172,12 @@ impl TargetPortGroup {
         self.is_preferred.load(Ordering::Relaxed)
     }
 
-    /// STATUS CODE.
+    /// Returns STATUS CODE.
     pub(crate) fn status_code(&self) -> u8 {
         self.origin.load(Ordering::Relaxed)
     }
 
-    /// Refuses a command that is not carried out in this state: one load on the way of each.
+    /// Rejects a command that is not executed in this state. Each command costs one load.
     pub(crate) fn check(&self, access: Access) -> Result<(), Sense> {
         let state = self.state();
         match state.sense() {
@@ -187,12 +186,12 @@ impl TargetPortGroup {
         }
     }
 
-    /// What TEST UNIT READY would be told here.
+    /// Returns the sense data of TEST UNIT READY in this state, if it is not ready.
     pub(crate) fn not_ready(&self) -> Option<Sense> {
         self.state().sense()
     }
 
-    /// SPC-4 5.15.2.4.5: then INQUIRY says that the unit is not connected here.
+    /// Returns whether INQUIRY reports that the unit is not connected through this port (SPC-4 5.15.2.4.5).
     pub(crate) fn is_cut_off(&self) -> bool {
         matches!(self.state(), AccessState::Unavailable | AccessState::Offline)
     }
@@ -203,11 +202,11 @@ impl TargetPortGroup {
     }
 }
 
-/// The groups of a target device, by number.
+/// The groups of a target device, ordered by number.
 pub(crate) struct TargetPortGroups {
     groups: Mutex<Groups>,
     is_explicit: AtomicBool,
-    /// Held while states are looked at together or changed.
+    /// Held while states are read together or changed.
     changing: Mutex<()>,
 }
 
@@ -223,7 +222,7 @@ impl TargetPortGroups {
         }
     }
 
-    /// By number; each has one of its own.
+    /// Returns the ports ordered by number. Each number must be unique.
     fn ordered(mut ports: Vec<TargetPort>) -> Vec<TargetPort> {
         ports.sort_by_key(|port| port.relative_identifier);
         assert!(
@@ -234,8 +233,8 @@ impl TargetPortGroups {
         ports
     }
 
-    /// Groups that stay keep their states. Says whether any came or went, and whether another one is
-    /// preferred.
+    /// Replaces the groups. Existing groups keep their states. Returns whether any was added or removed, and whether
+    /// the preference changed.
     fn replace(&self, ports: Vec<TargetPort>) -> (bool, bool) {
         let old = self.all();
         let mut is_preferred_changed = false;
@@ -253,7 +252,7 @@ impl TargetPortGroups {
         (!is_same, is_preferred_changed)
     }
 
-    /// At this moment, by number.
+    /// Returns the current groups, ordered by number.
     pub(crate) fn all(&self) -> Groups {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -262,7 +261,7 @@ impl TargetPortGroups {
         self.all().iter().find(|group| group.number == number).cloned()
     }
 
-    /// Who changes the states.
+    /// Returns the method by which the states change.
     pub(crate) fn alua(&self) -> Alua {
         match self.is_explicit.load(Ordering::Relaxed) {
             true => Alua::Both,
@@ -270,20 +269,20 @@ impl TargetPortGroups {
         }
     }
 
-    /// Whether units of the target device support the command of `row` as far as ALUA goes.
+    /// Returns whether units of the target device support the command of `row`, as far as ALUA determines it.
     pub(crate) fn support(&self, row: &Row) -> bool {
         let sets_groups = (row.operation_code, row.service_action)
             == (opcode::MAINTENANCE_OUT, Some(opcode::SA_SET_TARGET_PORT_GROUPS.into()));
         !sets_groups || self.alua() == Alua::Both
     }
 
-    /// Nothing changes until the guard goes.
+    /// Prevents changes until the guard is dropped.
     pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Why an access state was not changed.
+/// The reason why an access state was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// There is no such group.
@@ -291,10 +290,10 @@ pub enum AccessError {
     NoGroup {
         /// The target device.
         target: String,
-        /// The number that was given.
+        /// The requested number.
         group: u16,
     },
-    /// It is on its way to another state.
+    /// The group is in transition to another state.
     #[error("target port group {group} of {target} is in transition: wait for its end")]
     InTransition {
         /// The target device.
@@ -302,12 +301,12 @@ pub enum AccessError {
         /// The group.
         group: u16,
     },
-    /// Transitioning is no state to stay in.
+    /// Transitioning cannot be set as a state.
     #[error("a target port group is brought into transition with the beginning of one")]
     Transitioning,
 }
 
-/// An implicit transition that is under way. To drop it is to fail it.
+/// An implicit transition in progress. Dropping it makes it fail.
 #[must_use]
 pub struct Transition {
     device: Arc<TargetDevice>,
@@ -317,7 +316,7 @@ pub struct Transition {
 }
 
 impl Transition {
-    /// Ends it in this state; every initiator is told.
+    /// Ends the transition in this state. Every initiator gets a unit attention.
     pub fn complete(mut self, state: AccessState) -> Result<(), AccessError> {
         if state == AccessState::Transitioning {
             return Err(AccessError::Transitioning);
@@ -330,7 +329,7 @@ impl Transition {
         Ok(())
     }
 
-    /// Ends it where it began; every initiator is told that it failed (SPC-4 5.15.2.7).
+    /// Restores the previous state. Every initiator gets a unit attention for the failure (SPC-4 5.15.2.7).
     pub fn fail(self) {}
 }
 
@@ -348,8 +347,8 @@ impl Drop for Transition {
 }
 
 impl TargetDevice {
-    /// Implicitly brings a group into a state; every initiator is told if it was in another one.
-    /// Commands that were admitted before run to their end.
+    /// Changes the state of a group implicitly. If it changes, every initiator gets a unit attention. Admitted commands
+    /// run to their end.
     pub fn set_access_state(&self, group: u16, state: AccessState) -> Result<(), AccessError> {
         if state == AccessState::Transitioning {
             return Err(AccessError::Transitioning);
@@ -365,14 +364,14 @@ impl TargetDevice {
         Ok(())
     }
 
-    /// Gives the target device these ports. Those that it has keep the access states that they are in;
-    /// every initiator is told of what has changed.
+    /// Sets the ports of the target device. Existing ports keep their access states. Every initiator gets a unit
+    /// attention for the changes.
     pub fn set_ports(&self, ports: Vec<TargetPort>) {
         let held = self.target_port_groups().hold();
         let (are_others, is_preferred_changed) = self.target_port_groups().replace(ports);
         drop(held);
         if are_others {
-            // SPC-4 7.8.14: the SCSI Ports page lists them.
+            // SPC-4 7.8.14: the SCSI Ports page lists the ports.
             self.tell_access(UnitAttention::InquiryDataHasChanged, None);
         }
         if are_others || is_preferred_changed {
@@ -380,7 +379,7 @@ impl TargetDevice {
         }
     }
 
-    /// Says who changes the access states. Every initiator is told if it was another way.
+    /// Sets the method by which the access states change. If it changes, every initiator gets a unit attention.
     pub fn set_alua(&self, alua: Alua) {
         let is_explicit = alua == Alua::Both;
         let was = self.target_port_groups().is_explicit.swap(is_explicit, Ordering::Relaxed);
@@ -389,8 +388,7 @@ impl TargetDevice {
         }
     }
 
-    /// Begins an implicit transition of a group: until its end, hardly a command is carried out
-    /// through its port.
+    /// Begins an implicit transition of a group. Until its end, only few commands are executed through its port.
     pub fn begin_transition(self: &Arc<Self>, group: u16) -> Result<Transition, AccessError> {
         let _held = self.target_port_groups().hold();
         let group = self.settled(group)?;
@@ -399,12 +397,12 @@ impl TargetDevice {
         Ok(Transition { device: self.clone(), group, from, is_over: false })
     }
 
-    /// The state of a group, if there is such a one.
+    /// Returns the state of a group, if it exists.
     pub fn access_state(&self, group: u16) -> Option<AccessState> {
         self.target_port_groups().find(group).map(|group| group.state())
     }
 
-    /// A group that is not in transition.
+    /// Returns a group, unless it is in transition.
     fn settled(&self, number: u16) -> Result<Arc<TargetPortGroup>, AccessError> {
         let target = || self.name().to_owned();
         match self.target_port_groups().find(number) {
@@ -416,9 +414,8 @@ impl TargetDevice {
         }
     }
 
-    /// SET TARGET PORT GROUPS by `nexus` on `unit`, every state of which was checked: all groups
-    /// change or none. The others are told (SPC-4 5.15.2.8), and `nexus` as well on the units that
-    /// it did not ask for.
+    /// Executes SET TARGET PORT GROUPS by `nexus` on `unit`. The caller has checked all states. All groups change, or
+    /// none. The other nexuses get a unit attention (SPC-4 5.15.2.8). `nexus` gets it on its other units.
     pub(crate) fn set_explicitly(
         &self,
         states: &[(Arc<TargetPortGroup>, AccessState)],

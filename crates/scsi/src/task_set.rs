@@ -1,9 +1,9 @@
-//! The tasks of a logical unit: which may run beside which, how many there are, and which end with
-//! which (SAM-5 5.9, 8.5 to 8.8).
+//! The tasks of a logical unit: their order, their maximum number, and the tasks that end together (SAM-5 5.9, 8.5 to
+//! 8.8).
 //!
-//! While all tasks are SIMPLE and none waits, nobody needs to know more of them than how many of
-//! each nexus run: a [`NexusTasks`] counts them, which no other core touches. As soon as one task must
-//! wait, or must be waited for, the set is closed: new commands ask its [`queue`].
+//! While all tasks are SIMPLE and none waits, the server needs only their number for each nexus. A [`NexusTasks`]
+//! counts them without shared memory between cores. When a task must wait, or other tasks must wait for it, the set is
+//! closed: new commands must request a slot from its [`queue`].
 
 mod policy;
 mod queue;
@@ -13,30 +13,29 @@ mod tests;
 pub(crate) use policy::{Interlock, OnError, Policy};
 pub(crate) use queue::{Access, Refusal, WaitingCommand};
 
+use crate::hung_commands::UnfinishedCommands;
 use crate::logical_unit::NexusId;
-use crate::unended::UnfinishedCommands;
 use crate::{Abort, Completion, Status, TaskAttribute};
 use queue::Queue;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Tasks that a unit has at most, of all nexuses together: hundreds of sessions whose command
-/// windows are full.
+/// The maximum number of tasks of a unit, from all nexuses: hundreds of sessions with full command windows.
 pub(crate) const MAXIMUM_TASKS: u32 = 1 << 16;
-/// A nexus takes room for so many tasks at a time.
+/// The number of task slots that a nexus reserves at a time.
 const SHARE: u32 = 64;
 
-/// See the module.
+/// The tasks of one logical unit.
 pub(crate) struct TaskSet {
     /// The bytes of the policy.
     policy: AtomicU32,
-    /// Every command has to ask. Changes only while the state is held.
+    /// True if every command must request a slot. Changes only while the state is locked.
     closed: AtomicBool,
-    /// Tasks that may come beyond those for which a tally has room and those of the queue. Falls
-    /// only while the state is held.
+    /// The number of free slots that neither a tally has reserved nor the queue uses. Decreases only while the state is
+    /// locked.
     room: AtomicU32,
     state: Mutex<TaskSetState>,
-    unended: UnfinishedCommands,
+    unfinished: UnfinishedCommands,
 }
 
 #[derive(Default)]
@@ -45,12 +44,12 @@ struct TaskSetState {
     tallies: Vec<Weak<NexusTasks>>,
 }
 
-/// The tasks of one nexus that did not have to ask.
+/// The tally of one nexus: its tasks that did not request a slot.
 #[repr(align(64))]
 pub(crate) struct NexusTasks {
     set: Arc<TaskSet>,
     nexus: NexusId,
-    /// How many run, in the low half; how many there is room for, in the high half.
+    /// The number of tasks in the low half; the number of reserved slots in the high half.
     tasks: AtomicU64,
 }
 
@@ -66,11 +65,11 @@ const fn tally(running: u32, room: u32) -> u64 {
     (room as u64) << 32 | running as u64
 }
 
-/// How a command that had to ask became a task.
+/// The result of a request for a slot.
 pub(crate) enum Entry {
-    /// As one that need not ask: it is in the tally.
+    /// The tally counts the task, and the task need not wait.
     Plain,
-    /// It may begin, or waits for [`TaskSlot::turn`].
+    /// The queue contains the task. It may begin, or waits for [`TaskSlot::turn`].
     Queued(TaskSlot),
 }
 
@@ -81,16 +80,16 @@ impl Default for TaskSet {
             closed: AtomicBool::new(false),
             room: AtomicU32::new(MAXIMUM_TASKS),
             state: Mutex::default(),
-            unended: UnfinishedCommands::default(),
+            unfinished: UnfinishedCommands::default(),
         }
     }
 }
 
 impl TaskSet {
-    /// Commands that the store does not end.
+    /// Returns the commands that the store does not end.
     #[inline]
-    pub(crate) fn unended(&self) -> &UnfinishedCommands {
-        &self.unended
+    pub(crate) fn unfinished(&self) -> &UnfinishedCommands {
+        &self.unfinished
     }
 
     fn state(&self) -> MutexGuard<'_, TaskSetState> {
@@ -109,7 +108,7 @@ impl TaskSet {
         self.settle(&mut state);
     }
 
-    /// Begins to count the tasks of a nexus.
+    /// Creates the tally of a nexus.
     pub(crate) fn join(self: &Arc<Self>, nexus: NexusId) -> Arc<NexusTasks> {
         let tally = Arc::new(NexusTasks { set: Arc::clone(self), nexus, tasks: AtomicU64::new(0) });
         let mut state = self.state();
@@ -118,7 +117,7 @@ impl TaskSet {
         tally
     }
 
-    /// I_T nexus loss: what waits never begins.
+    /// Aborts the queued tasks of a lost I_T nexus. They never begin.
     pub(crate) fn leave(&self, nexus: NexusId) {
         let mut state = self.state();
         state.queue.abort(nexus, None);
@@ -126,10 +125,10 @@ impl TaskSet {
         self.settle(&mut state);
     }
 
-    /// Closes or opens the set, and lets begin what may.
+    /// Closes or opens the set, and begins the tasks that may begin.
     fn settle(&self, state: &mut TaskSetState) {
-        // Whoever enters counts himself and then looks; here it is the other way round. So one of
-        // the two sees the other.
+        // A new task first counts itself and then reads `closed`. This function does the reverse, so that at least one
+        // of the two sees the other.
         self.closed.store(!state.queue.is_open(), Ordering::SeqCst);
         let TaskSetState { queue, tallies, .. } = state;
         queue.advance(|nexus| {
@@ -141,8 +140,8 @@ impl TaskSet {
         self.closed.store(!queue.is_open(), Ordering::SeqCst);
     }
 
-    /// CLEAR TASK SET by a nexus, whose own tasks have ended: which others end. None of those that
-    /// wait will begin.
+    /// Executes CLEAR TASK SET by a nexus whose own tasks have ended. Returns the nexuses whose tasks end. Their queued
+    /// tasks never begin.
     pub(crate) fn clear(&self, by: NexusId) -> Abort {
         match self.policy().set_for_each_nexus {
             true => Abort { nexuses: Vec::new(), answered: false },
@@ -150,7 +149,7 @@ impl TaskSet {
         }
     }
 
-    /// The same before a reset, which has no regard for whose task set it is.
+    /// Does the same before a reset, which affects the task sets of all nexuses.
     pub(crate) fn clear_all(&self, by: NexusId) -> Abort {
         let mut state = self.state();
         let mut nexuses = state.nexuses();
@@ -160,7 +159,7 @@ impl TaskSet {
         Abort { nexuses, answered: state.queue.policy.task_aborted_status }
     }
 
-    /// The transport ends tasks of a nexus: those that have not begun never will.
+    /// Aborts tasks of a nexus on request of the transport. Those that have not begun never begin.
     pub(crate) fn abort(&self, nexus: NexusId, names: &[u64]) {
         let mut state = self.state();
         for &name in names {
@@ -169,29 +168,28 @@ impl TaskSet {
         self.settle(&mut state);
     }
 
-    /// The same for all tasks of a nexus.
+    /// Aborts all tasks of a nexus.
     pub(crate) fn abort_all(&self, nexus: NexusId) {
         let mut state = self.state();
         state.queue.abort(nexus, None);
         self.settle(&mut state);
     }
 
-    /// CLEAR ACA (SAM-5 7.3).
+    /// Executes CLEAR ACA (SAM-5 7.3).
     pub(crate) fn clear_aca(&self, nexus: NexusId) {
         let mut state = self.state();
         state.queue.clear_aca(nexus);
         self.settle(&mut state);
     }
 
-    /// A reset ends every auto contingent allegiance.
+    /// Ends every auto contingent allegiance, for a reset.
     pub(crate) fn reset(&self) {
         let mut state = self.state();
         state.queue.clear_all_aca();
         self.settle(&mut state);
     }
 
-    /// Takes room for at most `wanted` tasks, from tallies that have more than they use where
-    /// there is no other.
+    /// Reserves slots for up to `wanted` tasks. If no slot is free, takes unused slots from the tallies.
     fn take_room(&self, state: &TaskSetState, wanted: u32) -> u32 {
         if self.room.load(Ordering::Relaxed) == 0 {
             let tallies = state.tallies.iter().filter_map(Weak::upgrade);
@@ -222,12 +220,12 @@ impl TaskSetState {
 }
 
 impl NexusTasks {
-    /// The tasks of the unit.
+    /// Returns the task set of the unit.
     pub(crate) fn set(&self) -> &Arc<TaskSet> {
         &self.set
     }
 
-    /// The way of almost all commands, which are SIMPLE among SIMPLE ones: true makes it a task,
+    /// Counts a new task in the usual case: a SIMPLE command among SIMPLE ones. Returns true if the command is a task,
     /// until [`Self::leave`].
     pub(crate) fn enter(&self) -> bool {
         let tasks = self.tasks.fetch_add(1, Ordering::SeqCst);
@@ -238,7 +236,7 @@ impl NexusTasks {
         false
     }
 
-    /// A task of the tally has ended.
+    /// Removes an ended task from the tally.
     #[inline]
     pub(crate) fn leave(&self) {
         self.tasks.fetch_sub(1, Ordering::SeqCst);
@@ -247,7 +245,7 @@ impl NexusTasks {
         }
     }
 
-    /// The way of all other commands.
+    /// Requests a slot, for all other commands.
     pub(crate) fn ask(self: &Arc<Self>, entrant: WaitingCommand) -> Result<Entry, Refusal> {
         let mut state = self.set.state();
         state.queue.admit(&entrant)?;
@@ -272,7 +270,7 @@ impl NexusTasks {
         }))
     }
 
-    /// SAM-5 5.3.1: what a nexus is told for which there is no room.
+    /// Returns the status for a command without a free slot (SAM-5 5.3.1).
     fn full(&self, state: &TaskSetState) -> Refusal {
         let has_tasks =
             running(self.tasks.load(Ordering::SeqCst)) > 0 || state.queue.has_tasks_of(self.nexus);
@@ -299,10 +297,10 @@ impl NexusTasks {
         }
     }
 
-    /// Gives up the room that it does not use.
+    /// Releases the slots that it does not use.
     fn give_back_room(&self) -> u32 {
         let mut spare = 0;
-        // The closure always gives a value, so the update cannot fail.
+        // The closure always returns a value, so the update cannot fail.
         let _ = self.tasks.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |tasks| {
             let used = running(tasks).min(room(tasks));
             spare = room(tasks) - used;
@@ -311,8 +309,8 @@ impl NexusTasks {
         spare
     }
 
-    /// What the end of a task does to others: QERR, auto contingent allegiance, and what a command
-    /// itself ends. To be called before the task leaves, so that nothing begins in between.
+    /// Applies the effects of a task's end on other tasks: QERR, auto contingent allegiance, and tasks that the command
+    /// itself ends. The caller calls it before the task leaves the set, so that no task begins in between.
     #[inline]
     pub(crate) fn end(&self, place: Option<&TaskSlot>, naca: bool, completion: &mut Completion) {
         if completion.status == Status::CheckCondition || completion.abort.is_some() {
@@ -330,7 +328,7 @@ impl NexusTasks {
         }
         let mut state = set.state();
         if failed {
-            // SAM-5 5.9.5: a command with the ACA attribute that fails ends what it was sent for.
+            // SAM-5 5.9.5: a failing command with the ACA attribute ends the allegiance that it was sent for.
             if is_aca {
                 state.queue.clear_aca(self.nexus);
             }
@@ -351,7 +349,7 @@ impl NexusTasks {
         if let Some(abort) = &completion.abort {
             let own = place.and_then(|place| place.number);
             state.queue.doom(&abort.nexuses, own);
-            // SAM-5 5.9.5: PREEMPT AND ABORT frees a set from the nexus that it was held up for.
+            // SAM-5 5.9.5: PREEMPT AND ABORT ends the allegiance of a preempted nexus.
             for &nexus in abort.nexuses.iter().filter(|&&nexus| nexus != self.nexus && !failed) {
                 state.queue.clear_aca(nexus);
             }
@@ -362,37 +360,37 @@ impl NexusTasks {
 
 impl Drop for NexusTasks {
     fn drop(&mut self) {
-        // Not under the lock: this may be the end of one that was looked at under it.
+        // No lock here: the tally may have been dropped while the state is locked.
         self.set.room.fetch_add(room(*self.tasks.get_mut()), Ordering::Relaxed);
     }
 }
 
-/// A task's place in its set, until this is dropped.
+/// The slot of a task in its set, until it is dropped.
 pub(crate) struct TaskSlot {
     tally: Arc<NexusTasks>,
-    /// Its number in the queue, where it had to ask.
+    /// The number of the task in the queue, if it requested a slot.
     number: Option<u64>,
     naca: bool,
     is_aca: bool,
 }
 
 impl TaskSlot {
-    /// The tasks of the unit.
+    /// Returns the task set of the unit.
     pub(crate) fn set(&self) -> &Arc<TaskSet> {
         &self.tally.set
     }
 
-    /// The place of a task that is in the tally already.
+    /// Creates the slot of a task that the tally counts already.
     pub(crate) fn in_tally(tally: &Arc<NexusTasks>, naca: bool) -> Self {
         Self { tally: Arc::clone(tally), number: None, naca, is_aca: false }
     }
 
-    /// Whether it may begin at once.
+    /// Returns whether the task may begin at once.
     pub(crate) fn has_begun(&self) -> bool {
         self.number.is_none_or(|number| self.tally.set.state().queue.has_begun(number))
     }
 
-    /// Waits until it may begin (true), or was ended before that (false).
+    /// Waits until the task may begin (true) or was aborted before (false).
     pub(crate) async fn turn(&self) -> bool {
         let Some(number) = self.number else { return true };
         std::future::poll_fn(|context| {
@@ -401,7 +399,7 @@ impl TaskSlot {
         .await
     }
 
-    /// Waits until no auto contingent allegiance holds the task up that was established since it began.
+    /// Waits until no auto contingent allegiance blocks the task that was established after its beginning.
     pub(crate) async fn unblocked(&self, entrant: &WaitingCommand) {
         std::future::poll_fn(|context| {
             self.tally.set.state().queue.poll_unblocked(entrant, context.waker())
@@ -409,7 +407,7 @@ impl TaskSlot {
         .await;
     }
 
-    /// The task has ended, with this.
+    /// Ends the task with this completion.
     pub(crate) fn end(self, mut completion: Completion) -> Completion {
         self.tally.end(Some(&self), self.naca, &mut completion);
         completion

@@ -1,5 +1,5 @@
-//! What the tests of this crate share: a target with one unit over a store that can be slow or
-//! fail, and a loop that polls futures.
+//! The common parts of this crate's tests: a target with one unit over a store that can be slow or fail, and a loop
+//! that polls futures.
 
 use crate::{
     Array, Cdb, Command, Completion, Host, Identity, InitiatorPort, Keeper, LogicalUnit, Lun,
@@ -18,11 +18,11 @@ use std::task::{Context, Poll, Waker};
 
 pub(crate) const BLOCKS: u64 = 4096;
 
-/// A memory store that can delay, fail, and remembers how it was asked.
+/// A memory store that can delay or fail requests, and that counts some of them.
 pub(crate) struct TestStore {
     inner: Arc<dyn Store>,
     pub(crate) characteristics: Characteristics,
-    /// Every answer waits for so many polls.
+    /// Every result is delayed by this number of polls.
     pub(crate) delay_polls: AtomicUsize,
     /// Reads and writes of this block fail.
     pub(crate) bad_block: Mutex<Option<u64>>,
@@ -44,7 +44,7 @@ impl TestStore {
         Self::around(Arc::new(MemoryStore::new(block_size, BLOCKS)), characteristics)
     }
 
-    /// One that keeps protection information, of so many blocks.
+    /// Creates a store of `block_count` blocks with protection information.
     pub(crate) fn protected(block_size: BlockSize, block_count: u64) -> Self {
         let bytes = ProtectedStore::bytes_below(block_size, block_count).unwrap();
         let below = Arc::new(MemoryStore::new(BlockSize::B512, bytes / 512));
@@ -53,7 +53,7 @@ impl TestStore {
         Self::around(Arc::new(inner), characteristics)
     }
 
-    /// Puts this store over another one of the same kind.
+    /// Creates this store over another one.
     pub(crate) fn around(inner: Arc<dyn Store>, characteristics: Characteristics) -> Self {
         Self {
             inner,
@@ -123,7 +123,7 @@ impl Store for TestStore {
     }
 }
 
-/// Polls until the result is there. A test that would wait for ever fails instead.
+/// Polls until the result is ready. A test that would wait forever fails instead.
 pub(crate) fn block_on<T>(io: Io<T>) -> T {
     let mut future = pin!(io.wait());
     let mut context = Context::from_waker(Waker::noop());
@@ -135,7 +135,7 @@ pub(crate) fn block_on<T>(io: Io<T>) -> T {
     panic!("a future that nothing completes");
 }
 
-/// Polls once.
+/// Polls the future once.
 pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     match Pin::new(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Some(value),
@@ -143,7 +143,7 @@ pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     }
 }
 
-/// A world whose clock the test sets, whose random bytes count, and whose work the test runs.
+/// A host whose clock the test sets, whose random bytes are consecutive numbers, and whose work the test runs.
 #[derive(Default)]
 pub(crate) struct TestHost {
     pub(crate) unix_time_ms: AtomicU64,
@@ -152,13 +152,13 @@ pub(crate) struct TestHost {
 }
 
 impl TestHost {
-    /// The work that has waited longest, for a test that carries it out step by step.
+    /// Returns the work that has waited longest, for a test that runs it step by step.
     pub(crate) fn take_work(&self) -> Option<LocalFuture<()>> {
         let mut waiting = self.work.lock().unwrap();
         (!waiting.is_empty()).then(|| waiting.remove(0)())
     }
 
-    /// Runs all work that waits, and what it begins.
+    /// Runs all waiting work, and the work that it starts.
     pub(crate) fn run_work(&self) {
         loop {
             let Some(work) = self.work.lock().unwrap().pop() else { return };
@@ -181,11 +181,11 @@ impl Host for TestHost {
     }
 }
 
-/// Keeps records in memory: shared by two units, it is one volume before and after a restart.
+/// Stores records in memory. If two units share it, they are one volume before and after a restart.
 #[derive(Default)]
 pub(crate) struct TestKeeper {
     pub(crate) records: Mutex<HashMap<Record, Vec<u8>>>,
-    /// Saving fails.
+    /// If true, every save fails.
     pub(crate) is_broken: AtomicBool,
 }
 
@@ -207,7 +207,7 @@ impl Keeper for TestKeeper {
     }
 }
 
-/// A target with a unit at LUN 0 and a nexus whose unit attention has been told.
+/// A target with a unit at LUN 0, and a nexus without pending unit attention.
 #[allow(dead_code)]
 pub(crate) struct Fixture {
     pub(crate) host: Arc<TestHost>,
@@ -228,7 +228,7 @@ impl Fixture {
         Self::of(Arc::new(store), Arc::default(), |_| {})
     }
 
-    /// Over this store and these records, with its parts as `change` leaves them.
+    /// Creates it over this store and these records. `change` may modify the parts of the unit.
     pub(crate) fn of(
         store: Arc<TestStore>,
         keeper: Arc<TestKeeper>,
@@ -254,7 +254,7 @@ impl Fixture {
         self.execute(command(cdb, data_out))
     }
 
-    /// Carries out the command; where it waits for work that it began, that as well.
+    /// Executes the command. If it waits for work that it started, executes that work too.
     pub(crate) fn execute(&mut self, command: Command) -> Completion {
         let earlier = self.host.work.lock().unwrap().len();
         let mut answer = Box::pin(self.nexus.execute(Some(Lun(0)), command).wait());
@@ -310,7 +310,7 @@ pub(crate) fn bytes(completion: Completion) -> Vec<u8> {
     completion.data_in.into_buffer().to_vec()
 }
 
-/// The additional sense code of a CHECK CONDITION.
+/// Returns the additional sense code of a CHECK CONDITION.
 pub(crate) fn additional(completion: &Completion) -> Option<u16> {
     assert_eq!(completion.status == Status::CheckCondition, completion.sense.is_some());
     completion.sense.as_ref().map(|sense: &Sense| sense.additional().0)

@@ -1,4 +1,4 @@
-//! The device server from outside: commands in, completions out.
+//! Tests of the device server through its public interface: commands in, completions out.
 
 mod aborts;
 mod atomic;
@@ -7,6 +7,7 @@ mod condition;
 mod copy;
 mod copy_model;
 mod format;
+mod hung_commands;
 mod lun_view;
 mod maintenance;
 mod mode;
@@ -24,6 +25,5 @@ mod sanitize;
 mod sanitize_key;
 mod target_port_groups;
 mod tasks;
-mod unended;
 mod write_gate;
 mod write_protect;

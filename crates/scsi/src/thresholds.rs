@@ -1,8 +1,7 @@
-//! The soft thresholds of a thin unit (SBC-3 4.7.3.8): when its room passes one of them, the
-//! initiators are told by a unit attention, once until it has passed back.
+//! The soft thresholds of a thin unit (SBC-3 4.7.3.8). When its space crosses a threshold, the initiators get one unit
+//! attention. They get it again only after the space has crossed back.
 //!
-//! What room there is, the store is asked now and then, never on the way of a write: a write only
-//! counts its blocks.
+//! The unit asks the store for its space from time to time, never during a write. A write only counts its blocks.
 
 use crate::nexus::Nexus;
 use crate::{LogicalUnit, UnitAttention};
@@ -10,24 +9,23 @@ use sarsen_block::{Geometry, Space};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A threshold set, the unit in which thresholds count, is this many blocks at least, as a power of
-/// two: 1 MiB of blocks of 512 bytes.
+/// The minimum size of a threshold set, as a power of two of blocks: 1 MiB with blocks of 512 bytes. Thresholds count
+/// in threshold sets.
 const LEAST_EXPONENT: u8 = 11;
-/// The store is asked after so many threshold sets were written.
+/// The number of written threshold sets after which the unit asks the store.
 const SETS_BETWEEN_LOOKS: u64 = 16;
 /// The default threshold of the available resource: this fraction of the blocks that the unit can store. An initiator
 /// can select another.
 const DEFAULT_PART: u64 = 5;
 
-/// THRESHOLD EXPONENT: log2 of the blocks in a threshold set, so that the count of all sets of the
-/// medium fits its 32 bits.
+/// Returns THRESHOLD EXPONENT: log2 of the blocks in a threshold set. The number of all sets of the medium fits in 32
+/// bits.
 pub(crate) fn exponent(geometry: Geometry) -> u8 {
     let bits = u64::BITS - geometry.block_count.leading_zeros();
     LEAST_EXPONENT.max(bits.saturating_sub(u32::BITS) as u8)
 }
 
-/// One threshold. What it looks at, and in which direction, is fixed by its place in
-/// [`Provisioning`].
+/// One threshold. Its field in [`Provisioning`] defines its resource and its direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Threshold {
     /// ENABLED.
@@ -36,22 +34,22 @@ pub(crate) struct Threshold {
     pub(crate) count: u32,
 }
 
-/// What the mode pages say of provisioning.
+/// The provisioning parameters of the mode pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Provisioning {
-    /// LBPERE (SBC-3 6.5.7): thresholds are told at all.
+    /// LBPERE (SBC-3 6.5.7): thresholds are reported.
     pub(crate) error_reporting: bool,
-    /// SITUA (SBC-3 6.5.8): only the nexus whose write passed a threshold is told.
+    /// SITUA (SBC-3 6.5.8): only the nexus whose write crossed a threshold gets the unit attention.
     pub(crate) single_initiator: bool,
-    /// Passed when no more than this is available.
+    /// Crossed when the available space falls to this value.
     pub(crate) available: Threshold,
-    /// Passed when this much is used.
+    /// Crossed when the used space reaches this value.
     pub(crate) used: Threshold,
 }
 
 impl Provisioning {
-    /// `space` is the space of the store, where known. A unit whose size exceeds it is compared with the space, not
-    /// with the size.
+    /// Returns the default parameters. `space` is the space of the store, if known. If the size of the unit exceeds it,
+    /// the default threshold is a fraction of the space, not of the size.
     pub(crate) fn default_of(geometry: Geometry, space: Option<Space>) -> Self {
         let room = space
             .map_or(u64::MAX, |space| space.used_blocks.saturating_add(space.available_blocks));
@@ -64,13 +62,13 @@ impl Provisioning {
         }
     }
 
-    /// All bits that can be set, or none.
+    /// Returns parameters with all changeable bits set, or none.
     pub(crate) fn extreme(set: bool) -> Self {
         let threshold = Threshold { enabled: set, count: if set { u32::MAX } else { 0 } };
         Self { error_reporting: set, single_initiator: set, available: threshold, used: threshold }
     }
 
-    /// Which thresholds have been passed.
+    /// Returns which thresholds are crossed.
     fn passed(&self, space: Space, exponent: u8) -> [bool; 2] {
         let sets = |blocks: u64| blocks >> exponent;
         let is_passed = |threshold: Threshold, reached| threshold.enabled && reached;
@@ -81,33 +79,33 @@ impl Provisioning {
     }
 }
 
-/// Which thresholds have been passed, and whether it is time to look again.
+/// The reported thresholds, and the count that triggers the next check.
 #[derive(Default)]
 pub(crate) struct Thresholds {
     armed: AtomicBool,
-    /// Blocks that were written since the last look.
+    /// Blocks that were written since the last check.
     written: AtomicU64,
     reported: Mutex<[bool; 2]>,
 }
 
 impl Thresholds {
-    /// Takes up what the mode pages say: what was told before is told again if it still holds.
+    /// Applies the parameters of the mode pages. A threshold that is still crossed is reported again.
     pub(crate) fn configure(&self, provisioning: &Provisioning) {
         let enabled = provisioning.available.enabled || provisioning.used.enabled;
         self.armed.store(provisioning.error_reporting && enabled, Ordering::Relaxed);
         *self.reported.lock().unwrap_or_else(PoisonError::into_inner) = [false; 2];
-        // The next write looks.
+        // The next write triggers a check.
         self.written.store(u64::MAX / 2, Ordering::Relaxed);
     }
 
-    /// Blocks are about to be written.
+    /// Counts blocks that are about to be written.
     pub(crate) fn note(&self, block_count: u64) {
         if self.armed.load(Ordering::Relaxed) {
             self.written.fetch_add(block_count, Ordering::Relaxed);
         }
     }
 
-    /// Whether enough was written since the last look; if so, the caller looks.
+    /// Returns whether enough was written since the last check. If so, the caller checks.
     fn take_due(&self, unit: &LogicalUnit) -> bool {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
@@ -118,7 +116,7 @@ impl Thresholds {
     }
 }
 
-/// Looks at the room of a unit, beside the command, if enough was written since the last time.
+/// Checks the space of a unit in the background, if enough was written since the last check.
 pub(crate) fn look_when_due(unit: &Arc<LogicalUnit>, nexus: &Nexus) {
     if !unit.thresholds().take_due(unit) {
         return;
@@ -126,7 +124,7 @@ pub(crate) fn look_when_due(unit: &Arc<LogicalUnit>, nexus: &Nexus) {
     let (unit, writer) = (unit.clone(), nexus.id);
     nexus.device.array().host().spawn(Box::new(move || {
         Box::pin(async move {
-            // A store that cannot tell now is asked again later.
+            // If the store reports an error, a later check asks it again.
             if let Ok(space) = unit.store().space().wait().await {
                 tell(&unit, space, writer);
             }

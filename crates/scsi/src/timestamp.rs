@@ -1,28 +1,28 @@
-//! The timestamp of a logical unit (SPC-4 5.17): the world's clock until an initiator sets another
-//! time, and as far beside it as that afterwards.
+//! The timestamp of a logical unit (SPC-4 5.17): the host's clock until an initiator sets another time, and afterwards
+//! the host's clock with the resulting offset.
 
 use crate::Host;
 use std::sync::{Mutex, PoisonError};
 
-/// TIMESTAMP's 48 bits.
+/// The mask of TIMESTAMP's 48 bits.
 pub(crate) const TIMESTAMP_MASK: u64 = (1 << 48) - 1;
 
-/// See the module.
+/// The timestamp of one unit.
 #[derive(Default)]
 pub(crate) struct Timestamp {
-    /// What is added to the world's clock, modulo 2^48.
+    /// The offset to the host's clock, modulo 2^48; `None` if no initiator set the timestamp.
     beside: Mutex<Option<u64>>,
 }
 
 impl Timestamp {
-    /// Milliseconds since 1970, and whether an initiator set them.
+    /// Returns milliseconds since 1970, and whether an initiator set them.
     pub(crate) fn now(&self, host: &dyn Host) -> (u64, bool) {
         let beside = *self.beside.lock().unwrap_or_else(PoisonError::into_inner);
         let now = host.unix_time_ms().wrapping_add(beside.unwrap_or(0));
         (now & TIMESTAMP_MASK, beside.is_some())
     }
 
-    /// From now on it is `timestamp`.
+    /// Sets the timestamp, which advances from now on.
     pub(crate) fn set(&self, host: &dyn Host, timestamp: u64) {
         let beside = timestamp.wrapping_sub(host.unix_time_ms()) & TIMESTAMP_MASK;
         *self.beside.lock().unwrap_or_else(PoisonError::into_inner) = Some(beside);

@@ -1,5 +1,5 @@
-//! Work that goes on when the command that began it is gone, and the command that waits for it; and
-//! commands that take long, which whoever aborts them does not wait for to their end.
+//! Work that continues after the end of its command, and the command that waits for its result. Also long commands that
+//! end early when they are aborted.
 
 use crate::commands::Task;
 use crate::logical_unit::NexusId;
@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 type Outcome = Result<Status, Sense>;
 
-/// The answer that a command waits for. One that is dropped without an answer was not kept.
+/// The result that a command waits for. If it is dropped without a result, the command fails.
 pub(crate) struct Promise(Arc<OnceCell<Outcome>>);
 
 impl Promise {
-    /// Answers. Later answers are ignored.
+    /// Sets the result. Later results are ignored.
     pub(crate) fn answer(&self, outcome: Result<(), Sense>) {
         let _ = self.0.set_blocking(outcome.map(|()| Status::Good));
     }
@@ -28,8 +28,8 @@ impl Drop for Promise {
     }
 }
 
-/// Begins work that the command's end does not end. The command is answered as `work` promises,
-/// aborted or not.
+/// Begins work that continues after the end of the command. The command waits for the result of `work`, even if it is
+/// aborted.
 pub(crate) fn outlive<F>(
     host: &dyn Host,
     unit: &Arc<LogicalUnit>,
@@ -41,7 +41,7 @@ where
     begin(host, unit, work).1
 }
 
-/// The same of work that takes long: an abort of the command ends the command, the work goes on.
+/// Begins long work. An abort ends the command, and the work continues.
 pub(crate) fn outlive_abort<F>(
     task: &Task<'_>,
     work: impl FnOnce(Promise) -> F + Send + 'static,
@@ -73,9 +73,9 @@ where
     (outcome, answer)
 }
 
-/// A command under way that can end before its time.
+/// A command in progress that can end early.
 pub(crate) trait EndEarly: Send + Sync {
-    /// It is to end soon, with TASK ABORTED.
+    /// Requests an early end with TASK ABORTED.
     fn end_early(&self);
 }
 
@@ -85,12 +85,12 @@ impl EndEarly for OnceCell<Outcome> {
     }
 }
 
-/// A command that waits for something outside of the unit.
+/// The cancellation of a command that waits for something outside of the unit.
 #[derive(Default)]
 pub(crate) struct CancelToken(OnceCell<()>);
 
 impl CancelToken {
-    /// Waits until the command is not to wait any more.
+    /// Waits until the command is cancelled.
     pub(crate) async fn ended(&self) {
         self.0.wait().await;
     }
@@ -108,15 +108,15 @@ struct LongCommand {
     command: Weak<dyn EndEarly>,
 }
 
-/// The commands of a unit that take long. A session that is gone, or a reset, would wait for each
-/// of them for minutes or hours otherwise.
+/// The long commands of a unit. They can end early. Otherwise the end of a session, or a reset, would wait for each of
+/// them for minutes or hours.
 #[derive(Default)]
 pub(crate) struct LongCommands(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
     commands: Vec<LongCommand>,
-    /// With so many, those that have ended are looked for: each is looked at twice or so in its life.
+    /// The number of entries at which ended commands are removed. The cost of an addition stays constant on average.
     most: usize,
 }
 
@@ -125,7 +125,7 @@ impl LongCommands {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The command of that name is carried out by `command`, until that is dropped.
+    /// Adds a command by its name, until `command` is dropped.
     pub(crate) fn add(&self, nexus: NexusId, name: u64, command: Arc<dyn EndEarly>) {
         let Known { commands, most } = &mut *self.known();
         if commands.len() >= *most {
@@ -135,7 +135,7 @@ impl LongCommands {
         commands.push(LongCommand { nexus, name, command: Arc::downgrade(&command) });
     }
 
-    /// Ends those of a nexus for which `is_meant` says so, by their names.
+    /// Ends the commands of a nexus for whose names `is_meant` returns true.
     pub(crate) fn end(&self, nexus: NexusId, is_meant: impl Fn(u64) -> bool) {
         let known = self.known();
         let meant = |one: &&LongCommand| one.nexus == nexus && is_meant(one.name);

@@ -12,7 +12,7 @@ pub const MAX_PAYLOAD_LENGTH: usize = 65_532;
 /// The longest text of an attribute, with the NUL that ends it (RFC 4171 §6.1).
 pub const MAX_TEXT_LENGTH: usize = 256;
 
-/// Before each PDU (RFC 4171 §5.1).
+/// The header of each PDU (RFC 4171 §5.1).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -24,22 +24,22 @@ pub struct Header {
     pub function: U16,
     /// Bytes that follow, padding included.
     pub length: U16,
-    /// [`FROM_CLIENT`] and its neighbours.
+    /// [`FROM_CLIENT`] and the other flags.
     pub flags: U16,
-    /// Joins a response to its request.
+    /// Identifier that a response shares with its request.
     pub transaction: U16,
-    /// Counts the PDUs of a message from 0.
+    /// Number of the PDU in its message, from 0.
     pub sequence: U16,
 }
 const _: () = assert!(size_of::<Header>() == 12);
 
-/// Flag: a client sent it (RFC 4171 §5.1.4).
+/// Flag: the sender is a client (RFC 4171 §5.1.4).
 pub const FROM_CLIENT: u16 = 0x8000;
-/// Flag: a server sent it.
+/// Flag: the sender is a server.
 pub const FROM_SERVER: u16 = 0x4000;
 /// Flag: an authentication block follows.
 pub const AUTHENTICATED: u16 = 0x2000;
-/// Flag of a registration: what was registered before is replaced.
+/// Flag of a registration: it replaces the earlier registration.
 pub const REPLACE: u16 = 0x1000;
 /// Flag: the last PDU of a message.
 pub const LAST: u16 = 0x0800;
@@ -47,19 +47,19 @@ pub const LAST: u16 = 0x0800;
 pub const FIRST: u16 = 0x0400;
 
 open_enum! {
-    /// What a message is (RFC 4171 §4.1.1).
+    /// The function of a message (RFC 4171 §4.1.1).
     Function(u16) {
         /// Register or update an entity, its portals and nodes.
         Register = 0x0001,
-        /// Ask for attributes.
+        /// Query attributes.
         Query = 0x0002,
         /// Deregister.
         Deregister = 0x0004,
-        /// Ask to be told of changes.
+        /// Register for notifications of changes.
         RegisterForChanges = 0x0005,
-        /// A server tells of a change.
+        /// A notification of a change, from the server.
         StateChange = 0x0008,
-        /// A server asks whether an entity lives.
+        /// A server's inquiry whether an entity is still alive.
         StatusInquiry = 0x000d,
     }
 }
@@ -67,18 +67,18 @@ open_enum! {
 impl Function {
     const RESPONSE: u16 = 0x8000;
 
-    /// The response to this request.
+    /// Returns the response to this request.
     pub const fn response(self) -> Self {
         Self(self.0 | Self::RESPONSE)
     }
 
-    /// Whether this is a response.
+    /// Returns whether this is a response.
     pub const fn is_response(self) -> bool {
         self.0 & Self::RESPONSE != 0
     }
 }
 
-/// Before each attribute (RFC 4171 §5.1.7); its value follows, padded to four bytes.
+/// The header of each attribute (RFC 4171 §5.1.7). The value follows, padded to four bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -92,25 +92,25 @@ pub struct AttributeHeader {
 const _: () = assert!(size_of::<AttributeHeader>() == 8);
 
 open_enum! {
-    /// What an attribute tells (RFC 4171 §6.1).
+    /// The tag of an attribute (RFC 4171 §6.1).
     Tag(u32) {
-        /// Between the message key and the operating attributes.
+        /// The delimiter between the message key and the operating attributes.
         Delimiter = 0,
         /// The name of an entity.
         EntityIdentifier = 1,
         /// [`ENTITY_ISCSI`].
         EntityProtocol = 2,
-        /// Seconds after which an entity that is silent is forgotten.
+        /// Seconds of silence after which the server removes an entity.
         RegistrationPeriod = 6,
-        /// A portal's address, of IPv6 or mapped to it.
+        /// A portal's address: an IPv6 address, or an IPv4 address mapped to IPv6.
         PortalAddress = 16,
         /// A portal's port.
         PortalPort = 17,
-        /// Seconds between inquiries.
+        /// Seconds between status inquiries.
         InquiryInterval = 19,
-        /// Where a portal is asked whether it lives.
+        /// A portal's port for status inquiries.
         InquiryPort = 20,
-        /// Where a portal is told of changes.
+        /// A portal's port for notifications of changes.
         ChangePort = 23,
         /// A node's name.
         NodeName = 32,
@@ -118,22 +118,22 @@ open_enum! {
         NodeType = 33,
         /// A node's alias.
         NodeAlias = 34,
-        /// [`CHANGE_REMOVED`] and its neighbours.
+        /// [`CHANGE_REMOVED`] and the other bits of changes.
         ChangeBitmap = 35,
-        /// The node of a portal group.
+        /// The node name of a portal group.
         GroupNode = 48,
-        /// The portal's address of a portal group.
+        /// The portal address of a portal group.
         GroupAddress = 49,
-        /// The portal's port of a portal group.
+        /// The portal port of a portal group.
         GroupPort = 50,
-        /// The tag of a portal group; empty where the node is not reached through the portal.
+        /// The tag of a portal group; empty where the portal gives no access to the node.
         GroupTag = 51,
     }
 }
 
-/// Of [`Tag::EntityProtocol`].
+/// Value of [`Tag::EntityProtocol`]: iSCSI.
 pub const ENTITY_ISCSI: u32 = 2;
-/// Bit of [`Tag::NodeType`].
+/// Bit of [`Tag::NodeType`]: a target.
 pub const NODE_TARGET: u32 = 1;
 /// Bit of [`Tag::ChangeBitmap`] (RFC 4171 §6.4.4): changes of targets, and of the node itself.
 pub const CHANGE_OF_TARGETS: u32 = 1 << 6;
@@ -143,9 +143,9 @@ pub const CHANGE_REMOVED: u32 = 1 << 4;
 open_enum! {
     /// The first word of a response (RFC 4171 §5.4).
     Status(u32) {
-        /// Done.
+        /// The server did what the request asked.
         Success = 0,
-        /// For a reason of no other number.
+        /// An error without a code of its own.
         Unknown = 1,
         /// The message is malformed.
         Format = 2,
@@ -155,23 +155,23 @@ open_enum! {
         SourceUnknown = 6,
         /// The message has no source.
         SourceAbsent = 7,
-        /// The source may not do that.
+        /// The source has no permission for the request.
         SourceUnauthorized = 8,
-        /// What is named is not there.
+        /// The object does not exist.
         NoSuchEntry = 9,
-        /// Another version is spoken.
+        /// The server does not support this version.
         Version = 10,
-        /// The server's own fault.
+        /// The server has an internal error.
         Internal = 11,
-        /// Later, perhaps.
+        /// The server is busy; the client can try again later.
         Busy = 12,
-        /// An update breaks a rule.
+        /// The update breaks a rule.
         InvalidUpdate = 14,
-        /// The function is not known.
+        /// The server does not support the function.
         NotSupported = 15,
-        /// Nobody is told of changes.
+        /// The server rejects the registration for notifications of changes.
         ChangesRejected = 17,
-        /// Nobody is asked whether he lives, or not so often.
+        /// The server sends no status inquiries, or not as often as requested.
         InquiryNotAvailable = 21,
         /// The deregistration breaks a rule.
         InvalidDeregistration = 22,

@@ -1,30 +1,29 @@
-//! NBD as the protocol's own document lays it out (doc/proto.md of the NetworkBlockDevice
-//! project): the fixed newstyle handshake and the transmission phase with simple replies. Clauses
-//! are named by their headings there.
+//! NBD as specified by the protocol document (doc/proto.md of the NetworkBlockDevice project): the fixed newstyle
+//! handshake and the transmission phase with simple replies. Comments cite clauses of that document by heading.
 
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The port that IANA assigned.
 pub const DEFAULT_PORT: u16 = 10809;
-/// Longest name of an export ("Values, export names").
+/// Maximum length of an export's name ("Values, export names").
 pub const MAX_NAME_LENGTH: usize = 4096;
-/// The longest payload that a server takes which has not said more ("Block size constraints").
+/// Maximum payload of a server that declares no block size constraints ("Block size constraints").
 pub const DEFAULT_MAX_PAYLOAD: u32 = 32 << 20;
-/// Zeroes behind [`ExportNameReply`], unless both sides have agreed on none.
+/// Number of zero bytes after [`ExportNameReply`], unless both sides negotiated [`NO_ZEROES`].
 pub const EXPORT_NAME_PADDING: usize = 124;
 
-/// The first eight bytes of a server: "NBDMAGIC".
+/// The first eight bytes that a server sends: "NBDMAGIC".
 pub const GREETING_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
-/// Before each option, and after the greeting's magic in the newstyle: "IHAVEOPT".
+/// The magic number of each option, and of a newstyle greeting: "IHAVEOPT".
 pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
-/// In the place of [`OPTION_MAGIC`], of a server that cannot negotiate.
+/// The magic number of a server without option negotiation, in place of [`OPTION_MAGIC`].
 pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// Before each answer to an option.
+/// The magic number of each reply to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// Before each request.
+/// The magic number of each request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// Before each simple reply.
+/// The magic number of each simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 
 macro_rules! layout {
@@ -40,7 +39,7 @@ macro_rules! layout {
 }
 
 layout! {
-    /// What a server says first.
+    /// The server's greeting.
     Greeting: 18 {
         /// [`GREETING_MAGIC`].
         magic: U64,
@@ -51,13 +50,13 @@ layout! {
     }
 }
 
-/// Handshake flag: options that a server does not know are answered.
+/// Handshake flag: the server also replies to options that it does not know.
 pub const FIXED_NEWSTYLE: u16 = 1 << 0;
-/// Handshake flag: [`EXPORT_NAME_PADDING`] may be left out.
+/// Handshake flag: the server may omit [`EXPORT_NAME_PADDING`].
 pub const NO_ZEROES: u16 = 1 << 1;
 
 layout! {
-    /// What a client answers to the greeting: the same flags, of those that the server has.
+    /// The client's response to the greeting: the flags of the server that the client accepts.
     ClientFlags: 4 {
         /// [`FIXED_NEWSTYLE`] and [`NO_ZEROES`].
         flags: U32,
@@ -77,7 +76,7 @@ layout! {
 }
 
 layout! {
-    /// The head of an answer to an option; its data follows.
+    /// The head of a reply to an option; its data follows.
     OptionReply: 20 {
         /// [`OPTION_REPLY_MAGIC`].
         magic: U64,
@@ -91,7 +90,7 @@ layout! {
 }
 
 layout! {
-    /// The answer to [`OptionCode::ExportName`], which has no head.
+    /// The reply to [`OptionCode::ExportName`], which has no head.
     ExportNameReply: 10 {
         /// Size of the export in bytes.
         bytes: U64,
@@ -117,11 +116,11 @@ layout! {
     BlockSizeInfo: 14 {
         /// [`InfoCode::BlockSize`].
         info: U16,
-        /// Offsets and lengths are multiples of this.
+        /// Minimum block size: offsets and lengths are multiples of it.
         minimum: U32,
-        /// What the server likes best.
+        /// Preferred block size of the server.
         preferred: U32,
-        /// The longest payload.
+        /// Maximum payload.
         maximum: U32,
     }
 }
@@ -135,7 +134,7 @@ layout! {
         flags: U16,
         /// A [`CommandCode`].
         command: U16,
-        /// Comes back in the reply.
+        /// Identifier that the server returns in the reply.
         cookie: U64,
         /// First byte.
         offset: U64,
@@ -144,95 +143,95 @@ layout! {
     }
 }
 
-/// Command flag: answered when it is on stable storage.
+/// Command flag: the server replies once the data is on stable storage.
 pub const FUA: u16 = 1 << 0;
 /// Command flag of [`CommandCode::WriteZeroes`]: the space stays allocated.
 pub const NO_HOLE: u16 = 1 << 1;
 
 layout! {
-    /// A simple reply; the data of a read that went well follows.
+    /// A simple reply; the data of a successful read follows.
     SimpleReply: 16 {
         /// [`SIMPLE_REPLY_MAGIC`].
         magic: U32,
         /// An [`ErrorCode`].
         error: U32,
-        /// Of the request.
+        /// The cookie of the request.
         cookie: U64,
     }
 }
 
-/// What an export can do, in its sixteen transmission flags.
+/// The properties of an export: its sixteen transmission flags.
 pub mod transmission {
-    /// The others mean something.
+    /// The other flags are valid.
     pub const HAS_FLAGS: u16 = 1 << 0;
-    /// Writes are refused.
+    /// The export rejects writes.
     pub const READ_ONLY: u16 = 1 << 1;
     /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// The FUA flag is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// It is a rotating disk.
+    /// The export is a rotating disk.
     pub const ROTATIONAL: u16 = 1 << 4;
     /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
     /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// Several connections see each other's flushed writes.
+    /// Each connection sees the flushed writes of the others.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
 }
 
 open_enum! {
-    /// What a client may ask in the handshake.
+    /// The options that a client may send in the handshake.
     OptionCode(u32) {
-        /// Choose an export and go on, or be cut off.
+        /// Select an export and start transmission; on an error the server closes the connection.
         ExportName = 1,
-        /// Take leave.
+        /// End the negotiation.
         Abort = 2,
-        /// Name the exports.
+        /// List the exports.
         List = 3,
-        /// Encrypt.
+        /// Start TLS.
         StartTls = 5,
-        /// Tell of an export.
+        /// Return information about an export.
         Info = 6,
-        /// Tell of an export and go on.
+        /// Return information about an export and start transmission.
         Go = 7,
-        /// Replies in pieces.
+        /// Negotiate structured replies.
         StructuredReply = 8,
     }
 }
 
 open_enum! {
-    /// How a server answers an option. From 2^31 on they are errors.
+    /// The type of a reply to an option. Values from 2^31 on are errors.
     ReplyCode(u32) {
-        /// Done.
+        /// The server accepts the option, or ends the list of replies.
         Ack = 1,
-        /// An export, to a list.
+        /// An export, in reply to [`OptionCode::List`].
         Server = 2,
-        /// A piece of what was asked.
+        /// One item of the requested information.
         Info = 3,
         /// The server does not know the option.
         Unsupported = 0x8000_0001,
-        /// Not allowed.
+        /// The server's policy forbids the option.
         Policy = 0x8000_0002,
-        /// The request makes no sense.
+        /// The request is invalid.
         Invalid = 0x8000_0003,
-        /// Not on this platform.
+        /// The server's platform does not support the option.
         Platform = 0x8000_0004,
-        /// Only with TLS.
+        /// The option requires TLS.
         TlsRequired = 0x8000_0005,
         /// There is no such export.
         Unknown = 0x8000_0006,
-        /// The server is about to end.
+        /// The server shuts down.
         Shutdown = 0x8000_0007,
-        /// Only for clients that ask for block sizes.
+        /// The export requires clients that request block sizes.
         BlockSizeRequired = 0x8000_0008,
-        /// Too long.
+        /// The request is too long.
         TooBig = 0x8000_0009,
     }
 }
 
 impl ReplyCode {
-    /// Whether it says that the option failed.
+    /// Returns whether the reply is an error.
     pub const fn is_error(self) -> bool {
         self.0 & 0x8000_0000 != 0
     }
@@ -261,9 +260,9 @@ open_enum! {
         Write = 1,
         /// End the connection; there is no reply.
         Disconnect = 2,
-        /// Make what was written durable.
+        /// Make written data durable.
         Flush = 3,
-        /// Give space back; what is read there afterwards is not said.
+        /// Deallocate blocks; the content of later reads is undefined.
         Trim = 4,
         /// Read ahead.
         Cache = 5,
@@ -273,17 +272,17 @@ open_enum! {
 }
 
 open_enum! {
-    /// How a request ended ("Error values"): the numbers are Linux's.
+    /// The result of a request ("Error values"); the numbers are those of Linux.
     ErrorCode(u32) {
-        /// Well.
+        /// The request succeeded.
         None = 0,
         /// Not permitted: the export is read-only.
         NotPermitted = 1,
         /// The medium failed.
         Io = 5,
-        /// The server has no memory for it.
+        /// The server has too little memory for the request.
         NoMemory = 12,
-        /// The request makes no sense.
+        /// The request is invalid.
         Invalid = 22,
         /// No space.
         NoSpace = 28,
@@ -291,7 +290,7 @@ open_enum! {
         Overflow = 75,
         /// Not supported.
         NotSupported = 95,
-        /// The server is about to end.
+        /// The server shuts down.
         Shutdown = 108,
     }
 }

@@ -1,4 +1,4 @@
-//! Enumerations from the network: a value that is not named stays representable.
+//! Enumerations of values from the network: a value without a name stays representable.
 
 macro_rules! open_enum {
     ($(#[$doc:meta])* $name:ident($raw:ty) { $($(#[$vdoc:meta])* $variant:ident = $value:expr,)* }) => {

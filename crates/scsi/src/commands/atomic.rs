@@ -1,4 +1,4 @@
-//! Writes that nothing comes between: ORWRITE (SBC-3 5.9) and WRITE ATOMIC (SBC-4 5.49).
+//! Writes that exclude all other writes: ORWRITE (SBC-3 5.9) and WRITE ATOMIC (SBC-4 5.49).
 
 use super::Task;
 use super::block::BlockCdb;
@@ -9,8 +9,8 @@ use sarsen_wire::scsi::cdb as wire;
 use sarsen_wire::scsi::medium::WriteAtomic16;
 use std::sync::Arc;
 
-/// Protection information is not transferred with these commands, ORPROTECT and WRPROTECT refused: a
-/// unit that has it makes it.
+/// Rejects ORPROTECT and WRPROTECT: these commands do not transfer protection information. A unit with protection
+/// information generates it.
 fn check_protect(flags: u8) -> Result<(), Sense> {
     match flags & wire::FLAGS_PROTECT {
         0 => Ok(()),
@@ -59,18 +59,18 @@ fn parse_write_atomic(cdb: &Cdb, unit: &LogicalUnit) -> Result<Extent, Sense> {
     if extent.block_count > maximum.into() {
         return Err(Sense::invalid_field_in_cdb(12));
     }
-    // A boundary allows the write to be divided there; here it is one all the same.
+    // A boundary permits the server to divide the write there. The server does not divide it.
     if u32::from(fields.atomic_boundary.get()) > maximum {
         return Err(Sense::invalid_field_in_cdb(10));
     }
     Ok(extent)
 }
 
-/// Every one is durable, so FUA asks for nothing more.
+/// Writes atomically. FUA has no effect, since every atomic write is durable.
 pub(crate) fn write_atomic(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let extent = parse_write_atomic(&task.cdb, unit)?;
-    // Fewer blocks than the CDB says would not be the write that was asked for.
+    // Fewer blocks than in the CDB would be a different write than the initiator requested.
     let data = task.take_data_out_exactly(unit.byte_count(extent.block_count), 12)?;
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));

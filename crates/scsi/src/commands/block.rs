@@ -1,4 +1,4 @@
-//! READ and WRITE (SBC-3 5.10 to 5.14, 5.32 to 5.36), and what all block CDBs have in common.
+//! READ and WRITE (SBC-3 5.10 to 5.14, 5.32 to 5.36), and the fields that all block CDBs share.
 
 use super::tagged::Tagged;
 use super::{Task, provisioning};
@@ -9,7 +9,7 @@ use sarsen_block::{BlockError, Data, Extent, Geometry, Io, PROTECTION_BYTES};
 use sarsen_wire::scsi::{cdb as wire, opcode};
 use std::sync::Arc;
 
-/// The shape that READ, WRITE, VERIFY, WRITE SAME and their like share, whatever their length.
+/// The common fields of READ, WRITE, VERIFY, WRITE SAME and similar commands, for every CDB length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockCdb {
     pub(crate) extent: Extent,
@@ -18,20 +18,20 @@ pub(crate) struct BlockCdb {
     pub(crate) length_field: u16,
     /// Offset of the flags in the CDB.
     pub(crate) flags_field: u16,
-    /// The PROTECT field, once the unit has accepted it.
+    /// The PROTECT field, after the unit has accepted it.
     pub(crate) protect: ProtectField,
-    /// The tags that a CDB of 32 bytes names.
+    /// The expected tags in a CDB of 32 bytes.
     pub(crate) tags: Option<CdbTags>,
 }
 
 impl BlockCdb {
-    /// A command without tags whose flags are in byte 1.
+    /// Creates a command without tags and with its flags in byte 1.
     pub(crate) const fn new(extent: Extent, flags: u8, length_field: u16) -> Self {
         let protect = ProtectField::NONE;
         Self { extent, flags, length_field, flags_field: 1, protect, tags: None }
     }
 
-    /// Reads the fields; the group code of the operation code says where they are.
+    /// Reads the fields. The group code of the operation code determines their offsets.
     pub(crate) fn parse(cdb: &Cdb) -> Result<Self, Sense> {
         let operation_code = cdb.operation_code();
         let (lba, block_count, flags, length_field) = match opcode::cdb_length(operation_code) {
@@ -67,14 +67,14 @@ impl BlockCdb {
         Ok(Self { flags_field: 10, tags, ..Self::new(extent, fields.flags, 28) })
     }
 
-    /// With the PROTECT field, if the unit is formatted for it (SBC-3 4.22.2, 5.10).
+    /// Adds the PROTECT field if the unit is formatted with protection information (SBC-3 4.22.2, 5.10).
     pub(crate) fn protected_for(self, unit: &LogicalUnit) -> Result<Self, Sense> {
         if self.flags & wire::FLAGS_PROTECT == 0 {
             return Ok(self);
         }
         let refused = Sense::invalid_bit_in_cdb(self.flags_field, 7);
         match (unit.protection_type(), ProtectField::of(self.flags)) {
-            // SBC-3 4.22.2.4: its commands with protection information have 32 bytes.
+            // SBC-3 4.22.2.4: type 2 transfers protection information only with commands of 32 bytes.
             (Some(ProtectionType::Type2), _) if self.tags.is_none() => {
                 Err(Sense::invalid_operation_code())
             }
@@ -83,7 +83,7 @@ impl BlockCdb {
         }
     }
 
-    /// A transfer within the limits and the medium.
+    /// Parses a transfer and checks it against the limits and the medium.
     pub(crate) fn parse_transfer(cdb: &Cdb, unit: &LogicalUnit) -> Result<Self, Sense> {
         Self::parse_within(cdb, unit, unit.geometry())
     }
@@ -103,12 +103,12 @@ impl BlockCdb {
         self.flags & flag != 0
     }
 
-    /// A flag, or a field whose highest bit it is, that is refused.
+    /// Returns the sense data that rejects a flag, or a field whose highest bit is `bit`.
     pub(crate) const fn refused_bit(&self, bit: u8) -> Sense {
         Sense::invalid_bit_in_cdb(self.flags_field, bit)
     }
 
-    /// Bytes of so many blocks as they are transferred.
+    /// Returns the number of bytes that `block_count` blocks need in the transfer.
     pub(crate) fn byte_count(&self, unit: &LogicalUnit, block_count: u64) -> usize {
         self.byte_count_in(unit.geometry(), block_count)
     }
@@ -118,8 +118,8 @@ impl BlockCdb {
         ((block_count as usize) << geometry.block_size.shift()) + block_count as usize * tags
     }
 
-    /// Omits the blocks of a READ that the initiator does not expect: memory is charged for the expected ones.
-    /// Returns their length, which the initiator receives as the residual (RFC 7143 §11.4.5).
+    /// Removes the blocks of a READ that the initiator does not expect, since memory is charged for the expected ones
+    /// only. Returns their length, which the initiator receives as the residual (RFC 7143 §11.4.5).
     fn leave_out_unexpected(&mut self, expected: Option<u64>, geometry: Geometry) -> u64 {
         let whole = self.byte_count_in(geometry, self.extent.block_count) as u64;
         match expected {
@@ -133,7 +133,7 @@ impl BlockCdb {
     }
 }
 
-/// The blocks of a READ or WRITE; `None` for commands whose blocks are not all in their CDB.
+/// Returns the blocks of a READ or WRITE; `None` for commands whose blocks are not all in their CDB.
 pub(crate) fn extent(cdb: &Cdb) -> Option<Extent> {
     match cdb.operation_code() {
         opcode::READ_6
@@ -148,8 +148,8 @@ pub(crate) fn extent(cdb: &Cdb) -> Option<Extent> {
     }
 }
 
-/// How many bytes a command moves, or has the medium compare or fill: by its CDB and what came with it,
-/// whatever the initiator expects to receive. What will be refused moves nothing.
+/// Returns the number of bytes that a command transfers, compares or fills, by its CDB and its Data-Out. The length
+/// that the initiator expects to receive does not matter. The result is 0 for commands that will be rejected.
 pub(crate) fn moved_bytes(command: &Command, unit: &LogicalUnit) -> u64 {
     let sent = command.data_out.as_ref().map_or(0, |data| data.len() as u64);
     let expected = || sent + command.expected_data_in_length.min(TRANSFER_LIMIT as u64);
@@ -186,7 +186,7 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     if transfer.extent.block_count == 0 {
         return Ok(Io::Ready(complete(Data::empty())));
     }
-    // SBC-3 5.11: FUA reads the medium, so what only the cache holds is written to it first.
+    // SBC-3 5.11: with FUA the data is read from the medium, so a volatile cache is written first.
     let flushes = transfer.has(wire::FLAGS_FUA) && unit.characteristics().volatile_cache;
     if flushes || unit.medium_phase().guards_reads() {
         let reader = Arc::clone(unit);
@@ -203,7 +203,7 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
             let reader = Arc::clone(unit);
             Ok(unit.pending(async move {
                 let data = reading.await?;
-                // The unit's first atomic write may have come between.
+                // The unit's first atomic write may have happened meanwhile.
                 Ok(complete(match reader.medium_phase().guards_reads() {
                     true => read_guarded(&transfer, &reader).await?,
                     false => data,
@@ -213,8 +213,8 @@ pub(crate) fn read(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
 }
 
-/// Reads no part of an atomic write that is under way. The bytes are our own then, since a store's
-/// memory may change before they are sent.
+/// Reads so that no atomic write in progress is seen partially. The result is a copy, since a store's memory may change
+/// before it is sent.
 async fn read_guarded(transfer: &BlockCdb, unit: &LogicalUnit) -> Result<Data, Sense> {
     let guard = unit.guard_read().await?;
     let data = read_blocks(transfer, unit).wait().await?;

@@ -1,5 +1,5 @@
-//! READ BUFFER and WRITE BUFFER (SPC-4 6.18, 6.49): data, echo, and their descriptors. Modes that
-//! would bring microcode are refused: there is none to replace.
+//! READ BUFFER and WRITE BUFFER (SPC-4 6.18, 6.49): data, echo, and their descriptors. Modes that download microcode
+//! are rejected.
 
 use super::{Task, parameter_data};
 use crate::buffers::{BUFFER_BYTES, ECHO_BYTES};
@@ -34,7 +34,7 @@ pub(crate) fn read_buffer(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(&bytes, allocation_length)))
 }
 
-/// What a WRITE BUFFER may write, and where.
+/// Checks a WRITE BUFFER. Returns its mode, offset and length.
 fn check_write(cdb: &Cdb) -> Result<(u8, usize, usize), Sense> {
     let fields = cdb.view::<wire::AccessBuffer>();
     let mode = fields.mode & wire::BUFFER_MODE;

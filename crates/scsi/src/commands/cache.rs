@@ -5,16 +5,16 @@ use super::block::BlockCdb;
 use crate::{Completion, Sense};
 use sarsen_block::Io;
 
-/// The whole cache is written whatever the range, which the standard allows. IMMED too waits for
-/// it: an early GOOD could hide a failure.
+/// Writes the whole cache for any range, as the standard permits. IMMED also waits for the end, since an early GOOD
+/// could hide a failure.
 pub(crate) fn synchronize_cache(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     unit.check_range(BlockCdb::parse(&task.cdb)?.extent)?;
     Ok(unit.finish(unit.store().flush(), |()| Completion::good()))
 }
 
-/// A hint that nothing follows: stores have caches of their own. GOOD, unlike CONDITION MET, promises
-/// nothing about what is in one.
+/// Does nothing: stores have caches of their own. GOOD, unlike CONDITION MET, promises nothing about the content of a
+/// cache.
 pub(crate) fn pre_fetch(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     task.unit.check_range(BlockCdb::parse(&task.cdb)?.extent)?;
     Ok(Io::Ready(Completion::good()))

@@ -1,5 +1,5 @@
-//! READ DEFECT DATA and REASSIGN BLOCKS (SBC-3 5.17 to 5.19). What is below has no defects that it
-//! would tell of: the lists are empty, and reassigned blocks keep their place and their data.
+//! READ DEFECT DATA and REASSIGN BLOCKS (SBC-3 5.17 to 5.19). The store reports no defects. Therefore the lists are
+//! empty, and reassigned blocks keep their location and their data.
 
 use super::{Task, parameter_data};
 use crate::{AdditionalSense, Cdb, Completion, LogicalUnit, Sense, SenseKey};
@@ -7,13 +7,12 @@ use sarsen_block::Io;
 use sarsen_wire::scsi::maintenance as wire;
 use zerocopy::IntoBytes;
 
-/// The last DEFECT LIST FORMAT that is neither a vendor's nor reserved.
+/// The last DEFECT LIST FORMAT that is neither vendor specific nor reserved.
 const LAST_FORMAT: u8 = 5;
-/// REASSIGN BLOCKS takes lists of at most so many bytes.
+/// The maximum length of a REASSIGN BLOCKS list in bytes.
 const MAXIMUM_REASSIGN_BYTES: usize = 64 << 10;
 
-/// PLISTV and GLISTV for the lists that are asked for, and their format: an empty list can be told
-/// in each.
+/// Returns PLISTV and GLISTV for the requested lists, and their format. An empty list is valid in each format.
 fn header_flags(flags: u8, byte: u16) -> Result<u8, Sense> {
     match flags & wire::DEFECTS_FORMAT {
         0..=LAST_FORMAT => {
@@ -33,7 +32,7 @@ pub(crate) fn read_defect_data_10(task: Task<'_>) -> Result<Io<Completion>, Sens
     Ok(Io::Ready(parameter_data(header.as_bytes(), fields.allocation_length.get().into())))
 }
 
-/// Any ADDRESS DESCRIPTOR INDEX is beyond the end of an empty list, and the answer the same.
+/// Ignores ADDRESS DESCRIPTOR INDEX: any value is beyond the end of an empty list, and the result is the same.
 pub(crate) fn read_defect_data_12(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadDefectData12>();
     let header = wire::DefectHeader12 {
@@ -45,7 +44,7 @@ pub(crate) fn read_defect_data_12(task: Task<'_>) -> Result<Io<Completion>, Sens
     Ok(Io::Ready(parameter_data(header.as_bytes(), fields.allocation_length.get() as usize)))
 }
 
-/// The most that a list can be: it says itself how long it is.
+/// Returns the maximum length of the list, since the CDB does not contain the length.
 pub(crate) fn reassign_blocks_data_out(_cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
     Ok(size_of::<wire::ReassignHeader>() + MAXIMUM_REASSIGN_BYTES)
 }
@@ -72,7 +71,7 @@ pub(crate) fn reassign_blocks(mut task: Task<'_>) -> Result<Io<Completion>, Sens
     for address in addresses.chunks_exact(address_length) {
         let lba = address.iter().fold(0, |lba, &byte| lba << 8 | u64::from(byte));
         if lba >= block_count {
-            // SBC-3 5.19: the first one that was not reassigned.
+            // SBC-3 5.19: the first block that was not reassigned.
             let additional = AdditionalSense::LOGICAL_BLOCK_ADDRESS_OUT_OF_RANGE;
             return Err(Sense::new(SenseKey::IllegalRequest, additional).with_command_specific(lba));
         }

@@ -1,5 +1,5 @@
-//! SEND DIAGNOSTIC and RECEIVE DIAGNOSTIC RESULTS (SPC-4 5.15, 6.28, 6.42, 7.2). A self-test reads
-//! blocks all over the medium; other commands go on beside it.
+//! SEND DIAGNOSTIC and RECEIVE DIAGNOSTIC RESULTS (SPC-4 5.15, 6.28, 6.42, 7.2). A self-test reads blocks across the
+//! whole medium. Other commands run meanwhile.
 
 use super::{Task, parameter_data};
 use crate::self_test::{Outcome, Running};
@@ -8,23 +8,23 @@ use sarsen_block::{Extent, Io};
 use sarsen_wire::scsi::maintenance as wire;
 use zerocopy::IntoBytes;
 
-/// The page that lists the pages, and is the only one.
+/// The page that lists the supported pages. It is the only one.
 const SUPPORTED_PAGES: u8 = 0x00;
-/// How many blocks a self-test reads.
+/// Number of blocks that a self-test reads.
 const DEFAULT_BLOCKS: u64 = 2;
 const SHORT_BLOCKS: u64 = 64;
 const EXTENDED_BLOCKS: u64 = 4096;
 
-/// What SEND DIAGNOSTIC asks for.
+/// The request of a SEND DIAGNOSTIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
-    /// A diagnostic page, or nothing.
+    /// A diagnostic page, or none.
     Page,
     /// The default self-test.
     Default,
-    /// A self-test with its code.
+    /// A self-test with its SELF-TEST CODE.
     Test { code: u8, block_count: u64, in_background: bool },
-    /// The end of a background self-test.
+    /// The abort of a background self-test.
     Abort,
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn send_diagnostic(mut task: Task<'_>) -> Result<Io<Completion>, Sens
             }
             array.host().spawn(Box::new(move || {
                 Box::pin(async move {
-                    // How it ended is in the log.
+                    // The log contains the outcome.
                     let _ = run(running, block_count).await;
                 })
             }));
@@ -98,7 +98,7 @@ pub(crate) fn send_diagnostic(mut task: Task<'_>) -> Result<Io<Completion>, Sens
     }
 }
 
-/// Runs a self-test to its end, which is logged.
+/// Runs a self-test to its end and logs the outcome.
 async fn run(running: Running, block_count: u64) -> Result<Completion, Sense> {
     let outcome = examine(running.unit(), block_count, || running.goes_on()).await;
     running.finish(outcome);
@@ -114,7 +114,7 @@ const fn failed() -> Sense {
     Sense::new(SenseKey::HardwareError, AdditionalSense::LOGICAL_UNIT_FAILED_SELF_TEST)
 }
 
-/// Reads so many blocks at equal distances, the first and the last among them.
+/// Reads `block_count` blocks at equal distances, including the first and the last one.
 async fn examine(unit: &LogicalUnit, block_count: u64, goes_on: impl Fn() -> bool) -> Outcome {
     let Some(last) = unit.geometry().block_count.checked_sub(1) else { return Outcome::Passed };
     let steps = (block_count - 1).min(last.max(1));
@@ -130,7 +130,7 @@ async fn examine(unit: &LogicalUnit, block_count: u64, goes_on: impl Fn() -> boo
     Outcome::Passed
 }
 
-/// The only page that there is says nothing but its code (SPC-4 7.2.7).
+/// Checks the only supported page, which contains just its code (SPC-4 7.2.7).
 fn check_page(list: &[u8]) -> Result<(), Sense> {
     let Some((header, _)) = list.split_first_chunk::<{ size_of::<wire::DiagnosticHeader>() }>()
     else {
@@ -148,7 +148,7 @@ fn check_page(list: &[u8]) -> Result<(), Sense> {
 
 pub(crate) fn receive_diagnostic_results(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::Diagnostic>();
-    // Without PCV it is the page that SEND DIAGNOSTIC was about, of which there is one.
+    // Without PCV the initiator requests the page of the last SEND DIAGNOSTIC. Only one page exists.
     if fields.flags & wire::DIAGNOSTIC_PCV != 0 && fields.page_code != SUPPORTED_PAGES {
         return Err(Sense::invalid_field_in_cdb(2));
     }

@@ -1,6 +1,5 @@
-//! FORMAT UNIT (SBC-3 5.3, SBC-4 5.4). The block length stays what it is: MODE SELECT takes no
-//! other. There are no defects here, so lists of them are checked, and what they name is formatted
-//! like all else.
+//! FORMAT UNIT (SBC-3 5.3, SBC-4 5.4). The block length cannot change, since MODE SELECT accepts no other one. The
+//! medium has no defects: defect lists are checked, and the listed blocks are formatted like all others.
 
 use super::Task;
 use super::sanitize::repeated;
@@ -10,13 +9,13 @@ use sarsen_block::Io;
 use sarsen_wire::scsi::medium as wire;
 use zerocopy::FromBytes;
 
-/// A defect list is at most so long.
+/// The maximum length of a defect list in bytes.
 const MAXIMUM_DEFECT_LIST_BYTES: usize = 64 << 10;
-/// INITIALIZATION PATTERN TYPE: what the device likes best, or the pattern again and again.
+/// INITIALIZATION PATTERN TYPE: the device's default, or a repeated pattern.
 const PATTERN_DEFAULT: u8 = 0x00;
 const PATTERN_REPEATED: u8 = 0x01;
 
-/// DEFECT LIST FORMAT, of those that name logical blocks.
+/// The supported values of DEFECT LIST FORMAT, which address logical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DefectFormat {
     ShortBlock,
@@ -32,8 +31,8 @@ impl DefectFormat {
     }
 }
 
-/// FMTPINFO and PROTECTION FIELD USAGE of the unit as it is (SBC-3 table 38): what differs is
-/// refused, since the volume's configuration says which protection it has.
+/// Returns FMTPINFO and PROTECTION FIELD USAGE of the current format (SBC-3 table 38). Other values are rejected, since
+/// the configuration of the volume defines its protection.
 fn protection_of(unit: &LogicalUnit) -> (u8, u8) {
     match unit.protection_type() {
         None => (0x00, 0),
@@ -43,7 +42,7 @@ fn protection_of(unit: &LogicalUnit) -> (u8, u8) {
     }
 }
 
-/// What the CDB says of the list.
+/// The properties of the parameter list that the CDB defines.
 struct List {
     has_long_header: bool,
     protection_field_usage: u8,
@@ -51,7 +50,7 @@ struct List {
 }
 
 impl List {
-    /// `None` where no list comes.
+    /// Returns `None` if there is no parameter list.
     fn parse(cdb: &Cdb, unit: &LogicalUnit) -> Result<Option<Self>, Sense> {
         let fields = cdb.view::<wire::FormatUnit>();
         let (fmtpinfo, protection_field_usage) = protection_of(unit);
@@ -75,7 +74,7 @@ impl List {
         let defects = match format {
             0 => DefectFormat::ShortBlock,
             3 => DefectFormat::LongBlock,
-            // Physical places, which a volume does not have.
+            // Physical addresses, which a volume does not have.
             _ => return Err(Sense::invalid_bit_in_cdb(1, 2)),
         };
         let has_long_header = fields.flags & wire::FORMAT_LONGLIST != 0;
@@ -89,7 +88,7 @@ impl List {
         }
     }
 
-    /// Flags, and where the defect list's length is and what it says.
+    /// Returns the flags, the offset of the defect list's length, and that length.
     fn header(&self, list: &[u8]) -> Result<(u8, u16, usize), Sense> {
         let short = || Sense::parameter_list_length_error();
         let (usage, flags, field, length) = if self.has_long_header {
@@ -108,14 +107,14 @@ impl List {
         if usage & wire::LIST_PROTECTION_FIELD_USAGE != self.protection_field_usage {
             return Err(Sense::invalid_bit_in_parameter_list(0, 2));
         }
-        // SBC-3 5.3.2.2: without FOV the device's own choice holds, and the others must be 0.
+        // SBC-3 5.3.2.2: without FOV the device uses its defaults, and the other bits must be 0.
         if flags & wire::LIST_FOV == 0 && flags & wire::LIST_NEEDS_FOV != 0 {
             return Err(Sense::invalid_bit_in_parameter_list(1, 7));
         }
         Ok((flags, field, length))
     }
 
-    /// The step that the list asks for, and IMMED.
+    /// Returns the step that the list requests, and IMMED.
     fn parse_content(&self, list: &[u8], unit: &LogicalUnit) -> Result<(Step, bool), Sense> {
         let (flags, field, defect_list_length) = self.header(list)?;
         let mut position = self.header_length();
@@ -137,7 +136,7 @@ impl List {
         Ok((step, flags & wire::LIST_IMMED != 0))
     }
 
-    /// SBC-3 5.3.2.4: defects are in ascending order, and on the medium.
+    /// Checks that defects are in ascending order and within the medium (SBC-3 5.3.2.4).
     fn check_defects(
         &self,
         defects: &[u8],
@@ -160,8 +159,8 @@ impl List {
     }
 }
 
-/// The initialization pattern descriptor (SBC-3 5.3.2.3): what it asks for, unless that is the
-/// device's choice, and where it ends.
+/// Parses the initialization pattern descriptor (SBC-3 5.3.2.3). Returns the requested pattern, unless it is the
+/// device's default, and the offset of the descriptor's end.
 fn parse_pattern(
     list: &[u8],
     position: usize,
@@ -172,7 +171,7 @@ fn parse_pattern(
     let Ok((header, rest)) = wire::InitializationPattern::ref_from_prefix(rest) else {
         return Err(Sense::parameter_list_length_error());
     };
-    // IP MODIFIER put addresses into the blocks; obsolete since SBC-3.
+    // IP MODIFIER wrote addresses into the blocks; obsolete since SBC-3.
     if header.flags & 0xc0 != 0 {
         return Err(at(0));
     }
@@ -202,7 +201,7 @@ pub(crate) fn format_unit(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Operation { kind: OperationKind::Format, steps: vec![step], is_immediate }.start(&task)
 }
 
-/// The most that a list can be: it says itself how long it is.
+/// Returns the maximum length of the list, since the CDB does not contain the length.
 pub(crate) fn format_unit_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Sense> {
     Ok(List::parse(cdb, unit)?.map_or(0, |list| {
         let pattern = size_of::<wire::InitializationPattern>() + unit.byte_count(1);

@@ -1,5 +1,4 @@
-//! REPORT IDENTIFYING INFORMATION and SET IDENTIFYING INFORMATION (SPC-4 6.32, 6.43), of units that
-//! can keep it.
+//! REPORT IDENTIFYING INFORMATION and SET IDENTIFYING INFORMATION (SPC-4 6.32, 6.43), for units with a keeper.
 
 use super::{Task, parameter_data};
 use crate::identifying_information::{InformationKind, encode};
@@ -8,10 +7,10 @@ use sarsen_block::Io;
 use sarsen_wire::scsi::maintenance as wire;
 use std::sync::Arc;
 
-/// IDENTIFYING INFORMATION TYPE: which types there are.
+/// IDENTIFYING INFORMATION TYPE: the list of supported types.
 const SUPPORTED: u8 = 0x7f;
 
-/// It can be kept.
+/// Returns whether the unit can store identifying information.
 pub(crate) fn is_kept(unit: &LogicalUnit) -> bool {
     unit.keeper().is_some()
 }
@@ -29,7 +28,7 @@ pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(&bytes, fields.length.get() as usize)))
 }
 
-/// A descriptor of a type, and of how much it may be.
+/// Returns the descriptor of a type and of its maximum length.
 fn supported(kind: &InformationKind) -> [u8; 4] {
     let [high, low] = (kind.maximum_length() as u16).to_be_bytes();
     [kind.code() << 1, 0, high, low]
@@ -71,7 +70,7 @@ pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }))
 }
 
-/// SPC-4 4.4.2: UTF-8 with a zero at its end and nowhere else. No bytes at all remove it.
+/// Checks for UTF-8 that ends with its only zero byte (SPC-4 4.4.2). An empty value deletes the information.
 fn check_text(value: &[u8]) -> Result<(), Sense> {
     let Some((end, text)) = value.split_last() else { return Ok(()) };
     if *end != 0 {

@@ -28,7 +28,7 @@ pub(crate) fn test_unit_ready(task: Task<'_>) -> Result<Io<Completion>, Sense> {
 }
 
 pub(crate) fn request_sense(task: Task<'_>) -> Result<Io<Completion>, Sense> {
-    // SPC-4 6.39: a pending unit attention is told here, and with that has been told.
+    // SPC-4 6.39: REQUEST SENSE reports a pending unit attention and clears it.
     let sense = match task.attentions.take() {
         Some(attention) => attention.sense(),
         None => {
@@ -59,13 +59,13 @@ pub(crate) fn report_luns(task: Task<'_>) -> Result<Io<Completion>, Sense> {
 pub(crate) fn luns_data(nexus: &Nexus, cdb: &Cdb) -> Result<Completion, Sense> {
     let fields = cdb.view::<wire::ReportLuns>();
     let allocation_length = fields.allocation_length.get() as usize;
-    // SPC-4 6.33: sixteen bytes at least.
+    // SPC-4 6.33: the minimum is sixteen bytes.
     if allocation_length < 16 {
         return Err(Sense::invalid_field_in_cdb(6));
     }
     let luns: Vec<[u8; 8]> = match fields.select_report {
         0 | 2 => nexus.attached().keys().map(|lun| lun.to_wire()).collect(),
-        // Well-known logical units: none.
+        // There are no well-known logical units.
         1 => Vec::new(),
         _ => return Err(Sense::invalid_field_in_cdb(2)),
     };
@@ -85,7 +85,7 @@ pub(crate) fn inquiry(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get().into())))
 }
 
-/// SPC-4 6.6.2: standard data for a number where no unit is.
+/// Returns standard data for a LUN without a unit (SPC-4 6.6.2).
 pub(crate) fn inquiry_without_unit(cdb: &Cdb) -> Result<Completion, Sense> {
     let fields = cdb.view::<wire::Inquiry>();
     let bytes = match (check_inquiry(fields)?, fields.page_code) {
@@ -121,8 +121,8 @@ fn of_unit(task: &Task<'_>) -> StandardInquiry {
     let has_several_ports = groups.all().len() > 1;
     let protect = if task.unit.protected().is_some() { page::FLAGS_5_PROTECT } else { 0 };
     StandardInquiry {
-        // With one group, too: it has a state, both commands and its initiators are told of changes,
-        // and multipath managers take the unit's paths for ones of this kind.
+        // A single group reports ALUA too: it has a state, supports both commands and notifies its initiators of
+        // changes. Multipath managers recognise the unit's paths by it.
         flags_5: groups.alua() as u8 | copies | protect,
         flags_6: if has_several_ports { page::MULTIP } else { 0 },
         removable: if task.unit.medium().is_removable() { page::REMOVABLE } else { 0 },
@@ -156,7 +156,7 @@ fn standard_inquiry(peripheral: u8, command_set: u16, identity: &Identity) -> St
     }
 }
 
-/// Left-aligned printable ASCII, filled with spaces (SPC-4 4.4.1).
+/// Returns left-aligned printable ASCII, padded with spaces (SPC-4 4.4.1).
 pub(super) fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (byte, source) in field.iter_mut().zip(text.bytes()) {

@@ -1,5 +1,5 @@
-//! LOG SENSE and LOG SELECT (SPC-4 6.7, 6.8, 7.3): one row and one function for each page. All
-//! parameters are lists, so PC, which tells thresholds from counts, is not looked at.
+//! LOG SENSE and LOG SELECT (SPC-4 6.7, 6.8, 7.3): one row and one function for each page. All parameters are lists, so
+//! PC, which distinguishes thresholds from counts, is not checked.
 
 use super::provisioning::tells_space;
 use super::{Task, parameter_data};
@@ -9,10 +9,10 @@ use sarsen_block::{Geometry, Io, Space};
 use sarsen_wire::scsi::log as wire;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// No sensor, so no temperature (SPC-4 7.3.21).
+/// The temperature is unknown, since there is no sensor (SPC-4 7.3.21).
 const UNKNOWN_TEMPERATURE: u8 = 0xff;
 
-/// A log parameter: its code and what is after its header.
+/// A log parameter: its code and the bytes after its header.
 type Parameter = (u16, Vec<u8>);
 
 /// A log page.
@@ -21,18 +21,18 @@ struct Page {
     /// 0 for pages in page_0 format.
     subpage: u8,
     content: Content,
-    /// Whether a unit has it.
+    /// Returns whether a unit has the page.
     condition: fn(&LogicalUnit) -> bool,
-    /// Resets what can be reset; whether that changed anything.
+    /// Resets the resettable values of the page. Returns whether that changed anything.
     reset: Option<fn(&LogicalUnit) -> bool>,
 }
 
 enum Content {
-    /// Parameters by ascending code.
+    /// Parameters in ascending order of their codes.
     Parameters(fn(&Task<'_>) -> Vec<Parameter>),
-    /// The same, made of the room that the store tells of.
+    /// Parameters that are computed from the space that the store reports.
     OfSpace(fn(Space, Geometry) -> Vec<Parameter>),
-    /// The pages that there are, with their subpages or without.
+    /// The supported pages, with their subpages or without.
     Supported { with_subpages: bool },
 }
 
@@ -80,7 +80,7 @@ fn pages_of(unit: &LogicalUnit) -> impl Iterator<Item = &'static Page> {
     PAGES.iter().filter(|page| (page.condition)(unit))
 }
 
-/// The page that a CDB names.
+/// Returns the page that a CDB requests.
 fn find(unit: &LogicalUnit, page: u8, subpage: u8) -> Result<&'static Page, Sense> {
     let code = page & wire::PAGE_CODE;
     let found = pages_of(unit).find(|page| page.code == code && page.subpage == subpage);
@@ -138,7 +138,7 @@ fn supported(unit: &LogicalUnit, with_subpages: bool) -> Vec<u8> {
     }
 }
 
-/// The parameters from the code `pointer` on; there must be one (SPC-4 6.8.1).
+/// Returns the parameters from the code `pointer` on. At least one must exist (SPC-4 6.8.1).
 fn parameter_bytes(parameters: &[Parameter], pointer: u16) -> Result<Vec<u8>, Sense> {
     if parameters.last().is_none_or(|(code, _)| *code < pointer) {
         return Err(Sense::invalid_field_in_cdb(5));
@@ -156,7 +156,7 @@ fn parameter_bytes(parameters: &[Parameter], pointer: u16) -> Result<Vec<u8>, Se
     Ok(bytes)
 }
 
-/// How much room is available and used, in threshold sets (SBC-3 6.4.5).
+/// Returns the available and used space in threshold sets (SBC-3 6.4.5).
 fn logical_block_provisioning(space: Space, geometry: Geometry) -> Vec<Parameter> {
     let parameter = |blocks: u64, scope| {
         let sets = u32::try_from(blocks >> thresholds::exponent(geometry)).unwrap_or(u32::MAX);
@@ -169,22 +169,22 @@ fn logical_block_provisioning(space: Space, geometry: Geometry) -> Vec<Parameter
     ]
 }
 
-/// The temperature and the reference temperature.
+/// Returns the temperature and the reference temperature.
 fn temperature(_task: &Task<'_>) -> Vec<Parameter> {
     vec![(0, vec![0, UNKNOWN_TEMPERATURE]), (1, vec![0, UNKNOWN_TEMPERATURE])]
 }
 
-/// ACCUMULATED START-STOP CYCLES (SPC-4 7.3.20), since the unit came to be.
+/// Returns ACCUMULATED START-STOP CYCLES (SPC-4 7.3.20), since the unit was created.
 fn start_stop_cycles(task: &Task<'_>) -> Vec<Parameter> {
     vec![(4, task.unit.medium().start_stop_cycles().to_be_bytes().to_vec())]
 }
 
-/// No exception, and no temperature; what follows is the threshold, by custom (SPC-4 7.3.8).
+/// Reports no exception and no temperature. The next byte is the threshold, by convention (SPC-4 7.3.8).
 fn informational_exceptions(_task: &Task<'_>) -> Vec<Parameter> {
     vec![(0, vec![0, 0, UNKNOWN_TEMPERATURE, UNKNOWN_TEMPERATURE])]
 }
 
-/// As many parameters as the log has room for, the latest test first.
+/// Returns all entries that the log can hold, the latest test first.
 fn self_test_results(task: &Task<'_>) -> Vec<Parameter> {
     let log = task.unit.self_tests().log();
     let mut parameters = Vec::new();
@@ -216,14 +216,14 @@ fn forget_self_tests(unit: &LogicalUnit) -> bool {
     unit.self_tests().forget()
 }
 
-/// What the CDB alone decides.
+/// Checks the fields of the CDB.
 fn check_select(cdb: &Cdb) -> Result<&wire::LogSelect, Sense> {
     let fields = cdb.view::<wire::LogSelect>();
     let length = fields.parameter_list_length.get();
     if fields.flags & wire::FLAGS_SAVE != 0 {
         return Err(Sense::invalid_bit_in_cdb(1, 0));
     }
-    // SPC-4 6.7.1: PCR comes without a list, and a list names its pages itself.
+    // SPC-4 6.7.1: PCR excludes a parameter list, and a list contains its page codes itself.
     if fields.flags & wire::FLAGS_RESET != 0 && length != 0 {
         return Err(Sense::invalid_field_in_cdb(7));
     }
@@ -263,7 +263,7 @@ pub(crate) fn select(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(Completion::good()))
 }
 
-/// No parameter can be set: a list may name pages, but nothing in them.
+/// Checks a parameter list. It may name pages, but no parameter can be set.
 fn check_list(unit: &LogicalUnit, list: &[u8]) -> Result<(), Sense> {
     let mut rest = list;
     while !rest.is_empty() {

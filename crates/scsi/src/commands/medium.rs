@@ -6,20 +6,20 @@ use crate::{Cdb, Completion, DeviceType, Sense, UnitAttention};
 use sarsen_block::Io;
 use sarsen_wire::scsi::cdb as wire;
 
-/// Bits of START STOP UNIT's byte 4.
+/// Bits of byte 4 of START STOP UNIT.
 const START: u8 = 0x01;
 const LOAD_EJECT: u8 = 0x02;
 const NO_FLUSH: u8 = 0x04;
-/// PREVENT, of PREVENT ALLOW MEDIUM REMOVAL.
+/// PREVENT, a field of PREVENT ALLOW MEDIUM REMOVAL.
 const PREVENT: u8 = 0x03;
 
-/// START STOP UNIT passes persistent reservations when it only starts the unit (SBC-3 table 13).
+/// Returns whether START STOP UNIT only starts the unit. Persistent reservations then permit it (SBC-3 table 13).
 pub(crate) fn only_starts(cdb: &Cdb) -> bool {
     let action = cdb.view::<wire::Short6>().length;
     action & START != 0 && action >> 4 == 0
 }
 
-/// PREVENT ALLOW MEDIUM REMOVAL passes them when it allows it.
+/// Returns whether PREVENT ALLOW MEDIUM REMOVAL allows the removal. Persistent reservations then permit it.
 pub(crate) fn only_allows_removal(cdb: &Cdb) -> bool {
     cdb.view::<wire::Short6>().length & PREVENT == 0
 }
@@ -33,9 +33,9 @@ pub(crate) fn start_stop_unit(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         0x0 => {}
         // ACTIVE, LU_CONTROL
         0x1 | 0x7 => unit.medium().set_stopped(false)?,
-        // IDLE, STANDBY, FORCE_IDLE_0, FORCE_STANDBY_0: states that a medium command ends at once.
+        // IDLE, STANDBY, FORCE_IDLE_0, FORCE_STANDBY_0: a medium command ends these states at once.
         0x2 | 0x3 | 0xa | 0xb => {}
-        // libiscsi's suite expects of a removable medium that no power condition is refused.
+        // libiscsi's test suite expects a removable medium to accept every power condition.
         _ if is_removable => {}
         _ => return Err(Sense::invalid_bit_in_cdb(4, 7)),
     }
@@ -46,7 +46,7 @@ pub(crate) fn start_stop_unit(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         (true, _) if !is_removable => return Err(Sense::invalid_bit_in_cdb(4, 1)),
         (true, true) => {
             if unit.medium().load()? {
-                // The one who loaded it knows.
+                // The initiator that loaded the medium knows of it.
                 unit.raise_except(task.nexus.id, UnitAttention::MediumMayHaveChanged);
             }
             return Ok(Io::Ready(Completion::good()));
@@ -56,19 +56,19 @@ pub(crate) fn start_stop_unit(task: Task<'_>) -> Result<Io<Completion>, Sense> {
             unit.medium().set_stopped(false)?;
             return Ok(Io::Ready(Completion::good()));
         }
-        // A drive whose medium can be removed starts again for the next command that needs it, as
-        // MMC has it: a stop only writes what is in the cache.
+        // A drive with a removable medium starts again for the next command that needs it, as MMC specifies. A stop
+        // only writes the cache.
         (false, false) if is_removable => {}
         (false, false) => unit.medium().set_stopped(true)?,
     }
-    // What goes out is whole: NO_FLUSH spares a stop alone.
+    // The cache is always written before an ejection. NO_FLUSH applies to a stop only.
     match action & (LOAD_EJECT | NO_FLUSH) {
         NO_FLUSH => Ok(Io::Ready(Completion::good())),
         _ => Ok(unit.flush_after_writes()),
     }
 }
 
-/// On a medium that cannot be removed, GOOD without effect: it is always prevented.
+/// Returns GOOD without effect if the medium cannot be removed, since its removal is always prevented.
 pub(crate) fn prevent_allow_medium_removal(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let is_cd = unit.device_type() == DeviceType::Cd;
@@ -77,7 +77,7 @@ pub(crate) fn prevent_allow_medium_removal(task: Task<'_>) -> Result<Io<Completi
         1 => Removal::Prevented,
         2 if is_cd => Removal::PersistentlyAllowed,
         3 if is_cd => Removal::PersistentlyPrevented,
-        // Obsolete in SPC-4: of a changer's door.
+        // Obsolete in SPC-4: the door of a medium changer.
         _ => return Err(Sense::invalid_bit_in_cdb(4, 1)),
     };
     unit.medium().set_removal(task.nexus.id, wanted);

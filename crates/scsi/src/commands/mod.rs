@@ -1,5 +1,5 @@
-//! The handlers, by family. A handler checks its CDB and parameter list completely before it has
-//! any effect; what it needs from the store it waits for.
+//! The command handlers, by family. A handler checks its CDB and parameter list completely before it has any effect. It
+//! waits for results that it needs from the store.
 
 pub(crate) mod atomic;
 pub(crate) mod block;
@@ -37,18 +37,18 @@ use sarsen_wire::scsi::inquiry::PERIPHERAL_NOT_CONNECTED;
 use sarsen_wire::scsi::opcode;
 use std::sync::Arc;
 
-/// What a row of the command table calls.
+/// The function that a row of the command table calls.
 pub(crate) type Handler = for<'a> fn(Task<'a>) -> Result<Io<Completion>, Sense>;
 
-/// A command on its way through a handler.
+/// A command during its execution by a handler.
 pub(crate) struct Task<'a> {
     pub(crate) cdb: Cdb,
-    /// The transport's name for it.
+    /// The transport's identifier of the command.
     pub(crate) name: u64,
     pub(crate) unit: &'a Arc<LogicalUnit>,
     pub(crate) attentions: &'a Attentions,
     pub(crate) nexus: &'a Arc<Nexus>,
-    /// This initiator may not write.
+    /// True if this initiator may not write.
     pub(crate) read_only: bool,
     data_out: Option<Buffer>,
     expected_data_out_length: Option<u64>,
@@ -74,8 +74,9 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE. Through a port that is unavailable, the unit
-    /// is not connected (SPC-4 5.15.2.4.5).
+    /// Returns PERIPHERAL QUALIFIER and PERIPHERAL DEVICE TYPE. Through an unavailable port the unit is not connected
+    /// (SPC-4
+    /// 5.15.2.4.5).
     pub(crate) fn peripheral(&self) -> u8 {
         let qualifier = match self.nexus.target_port.is_cut_off() {
             true => PERIPHERAL_NOT_CONNECTED,
@@ -84,7 +85,7 @@ impl<'a> Task<'a> {
         qualifier | self.unit.device_type() as u8
     }
 
-    /// The first `length` bytes of Data-Out; refused where fewer arrived.
+    /// Returns the first `length` bytes of Data-Out. Rejects the command if fewer arrived.
     pub(crate) fn take_data_out(&mut self, length: usize) -> Result<Buffer, Sense> {
         let mut data = match self.data_out.take() {
             Some(data) => data,
@@ -98,15 +99,15 @@ impl<'a> Task<'a> {
         Ok(data)
     }
 
-    /// All Data-Out that arrived, of a command whose CDB does not say how much there is.
+    /// Returns all Data-Out that arrived, for a command whose CDB does not contain its length.
     pub(crate) fn take_all_data_out(&mut self) -> Buffer {
         self.data_out.take().unwrap_or_else(|| Buffer::for_overwrite(0))
     }
 
-    /// The Data-Out of a write, and the blocks that it fills. Where the initiator promised fewer
-    /// bytes than the CDB needs, whole blocks are written and the transport tells the overflow
-    /// (FCP-4 9.4.2 a, as Debian's libiscsi 1.19 expects); a part of a block is refused, and so is
-    /// a shortage that the transport cannot explain. A block has `block_bytes`.
+    /// Returns the Data-Out of a write and the blocks that it fills. The initiator may have announced fewer bytes than
+    /// the CDB needs. Then the server writes the whole blocks and the transport reports the overflow (FCP-4 9.4.2 a, as
+    /// Debian's libiscsi 1.19 expects). A partial block is rejected, and so is a shortage that the transport cannot
+    /// explain. A block has `block_bytes`.
     pub(crate) fn take_blocks(
         &mut self,
         extent: Extent,
@@ -122,9 +123,9 @@ impl<'a> Task<'a> {
         Ok((Extent { block_count, ..extent }, data))
     }
 
-    /// The same as [`Self::take_data_out`] for commands whose Data-Out must be exactly so long: a surplus means that the
-    /// initiator and we read the length in the CDB, which begins in byte `length_field`,
-    /// differently. COMPARE AND WRITE of 256 blocks, which its one byte cannot say, is such a case.
+    /// Returns the first `length` bytes of Data-Out, and rejects any other length. A surplus means that the initiator
+    /// and the server read the length in the CDB, which begins in byte `length_field`, differently. An example is
+    /// COMPARE AND WRITE of 256 blocks, a number that does not fit its one byte.
     pub(crate) fn take_data_out_exactly(
         &mut self,
         length: usize,
@@ -139,13 +140,13 @@ impl<'a> Task<'a> {
     }
 }
 
-/// GOOD with parameter data, cut to the allocation length.
+/// Returns GOOD with parameter data, truncated to the allocation length.
 pub(crate) fn parameter_data(bytes: &[u8], allocation_length: usize) -> Completion {
     let length = bytes.len().min(allocation_length);
     Completion::data(Data::Buffer(Buffer::copy_of(&bytes[..length])))
 }
 
-/// Commands to a number where no unit is (SPC-4 6.6.2, 6.33, 6.39; SAM-5 5.11).
+/// Executes a command to a LUN without a unit (SPC-4 6.6.2, 6.33, 6.39; SAM-5 5.11).
 pub(crate) fn without_unit(
     nexus: &Nexus,
     lun: Option<Lun>,
@@ -156,7 +157,7 @@ pub(crate) fn without_unit(
         opcode::REQUEST_SENSE => {
             Ok(inquiry::sense_parameter_data(cdb, Sense::logical_unit_not_supported()))
         }
-        // LUN 0 answers for the target even where it has no unit 0.
+        // LUN 0 reports the LUNs of the target even if there is no unit 0.
         opcode::REPORT_LUNS if lun == Some(Lun::ZERO) => inquiry::luns_data(nexus, cdb),
         _ => Err(Sense::logical_unit_not_supported()),
     }

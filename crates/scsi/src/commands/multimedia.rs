@@ -1,5 +1,5 @@
-//! What a CD or DVD drive answers beyond a disk's commands (MMC-6). The medium is an image of blocks
-//! of 2,048 bytes: one session with one data track, closed, never written.
+//! The commands of a CD or DVD drive in addition to those of a disk (MMC-6). The medium is an image of blocks of 2,048
+//! bytes: one closed session with one data track, read-only.
 
 pub(crate) mod configuration;
 pub(crate) mod contents;
@@ -11,14 +11,14 @@ pub(crate) mod structure;
 use crate::LogicalUnit;
 use sarsen_wire::scsi::multimedia::Msf;
 
-/// The longest CD that can be bought plays for 80 minutes; what is larger is a DVD.
+/// The capacity of the longest common CD, 80 minutes. A larger medium is a DVD.
 const LARGEST_CD_BLOCKS: u64 = 80 * 60 * 75;
-/// Block 0 lies two seconds behind the origin of minutes, seconds and frames.
+/// The address of block 0 in frames: two seconds.
 const PREGAP_FRAMES: u32 = 150;
-/// The first address that three bytes cannot say.
+/// The first address in frames that does not fit in minutes, seconds and frames.
 const FRAMES_MAX: u32 = 100 * 60 * 75;
 
-/// What lies in the drive.
+/// The type of the disc in the drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Disc {
     Cd,
@@ -26,7 +26,7 @@ enum Disc {
 }
 
 impl Disc {
-    /// The disc of a unit; `None` where it was ejected.
+    /// Returns the disc of a unit; `None` if it is ejected.
     fn of(unit: &LogicalUnit) -> Option<Self> {
         let largest_cd = unit.geometry().block_count <= LARGEST_CD_BLOCKS;
         let disc = if largest_cd { Self::Cd } else { Self::Dvd };
@@ -34,12 +34,13 @@ impl Disc {
     }
 }
 
-/// The blocks of a disc, as far as its addresses of 32 bits reach.
+/// Returns the number of blocks of a disc, limited to addresses of 32 bits.
 fn block_count(unit: &LogicalUnit) -> u32 {
     u32::try_from(unit.geometry().block_count).unwrap_or(u32::MAX)
 }
 
-/// Where a block lies. MMC-6 6.26.3.2: a place that has no minutes is called FF:59:74.
+/// Returns the address of a block in minutes, seconds and frames. MMC-6 6.26.3.2: an address without minutes is
+/// FF:59:74.
 fn msf_of(lba: u32) -> Msf {
     let frames = lba.saturating_add(PREGAP_FRAMES);
     if frames >= FRAMES_MAX {
@@ -49,7 +50,7 @@ fn msf_of(lba: u32) -> Msf {
     Msf { minute: (seconds / 60) as u8, second: (seconds % 60) as u8, frame: frame as u8 }
 }
 
-/// The block that lies there; `None` for what is no place on a disc, or before its first block.
+/// Returns the block at this address; `None` if the address is invalid or before the first block.
 fn lba_of(msf: Msf) -> Option<u32> {
     let Msf { minute, second, frame } = msf;
     if second >= 60 || frame >= 75 {

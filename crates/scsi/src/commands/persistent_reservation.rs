@@ -13,20 +13,21 @@ use sarsen_wire::scsi::reservation as wire;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The longest parameter list: some hundreds of TransportIDs.
+/// The maximum length of a parameter list: space for some hundreds of TransportIDs.
 const PARAMETER_LIST_LIMIT: u32 = 128 << 10;
-/// LU_SCOPE: the whole unit, which is all there is.
+/// The mask of SCOPE. Only LU_SCOPE, the whole unit, is supported.
 const SCOPE: u8 = 0xf0;
 const TYPE: u8 = 0x0f;
-/// TEST UNIT READY and what tells of copies pass every reservation; what reads the unit's
-/// parameters passes Write Exclusive (SPC-4 table 208).
+/// ALLOW COMMANDS: TEST UNIT READY and the commands that report on copies are permitted under every reservation.
+/// Commands that read the unit's parameters are permitted under Write Exclusive (SPC-4 table 208).
 const ALLOW_COMMANDS: u8 = 0b100;
-/// TRANSPORTID PARAMETER DATA LENGTH, behind the basic list.
+/// Length of the field TRANSPORTID PARAMETER DATA LENGTH, which follows the basic list.
 const LENGTH_OF_IDS: usize = 4;
 
 // PERSISTENT RESERVE IN
 
-/// Answers with what `content` makes of the state, behind the header that all but one have.
+/// Responds with the header and the bytes that `content` builds from the state. Only REPORT CAPABILITIES has no such
+/// header.
 fn read(task: &Task<'_>, content: impl FnOnce(&State) -> Vec<u8>) -> Result<Io<Completion>, Sense> {
     let state = match task.unit.persistent_reservations() {
         Ok(state) => state,
@@ -65,7 +66,7 @@ pub(crate) fn read_reservation(task: Task<'_>) -> Result<Io<Completion>, Sense> 
         let Some(Reservation { holder, reservation_type }) = &state.reservation else {
             return Vec::new();
         };
-        // SPC-4 5.12.10: all registrants together have no key.
+        // SPC-4 5.12.10: an all registrants reservation has no key.
         let key = holder.as_ref().and_then(|holder| state.key_of(holder)).unwrap_or(0);
         let descriptor = wire::ReservationDescriptor {
             reservation_key: key.into(),
@@ -126,7 +127,7 @@ pub(crate) fn read_full_status(task: Task<'_>) -> Result<Io<Completion>, Sense> 
 
 // PERSISTENT RESERVE OUT
 
-/// A parameter list that is longer than any that this would take is refused before it is sent.
+/// Returns the length of the parameter list. A list above the maximum is rejected before it is sent.
 pub(crate) fn data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Result<usize, Sense> {
     match cdb.view::<wire::PersistentReserveOut>().parameter_list_length.get() {
         length @ 0..=PARAMETER_LIST_LIMIT => Ok(length as usize),
@@ -139,7 +140,7 @@ fn take_list(task: &mut Task<'_>) -> Result<Buffer, Sense> {
     task.take_data_out(length)
 }
 
-/// The basic list of a service action that takes no TransportIDs.
+/// Reads the basic list of a service action without TransportIDs.
 fn take_basic_list(task: &mut Task<'_>) -> Result<wire::BasicList, Sense> {
     let bytes = take_list(task)?;
     let (list, rest) = wire::BasicList::read_from_prefix(&bytes)
@@ -153,7 +154,7 @@ fn take_basic_list(task: &mut Task<'_>) -> Result<wire::BasicList, Sense> {
     }
 }
 
-/// SCOPE and TYPE, of the service actions that look at them.
+/// Checks SCOPE and TYPE, for the service actions that use them.
 fn reservation_type(cdb: &Cdb) -> Result<Type, Sense> {
     let scope_and_type = cdb.view::<wire::PersistentReserveOut>().scope_and_type;
     if scope_and_type & SCOPE != 0 {
@@ -162,7 +163,7 @@ fn reservation_type(cdb: &Cdb) -> Result<Type, Sense> {
     Type::from_code(scope_and_type & TYPE).ok_or(Sense::invalid_bit_in_cdb(2, 3))
 }
 
-/// Carries a service action out.
+/// Executes a service action.
 fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
     let unit = Arc::clone(task.unit);
     let nexus = task.nexus.name.clone();
@@ -170,12 +171,12 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
         let answered = unit.modes().current().tasks.task_aborted_status;
         match unit.change_reservations(nexus, action).await {
             Ok(changed) if aborts => {
-                // SPC-4 5.12.11.2.6: what they prevented is allowed.
+                // SPC-4 5.12.11.2.6: the preempted nexuses no longer prevent medium removal.
                 for &nexus in &changed.preempted {
                     unit.medium().set_removal(nexus, Removal::Allowed);
                 }
-                // A copy writes here without a task of this unit that could be waited for: what is
-                // past the gate ends first, what is before it meets the reservation.
+                // A copy writes without a task of this unit that could be waited for. Writes behind the gate end first;
+                // later ones see the reservation.
                 drop(unit.write_gate().write_arc().await);
                 let abort = Abort { nexuses: changed.preempted, answered };
                 Ok(Completion { abort: Some(Box::new(abort)), ..Completion::good() })
@@ -189,7 +190,7 @@ fn change(task: &Task<'_>, action: Action, aborts: bool) -> Io<Completion> {
     })
 }
 
-/// APTPL, in bit 0 of `byte`: refused where nothing outlives the program.
+/// Returns APTPL. Rejects it, in bit 0 of `byte`, if the unit has no keeper.
 fn aptpl(task: &Task<'_>, flags: u8, byte: u16) -> Result<bool, Sense> {
     match (flags & wire::APTPL != 0, task.unit.keeper()) {
         (true, None) => Err(Sense::invalid_bit_in_parameter_list(byte, 0)),
@@ -197,7 +198,7 @@ fn aptpl(task: &Task<'_>, flags: u8, byte: u16) -> Result<bool, Sense> {
     }
 }
 
-/// The target ports that ALL_TG_PT means, or the one that the command came through.
+/// Returns all target ports if ALL_TG_PT is set, else the port of the command.
 fn target_ports(task: &Task<'_>, all: bool) -> Vec<u16> {
     let ports = task.nexus.device.target_port_groups();
     match all {
@@ -234,7 +235,7 @@ pub(crate) fn register(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     registration(&task, &list, false, specified)
 }
 
-/// The initiator ports that follow a list with SPEC_I_PT.
+/// Returns the initiator ports that follow a list with SPEC_I_PT.
 fn specified_ports(unit: &LogicalUnit, bytes: &[u8]) -> Result<Vec<Arc<str>>, Sense> {
     let length_error = Sense::parameter_list_length_error();
     let (length, mut ids) = bytes.split_first_chunk::<LENGTH_OF_IDS>().ok_or(length_error)?;
@@ -245,7 +246,7 @@ fn specified_ports(unit: &LogicalUnit, bytes: &[u8]) -> Result<Vec<Arc<str>>, Se
     let mut offset = size_of::<wire::BasicList>() + LENGTH_OF_IDS;
     while !ids.is_empty() {
         let (named, length) = named_ports(unit, ids, offset)?;
-        // One identifier may name many ports, and a list has thousands of identifiers.
+        // One identifier may name many ports, and a list may have thousands of identifiers.
         if ports.len() + named.len() > REGISTRATIONS_LIMIT {
             let additional = AdditionalSense::INSUFFICIENT_REGISTRATION_RESOURCES;
             return Err(Sense::new(SenseKey::IllegalRequest, additional));
@@ -257,8 +258,7 @@ fn specified_ports(unit: &LogicalUnit, bytes: &[u8]) -> Result<Vec<Arc<str>>, Se
     Ok(ports)
 }
 
-/// The initiator ports of the first TransportID, which lies at `offset` of the parameter list, and
-/// its length.
+/// Returns the initiator ports of the TransportID at `offset` of the parameter list, and the length of the TransportID.
 fn named_ports(
     unit: &LogicalUnit,
     bytes: &[u8],
@@ -336,7 +336,7 @@ pub(crate) fn register_and_move(mut task: Task<'_>) -> Result<Io<Completion>, Se
     if length != id.len() {
         return Err(Sense::invalid_field_in_parameter_list(20));
     }
-    // A reservation is moved to one nexus.
+    // A reservation can be moved to one nexus only.
     let [initiator_port] = <[Arc<str>; 1]>::try_from(ports)
         .map_err(|_| Sense::invalid_field_in_parameter_list(offset as u16))?;
     let target_port = list.relative_target_port.get();
@@ -353,7 +353,8 @@ pub(crate) fn register_and_move(mut task: Task<'_>) -> Result<Io<Completion>, Se
     Ok(change(&task, action, false))
 }
 
-/// SPC-4 5.12.11.3: what is kept is whole or the unit does not start, so nothing is ever lost.
+/// Rejects the command, since no reservation is ever lost (SPC-4 5.12.11.3). If a record is damaged, the unit does not
+/// start.
 pub(crate) fn replace_lost_reservation(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     take_basic_list(&mut task)?;
     if let Err(refusal) = task.unit.persistent_reservations() {

@@ -9,11 +9,11 @@ use sarsen_wire::scsi::{cdb as wire, opcode, report};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// WRITE SAME repeats its block in memory up to so many bytes.
+/// The maximum size of the memory in which WRITE SAME repeats its block.
 const PATTERN_BYTES: u64 = 1 << 20;
-/// Obsolete bits that asked for the block's address within its data, and SBC's reserved ones.
+/// Obsolete bits that requested the block's address within its data, and reserved bits of SBC.
 const WRITE_SAME_OBSOLETE: u8 = 0x06;
-/// GET LBA STATUS tells at most so many runs at once; the initiator asks again from where it ends.
+/// The maximum number of runs in one GET LBA STATUS response. The initiator continues after the last one.
 const MAXIMUM_LBA_STATUS_DESCRIPTORS: usize = 1024;
 /// ANCHOR in UNMAP.
 const ANCHOR: u8 = 0x01;
@@ -22,27 +22,27 @@ const STATUS_MAPPED: u8 = 0;
 const STATUS_DEALLOCATED: u8 = 1;
 const STATUS_ANCHORED: u8 = 2;
 
-/// Blocks can be given back.
+/// Returns whether blocks can be unmapped.
 pub(crate) fn is_thin(unit: &LogicalUnit) -> bool {
     unit.characteristics().unmap.is_some()
 }
 
-/// The store tells how much room there is, so there are thresholds.
+/// Returns whether the store reports its space. Thresholds exist only then.
 pub(crate) fn tells_space(unit: &LogicalUnit) -> bool {
     unit.characteristics().unmap.is_some_and(|unmap| unmap.tells_space)
 }
 
-/// Zeroed blocks can keep their room.
+/// Returns whether zeroed blocks can keep their space.
 pub(super) fn can_anchor(unit: &LogicalUnit) -> bool {
     unit.characteristics().unmap.is_some_and(|unmap| unmap.anchors)
 }
 
-/// What becomes of blocks that are given back.
+/// The state of blocks after their unmapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deallocation {
-    /// They lose their room.
+    /// Their space is released.
     Deallocated,
-    /// They keep it (SBC-3 4.7.4.4).
+    /// Their space stays reserved (SBC-3 4.7.4.4).
     Anchored,
 }
 
@@ -58,7 +58,7 @@ impl WriteSame {
         let unmap = command.has(wire::FLAGS_UNMAP);
         let no_data_out = command.has(wire::FLAGS_NDOB);
         let anchor = command.has(wire::FLAGS_ANCHOR);
-        // SBC-3 5.41: ANCHOR means something beside UNMAP alone.
+        // SBC-3 5.41: ANCHOR is valid only together with UNMAP.
         if anchor && !(unmap && can_anchor(unit)) {
             return Err(command.refused_bit(4));
         }
@@ -73,7 +73,7 @@ impl WriteSame {
         }
         let extent = &mut command.extent;
         if extent.block_count == 0 {
-            // WSNZ is 0: no number means all blocks to the end.
+            // WSNZ is 0: a length of zero means all blocks to the end.
             unit.check_range(*extent)?;
             extent.block_count = unit.geometry().block_count.saturating_sub(extent.lba.0);
         }
@@ -99,13 +99,13 @@ pub(crate) fn write_same(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     if extent.block_count == 0 {
         return Ok(Io::Ready(Completion::good()));
     }
-    // With UNMAP the block's content is not looked at, as initiators and their tests expect; they
-    // send zeroes, which is what deallocated blocks read as (LBPRZ).
+    // With UNMAP the content of the block is ignored, as initiators and their tests expect. They send zeroes, and
+    // deallocated blocks read as zeroes too (LBPRZ).
     if let Some(given_back) = same.given_back {
         return Ok(give_back(unit, vec![extent], given_back));
     }
     unit.thresholds().note(extent.block_count);
-    // SBC-3 5.42: without Data-Out, protection information is FFh, as it is of zeroed blocks.
+    // SBC-3 5.42: without Data-Out, protection information is FFh, as for zeroed blocks.
     let zeroes = unit.protection_type().is_none() && block.iter().all(|&byte| byte == 0);
     if same.no_data_out || zeroes {
         return Ok(unit
@@ -172,7 +172,7 @@ fn give_back(
     })
 }
 
-/// Bytes that a WRITE SAME writes: none where it gives blocks back, or makes them zero.
+/// Returns the number of bytes that a WRITE SAME writes: none if it unmaps or zeroes blocks.
 pub(crate) fn filled_bytes(command: &Command, unit: &LogicalUnit) -> Option<u64> {
     let same = WriteSame::parse(&command.cdb, unit).ok()?;
     let is_zero =
@@ -185,7 +185,7 @@ pub(crate) fn write_same_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize
     Ok(WriteSame::parse(cdb, unit)?.data_out_length(unit))
 }
 
-/// The UNMAP parameter list (SBC-3 5.28.2), held against the limits and the medium.
+/// Parses the UNMAP parameter list (SBC-3 5.28.2) and checks it against the limits and the medium.
 fn parse_unmap_list(list: &[u8], unit: &LogicalUnit) -> Result<Vec<Extent>, Sense> {
     let Ok((header, descriptors)) = report::UnmapHeader::ref_from_prefix(list) else {
         return Err(Sense::parameter_list_length_error());

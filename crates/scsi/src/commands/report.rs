@@ -10,11 +10,11 @@ use zerocopy::IntoBytes;
 
 /// RCTD and REPD.
 const TIMEOUTS: u8 = 0x80;
-/// SUPPORT: not supported, or as the standard says.
+/// SUPPORT: not supported, or supported as the standard specifies.
 const SUPPORT_NONE: u8 = 0x01;
 const SUPPORT_STANDARD: u8 = 0x03;
 
-/// No timeouts are recommended: how long a command takes is up to the store.
+/// No recommended timeouts: the duration of a command depends on the store.
 const NO_TIMEOUTS: [u8; 12] = [0, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const _: () = assert!(NO_TIMEOUTS.len() == size_of::<report::CommandTimeouts>());
 
@@ -35,7 +35,7 @@ pub(crate) fn supported_operation_codes(task: Task<'_>) -> Result<Io<Completion>
     Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get() as usize)))
 }
 
-/// The row that REPORTING OPTIONS 001b, 010b or 011b ask for.
+/// Returns the row that REPORTING OPTIONS 001b, 010b or 011b request.
 fn requested(
     unit: &LogicalUnit,
     option: u8,
@@ -50,7 +50,7 @@ fn requested(
         (1, true) => Err(Sense::invalid_field_in_cdb(3)),
         (2, false) if rows.clone().next().is_some() => Err(Sense::invalid_field_in_cdb(4)),
         (_, true) => Ok(rows.find(|row| row.service_action == Some(service_action))),
-        // 011b: a command without service actions is there for service action 0 alone.
+        // 011b: a command without service actions is supported for service action 0 only.
         (3, false) if service_action != 0 => Ok(None),
         (_, false) => Ok(rows.next()),
     }
@@ -100,14 +100,14 @@ fn one_command(row: Option<&Row>, with_timeouts: bool) -> Vec<u8> {
     bytes
 }
 
-/// ABORT TASK, ABORT TASK SET, CLEAR ACA, CLEAR TASK SET, LOGICAL UNIT RESET and the obsolete TARGET RESET,
-/// which iSCSI still has.
+/// ABORT TASK, ABORT TASK SET, CLEAR ACA, CLEAR TASK SET, LOGICAL UNIT RESET and the obsolete TARGET RESET, which iSCSI
+/// still defines.
 const ATS_ATSS_CACAS_CTSS_LURS_TRS: u8 = 0x80 | 0x40 | 0x20 | 0x10 | 0x08 | 0x02;
 
 pub(crate) fn supported_task_management_functions(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::MaintenanceIn>();
     let allocation_length = fields.allocation_length.get() as usize;
-    // SPC-4 6.36: shorter allocation lengths are refused.
+    // SPC-4 6.36: shorter allocation lengths are rejected.
     if allocation_length < 4 {
         return Err(Sense::invalid_field_in_cdb(6));
     }
@@ -119,7 +119,7 @@ pub(crate) fn supported_task_management_functions(task: Task<'_>) -> Result<Io<C
     };
     let mut bytes = functions.as_bytes().to_vec();
     if fields.options & TIMEOUTS != 0 {
-        // The extended format says that no timeouts are known.
+        // The extended format reports that no timeouts are known.
         bytes[3] = 0x0c;
         bytes.extend_from_slice(&[0; 12]);
     }

@@ -1,11 +1,11 @@
-//! RESERVE and RELEASE (SPC-2 7.16, 7.17, 7.21, 7.22) of a whole unit, beside persistent
+//! RESERVE and RELEASE (SPC-2 7.16, 7.17, 7.21, 7.22) of a whole unit, and their interaction with persistent
 //! reservations (SPC-4 5.12.3).
 
 use super::Task;
 use crate::{Completion, Sense, Status};
 use sarsen_block::Io;
 
-/// EXTENT and 3RDPTY, at the same place in the short and the long forms: obsolete, not supported.
+/// EXTENT and 3RDPTY, which have the same position in the short and the long CDBs. They are obsolete and not supported.
 const EXTENT: u8 = 0x01;
 const THIRD_PARTY: u8 = 0x10;
 

@@ -1,4 +1,5 @@
-//! SANITIZE (SBC-3 4.11, 5.24). CRYPTOGRAPHIC ERASE is there where a store has a key to forget.
+//! SANITIZE (SBC-3 4.11, 5.24). CRYPTOGRAPHIC ERASE is supported if the store encrypts its blocks with a replaceable
+//! key.
 
 use super::Task;
 use crate::operation::{Operation, OperationKind, Step, exit_failure};
@@ -8,7 +9,7 @@ use sarsen_wire::scsi::medium as wire;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// Reserved fields are refused here: what this command destroys does not come back.
+/// Rejects reserved fields, since the destroyed data cannot be restored.
 fn check_reserved(fields: &wire::Sanitize) -> Result<(), Sense> {
     if fields.flags & wire::SANITIZE_RESERVED != 0 {
         return Err(Sense::invalid_bit_in_cdb(1, 6));
@@ -34,7 +35,7 @@ fn begin(task: &Task<'_>, flags: u8, steps: Vec<Step>) -> Result<Io<Completion>,
     Operation { kind, steps, is_immediate }.start(task)
 }
 
-/// The passes that a parameter list asks for (SBC-3 5.24.2.2).
+/// Returns the passes that a parameter list requests (SBC-3 5.24.2.2).
 fn parse_passes(list: &[u8], unit: &LogicalUnit) -> Result<Vec<Step>, Sense> {
     let Ok((header, pattern)) = wire::OverwriteHeader::ref_from_prefix(list) else {
         return Err(Sense::parameter_list_length_error());
@@ -58,7 +59,7 @@ fn parse_passes(list: &[u8], unit: &LogicalUnit) -> Result<Vec<Step>, Sense> {
     Ok((0..count).map(|index| Step::Overwrite(pass(index).clone())).collect())
 }
 
-/// A block that is filled with a pattern, whose last copy may be cut.
+/// Fills a block with copies of a pattern. The last copy may be truncated.
 pub(super) fn repeated(pattern: &[u8], length: usize) -> Arc<[u8]> {
     pattern.iter().copied().cycle().take(length).collect()
 }
@@ -83,20 +84,19 @@ pub(crate) fn overwrite_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize,
     }
 }
 
-/// What takes up room is overwritten before it is given back: a file system that gets blocks back
-/// leaves their content where it was.
+/// Overwrites allocated blocks before it unmaps them, since a file system does not erase the blocks that it frees.
 pub(crate) fn block_erase(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let flags = check_without_list(&task.cdb)?.flags;
     begin(&task, flags, vec![Step::Wipe, Step::Release])
 }
 
-/// Whether blocks are kept encrypted.
+/// Returns whether the store encrypts its blocks.
 pub(crate) fn has_key(unit: &LogicalUnit) -> bool {
     unit.eraser().is_some()
 }
 
-/// What is noise after the key was forgotten is given back, so that it reads as zeroes: nobody
-/// takes it for data, and the tokens of it are revoked.
+/// Unmaps all blocks after the key change, so that they read as zeroes. Without the key they contain only noise. The
+/// unmap also revokes their tokens.
 pub(crate) fn cryptographic_erase(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let flags = check_without_list(&task.cdb)?.flags;
     begin(&task, flags, vec![Step::ForgetKey, Step::Release])

@@ -1,4 +1,4 @@
-//! SECURITY PROTOCOL IN (SPC-4 6.40, 7.7): that there is no security protocol but the one that says so.
+//! SECURITY PROTOCOL IN (SPC-4 6.40, 7.7). The only supported protocol is the one that lists the supported protocols.
 
 use super::{Task, parameter_data};
 use crate::{Completion, Sense};
@@ -7,7 +7,7 @@ use sarsen_wire::scsi::maintenance as wire;
 
 /// SECURITY PROTOCOL: information about security protocols.
 const INFORMATION: u8 = 0x00;
-/// What INC_512 counts in.
+/// The unit of lengths with INC_512.
 const UNIT: usize = 512;
 
 pub(crate) fn security_protocol_in(task: Task<'_>) -> Result<Io<Completion>, Sense> {
@@ -18,7 +18,7 @@ pub(crate) fn security_protocol_in(task: Task<'_>) -> Result<Io<Completion>, Sen
     let mut bytes = match fields.protocol_specific.get() {
         // Six reserved bytes, the length of the list, the list.
         0x0000 => vec![0, 0, 0, 0, 0, 0, 0, 1, INFORMATION],
-        // Two reserved bytes, the length of a certificate that is not there.
+        // Two reserved bytes, the length of a certificate, which is 0.
         0x0001 => vec![0; 4],
         _ => return Err(Sense::invalid_field_in_cdb(2)),
     };

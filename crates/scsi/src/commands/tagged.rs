@@ -1,5 +1,4 @@
-//! What commands do whose blocks come with protection information, or whose CDB names the tags
-//! that are expected (SBC-3 4.22.5).
+//! Commands that transfer protection information, or whose CDB contains the expected tags (SBC-3 4.22.5).
 
 use super::block::BlockCdb;
 use crate::protection::{
@@ -13,11 +12,10 @@ use sarsen_block::{
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Blocks are read back, and written the same, in pieces of at most so many bytes.
+/// The maximum size in bytes of a piece that is read back or filled with the same block.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// A command that has to do with protection information beyond what the unit's store does by
-/// itself.
+/// A command that processes protection information beyond the default of the unit's store.
 #[derive(Clone)]
 pub(crate) struct Tagged {
     store: Arc<Protected>,
@@ -28,7 +26,7 @@ pub(crate) struct Tagged {
 }
 
 impl Tagged {
-    /// Of a block command, whose PROTECT field the unit accepts.
+    /// Creates it from a block command whose PROTECT field the unit accepts.
     pub(crate) fn of(command: &BlockCdb, unit: &LogicalUnit) -> Option<Self> {
         if !command.protect.is_transferred() && command.tags.is_none() {
             return None;
@@ -43,18 +41,18 @@ impl Tagged {
         Some(Self { store, protection_type, protect, extent, expected })
     }
 
-    /// Whether each block comes with its protection information.
+    /// Returns whether each block is transferred with its protection information.
     pub(crate) fn is_transferred(&self) -> bool {
         self.protect.is_transferred()
     }
 
-    /// How a part of the command's blocks is looked at.
+    /// Returns the inspection of a part of the command's blocks.
     fn inspection(&self, part: Extent, checks: Checks, from_medium: bool) -> Inspection {
         let expected = self.expected.after(part.lba.0 - self.extent.lba.0);
         self.store.inspection(self.protection_type, part, checks, expected, from_medium)
     }
 
-    /// What is checked of blocks on the medium.
+    /// Returns the checks for blocks on the medium.
     fn medium_checks(&self) -> Checks {
         match !self.is_transferred() && self.store.is_unchecked_when_zero() {
             true => Checks::NONE,
@@ -62,7 +60,7 @@ impl Tagged {
         }
     }
 
-    /// Reads a part of the command's blocks, as they are to be transferred.
+    /// Reads a part of the command's blocks in the form in which they are transferred.
     pub(crate) fn read(&self, part: Extent) -> Io<Result<Data, BlockError>> {
         let inspection = self.inspection(part, self.medium_checks(), true);
         let (size, strip) = (inspection.block_size.bytes(), !self.is_transferred());
@@ -72,8 +70,7 @@ impl Tagged {
         })
     }
 
-    /// Refuses blocks of the initiator whose protection information is wrong. `part` is where they
-    /// are to go.
+    /// Rejects blocks from the initiator with wrong protection information. `part` is their destination.
     pub(crate) fn check_data_out(&self, part: Extent, blocks: &[u8]) -> Result<(), Sense> {
         match self.is_transferred() {
             true => Ok(self.inspection(part, self.protect.checks(), false).inspect(blocks)?),
@@ -81,7 +78,7 @@ impl Tagged {
         }
     }
 
-    /// Writes blocks that came with their protection information.
+    /// Writes blocks with the protection information from the initiator.
     pub(crate) fn write(
         &self,
         part: Extent,
@@ -99,8 +96,8 @@ impl Tagged {
         Ok(Completion::good())
     }
 
-    /// Compares the command's blocks with those of the initiator, or with the one that it sent, as
-    /// the PROTECT field asks for (SBC-3 5.29).
+    /// Compares the command's blocks with the blocks from the initiator, or with its single block, as the PROTECT field
+    /// requests (SBC-3 5.29).
     pub(crate) async fn compare(&self, wanted: &[u8]) -> Result<Completion, Sense> {
         let owned = self.store.is_application_tag_owned();
         let compared = self.protect.compared(self.protection_type, owned);
@@ -147,8 +144,8 @@ impl Tagged {
         }
     }
 
-    /// Writes the one block that the initiator sent to all of the command's blocks; its reference
-    /// tag counts on but with type 3 (SBC-3 5.41).
+    /// Writes the single block from the initiator to all of the command's blocks. Its reference tag is incremented for
+    /// each block, except with type 3 (SBC-3 5.41).
     pub(crate) async fn write_same(
         &self,
         block: &[u8],
@@ -174,7 +171,7 @@ impl Tagged {
         block[at..].copy_from_slice(tags.as_bytes());
     }
 
-    /// The reference tag of a block so far behind one that has `first`.
+    /// Returns the reference tag of the block that is `ahead` blocks after a block with the tag `first`.
     fn reference_tag(&self, first: u32, ahead: u32) -> u32 {
         match self.protection_type {
             ProtectionType::Type1 | ProtectionType::Type2 => first.wrapping_add(ahead),
@@ -192,16 +189,16 @@ impl Tagged {
     }
 }
 
-/// Where a block of the medium differs from the initiator's.
+/// The first difference between a block of the medium and the initiator's block.
 enum Difference {
-    /// In this byte.
+    /// The data differs in this byte.
     Data(usize),
-    /// In a field of its protection information, which begins there.
+    /// A field of the protection information differs. It begins at offset `at`.
     Tags { field: ProtectionField, at: usize },
 }
 
 impl Difference {
-    /// `offset` is the block's in the Data-Out.
+    /// Returns the sense data. `offset` is the position of the block in the Data-Out.
     fn sense(self, offset: usize) -> Sense {
         match self {
             Self::Data(at) => Sense::miscompare((offset + at) as u64),

@@ -8,13 +8,13 @@ use sarsen_wire::scsi::{cdb, target_port_groups as wire};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// T_SUP, O_SUP, U_SUP, S_SUP, AN_SUP and AO_SUP: every state but the one that depends on blocks.
+/// T_SUP, O_SUP, U_SUP, S_SUP, AN_SUP and AO_SUP: all states except the one that depends on blocks.
 const SUPPORTED: u8 = 0x80 | 0x40 | 0x08 | 0x04 | 0x02 | 0x01;
-/// IMPLICIT TRANSITION TIME: initiators wait as long by custom where nothing is said.
+/// IMPLICIT TRANSITION TIME: the time that initiators use by convention if none is reported.
 const IMPLICIT_TRANSITION_TIME_S: u8 = 60;
-/// ASYMMETRIC ACCESS STATE beside reserved bits.
+/// ASYMMETRIC ACCESS STATE, without the reserved bits of its byte.
 const ACCESS_STATE: u8 = 0x0f;
-/// A longer list would name a group twice.
+/// The maximum length of the list. A longer list would contain a group twice.
 const MAXIMUM_LIST_LENGTH: usize =
     size_of::<wire::SetHeader>() + MAXIMUM_TARGET_PORTS * size_of::<wire::SetDescriptor>();
 
@@ -48,8 +48,8 @@ pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get() as usize)))
 }
 
-/// A port that is offline is told of in its own group's descriptor rather than in one of a secondary
-/// group, as initiators look for it there.
+/// Returns the descriptor of a group. An offline port is reported in the descriptor of its own group instead of a
+/// secondary group, since initiators expect it there.
 fn group_descriptor(group: &TargetPortGroup) -> wire::GroupDescriptor {
     let preferred = if group.is_preferred() { wire::GROUP_PREF } else { 0 };
     wire::GroupDescriptor {
@@ -79,7 +79,8 @@ pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let length = set_data_out(&task.cdb, task.unit)?;
     let list = task.take_data_out(length)?;
     let states = parse(&task.nexus.device, &list)?;
-    // A group's state is that of all units of the target, so that who is shown some has no say in it.
+    // The state of a group applies to all units of the target. An initiator that sees only some of them may not change
+    // it.
     if !task.nexus.has_whole_target() {
         return Err(Sense::no_access_rights());
     }
@@ -87,7 +88,7 @@ pub(crate) fn set(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(Completion::good()))
 }
 
-/// What a parameter list asks for. A list without descriptors, or no list, asks for nothing.
+/// Returns the requested state changes. An empty list, or no list, requests nothing.
 fn parse(
     device: &TargetDevice,
     list: &[u8],
@@ -106,7 +107,7 @@ fn parse(
         let state = AccessState::of(descriptor.access_state & ACCESS_STATE)
             .filter(|state| *state != AccessState::Transitioning)
             .ok_or(Sense::invalid_bit_in_parameter_list(offset, 3))?;
-        // Where the state is offline this is a relative target port identifier: the same number.
+        // For the offline state this is a relative target port identifier, which is the same number.
         let group = device
             .target_port_groups()
             .find(descriptor.number.get())

@@ -6,7 +6,7 @@ use sarsen_block::Io;
 use sarsen_wire::scsi::maintenance as wire;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// TIMESTAMP ORIGIN: SET TIMESTAMP, or a way of which the standard knows nothing.
+/// TIMESTAMP ORIGIN: SET TIMESTAMP, or a method that the standard does not define.
 const SET_BY_COMMAND: u8 = 0x02;
 const SET_OTHERWISE: u8 = 0x03;
 
@@ -24,7 +24,7 @@ pub(crate) fn report(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(data.as_bytes(), fields.length.get() as usize)))
 }
 
-/// SPC-4 6.45: the list has one length.
+/// Checks the length of the list, which is fixed (SPC-4 6.45).
 fn check_set(cdb: &Cdb) -> Result<usize, Sense> {
     const LENGTH: usize = size_of::<wire::Timestamp>();
     match cdb.view::<wire::Maintenance12>().length.get() as usize {

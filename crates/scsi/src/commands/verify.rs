@@ -1,5 +1,4 @@
-//! Commands that compare: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE (SBC-3 5.2, 5.29 to 5.31,
-//! 5.38 to 5.40).
+//! Commands that compare: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE (SBC-3 5.2, 5.29 to 5.31, 5.38 to 5.40).
 
 use super::Task;
 use super::block::BlockCdb;
@@ -9,17 +8,17 @@ use sarsen_block::{BlockError, BlockSize, Buffer, Extent, Io, Store};
 use sarsen_wire::scsi::cdb as wire;
 use std::sync::Arc;
 
-/// Blocks are read back in pieces of at most so many bytes.
+/// The maximum size in bytes of a piece that is read back.
 const VERIFY_PIECE_BYTES: u64 = 1 << 20;
 
-/// What the BYTCHK field asks for.
+/// The values of the BYTCHK field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ByteCheck {
-    /// The medium is read, nothing is compared.
+    /// The server reads the medium without a comparison.
     MediumOnly,
     /// Each block is compared with its own block of Data-Out.
     EachBlock,
-    /// Each block is compared with the one block of Data-Out.
+    /// Each block is compared with the single block of Data-Out.
     OneBlock,
 }
 
@@ -42,7 +41,7 @@ impl ByteCheck {
     }
 }
 
-/// Reads the extent; compares it where there is something to compare it with.
+/// Reads the extent, and compares it if there is data to compare with.
 async fn check_medium(
     store: &dyn Store,
     extent: Extent,
@@ -55,7 +54,7 @@ async fn check_medium(
     }
 }
 
-/// The offset of the first byte that differs. `expected` is repeated until the extent's end.
+/// Returns the offset of the first difference. `expected` is repeated until the end of the extent.
 async fn first_difference(
     store: &dyn Store,
     extent: Extent,
@@ -80,7 +79,7 @@ async fn first_difference(
     Ok(None)
 }
 
-/// Where `data` first differs from `wanted` followed by `repeated` as often as needed.
+/// Returns the first offset at which `data` differs from `wanted` followed by repetitions of `repeated`.
 fn difference(data: &[u8], wanted: &[u8], repeated: &[u8]) -> Option<usize> {
     let mut position = 0;
     let mut wanted = wanted;
@@ -136,7 +135,7 @@ pub(crate) fn verify_data_out(cdb: &Cdb, unit: &LogicalUnit) -> Result<usize, Se
 fn parse_write_and_verify(cdb: &Cdb, unit: &LogicalUnit) -> Result<(BlockCdb, ByteCheck), Sense> {
     let transfer = BlockCdb::parse_transfer(cdb, unit)?;
     match ByteCheck::of(&transfer)? {
-        // SBC-3 5.38: reserved for this command.
+        // SBC-3 5.38: this value is reserved in WRITE AND VERIFY.
         ByteCheck::OneBlock => Err(transfer.refused_bit(2)),
         check => Ok((transfer, check)),
     }
@@ -152,7 +151,7 @@ pub(crate) fn write_and_verify(mut task: Task<'_>) -> Result<Io<Completion>, Sen
     if let Some(tagged) = &tagged {
         tagged.check_data_out(extent, &data)?;
     }
-    // What is verified is the medium, so the write is durable first; no other write comes between.
+    // The verification reads the medium, so the write is durable first. No other write happens in between.
     let durability = unit.durability(true);
     Ok(unit.pending(async move {
         if extent.block_count == 0 {
@@ -189,10 +188,10 @@ fn parse_compare_and_write(cdb: &Cdb, unit: &LogicalUnit) -> Result<BlockCdb, Se
     Ok(command)
 }
 
-/// ESXi's locks are one block each, and survive a crash whole without WRITE ATOMIC's record: a
-/// kill of the program finds a block in the page cache as it was or as it is to be, since the
-/// kernel copies it within one page, and a loss of power finds a sector as it was or is to be. That
-/// is what devices promise of a physical block, so it holds where a logical block is none larger.
+/// Compares and writes. The locks of ESXi are one block each, and survive a crash whole without the record of WRITE
+/// ATOMIC. After a kill of the program, the page cache contains either the old block or the new one: the kernel copies
+/// the block within one page. After a power loss, the sector is either old or new. Devices promise this for a physical
+/// block, so it is true if a logical block is not larger.
 pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let unit = task.unit;
     let command = parse_compare_and_write(&task.cdb, unit)?;
@@ -210,7 +209,7 @@ pub(crate) fn compare_and_write(mut task: Task<'_>) -> Result<Io<Completion>, Se
             return Ok(Completion::good());
         }
         let (expected, new) = data.split_at(half);
-        // SBC-3 5.2: nothing else writes between the comparison and the write.
+        // SBC-3 5.2: no other write happens between the comparison and the write.
         let _guard = writer.write_alone().await?;
         let new = Buffer::copy_of(new);
         let durability = || writer.durability(command.has(wire::FLAGS_FUA));

@@ -12,7 +12,7 @@ use sarsen_wire::scsi::mode::{PAGE_ALL, SUBPAGE_ALL};
 use sarsen_wire::scsi::{inquiry as page, target_port_groups as ports};
 use zerocopy::IntoBytes;
 
-/// A page: its code, what it says after its header, and which units have it.
+/// A page: its code, the function that builds the bytes after its header, and the units that support it.
 struct Page {
     code: u8,
     body: fn(&Task<'_>) -> Vec<u8>,
@@ -42,7 +42,7 @@ static PAGES: &[Page] = &[
     row(page::PAGE_LOGICAL_BLOCK_PROVISIONING, logical_block_provisioning, is_disk),
 ];
 
-/// SPC-4 7.8.15: the list ascends, and so does the table.
+/// SPC-4 7.8.15: the list of pages is in ascending order, and so is the table.
 const _: () = {
     let mut index = 1;
     while index < PAGES.len() {
@@ -59,14 +59,14 @@ fn is_disk(unit: &LogicalUnit) -> bool {
     unit.device_type() == DeviceType::Disk
 }
 
-/// The page that INQUIRY asks for.
+/// Returns the page that INQUIRY requests.
 pub(super) fn page(task: &Task<'_>, page_code: u8) -> Result<Vec<u8>, Sense> {
     let mut pages = pages_of(task.unit);
     let page = pages.find(|page| page.code == page_code).ok_or(Sense::invalid_field_in_cdb(2))?;
     Ok(with_header(task.peripheral(), page_code, &(page.body)(task)))
 }
 
-/// What INQUIRY tells of pages where no unit is.
+/// Returns the list of supported pages for a LUN without a unit.
 pub(super) fn supported_without_unit() -> Vec<u8> {
     with_header(page::PERIPHERAL_NONE, page::PAGE_SUPPORTED, &[page::PAGE_SUPPORTED])
 }
@@ -90,7 +90,7 @@ fn unit_serial_number(task: &Task<'_>) -> Vec<u8> {
 
 /// MEDIUM ROTATION RATE of a medium that does not rotate.
 const NON_ROTATING: u16 = 1;
-/// LBPU, LBPWS, LBPWS10 and LBPRZ: UNMAP and both WRITE SAMEs deallocate; such blocks read as zero.
+/// LBPU, LBPWS, LBPWS10 and LBPRZ: UNMAP and both WRITE SAME commands deallocate. Deallocated blocks read as zeroes.
 const PROVISIONING_FLAGS: u8 = 0x80 | 0x40 | 0x20 | 0x04;
 /// ANC_SUP.
 const ANCHORS: u8 = 0x02;
@@ -99,7 +99,7 @@ const THIN: u8 = 2;
 /// UGAVALID.
 const UNMAP_GRANULARITY_ALIGNMENT_VALID: u32 = 0x8000_0000;
 
-/// OPTIMAL UNMAP GRANULARITY in blocks; `None` reports nothing, which SBC-3 6.6.4 allows.
+/// Returns OPTIMAL UNMAP GRANULARITY in blocks; `None` reports nothing, which SBC-3 6.6.4 allows.
 ///
 /// QEMU (7.2 and before) builds a map of allocated clusters from a reported granularity of 4 KiB to 16 MiB, and then
 /// asks for the status of a range that is aligned only to 512 bytes: with larger blocks it aborts. If the granularity
@@ -142,7 +142,7 @@ fn block_limits(task: &Task<'_>) -> Vec<u8> {
     .to_vec()
 }
 
-/// What is not set is not so: no groups, no priorities, no WRITE UNCORRECTABLE, no microcode.
+/// Returns the page. Cleared bits mean no support: no groups, no priorities, no WRITE UNCORRECTABLE, no microcode.
 fn extended_inquiry(task: &Task<'_>) -> Vec<u8> {
     let characteristics = task.unit.characteristics();
     let supported = task.unit.protection_type().map(|protection_type| match protection_type {
@@ -162,7 +162,7 @@ fn extended_inquiry(task: &Task<'_>) -> Vec<u8> {
     .to_vec()
 }
 
-/// All initiators share all pages, through all ports.
+/// Reports that all initiators share all pages, through all ports.
 fn mode_page_policy(_task: &Task<'_>) -> Vec<u8> {
     page::ModePagePolicy {
         page_code: PAGE_ALL,
@@ -195,7 +195,7 @@ fn logical_block_provisioning(task: &Task<'_>) -> Vec<u8> {
         Some(_) => (PROVISIONING_FLAGS, THIN),
         None => (0, 0),
     };
-    // SBC-3 6.6.5: zero says that there are no thresholds.
+    // SBC-3 6.6.5: zero means that there are no thresholds.
     let threshold_exponent = match provisioning::tells_space(task.unit) {
         true => thresholds::exponent(task.unit.geometry()),
         false => 0,
@@ -209,7 +209,7 @@ fn logical_block_provisioning(task: &Task<'_>) -> Vec<u8> {
 const BINARY: u8 = 1;
 const ASCII: u8 = 2;
 const UTF_8: u8 = 3;
-/// ASSOCIATION, with PIV where the protocol matters.
+/// ASSOCIATION, with PIV if the protocol matters.
 const OF_LOGICAL_UNIT: u8 = 0x00;
 const OF_TARGET_PORT: u8 = 0x80 | 0x10;
 const OF_TARGET_DEVICE: u8 = 0x80 | 0x20;
@@ -247,7 +247,8 @@ fn device_identification(task: &Task<'_>) -> Vec<u8> {
         .concat()
 }
 
-/// What names the unit whichever way leads to it: CODE SET, DESIGNATOR TYPE and DESIGNATOR of each.
+/// Returns the designators of the unit that are the same on every path: CODE SET, DESIGNATOR TYPE and DESIGNATOR of
+/// each.
 pub(crate) fn unit_designators(identity: &Identity) -> Vec<(u8, u8, Vec<u8>)> {
     if let Some(designators) = &identity.designators {
         return designators.iter().map(brought_along).collect();
@@ -282,7 +283,7 @@ fn designation(code_set: u8, designator_type: u8, designator: &[u8]) -> Vec<u8> 
     [header.as_bytes(), designator].concat()
 }
 
-/// SPC-4 7.8.14: every port of the target device, whichever the nexus is through.
+/// Lists every port of the target device, independently of the port of the nexus (SPC-4 7.8.14).
 fn scsi_ports(task: &Task<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for port in task.nexus.device.target_port_groups().all().iter() {
@@ -302,8 +303,8 @@ fn scsi_ports(task: &Task<'_>) -> Vec<u8> {
     bytes
 }
 
-/// A SCSI name string: ended by zeroes to a multiple of four bytes (SPC-4 7.8.6.11), and never
-/// longer than its length field can say.
+/// Returns a SCSI name string: padded with zeroes to a multiple of four bytes (SPC-4 7.8.6.11), and limited to the
+/// length that its length field can express.
 fn name_string(name: &str) -> Vec<u8> {
     let mut end = name.len().min(251);
     while !name.is_char_boundary(end) {

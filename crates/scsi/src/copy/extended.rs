@@ -1,4 +1,4 @@
-//! EXTENDED COPY(LID1) (SPC-4 6.5): a list of units and what is to be copied between them.
+//! EXTENDED COPY(LID1) (SPC-4 6.5): a list of units, and the copies between them.
 
 use super::operation::Operation;
 use super::parameters::{MAXIMUM_LENGTH, Parameters};

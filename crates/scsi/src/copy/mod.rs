@@ -1,10 +1,9 @@
-//! The copy manager (SPC-4 5.17): copies between units of this array that the initiator does not
-//! carry itself. [`extended`] is EXTENDED COPY, [`offload`] the two halves of what Windows calls
-//! ODX, [`results`] what is told of both afterwards.
+//! The copy manager (SPC-4 5.17): copies between units of this array, without a transfer of the data to the initiator.
+//! [`extended`] implements EXTENDED COPY. [`offload`] implements both parts of Windows' offloaded data transfer (ODX).
+//! [`results`] implements the commands that report on copies.
 //!
-//! A unit that is named by a designator is looked for among those that the same initiator has
-//! attached to (`reach`), and what READ and WRITE would be refused is refused here. All data goes
-//! through `transfer`.
+//! A unit that a designator names is searched among the units to which the same initiator has attached (`reach`). The
+//! server rejects a copy that it would reject as READ or WRITE. `transfer` moves all data.
 
 pub(crate) mod extended;
 pub(crate) mod offload;
@@ -23,22 +22,22 @@ pub(crate) use token::Tokens;
 pub(crate) use transfer::PIECES;
 pub(crate) use watch::{Watch, Watched};
 
-/// EXTENDED COPY takes so many CSCD descriptors.
+/// The maximum number of CSCD descriptors of EXTENDED COPY.
 const MAXIMUM_CSCDS: usize = 64;
-/// EXTENDED COPY takes so many segment descriptors.
+/// The maximum number of segment descriptors of EXTENDED COPY.
 const MAXIMUM_SEGMENTS: usize = 256;
-/// Both lists together are at most so long.
+/// The maximum length of both lists together in bytes.
 const MAXIMUM_DESCRIPTOR_BYTES: usize = 16 << 10;
-/// A segment copies at most so many bytes.
+/// The maximum number of bytes that a segment copies.
 const MAXIMUM_SEGMENT_BYTES: u64 = 1 << 28;
-/// Operations of one I_T_L nexus that are remembered; as many as EXTENDED COPY has identifiers.
+/// The maximum number of remembered operations of an I_T_L nexus. EXTENDED COPY has as many identifiers.
 const MAXIMUM_OPERATIONS: usize = 255;
-/// POPULATE TOKEN and WRITE USING TOKEN take so many ranges.
+/// The maximum number of ranges of POPULATE TOKEN and WRITE USING TOKEN.
 const MAXIMUM_RANGES: usize = 256;
-/// A token stands for at most so many bytes, and one WRITE USING TOKEN writes no more.
+/// The maximum number of bytes that a token represents and that one WRITE USING TOKEN writes.
 const MAXIMUM_TOKEN_BYTES: u64 = 4 << 30;
-/// What a WRITE USING TOKEN writes in a time that initiators like to wait.
+/// The optimal number of bytes of a WRITE USING TOKEN. It ends within a time that initiators tolerate.
 const OPTIMAL_TOKEN_BYTES: u64 = 64 << 20;
-/// Seconds after which a token that nobody uses is forgotten.
+/// Seconds without use after which a token expires, if the initiator selects no other time.
 const DEFAULT_INACTIVITY_S: u32 = 60;
 const MAXIMUM_INACTIVITY_S: u32 = 600;

@@ -1,6 +1,5 @@
-//! POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.9 and 5.43): what Windows calls offloaded data
-//! transfer. The first makes a token of what some blocks hold now, the second writes what a token
-//! stands for.
+//! POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.9 and 5.43), which Windows calls offloaded data transfer. The first
+//! creates a token for the current data of some blocks. The second writes the data that a token represents.
 
 use super::operation::{ListId, Running};
 use super::reach::{Barrier, Reached, Requester};
@@ -19,8 +18,8 @@ use zerocopy::FromBytes;
 
 const RANGE_BYTES: usize = size_of::<RangeDescriptor>();
 
-/// The list that a CDB promises. More descriptors than there may be are looked at as far as is
-/// needed to refuse them.
+/// Returns the length of the list. The server accepts one descriptor more than the maximum, to reject it later with the
+/// right sense data.
 fn list_length(cdb: &Cdb, header: usize) -> Result<usize, Sense> {
     let length = cdb.view::<TokenOperation>().length.get() as usize;
     match length <= header + (MAXIMUM_RANGES + 1) * RANGE_BYTES {
@@ -41,14 +40,15 @@ pub(crate) fn write_using_token_data_out(cdb: &Cdb, _unit: &LogicalUnit) -> Resu
 struct Lengths {
     /// The length of the header.
     header: usize,
-    /// DATA LENGTH: the bytes after that field.
+    /// DATA LENGTH: the number of bytes after that field.
     data: u16,
-    /// BLOCK DEVICE RANGE DESCRIPTOR LENGTH, and where it is.
+    /// BLOCK DEVICE RANGE DESCRIPTOR LENGTH. The next field is its offset.
     ranges: u16,
     ranges_field: u16,
 }
 
-/// The ranges of a list (SBC-3 5.9.2, 5.9.3): within the medium and the limits, and none twice.
+/// Returns the ranges of a list (SBC-3 5.9.2, 5.9.3). Checks them against the medium, the limits and each other, since
+/// they must not overlap.
 fn ranges(list: &[u8], lengths: &Lengths, unit: &LogicalUnit) -> Result<Vec<Extent>, Sense> {
     let (header, length) = (lengths.header, usize::from(lengths.ranges));
     let after_data_length = usize::from(lengths.data) + size_of_val(&lengths.data);
@@ -112,7 +112,7 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
         let byte = offset_of!(PopulateTokenHeader, inactivity_timeout) as u16;
         return Err(Sense::invalid_field_in_parameter_list(byte));
     }
-    // The two types that leave the choice to the copy manager, and the one that it chooses.
+    // The two types that leave the choice to the copy manager, and the type that it chooses.
     let is_possible = matches!(
         header.rod_type.get(),
         wire::ROD_POINT_IN_TIME_DEFAULT
@@ -127,7 +127,7 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
     let running = begin(&task, opcode::SA_POPULATE_TOKEN)?;
     let Requester { array, initiator, .. } = Requester::of(&task);
     let recipe = Recipe { unit: unit.clone(), extents, initiator, inactivity_s };
-    // IMMED or not, it takes no longer than the writes that are under way.
+    // IMMED has no effect, since the command waits only for the writes in progress.
     Ok(unit.pending(async move {
         let result = async {
             let unit = recipe.unit.clone();
@@ -135,7 +135,7 @@ pub(crate) fn populate_token(mut task: Task<'_>) -> Result<Io<Completion>, Sense
             if block_count == 0 {
                 return Ok(());
             }
-            // Writes that began before end before; those that begin after revoke the token.
+            // The token is created after all earlier writes have ended. Later writes revoke it.
             let _alone = unit.write_alone().await?;
             let token = array.tokens().create(&array, recipe)?;
             unit.watch().add(token.clone());
@@ -154,13 +154,13 @@ fn begin(task: &Task<'_>, service_action: u8) -> Result<Running, Sense> {
     task.unit.operations().begin(task.nexus.id, Some(id), true, service_action)
 }
 
-/// A WRITE USING TOKEN that can be carried out.
+/// A WRITE USING TOKEN that passed the checks.
 struct Writing {
     destination: Reached,
     ranges: Vec<Extent>,
-    /// What is written; zeroes without.
+    /// The token to write from; `None` writes zeroes.
     token: Option<Use>,
-    /// Bytes of the token before the first one that is written.
+    /// Offset in bytes of the written data in the token.
     offset: u64,
 }
 
@@ -206,7 +206,7 @@ pub(crate) fn write_using_token(mut task: Task<'_>) -> Result<Io<Completion>, Se
     Ok(Io::Ready(Completion::good()))
 }
 
-/// The token of a list, which is none for zeroes, and where in it the data begins, in bytes.
+/// Returns the token of a list (`None` for zeroes) and the offset in bytes of the data in it.
 fn token(
     header: &WriteUsingTokenHeader,
     ranges: &[Extent],
@@ -220,7 +220,7 @@ fn token(
         return Ok((None, 0));
     }
     let token = requester.array.tokens().open(&header.token)?;
-    // SBC-3 5.43.2: OFFSET INTO ROD counts blocks of the unit that is written.
+    // SBC-3 5.43.2: OFFSET INTO ROD counts blocks of the destination unit.
     let shift = unit.geometry().block_size.shift();
     let bytes = |extents: &[Extent], shift: u32| {
         extents.iter().map(|extent| extent.block_count << shift).sum::<u64>()
@@ -274,7 +274,7 @@ impl Writing {
     }
 }
 
-/// The destination's errors are told as those of a WRITE are.
+/// Returns the sense data of a failure. Errors of the destination are reported as for a WRITE.
 fn sense(failure: &Failure) -> Sense {
     let aborted = |additional| Sense::copy_aborted(additional, 0, None);
     match failure {

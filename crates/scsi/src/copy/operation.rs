@@ -1,5 +1,4 @@
-//! Copy operations that have a list identifier: how far each is, how it ended, and a way to end it
-//! early (SPC-4 5.17.4).
+//! Copy operations with a list identifier: their progress, their results, and their abort (SPC-4 5.17.4).
 
 use super::MAXIMUM_OPERATIONS;
 use crate::commands::Task;
@@ -10,27 +9,27 @@ use sarsen_wire::scsi::copy::RodToken;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// LIST IDENTIFIER: the two kinds do not meet.
+/// LIST IDENTIFIER. Identifiers of the two kinds are never equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListId {
-    /// One byte, of EXTENDED COPY(LID1).
+    /// One byte, in EXTENDED COPY(LID1).
     Short(u8),
-    /// Four bytes, of the token commands.
+    /// Four bytes, in the token commands.
     Long(u32),
 }
 
-/// Where an operation is.
+/// The phase of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Its command is not answered yet.
+    /// Its command has not ended.
     Foreground,
-    /// Its command was answered, it goes on.
+    /// Its command has ended, and the operation continues.
     Background,
-    /// It ended well.
+    /// It ended successfully.
     Completed,
-    /// It ended with this.
+    /// It ended with this sense data.
     Failed(Sense),
-    /// It was ended from outside.
+    /// It was aborted.
     Terminated,
 }
 
@@ -40,7 +39,7 @@ impl Phase {
     }
 }
 
-/// One operation. Shared by who carries it out and who asks about it.
+/// An operation. The task that executes it and the commands that ask about it share it.
 pub(super) struct Operation {
     pub(super) service_action: u8,
     phase: Mutex<Phase>,
@@ -49,7 +48,7 @@ pub(super) struct Operation {
     pieces: AtomicU16,
     segments: AtomicU16,
     is_aborted: AtomicBool,
-    /// Its command was aborted, and it with that.
+    /// True if its command was aborted, which also aborts the operation.
     is_command_aborted: AtomicBool,
 }
 
@@ -78,7 +77,7 @@ impl Operation {
         *lock(&self.phase)
     }
 
-    /// Bytes that are written, without a gap.
+    /// Returns the number of bytes that were written, without a gap.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -88,7 +87,7 @@ impl Operation {
         self.pieces.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Pieces that were copied; the counter wraps (SPC-4 6.21).
+    /// Returns the number of copied pieces. The counter wraps (SPC-4 6.21).
     pub(super) fn pieces(&self) -> u16 {
         self.pieces.load(Ordering::Relaxed)
     }
@@ -118,21 +117,21 @@ impl Operation {
     }
 }
 
-/// Held by who carries an operation out: dropped before its end, the operation was terminated.
+/// A guard for the execution of an operation. If it is dropped before the end, the operation was terminated.
 pub(super) struct Running(Arc<Operation>);
 
 impl Running {
-    /// The command is answered now and the operation goes on.
+    /// Notes that the command ends now and the operation continues.
     pub(super) fn goes_on_in_background(&self) {
         *lock(&self.0.phase) = Phase::Background;
     }
 
-    /// It ends before its next piece when its command is aborted.
+    /// Makes an abort of the command end the operation before its next piece.
     pub(super) fn ends_with(&self, task: &Task<'_>) {
         task.unit.long_commands().add(task.nexus.id, task.name, self.0.clone());
     }
 
-    /// How it ended, and the answer to its command.
+    /// Records the result, and returns the completion of the command.
     pub(super) fn answer(self, result: Result<(), Sense>) -> Result<Completion, Sense> {
         let is_aborted = self.0.is_command_aborted.load(Ordering::Relaxed);
         self.finish(&result);
@@ -142,7 +141,7 @@ impl Running {
         }
     }
 
-    /// How it ended.
+    /// Records the result.
     pub(super) fn finish(self, result: &Result<(), Sense>) {
         let phase = match result {
             Ok(()) => Phase::Completed,
@@ -172,7 +171,7 @@ impl Drop for Running {
 struct Entry {
     nexus: NexusId,
     id: ListId,
-    /// What is known of it is kept after its end.
+    /// True if the record of the operation is kept after its end.
     is_kept: bool,
     operation: Arc<Operation>,
 }
@@ -183,13 +182,13 @@ impl Entry {
     }
 }
 
-/// The operations that commands to one unit began.
+/// The operations that commands to one unit started.
 #[derive(Default)]
 pub(crate) struct Operations(Mutex<Vec<Entry>>);
 
 impl Operations {
-    /// Begins an operation. One with an identifier replaces what is known of that identifier;
-    /// an identifier whose operation is under way is refused.
+    /// Starts an operation. An identifier replaces the previous operation with the same identifier. If that operation
+    /// is still in progress, the new one is rejected.
     pub(super) fn begin(
         &self,
         nexus: NexusId,
@@ -221,7 +220,7 @@ impl Operations {
         Ok(Running(operation))
     }
 
-    /// What is known of an identifier.
+    /// Returns the operation of an identifier.
     pub(super) fn find(&self, nexus: NexusId, id: ListId) -> Option<Arc<Operation>> {
         let entries = lock(&self.0);
         let mut known = entries.iter().filter(|entry| !entry.is_forgotten());
@@ -229,12 +228,12 @@ impl Operations {
         Some(entry.operation.clone())
     }
 
-    /// Forgets an operation.
+    /// Deletes the record of an operation.
     pub(super) fn forget(&self, operation: &Arc<Operation>) {
         lock(&self.0).retain(|entry| !Arc::ptr_eq(&entry.operation, operation));
     }
 
-    /// I_T nexus loss: its operations end, and nobody can ask about them.
+    /// Aborts the operations of a lost I_T nexus and deletes their records.
     pub(crate) fn end_of(&self, nexus: NexusId) {
         lock(&self.0).retain(|entry| {
             if entry.nexus == nexus {
@@ -244,7 +243,7 @@ impl Operations {
         });
     }
 
-    /// Logical unit reset: all end.
+    /// Aborts all operations, for a logical unit reset.
     pub(crate) fn end_all(&self) {
         for entry in lock(&self.0).drain(..) {
             entry.operation.abort();

@@ -1,4 +1,4 @@
-//! The Third-party Copy page (SPC-4 7.8.17, SBC-3 6.6.7): the limits of everything here.
+//! The Third-party Copy page (SPC-4 7.8.17, SBC-3 6.6.7): the limits of the copy manager.
 
 use super::{
     DEFAULT_INACTIVITY_S, MAXIMUM_CSCDS, MAXIMUM_DESCRIPTOR_BYTES, MAXIMUM_INACTIVITY_S,
@@ -11,7 +11,7 @@ use sarsen_block::BlockSize;
 use sarsen_wire::scsi::{copy as wire, copy_page as page, opcode};
 use zerocopy::IntoBytes;
 
-/// Segment and CSCD descriptors that EXTENDED COPY takes, ascending.
+/// The supported segment and CSCD descriptors, in ascending order.
 pub(super) const DESCRIPTOR_TYPES: &[u8] = &[
     wire::SEGMENT_BLOCK_TO_BLOCK,
     wire::SEGMENT_VERIFY,
@@ -19,7 +19,7 @@ pub(super) const DESCRIPTOR_TYPES: &[u8] = &[
     wire::CSCD_IDENTIFICATION,
 ];
 
-/// The page without its header.
+/// Returns the page without its header.
 pub(crate) fn third_party_copy(unit: &LogicalUnit) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut add = |descriptor_type: u16, body: &[u8]| {
@@ -43,7 +43,7 @@ pub(crate) fn third_party_copy(unit: &LogicalUnit) -> Vec<u8> {
     bytes
 }
 
-/// A list behind one byte with its length.
+/// Returns a list with its length in one byte in front.
 fn counted(list: &[u8]) -> Vec<u8> {
     [&[list.len() as u8], list].concat()
 }
@@ -60,7 +60,7 @@ fn rod_limits(unit: &LogicalUnit) -> page::BlockDeviceRodLimits {
     }
 }
 
-/// What the command table has.
+/// Returns the supported commands of the command table.
 fn supported_commands(unit: &LogicalUnit) -> Vec<u8> {
     let of = |operation_code: u8| {
         let rows = TABLE.iter().filter(|row| row.operation_code == operation_code);
@@ -97,7 +97,7 @@ fn token_features() -> page::RodTokenFeatures {
         reserved_40: [0; 8],
     };
     page::RodTokenFeatures {
-        // Tokens of other copy managers are unknown here.
+        // Tokens of other copy managers are not supported.
         remote_tokens: 0,
         reserved_1: [0; 11],
         minimum_token_lifetime: 0.into(),

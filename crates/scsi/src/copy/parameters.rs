@@ -1,4 +1,4 @@
-//! EXTENDED COPY(LID1)'s parameter list (SPC-4 6.5): checked whole before anything is copied.
+//! The parameter list of EXTENDED COPY(LID1) (SPC-4 6.5). The server checks the whole list before it copies anything.
 
 use super::operation::ListId;
 use super::{MAXIMUM_CSCDS, MAXIMUM_DESCRIPTOR_BYTES, MAXIMUM_SEGMENTS};
@@ -10,36 +10,36 @@ use sarsen_wire::scsi::copy::{
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// The longest list; there is no inline data.
+/// The maximum length of the list. Inline data is not supported.
 pub(super) const MAXIMUM_LENGTH: usize = size_of::<ExtendedCopyHeader>() + MAXIMUM_DESCRIPTOR_BYTES;
 
-/// A unit that takes part.
+/// A unit that the list names.
 pub(super) struct Cscd {
     pub(super) descriptor: IdentificationCscd,
-    /// Where it is in the list.
+    /// Offset of its descriptor in the list.
     pub(super) offset: u16,
 }
 
-/// A step.
+/// A segment descriptor.
 pub(super) struct Segment {
     pub(super) action: Action,
-    /// DC and CAT.
+    /// DC and CAT, as flags.
     pub(super) flags: u8,
-    /// Where its descriptor is in the list.
+    /// Offset of the descriptor in the list.
     pub(super) offset: u16,
 }
 
-/// What a step does.
+/// The operation of a segment.
 pub(super) enum Action {
     Copy(BlockToBlock),
     CopyWithOffset(BlockToBlockWithOffset),
     Verify(VerifyCscd),
 }
 
-/// A list that can be carried out.
+/// A list that passed the checks.
 pub(super) struct Parameters {
     pub(super) id: Option<ListId>,
-    /// What is known of it is kept.
+    /// True if the record of the operation is kept after its end.
     pub(super) is_kept: bool,
     pub(super) cscds: Vec<Cscd>,
     pub(super) segments: Vec<Segment>,
@@ -77,7 +77,7 @@ impl Parameters {
     }
 }
 
-/// SPC-4 6.5.2.
+/// Returns the list identifier and whether the record is kept (SPC-4 6.5.2).
 fn list_id(header: &ExtendedCopyHeader) -> Result<(Option<ListId>, bool), Sense> {
     let id = Some(ListId::Short(header.list_identifier));
     match header.flags & wire::LIST_ID_USAGE {

@@ -1,8 +1,8 @@
-//! Which units a copy may touch: those that the initiator itself reaches at this moment.
+//! The units that a copy may access: those that the initiator itself can access at this moment.
 //!
-//! A designator says nothing about who sends it. A copy manager that takes it as it comes lets an
-//! initiator read and write units of others (CVE-2020-28374), so that a unit counts only where the
-//! same initiator, which has proved to be the same, has a nexus that shows it.
+//! A designator does not authenticate its sender. A copy manager that trusts it lets an initiator read and write units
+//! of other initiators (CVE-2020-28374). Therefore a unit is accepted only if a nexus of the same authenticated
+//! initiator shows it.
 
 use crate::command_table::Flags;
 use crate::commands::Task;
@@ -10,7 +10,7 @@ use crate::nexus::{Initiator, Nexus, Refusal, admit_access};
 use crate::{Access, Array, LogicalUnit, Sense};
 use std::sync::{Arc, Weak};
 
-/// Who asked for a copy.
+/// The initiator that requested a copy, with its nexus and unit.
 #[derive(Clone)]
 pub(super) struct Requester {
     pub(super) array: Arc<Array>,
@@ -29,13 +29,13 @@ impl Requester {
         }
     }
 
-    /// The unit that the command was addressed to.
+    /// Returns the unit to which the command was addressed.
     pub(super) fn this_unit(&self) -> Reached {
         Reached { unit: self.unit.clone(), nexus: self.nexus.clone() }
     }
 
-    /// The unit of that name, through the command's own nexus if it can be, else through one that
-    /// lets it be used so, else through any.
+    /// Returns the unit that `is_named` accepts, through the first nexus of the same initiator that permits commands
+    /// with `flags`; else through the first nexus that shows it. The command's own nexus is tried first.
     pub(super) fn find(
         &self,
         is_named: impl Fn(&LogicalUnit) -> bool,
@@ -49,7 +49,7 @@ impl Requester {
                 continue;
             }
             let attached = nexus.attached();
-            // What a real device holds is not behind its unit's store.
+            // The store of a pass-through unit does not contain the data of the real device.
             let mut units = attached.values().filter(|one| one.unit.pass_through().is_none());
             let Some(attachment) = units.find(|one| is_named(&one.unit)) else { continue };
             let reached = Reached { unit: attachment.unit.clone(), nexus: Arc::downgrade(&nexus) };
@@ -62,26 +62,26 @@ impl Requester {
     }
 }
 
-/// A unit, and the nexus that leads to it.
+/// A unit, and the nexus through which the initiator reaches it.
 #[derive(Clone)]
 pub(super) struct Reached {
     pub(super) unit: Arc<LogicalUnit>,
     nexus: Weak<Nexus>,
 }
 
-/// Why a unit cannot be used.
+/// The reason why a unit cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Barrier {
-    /// The nexus is gone, or the unit is no longer behind it.
+    /// The nexus was lost, or it no longer shows the unit.
     Unreachable,
-    /// Another nexus has reserved it.
+    /// Another nexus has reserved the unit.
     ReservationConflict,
-    /// It is not in a state for this.
+    /// The state of the unit does not permit it.
     State(Sense),
 }
 
 impl Reached {
-    /// What admission would say of a command with these flags now.
+    /// Checks whether the unit would now admit a command with these flags.
     pub(super) fn admit(&self, flags: Flags) -> Result<(), Barrier> {
         let nexus = self.nexus.upgrade().ok_or(Barrier::Unreachable)?;
         let attached = nexus.attached();

@@ -1,5 +1,5 @@
-//! What is told of copies: the RECEIVE COPY commands, RECEIVE ROD TOKEN INFORMATION, REPORT ALL ROD
-//! TOKENS; and COPY OPERATION ABORT (SPC-4 6.3, 6.18 to 6.25).
+//! The reports on copies: the RECEIVE COPY commands, RECEIVE ROD TOKEN INFORMATION and REPORT ALL ROD TOKENS; and COPY
+//! OPERATION ABORT (SPC-4 6.3, 6.18 to 6.25).
 
 use super::operation::{ListId, Operation, Phase};
 use super::page::DESCRIPTOR_TYPES;
@@ -14,10 +14,10 @@ use sarsen_wire::scsi::copy::{self as wire, LongListId, ShortListId};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// How long to wait before asking again.
+/// The recommended time between two status requests, in milliseconds.
 const UPDATE_DELAY_MS: u32 = 100;
 
-/// The operation that a CDB asks about: its LIST IDENTIFIER is in byte 2.
+/// Returns the operation that a CDB asks about. Its LIST IDENTIFIER is in byte 2.
 fn find(task: &Task<'_>, id: ListId) -> Result<Arc<Operation>, Sense> {
     let found = task.unit.operations().find(task.nexus.id, id);
     found.ok_or(Sense::invalid_field_in_cdb(2))
@@ -35,7 +35,7 @@ fn find_long(task: &Task<'_>) -> Result<(Arc<Operation>, usize), Sense> {
     Ok((operation, fields.length.get() as usize))
 }
 
-/// Bytes after the four of AVAILABLE DATA.
+/// Returns AVAILABLE DATA: the number of bytes after its own four.
 fn available_data(length: usize) -> u32 {
     (length - size_of::<u32>()) as u32
 }
@@ -61,7 +61,7 @@ pub(crate) fn copy_status_lid1(task: Task<'_>) -> Result<Io<Completion>, Sense> 
     Ok(Io::Ready(parameter_data(status.as_bytes(), allocation_length)))
 }
 
-/// No segment that is carried out here keeps data for the application client.
+/// Returns no data, since no supported segment keeps data for the application client.
 pub(crate) fn copy_data_lid1(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let (operation, allocation_length) = find_short(&task)?;
     match operation.phase().is_over() {
@@ -78,7 +78,7 @@ pub(crate) fn failure_details_lid1(task: Task<'_>) -> Result<Io<Completion>, Sen
         Phase::Completed => return Ok(Io::Ready(parameter_data(&[0; 4], allocation_length))),
         Phase::Foreground | Phase::Background => return Err(Sense::invalid_field_in_cdb(2)),
     };
-    // SPC-4 6.18: they are told once.
+    // SPC-4 6.18: the details are reported once.
     task.unit.operations().forget(&operation);
     let header = wire::FailureDetails {
         available_data: available_data(size_of::<wire::FailureDetails>() + sense.len()).into(),
@@ -123,8 +123,8 @@ pub(crate) fn operating_parameters(task: Task<'_>) -> Result<Io<Completion>, Sen
     Ok(Io::Ready(parameter_data(&bytes, allocation_length)))
 }
 
-/// The header that both commands about long identifiers share, its AVAILABLE DATA counting
-/// `more_bytes` after the sense data; and the sense data.
+/// Returns the header that both commands with long identifiers share, and the sense data. AVAILABLE DATA includes
+/// `more_bytes` after the sense data.
 fn long_status(
     task: &Task<'_>,
     operation: &Operation,
@@ -171,7 +171,7 @@ pub(crate) fn copy_status_lid4(task: Task<'_>) -> Result<Io<Completion>, Sense> 
 
 pub(crate) fn rod_token_information(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let (operation, allocation_length) = find_long(&task)?;
-    // ID FOR CREATING ROD CSCD DESCRIPTOR, which POPULATE TOKEN has none of, and the token.
+    // ID FOR CREATING ROD CSCD DESCRIPTOR, which is zero for POPULATE TOKEN, and the token.
     let token = match operation.phase() {
         Phase::Completed => operation.token(),
         _ => None,
@@ -187,7 +187,7 @@ pub(crate) fn rod_token_information(task: Task<'_>) -> Result<Io<Completion>, Se
     Ok(Io::Ready(parameter_data(&bytes, allocation_length)))
 }
 
-/// An initiator is told of the tokens that it made.
+/// Reports to an initiator the tokens that it created.
 pub(crate) fn report_all_rod_tokens(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let allocation_length = task.cdb.view::<LongListId>().length.get() as usize;
     let tokens = task.nexus.device.array().tokens().of(&task.nexus.initiator());
@@ -198,7 +198,7 @@ pub(crate) fn report_all_rod_tokens(task: Task<'_>) -> Result<Io<Completion>, Se
     Ok(Io::Ready(parameter_data(&bytes, allocation_length)))
 }
 
-/// The operation ends before its next piece.
+/// Aborts an operation. It ends before its next piece.
 pub(crate) fn copy_operation_abort(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let (operation, _) = find_long(&task)?;
     if operation.phase().is_over() {

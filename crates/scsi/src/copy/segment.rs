@@ -1,5 +1,4 @@
-//! One segment of EXTENDED COPY (SPC-4 6.4.6): which bytes go where, and what is said when they
-//! cannot.
+//! One segment of EXTENDED COPY (SPC-4 6.4.6): the bytes that it copies, and the errors that it reports.
 
 use super::MAXIMUM_SEGMENT_BYTES;
 use super::operation::Operation;
@@ -16,7 +15,7 @@ use sarsen_wire::scsi::copy::{
 };
 use std::mem::offset_of;
 
-/// Why a segment could not be carried out, and which byte of the list is to blame.
+/// The reason why a segment failed, and the byte of the list that caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SegmentError {
     pub(super) additional: AdditionalSense,
@@ -32,7 +31,7 @@ impl SegmentError {
 /// A unit that a segment names.
 struct SegmentUnit<'a> {
     reached: Reached,
-    /// Its descriptor; none for the unit that the command was addressed to.
+    /// The descriptor of the unit; `None` for the unit to which the command was addressed.
     cscd: Option<&'a Cscd>,
 }
 
@@ -58,7 +57,7 @@ impl SegmentUnit<'_> {
     }
 }
 
-/// Bytes of a segment, in bytes from the start of each unit.
+/// The bytes of a segment, with offsets in bytes from the start of each unit.
 struct Span {
     source_offset: u64,
     destination_offset: u64,
@@ -66,7 +65,7 @@ struct Span {
     pads: bool,
 }
 
-/// What a segment works with.
+/// The context in which segments are executed.
 pub(super) struct Context<'a> {
     pub(super) parameters: &'a Parameters,
     pub(super) requester: &'a Requester,
@@ -75,7 +74,7 @@ pub(super) struct Context<'a> {
 
 impl<'a> Context<'a> {
     pub(super) async fn carry_out(&self, segment: &Segment) -> Result<(), SegmentError> {
-        // The fields of a segment are counted from its header.
+        // Offsets of a segment's fields are relative to the end of its header.
         let body = segment.offset + size_of::<SegmentHeader>() as u16;
         match &segment.action {
             Action::Copy(copy) => self.copy(copy, segment.flags, body).await,
@@ -118,7 +117,7 @@ impl<'a> Context<'a> {
         )?;
         let is_exact = byte_count.is_multiple_of(lengths.0) && byte_count.is_multiple_of(lengths.1);
         if !is_exact && (flags & wire::SEGMENT_CAT != 0 || !source.pads() && !destination.pads()) {
-            // SPC-4 5.17.7.3: nothing is carried over to the next segment here.
+            // SPC-4 5.17.7.3: residual data is not carried over to the next segment.
             let code = AdditionalSense::UNEXPECTED_INEXACT_SEGMENT;
             return Err(SegmentError::at(code, body - size_of::<SegmentHeader>() as u16));
         }
@@ -235,8 +234,8 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// The unit that a CSCD DESCRIPTOR ID names, for what `flags` say; `field` is where the
-    /// identifier is.
+    /// Returns the unit of a CSCD DESCRIPTOR ID, if it may be used with `flags`. `field` is the offset of the
+    /// identifier.
     fn party(&self, id: u16, flags: Flags, field: u16) -> Result<SegmentUnit<'a>, SegmentError> {
         if id == wire::CSCD_ID_THIS_UNIT {
             return Ok(SegmentUnit { reached: self.requester.this_unit(), cscd: None });
@@ -265,12 +264,12 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Bytes of a unit's block.
+/// Returns the block size of a unit in bytes.
 fn block(unit: &LogicalUnit) -> u64 {
     unit.byte_count(1) as u64
 }
 
-/// Blocks that a segment names lie within the unit.
+/// Checks that the blocks of a segment are within the unit.
 fn check_range(unit: &LogicalUnit, extent: Extent, byte: u16) -> Result<(), SegmentError> {
     match extent.fits(unit.geometry().block_count) {
         true => Ok(()),
@@ -278,11 +277,11 @@ fn check_range(unit: &LogicalUnit, extent: Extent, byte: u16) -> Result<(), Segm
     }
 }
 
-/// Whether a descriptor names a unit by one of the designators that the unit shows.
+/// Returns whether a descriptor contains one of the designators of the unit.
 fn names(descriptor: &IdentificationCscd, unit: &LogicalUnit) -> bool {
     let length = usize::from(descriptor.designator_length);
     let Some(designator) = descriptor.designator.get(..length) else { return false };
-    // The zeroes that end a SCSI name string may have found no room.
+    // The descriptor may not have had enough space for the zeroes that pad a SCSI name string.
     let is_same = |shown: &[u8], is_text: bool| match is_text {
         true => trimmed(shown).eq_ignore_ascii_case(trimmed(designator)),
         false => shown == designator,

@@ -1,10 +1,8 @@
-//! ROD tokens (SPC-4 5.17.6): what the data of some blocks was at one moment, as 512 bytes that
-//! nobody can guess.
+//! ROD tokens (SPC-4 5.17.6): 512 unpredictable bytes that represent the data of some blocks at one moment.
 //!
-//! Nothing is copied when a token is made. It is a point in time copy that is vulnerable to change:
-//! the first write to one of its blocks revokes it (`watch`), so that it never stands for other
-//! data than it was made of. Who holds a token may use it, whichever initiator made it: that is how
-//! one host lets another copy.
+//! The server copies nothing when it creates a token. A token is a point in time copy that is vulnerable to change: the
+//! first write to one of its blocks revokes it (`watch`). Therefore it never represents other data than at its
+//! creation. Every initiator that has the token may use it. In this way one host lets another host copy.
 
 use super::{DEFAULT_INACTIVITY_S, MAXIMUM_INACTIVITY_S};
 use crate::nexus::Initiator;
@@ -19,12 +17,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use zerocopy::IntoBytes;
 
-/// Tokens of one initiator; one more cancels the one that was idle for longest.
+/// The maximum number of tokens of one initiator. A further token cancels the one with the longest idle time.
 const TOKENS_OF_AN_INITIATOR: usize = 256;
-/// Tokens of all initiators, dead ones included.
+/// The maximum number of tokens of all initiators, including ended ones.
 const TOKENS: usize = 4096;
 
-/// Why a token cannot be used any more.
+/// The reason why a token cannot be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TokenEnd {
     Revoked,
@@ -44,7 +42,7 @@ impl TokenEnd {
     }
 }
 
-/// The ROD TOKEN field of WRITE USING TOKEN is what is wrong.
+/// Returns the sense data for an invalid ROD TOKEN field of WRITE USING TOKEN.
 const fn refused(additional: AdditionalSense) -> Sense {
     Sense::in_parameter_list(additional, offset_of!(WriteUsingTokenHeader, token) as u16)
 }
@@ -57,9 +55,9 @@ pub(super) struct Token {
     extents: Vec<Extent>,
     initiator: Initiator,
     inactivity_ms: u64,
-    /// When it was used last, in milliseconds since 1970.
+    /// The time of the last use, in milliseconds since 1970.
     used_at: AtomicU64,
-    /// Commands that read from it now: meanwhile it does not expire.
+    /// Number of commands that read from the token now. It does not expire meanwhile.
     users: AtomicU32,
     end: Mutex<Option<TokenEnd>>,
 }
@@ -82,7 +80,7 @@ impl Token {
         self.end_as(TokenEnd::Revoked);
     }
 
-    /// Ends it if nobody used it for too long. A clock that jumps back makes it live longer.
+    /// Ends the token if it was idle for too long. A clock that jumps back extends its life.
     pub(super) fn expire(&self) {
         let Some(array) = self.array.upgrade() else { return self.end_as(TokenEnd::Cancelled) };
         let idle = array.host().unix_time_ms().saturating_sub(self.used_at.load(Ordering::Relaxed));
@@ -95,7 +93,7 @@ impl Token {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first reason stays.
+    /// Ends the token. The first reason is kept.
     fn end_as(&self, reason: TokenEnd) {
         self.end().get_or_insert(reason);
     }
@@ -112,12 +110,12 @@ impl Token {
 pub(super) struct Use {
     token: Arc<Token>,
     pub(super) unit: Arc<LogicalUnit>,
-    /// DEL_TKN: nobody will use it again.
+    /// DEL_TKN: the token is deleted after this use.
     pub(super) is_last: bool,
 }
 
 impl Use {
-    /// Whether all that was read from it until now is what it stands for.
+    /// Checks whether all data that was read from the token so far is valid.
     pub(super) fn check(&self) -> Result<(), Sense> {
         self.token.check()
     }
@@ -139,21 +137,21 @@ impl Drop for Use {
     }
 }
 
-/// What a token is made of.
+/// The parameters of a new token.
 pub(super) struct Recipe {
     pub(super) unit: Arc<LogicalUnit>,
     pub(super) extents: Vec<Extent>,
     pub(super) initiator: Initiator,
-    /// INACTIVITY TIMEOUT, 0 for the default.
+    /// INACTIVITY TIMEOUT in seconds; 0 means the default.
     pub(super) inactivity_s: u32,
 }
 
-/// All tokens of an array, and those that ended of late.
+/// All tokens of an array, including recently ended ones.
 #[derive(Default)]
 pub(crate) struct Tokens(Mutex<Vec<Arc<Token>>>);
 
 impl Tokens {
-    /// Makes a token. It is not watched yet: the caller adds it to the unit's watch.
+    /// Creates a token. The caller adds it to the unit's watch.
     pub(super) fn create(&self, array: &Arc<Array>, recipe: Recipe) -> Result<Arc<Token>, Sense> {
         let mut tokens = self.tokens();
         tokens.iter().for_each(|token| token.expire());
@@ -192,7 +190,7 @@ impl Tokens {
         Ok(token)
     }
 
-    /// The token that an initiator sent (SPC-4 5.17.6.5).
+    /// Returns the token that an initiator sent (SPC-4 5.17.6.5).
     pub(super) fn open(&self, sent: &RodToken) -> Result<Use, Sense> {
         if sent.management.length.get() != wire::ROD_TOKEN_LENGTH {
             return Err(refused(AdditionalSense::INVALID_TOKEN_OPERATION_INVALID_TOKEN_LENGTH));
@@ -219,7 +217,7 @@ impl Tokens {
         Ok(Use { token: token.clone(), unit, is_last: false })
     }
 
-    /// What can be told of an initiator's live tokens: not what makes them usable.
+    /// Returns the management data of an initiator's live tokens, which is not sufficient to use them.
     pub(super) fn of(&self, initiator: &Initiator) -> Vec<RodManagementToken> {
         let tokens = self.tokens();
         tokens.iter().for_each(|token| token.expire());
@@ -235,12 +233,12 @@ impl Tokens {
     }
 }
 
-/// Whether two tokens are the same, in a time that does not tell where they differ.
+/// Compares two tokens in constant time.
 fn is_equal(one: &[u8], other: &[u8]) -> bool {
     one.iter().zip(other).fold(0, |difference, (one, other)| difference | (one ^ other)) == 0
 }
 
-/// SPC-4 5.17.6.4, SBC-3 4.28.3.
+/// Builds the bytes of a token (SPC-4 5.17.6.4, SBC-3 4.28.3).
 fn bytes(array: &Array, recipe: &Recipe) -> RodToken {
     let unit = &recipe.unit;
     let block_size = unit.geometry().block_size;
@@ -271,7 +269,7 @@ fn bytes(array: &Array, recipe: &Recipe) -> RodToken {
     }
 }
 
-/// The unit as a CSCD descriptor would name it.
+/// Returns the unit's designator in the form of a CSCD descriptor.
 fn creator(unit: &LogicalUnit) -> IdentificationCscd {
     let mut designator = [0; 20];
     let naa = unit.identity().naa;

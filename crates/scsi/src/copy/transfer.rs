@@ -1,10 +1,9 @@
-//! Moves bytes from blocks to blocks in pieces of bounded memory: the one place where a copy reads
-//! and writes.
+//! Moves bytes between blocks in pieces of limited memory. Copies read and write only through this module.
 //!
-//! Each piece is a read and a write as their commands are: the write holds the destination's gate
-//! until it has ended, is durable where a WRITE would be, and both are admitted anew. Blocks that
-//! the source does not hold are given back at the destination where it can. Dropping the future
-//! stops after the request under way.
+//! Each piece is like a READ and a WRITE. The server admits both again for every piece. The write holds the
+//! destination's write gate until its end, and is durable if a WRITE would be. Blocks that are unmapped at the source
+//! are unmapped at the destination, if it supports that. Dropping the future stops the transfer after the current
+//! request.
 
 use super::operation::Operation;
 use super::reach::{Barrier, Reached};
@@ -15,32 +14,32 @@ use async_lock::Semaphore;
 use sarsen_block::{Allocation, BlockError, Buffer, Data, Durability, Extent};
 use std::sync::Arc;
 
-/// A piece that is read and written.
+/// The size in bytes of a piece that is read and written.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces that an array's copies hold in memory at once.
+/// The maximum number of pieces that the copies of an array hold in memory.
 pub(crate) const PIECES: usize = 64;
-/// A hole that is made at once.
+/// The maximum number of bytes that are cleared at once.
 const HOLE_BYTES: u64 = 64 << 20;
 
-/// Why a transfer ended early.
+/// The reason why a transfer ended early.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The source could not be read.
+    /// Reading the source failed.
     Source(Fault),
-    /// The destination could not be written.
+    /// Writing the destination failed.
     Destination(Fault),
-    /// The token that the source is named by.
+    /// The token that names the source is no longer valid.
     Token(Sense),
-    /// Somebody ended it.
+    /// The operation was aborted.
     Aborted,
 }
 
-/// What is wrong with one side.
+/// The failure of one side.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// It may not be used now.
+    /// The unit may not be used now.
     Barrier(Barrier),
-    /// It was used and failed.
+    /// The store returned an error.
     Block(BlockError),
 }
 
@@ -50,21 +49,21 @@ impl From<BlockError> for Fault {
     }
 }
 
-/// What a gate of the unit said.
+/// Converts the sense data of a unit's gate.
 impl From<Sense> for Fault {
     fn from(sense: Sense) -> Self {
         Self::Barrier(Barrier::State(sense))
     }
 }
 
-/// What is asked between pieces.
+/// The checks between pieces.
 pub(super) struct Supervisor<'a> {
     pub(super) operation: &'a Operation,
-    /// The pieces that all copies of the array may hold in memory at once.
+    /// The limit of pieces that all copies of the array hold in memory.
     pub(super) pieces: &'a Semaphore,
-    /// The source, where it is named by a designator.
+    /// The source, if a designator names it.
     pub(super) source: Option<&'a Reached>,
-    /// The source, where it is named by a token.
+    /// The source, if a token names it.
     pub(super) token: Option<&'a Use>,
     pub(super) destination: &'a Reached,
 }
@@ -86,20 +85,20 @@ impl Supervisor<'_> {
         self.destination.admit(WRITES).map_err(barred)
     }
 
-    /// What was read counts only if the token stands for it still.
+    /// Checks that the token is still valid, since otherwise the read data is not.
     fn after_read(&self) -> Result<(), Failure> {
         self.token.map_or(Ok(()), Use::check).map_err(Failure::Token)
     }
 }
 
-/// What is read: runs of blocks, one after another. They lie within the unit.
+/// The source: extents of the unit, one after another.
 pub(super) struct Source<'a> {
     pub(super) unit: &'a LogicalUnit,
     pub(super) extents: &'a [Extent],
 }
 
 impl Source<'_> {
-    /// The extent that byte `offset` is in, and where in it.
+    /// Returns the extent that contains byte `offset`, and the offset in it.
     fn locate(&self, offset: u64) -> Result<(Extent, u64), BlockError> {
         let block_size = self.unit.geometry().block_size;
         let mut within = offset;
@@ -114,12 +113,12 @@ impl Source<'_> {
         Err(BlockError::OutOfRange { extent, block_count: self.unit.geometry().block_count })
     }
 
-    /// No part of an atomic write that is under way.
+    /// Reads so that no atomic write in progress is seen partially.
     async fn read(&self, offset: u64, length: u64) -> Result<Data, Fault> {
         let guard = self.unit.guard_read().await?;
         let data = self.read_blocks(offset, length).await?;
         Ok(match guard {
-            // A store's memory may change once the guard is let go.
+            // A store's memory may change after the guard is released.
             Some(_) => Data::Buffer(data.into_buffer()),
             None => data,
         })
@@ -149,7 +148,7 @@ impl Source<'_> {
         Ok(Data::Buffer(buffer))
     }
 
-    /// So many bytes from `offset`, at most `limit`, are in one state.
+    /// Returns the number of bytes from `offset`, maximum `limit`, with the same allocation state, and that state.
     async fn run(&self, offset: u64, limit: u64) -> Result<(u64, Allocation), BlockError> {
         let block_size = self.unit.geometry().block_size;
         let mask = block_size.bytes() as u64 - 1;
@@ -166,16 +165,17 @@ impl Source<'_> {
     }
 }
 
-/// Bytes that go from a source to a unit. Both ends lie within their units.
+/// A copy of bytes from a source to a unit. The caller has checked both ranges.
 pub(super) struct Transfer<'a> {
     pub(super) source: Source<'a>,
-    /// From the source's first byte.
+    /// Offset in bytes in the source.
     pub(super) source_offset: u64,
     pub(super) destination: &'a LogicalUnit,
-    /// From the unit's first byte.
+    /// Offset in bytes in the unit.
     pub(super) destination_offset: u64,
     pub(super) byte_count: u64,
-    /// A block of the destination that is begun at its start is filled with zeroes to its end.
+    /// If true, an incomplete last block of the destination is filled with zeroes, unless it begins in the middle of
+    /// the block.
     pub(super) pads: bool,
 }
 
@@ -192,7 +192,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// The same from the end to the start: where the destination begins within the source.
+    /// Copies from the end to the start, for a destination that begins within its source.
     pub(super) async fn run_backward(&self, supervisor: &Supervisor<'_>) -> Result<(), Failure> {
         let block = self.destination.byte_count(1) as u64;
         let mut end = self.byte_count;
@@ -230,7 +230,7 @@ impl Transfer<'_> {
         Ok(data)
     }
 
-    /// Copies one piece from byte `done` of the transfer, and says how long it was.
+    /// Copies one piece from byte `done` of the transfer. Returns its length.
     async fn forward(&self, done: u64, supervisor: &Supervisor<'_>) -> Result<u64, Failure> {
         let failed = Failure::Destination;
         let destination = supervisor.destination;
@@ -266,14 +266,14 @@ impl Transfer<'_> {
     }
 }
 
-/// Whole blocks of a unit from byte `offset`.
+/// Returns the whole blocks of a unit from byte `offset`.
 fn blocks(unit: &LogicalUnit, offset: u64, length: u64) -> Extent {
     let shift = unit.geometry().block_size.shift();
     Extent::new(offset >> shift, length >> shift)
 }
 
-/// Behind the gate it is looked at again whether the write may happen: PREEMPT AND ABORT waits for
-/// those that are past this, so that nothing of a nexus that it cut off comes after it.
+/// Checks behind the write gate again whether the write is permitted. PREEMPT AND ABORT waits for the writes that
+/// passed this check, so no later write of a preempted nexus reaches the medium.
 fn admit_behind_gate(destination: &Reached) -> Result<(), Fault> {
     destination.admit(WRITES).map_err(Fault::Barrier)
 }
@@ -296,7 +296,7 @@ async fn write(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
     Ok(())
 }
 
-/// Makes whole blocks read as zero without holding any, where the store can.
+/// Makes whole blocks read as zeroes, without allocated space if the store can do that.
 async fn clear(destination: &Reached, offset: u64, length: u64) -> Result<(), Fault> {
     let unit = &*destination.unit;
     let extent = blocks(unit, offset, length);
@@ -314,7 +314,7 @@ async fn clear(destination: &Reached, offset: u64, length: u64) -> Result<(), Fa
     Ok(())
 }
 
-/// Clears bytes of whole blocks in pieces.
+/// Clears whole blocks in pieces.
 pub(super) async fn clear_all(
     unit: &LogicalUnit,
     extent: Extent,
@@ -334,7 +334,7 @@ pub(super) async fn clear_all(
     Ok(())
 }
 
-/// Writes some bytes of one block and keeps the others: nothing else writes meanwhile.
+/// Writes some bytes of one block and keeps the others. No other write happens meanwhile.
 async fn patch(destination: &Reached, offset: u64, data: Data) -> Result<(), Fault> {
     let unit = &*destination.unit;
     let block = unit.byte_count(1) as u64;
@@ -348,7 +348,7 @@ async fn patch(destination: &Reached, offset: u64, data: Data) -> Result<(), Fau
     Ok(())
 }
 
-/// The destination of a transfer begins within its source.
+/// Returns whether the destination of a transfer begins within its source.
 pub(super) fn begins_within(
     source: (&Arc<LogicalUnit>, u64),
     destination: (&Arc<LogicalUnit>, u64),

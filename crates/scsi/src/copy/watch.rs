@@ -1,5 +1,4 @@
-//! Revokes tokens when what they stand for changes. It lies right above a unit's store, so that no
-//! command can write past it.
+//! Revokes tokens when their data changes. This layer is directly above a unit's store, so that no write bypasses it.
 
 use super::token::Token;
 use sarsen_block::{BlockError, Characteristics, Extent, Geometry, Io, Reply, Request, Store};
@@ -9,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The live tokens of one unit.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Whether there are any: what each write looks at.
+    /// True if there are any tokens. Each write reads only this flag.
     is_active: AtomicBool,
     tokens: Mutex<Vec<Arc<Token>>>,
 }
 
 impl Watch {
-    /// From now on a change within the token's extents revokes it. The caller holds the write gate
-    /// alone, so that no write that began before ends after.
+    /// Adds a token: from now on a change of its extents revokes it. The caller holds the write gate exclusively, so
+    /// that no earlier write ends later.
     pub(super) fn add(&self, token: Arc<Token>) {
         let mut tokens = self.tokens();
         tokens.retain(|token| token.is_live());
@@ -24,7 +23,7 @@ impl Watch {
         self.is_active.store(true, Ordering::SeqCst);
     }
 
-    /// Blocks are about to change. Who reads them changed finds their tokens revoked.
+    /// Revokes the tokens of blocks that are about to change. A read that sees the change also sees the revocation.
     fn before_change(&self, extent: Extent) {
         if self.is_active.load(Ordering::SeqCst) {
             self.revoke(extent);
@@ -49,7 +48,7 @@ impl Watch {
     }
 }
 
-/// A store whose changes are watched.
+/// A store that revokes tokens when its blocks change.
 pub(crate) struct Watched {
     inner: Arc<dyn Store>,
     watch: Arc<Watch>,
@@ -76,7 +75,7 @@ impl Store for Watched {
             | Request::WriteProtected { extent, .. }
             | Request::WriteZeroes { extent, .. }
             | Request::Unmap(extent) => self.watch.before_change(*extent),
-            // What a shorter store forgets may come back as zeroes.
+            // Blocks that a smaller store drops may read as zeroes after it grows again.
             Request::Resize { block_count } => {
                 self.watch.before_change(Extent::new(*block_count, u64::MAX - block_count));
             }

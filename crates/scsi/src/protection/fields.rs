@@ -4,7 +4,7 @@ use super::ProtectionType;
 use sarsen_block::{Lba, ProtectionField};
 use sarsen_wire::scsi::cdb::{Block32, FLAGS_PROTECT};
 
-/// Which fields are checked.
+/// The fields that are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checks {
     pub(crate) guard: bool,
@@ -16,7 +16,7 @@ impl Checks {
     pub(crate) const NONE: Self = Self { guard: false, application: false, reference: false };
     pub(crate) const ALL: Self = Self { guard: true, application: true, reference: true };
 
-    /// Whether a field is among them.
+    /// Returns whether a field is checked.
     pub(crate) const fn has(self, field: ProtectionField) -> bool {
         match field {
             ProtectionField::Guard => self.guard,
@@ -26,7 +26,7 @@ impl Checks {
     }
 }
 
-/// A PROTECT field, none of its reserved values.
+/// A PROTECT field with a valid value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProtectField(u8);
 
@@ -34,7 +34,7 @@ impl ProtectField {
     /// No protection information is transferred.
     pub(crate) const NONE: Self = Self(0);
 
-    /// The field in the flags of a block command; `None` where its value is reserved.
+    /// Returns the field in the flags of a block command; `None` for a reserved value.
     pub(crate) const fn of(flags: u8) -> Option<Self> {
         match (flags & FLAGS_PROTECT) >> 5 {
             code @ 0..=5 => Some(Self(code)),
@@ -42,13 +42,13 @@ impl ProtectField {
         }
     }
 
-    /// Whether each block comes with its protection information.
+    /// Returns whether each block is transferred with its protection information.
     pub(crate) const fn is_transferred(self) -> bool {
         self.0 != 0
     }
 
-    /// What is checked of blocks that are read, and, unless nothing is transferred, of blocks that
-    /// come from the initiator (SBC-3 5.10, 5.29 and 5.32; what may be checked is).
+    /// Returns the checks for blocks that are read. If protection information is transferred, they also apply to blocks
+    /// from the initiator (SBC-3 5.10, 5.29 and 5.32). Optional checks are included.
     pub(crate) const fn checks(self) -> Checks {
         match self.0 {
             0 | 1 | 5 => Checks::ALL,
@@ -58,8 +58,8 @@ impl ProtectField {
         }
     }
 
-    /// What is compared between the initiator's blocks and the medium's (SBC-3 5.29). The
-    /// application tag is, where it is the initiators'; so is type 3's reference tag.
+    /// Returns the fields that are compared between the initiator's blocks and the medium (SBC-3 5.29). The application
+    /// tag, and type 3's reference tag, are compared only if the initiators define them.
     pub(crate) const fn compared(
         self,
         protection_type: ProtectionType,
@@ -76,7 +76,7 @@ impl ProtectField {
     }
 }
 
-/// An application tag, and the bits of it that count.
+/// An application tag, and a mask of its checked bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TagMask {
     tag: u16,
@@ -89,7 +89,7 @@ impl TagMask {
     }
 }
 
-/// The tags that a command of 32 bytes names.
+/// The tags in a command of 32 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CdbTags {
     reference: u32,
@@ -106,18 +106,17 @@ impl CdbTags {
     }
 }
 
-/// What is known of tags before they are looked at; what is not known is not checked.
+/// The expected tags. Unknown tags are not checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
-    /// The reference tag of the first block; each further block has the next.
+    /// The reference tag of the first block. It is incremented for each further block.
     pub(crate) reference: Option<u32>,
     /// The application tag of all blocks.
     pub(crate) application: Option<TagMask>,
 }
 
 impl Expected {
-    /// What a command of 32 bytes says, of which the application tag counts where it is the
-    /// initiators' (ATO).
+    /// Returns the tags in a command of 32 bytes. The application tag counts only if the initiators define it (ATO).
     pub(crate) fn of_cdb(tags: CdbTags, application_tag_owned: bool) -> Self {
         Self {
             reference: Some(tags.reference),
@@ -125,7 +124,7 @@ impl Expected {
         }
     }
 
-    /// What follows from the address of the first block.
+    /// Returns the tags that follow from the address of the first block.
     pub(crate) const fn of_address(protection_type: ProtectionType, lba: Lba) -> Self {
         let reference = match protection_type {
             ProtectionType::Type1 => Some(lba.0 as u32),
@@ -134,7 +133,7 @@ impl Expected {
         Self { reference, application: None }
     }
 
-    /// The same for a run that begins so many blocks later.
+    /// Returns the tags for a run that begins `block_count` blocks later.
     pub(crate) fn after(self, block_count: u64) -> Self {
         let reference = self.reference.map(|first| first.wrapping_add(block_count as u32));
         Self { reference, ..self }

@@ -1,4 +1,4 @@
-//! A store whose plain blocks are checked and generated protection information for.
+//! A store that checks and generates the protection information of plain blocks.
 
 use super::{Checks, Expected, Generation, Inspection, ProtectionType, protected_bytes};
 use sarsen_block::{
@@ -8,14 +8,14 @@ use sarsen_block::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-/// A block that seems wrong is read so many times before it is called so: a write of another
-/// command may have been half done when it was read first.
+/// The maximum number of reads of a block before an error is reported. A concurrent write may have been incomplete
+/// during the first read.
 const READS: usize = 4;
 
-/// A store that keeps protection information, with the type that it is formatted with.
+/// A store with protection information, and the type of its format.
 pub(crate) struct Protected {
     below: Arc<dyn Store>,
-    /// The type's number; 0 for none.
+    /// The number of the type; 0 for none.
     protection_type: AtomicU8,
     /// ATO (SPC-4 7.5.8).
     application_tag_owned: AtomicBool,
@@ -24,7 +24,7 @@ pub(crate) struct Protected {
 }
 
 impl Protected {
-    /// Over a store that keeps protection information.
+    /// Creates it over a store with protection information.
     pub(crate) fn new(below: Arc<dyn Store>, protection_type: Option<ProtectionType>) -> Self {
         let store = Self {
             below,
@@ -36,7 +36,7 @@ impl Protected {
         store
     }
 
-    /// The type that the medium is formatted with.
+    /// Returns the type of the medium's format.
     pub(crate) fn protection_type(&self) -> Option<ProtectionType> {
         match self.protection_type.load(Ordering::Relaxed) {
             1 => Some(ProtectionType::Type1),
@@ -46,29 +46,29 @@ impl Protected {
         }
     }
 
-    /// The medium is formatted with another type.
+    /// Changes the type of the medium's format.
     pub(crate) fn set_protection_type(&self, protection_type: Option<ProtectionType>) {
         let number = protection_type.map_or(0, |protection_type| protection_type.p_type() + 1);
         self.protection_type.store(number, Ordering::Relaxed);
     }
 
-    /// What the control mode page says: ATO and DPICZ.
+    /// Sets ATO and DPICZ, from the control mode page.
     pub(crate) fn set_policy(&self, application_tag_owned: bool, unchecked_when_zero: bool) {
         self.application_tag_owned.store(application_tag_owned, Ordering::Relaxed);
         self.unchecked_when_zero.store(unchecked_when_zero, Ordering::Relaxed);
     }
 
-    /// ATO.
+    /// Returns ATO.
     pub(crate) fn is_application_tag_owned(&self) -> bool {
         self.application_tag_owned.load(Ordering::Relaxed)
     }
 
-    /// DPICZ: nothing is checked where a PROTECT field is zero.
+    /// Returns DPICZ: blocks are not checked if the PROTECT field is zero.
     pub(crate) fn is_unchecked_when_zero(&self) -> bool {
         self.unchecked_when_zero.load(Ordering::Relaxed)
     }
 
-    /// How blocks that were read, or came from an initiator, are held against what is expected.
+    /// Returns the inspection of blocks that were read, or that the initiator sent.
     pub(crate) fn inspection(
         &self,
         protection_type: ProtectionType,
@@ -81,7 +81,7 @@ impl Protected {
         Inspection { protection_type, block_size, extent, checks, expected, from_medium }
     }
 
-    /// Reads blocks with their protection information, which has passed `inspection`.
+    /// Reads blocks with their protection information and applies `inspection`.
     pub(crate) fn read_inspected(&self, inspection: Inspection) -> Io<Result<Buffer, BlockError>> {
         let below = self.below.clone();
         match below.read_protected(inspection.extent) {
@@ -103,7 +103,7 @@ impl Protected {
         }
     }
 
-    /// Writes blocks with their protection information as they are.
+    /// Writes blocks with unchanged protection information.
     pub(crate) fn write_tagged(
         &self,
         extent: Extent,
@@ -154,7 +154,7 @@ impl Protected {
     }
 }
 
-/// Reads blocks again that seemed wrong.
+/// Reads blocks again after a failed inspection.
 async fn read_again(below: Arc<dyn Store>, inspection: Inspection) -> Result<Buffer, BlockError> {
     let mut read = 1;
     loop {
@@ -168,7 +168,7 @@ async fn read_again(below: Arc<dyn Store>, inspection: Inspection) -> Result<Buf
     }
 }
 
-/// The data of blocks of `size` bytes alone, moved together in place.
+/// Returns only the data of blocks of `size` bytes, compacted in place.
 pub(crate) fn without_tags(mut blocks: Buffer, size: usize) -> Buffer {
     let step = size + PROTECTION_BYTES;
     let block_count = blocks.len() / step;
@@ -199,7 +199,7 @@ impl Store for Protected {
             Request::Write { extent, data, durability } => {
                 self.write_plain(protection_type, extent, &data, durability)
             }
-            // What is zeroed, unmapped or never written has FFh, which is not checked.
+            // Zeroed, unmapped and never written blocks have FFh, which is not checked.
             request => self.below.submit(request),
         }
     }

@@ -1,9 +1,8 @@
-//! Who may do what with a unit: persistent reservations (SPC-4 5.12) and the older RESERVE and
-//! RELEASE (SPC-2 5.5.1).
+//! The reservations of a unit: persistent reservations (SPC-4 5.12) and the older RESERVE and RELEASE (SPC-2 5.5.1).
 //!
-//! The rules are in [`state`]. Here a unit's state is changed, kept where it is to outlive the
-//! program ([`record`]), and turned into what each command looks at: one number in each
-//! attachment, the flags that a command needs there.
+//! The rules are in [`state`]. This module changes a unit's state, and saves it if it must outlive the program
+//! ([`record`]). Then it updates the flags that a command needs in each attachment. Every command reads them as one
+//! number.
 
 mod record;
 mod state;
@@ -25,26 +24,26 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many unit attentions wait for initiators that are not there; the oldest is forgotten first.
+/// The maximum number of pending unit attentions for initiators without a nexus. The oldest is dropped first.
 const ABSENT_LIMIT: usize = 2 * REGISTRATIONS_LIMIT;
 
-/// The flags that a command needs to be done for one nexus.
+/// The flags that a command needs to be executed for one nexus.
 #[derive(Debug, Default)]
 pub(crate) struct RequiredFlags(AtomicU16);
 
 impl RequiredFlags {
-    /// One load on the way of each command.
+    /// Returns the flags, with one load for each command.
     pub(crate) fn needed(&self) -> Flags {
         Flags::from_bits(self.0.load(Ordering::Relaxed))
     }
 
-    /// A command that begins after the change was answered must meet it.
+    /// Sets the flags. A command that begins after the response to the change must see them.
     fn set(&self, flags: Flags) {
         self.0.store(flags.bits(), Ordering::SeqCst);
     }
 }
 
-/// An I_T nexus as a unit knows it.
+/// An I_T nexus that is attached to a unit.
 pub(crate) struct Attached {
     pub(crate) id: NexusId,
     pub(crate) name: NexusName,
@@ -56,10 +55,10 @@ pub(crate) struct Attached {
 #[derive(Default)]
 pub(crate) struct Reservations {
     inner: Mutex<Inner>,
-    /// Whether anything is reserved.
+    /// True if there is any reservation.
     reserved: AtomicBool,
-    /// Held from when a change is worked out until it is in force: what is kept and what is in
-    /// force are changed in one order.
+    /// Held from the evaluation of a change until it is in effect, so that the record and the state change in the same
+    /// order.
     turn: async_lock::Mutex<()>,
 }
 
@@ -68,20 +67,20 @@ struct Inner {
     state: State,
     /// The nexus that holds an SPC-2 reservation.
     spc2_holder: NexusId,
-    /// There is a record, or may be.
+    /// True if there is a record, or may be one.
     kept: bool,
-    /// What initiators are to be told that are not there.
+    /// Pending unit attentions for initiators without a nexus.
     absent: VecDeque<(NexusName, UnitAttention)>,
 }
 
-/// What a change did, for the command that made it.
+/// The result of a change, for the command that made it.
 pub(crate) struct Changed {
-    /// The nexuses that were preempted and are there.
+    /// The preempted nexuses that are attached.
     pub(crate) preempted: Vec<NexusId>,
 }
 
 impl Reservations {
-    /// As they were kept.
+    /// Loads the saved reservations.
     pub(crate) fn load(keeper: Option<&Arc<dyn Keeper>>) -> io::Result<Self> {
         let Some(bytes) =
             keeper.map(|keeper| keeper.load(Record::Reservations)).transpose()?.flatten()
@@ -113,8 +112,9 @@ impl Inner {
 }
 
 impl LogicalUnit {
-    /// The persistent reservation, while nobody holds one of SPC-2 (whose holder cannot ask for
-    /// this one either, SPC-2 5.5.1).
+    /// Returns the persistent reservations. Fails during an SPC-2 reservation, whose holder cannot request them either
+    /// (SPC-2
+    /// 5.5.1).
     pub(crate) fn persistent_reservations(&self) -> Result<State, Refusal> {
         let inner = self.reservations().inner();
         match inner.spc2_holder {
@@ -123,9 +123,9 @@ impl LogicalUnit {
         }
     }
 
-    /// Does a service action of PERSISTENT RESERVE OUT for `nexus`. When this answers, the change
-    /// is in force, and kept if it is to be. Dropped before, the change may be kept without being
-    /// in force; the next one puts that right.
+    /// Executes a service action of PERSISTENT RESERVE OUT for `nexus`. When this function returns, the change is in
+    /// effect, and saved if it must be. If the future is dropped earlier, the change may be saved without being in
+    /// effect. The next change corrects that.
     pub(crate) async fn change_reservations(
         &self,
         nexus: NexusName,
@@ -141,7 +141,7 @@ impl LogicalUnit {
         Ok(self.put_in_force(change))
     }
 
-    /// Makes `after` what a restart finds; where that fails, `before` again, if it can be.
+    /// Saves `after`. If that fails, saves `before` again if possible.
     async fn keep_reservations(&self, before: &State, after: &State) -> Result<(), Sense> {
         let Some(keeper) = self.keeper() else { return Ok(()) };
         let content = record::encode(after);
@@ -154,8 +154,7 @@ impl LogicalUnit {
             inner.kept = true;
         }
         if keeper.save(Record::Reservations, content).wait().await.is_err() {
-            // The failure may have come behind the replacement: what was refused must not come
-            // into force with the next start.
+            // The failed save may have replaced the record. A rejected change must not take effect at the next start.
             let content = record::encode(before);
             let was_kept = !content.is_empty();
             if keeper.save(Record::Reservations, content).wait().await.is_ok() {
@@ -201,8 +200,8 @@ impl LogicalUnit {
         self.reservations().reserved.store(reserved, Ordering::SeqCst);
     }
 
-    /// The flags that a command needs to be done for a nexus, whether or not it is attached here:
-    /// for copies, which reach units that their nexus may not have.
+    /// Returns the flags that a command needs to be executed for a nexus, attached here or not. Copies call it, since
+    /// they access units to which their nexus may not be attached.
     pub(crate) fn needed_by(&self, nexus: NexusId) -> Flags {
         if !self.reservations().reserved.load(Ordering::Relaxed) {
             return Flags::NONE;
@@ -215,9 +214,9 @@ impl LogicalUnit {
         }
     }
 
-    /// SPC-2 RESERVE: whether it ends with GOOD.
+    /// Executes SPC-2 RESERVE. Returns whether it succeeds.
     pub(crate) fn reserve(&self, nexus: NexusId, name: &NexusName) -> bool {
-        // A change under way may register somebody.
+        // A change in progress may add a registration.
         let Some(_turn) = self.reservations().turn.try_lock() else { return false };
         let mut inner = self.reservations().inner();
         match inner.state.compatible(name) {
@@ -233,7 +232,7 @@ impl LogicalUnit {
         }
     }
 
-    /// SPC-2 RELEASE: whether it ends with GOOD. Without effect for a nexus that holds nothing.
+    /// Executes SPC-2 RELEASE. Returns whether it succeeds. It has no effect for a nexus without a reservation.
     pub(crate) fn release(&self, nexus: NexusId, name: &NexusName) -> bool {
         let compatible = self.reservations().inner().state.compatible(name);
         if compatible == Compatible::AsBefore {
@@ -242,7 +241,7 @@ impl LogicalUnit {
         compatible != Compatible::Conflict
     }
 
-    /// Ends the SPC-2 reservation that `of` holds, or whoever does.
+    /// Ends the SPC-2 reservation of the nexus `of`, or of any nexus.
     pub(crate) fn end_spc2_reservation(&self, of: Option<NexusId>) {
         let mut inner = self.reservations().inner();
         if inner.spc2_holder != NO_NEXUS && of.is_none_or(|nexus| nexus == inner.spc2_holder) {
@@ -251,7 +250,7 @@ impl LogicalUnit {
         }
     }
 
-    /// Begins to keep unit attentions for a nexus, and to hold its commands against reservations.
+    /// Attaches a nexus: begins to queue its unit attentions and to check its commands against reservations.
     pub(crate) fn attach(
         &self,
         id: NexusId,
@@ -276,7 +275,7 @@ impl LogicalUnit {
         (attentions, gate)
     }
 
-    /// The ports of an initiator that are known here: those with a session or a registration.
+    /// Returns the known ports of an initiator: those with a session or a registration.
     pub(crate) fn known_initiator_ports(&self, device: &str) -> Vec<Arc<str>> {
         let inner = self.reservations().inner();
         let attached = self.attached();

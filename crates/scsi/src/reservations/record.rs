@@ -1,4 +1,4 @@
-//! Registrations and the reservation as they are kept through a loss of power (SPC-4 5.12.5.1).
+//! The record of registrations and the reservation that survives a loss of power (SPC-4 5.12.5.1).
 
 use super::state::{NexusName, Registration, Reservation, State, Type};
 use std::io;
@@ -6,24 +6,24 @@ use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const VERSION: u32 = 1;
-/// HOLDER where all registrants hold the reservation, or there is none.
+/// HOLDER if all registrants hold the reservation, or if there is none.
 const NO_HOLDER: u32 = u32::MAX;
 
-/// The beginning.
+/// The header of the record.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Header {
     version: U32,
-    /// The reservation's type; 0 where there is none.
+    /// The type of the reservation; 0 if there is none.
     reservation_type: u8,
     reserved: [u8; 3],
-    /// Which registration holds it.
+    /// The index of the registration that holds it.
     holder: U32,
-    /// How many registrations follow.
+    /// The number of registrations that follow.
     count: U32,
 }
 
-/// The beginning of each registration; the initiator port's name follows.
+/// The header of each registration. The name of the initiator port follows.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Entry {
@@ -34,7 +34,7 @@ struct Entry {
 
 const _: () = assert!(size_of::<Header>() == 16 && size_of::<Entry>() == 12);
 
-/// What is kept of a state: nothing where nothing is to outlive the program.
+/// Returns the record of a state. It is empty if the state need not outlive the program.
 pub(crate) fn encode(state: &State) -> Vec<u8> {
     if !state.aptpl || state.registrations.is_empty() {
         return Vec::new();
@@ -65,7 +65,7 @@ pub(crate) fn encode(state: &State) -> Vec<u8> {
     bytes
 }
 
-/// The state that was kept.
+/// Returns the state in a record.
 pub(crate) fn decode(bytes: &[u8]) -> io::Result<State> {
     parse(bytes).map_err(|problem| {
         let message = format!(
@@ -109,7 +109,7 @@ fn parse(bytes: &[u8]) -> Result<State, &'static str> {
             Some(Reservation { holder, reservation_type })
         }
     };
-    // SPC-4 6.15.2: PRGENERATION begins at zero with each power on.
+    // SPC-4 6.15.2: PRGENERATION is zero after each power on.
     let state = State { generation: 0, registrations, reservation, aptpl: true };
     state.check_invariants()?;
     Ok(state)

@@ -1,23 +1,23 @@
-//! The rules of persistent reservations (SPC-4 5.12), without locks and without I/O: a state, and
-//! what an action of a nexus makes of it.
+//! The rules of persistent reservations (SPC-4 5.12), without locks and without I/O. An action of a nexus changes one
+//! state into another.
 
 use crate::nexus::Refusal;
 use crate::{AdditionalSense, Sense, SenseKey, UnitAttention};
 use std::sync::Arc;
 
-/// The most registrations of one unit.
+/// The maximum number of registrations of one unit.
 pub(crate) const REGISTRATIONS_LIMIT: usize = 512;
 
-/// An I_T nexus by what outlives its sessions.
+/// The name of an I_T nexus, which outlives its sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NexusName {
-    /// The initiator port's name.
+    /// The name of the initiator port.
     pub(crate) initiator_port: Arc<str>,
     /// RELATIVE TARGET PORT IDENTIFIER.
     pub(crate) target_port: u16,
 }
 
-/// TYPE of a reservation (SPC-4 6.15.3.4); the others are obsolete or reserved.
+/// TYPE of a reservation (SPC-4 6.15.3.4). Other values are obsolete or reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Type {
@@ -54,25 +54,25 @@ impl Type {
         }
     }
 
-    /// Every registrant holds it.
+    /// Returns whether every registrant holds the reservation.
     pub(crate) const fn is_all_registrants(self) -> bool {
         matches!(self, Self::WriteExclusiveAllRegistrants | Self::ExclusiveAccessAllRegistrants)
     }
 
-    /// Every registrant may do everything.
+    /// Returns whether every registrant has full access.
     const fn admits_registrants(self) -> bool {
         !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
     }
 }
 
-/// What a reservation leaves to a nexus.
+/// The access that a reservation permits to a nexus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permission {
-    /// Everything.
+    /// All commands.
     All,
-    /// What is allowed under Write Exclusive.
+    /// The commands that are permitted under Write Exclusive.
     Reads,
-    /// What is allowed under Exclusive Access.
+    /// The commands that are permitted under Exclusive Access.
     Nothing,
 }
 
@@ -84,7 +84,7 @@ pub(crate) struct Registration {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reservation {
-    /// `None` where all registrants hold it.
+    /// The holder; `None` if all registrants hold it.
     pub(crate) holder: Option<NexusName>,
     pub(crate) reservation_type: Type,
 }
@@ -96,12 +96,12 @@ impl Reservation {
     }
 }
 
-/// Registrations and the reservation of one unit.
+/// The registrations and the reservation of one unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     /// PRGENERATION.
     pub(crate) generation: u32,
-    /// In the order in which they were made.
+    /// The registrations, in the order of their creation.
     pub(crate) registrations: Vec<Registration>,
     pub(crate) reservation: Option<Reservation>,
     /// The last valid APTPL.
@@ -114,7 +114,7 @@ pub(crate) enum Action {
     Register(Register),
     Reserve {
         key: u64,
-        /// The sense data where SCOPE or TYPE is wrong: the key is looked at first.
+        /// The type, or the sense data if SCOPE or TYPE is invalid. The key is checked before it.
         reservation_type: Result<Type, Sense>,
     },
     Release {
@@ -142,28 +142,28 @@ pub(crate) enum Action {
 /// REGISTER and REGISTER AND IGNORE EXISTING KEY.
 #[derive(Clone, Debug)]
 pub(crate) struct Register {
-    /// The key that is registered, or 0; `None` ignores it.
+    /// The current key, or 0; `None` ignores it.
     pub(crate) key: Option<u64>,
-    /// 0 unregisters.
+    /// The new key; 0 unregisters.
     pub(crate) new_key: u64,
     pub(crate) aptpl: bool,
-    /// The target ports that it is for: the command's own, or with ALL_TG_PT all.
+    /// The target ports of the registration: the command's own port, or all with ALL_TG_PT.
     pub(crate) target_ports: Vec<u16>,
-    /// The initiator ports that SPEC_I_PT names, beside the command's own.
+    /// The initiator ports in addition to the command's own, from SPEC_I_PT.
     pub(crate) specified: Option<Vec<Arc<str>>>,
 }
 
-/// What an action makes of a state.
+/// The result of an action.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) state: State,
-    /// Who is to be told of it.
+    /// The unit attentions, with the nexuses that get them.
     pub(crate) reported: Vec<(NexusName, UnitAttention)>,
-    /// Whose tasks PREEMPT AND ABORT ends.
+    /// The nexuses with tasks that PREEMPT AND ABORT ends.
     pub(crate) preempted: Vec<NexusName>,
 }
 
-/// Where fields lie in the parameter lists.
+/// Offsets of fields in the parameter lists.
 const SERVICE_ACTION_RESERVATION_KEY: u16 = 8;
 const SPEC_I_PT: (u16, u8) = (20, 3);
 const TRANSPORT_IDS: u16 = 28;
@@ -174,7 +174,7 @@ impl State {
         self.registrations.iter().find(|known| known.nexus == *nexus).map(|known| known.key)
     }
 
-    /// A persistent reservation holder (SPC-4 5.12.10).
+    /// Returns whether a nexus is a persistent reservation holder (SPC-4 5.12.10).
     pub(crate) fn is_holder(&self, nexus: &NexusName) -> bool {
         match &self.reservation {
             None => false,
@@ -196,7 +196,7 @@ impl State {
         }
     }
 
-    /// What RESERVE and RELEASE of SPC-2 meet with (SPC-4 5.12.3).
+    /// Returns the effect of SPC-2 RESERVE and RELEASE (SPC-4 5.12.3).
     pub(crate) fn compatible(&self, nexus: &NexusName) -> Compatible {
         if self.registrations.is_empty() {
             return Compatible::AsBefore;
@@ -207,7 +207,7 @@ impl State {
         }
     }
 
-    /// What `action` makes of it when `nexus` asks.
+    /// Returns the change that `action` makes if `nexus` requests it.
     pub(crate) fn apply(&self, nexus: &NexusName, action: &Action) -> Result<Change, Refusal> {
         let mut change =
             Change { state: self.clone(), reported: Vec::new(), preempted: Vec::new() };
@@ -241,7 +241,7 @@ impl State {
         Ok(change)
     }
 
-    /// SPC-4 6.16.3: the key is verified whatever else the command says.
+    /// Checks the key, before all other fields of the command (SPC-4 6.16.3).
     fn check_key(&self, nexus: &NexusName, key: u64) -> Result<(), Refusal> {
         match self.key_of(nexus) == Some(key) {
             true => Ok(()),
@@ -266,7 +266,7 @@ impl State {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// What always holds; what does not, where it does not.
+    /// Checks the invariants of a state. The error names the one that is violated.
     pub(crate) fn check_invariants(&self) -> Result<(), &'static str> {
         if self.registrations.len() > REGISTRATIONS_LIMIT {
             return Err("too many registrations");
@@ -298,18 +298,18 @@ impl State {
     }
 }
 
-/// See [`State::compatible`].
+/// The result of [`State::compatible`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compatible {
-    /// As in SPC-2.
+    /// The command works as in SPC-2.
     AsBefore,
-    /// GOOD, and nothing else.
+    /// The command returns GOOD without effect.
     WithoutEffect,
     Conflict,
 }
 
 impl Change {
-    /// SPC-4 5.12.7, tables 67 to 69.
+    /// Registers or unregisters (SPC-4 5.12.7, tables 67 to 69).
     fn register(&mut self, nexus: &NexusName, register: &Register) -> Result<(), Refusal> {
         let of_port = |initiator_port: &Arc<str>| {
             let initiator_port = initiator_port.clone();
@@ -351,7 +351,7 @@ impl Change {
         Ok(())
     }
 
-    /// SPC-4 5.12.9.
+    /// Reserves (SPC-4 5.12.9).
     fn reserve(&mut self, nexus: &NexusName, reservation_type: Type) -> Result<(), Refusal> {
         match &self.state.reservation {
             None => {
@@ -367,7 +367,7 @@ impl Change {
         }
     }
 
-    /// SPC-4 5.12.11.2.2.
+    /// Releases (SPC-4 5.12.11.2.2).
     fn release(&mut self, nexus: &NexusName, reservation_type: Type) -> Result<(), Refusal> {
         if !self.state.is_holder(nexus) {
             return Ok(());
@@ -385,7 +385,7 @@ impl Change {
         Ok(())
     }
 
-    /// SPC-4 5.12.11.2.7.
+    /// Clears (SPC-4 5.12.11.2.7).
     fn clear(&mut self, nexus: &NexusName) {
         self.tell_registrants_except(nexus, UnitAttention::ReservationsPreempted);
         self.state.reservation = None;
@@ -393,7 +393,7 @@ impl Change {
         self.state.count();
     }
 
-    /// SPC-4 5.12.11.2.3, but for PRGENERATION.
+    /// Unregisters (SPC-4 5.12.11.2.3), without a change of PRGENERATION.
     fn unregister(&mut self, nexus: &NexusName) {
         let held = self.state.is_holder(nexus);
         self.state.registrations.retain(|known| known.nexus != *nexus);
@@ -413,7 +413,7 @@ impl Change {
         }
     }
 
-    /// SPC-4 5.12.11.2.4, table 72.
+    /// Preempts (SPC-4 5.12.11.2.4, table 72).
     fn preempt(
         &mut self,
         nexus: &NexusName,
@@ -440,7 +440,7 @@ impl Change {
         Ok(())
     }
 
-    /// SPC-4 5.12.11.2.4.3.
+    /// Preempts the reservation (SPC-4 5.12.11.2.4.3).
     fn preempt_reservation(&mut self, nexus: &NexusName, victim: u64, reservation_type: Type) {
         let all = self.state.reservation.as_ref().is_some_and(|held| held.holder.is_none());
         let before = self.state.reservation.as_ref().map(|held| held.reservation_type);
@@ -455,7 +455,7 @@ impl Change {
         }
     }
 
-    /// SPC-4 5.12.11.2.5: the asking nexus's own registration goes as well, if it has that key.
+    /// Removes registrations (SPC-4 5.12.11.2.5). The nexus's own registration is removed too, if it has that key.
     fn remove_registrations(&mut self, nexus: &NexusName, victim: u64) -> Result<(), Refusal> {
         let (removed, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.state.registrations)
             .into_iter()
@@ -480,7 +480,7 @@ impl Change {
         }
     }
 
-    /// SPC-4 5.12.8, table 70, but for APTPL and UNREG.
+    /// Registers and moves (SPC-4 5.12.8, table 70), without APTPL and UNREG.
     fn register_and_move(
         &mut self,
         nexus: &NexusName,

@@ -1,5 +1,5 @@
-//! Random sequences of service actions against a model that is as plain as the tables, and what is
-//! kept of each state that comes of them.
+//! Runs random sequences of service actions against a model that follows the tables directly, and checks the record of
+//! each resulting state.
 
 use super::state::{Action, NexusName, Permission, Register, State, Type};
 use super::{record, state};
@@ -14,10 +14,10 @@ fn name(index: usize) -> NexusName {
     NexusName { initiator_port, target_port: (index % 2) as u16 + 1 }
 }
 
-/// What was asked for, by whom.
+/// A requested service action, with the index of the requesting nexus.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// With the old key, or ignoring it.
+    /// With the current key, or `None` to ignore it.
     Register(Option<u64>, u64, bool),
     Reserve(u64, Type),
     Release(u64, Type),
@@ -26,7 +26,7 @@ enum Step {
     Move(u64, u64, usize, bool),
 }
 
-/// Registrations by nexus; the reservation by its holder, who is nobody where all hold it.
+/// Registrations by nexus, and the reservation with its holder; the holder is `None` if all registrants hold it.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     keys: [Option<u64>; NEXUSES],
@@ -54,7 +54,7 @@ impl Model {
         self.reservation = Some(((!kind.is_all_registrants()).then_some(who), kind));
     }
 
-    /// A reservation that nobody holds any more is none.
+    /// Removes a reservation that no nexus holds any more.
     fn settle(&mut self) {
         let held = (0..NEXUSES).any(|who| self.keys[who].is_some() && self.holds(who));
         if !held {
@@ -192,7 +192,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The state as the model has it.
+/// Converts a state to the model.
 fn modelled(state: &State) -> Model {
     let mut model = Model { generation: state.generation, ..Model::default() };
     for who in 0..NEXUSES {
@@ -205,7 +205,7 @@ fn modelled(state: &State) -> Model {
     model
 }
 
-/// What is kept is the state, or nothing where nothing is to be kept.
+/// Checks that the record contains the state, or is empty if nothing must be saved.
 fn check_record(state: &State) {
     let bytes = record::encode(state);
     if !state.aptpl || state.registrations.is_empty() {

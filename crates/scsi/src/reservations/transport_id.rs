@@ -4,15 +4,15 @@ use sarsen_wire::scsi::reservation as wire;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// RFC 7143 §4.2.7: the longest iSCSI name.
+/// RFC 7143 §4.2.7: the maximum length of an iSCSI name.
 const NAME_LENGTH_LIMIT: usize = 223;
-/// Between an initiator's name and its session identifier.
+/// The separator between an initiator's name and its session identifier.
 const SEPARATOR: &str = ",i,0x";
-/// Digits of a session identifier.
+/// The number of digits of a session identifier.
 const ISID_DIGITS: usize = 12;
 const ADDITIONAL_LENGTH_MINIMUM: usize = 20;
 
-/// Whom one names.
+/// The object that a TransportID names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TransportId {
     /// An initiator port, by its name.
@@ -21,16 +21,16 @@ pub(crate) enum TransportId {
     Device(String),
 }
 
-/// Why one cannot be read.
+/// The reason why a TransportID is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Problem {
-    /// It ends behind the end of the list.
+    /// It ends after the end of the list.
     Truncated,
-    /// The field that begins in this byte of it is wrong.
+    /// The field that begins in this byte of the TransportID is invalid.
     Invalid(u16),
 }
 
-/// The first TransportID of some, and how many bytes it has.
+/// Parses the first TransportID. Returns it with its length in bytes.
 pub(crate) fn parse(bytes: &[u8]) -> Result<(TransportId, usize), Problem> {
     let (header, rest) =
         wire::TransportIdHeader::ref_from_prefix(bytes).map_err(|_| Problem::Truncated)?;
@@ -64,7 +64,7 @@ fn device(name: &str) -> Option<String> {
     valid.then(|| name.to_owned())
 }
 
-/// A port's name as the iSCSI front gives it, however many digits were written.
+/// Returns the name of a port in the form of the iSCSI frontend, for any number of digits.
 fn port(text: &str) -> Option<Arc<str>> {
     let (name, isid) = text.split_once(SEPARATOR)?;
     let valid = (1..=ISID_DIGITS).contains(&isid.len())
@@ -73,12 +73,12 @@ fn port(text: &str) -> Option<Arc<str>> {
     Some(format!("{}{SEPARATOR}{isid:0>ISID_DIGITS$}", device(name)?).into())
 }
 
-/// Whether a port is one of that initiator's.
+/// Returns whether a port belongs to that initiator.
 pub(crate) fn is_of(port: &str, device: &str) -> bool {
     port.strip_prefix(device).is_some_and(|rest| rest.starts_with(SEPARATOR))
 }
 
-/// The bytes of an initiator port's.
+/// Returns the TransportID of an initiator port.
 pub(crate) fn to_bytes(port: &str) -> Vec<u8> {
     let length = (port.len() + 1).next_multiple_of(4).max(ADDITIONAL_LENGTH_MINIMUM);
     let header = wire::TransportIdHeader {

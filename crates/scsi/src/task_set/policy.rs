@@ -1,8 +1,8 @@
-//! What the control mode page says of tasks (SPC-4 7.5.8).
+//! The task parameters of the control mode page (SPC-4 7.5.8).
 
 use sarsen_wire::scsi::mode::ControlPage;
 
-/// TST: bits 7 to 5 of byte 2.
+/// TST, in bits 7 to 5 of byte 2.
 const TST: u8 = 0xe0;
 const TST_SHIFT: u32 = 5;
 /// QUEUE ALGORITHM MODIFIER and QERR in byte 3.
@@ -16,46 +16,46 @@ const UA_INTLCK_CTRL_SHIFT: u32 = 4;
 /// TAS in byte 5.
 const TAS: u8 = 0x40;
 
-/// QERR: whose tasks a CHECK CONDITION ends.
+/// QERR: the tasks that a CHECK CONDITION ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum OnError {
-    /// 00b: nobody's.
+    /// 00b: none.
     #[default]
     Continue = 0,
-    /// 01b: all of the task set.
+    /// 01b: all tasks of the task set.
     EndAll = 1,
-    /// 11b: those of the same nexus.
+    /// 11b: the tasks of the same nexus.
     EndOwn = 3,
 }
 
-/// UA_INTLCK_CTRL: when a unit attention has been told.
+/// UA_INTLCK_CTRL: the time at which a unit attention is cleared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Interlock {
-    /// 00b: with the first CHECK CONDITION that tells it.
+    /// 00b: cleared by the first CHECK CONDITION that reports it.
     #[default]
     None = 0,
-    /// 10b: with REQUEST SENSE alone.
+    /// 10b: cleared only by REQUEST SENSE.
     Holds = 2,
-    /// 11b: the same; and BUSY, TASK SET FULL and RESERVATION CONFLICT are told by one.
+    /// 11b: as 10b. In addition, a unit attention reports BUSY, TASK SET FULL and RESERVATION CONFLICT.
     HoldsStatuses = 3,
 }
 
-/// How the tasks of a unit are ordered, and when they end each other. By default there is one task
-/// set whose SIMPLE tasks are reordered freely, and a failure ends nothing but itself.
+/// The order of a unit's tasks, and the tasks that end together. By default there is one task set whose SIMPLE tasks
+/// are reordered freely, and a failure ends no other task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Policy {
     /// TST 001b: each nexus has a task set of its own.
     pub(crate) set_for_each_nexus: bool,
-    /// QUEUE ALGORITHM MODIFIER 0h: the medium ends up as if a nexus's commands were ORDERED.
+    /// QUEUE ALGORITHM MODIFIER 0h: the medium has the content that ORDERED commands of the nexus would leave.
     pub(crate) restricted_reordering: bool,
     pub(crate) on_error: OnError,
-    /// TAS: who lost a task by another nexus's doing is told with TASK ABORTED.
+    /// TAS: a nexus whose task was ended by another nexus receives TASK ABORTED.
     pub(crate) task_aborted_status: bool,
     pub(crate) interlock: Interlock,
 }
 
 impl Policy {
-    /// Where it differs from the default one, all fields of the page that can change differ.
+    /// A policy in which all changeable fields differ from the default one.
     pub(crate) const OPPOSITE: Self = Self {
         set_for_each_nexus: true,
         restricted_reordering: true,
@@ -64,7 +64,7 @@ impl Policy {
         interlock: Interlock::HoldsStatuses,
     };
 
-    /// Bytes 2 to 5 of the page, as far as they are about tasks.
+    /// Returns the task bits of bytes 2 to 5 of the page.
     pub(crate) const fn to_bytes(self) -> [u8; 4] {
         let modifier = !self.restricted_reordering as u8;
         [
@@ -75,8 +75,7 @@ impl Policy {
         ]
     }
 
-    /// What these bytes of the page ask for, or the byte and the highest bit of a field with a
-    /// reserved value.
+    /// Returns the policy in these bytes of the page, or the byte and the highest bit of a field with a reserved value.
     pub(crate) const fn from_bytes(bytes: [u8; 4]) -> Result<Self, (u16, u8)> {
         let set_for_each_nexus = match (bytes[0] & TST) >> TST_SHIFT {
             0 => false,
@@ -111,7 +110,7 @@ impl Policy {
         })
     }
 
-    /// What a control mode page asks for; fails like [`Self::from_bytes`].
+    /// Returns the policy in a control mode page. Fails like [`Self::from_bytes`].
     pub(crate) const fn of_page(page: &ControlPage) -> Result<Self, (u16, u8)> {
         Self::from_bytes([page.flags_2, page.queueing, page.flags_4, page.flags_5])
     }

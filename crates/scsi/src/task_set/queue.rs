@@ -1,8 +1,8 @@
-//! The order of the tasks that have to ask: who may begin (SAM-5 8.6), who is blocked by an auto
-//! contingent allegiance (5.9), who is ended before he began.
+//! The order of the tasks that requested a slot: their beginning (SAM-5 8.6), their blocking by an auto contingent
+//! allegiance (5.9), and their abort before they begin.
 //!
-//! Tasks that need not ask ([`super::NexusTasks`]) began before all that wait here: while one waits,
-//! every new one has to ask.
+//! Tasks that only a tally counts ([`super::NexusTasks`]) began before all queued ones: while a task waits, every new
+//! command must request a slot.
 
 use super::Policy;
 use crate::logical_unit::NexusId;
@@ -11,16 +11,16 @@ use sarsen_block::Extent;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::task::{Poll, Waker};
 
-/// What a command does to the medium.
+/// The access of a command to the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) writes: bool,
-    /// Which blocks, where that is known before it is carried out.
+    /// The accessed blocks, if they are known before the execution.
     pub(crate) extent: Option<Extent>,
 }
 
 impl Access {
-    /// Whether the order of the two shows in what they leave behind.
+    /// Returns whether the order of the two commands affects the data.
     fn conflicts_with(self, other: Self) -> bool {
         let overlap = match (self.extent, other.extent) {
             (Some(one), Some(two)) => {
@@ -33,35 +33,35 @@ impl Access {
     }
 }
 
-/// A command that asks.
+/// A command that requests a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingCommand {
-    /// The transport's name for it.
+    /// The transport's identifier of the command.
     pub(crate) name: u64,
     pub(crate) nexus: NexusId,
     pub(crate) attribute: TaskAttribute,
-    /// NACA: its failure establishes an auto contingent allegiance.
+    /// True if the failure of the command establishes an auto contingent allegiance (NACA).
     pub(crate) naca: bool,
-    /// It is carried out whatever another nexus's auto contingent allegiance blocks.
+    /// True if the command is executed during another nexus's auto contingent allegiance.
     pub(crate) passes_aca: bool,
-    /// `None` for a command that leaves the medium alone.
+    /// The access to the medium; `None` for a command without one.
     pub(crate) access: Option<Access>,
 }
 
-/// Why a command does not become a task.
+/// The reason why a command does not become a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Status(Status),
-    /// The ACA attribute where there is no auto contingent allegiance.
+    /// The ACA attribute without an auto contingent allegiance.
     NoAca,
 }
 
 enum Progress {
     Waiting(Option<Waker>),
     Begun,
-    /// It will never begin; the transport is on its way to end it, and decides how.
+    /// The task never begins. The transport will end it and chooses the response.
     Doomed(Option<Waker>),
-    /// It never began, and has ended.
+    /// The task has ended before it began.
     Aborted,
 }
 
@@ -70,13 +70,13 @@ struct Entry {
     progress: Progress,
 }
 
-/// The tasks of one nexus, or of all, that have begun.
+/// The tasks of one nexus, or of all nexuses, that have begun.
 #[derive(Default)]
 struct Begun {
     count: usize,
     ordered_count: usize,
     head_of_queue_count: usize,
-    /// What they do to the medium, by number.
+    /// Their accesses to the medium, by number.
     accesses: BTreeMap<u64, Access>,
 }
 
@@ -94,26 +94,26 @@ impl Begun {
     }
 }
 
-/// See the module. Numbers rise in the order of arrival.
+/// The tasks that requested a slot. Their numbers ascend in the order of arrival.
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) policy: Policy,
     entries: BTreeMap<u64, Entry>,
     last_number: u64,
     waiting: BTreeSet<u64>,
-    /// Nexus, name and number of those that have not begun, doomed ones too.
+    /// Nexus, name and number of the tasks that have not begun, including doomed ones.
     not_begun: BTreeSet<(NexusId, u64, u64)>,
     begun: Begun,
     begun_of: HashMap<NexusId, Begun>,
-    /// Those that are not SIMPLE, and wait or have begun.
+    /// The number of tasks that are not SIMPLE and that wait or have begun.
     special_count: usize,
-    /// The nexuses that have an auto contingent allegiance.
+    /// The nexuses with an auto contingent allegiance.
     faulted: Vec<NexusId>,
-    /// Of tasks that have begun, were not carried out yet, and wait for an allegiance to end.
+    /// The wakers of tasks that have begun, are not executed yet, and wait for the end of an allegiance.
     held_up: Vec<Waker>,
 }
 
-/// What waits before a task in its task set.
+/// The tasks that wait before a task in its task set.
 #[derive(Default)]
 struct Before {
     any: bool,
@@ -122,7 +122,7 @@ struct Before {
 }
 
 impl Queue {
-    /// Whether a SIMPLE command need not ask.
+    /// Returns whether a SIMPLE command need not request a slot.
     pub(super) fn is_open(&self) -> bool {
         self.special_count == 0
             && self.waiting.is_empty()
@@ -144,7 +144,7 @@ impl Queue {
         self.begun_of.contains_key(&nexus) || self.not_begun_of(nexus, None).next().is_some()
     }
 
-    /// Whether the auto contingent allegiances let a command in (SAM-5 5.9.3, 5.9.4).
+    /// Checks whether the auto contingent allegiances permit a command (SAM-5 5.9.3, 5.9.4).
     pub(super) fn admit(&self, entrant: &WaitingCommand) -> Result<(), Refusal> {
         let WaitingCommand { nexus, attribute, naca, passes_aca, .. } = *entrant;
         let is_aca = attribute == TaskAttribute::Aca;
@@ -165,8 +165,8 @@ impl Queue {
         if is_aca { Err(Refusal::NoAca) } else { Ok(()) }
     }
 
-    /// Takes a command in. HEAD OF QUEUE and ACA begin at once, as does what passes an auto
-    /// contingent allegiance; others wait until [`Self::advance`] lets them begin.
+    /// Adds a command. HEAD OF QUEUE and ACA begin at once, and so do commands that are permitted during another
+    /// nexus's allegiance. Others wait until [`Self::advance`] begins them.
     pub(super) fn push(&mut self, entrant: WaitingCommand) -> u64 {
         self.last_number += 1;
         let number = self.last_number;
@@ -181,7 +181,7 @@ impl Queue {
         number
     }
 
-    /// A task has ended, or its answer was dropped.
+    /// Removes a task that has ended, or whose answer was dropped.
     pub(super) fn remove(&mut self, number: u64) {
         let Some(Entry { entrant, progress }) = self.entries.remove(&number) else { return };
         match progress {
@@ -202,13 +202,13 @@ impl Queue {
         self.not_begun.remove(&(entrant.nexus, entrant.name, number));
     }
 
-    /// One that waited will not begin: nobody has to mind it any more.
+    /// Removes a waiting task that will not begin, so that other tasks do not wait for it.
     fn stops_waiting(&mut self, number: u64, entrant: &WaitingCommand) {
         self.waiting.remove(&number);
         self.special_count -= usize::from(entrant.attribute != TaskAttribute::Simple);
     }
 
-    /// Whether it may begin (true) or was ended before (false).
+    /// Returns whether the task may begin (true) or was aborted before (false).
     pub(super) fn poll_turn(&mut self, number: u64, waker: &Waker) -> Poll<bool> {
         let Some(entry) = self.entries.get_mut(&number) else { return Poll::Ready(false) };
         match &mut entry.progress {
@@ -225,8 +225,8 @@ impl Queue {
         self.entries.get(&number).is_some_and(|entry| matches!(entry.progress, Progress::Begun))
     }
 
-    /// Lets begin what may. `others_run` says whether tasks run that did not have to ask: those of
-    /// one nexus, or of all.
+    /// Begins the tasks that may begin. `others_run` returns whether tasks run that did not request a slot, of one
+    /// nexus or of all.
     pub(super) fn advance(&mut self, others_run: impl Fn(Option<NexusId>) -> bool) {
         let Begun { ordered_count, head_of_queue_count, .. } = self.begun;
         let all_wait = ordered_count + head_of_queue_count > 0 || !self.faulted.is_empty();
@@ -235,7 +235,7 @@ impl Queue {
         }
         let mut sets: HashMap<Option<NexusId>, Before> = HashMap::new();
         let mut begins = Vec::new();
-        // What begins in this pass counts at once for those behind it.
+        // A task that begins in this pass counts at once for the tasks after it.
         for &number in &self.waiting {
             let Some(Entry { entrant, .. }) = self.entries.get(&number) else { continue };
             let set = self.policy.set_for_each_nexus.then_some(entrant.nexus);
@@ -243,7 +243,7 @@ impl Queue {
             if self.may_begin(entrant, set, before, &others_run) {
                 begins.push(number);
             } else if set.is_none() && entrant.attribute == TaskAttribute::Ordered {
-                // Nobody behind it may.
+                // No task after it may begin.
                 break;
             }
             before.any = true;
@@ -272,8 +272,8 @@ impl Queue {
         self.not_begun.remove(&(entrant.nexus, entrant.name, number));
     }
 
-    /// SAM-5 8.6.2 to 8.6.5. Of the tasks that have begun, an ORDERED one is older than all that
-    /// wait, or they would not.
+    /// Returns whether a task may begin (SAM-5 8.6.2 to 8.6.5). An ORDERED task that has begun is older than all
+    /// waiting tasks, since otherwise they would have prevented its beginning.
     fn may_begin(
         &self,
         entrant: &WaitingCommand,
@@ -301,7 +301,7 @@ impl Queue {
         }
     }
 
-    /// Whether restricted reordering (SPC-4 7.5.8) lets a task wait for another one.
+    /// Returns whether restricted reordering (SPC-4 7.5.8) makes a task wait for another one.
     fn overlaps(
         &self,
         entrant: &WaitingCommand,
@@ -317,11 +317,11 @@ impl Queue {
             || before.accesses.iter().any(|(nexus, other)| {
                 *nexus == entrant.nexus && access.conflicts_with(*other)
             })
-            // They began before the restriction; nobody wrote their blocks down.
+            // These tasks began before the restriction, so their blocks are unknown.
             || others_run(Some(entrant.nexus))
     }
 
-    /// Whether an auto contingent allegiance holds up the tasks of a nexus.
+    /// Returns whether an auto contingent allegiance blocks the tasks of a nexus.
     fn is_blocked(&self, nexus: NexusId) -> bool {
         match self.policy.set_for_each_nexus {
             true => self.faulted.contains(&nexus),
@@ -345,8 +345,8 @@ impl Queue {
         self.held_up.drain(..).for_each(Waker::wake);
     }
 
-    /// Whether a task that waited for something else may be carried out: not while an allegiance blocks
-    /// it that was established meanwhile (SAM-5 5.9.3).
+    /// Waits until a task that waited for something else may be executed: until no allegiance blocks it that was
+    /// established meanwhile (SAM-5 5.9.3).
     pub(super) fn poll_unblocked(&mut self, entrant: &WaitingCommand, waker: &Waker) -> Poll<()> {
         let WaitingCommand { nexus, attribute, passes_aca, .. } = *entrant;
         let passes = passes_aca && !self.faulted.contains(&nexus);
@@ -359,15 +359,14 @@ impl Queue {
         Poll::Pending
     }
 
-    /// Numbers of the tasks of a nexus that have not begun: all, or those of one name.
+    /// Returns the numbers of a nexus's tasks that have not begun: all, or those of one name.
     fn not_begun_of(&self, nexus: NexusId, name: Option<u64>) -> impl Iterator<Item = u64> {
         let (first, last) = name.map_or((0, u64::MAX), |name| (name, name));
         let range = (nexus, first, 0)..=(nexus, last, u64::MAX);
         self.not_begun.range(range).map(|(_, _, number)| *number)
     }
 
-    /// Tasks of these nexuses that wait will never begin, but the one that is spared; the transport
-    /// ends them.
+    /// Dooms the waiting tasks of these nexuses, except `spared`: they never begin, and the transport ends them.
     pub(super) fn doom(&mut self, nexuses: &[NexusId], spared: Option<u64>) {
         for &nexus in nexuses {
             let numbers: Vec<u64> = self.not_begun_of(nexus, None).collect();
@@ -377,7 +376,7 @@ impl Queue {
         }
     }
 
-    /// The transport ends tasks of a nexus, all or those of one name: what has not begun ends at
+    /// Aborts tasks of a nexus on request of the transport, all or those of one name. Tasks that have not begun end at
     /// once.
     pub(super) fn abort(&mut self, nexus: NexusId, name: Option<u64>) {
         let numbers: Vec<u64> = self.not_begun_of(nexus, name).collect();

@@ -1,10 +1,10 @@
-//! The set against a model that knows nothing of tallies and says what SAM-5 8.6 says.
+//! Compares the set with a model that has no tallies and implements SAM-5 8.6 directly.
 
 use super::*;
 use TaskAttribute::{HeadOfQueue, Ordered, Simple};
 use proptest::prelude::*;
 
-/// A task as the model has it, in the order of arrival.
+/// A task of the model, in the order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Modelled {
     nexus: NexusId,
@@ -12,7 +12,7 @@ struct Modelled {
     has_begun: bool,
 }
 
-/// Lets begin what may.
+/// Begins the tasks that may begin.
 fn advance(model: &mut [Modelled], for_each_nexus: bool) {
     for index in 0..model.len() {
         let (before, rest) = model.split_at(index);
@@ -79,7 +79,7 @@ proptest! {
                     places.push(enter(tally, attribute, name as u64));
                     model.push(Modelled { nexus: tally.nexus, attribute, has_begun: false });
                 }
-                // One that has begun ends; whoever waits is let go, as when a connection is lost.
+                // A task that has begun ends. A task that waits is dropped, as after a lost connection.
                 _ if !places.is_empty() => {
                     let index = which.index(places.len());
                     if model[index].has_begun || step == 5 {
@@ -91,7 +91,7 @@ proptest! {
             }
             agree(&places, &mut model)?;
         }
-        // Nothing starves: whatever has begun ends, until there is nothing.
+        // No task starves: all begun tasks end until none is left.
         while !places.is_empty() {
             let index = model.iter().position(|task| task.has_begun);
             prop_assert!(index.is_some(), "all wait: {:?}", model);
@@ -106,12 +106,12 @@ proptest! {
     }
 }
 
-/// ORDERED tasks of one core among SIMPLE ones of others: they are never under way together.
+/// Runs ORDERED tasks of one core among SIMPLE tasks of other cores: they never run together.
 #[test]
 fn sam5_8_6_3_an_ordered_task_is_alone_whatever_the_cores_do() {
     use std::sync::atomic::AtomicI64;
     let set = Arc::new(TaskSet::default());
-    // SIMPLE tasks under way; an ORDERED one takes so many off that two worlds never meet.
+    // The number of running SIMPLE tasks. An ORDERED task subtracts so much that an overlap is detected.
     let under_way = AtomicI64::new(0);
     const ALONE: i64 = -1_000_000;
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Commands that take long and are aborted: whoever aborts them waits for a piece, not for the end.
+//! Long commands that are aborted: the abort waits for the end of a piece, not for the end of the command.
 
 use super::copy::{Second, cscd, list, read, segment};
 use crate::testing::*;

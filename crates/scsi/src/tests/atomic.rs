@@ -1,4 +1,4 @@
-//! ORWRITE and WRITE ATOMIC, the latter with the power cut off at every step.
+//! ORWRITE and WRITE ATOMIC. The latter is also tested with a power loss at every step.
 
 use super::power::{Disk, MACHINE_BLOCKS, Machine, OLD, Records, Trouble};
 use crate::testing::*;
@@ -81,7 +81,7 @@ fn orwrites_that_wait_for_the_store_lose_nothing_of_each_other() {
             fixture.nexus.execute(Some(Lun(0)), ored)
         })
         .collect();
-    // Each is polled before any has ended.
+    // Each command is polled before any of them has ended.
     let mut waiting: Vec<_> = answers.into_iter().map(|answer| Box::pin(answer.wait())).collect();
     while !waiting.is_empty() {
         waiting.retain_mut(|answer| poll(answer).is_none());
@@ -130,7 +130,7 @@ fn sbc4_5_49_write_atomic_is_refused_as_the_standard_says() {
     };
     for (cdb_bytes, expected, field) in [
         (with(&[(1, 0x20)]), 0x2400, [0xcf, 0, 1]),
-        // One block more than MAXIMUM ATOMIC TRANSFER LENGTH; the medium has room for it.
+        // One block above MAXIMUM ATOMIC TRANSFER LENGTH; the medium is large enough for it.
         (with(&[(12, 8), (13, 1)]), 0x2400, [0xc0, 0, 12]),
         (with(&[(10, 8), (11, 1)]), 0x2400, [0xc0, 0, 10]),
         (with(&[(8, 0x10)]), 0x2100, [0, 0, 0]),
@@ -144,7 +144,7 @@ fn sbc4_5_49_write_atomic_is_refused_as_the_standard_says() {
     assert_eq!(additional(&fixture.run(&write_atomic(0, 2), &[NEW; 512])), Some(0x0e03));
     assert_eq!(fixture.read(0, 2), [0; 1024]);
     assert_eq!(fixture.run(&write_atomic(0, 0), &[]).status, Status::Good);
-    // With a boundary it may be divided, and is not.
+    // With a boundary the server may divide the write, but does not.
     assert_eq!(fixture.run(&with(&[(11, 1), (13, 2)]), &[NEW; 1024]).status, Status::Good);
     assert_eq!(fixture.read(0, 2), [NEW; 1024]);
 }
@@ -153,7 +153,7 @@ fn sbc4_5_49_write_atomic_is_refused_as_the_standard_says() {
 fn sbc4_4_29_reads_wait_while_a_write_is_atomic() {
     let mut fixture = Fixture::new();
     fixture.store.delay_polls.store(4, Ordering::Relaxed);
-    // A read that began before the unit's first atomic write is read again.
+    // A read that began before the unit's first atomic write is repeated.
     let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 2, 0];
     let early = fixture.nexus.execute(Some(Lun(0)), command(&read, &[]));
     let written = fixture.nexus.execute(Some(Lun(0)), command(&write_atomic(0, 2), &[NEW; 1024]));
@@ -197,7 +197,7 @@ fn life(machine: &Arc<Mutex<Machine>>) -> Fixture {
     })
 }
 
-/// The status of a command that goes as far as the power does.
+/// Returns the status of a command, or `None` if the power loss prevented it.
 fn attempt(fixture: &mut Fixture, cdb_bytes: &[u8], data: &[u8]) -> Option<Status> {
     let answer = fixture.nexus.execute(Some(Lun(0)), command(cdb_bytes, data));
     let mut work = fixture.host.take_work();
@@ -213,7 +213,7 @@ fn attempt(fixture: &mut Fixture, cdb_bytes: &[u8], data: &[u8]) -> Option<Statu
     None
 }
 
-/// The bytes that the extent has all alike.
+/// Returns the value of all bytes, which must be equal.
 fn whole(data: &[u8]) -> u8 {
     assert!(data.iter().all(|&byte| byte == data[0]), "half written");
     data[0]
@@ -230,7 +230,7 @@ fn sbc4_4_29_an_atomic_write_that_is_cut_off_at_any_step_is_whole_or_not_there()
             assert!(matches!(status, None | Some(Status::Good)), "{status:?}");
             drop(first);
             machine.lock().unwrap().restart(second_cut);
-            // What the first life left may be cut off again.
+            // The recovery after the first run may be interrupted too.
             let second = life_without_commands(&machine);
             let mut work = second.host.take_work();
             for _ in 0..100 {
@@ -247,7 +247,7 @@ fn sbc4_4_29_an_atomic_write_that_is_cut_off_at_any_step_is_whole_or_not_there()
             assert!(found == OLD || found == NEW);
             assert_eq!((whole(&third.read(0, 2)), whole(&third.read(10, 6))), (OLD, OLD));
             assert_eq!(machine.lock().unwrap().record, None);
-            // Nothing of it comes back over what is written now.
+            // A restart does not overwrite a later write with the atomic one.
             assert_eq!(third.write(2, &[1; 8 * 512]).status, Status::Good);
             assert_eq!(third.run(&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]).status, Status::Good);
             drop(third);
@@ -256,12 +256,12 @@ fn sbc4_4_29_an_atomic_write_that_is_cut_off_at_any_step_is_whole_or_not_there()
             *seen.entry((status.is_some(), found)).or_insert(0) += 1;
         }
     }
-    // Cut off before and after it could be finished, and answered.
+    // The cases: interrupted before it could be finished, interrupted after that, and acknowledged.
     let kinds: Vec<_> = seen.keys().copied().collect();
     assert_eq!(kinds, [(false, OLD), (false, NEW), (true, NEW)], "{seen:?}");
 }
 
-/// A unit that has begun what it was left, and no more.
+/// Starts a unit that begins its recovery but executes no command.
 fn life_without_commands(machine: &Arc<Mutex<Machine>>) -> Bare {
     let host = Arc::new(TestHost::default());
     let array = crate::Array::new(host.clone());
@@ -300,7 +300,7 @@ fn an_atomic_write_with_any_step_failing_is_whole_or_not_there_and_later_writes_
                     assert_eq!(additional(&later), Some(0x0c00));
                     let read = first.run(&[0x28, 0, 0, 0, 0, 2, 0, 0, 1, 0], &[]);
                     assert_eq!(additional(&read), Some(0x0c00), "half of it could be read");
-                    // Nor is it wiped under what may come back.
+                    // SANITIZE is rejected too, since the record may still be restored.
                     let wiped = first.run(&[0x48, 2, 0, 0, 0, 0, 0, 0, 0, 0], &[]);
                     assert_eq!(additional(&wiped), Some(0x0c00));
                 }

@@ -92,7 +92,7 @@ fn fcp4_9_4_2_a_write_whose_data_falls_short_writes_nothing() {
     let completion = fixture.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0], &[1; 512]);
     assert_eq!(additional(&completion), Some(0x0e03));
     assert_eq!(fixture.read(0, 2), [0; 1024]);
-    // A surplus is ignored.
+    // Surplus Data-Out is ignored.
     assert_eq!(fixture.run(&[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 1024]).status, Status::Good);
     assert_eq!(fixture.read(0, 2), [[1; 512], [0; 512]].concat());
 }
@@ -137,7 +137,7 @@ fn sbc3_5_32_fua_makes_one_write_durable_and_a_cleared_wce_every_write() {
     assert_eq!(durable(&fixture), 2);
 }
 
-/// MODE SELECT(6) that clears WCE, and its parameter list.
+/// MODE SELECT(6) with a parameter list that clears WCE.
 const CLEAR_WCE: [u8; 6] = [0x15, 0x10, 0, 0, 24, 0];
 fn cleared_wce() -> [u8; 24] {
     let mut list = [0; 24];
@@ -293,7 +293,7 @@ fn sbc3_5_2_compare_and_write_with_another_length_than_its_cdb_is_refused() {
     assert_eq!(additional(&completion), Some(0x0e03));
 }
 
-/// Polls each once; whether any has ended.
+/// Polls each future once. Returns each output, or `None` if it is not ready.
 fn poll_all<T>(futures: &mut [Pin<Box<dyn Future<Output = T>>>]) -> Vec<Option<T>> {
     let mut context = Context::from_waker(Waker::noop());
     let poll =

@@ -1,4 +1,4 @@
-//! EXTENDED COPY and what is told of it.
+//! EXTENDED COPY and the reports on it.
 
 use crate::testing::*;
 use crate::{Completion, Identity, LogicalUnit, Lun, NexusHandle, SenseKey, Status, TargetDevice};
@@ -40,7 +40,7 @@ pub(super) fn cscd(unit: &LogicalUnit) -> Vec<u8> {
     bytes
 }
 
-/// Block to block, from `from` in the first unit of the list to `to` in the one of `destination`.
+/// Returns a block to block segment, from `from` in the first unit of the list to `to` in the unit `destination`.
 pub(super) fn segment(flags: u8, destination: u16, count: u16, from: u64, to: u64) -> Vec<u8> {
     let mut bytes = vec![0x02, flags, 0, 24, 0, 0];
     bytes.extend(destination.to_be_bytes());
@@ -51,7 +51,7 @@ pub(super) fn segment(flags: u8, destination: u16, count: u16, from: u64, to: u6
     bytes
 }
 
-/// With offsets in bytes, between the first two units of the list.
+/// Returns a segment with offsets in bytes, between the first two units of the list.
 pub(super) fn offset_segment(bytes: u32, from: (u64, u16), to: (u64, u16)) -> Vec<u8> {
     let mut segment = vec![0x0a, 0, 0, 28, 0, 0, 0, 1];
     segment.extend(bytes.to_be_bytes());
@@ -90,7 +90,7 @@ pub(super) fn read(nexus: &mut NexusHandle, lba: u8, block_count: u8) -> Vec<u8>
     bytes(completion)
 }
 
-/// Bytes that tell where they are.
+/// Returns bytes whose values depend on their position.
 pub(super) fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32)
         .flat_map(|word| word.wrapping_mul(2_654_435_761).to_be_bytes())
@@ -98,7 +98,7 @@ pub(super) fn pattern(length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Key, code, segment and field of a failure.
+/// Returns the sense key, the code, the segment and the field of a failure.
 fn failure(completion: &Completion) -> (SenseKey, u16, Option<u64>, Option<u16>) {
     let sense = completion.sense.as_ref().expect("sense data");
     let bytes = sense.in_descriptor_format(false).to_bytes();
@@ -120,7 +120,7 @@ fn spc4_6_5_blocks_go_to_a_unit_of_another_target() {
     assert_eq!(copy(&mut fixture.nexus, &list).status, Status::Good);
     assert_eq!(read(&mut second.nexus, 6, 7), [&[0; 512], &data[..5 * 512], &[0; 512]].concat());
     assert_eq!(read(&mut second.nexus, 20, 3), data[5 * 512..]);
-    // The same through the other unit, which need not take part.
+    // The other direction, with the command to the other unit.
     let back = list_between(&second.unit, &fixture.unit, segment(0, 1, 3, 20, 100));
     assert_eq!(copy(&mut second.nexus, &back).status, Status::Good);
     assert_eq!(fixture.read(100, 3), data[5 * 512..]);
@@ -141,7 +141,7 @@ fn spc4_6_4_5_6_a_unit_is_named_as_its_identification_page_names_it() {
     let itself = |cscd: &[u8], to: u64| list(0, 3, &[cscd.to_vec()], &[segment(0, 0, 1, 0, to)]);
     assert_eq!(copy(&mut fixture.nexus, &itself(&name, 1)).status, Status::Good);
     assert_eq!(fixture.read(1, 1), [7; 512]);
-    // FFFFh is the unit that the command was addressed to.
+    // FFFFh is the unit to which the command was addressed.
     let mut own = segment(0, 0xffff, 1, 0, 2);
     own[4..6].copy_from_slice(&[0xff, 0xff]);
     assert_eq!(copy(&mut fixture.nexus, &list(0, 3, &[], &[own])).status, Status::Good);
@@ -153,12 +153,12 @@ fn spc4_6_4_5_6_a_unit_is_named_as_its_identification_page_names_it() {
     };
     for (cscd, code, byte) in [
         (altered(15, 0xff), 0x0d02, 16),
-        // Of a target port; of another type and code set; empty.
+        // Designators of a target port, of another type, of another code set, and an empty one.
         (altered(5, 0x13), 0x0d02, 16),
         (altered(5, 0x01), 0x0d02, 16),
         (altered(4, 0x02), 0x0d02, 16),
         (altered(7, 0x00), 0x0d02, 16),
-        // A CD; blocks of another length.
+        // A CD, and a wrong block length.
         (altered(1, 0x05), 0x0d03, 17),
         (altered(30, 0x10), 0x2600, 16 + 29),
     ] {
@@ -169,7 +169,7 @@ fn spc4_6_4_5_6_a_unit_is_named_as_its_identification_page_names_it() {
     assert_eq!(fixture.read(3, 1), [0; 512]);
 }
 
-/// CVE-2020-28374: a designator is no permission.
+/// CVE-2020-28374: a designator does not authorise the access.
 #[test]
 fn an_initiator_copies_only_what_it_reaches_itself_at_this_moment() {
     let mut fixture = Fixture::new();
@@ -179,7 +179,7 @@ fn an_initiator_copies_only_what_it_reaches_itself_at_this_moment() {
     let into = list_between(&second.unit, &fixture.unit, segment(0, 1, 1, 0, 0));
     let Second { device, nexus, unit, .. } = second;
     nexus.close();
-    // Another initiator's nexus does not help, nor does a name that only looks the same.
+    // Another initiator's nexus is not accepted, nor is one with a similar name.
     let _others = [open(&device, "two"), open(&device, "one,i,0x9"), open(&device, "on")];
     for (list, byte) in [(&out, 48), (&into, 16)] {
         let completion = copy(&mut fixture.nexus, list);
@@ -191,7 +191,7 @@ fn an_initiator_copies_only_what_it_reaches_itself_at_this_moment() {
     assert_eq!(copy(&mut fixture.nexus, &out).status, Status::Good);
     assert_eq!(additional(&run(&mut nexus, &[0], &[])), Some(0x2900), "the copy told no attention");
     assert_eq!(read(&mut nexus, 0, 1), [7; 512]);
-    // The unit is taken away from the target.
+    // The unit is removed from the target.
     device.set_luns(BTreeMap::new());
     assert_eq!(additional(&copy(&mut fixture.nexus, &out)), Some(0x0d02));
     drop(unit);
@@ -212,7 +212,7 @@ fn what_read_and_write_are_refused_a_copy_is_refused() {
     assert_eq!(run(&mut second.nexus, &[0x1b, 0, 0, 0, 0, 0], &[]).status, Status::Good);
     assert_eq!(failure(&copy(&mut fixture.nexus, &list)), refused);
     assert_eq!(run(&mut second.nexus, &[0x1b, 0, 0, 0, 1, 0], &[]).status, Status::Good);
-    // A verify segment with TUR asks the same of one unit.
+    // A verify segment with TUR checks the same for one unit.
     let verify = |tur: u8| vec![0x07, 0, 0, 8, 0, 1, 0, 0, tur, 0, 0, 0];
     let cscds = [cscd(&fixture.unit), cscd(&second.unit)];
     let verify = |tur| super::copy::list(0, 3, &cscds, &[verify(tur)]);
@@ -234,7 +234,7 @@ fn spc4_5_17_7_4_a_failure_names_its_segment_and_the_unit_that_failed() {
     let completion = copy(&mut fixture.nexus, &list);
     let expected = (SenseKey::CopyAborted, 0x0d01, Some(1), Some(48));
     assert_eq!(failure(&completion), expected);
-    // RECEIVE COPY STATUS(LID1): failed, one segment, its bytes.
+    // RECEIVE COPY STATUS(LID1): failed, one segment, the number of its bytes.
     let status = bytes(fixture.run(&[0x84, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], &[]));
     assert_eq!(status, [0, 0, 0, 8, 2, 0, 1, 0, 0, 0, 8, 0]);
     let details = [0x84, 4, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0];
@@ -321,7 +321,7 @@ fn spc4_6_4_6_addresses_of_a_segment_are_held_against_the_medium() {
         let completion = copy(&mut fixture.nexus, &list(0, 3, &own, &[segment]));
         assert_eq!(failure(&completion), (SenseKey::CopyAborted, code, Some(0), Some(byte)));
     }
-    // The last block, and no block at all right behind it.
+    // The last block, and zero blocks directly after it.
     let last = list(0, 3, &[cscd(&fixture.unit)], &[segment(0, 0, 1, BLOCKS - 1, 0)]);
     assert_eq!(copy(&mut fixture.nexus, &last).status, Status::Good);
     let none = list(0, 3, &[cscd(&fixture.unit)], &[segment(0, 0, 0, BLOCKS, BLOCKS)]);
@@ -337,7 +337,7 @@ fn spc4_5_17_7_3_blocks_of_different_lengths_are_copied_exactly_padded_or_not_at
     let exact = list_between(&fixture.unit, &second.unit, segment(0, 1, 16, 0, 1));
     assert_eq!(copy(&mut fixture.nexus, &exact).status, Status::Good);
     assert_eq!(read(&mut second.nexus, 1, 2), data[..8192]);
-    // DC: counted in blocks of the destination.
+    // DC: the count is in blocks of the destination.
     let counted = list_between(&fixture.unit, &second.unit, segment(2, 1, 1, 8, 4));
     assert_eq!(copy(&mut fixture.nexus, &counted).status, Status::Good);
     assert_eq!(read(&mut second.nexus, 4, 1), data[4096..8192]);
@@ -351,7 +351,7 @@ fn spc4_5_17_7_3_blocks_of_different_lengths_are_copied_exactly_padded_or_not_at
     let lists = [
         (list_with([0, 0], inexact.clone()), Some(0x260a), [0; 512]),
         (list_with([4, 4], segment(1, 1, 17, 0, 8)), Some(0x260a), [0; 512]),
-        // The source's PAD drops what is over, the destination's fills the block.
+        // PAD of the source drops the residual data; PAD of the destination fills the block.
         (list_with([4, 0], inexact.clone()), None, [0; 512]),
         (list_with([0, 4], inexact), None, data[16 * 512..17 * 512].try_into().unwrap()),
     ];
@@ -390,7 +390,7 @@ fn spc4_6_4_6_12_offsets_in_bytes_keep_what_is_around_them() {
 #[test]
 fn a_copy_within_a_unit_may_overlap_itself() {
     let mut fixture = Fixture::new();
-    // More than one piece, and blocks at the end that are no whole piece.
+    // More than one piece, and a last piece that is incomplete.
     let (blocks, count) = (3072, 2500);
     for (from, to) in [(0u64, 5u64), (5, 0), (7, 7), (0, 500), (500, 0)] {
         let mut model = pattern(blocks * 512);
@@ -447,7 +447,7 @@ fn spc4_6_20_a_status_is_kept_as_the_list_asks_and_is_the_nexus_s_own() {
     let mut other = open(&fixture.device, "one");
     assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x2900));
     assert_eq!(additional(&run(&mut other, &status(5), &[])), Some(0x2400));
-    // A list that nothing is kept of takes the place of one with its identifier.
+    // A list whose record is not kept replaces the record of the same identifier.
     assert_eq!(copy(&mut fixture.nexus, &list(5, 2, &own, &[])).status, Status::Good);
     assert_eq!(additional(&fixture.run(&status(5), &[])), Some(0x2400));
 }

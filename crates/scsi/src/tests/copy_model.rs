@@ -1,5 +1,4 @@
-//! Random copies against a model of bytes: whatever is copied, each byte of both units is what the
-//! model says.
+//! Runs random copies against a model of bytes. After every step, both units have the content of the model.
 
 use super::copy::{Second, copy, cscd, list, offset_segment, segment};
 use crate::testing::*;
@@ -7,16 +6,16 @@ use crate::{NexusHandle, Status};
 use proptest::prelude::*;
 use sarsen_block::BlockSize;
 
-/// What the units hold at most in bytes: the rest is beyond what the copies touch.
+/// The maximum number of compared bytes. The copies do not touch later blocks.
 const MODEL_BYTES: usize = 64 * 4096;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A WRITE of some blocks of one value.
+    /// WRITE of some blocks with one value.
     Write { second: bool, lba: u8, count: u8, value: u8 },
     /// WRITE SAME with UNMAP.
     Unmap { second: bool, lba: u8, count: u8 },
-    /// Block to block, its destination padded.
+    /// Block to block, with padding at the destination.
     Blocks { swapped: bool, counts_destination: bool, same: bool, count: u16, from: u8, to: u8 },
     /// Block to block with offsets.
     Bytes { swapped: bool, same: bool, bytes: u16, from: (u8, u16), to: (u8, u16) },
@@ -47,7 +46,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One unit and what it should hold.
+/// One unit, and its expected content.
 struct Side {
     nexus: NexusHandle,
     cscd: Vec<u8>,
@@ -78,7 +77,7 @@ impl Side {
     }
 }
 
-/// Source and destination of a step; the same one twice where it copies within a unit.
+/// Returns source and destination of a step, which are equal for a copy within a unit.
 fn sides(swapped: bool, same: bool) -> (usize, usize) {
     let source = usize::from(swapped);
     (source, if same { source } else { 1 - source })

@@ -42,7 +42,7 @@ fn sbc3_5_3_every_block_is_zero_or_has_the_pattern() {
             [vec![0, FOV | IP, 0, 0], pattern_descriptor(0, &[])].concat(),
             vec![0; 512],
         ),
-        // Lists of blocks, which are formatted like all others.
+        // Defect lists. Their blocks are formatted like all others.
         (format(FMTDATA), vec![0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 9], vec![0; 512]),
         (format(FMTDATA | 3), vec![0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 9], vec![0; 512]),
         ([0x04, 0, 0, 0, 1, 0], vec![], vec![0; 512]),
@@ -120,14 +120,14 @@ fn sbc3_5_3_1_it_goes_on_behind_immed_and_a_failure_stays() {
     let ready = fixture.run(&[0; 6], &[]);
     assert_eq!(additional(&ready), Some(0x0404));
     assert_eq!(ready.sense.unwrap().to_bytes()[15] & 0x80, 0x80, "PROGRESS INDICATION");
-    // The power is cut off.
+    // A power loss.
     drop(work);
     fixture.store.delay_polls.store(0, Ordering::Relaxed);
     let mut fixture = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
     for cdb_bytes in [&[0; 6][..], &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]] {
         assert_eq!(additional(&fixture.run(cdb_bytes, &[])), Some(0x3101));
     }
-    // What the medium does not matter to goes on.
+    // Commands that do not need the medium are executed.
     assert_eq!(fixture.run(&[0x1a, 0, 0x3f, 0, 255, 0], &[]).status, Status::Good);
     assert_eq!(fixture.run(&format(FMTDATA), &list).status, Status::Good);
     assert!(is_filled_with(&mut fixture, &[7; 512]));

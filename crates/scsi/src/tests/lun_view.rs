@@ -1,5 +1,4 @@
-//! What one initiator is shown of a target: its own numbers of its own units, and nothing else
-//! behind them.
+//! The view of one initiator: its own LUNs for its own units, and no access to others.
 
 use super::copy::{Second, copy, list_between, read, segment};
 use crate::testing::*;
@@ -12,7 +11,7 @@ use std::sync::Arc;
 
 const REPORT_LUNS: [u8; 12] = [0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
 
-/// Shows at each first number what the target has at the second.
+/// Maps each first LUN, the initiator's, to the second one, the target's.
 fn view<const N: usize>(numbers: [(u16, u16); N]) -> LunView {
     let numbers = numbers.map(|(shown, own)| (Lun(shown), Lun(own)));
     LunView { numbers: Some(BTreeMap::from(numbers)), read_only: false }
@@ -30,7 +29,7 @@ fn at(nexus: &mut NexusHandle, lun: u16, cdb: &[u8], data: &[u8]) -> crate::Comp
     block_on(nexus.execute(Some(Lun(lun)), command(cdb, data)))
 }
 
-/// The fixture's target with a second unit, at 1.
+/// Returns the fixture's target with a second unit, at LUN 1.
 fn with_two() -> (Fixture, Arc<LogicalUnit>) {
     let mut fixture = Fixture::new();
     let store = Arc::new(MemoryStore::new(BlockSize::B512, 64));
@@ -67,7 +66,7 @@ fn spc4_6_6_2_a_lun_0_that_is_not_shown_answers_for_the_target() {
     assert_eq!(bytes(at(&mut nexus, 0, &[0x12, 0, 0, 0, 96, 0], &[]))[0], 0x7f);
     assert_eq!(bytes(at(&mut nexus, 0, &REPORT_LUNS, &[]))[8..], [0, 5, 0, 0, 0, 0, 0, 0]);
     assert_eq!(additional(&at(&mut nexus, 0, &[0], &[])), Some(0x2500));
-    // Nothing at all is a view as well.
+    // A view may be empty.
     let mut nexus = show(&fixture.device, "b", view([]));
     assert_eq!(bytes(at(&mut nexus, 0, &REPORT_LUNS, &[]))[..4], [0; 4]);
 }
@@ -124,7 +123,7 @@ fn spc4_6_33_a_changed_view_is_told_to_whom_it_concerns() {
     fixture.device.set_view(one.id(), view([(3, 1)]));
     assert_eq!(additional(&at(&mut one, 3, &[0], &[])), Some(0x3f0e));
     assert_eq!(additional(&at(&mut one, 0, &[0], &[])), Some(0x2500));
-    // What the target gets or loses is shown as the view says.
+    // Changes of the target's units appear in the view.
     fixture.device.set_luns(BTreeMap::from([(Lun(0), fixture.unit.clone())]));
     fixture.nexus.refresh();
     assert!(one.logical_unit(Lun(3)).is_none());
@@ -164,7 +163,7 @@ fn a_copy_reaches_neither_what_is_not_shown_nor_what_another_has_proved_to_reach
     };
     fixture.write(0, &[7; 512]);
     second.nexus.close();
-    // Its own nexus to the other target shows nothing of it.
+    // The initiator's own nexus to the other target does not show the unit.
     let hidden = show(&second.device, "one", view([]));
     assert!(unreachable(&copy(&mut fixture.nexus, &list)));
     second.device.set_view(hidden.id(), LunView { read_only: true, ..view([(4, 0)]) });
@@ -174,7 +173,7 @@ fn a_copy_reaches_neither_what_is_not_shown_nor_what_another_has_proved_to_reach
     second.device.set_view(hidden.id(), view([(4, 0)]));
     assert_eq!(copy(&mut fixture.nexus, &list).status, Status::Good);
     drop(hidden);
-    // Another one that calls itself by the same name, and has proved who it is.
+    // Another initiator with the same name, but with authentication.
     let proven = |account: &str| InitiatorPort { proven: Some(account.into()), ..port("one") };
     let _victim = second.device.open_nexus(proven("victim"), 1).expect("port 1");
     assert!(unreachable(&copy(&mut fixture.nexus, &list)));

@@ -5,7 +5,7 @@ use crate::testing::*;
 use crate::{Completion, Lun, Status};
 use std::sync::atomic::Ordering;
 
-/// The field that was refused: its byte and bit, and whether it is the CDB's.
+/// Returns the rejected field: its byte, its bit, and whether it is in the CDB.
 fn refused(completion: &Completion) -> (u16, Option<u8>, bool) {
     let field = completion.sense.as_ref().and_then(|sense| sense.field()).expect("a pointer");
     (field.byte, field.bit, field.in_cdb)
@@ -73,7 +73,7 @@ fn spc4_6_7_log_select_resets_and_tells_the_others() {
     run(&mut other, &[0], &[]);
     assert_eq!(fixture.run(&[0x1d, 0xa0, 0, 0, 0, 0], &[]).status, Status::Good);
     assert_eq!(log_page(&mut fixture, 0x10, 0)[8], 0xa0, "code 5, passed");
-    // Nothing of this page can be reset, and so nobody is told.
+    // No parameter of this page can be reset, so there is no unit attention.
     assert_eq!(fixture.run(&[0x4c, 2, 0xcd, 0, 0, 0, 0, 0, 0, 0], &[]).status, Status::Good);
     assert_eq!(run(&mut other, &[0], &[]).status, Status::Good);
     assert_eq!(fixture.run(&[0x4c, 2, 0xc0, 0, 0, 0, 0, 0, 0, 0], &[]).status, Status::Good);
@@ -131,7 +131,7 @@ fn sbc3_5_19_reassigned_blocks_keep_their_data() {
     assert_eq!(fixture.read(7, 1), [0x5a; 512]);
     let long = [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7];
     assert_eq!(fixture.run(&[0x07, 3, 0, 0, 0, 0], &long).status, Status::Good);
-    // Beyond the end, also where it would fit if it were cut to 32 bits.
+    // The address is beyond the end, and within it if it were truncated to 32 bits.
     let beyond = fixture.run(&[0x07, 2, 0, 0, 0, 0], &[0, 0, 0, 8, 0, 0, 0, 1, 0, 0, 0, 7]);
     assert_eq!(additional(&beyond), Some(0x2100));
     let sense = beyond.sense.unwrap().in_descriptor_format(true).to_bytes();
@@ -200,7 +200,7 @@ fn self_test(fixture: &mut Fixture, code: u8) -> Completion {
     fixture.run(&[0x1d, code << 5, 0, 0, 0, 0], &[])
 }
 
-/// SELF-TEST CODE and SELF-TEST RESULTS of the latest tests.
+/// Returns SELF-TEST CODE and SELF-TEST RESULTS of the latest tests.
 fn self_test_log(fixture: &mut Fixture, count: usize) -> Vec<u8> {
     let page = log_page(fixture, 0x10, 0);
     page[4..].chunks_exact(20).map(|parameter| parameter[4]).take(count).collect()
@@ -255,7 +255,7 @@ fn spc4_5_15_a_background_self_test_can_be_ended() {
     fixture.nexus.logical_unit_reset(Lun(0));
     fixture.run(&[0], &[]);
     assert_eq!(self_test_log(&mut fixture, 3), [0x22, 0x41, 0]);
-    // The work of both, which comes to run only now, changes nothing any more.
+    // The work of both tests runs only now, and changes nothing.
     fixture.host.run_work();
     assert_eq!(self_test_log(&mut fixture, 3), [0x22, 0x41, 0]);
     // A foreground test ends with its command.

@@ -1,4 +1,4 @@
-//! MODE SENSE and MODE SELECT: what each page says, what can be changed, what is saved.
+//! MODE SENSE and MODE SELECT: the content of each page, the changeable bits, and saving.
 
 use crate::testing::*;
 use crate::{Identity, LogicalUnit, Lun, NexusHandle, Parts, Record, Status};
@@ -25,7 +25,7 @@ fn spc4_7_5_8_d_sense_and_swp_are_honoured_and_told_to_others() {
     assert_eq!(completion.sense.unwrap().to_bytes()[0], 0x72);
     assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x2a01));
     assert_eq!(bytes(fixture.run(&[0x1a, 8, 0x0a, 0, 255, 0], &[]))[2], 0x90, "WP and DPOFUA");
-    // Selecting what is already so changes nothing.
+    // Selecting the current values changes nothing.
     assert_eq!(select_control(&mut fixture, 0x04, 0x08).status, Status::Good);
     assert_eq!(run(&mut other, &[0], &[]).status, Status::Good);
 }
@@ -33,14 +33,14 @@ fn spc4_7_5_8_d_sense_and_swp_are_honoured_and_told_to_others() {
 #[test]
 fn spc4_6_9_mode_selects_of_several_initiators_at_once_all_count() {
     let fixture = Fixture::new();
-    // Each changes a page of its own, and nobody but it.
+    // Each thread changes a page of its own.
     let changes: [(u8, u8, usize, u8); 2] = [(0x08, 0x12, 2, 0x04), (0x0a, 0x0a, 4, 0x08)];
     std::thread::scope(|scope| {
         for (page_code, page_length, byte, bit) in changes {
             let mut nexus = open(&fixture.device, "other");
             scope.spawn(move || {
                 let ask = [0x1a, 8, page_code, 0, 255, 0];
-                // The other's changes are told in between.
+                // Unit attentions report the other thread's changes.
                 let sense = |nexus: &mut NexusHandle| loop {
                     let completion = run(nexus, &ask, &[]);
                     if completion.status == Status::Good {
@@ -131,7 +131,7 @@ fn spc4_6_9_mode_select_refuses_what_it_cannot_change_and_changes_nothing() {
     assert_eq!(fixture.run(&[0x15, 0x10, 0, 0, 0, 0], &[]).status, Status::Good);
 }
 
-/// What MODE SENSE(10) says of all pages, the header left out.
+/// Returns the data of MODE SENSE(10) for all pages, without the header.
 fn all_pages(fixture: &mut Fixture, page_control: u8) -> Vec<u8> {
     let cdb = [0x5a, 8, 0x3f | page_control << 6, 0xff, 0, 0, 0, 0xff, 0xff, 0];
     bytes(fixture.run(&cdb, &[])).split_off(8)
@@ -150,7 +150,7 @@ fn spc4_7_5_1_saved_pages_outlive_a_reset_and_the_program() {
     let saved = all_pages(&mut fixture, SAVED);
     assert_eq!(saved, all_pages(&mut fixture, CURRENT));
     assert_ne!(saved, all_pages(&mut fixture, DEFAULT));
-    // What is selected without SP holds until the reset.
+    // Parameters that are selected without SP apply until the reset.
     assert_eq!(select_control(&mut fixture, 0, 0).status, Status::Good);
     assert_eq!(all_pages(&mut fixture, SAVED), saved);
     assert_ne!(all_pages(&mut fixture, CURRENT), saved);
@@ -209,7 +209,7 @@ fn a_damaged_record_of_mode_pages_keeps_the_unit_from_starting() {
     for damaged in [&[][..], &[2], &[1, 0x0a], &[1, 0x0a, 0x0a, 0], &[1, 0x4a, 1, 0]] {
         assert_eq!(load(damaged).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
-    // Pages that nobody knows, or of another length, say nothing.
+    // Unknown pages, and pages with an unexpected length, are ignored.
     assert!(load(&[1, 0x3e, 1, 7, 0x0a, 1, 7]).is_ok());
 }
 
@@ -222,8 +222,8 @@ fn field_of(completion: &crate::Completion) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Either a list is refused with a pointer to what is wrong in it, and nothing has changed; or
-    /// MODE SENSE then shows exactly what was selected.
+    /// Either a list is rejected with a pointer to the wrong field and nothing changes, or MODE SENSE returns exactly
+    /// the selected values.
     #[test]
     fn spc4_6_9_a_list_is_refused_or_holds(
         chosen in prop::collection::vec(0..7usize, 1..4),
@@ -253,7 +253,7 @@ proptest! {
         let after = all_pages(&mut fixture, CURRENT);
         if completion.status == Status::Good {
             let now = split(&after);
-            // Of a page that the list names twice, the later one counts.
+            // If the list contains a page twice, the later one applies.
             let mut end = list.len();
             let mut reported = Vec::new();
             for &index in chosen.iter().rev() {
@@ -277,7 +277,7 @@ proptest! {
     }
 }
 
-/// The pages of a list.
+/// Returns the pages of a list.
 fn split(mut pages: &[u8]) -> Vec<&[u8]> {
     let mut found = Vec::new();
     while !pages.is_empty() {

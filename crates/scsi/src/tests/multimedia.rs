@@ -1,18 +1,18 @@
-//! A CD or DVD: what each command of MMC-6 gives, byte by byte, and what it refuses.
+//! CD and DVD: the data of each MMC-6 command byte by byte, and the rejected requests.
 
 use crate::testing::*;
 use crate::{Completion, DeviceType, Status};
 use sarsen_block::{BlockSize, Buffer, Durability, Extent, Store};
 use std::sync::Arc;
 
-/// More than the longest CD has.
+/// More blocks than the longest CD has.
 const DVD_BLOCKS: u64 = 400_000;
 
 fn cd() -> Fixture {
     let mut store = TestStore::new(BlockSize::B2048);
     store.characteristics.unmap = None;
     let store = Arc::new(store);
-    // A block that tells itself from the others.
+    // A block whose content differs from the others.
     let data = Buffer::copy_of(&[5; 2048]);
     block_on((&*store as &dyn Store).write(Extent::new(5, 1), data, Durability::Volatile)).unwrap();
     Fixture::of(store, Arc::default(), |parts| parts.device_type = DeviceType::Cd)
@@ -24,7 +24,7 @@ fn dvd() -> Fixture {
     fixture
 }
 
-/// The data of a command that succeeds.
+/// Returns the data of a command that succeeds.
 fn data(fixture: &mut Fixture, cdb: &[u8]) -> Vec<u8> {
     let completion = fixture.run(cdb, &[]);
     assert_eq!(additional(&completion), None, "{cdb:02x?}");
@@ -32,7 +32,7 @@ fn data(fixture: &mut Fixture, cdb: &[u8]) -> Vec<u8> {
     bytes(completion)
 }
 
-/// The additional sense of a command that is refused, and the field that it names.
+/// Returns the additional sense of a rejected command, and the field in it.
 fn refusal(fixture: &mut Fixture, cdb: &[u8]) -> (u16, Option<(u16, Option<u8>)>) {
     let Completion { sense, .. } = fixture.run(cdb, &[]);
     let sense = sense.unwrap_or_else(|| panic!("{cdb:02x?} succeeded"));
@@ -130,7 +130,7 @@ fn mmc6_6_26_read_toc_tells_one_track_and_the_lead_out() {
     }
     let only_lead_out = [&[0, 10, 1, 1][..], &lead_out].concat();
     assert_eq!(data(&mut fixture, &toc(0, 0, 0xaa, 0)), only_lead_out);
-    // 4096 frames and the pregap's 150 are 56 seconds and 46 frames.
+    // 4096 frames and the 150 frames of the pregap are 56 seconds and 46 frames.
     let minutes = [0, 18, 1, 1, 0, 0x14, 1, 0, 0, 0, 2, 0, 0, 0x14, 0xaa, 0, 0, 0, 56, 46];
     assert_eq!(data(&mut fixture, &toc(2, 0, 0, 0)), minutes);
     let session = [0, 10, 1, 1, 0, 0x14, 1, 0, 0, 0, 0, 0];
@@ -161,11 +161,11 @@ fn mmc6_6_26_read_toc_tells_one_track_and_the_lead_out() {
     assert_eq!(data(&mut fixture, &toc(2, 0, 0xaa, 0))[8..], [0, 0xff, 59, 74]);
 }
 
-/// Every reply is the same whatever of it is asked for, down to nothing.
+/// Every response is the same for any allocation length, down to zero, except that it is truncated.
 #[test]
 fn mmc6_4_1_allocation_lengths_cut_and_change_nothing() {
     let mut fixture = dvd();
-    // A CDB, where its allocation length ends, and what it gives at most.
+    // A CDB, the last byte of its allocation length, and the full length of its data.
     for (cdb, low_byte, whole) in [
         (&[0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], 8, 20),
         (&[0x43, 2, 2, 0, 0, 0, 0, 0, 0, 0], 8, 48),
@@ -193,7 +193,7 @@ fn mmc6_4_1_allocation_lengths_cut_and_change_nothing() {
     assert_eq!(physical.len(), 2052);
 }
 
-/// The features of GET CONFIGURATION: code and flags of each.
+/// Returns the features of GET CONFIGURATION: code and flags of each.
 fn features(configuration: &[u8]) -> Vec<(u16, u8)> {
     let length = u32::from_be_bytes(configuration[..4].try_into().unwrap());
     assert_eq!(configuration.len(), 4 + length as usize);
@@ -264,7 +264,7 @@ fn mmc6_6_7_each_nexus_is_told_of_the_medium_once() {
         assert_eq!(bytes(run(nexus, &ask(0x10, 8), &[])), [0, 6, 4, 0x56, 0, 2, 0, 0]);
     }
     fixture.run(&[0x1b, 0, 0, 0, 2, 0], &[]);
-    // The medium's event comes before the classes that have none, and is not lost in a header.
+    // The event of the medium is reported before classes without events. A header alone does not clear it.
     assert_eq!(data(&mut fixture, &ask(0x56, 4)), [0, 6, 1, 0x56]);
     assert_eq!(data(&mut fixture, &ask(0x56, 8)), [0, 6, 4, 0x56, 3, 1, 0, 0]);
     assert_eq!(data(&mut fixture, &ask(0x56, 8)), [0, 6, 1, 0x56, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! POPULATE TOKEN, WRITE USING TOKEN and what is told of them.
+//! POPULATE TOKEN, WRITE USING TOKEN and the reports on them.
 
 use super::copy::{Second, pattern, read};
 use crate::testing::*;
@@ -72,7 +72,7 @@ fn about(action: u8, id: u32) -> Vec<u8> {
     cdb
 }
 
-/// What RECEIVE ROD TOKEN INFORMATION tells.
+/// The data of RECEIVE ROD TOKEN INFORMATION.
 #[derive(Debug)]
 struct Information {
     action: u8,
@@ -100,7 +100,7 @@ fn information(nexus: &mut NexusHandle, id: u32) -> Information {
     }
 }
 
-/// A token of these ranges, made through `nexus`.
+/// Creates a token of these ranges through `nexus`.
 fn token_of(nexus: &mut NexusHandle, ranges: &[(u64, u32)]) -> Vec<u8> {
     assert_eq!(populate(nexus, 1, &populate_list(IMMED, 0, 0, ranges)).status, Status::Good);
     let information = information(nexus, 1);
@@ -131,7 +131,7 @@ fn sbc3_5_9_and_5_43_ranges_go_into_a_token_and_out_of_it_into_others() {
     let information = information(&mut second.nexus, 7);
     assert_eq!((information.action, information.status, information.blocks), (0x11, 1, 6));
     assert_eq!((information.token, information.sense), (None, Vec::new()));
-    // It may be used again, by another initiator too, until somebody deletes it.
+    // The token can be used again, also by another initiator, until it is deleted.
     let mut other = open(&second.device, "two");
     assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x2900));
     let last = write_list(DEL_TKN, 0, &token, &[(40, 7)]);
@@ -149,7 +149,7 @@ fn sbc3_4_28_blocks_of_the_two_units_may_differ_in_length() {
     assert_eq!(run(&mut second.nexus, &write, &data).status, Status::Good);
     let token = token_of(&mut second.nexus, &[(4, 2), (2, 2)]);
     let model = [&data[8192..], &data[..8192]].concat();
-    // OFFSET INTO ROD counts blocks of the destination, and need not lie on one of the source.
+    // OFFSET INTO ROD counts blocks of the destination. It need not be at a block boundary of the source.
     let list = write_list(0, 3, &token, &[(0, 20)]);
     assert_eq!(write_using(&mut fixture.nexus, 1, &list).status, Status::Good);
     assert_eq!(fixture.read(0, 20), model[3 * 512..23 * 512]);
@@ -161,7 +161,7 @@ fn sbc3_4_28_blocks_of_the_two_units_may_differ_in_length() {
     assert_eq!(read(&mut second.nexus, 8, 1), small[4096..]);
 }
 
-/// Each way of changing a block revokes what stands for it, and nothing else.
+/// Each kind of change revokes the tokens of the changed blocks, and no others.
 #[test]
 fn spc4_5_17_6_2_a_token_never_stands_for_data_that_changed() {
     let write_same = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 1, 0, 0];
@@ -205,7 +205,7 @@ fn a_source_that_changes_while_it_is_copied_ends_the_copy_before_a_wrong_byte_is
     fixture.write(0, &[1; 4 * 512]);
     let token = token_of(&mut fixture.nexus, &[(0, 4)]);
     let list = write_list(0, 0, &token, &[(0, 1), (8, 3)]);
-    // The second range waits for its source while somebody writes it.
+    // The second range waits for its source while another command writes it.
     second.store.delay_polls.store(3, Ordering::Relaxed);
     let cdb_bytes = token_cdb(0x11, 5, list.len());
     let Io::Pending(mut writing) = second.nexus.execute(Some(Lun(0)), command(&cdb_bytes, &list))
@@ -260,7 +260,7 @@ fn spc4_5_17_6_5_a_token_that_was_not_made_here_is_refused() {
         let sense = completion.sense.expect("refused");
         assert_eq!((sense.additional().0, sense.field().unwrap().byte), (code, 16));
     }
-    // What everybody may see of a token does not make it usable.
+    // The public management data of a token is not sufficient to use it.
     let list = bytes(fixture.run(&about(0x08, 0), &[]));
     assert_eq!(list[..8], [0, 0, 0, 100, 0, 0, 0, 0]);
     assert_eq!(list[8..], token[..96]);

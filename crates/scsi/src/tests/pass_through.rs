@@ -1,4 +1,4 @@
-//! A unit whose commands go to a real device: what reaches it, what comes back, what is ours.
+//! A unit whose commands are passed to a real device: the forwarded commands, the responses, and the server's own ones.
 
 use crate::testing::*;
 use crate::{Completion, Lun, PassThrough, Passed, Status, Transfer};
@@ -6,7 +6,7 @@ use sarsen_block::{BlockSize, Buffer, Io};
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// A device that remembers what it was asked, and answers as the test says.
+/// A device that records its requests and responds as the test specifies.
 #[derive(Default)]
 struct Recorder {
     asked: Mutex<Vec<(Vec<u8>, String)>>,
@@ -57,7 +57,7 @@ fn a_command_reaches_the_device_as_it_was_sent() {
         (&[0x2a, 0, 0, 0, 0, 5, 0, 0, 1, 0], 0, &[1, 2, 3], 10, "out [1, 2, 3]"),
         (&[0xa8], 2048, &[], 12, "in 2048"),
         (&[0x88], 512, &[], 16, "in 512"),
-        // A tape's and a vendor's: of no table of ours.
+        // Commands of a tape and of a vendor, which are not in the command table.
         (&[0x01], 0, &[], 6, "none"),
         (&[0xc1, 7], 8, &[], 10, "in 8"),
         (&variable, 0, &[], 16, "none"),

@@ -1,4 +1,4 @@
-//! PERSISTENT RESERVE IN and OUT, and what reservations let through.
+//! PERSISTENT RESERVE IN and OUT, and the commands that reservations permit.
 
 use crate::testing::{Fixture, TestKeeper, TestStore, additional, bytes, open, run};
 use crate::{
@@ -30,7 +30,7 @@ const SPEC_I_PT: u8 = 8;
 const ALL_TG_PT: u8 = 4;
 const APTPL: u8 = 1;
 
-/// Three initiators of one unit, and one that looks on.
+/// Three initiators of one unit, and a fourth one without a registration.
 struct Cluster {
     fixture: Fixture,
     nexuses: [NexusHandle; 4],
@@ -59,7 +59,7 @@ impl Cluster {
         Self { fixture, nexuses }
     }
 
-    /// The same volume in another life of the program.
+    /// Returns the same volume after a restart of the program.
     fn restarted(&self) -> Self {
         let (store, keeper) = (self.fixture.store.clone(), self.fixture.keeper.clone());
         Self::of(Fixture::of(store, keeper, |_| {}))
@@ -75,7 +75,7 @@ impl Cluster {
         self.run(who, &cdb, list)
     }
 
-    /// A service action with the basic list; gives its status.
+    /// Executes a service action with the basic list. Returns its status.
     fn ask(&mut self, who: usize, action: u8, kind: u8, key: u64, other: u64) -> Status {
         self.out(who, action, kind, &list(key, other, 0)).status
     }
@@ -85,7 +85,7 @@ impl Cluster {
         assert_eq!(self.ask(who, action, kind, key, other), Status::Good);
     }
 
-    /// Each registers its own key.
+    /// Registers the key of each of these nexuses.
     fn register(&mut self, all: &[usize]) {
         for &who in all {
             self.done(who, REGISTER, 0, 0, key(who));
@@ -108,7 +108,7 @@ impl Cluster {
         data[8..].chunks(8).map(|key| u64::from_be_bytes(key.try_into().unwrap())).collect()
     }
 
-    /// Key and type.
+    /// Returns the key and the type.
     fn reservation(&mut self) -> Option<(u64, u8)> {
         let data = self.read(ONLOOKER, 1);
         match data[7] {
@@ -137,7 +137,7 @@ impl Cluster {
         }
     }
 
-    /// The unit attentions that wait for it.
+    /// Returns the pending unit attentions of a nexus.
     fn reported(&mut self, who: usize) -> Vec<u16> {
         std::iter::from_fn(|| additional(&self.run(who, &[0], &[]))).collect()
     }
@@ -228,14 +228,14 @@ fn spc4_6_16_3_specified_initiator_ports_are_registered_all_or_none() {
     assert_eq!(cluster.out(A, REGISTER, 0, &register).status, Status::Good);
     assert_eq!((cluster.keys(), cluster.generation()), (vec![9, 9, 9], 1));
 
-    // Table 67: not from a registered nexus, and not for one.
+    // Table 67: rejected from a registered nexus, and for a registered nexus.
     refused_at(&cluster.out(A, REGISTER, 0, &with_ids(9, 9, 0, &ids)), 0x2600, 20, Some(3));
     let of_b = with_ids(0, 9, 0, &[transport_id(1, "iqn.x:y,i,0x1"), transport_id(1, &port(B))]);
     refused_at(&cluster.out(C, REGISTER, 0, &of_b), 0x2600, 28, None);
     refused_at(&cluster.out(C, REGISTER_AND_IGNORE, 0, &register), 0x2600, 20, Some(3));
     assert_eq!(cluster.keys().len(), 3);
 
-    // All known ports of a device; a device that nobody knows.
+    // All known ports of a device; then an unknown device.
     cluster.done(A, CLEAR, 0, 9, 0);
     let (device, _) = cluster_device(C);
     let all_ports = with_ids(0, 8, ALL_TG_PT, &[transport_id(0, &device)]);
@@ -271,7 +271,7 @@ fn spc4_6_16_3_all_target_ports_are_registered_as_if_each_had_been_asked() {
     assert_eq!(cluster.out(A, REGISTER, 0, &all(5, 7)).status, Status::ReservationConflict);
     assert_eq!(cluster.out(A, REGISTER_AND_IGNORE, 0, &all(0, 7)).status, Status::Good);
     assert_eq!(cluster.reservation(), Some((7, WRITE_EXCLUSIVE)));
-    // The reservation goes to the other port of another initiator.
+    // The reservation moves to the other port of another initiator.
     let to = move_list(7, 8, 0, 1, &transport_id(1, &port(C)));
     assert_eq!(cluster.out(B, REGISTER_AND_MOVE, 0, &to).status, Status::Good);
     assert_eq!(cluster.reservation(), Some((8, WRITE_EXCLUSIVE)));
@@ -306,7 +306,7 @@ fn spc4_6_16_1_lists_of_a_wrong_length_are_refused() {
         let mut cut = whole[..length].to_vec();
         assert_eq!(additional(&cluster.out(A, REGISTER, 0, &cut)), Some(0x1a00), "{length}");
         if length >= 29 {
-            // The length of the list is right, and a TransportID is cut short.
+            // The length of the list is correct, but a TransportID is truncated.
             cut[24..28].copy_from_slice(&((length - 28) as u32).to_be_bytes());
             assert_eq!(additional(&cluster.out(A, REGISTER, 0, &cut)), Some(0x1a00), "{length}");
         }
@@ -338,7 +338,7 @@ fn spc4_5_12_7_registrations_have_a_limit() {
 
 #[test]
 fn spc4_5_12_1_each_type_admits_whom_it_says() {
-    // Type; a registrant's and a stranger's reading and writing.
+    // Type; whether a registrant and an unregistered nexus may read and write.
     for (kind, registrant, stranger) in [
         (WRITE_EXCLUSIVE, (true, false), (true, false)),
         (EXCLUSIVE_ACCESS, (false, false), (false, false)),
@@ -355,7 +355,7 @@ fn spc4_5_12_1_each_type_admits_whom_it_says() {
         assert_eq!((cluster.may_read(C), cluster.may_write(C)), stranger, "{kind}");
         let holder = if kind >= WRITE_EXCLUSIVE_ALL { 0 } else { key(A) };
         assert_eq!(cluster.reservation(), Some((holder, kind)));
-        // A session that comes later meets it as well.
+        // The reservation also applies to a later session.
         let mut late = session(&cluster.fixture, 4);
         assert_eq!(additional(&run(&mut late, &[0], &[])), Some(0x2900));
         let write = run(&mut late, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[7; 512]);
@@ -424,7 +424,7 @@ fn spc4_5_12_9_reserving() {
     for (kind, bit) in [(0, 3), (2, 3), (4, 3), (9, 3), (15, 3), (0x11, 7), (0x21, 7)] {
         let completion = cluster.out(A, RESERVE, kind, &list(key(A), 0, 0));
         refused_at(&completion, 0x2400, 2, Some(bit));
-        // The key comes first.
+        // The key is checked first.
         assert_eq!(cluster.ask(A, RESERVE, kind, 4, 0), Status::ReservationConflict);
     }
     cluster.done(A, RESERVE, WRITE_EXCLUSIVE, key(A), 0);
@@ -453,11 +453,11 @@ fn spc4_5_12_11_2_2_releasing() {
         (cluster.reported(A), cluster.reported(B), cluster.reported(C)),
         (vec![], vec![RELEASED], vec![RELEASED])
     );
-    // The types that admit nobody else tell nobody.
+    // Types without access for other registrants cause no unit attention.
     cluster.done(A, RESERVE, EXCLUSIVE_ACCESS, key(A), 0);
     cluster.done(A, RELEASE, EXCLUSIVE_ACCESS, key(A), 0);
     assert!(cluster.reported(B).is_empty());
-    // Of all registrants anyone may release it.
+    // Each registrant may release an all registrants reservation.
     cluster.done(A, RESERVE, EXCLUSIVE_ACCESS_ALL, key(A), 0);
     cluster.done(B, RELEASE, EXCLUSIVE_ACCESS_ALL, key(B), 0);
     assert_eq!((cluster.reported(A), cluster.reported(C)), (vec![RELEASED], vec![RELEASED]));
@@ -518,14 +518,14 @@ fn spc4_5_12_11_2_5_preempting_removes_registrations() {
     assert_eq!(cluster.ask(A, PREEMPT, 0, key(A), 77), Status::ReservationConflict);
     assert_eq!(cluster.ask(A, PREEMPT, 0, key(A), 0), Status::ReservationConflict);
     assert_eq!(cluster.ask(A, PREEMPT, 0, 77, key(B)), Status::ReservationConflict);
-    // SCOPE and TYPE are not looked at.
+    // SCOPE and TYPE are not checked.
     cluster.done(A, PREEMPT, 0xff, key(A), key(B));
     assert_eq!(cluster.keys(), [key(A), key(C)]);
     assert_eq!(
         (cluster.reported(A), cluster.reported(B), cluster.reported(C)),
         (vec![], vec![REGISTRATIONS_PREEMPTED], vec![])
     );
-    // One's own registration, untold; the reservation of others stays.
+    // A nexus preempts its own registration, without a unit attention. The reservation of another nexus stays.
     cluster.done(A, RESERVE, WRITE_EXCLUSIVE, key(A), 0);
     cluster.done(C, PREEMPT, 0, key(C), key(C));
     assert!(cluster.reported(C).is_empty());
@@ -545,7 +545,7 @@ fn spc4_5_12_11_2_4_all_registrants_are_preempted_by_zero() {
         (cluster.reported(A), cluster.reported(C)),
         (vec![REGISTRATIONS_PREEMPTED], vec![REGISTRATIONS_PREEMPTED])
     );
-    // The last one's registration, and with it the reservation of all.
+    // The last registration is removed, and with it the all registrants reservation.
     cluster.done(B, RELEASE, EXCLUSIVE_ACCESS, key(B), 0);
     cluster.done(B, RESERVE, EXCLUSIVE_ACCESS_ALL, key(B), 0);
     cluster.done(B, PREEMPT, 0, key(B), key(B));
@@ -622,7 +622,7 @@ fn spc4_5_12_8_registering_and_moving() {
     assert_eq!(cluster.generation(), generation + 1);
     assert_eq!((cluster.keys(), cluster.reservation()), (vec![key(A), key(C), 5], Some((5, 1))));
     assert!(cluster.may_write(B) && !cluster.may_write(A));
-    // Back, by the device's name alone, unregistering.
+    // Moves it back and unregisters. The TransportID contains only the device name.
     let (device, _) = cluster_device(A);
     let back = move_list(5, 6, 2, 1, &transport_id(0, &device));
     assert_eq!(ask(&mut cluster, B, &back).status, Status::Good);
@@ -673,7 +673,7 @@ fn spc4_6_15_5_full_status() {
         expected.extend_from_slice(&id);
     }
     assert_eq!(data, expected);
-    // The lengths do not depend on what the initiator takes.
+    // The reported lengths do not depend on the allocation length.
     let cut = bytes(cluster.run(A, &[0x5e, 3, 0, 0, 0, 0, 0, 0, 8, 0], &[]));
     assert_eq!(cut, expected[..8]);
 }
@@ -693,7 +693,7 @@ fn spc4_5_12_5_a_registration_outlives_its_session_and_resets() {
     cluster.reported(ONLOOKER);
     assert_eq!(cluster.reservation(), Some((key(B), WRITE_EXCLUSIVE)));
 
-    // It is told when it comes back.
+    // The preempted initiator gets the unit attention in its next session.
     cluster.done(A, CLEAR, 0, key(A), 0);
     cluster.nexuses[B] = session(&cluster.fixture, B);
     assert_eq!(cluster.reported(B), [0x2900, PREEMPTED]);
@@ -737,7 +737,7 @@ fn spc4_5_12_3_reserve_beside_persistent_reservations() {
     cluster.done(A, CLEAR, 0, key(A), 0);
     cluster.reported(B);
 
-    // SPC-2 5.5.1: while it holds, no PERSISTENT RESERVE, not even the holder's.
+    // SPC-2 5.5.1: PERSISTENT RESERVE commands conflict with the reservation, even those of its holder.
     assert!(cluster.passes(A, reserve, &[]));
     for who in [A, B] {
         for action in 0..4 {
@@ -766,7 +766,7 @@ fn spc4_5_12_5_1_aptpl_keeps_what_is_in_force() {
     after.done(A, PREEMPT, WRITE_EXCLUSIVE, key(A), key(B));
     assert_eq!(after.restarted().reservation(), Some((key(A), WRITE_EXCLUSIVE)));
 
-    // The last valid APTPL counts, whoever sent it.
+    // The last valid APTPL applies, from any initiator.
     after.done(C, REGISTER, 0, 0, key(C));
     assert!(after.restarted().keys().is_empty());
     assert_eq!(after.out(C, REGISTER_AND_IGNORE, 0, &list(0, 9, APTPL)).status, Status::Good);
@@ -782,7 +782,7 @@ fn spc4_5_12_5_1_what_cannot_be_kept_is_refused_and_not_in_force() {
     let completion = cluster.out(A, REGISTER, 0, &list(0, 5, APTPL));
     assert_eq!(additional(&completion), Some(0x4400));
     assert_eq!((cluster.keys(), cluster.generation()), (vec![], 0));
-    // It is not known what is kept now, so it must be possible to remove it.
+    // The content of the record is unknown now, so it must be possible to remove it.
     assert_eq!(additional(&cluster.out(A, REGISTER, 0, &list(0, 5, 0))), Some(0x4400));
 
     cluster.fixture.keeper.is_broken.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! A disk whose power can be cut off, or that fails, at any step.
+//! A disk that can lose its power, or fail, at any step.
 
 use crate::{Keeper, Record};
 use sarsen_block::{
@@ -9,24 +9,24 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-/// What every byte is at first.
+/// The initial value of every byte.
 pub(super) const OLD: u8 = 0x0f;
 
-/// What happens to the request whose turn it is.
+/// The event during the selected request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
-    /// The power is cut off in the middle of it.
+    /// A power loss in the middle of the request.
     Cut,
-    /// It fails, half done, and those after it do not.
+    /// An error after half of the request. Later requests succeed.
     Fail,
 }
 
-/// A disk and its records. Every request is one step; blocks in the cache may be lost at a cut.
+/// A disk and its records. Every request is one step. A power loss may discard blocks in the cache.
 pub(super) struct Machine {
     trouble: Trouble,
-    /// Steps until then.
+    /// Steps until the event.
     left: usize,
-    /// Of what was half done, which half.
+    /// Selects the half of an incomplete request that is kept.
     keeps_first: bool,
     is_off: bool,
     disk: Vec<u8>,
@@ -36,7 +36,7 @@ pub(super) struct Machine {
 
 pub(super) const MACHINE_BLOCKS: u64 = 16;
 
-/// How a step goes.
+/// The outcome of a step.
 enum Step {
     Whole,
     Half(Trouble),
@@ -57,7 +57,7 @@ impl Machine {
         match self.left.checked_sub(1) {
             None => Step::Whole,
             Some(0) => {
-                // Steps after one that failed go well.
+                // Steps after a failed one succeed.
                 self.left = usize::MAX;
                 self.is_off = self.trouble == Trouble::Cut;
                 Step::Half(self.trouble)
@@ -69,11 +69,11 @@ impl Machine {
         }
     }
 
-    /// The power is back.
+    /// Restores the power.
     pub(super) fn restart(&mut self, left: usize) {
         let cache = std::mem::take(&mut self.cache);
         for (lba, block) in cache {
-            // Some of what was in the cache had reached the disk.
+            // Some blocks of the cache had reached the disk.
             if (lba % 2 == 0) == self.keeps_first {
                 self.disk[lba as usize * 512..][..512].copy_from_slice(&block);
             }
@@ -94,7 +94,7 @@ impl Machine {
         }
     }
 
-    /// Every other block.
+    /// Writes every other block.
     fn put_half(&mut self, extent: Extent, data: &[u8]) {
         for (lba, block) in (extent.lba.0..).zip(data.chunks(512)) {
             if (lba % 2 == 0) == self.keeps_first {
@@ -193,7 +193,7 @@ impl Keeper for Records {
         match machine.step() {
             Step::Whole => machine.record = content,
             Step::Half(trouble) => {
-                // The old one or the new one.
+                // The record is either the old one or the new one.
                 if machine.keeps_first {
                     machine.record = content;
                 }

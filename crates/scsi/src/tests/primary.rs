@@ -83,7 +83,7 @@ fn spc4_6_33_report_luns_answers_even_where_there_is_no_unit_0() {
 fn sam5_5_14_attentions_wait_for_a_command_that_tells_them() {
     let mut fixture = Fixture::new();
     let mut other = open(&fixture.device, "two");
-    // INQUIRY neither tells nor clears, REQUEST SENSE does both.
+    // INQUIRY neither reports nor clears the unit attention, REQUEST SENSE does both.
     assert_eq!(run(&mut other, &[0x12, 0, 0, 0, 96, 0], &[]).status, Status::Good);
     assert_eq!(bytes(run(&mut other, &[0x03, 0, 0, 0, 18, 0], &[]))[2], 6);
     assert_eq!(run(&mut other, &[0], &[]).status, Status::Good);

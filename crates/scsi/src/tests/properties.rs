@@ -1,4 +1,4 @@
-//! Whatever a CDB and its data are, a command ends, and within the limits.
+//! For any CDB and any data, a command ends, and its data is within the limits.
 
 use crate::command_table::TABLE;
 use crate::testing::*;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 const LARGEST_DATA: usize = 16 << 20;
 
-/// CDBs of known operation codes with small addresses and lengths, and entirely random ones.
+/// Generates CDBs of known operation codes with small addresses and lengths, and entirely random ones.
 fn any_cdb() -> impl Strategy<Value = [u8; 16]> {
     let known =
         (0..TABLE.len(), any::<[u8; 16]>(), any::<[u16; 3]>()).prop_map(|(row, mut cdb, clear)| {

@@ -1,5 +1,5 @@
-//! Protection information: the tables of SBC-3's PROTECT fields, what plain commands do beside
-//! them, what a unit says of itself.
+//! Protection information: the tables of SBC-3's PROTECT fields, the effect of plain commands, and the reports of a
+//! unit.
 
 mod long;
 mod model;
@@ -15,7 +15,7 @@ const APPLICATION: u16 = 0x1002;
 const REFERENCE: u16 = 0x1003;
 const FIELD_IN_CDB: u16 = 0x2400;
 
-/// The CRC by its definition (SBC-3 4.22.4.1).
+/// Computes the CRC by its definition (SBC-3 4.22.4.1).
 fn crc(data: &[u8]) -> u16 {
     data.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| match crc & 0x8000 {
@@ -63,8 +63,8 @@ fn tags_of(block: &[u8]) -> Tags {
     }
 }
 
-/// Blocks whose data says where they are, with a right guard and with these tags; the reference
-/// tag counts.
+/// Returns blocks whose data depends on their address, with a correct guard and these tags. The reference tag is
+/// incremented for each block.
 fn blocks(size: usize, lba: u64, count: u64, application: u16, reference: u32) -> Vec<Vec<u8>> {
     let block = |index: u64| {
         let data: Vec<u8> = (0..size).map(|at| (lba + index) as u8 ^ at as u8).collect();
@@ -89,7 +89,7 @@ fn large_fixture(
     Fixture::of(store, Arc::default(), |parts| parts.protection = Some(protection_type))
 }
 
-/// READ(16), WRITE(16) and their like.
+/// Returns the CDB of READ(16), WRITE(16) or a similar command.
 fn cdb_16(operation_code: u8, protect: u8, flags: u8, lba: u64, count: u32) -> Vec<u8> {
     let head = [operation_code, protect << 5 | flags];
     [&head[..], &lba.to_be_bytes(), &count.to_be_bytes(), &[0, 0]].concat()
@@ -99,7 +99,7 @@ const READ: u8 = 0x88;
 const WRITE: u8 = 0x8a;
 
 impl Fixture {
-    /// What the medium holds, past all checks.
+    /// Returns the content of the medium without any check.
     fn medium(&self, lba: u64, count: u64) -> Vec<Vec<u8>> {
         let store: &dyn Store = &*self.store;
         let size = store.geometry().block_size.bytes() + 8;
@@ -114,7 +114,7 @@ impl Fixture {
         block_on(store.write_protected(extent, data, Durability::Volatile)).unwrap();
     }
 
-    /// Runs a command, whose Data-Out is as long as it asks for.
+    /// Executes a command. Checks that its Data-Out has the length that it needs.
     fn run_exactly(&mut self, cdb_bytes: &[u8], data_out: &[u8]) -> Completion {
         let length = self.nexus.data_out_length(Some(Lun(0)), &cdb(cdb_bytes));
         let completion = self.run(cdb_bytes, data_out);
@@ -137,7 +137,7 @@ fn outcome(completion: &Completion) -> Result<(), (u16, Option<u64>)> {
     }
 }
 
-/// Which field of a block is spoilt, and how.
+/// A field of a block to corrupt, and the function that corrupts it.
 type Spoil = (u16, fn(&mut Tags));
 
 const SPOILT: [Spoil; 3] = [
@@ -152,7 +152,7 @@ fn spoil(block: &mut Vec<u8>, change: fn(&mut Tags)) {
     *block = with_tags(&block[..block.len() - 8], tags);
 }
 
-/// Which fields a code checks with a type whose application tags nobody knows.
+/// Returns whether a code checks a field, with a type whose application tags the server does not know.
 fn is_checked(code: u8, field: u16, protection_type: ProtectionType) -> bool {
     let reference = protection_type == ProtectionType::Type1;
     match field {
@@ -256,7 +256,7 @@ fn sbc3_5_32_a_write_without_protection_information_brings_its_own() {
             assert_eq!(tags_of(&block), Tags { guard, application, reference });
         }
         assert_eq!(bytes(fixture.run(&cdb_16(READ, 0, 0, 20, 3), &[])), data);
-        // Zeroes too, though they are what an unmapped block reads as.
+        // Also for zeroes, although an unmapped block reads as zeroes.
         fixture.run_exactly(&cdb_16(0x93, 0, 0, 20, 2), &[0; 512]);
         assert_eq!(tags_of(&fixture.medium(21, 1)[0]).guard, 0);
     }
@@ -277,7 +277,7 @@ fn sbc3_4_22_2_the_escape_values_stop_the_checks_of_what_is_read() {
             let completion = fixture.run(&cdb_16(READ, code, 0, 5, 1), &[]);
             assert_eq!(outcome(&completion), expected, "{protection_type:?}");
         }
-        // Of what is written they stop none.
+        // Escape tags do not disable the checks of written data.
         let written = fixture.run(&cdb_16(WRITE, 1, 0, 5, 1), &with_tags(&[1; 512], wrong));
         assert_eq!(outcome(&written), Err((GUARD, Some(5))));
     }
@@ -315,7 +315,7 @@ fn sbc3_4_22_2_3_the_reference_tag_is_the_low_half_of_the_address() {
     assert_eq!(bytes(fixture.run(&cdb_16(READ, 1, 0, border - 2, 4), &[])), good.concat());
     let wrong = fixture.run(&cdb_16(WRITE, 1, 0, border, 4), &good.concat());
     assert_eq!(outcome(&wrong), Err((REFERENCE, Some(border))));
-    // A plain write on both sides of the border, too.
+    // Also for a plain write across the border.
     let plain = cdb_16(WRITE, 0, 0, border - 1, 2);
     assert_eq!(fixture.run_exactly(&plain, &[5; 1024]).status, Status::Good);
     let tags: Vec<_> =
@@ -353,7 +353,7 @@ fn spc4_7_5_8_dpicz_stops_the_checks_of_plain_reads() {
     assert_eq!(outcome(&fixture.run(&cdb_16(READ, 0, 0, 5, 1), &[])), Err((GUARD, Some(5))));
 }
 
-/// Sets bits of the control page's bytes 2 and 5, DPICZ and ATO among them, and clears others.
+/// Sets bits of bytes 2 and 5 of the control page, including DPICZ and ATO, and clears others.
 fn select_control(fixture: &mut Fixture, byte_2: u8, byte_5: u8) {
     let page = bytes(fixture.run(&[0x1a, 0x08, 0x0a, 0, 255, 0], &[]));
     let mut list = page;
@@ -361,7 +361,7 @@ fn select_control(fixture: &mut Fixture, byte_2: u8, byte_5: u8) {
     list[4] &= 0x3f;
     list[6] = list[6] & !0x08 | byte_2;
     list[9] = list[9] & !0x80 | byte_5;
-    // The header's device-specific parameter says something of its own to MODE SELECT.
+    // The device-specific parameter of the header has another meaning in MODE SELECT.
     list[2] = 0;
     let select = [0x15, 0x10, 0, 0, list.len() as u8, 0];
     assert_eq!(fixture.run(&select, &list).status, Status::Good);

@@ -72,7 +72,7 @@ fn sbc3_5_28_2_an_unmap_list_is_checked_before_anything_is_unmapped() {
     }
 }
 
-/// The states of the first blocks, as GET LBA STATUS tells them.
+/// Returns the states of the first blocks, as GET LBA STATUS reports them.
 fn states(fixture: &mut Fixture) -> Vec<(u8, u8)> {
     let get = [0x9e, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 72, 0, 0];
     let status = bytes(fixture.run(&get, &[]));
@@ -139,7 +139,7 @@ fn sbc3_6_6_4_unmap_granularity_is_reported_for_512_byte_blocks_alone() {
 fn sbc3_5_41_write_same_repeats_its_block() {
     let mut fixture = Fixture::new();
     let block: Vec<u8> = (0..512).map(|byte| byte as u8).collect();
-    // More than one piece of memory holds.
+    // More blocks than fit in one piece.
     let cdb_bytes = [0x41, 0, 0, 0, 0, 2, 0, 0x0f, 0, 0];
     assert_eq!(fixture.nexus.data_out_length(Some(Lun(0)), &cdb(&cdb_bytes)), 512);
     assert_eq!(fixture.run(&cdb_bytes, &block).status, Status::Good);
@@ -179,7 +179,7 @@ fn sbc3_5_42_write_same_16_unmaps_and_needs_no_data_with_ndob() {
     assert_eq!(additional(&fixture.run(&too_long, &[0; 512])), Some(0x2400));
 }
 
-/// MODE SELECT(10) of the logical block provisioning page: SITUA, and the two thresholds.
+/// Executes MODE SELECT(10) of the logical block provisioning page: SITUA, and both thresholds.
 fn select_thresholds(
     fixture: &mut Fixture,
     situa: bool,
@@ -198,8 +198,8 @@ fn select_thresholds(
     assert_eq!(selected.status, Status::Good);
 }
 
-/// What TEST UNIT READY tells two nexuses after a write by the first, and the looks at the room that it
-/// led to.
+/// Writes by the first nexus, and runs the work that this starts. Returns the responses of TEST UNIT READY to two
+/// nexuses.
 fn reported(fixture: &mut Fixture, other: &mut crate::NexusHandle, lba: u8) -> [Option<u16>; 2] {
     assert_eq!(fixture.write(lba, &[1; 512]).status, Status::Good);
     fixture.host.run_work();
@@ -223,7 +223,7 @@ fn sbc3_4_7_3_8_a_threshold_that_is_passed_is_told_once_to_all_or_to_the_writer(
     select_thresholds(&mut fixture, false, (true, 0), (true, 1));
     run(&mut other, &[0; 6], &[]);
     assert_eq!(reported(&mut fixture, &mut other, 3), [None; 2]);
-    // WRITE SAME with half of the medium, whose zeroes keep their room.
+    // WRITE SAME of half the medium. The zeroed blocks stay allocated.
     let half = [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0];
     assert_eq!(fixture.run(&half, &[0; 512]).status, Status::Good);
     select_thresholds(&mut fixture, false, (true, 0), (true, 1));
@@ -283,7 +283,7 @@ impl Store for Promise {
     }
 }
 
-/// The response to the first write to such a unit.
+/// Returns the response to the first write to such a unit.
 fn first_write(used_blocks: u64, available_blocks: u64) -> Option<u16> {
     let store = Promise { used_blocks, available_blocks };
     let characteristics = store.characteristics();

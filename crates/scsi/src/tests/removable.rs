@@ -1,5 +1,5 @@
-//! Media that can be ejected and loaded: START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL, and what
-//! everybody else is told.
+//! Media that can be ejected and loaded: START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL, and the unit attentions of
+//! other initiators.
 
 use crate::testing::*;
 use crate::{DeviceType, Lun, Status};
@@ -48,7 +48,7 @@ fn sbc3_5_25_without_a_medium_every_command_that_needs_one_says_so() {
         let completion = fixture.run(&[0x1b, 0, 0, 0, stopping << 4 | 1, 0], &[]);
         assert_eq!(additional(&completion), Some(0x3a00), "there is nothing to start");
     }
-    // INQUIRY and REQUEST SENSE answer without one.
+    // INQUIRY and REQUEST SENSE work without a medium.
     assert_eq!(bytes(fixture.run(&[0x12, 0, 0, 0, 96, 0], &[])).len(), 96);
     assert_eq!(bytes(fixture.run(&[0x03, 0, 0, 0, 18, 0], &[]))[12], 0x3a);
     assert_eq!(fixture.run(&LOAD, &[]).status, Status::Good);
@@ -63,7 +63,7 @@ fn sam5_5_14_loading_is_told_to_every_nexus_but_the_one_that_did_it() {
     fixture.run(&EJECT, &[]);
     assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x3a00));
     fixture.run(&LOAD, &[]);
-    // It was in already: nothing has changed since.
+    // It was loaded already, so nothing changes.
     fixture.run(&LOAD, &[]);
     assert_eq!(fixture.run(&[0], &[]).status, Status::Good);
     assert_eq!(additional(&run(&mut other, &[0], &[])), Some(0x2800));
@@ -82,7 +82,7 @@ fn spc4_6_18_prevention_holds_against_every_nexus_and_ends_with_its_own() {
         assert_eq!(refused.sense.unwrap().to_bytes()[2], 5);
         assert_eq!(run(nexus, &[0], &[]).status, Status::Good);
     }
-    // Another nexus cannot allow what this one prevents.
+    // Another nexus cannot allow the removal that this one prevents.
     fixture.run(&ALLOW, &[]);
     assert_eq!(additional(&fixture.run(&EJECT, &[])), Some(0x5302));
     other.close();
@@ -117,7 +117,7 @@ fn sam5_6_3_3_a_reset_allows_removal_and_loads_nothing() {
 fn sbc3_5_25_what_is_ejected_has_been_written() {
     let mut fixture = removable_disk();
     fixture.write(0, &[7; 512]);
-    // IMMED and NO_FLUSH make no difference to what goes out.
+    // IMMED and NO_FLUSH do not change the flush before an ejection.
     for cdb in [EJECT, [0x1b, 1, 0, 0, 0x06, 0]] {
         let flushes = fixture.store.flushes.load(Ordering::Relaxed);
         assert_eq!(fixture.run(&cdb, &[]).status, Status::Good);
@@ -134,7 +134,7 @@ fn mmc6_6_42_a_drive_that_was_stopped_starts_for_whoever_needs_it() {
         assert_eq!(fixture.run(&[0x1b, 0, 0, 0, flags, 0], &[]).status, Status::Good);
         assert_eq!(fixture.run(&[0], &[]).status, Status::Good);
     }
-    // LOEJ means nothing beside a power condition.
+    // LOEJ has no effect together with a power condition.
     for condition in 1..16 {
         let cdb = [0x1b, 1, 0, 0, condition << 4 | 2, 0];
         assert_eq!(fixture.run(&cdb, &[]).status, Status::Good, "{condition:x}");

@@ -1,4 +1,4 @@
-//! SANITIZE: what it does to the blocks, and to commands meanwhile and afterwards.
+//! SANITIZE: its effect on the blocks, and on commands during and after it.
 
 use crate::testing::*;
 use crate::{Completion, Keeper, Lun, Record, Status};
@@ -63,7 +63,7 @@ fn sbc3_5_24_2_2_overwrite_repeats_its_pattern_in_every_block() {
         let invert = if first_byte == pattern[0] { 0 } else { 0xff };
         let block: Vec<u8> = pattern.iter().map(|byte| byte ^ invert).cycle().take(512).collect();
         assert!(read_all(&mut fixture).chunks(512).all(|found| found == block), "{flags:02x}");
-        // Each pass was made durable, and nothing is left to be told.
+        // Each pass was made durable, and no record is left.
         assert_eq!(fixture.store.flushes.load(Ordering::Relaxed), usize::from(flags & 0x1f));
         assert_eq!(fixture.keeper.load(Record::Operation).unwrap(), None);
     }
@@ -80,7 +80,7 @@ fn sbc3_5_24_2_3_block_erase_leaves_zeroes_that_take_no_room() {
     let status = bytes(fixture.run(&get, &[]));
     let [.., high, low] = (BLOCKS as u16).to_be_bytes();
     assert_eq!((status.len(), &status[18..21]), (24, &[high, low, 1][..]));
-    // WABEREQ 01b: what was erased can be read.
+    // WABEREQ 01b: erased blocks can be read.
     assert_eq!(bytes(fixture.run(&[0x12, 1, 0xb1, 0, 64, 0], &[]))[7], 0x40);
 }
 
@@ -91,7 +91,7 @@ fn sbc3_5_24_what_does_not_fit_is_refused_and_nothing_is_lost() {
     let full = list(1, &[7; 512]);
     let mut refusals = vec![
         ([0x48, 0x00, 0, 0, 0, 0, 0, 0, 0, 0], vec![], [0xcc, 0, 1]),
-        // CRYPTOGRAPHIC ERASE: there is no key.
+        // CRYPTOGRAPHIC ERASE is not supported without a key.
         ([0x48, 0x03, 0, 0, 0, 0, 0, 0, 0, 0], vec![], [0xcc, 0, 1]),
         (with(&BLOCK_ERASE, 0x40), vec![], [0xce, 0, 1]),
         ([0x48, 0x02, 0, 0, 0, 0, 0, 0, 8, 0], vec![0; 8], [0xc0, 0, 7]),
@@ -231,7 +231,7 @@ fn writes_that_came_before_are_waited_for() {
     assert_eq!(fixture.read(3, 1), [0; 512]);
 }
 
-/// The volume after the power was cut off in the middle of an operation.
+/// Returns the volume after a power loss in the middle of an operation.
 fn cut_off(cdb_bytes: &[u8], data: &[u8]) -> Fixture {
     let mut fixture = Fixture::new();
     fixture.write(0, &[1; 512]);
@@ -265,7 +265,7 @@ fn sbc3_4_11_4_what_was_cut_off_has_failed_until_it_succeeds() {
     let exit = fixture.run(&EXIT_FAILURE_MODE, &[]);
     assert_eq!(additional(&exit), Some(0x2400), "without AUSE there is no other way");
     assert_failed(&mut fixture);
-    // Still so in the life after.
+    // The failure persists after another restart.
     let mut fixture = Fixture::of(fixture.store.clone(), fixture.keeper.clone(), |_| {});
     assert_failed(&mut fixture);
     assert_eq!(fixture.run(&BLOCK_ERASE, &[]).status, Status::Good);

@@ -1,4 +1,4 @@
-//! SANITIZE's CRYPTOGRAPHIC ERASE on a unit that keeps its blocks encrypted.
+//! SANITIZE's CRYPTOGRAPHIC ERASE on a unit with encrypted blocks.
 
 use crate::testing::*;
 use crate::{Completion, Keeper, Lun, Record, Status};
@@ -22,7 +22,7 @@ fn with(flags: u8) -> [u8; 10] {
     cdb
 }
 
-/// Counts the keys.
+/// Counts the keys, and may fail to save them.
 #[derive(Default)]
 struct Keys {
     latest: AtomicU8,
@@ -44,7 +44,7 @@ impl KeyKeeper for Keys {
     }
 }
 
-/// The life of a unit over this store, with the key that is kept.
+/// Starts a unit over this store, with the saved key.
 fn life(store: &Arc<TestStore>, keeper: &Arc<TestKeeper>, keys: &Arc<Keys>) -> Fixture {
     let key = Keys::key(keys.latest.load(Ordering::Relaxed));
     let encrypted = Arc::new(EncryptedStore::new(store.clone(), key, keys.clone()));
@@ -80,7 +80,7 @@ fn sbc3_5_24_2_4_it_is_told_and_done_where_there_is_a_key_alone() {
     assert_eq!(bytes(plain.run(&characteristics, &[]))[7] & 0x30, 0);
     let (mut fixture, _) = fixture();
     assert_eq!(bytes(fixture.run(&report, &[]))[1], 3);
-    // WACEREQ 01b: what was erased can be read.
+    // WACEREQ 01b: erased blocks can be read.
     assert_eq!(bytes(fixture.run(&characteristics, &[]))[7] & 0x30, 0x10);
     assert_eq!(fixture.run(&CRYPTOGRAPHIC_ERASE, &[]).status, Status::Good);
 }
@@ -104,12 +104,12 @@ fn sbc3_5_24_2_4_the_key_is_another_one_and_all_reads_as_zeroes() {
     assert_eq!(bytes(fixture.run(&[0x28, 0, 0, 0, high, low, 0, 0, 1, 0], &[])), [0; 512]);
     assert_eq!(below(&fixture, 3), [0; 512], "it was given back");
     assert_eq!(fixture.keeper.load(Record::Operation).unwrap(), None);
-    // What had been copied from below is of no use.
+    // An earlier copy of the encrypted blocks is useless.
     let raw = sarsen_block::Buffer::copy_of(&stored);
     let store: &dyn Store = &*fixture.store;
     block_on(store.write(Extent::new(3, 1), raw, sarsen_block::Durability::Durable)).unwrap();
     assert!(fixture.read(3, 1).chunks(16).all(|part| part != [1; 16]));
-    // The same plaintext is another ciphertext now, and there in the life after.
+    // The same plaintext now has another ciphertext, and is readable after a restart.
     fixture.write(3, &[1; 512]);
     assert_ne!(below(&fixture, 3), stored);
     let mut fixture = life(&fixture.store, &fixture.keeper, &keys);
@@ -173,7 +173,7 @@ fn sbc3_4_11_4_a_key_that_is_not_kept_fails_it_until_another_one_is() {
     assert_eq!(additional(&fixture.run(&with(AUSE), &[])), Some(SANITIZE_FAILED));
     assert_eq!(additional(&fixture.run(&TEST_UNIT_READY, &[])), Some(SANITIZE_FAILED));
     assert!(fixture.keeper.load(Record::Operation).unwrap().is_some());
-    // Left without another sanitize operation: nothing is read or written with a doubtful key.
+    // The failure ended without another sanitize operation: nothing is read or written with an uncertain key.
     assert_eq!(fixture.run(&EXIT_FAILURE_MODE, &[]).status, Status::Good);
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
     assert_eq!(fixture.write(0, &[2; 512]).status, Status::CheckCondition);

@@ -15,7 +15,7 @@ const TARGET: &str = "iqn.2026-01.example:paths";
 const NOT_SETTLED: [AccessState; 3] =
     [AccessState::Standby, AccessState::Unavailable, AccessState::Offline];
 
-/// A unit behind ports 1 and 2, with a nexus through each, that have nothing to tell.
+/// A unit behind ports 1 and 2, with a nexus through each, and without pending unit attentions.
 struct Paths {
     fixture: Fixture,
     device: Arc<TargetDevice>,
@@ -85,8 +85,8 @@ fn field(completion: &Completion) -> Option<FieldPointer> {
     completion.sense.as_ref().and_then(|sense| sense.field())
 }
 
-/// SPC-4 5.15.2.4.4 and those after it: what is carried out in which states. READ CAPACITY and the
-/// reports of operation codes are ours beyond it, as a disk is set up on a path in standby, too.
+/// Returns the states in which a command is executed (SPC-4 5.15.2.4.4 and following). READ CAPACITY and the reports of
+/// operation codes are additions of this server: initiators also set up a disk on a path in standby.
 fn access(row: &Row) -> Access {
     match (row.operation_code, row.service_action) {
         (INQUIRY | REPORT_LUNS | REQUEST_SENSE | READ_BUFFER | WRITE_BUFFER, _) => {
@@ -138,7 +138,7 @@ fn spc4_5_15_2_4_each_command_in_each_state() {
                 AccessState::Transitioning => Some(paths.device.begin_transition(2).unwrap()),
                 _ => {
                     paths.device.set_access_state(2, state).unwrap();
-                    // Told, so that the commands are not kept from it.
+                    // The unit attention is cleared, so that it does not block the command.
                     assert_eq!(additional(&run(&mut paths.two, &[0], &[])), Some(0x2a06));
                     None
                 }
@@ -165,7 +165,7 @@ fn spc4_5_15_2_4_active_states_carry_out_everything_and_the_other_path_goes_on()
     assert_eq!(paths.set(&[[1, 0, 0, 1]]).status, Status::Good);
     assert_eq!(run(&mut paths.one, &[0], &[]).status, Status::Good);
     assert_eq!(paths.set(&[[2, 0, 0, 2]]).status, Status::Good);
-    // Once for both changes, and before what the state says (SAM-5 5.14).
+    // One unit attention for both changes, before the state of the port (SAM-5 5.14).
     assert_eq!(additional(&run(&mut paths.two, &[0], &[])), Some(0x2a06));
     let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
     assert_eq!(additional(&run(&mut paths.two, &read, &[])), Some(0x040b));
@@ -186,7 +186,7 @@ fn sam5_5_3_3_a_reservation_conflict_comes_before_an_access_state() {
     assert_eq!(run(&mut paths.two, &[0], &[]).status, Status::ReservationConflict);
     assert_eq!(additional(&run(&mut paths.two, &[0xff], &[])), Some(0x2000));
     assert_eq!(run(&mut paths.one, &[0x17, 0, 0, 0, 0, 0], &[]).status, Status::Good);
-    // What the unit would say comes after what the way to it says.
+    // The state of the port has precedence over the state of the unit.
     assert_eq!(run(&mut paths.one, &[0x1b, 0, 0, 0, 0, 0], &[]).status, Status::Good);
     assert_eq!(additional(&run(&mut paths.one, &[0], &[])), Some(0x0402));
     assert_eq!(additional(&run(&mut paths.two, &[0], &[])), Some(0x040b));
@@ -224,7 +224,7 @@ fn spc4_6_45_every_wrong_parameter_list_is_refused_and_changes_nothing() {
         (vec![[0x02, 0, 0, 0]], at(6, None)),
         (vec![[0x02, 0, 0, 3]], at(6, None)),
         (vec![[0x02, 0, 1, 2]], at(6, None)),
-        // The first alone would do.
+        // The first descriptor alone would be valid.
         (vec![[0x02, 0, 0, 2], [0x05, 0, 0, 1]], at(8, Some(3))),
         (vec![[0x02, 0, 0, 2], [0x02, 0, 0, 9]], at(10, None)),
         (vec![[0x02, 0, 0, 2], [0x01, 0, 0, 2]], at(10, None)),
@@ -260,7 +260,7 @@ fn spc4_6_45_all_groups_that_are_named_change_together() {
     assert_eq!(paths.states(), [AccessState::NonOptimized, AccessState::Offline]);
     assert_eq!(paths.set(&[[3, 0, 0, 1], [0, 0, 0, 2]]).status, Status::Good);
     assert_eq!(paths.states(), [AccessState::Unavailable, AccessState::Optimized]);
-    // Out of its own cut-off path.
+    // The change is possible through an unavailable path.
     assert_eq!(paths.set(&[[0, 0, 0, 1]]).status, Status::Good);
     assert_eq!(paths.states(), [AccessState::Optimized; 2]);
 }
@@ -270,7 +270,7 @@ fn spc4_5_15_2_8_the_others_are_told_of_an_explicit_change_and_all_of_an_implici
     let mut paths = Paths::new();
     paths.set(&[[1, 0, 0, 2]]);
     assert_eq!(run(&mut paths.one, &[0], &[]).status, Status::Good, "who asked knows");
-    // On the target's other unit, which it did not ask, the change is an implicit one.
+    // On the target's other unit, which did not receive the command, the nexus gets the unit attention too.
     assert_eq!(additional(&test_unit_ready(&mut paths.one, 1)), Some(0x2a06));
     assert_eq!(additional(&test_unit_ready(&mut paths.two, 1)), Some(0x2a06));
     assert_eq!(additional(&run(&mut paths.two, &[0], &[])), Some(0x2a06));
@@ -283,7 +283,7 @@ fn spc4_5_15_2_8_the_others_are_told_of_an_explicit_change_and_all_of_an_implici
         assert_eq!(additional(&run(nexus, &[0], &[])), Some(0x2a06));
         assert_eq!(run(nexus, &[0], &[]).status, Status::Good);
     }
-    // A nexus of another target with the same unit has other ports.
+    // A nexus of another target with the same unit uses other ports.
     assert_eq!(paths.fixture.run(&[0], &[]).status, Status::Good);
 }
 
@@ -297,7 +297,7 @@ fn spc4_5_15_2_7_a_transition_is_seen_ends_or_fails() {
     let set_too = paths.device.set_access_state(2, AccessState::Standby);
     assert_eq!(set_too, Err(in_transition.clone()));
     assert_eq!(paths.device.begin_transition(2).err(), Some(in_transition));
-    // By the other path, together with a group that could change.
+    // Through the other path, together with a group that could change.
     assert_eq!(additional(&paths.set(&[[1, 0, 0, 1], [0, 0, 0, 2]])), Some(0x040a));
     assert_eq!(paths.states(), [AccessState::Optimized, AccessState::Transitioning]);
     assert_eq!(paths.set(&[[1, 0, 0, 1]]).status, Status::Good);
@@ -411,7 +411,7 @@ fn spc4_6_45_a_target_whose_alua_is_implicit_has_no_set_target_port_groups() {
     let supported = commands(&mut paths.one);
     assert_eq!(tpgs(&mut paths.one), 0x30);
     paths.device.set_alua(Alua::Implicit);
-    // Once: the second time nothing changes.
+    // One unit attention: the second call changes nothing.
     paths.device.set_alua(Alua::Implicit);
     for nexus in [&mut paths.one, &mut paths.two] {
         assert_eq!(additional(&test_unit_ready(nexus, 0)), Some(0x3f03));

@@ -16,7 +16,7 @@ use TaskAttribute::{Aca, HeadOfQueue, Ordered, Simple};
 /// NACA in CONTROL.
 const NACA: u8 = 0x04;
 const TEST_UNIT_READY: [u8; 6] = [0; 6];
-/// Of a block far beyond the last one.
+/// A READ far beyond the last block.
 const READ_NOWHERE: [u8; 10] = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, 0];
 
 /// Selects bytes 2 to 5 of the control mode page.
@@ -26,7 +26,7 @@ fn select_control(fixture: &mut Fixture, control: [u8; 4]) -> Completion {
     fixture.run(&[0x15, 0x10, 0, 0, 16, 0], &list)
 }
 
-/// A unit whose control page says this, and two nexuses to which nothing is left to tell.
+/// Returns a unit with this control page, and two nexuses without pending unit attentions.
 fn with_control(control: [u8; 4]) -> (Fixture, NexusHandle) {
     let mut fixture = Fixture::new();
     assert_eq!(select_control(&mut fixture, control).status, Status::Good);
@@ -40,7 +40,7 @@ fn other(fixture: &Fixture) -> NexusHandle {
     other
 }
 
-/// From here on the store takes so many polls.
+/// Delays every result of the store by this number of polls, from now on.
 fn slow(fixture: &Fixture, polls: usize) {
     fixture.store.delay_polls.store(polls, Ordering::Relaxed);
 }
@@ -74,7 +74,7 @@ fn poll(under_way: &mut UnderWay) -> Poll<Completion> {
     pin!(under_way).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Polls it until it ends, without any other.
+/// Polls the command until it ends, without polling any other.
 fn finish(mut under_way: UnderWay) -> Completion {
     for _ in 0..1000 {
         if let Poll::Ready(completion) = poll(&mut under_way) {
@@ -109,7 +109,7 @@ fn spc4_7_5_8_what_the_control_page_says_of_tasks_can_be_changed() {
     assert_eq!(select_control(&mut fixture, control).status, Status::Good);
     assert_eq!(sense(&mut fixture, 0x00), control);
     assert_eq!(sense(&mut fixture, 0x80), [0x00, 0x10, 0x00, 0x00]);
-    // Reserved values, whether or not the bits can change.
+    // Reserved values are rejected, whether or not the bits are changeable.
     for (reserved, byte) in
         [([0x40, 0, 0, 0], 6), ([0, 0x04, 0, 0], 7), ([0, 0x20, 0, 0], 7), ([0, 0, 0x10, 0], 8)]
     {
@@ -129,7 +129,7 @@ fn sam5_8_6_3_an_ordered_command_waits_for_all_before_it_and_all_after_it_for_it
     let mut ordered = under_way(&mut other, write_of(0, 2, Ordered));
     let mut last = under_way(&mut fixture.nexus, write_of(0, 3, Simple));
     assert!(waits(&mut last) && waits(&mut ordered));
-    // What tells of the unit alone does not wait (SPC-4 5.5).
+    // Commands that report only on the unit do not wait (SPC-4 5.5).
     assert_eq!(ended(&mut other, plain(&[0x12, 0, 0, 0, 96, 0])).status, Status::Good);
     assert_eq!(finish(first).status, Status::Good);
     assert!(waits(&mut last));
@@ -193,7 +193,7 @@ fn sam5_5_6_what_waits_and_is_aborted_is_never_carried_out() {
     fixture.nexus.abort(&[1, 2, 3]);
     assert_eq!(finish(ordered).status, Status::TaskAborted);
     assert_eq!(finish(waiting).status, Status::TaskAborted);
-    // With the ORDERED command gone nothing holds it up, and what had begun goes on.
+    // Without the ORDERED command nothing blocks it, and tasks that have begun continue.
     assert_eq!(finish(last).status, Status::Good);
     assert_eq!(finish(first).status, Status::Good);
     assert_eq!(fixture.read(0, 4), [[1; 512], [0; 512], [0; 512], [4; 512]].concat());
@@ -218,7 +218,7 @@ fn sam5_7_5_what_is_cleared_never_begins_even_before_its_transport_knows() {
         assert_eq!(additional(&run(&mut other, &TEST_UNIT_READY, &[])), Some(0x2f00));
         assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
     }
-    // With a task set for each nexus there is nothing of others in it.
+    // With a task set for each nexus, the set contains no tasks of other nexuses.
     let (mut fixture, _other) = with_control([0x20, 0x10, 0, 0]);
     let cleared = fixture.nexus.clear_task_set(Lun(0)).expect("a unit");
     assert_eq!(cleared.abort.nexuses, []);
@@ -274,7 +274,7 @@ fn sam5_5_9_an_aca_holds_up_all_but_the_commands_that_it_was_established_for() {
     assert_eq!(own.status, Status::AcaActive);
     assert_eq!(ended(&mut other, plain(&TEST_UNIT_READY)).status, Status::Busy);
     assert_eq!(ended(&mut other, plain(&[0, 0, 0, 0, 0, NACA])).status, Status::AcaActive);
-    // One command with the ACA attribute at a time, of the faulted nexus.
+    // Only one command with the ACA attribute at a time, from the faulted nexus.
     let aca = under_way(&mut fixture.nexus, write_of(1, 3, Aca));
     let second = ended(&mut fixture.nexus, write_of(1, 4, Aca));
     assert_eq!(second.status, Status::AcaActive);
@@ -311,8 +311,8 @@ fn sam5_5_9_5_an_aca_ends_with_a_failed_aca_command_a_reset_or_its_nexus() {
         end(&mut fixture, &mut faulted);
         assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
     }
-    // With a task set for each nexus it is nobody else's matter; and one that fails with NACA
-    // establishes the next.
+    // With a task set for each nexus, other nexuses are not affected. A command with the ACA attribute that fails with
+    // NACA establishes the next allegiance.
     let (mut fixture, mut faulted) = with_control([0x20, 0x10, 0, 0]);
     ended(&mut faulted, plain(&failing));
     assert_eq!(fixture.run(&TEST_UNIT_READY, &[]).status, Status::Good);
@@ -330,7 +330,7 @@ fn spc4_7_5_8_an_interlocked_unit_attention_is_told_until_request_sense_takes_it
     }
     assert_eq!(bytes(fixture.run(&[0x03, 0, 0, 0, 18, 0], &[]))[12..14], [0x2a, 0x09]);
     for _ in 0..2 {
-        // The conflict is told by a status, and once more by the unit attention that it leaves.
+        // The status reports the conflict, and the following unit attention reports it again.
         let read = fixture.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[]);
         assert_eq!(read.status, Status::ReservationConflict);
         assert_eq!(additional(&fixture.run(&TEST_UNIT_READY, &[])), Some(0x2c09));
@@ -340,7 +340,7 @@ fn spc4_7_5_8_an_interlocked_unit_attention_is_told_until_request_sense_takes_it
 
 #[test]
 fn sam5_5_3_1_a_full_set_is_told_by_who_fills_it() {
-    // In the tally, and in the queue.
+    // Once counted by the tally, and once queued.
     for attribute in [Simple, HeadOfQueue] {
         let mut fixture = Fixture::over(TestStore::new(BlockSize::B512));
         let mut other = other(&fixture);
@@ -350,7 +350,7 @@ fn sam5_5_3_1_a_full_set_is_told_by_who_fills_it() {
             (0..MAXIMUM_TASKS).map(|_| under_way(&mut fixture.nexus, read())).collect();
         assert_eq!(ended(&mut fixture.nexus, read()).status, Status::TaskSetFull);
         assert_eq!(ended(&mut other, read()).status, Status::Busy);
-        // Room that a nexus has and does not use is another one's.
+        // Slots that a nexus reserved and does not use are available to another one.
         tasks.pop();
         assert_eq!(finish(under_way(&mut other, read())).status, Status::Good);
         drop(tasks);
@@ -369,7 +369,7 @@ fn any_attribute() -> impl Strategy<Value = TaskAttribute> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever order answers are polled in, and whichever are dropped: nothing is left behind.
+    /// For any order of polls, and any dropped answers, no task is left.
     #[test]
     fn no_order_of_answers_blocks_the_set(
         tst: bool,
@@ -395,7 +395,7 @@ proptest! {
                 _ => {}
             }
         }
-        // Each round moves every one of them on, in whatever order they lie.
+        // Each round polls every task, in any order.
         for _ in 0..1000 {
             tasks.retain_mut(|task| poll(task).is_pending());
         }
@@ -407,7 +407,7 @@ proptest! {
     }
 }
 
-/// Ends when it is told to.
+/// Returns a future that ends when the test sets the flag.
 fn gate() -> (Rc<Cell<bool>>, impl Future<Output = ()> + 'static) {
     let is_open = Rc::new(Cell::new(false));
     let looked_at = is_open.clone();
@@ -435,7 +435,7 @@ fn a_command_that_is_made_to_wait_has_its_place_among_the_tasks() {
     let (is_open, wait) = gate();
     let mut first = after(&mut fixture.nexus, write_of(0, 1, Simple), wait);
     assert!(waits(&mut first));
-    // SAM-5 8.6.3: after all that came before it.
+    // SAM-5 8.6.3: an ORDERED task waits for all earlier ones.
     let mut ordered = under_way(&mut fixture.nexus, write_of(0, 2, Ordered));
     let mut behind = under_way(&mut fixture.nexus, write_of(0, 3, Simple));
     assert!(waits(&mut ordered) && waits(&mut behind));

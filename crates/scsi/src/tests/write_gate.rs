@@ -1,4 +1,4 @@
-//! The gate that every write passes: who is asked again behind it, and who waits for it.
+//! The gate that every write passes: the repeated checks behind it, and the order of the waiting commands.
 
 use super::copy::{Second, cscd, list, read, segment};
 use crate::phase::Phase;

@@ -1,4 +1,4 @@
-//! A medium that nobody may write: by its store, or by SWP (SBC-3 4.12).
+//! A write-protected medium: by its store, or by SWP (SBC-3 4.12).
 
 use super::mode::select_control;
 use crate::command_table::{Flags, Row, TABLE};
@@ -7,7 +7,7 @@ use crate::{Cdb, Command, Lun, SenseKey, Status};
 use sarsen_block::BlockSize;
 use sarsen_wire::scsi::opcode::VARIABLE_LENGTH;
 
-/// The command with nothing in its CDB but what says which one it is.
+/// Returns the command with only operation code and service action in its CDB.
 fn bare(row: &Row) -> Command {
     let mut bytes = vec![0; row.cdb_length().max(16)];
     bytes[0] = row.operation_code;
@@ -22,11 +22,11 @@ fn bare(row: &Row) -> Command {
     Command::new(Cdb::with_extension(fixed, extension))
 }
 
-/// Every command that changes the medium is refused with this, and no other is.
+/// Checks that every command that changes the medium is rejected with this code, and that no other command is.
 fn check(fixture: &mut Fixture, code: u16) {
     let mut refused = Vec::new();
     for row in TABLE.iter().filter(|row| row.is_supported_by(&fixture.unit)) {
-        // START STOP UNIT is among them.
+        // The loop includes START STOP UNIT.
         fixture.unit.medium().set_stopped(false).unwrap();
         let completion = block_on(fixture.nexus.execute(Some(Lun(0)), bare(row)));
         let sense = completion.sense.filter(|sense| sense.key() == SenseKey::DataProtect);
@@ -42,7 +42,7 @@ fn check(fixture: &mut Fixture, code: u16) {
     }
 }
 
-/// DEVICE-SPECIFIC PARAMETER in the headers of both MODE SENSEs.
+/// Returns DEVICE-SPECIFIC PARAMETER from the headers of MODE SENSE(6) and MODE SENSE(10).
 fn device_specific(fixture: &mut Fixture) -> [u8; 2] {
     let short = bytes(fixture.run(&[0x1a, 0, 0x3f, 0, 255, 0], &[]));
     let long = bytes(fixture.run(&[0x5a, 0, 0x3f, 0, 0, 0, 0, 0, 255, 0], &[]));
@@ -56,7 +56,7 @@ fn sbc3_4_12_a_store_that_takes_no_writes_is_write_protected() {
     let mut fixture = Fixture::over(store);
     check(&mut fixture, 0x2700);
     assert_eq!(device_specific(&mut fixture), [0x90; 2]);
-    // It has priority over SWP, which can be set and cleared and changes nothing.
+    // The store has precedence over SWP, which can be set and cleared without effect.
     assert_eq!(select_control(&mut fixture, 0, 0x08).status, Status::Good);
     assert_eq!(additional(&fixture.write(0, &[0; 512])), Some(0x2700));
     assert_eq!(select_control(&mut fixture, 0, 0).status, Status::Good);

@@ -20,11 +20,11 @@ pub const EXTENDED_CDB: u8 = 1;
 /// Type of the expected bidirectional read data length.
 pub const BIDIRECTIONAL_READ_LENGTH: u8 = 2;
 
-/// The rest of a CDB longer than sixteen bytes, if `segments` has one. `None` also when the
-/// segments do not add up; the caller has checked their total length.
+/// Returns the rest of a CDB longer than sixteen bytes, if `segments` has one. Returns `None` also where the lengths of
+/// the segments are inconsistent; the caller has checked their total length.
 pub fn extended_cdb(mut segments: &[u8]) -> Option<&[u8]> {
     while let Ok((header, rest)) = AhsHeader::ref_from_prefix(segments) {
-        // `length` counts the type-specific byte, which the header has taken already.
+        // `length` counts the type-specific byte, which the header contains already.
         let length = usize::from(header.length.get()).checked_sub(1)?;
         let body = rest.get(..length)?;
         if header.kind == EXTENDED_CDB {

@@ -1,9 +1,9 @@
-//! Enumerations of RFC 7143. All are open: a value that is not named stays representable.
+//! Enumerations of RFC 7143. All are open: a value without a name stays representable.
 
 open_enum! {
     /// The six opcode bits of a header's first byte (RFC 7143 §11.2.1.2).
     Opcode(u8) {
-        /// Initiator ping or answer to one.
+        /// Initiator's ping, or its response to a ping.
         NopOut = 0x00,
         /// SCSI command.
         ScsiCommand = 0x01,
@@ -19,7 +19,7 @@ open_enum! {
         LogoutRequest = 0x06,
         /// Request for retransmission.
         SnackRequest = 0x10,
-        /// Target ping or answer to one.
+        /// Target's ping, or its response to a ping.
         NopIn = 0x20,
         /// SCSI response.
         ScsiResponse = 0x21,
@@ -57,15 +57,15 @@ open_enum! {
 open_enum! {
     /// Status-Class and Status-Detail of a login response (RFC 7143 §11.13.5).
     LoginStatus(u16) {
-        /// Login goes on or is done.
+        /// The login continues or is complete.
         Success = 0x0000,
-        /// The target moved for now.
+        /// The target moved temporarily.
         TargetMovedTemporarily = 0x0101,
-        /// The target moved for good.
+        /// The target moved permanently.
         TargetMovedPermanently = 0x0102,
-        /// Some error of the initiator.
+        /// An error of the initiator without a code of its own.
         InitiatorError = 0x0200,
-        /// The initiator could not prove who it is.
+        /// The initiator failed to authenticate.
         AuthenticationFailure = 0x0201,
         /// The initiator may not use this target.
         AuthorizationFailure = 0x0202,
@@ -73,31 +73,31 @@ open_enum! {
         NotFound = 0x0203,
         /// The target was removed.
         TargetRemoved = 0x0204,
-        /// No version in common.
+        /// The initiator and the target have no common version.
         UnsupportedVersion = 0x0205,
         /// Too many connections on this session.
         TooManyConnections = 0x0206,
-        /// A key that must be sent was not.
+        /// A mandatory key is missing.
         MissingParameter = 0x0207,
-        /// The target does not take this connection into the session.
+        /// The target rejects this connection for the session.
         CannotIncludeInSession = 0x0208,
         /// The target does not support this type of session.
         SessionTypeNotSupported = 0x0209,
         /// The session that the connection wants to join does not exist.
         SessionDoesNotExist = 0x020a,
-        /// A request that has no place in a login.
+        /// The request is not permitted during login.
         InvalidDuringLogin = 0x020b,
-        /// Some error of the target.
+        /// An error of the target without a code of its own.
         TargetError = 0x0300,
         /// The target is not in service.
         ServiceUnavailable = 0x0301,
-        /// The target has no room.
+        /// The target has too few resources.
         OutOfResources = 0x0302,
     }
 }
 
 open_enum! {
-    /// What a task management request asks for (RFC 7143 §11.5.1).
+    /// The function of a task management request (RFC 7143 §11.5.1).
     TaskManagementFunction(u8) {
         /// Abort the task that the referenced tag names.
         AbortTask = 1,
@@ -115,19 +115,19 @@ open_enum! {
         TargetColdReset = 7,
         /// Move a task to this connection.
         TaskReassign = 8,
-        /// Whether the task exists.
+        /// Query whether the task exists.
         QueryTask = 9,
-        /// Whether the nexus has tasks on the unit.
+        /// Query whether the nexus has tasks on the unit.
         QueryTaskSet = 10,
         /// Reset the nexus.
         ItNexusReset = 11,
-        /// Whether the unit has an attention to tell.
+        /// Query whether the unit has a unit attention to report.
         QueryAsynchronousEvent = 12,
     }
 }
 
 open_enum! {
-    /// The answer to a task management request (RFC 7143 §11.6.1).
+    /// The response to a task management request (RFC 7143 §11.6.1).
     TaskManagementResponse(u8) {
         /// Done.
         FunctionComplete = 0,
@@ -143,7 +143,7 @@ open_enum! {
         FunctionNotSupported = 5,
         /// The function is not authorised.
         FunctionAuthorizationFailed = 6,
-        /// The query is answered with yes (RFC 7144 §6.2).
+        /// The response to the query is yes (RFC 7144 §6.2).
         FunctionSucceeded = 7,
         /// Refused.
         FunctionRejected = 255,
@@ -151,7 +151,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// Why a PDU was rejected (RFC 7143 §11.17.1).
+    /// The reason why the target rejects a PDU (RFC 7143 §11.17.1).
     RejectReason(u8) {
         /// Data digest error.
         DataDigestError = 0x02,
@@ -167,29 +167,29 @@ open_enum! {
         TaskInProgress = 0x07,
         /// Invalid data acknowledgement.
         InvalidDataAck = 0x08,
-        /// A field has a value that it may not have.
+        /// A field has an invalid value.
         InvalidPduField = 0x09,
-        /// No room for a long operation.
+        /// The target has no resources for a long operation.
         LongOperationReject = 0x0a,
-        /// Only a logout is taken now.
+        /// The target accepts only a logout.
         WaitingForLogout = 0x0c,
     }
 }
 
 open_enum! {
-    /// What a logout closes (RFC 7143 §11.14.1).
+    /// The object that a logout closes (RFC 7143 §11.14.1).
     LogoutReason(u8) {
         /// The session.
         CloseSession = 0,
         /// One connection.
         CloseConnection = 1,
-        /// One connection, whose tasks are moved.
+        /// One connection, whose tasks move to another.
         RemoveForRecovery = 2,
     }
 }
 
 open_enum! {
-    /// The answer to a logout (RFC 7143 §11.15.1).
+    /// The response to a logout (RFC 7143 §11.15.1).
     LogoutResponse(u8) {
         /// Closed.
         Closed = 0,
@@ -203,19 +203,19 @@ open_enum! {
 }
 
 open_enum! {
-    /// What an asynchronous message tells (RFC 7143 §11.9.1).
+    /// The event of an asynchronous message (RFC 7143 §11.9.1).
     AsyncEvent(u8) {
         /// A SCSI event, with sense data.
         ScsiEvent = 0,
-        /// The target asks for a logout.
+        /// The target requests a logout.
         LogoutRequest = 1,
         /// The target will drop the connection.
         ConnectionDrop = 2,
         /// The target will drop the session.
         SessionDrop = 3,
-        /// The target asks for a negotiation.
+        /// The target requests a negotiation.
         NegotiationRequest = 4,
-        /// All tasks of the unit end.
+        /// The target terminates all tasks of the unit.
         TasksTerminating = 5,
     }
 }

@@ -1,4 +1,4 @@
-//! iSCSI as RFC 7143 lays it out: header segments, text keys, serial numbers.
+//! iSCSI as specified by RFC 7143: header segments, text keys, serial numbers.
 
 pub mod ahs;
 pub mod code;
@@ -25,12 +25,12 @@ pub const BASIC_HEADER_LENGTH: usize = 48;
 pub const DIGEST_LENGTH: usize = 4;
 /// The port that IANA assigned.
 pub const DEFAULT_PORT: u16 = 3260;
-/// Longest iSCSI name in bytes (RFC 7143 §4.2.7.1).
+/// Maximum length of an iSCSI name in bytes (RFC 7143 §4.2.7.1).
 pub const MAX_NAME_LENGTH: usize = 223;
-/// MaxRecvDataSegmentLength until declared otherwise, and always during login (§13.12).
+/// MaxRecvDataSegmentLength until the peer declares another value, and always during login (§13.12).
 pub const DEFAULT_DATA_SEGMENT_LENGTH: u32 = 8192;
 
-/// Bytes of padding after `length` bytes of a data segment (RFC 7143 §11.2.3).
+/// Returns the number of padding bytes after `length` bytes of a data segment (RFC 7143 §11.2.3).
 pub const fn padding(length: usize) -> usize {
     length.wrapping_neg() & 3
 }

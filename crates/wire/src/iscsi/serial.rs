@@ -1,42 +1,42 @@
-//! Serial-number arithmetic (RFC 1982 with 32 bits), as CmdSN, StatSN, DataSN and R2TSN use it.
+//! Serial-number arithmetic (RFC 1982 with 32 bits) for CmdSN, StatSN, DataSN and R2TSN.
 
 use core::fmt;
 
-/// A serial number: compared modulo 2³².
+/// A serial number; comparisons are modulo 2³².
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SerialNumber(pub u32);
 
 impl SerialNumber {
-    /// The number `count` later.
+    /// Returns the number `count` later.
     #[must_use]
     pub const fn plus(self, count: u32) -> Self {
         Self(self.0.wrapping_add(count))
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[must_use]
     pub const fn next(self) -> Self {
         self.plus(1)
     }
 
-    /// Returns the number and moves on to the next.
+    /// Returns the number and advances to the next.
     pub fn take(&mut self) -> Self {
         let now = *self;
         *self = self.next();
         now
     }
 
-    /// How many numbers `self` lies after `earlier`; only for numbers that are not before it.
+    /// Returns the distance from `earlier` to `self`, where `self` is not before `earlier`.
     pub const fn since(self, earlier: Self) -> u32 {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// Whether `self` comes before `other`.
+    /// Returns whether `self` is before `other`.
     pub const fn is_before(self, other: Self) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
-    /// Whether `self` comes after `other`.
+    /// Returns whether `self` is after `other`.
     pub const fn is_after(self, other: Self) -> bool {
         other.is_before(self)
     }

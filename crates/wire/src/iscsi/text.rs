@@ -2,21 +2,21 @@
 
 use core::str;
 
-/// Longest key name (RFC 7143 §6.1).
+/// Maximum length of a key name (RFC 7143 §6.1).
 pub const MAX_KEY_LENGTH: usize = 63;
-/// Longest value unless its key says otherwise (RFC 7143 §6.1).
+/// Maximum length of a value unless its key has another limit (RFC 7143 §6.1).
 pub const MAX_VALUE_LENGTH: usize = 255;
 
-/// The answer to a key that is not known.
+/// The response to an unknown key.
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
-/// The answer to a key that has no meaning here.
+/// The response to a key that does not apply.
 pub const IRRELEVANT: &str = "Irrelevant";
-/// The answer to a value that is not admissible.
+/// The response to an invalid value.
 pub const REJECT: &str = "Reject";
-/// The value of a list from which nothing is chosen.
+/// The value of a list without a choice.
 pub const NONE: &str = "None";
 
-/// Why text could not be taken apart.
+/// The reasons why text is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextError {
     /// Bytes that are not UTF-8.
@@ -25,7 +25,7 @@ pub enum TextError {
     Form,
 }
 
-/// The pairs of one negotiation's text, in order. Empty strings between zero bytes are skipped.
+/// Returns the key-value pairs of one negotiation's text, in order. Skips empty strings between zero bytes.
 pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<(&str, &str), TextError>> {
     text.split(|&byte| byte == 0).filter(|pair| !pair.is_empty()).map(|pair| {
         let pair = str::from_utf8(pair).map_err(|_| TextError::Encoding)?;
@@ -38,7 +38,7 @@ pub fn pairs(text: &[u8]) -> impl Iterator<Item = Result<(&str, &str), TextError
     })
 }
 
-/// A numerical value: decimal, or hexadecimal after `0x` (RFC 7143 §6.1).
+/// Parses a numerical value: decimal, or hexadecimal after `0x` (RFC 7143 §6.1).
 pub fn number(value: &str) -> Option<u64> {
     let (digits, radix) = match value.strip_prefix("0x").or_else(|| value.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
@@ -48,7 +48,7 @@ pub fn number(value: &str) -> Option<u64> {
     well_formed.then(|| u64::from_str_radix(digits, radix).ok()).flatten()
 }
 
-/// A boolean value.
+/// Parses a boolean value.
 pub fn boolean(value: &str) -> Option<bool> {
     match value {
         "Yes" => Some(true),

@@ -1,5 +1,5 @@
-//! Command descriptor blocks. Several commands share one shape: the shapes are declared once and
-//! their flag bits are named beside them.
+//! Command descriptor blocks. Commands with the same layout share one declaration; their flag bits are declared next to
+//! it.
 
 use super::assert_sizes;
 use zerocopy::big_endian::{U16, U32, U64};
@@ -11,7 +11,7 @@ pub const FLAGS_PROTECT: u8 = 0xe0;
 pub const FLAGS_DPO: u8 = 0x10;
 /// FUA in the flags of READ, WRITE and COMPARE AND WRITE.
 pub const FLAGS_FUA: u8 = 0x08;
-/// FUA_NV (obsolete since SBC-3): accepted and without effect.
+/// FUA_NV (obsolete since SBC-3): accepted, without effect.
 pub const FLAGS_FUA_NV: u8 = 0x02;
 /// BYTCHK in the flags of VERIFY and WRITE AND VERIFY.
 pub const FLAGS_BYTCHK: u8 = 0x06;
@@ -23,7 +23,7 @@ pub const FLAGS_ANCHOR: u8 = 0x10;
 pub const FLAGS_UNMAP: u8 = 0x08;
 /// NDOB in the flags of WRITE SAME(16).
 pub const FLAGS_NDOB: u8 = 0x01;
-/// The GROUP NUMBER field's bits.
+/// The bits of the GROUP NUMBER field.
 pub const GROUP_NUMBER: u8 = 0x1f;
 
 /// READ(6), WRITE(6).
@@ -32,7 +32,7 @@ pub const GROUP_NUMBER: u8 = 0x1f;
 pub struct Block6 {
     /// OPERATION CODE.
     pub operation_code: u8,
-    /// The five high bits of the address, under three obsolete bits.
+    /// The five high bits of the address; the upper three bits are obsolete.
     pub lba_high: u8,
     /// The sixteen low bits of the address.
     pub lba_low: U16,

@@ -14,8 +14,8 @@ macro_rules! layout {
 }
 
 layout! {
-    /// Third-party commands whose list identifier, if any, is in their parameter list: EXTENDED
-    /// COPY; and those whose LIST IDENTIFIER is one byte: RECEIVE COPY STATUS(LID1) and its like.
+    /// CDB of EXTENDED COPY, whose parameter list may contain a list identifier. CDB also of RECEIVE COPY STATUS(LID1)
+    /// and similar commands, which have a LIST IDENTIFIER of one byte.
     pub struct ShortListId {
         /// OPERATION CODE.
         pub operation_code: u8,
@@ -35,8 +35,8 @@ layout! {
 }
 
 layout! {
-    /// Commands that ask about an operation by its four-byte LIST IDENTIFIER: RECEIVE COPY
-    /// STATUS(LID4), RECEIVE ROD TOKEN INFORMATION, COPY OPERATION ABORT; REPORT ALL ROD TOKENS.
+    /// CDB of the commands that name an operation by a LIST IDENTIFIER of four bytes: RECEIVE COPY STATUS(LID4),
+    /// RECEIVE ROD TOKEN INFORMATION, COPY OPERATION ABORT. CDB also of REPORT ALL ROD TOKENS.
     pub struct LongListId {
         /// OPERATION CODE.
         pub operation_code: u8,
@@ -77,11 +77,11 @@ layout! {
 
 /// LIST ID USAGE in the flags of EXTENDED COPY(LID1).
 pub const LIST_ID_USAGE: u8 = 0x18;
-/// The identifier is valid and what is held for it is kept.
+/// The identifier is valid; the copy manager keeps the held data.
 pub const LIST_ID_HOLDS: u8 = 0x00;
-/// The identifier is valid, nothing need be kept.
+/// The identifier is valid; the copy manager need not keep held data.
 pub const LIST_ID_HOLDS_NOTHING: u8 = 0x10;
-/// There is no identifier.
+/// The list has no identifier.
 pub const LIST_ID_NONE: u8 = 0x18;
 
 layout! {
@@ -104,13 +104,13 @@ layout! {
 
 /// DESCRIPTOR TYPE CODE of an identification descriptor CSCD descriptor.
 pub const CSCD_IDENTIFICATION: u8 = 0xe4;
-/// PERIPHERAL DEVICE TYPE beside LU ID TYPE and NUL.
+/// The bits of PERIPHERAL DEVICE TYPE; the others are LU ID TYPE and NUL.
 pub const CSCD_DEVICE_TYPE: u8 = 0x1f;
 /// DESIGNATOR TYPE of a SCSI name string.
 pub const DESIGNATOR_SCSI_NAME: u8 = 0x08;
 /// PAD in the device type specific parameters.
 pub const CSCD_PAD: u8 = 0x04;
-/// A CSCD DESCRIPTOR ID that names the unit that the command was addressed to.
+/// A CSCD DESCRIPTOR ID for the logical unit that processes the command.
 pub const CSCD_ID_THIS_UNIT: u16 = 0xffff;
 
 layout! {
@@ -146,7 +146,7 @@ pub const SEGMENT_BLOCK_TO_BLOCK: u8 = 0x02;
 pub const SEGMENT_VERIFY: u8 = 0x07;
 /// DESCRIPTOR TYPE CODE: from block device to block device with offsets in bytes.
 pub const SEGMENT_BLOCK_TO_BLOCK_WITH_OFFSET: u8 = 0x0a;
-/// DC: the block count is the destination's.
+/// DC: the block count applies to the destination.
 pub const SEGMENT_DC: u8 = 0x02;
 /// CAT.
 pub const SEGMENT_CAT: u8 = 0x01;
@@ -166,7 +166,7 @@ layout! {
 }
 
 layout! {
-    /// What a block to block segment descriptor has after its header (SPC-4 6.4.6.4).
+    /// The fields of a block-to-block segment descriptor after its header (SPC-4 6.4.6.4).
     pub struct BlockToBlock {
         /// SOURCE CSCD DESCRIPTOR ID.
         pub source: U16,
@@ -184,7 +184,7 @@ layout! {
 }
 
 layout! {
-    /// What a verify segment descriptor has after its header (SPC-4 6.4.6.9).
+    /// The fields of a verify segment descriptor after its header (SPC-4 6.4.6.9).
     pub struct VerifyCscd {
         /// SOURCE CSCD DESCRIPTOR ID.
         pub source: U16,
@@ -198,7 +198,7 @@ layout! {
 }
 
 layout! {
-    /// What a block to block segment descriptor with offsets has after its header (SPC-4 6.4.6.12).
+    /// The fields of a block-to-block segment descriptor with offsets, after its header (SPC-4 6.4.6.12).
     pub struct BlockToBlockWithOffset {
         /// SOURCE CSCD DESCRIPTOR ID.
         pub source: U16,
@@ -217,17 +217,17 @@ layout! {
     }
 }
 
-/// COPY COMMAND STATUS: under way (LID1).
+/// COPY COMMAND STATUS: in progress (LID1).
 pub const STATUS_IN_PROGRESS: u8 = 0x00;
-/// COPY COMMAND STATUS: ended well.
+/// COPY COMMAND STATUS: completed without errors.
 pub const STATUS_COMPLETED: u8 = 0x01;
-/// COPY COMMAND STATUS: ended with an error.
+/// COPY COMMAND STATUS: completed with an error.
 pub const STATUS_FAILED: u8 = 0x02;
-/// COPY COMMAND STATUS: under way, its command not yet answered.
+/// COPY COMMAND STATUS: in progress in the foreground; the command has no status yet.
 pub const STATUS_IN_FOREGROUND: u8 = 0x11;
-/// COPY COMMAND STATUS: under way after its command was answered.
+/// COPY COMMAND STATUS: in progress in the background; the command has its status.
 pub const STATUS_IN_BACKGROUND: u8 = 0x12;
-/// COPY COMMAND STATUS: ended before its time.
+/// COPY COMMAND STATUS: terminated before its end.
 pub const STATUS_TERMINATED: u8 = 0x60;
 /// TRANSFER COUNT UNITS: bytes.
 pub const UNITS_BYTES: u8 = 0x00;
@@ -268,7 +268,7 @@ layout! {
     }
 }
 
-/// SNLID: a copy need not have an identifier.
+/// SNLID: copies without a list identifier are supported.
 pub const OPERATING_SNLID: u8 = 0x01;
 
 layout! {
@@ -419,7 +419,7 @@ pub const ROD_BLOCK_DEVICE_ZERO: u32 = 0xffff_0001;
 pub const ROD_TOKEN_LENGTH: u16 = 0x01f8;
 
 layout! {
-    /// What REPORT ALL ROD TOKENS tells of a token (SPC-4 6.25): its beginning.
+    /// The first part of a ROD token, as REPORT ALL ROD TOKENS returns it (SPC-4 6.25).
     pub struct RodManagementToken {
         /// ROD TYPE.
         pub rod_type: U32,
@@ -441,7 +441,7 @@ layout! {
 layout! {
     /// A ROD token of a block device (SPC-4 5.17.6.4, SBC-3 4.28.3).
     pub struct RodToken {
-        /// Its first 96 bytes.
+        /// The first 96 bytes of the token.
         pub management: RodManagementToken,
         /// LOGICAL BLOCK LENGTH IN BYTES.
         pub block_length: U32,
@@ -455,7 +455,7 @@ layout! {
         pub reserved: [u8; 24],
         /// TARGET DEVICE DESCRIPTOR.
         pub target_device: [u8; 32],
-        /// EXTENDED ROD TOKEN DATA: what nobody can guess.
+        /// EXTENDED ROD TOKEN DATA: a secret that cannot be guessed.
         pub secret: [u8; 352],
     }
 }

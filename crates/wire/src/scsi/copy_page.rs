@@ -76,7 +76,7 @@ layout! {
 }
 
 layout! {
-    /// ROD Token Features with its one set of features: those of block devices.
+    /// ROD Token Features with one set of features, for block devices.
     pub struct RodTokenFeatures {
         /// REMOTE TOKENS in the low four bits.
         pub remote_tokens: u8,
@@ -92,7 +92,7 @@ layout! {
         pub reserved_24: [u8; 18],
         /// ROD DEVICE TYPE SPECIFIC FEATURES DESCRIPTORS LENGTH.
         pub features_length: U16,
-        /// Of block devices.
+        /// The features of block devices.
         pub block_device: BlockDeviceRodFeatures,
     }
 }
@@ -125,9 +125,9 @@ layout! {
 
 /// A ROD type that EXTENDED COPY uses.
 pub const ROD_TYPE_ECPY_INT: u8 = 0x80;
-/// TOKEN IN: commands take tokens of the type.
+/// TOKEN IN: commands accept tokens of the type.
 pub const ROD_TYPE_TOKEN_IN: u8 = 0x02;
-/// TOKEN OUT: commands make tokens of the type.
+/// TOKEN OUT: commands create tokens of the type.
 pub const ROD_TYPE_TOKEN_OUT: u8 = 0x01;
 
 layout! {
@@ -141,7 +141,7 @@ layout! {
 }
 
 layout! {
-    /// One ROD type.
+    /// A ROD type.
     pub struct RodType {
         /// ROD TYPE.
         pub rod_type: U32,

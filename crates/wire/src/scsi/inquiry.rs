@@ -6,11 +6,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// PERIPHERAL QUALIFIER 011b and DEVICE TYPE 1Fh: no logical unit at this number.
 pub const PERIPHERAL_NONE: u8 = 0x7f;
-/// PERIPHERAL QUALIFIER 001b: there is a unit, and it cannot be reached by this way now.
+/// PERIPHERAL QUALIFIER 001b: the unit exists but is currently not accessible through this port.
 pub const PERIPHERAL_NOT_CONNECTED: u8 = 0x20;
-/// 3PC: there is a copy manager.
+/// 3PC: the device contains a copy manager.
 pub const THIRD_PARTY_COPY: u8 = 0x08;
-/// TPGS: implicit asymmetric logical unit access alone.
+/// TPGS: only implicit asymmetric logical unit access.
 pub const TPGS_IMPLICIT: u8 = 0x10;
 /// TPGS: implicit and explicit asymmetric logical unit access.
 pub const TPGS_BOTH: u8 = 0x30;
@@ -18,7 +18,7 @@ pub const TPGS_BOTH: u8 = 0x30;
 pub const MULTIP: u8 = 0x10;
 /// RMB: the medium can be removed.
 pub const REMOVABLE: u8 = 0x80;
-/// PROTECT: the unit can keep protection information.
+/// PROTECT: the unit supports protection information.
 pub const FLAGS_5_PROTECT: u8 = 0x01;
 /// VERSION: SPC-4.
 pub const VERSION_SPC_4: u8 = 0x06;
@@ -54,9 +54,9 @@ pub const PAGE_BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
 /// Logical Block Provisioning.
 pub const PAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
 
-/// WABEREQ 01b: blocks that SANITIZE's BLOCK ERASE went over can be read before they are written.
+/// WABEREQ 01b: blocks can be read after a BLOCK ERASE of SANITIZE, before they are written.
 pub const WABEREQ_READS: u8 = 0x40;
-/// WACEREQ 01b: the same after its CRYPTOGRAPHIC ERASE.
+/// WACEREQ 01b: the same after a CRYPTOGRAPHIC ERASE.
 pub const WACEREQ_READS: u8 = 0x10;
 
 /// Standard INQUIRY data (SPC-4 6.6.2).
@@ -131,22 +131,22 @@ pub struct NumberDesignator {
     pub number: U16,
 }
 
-/// HEADSUP, ORDSUP and SIMPSUP in Extended INQUIRY Data: the task attributes that there are.
+/// HEADSUP, ORDSUP and SIMPSUP in Extended INQUIRY Data: the supported task attributes.
 pub const EXTENDED_HEADSUP_ORDSUP_SIMPSUP: u8 = 0x04 | 0x02 | 0x01;
-/// GRD_CHK, APP_CHK and REF_CHK: every field of protection information is checked.
+/// GRD_CHK, APP_CHK and REF_CHK: the device checks every field of protection information.
 pub const EXTENDED_GRD_APP_REF_CHK: u8 = 0x04 | 0x02 | 0x01;
-/// SPT: type 1, under the three bits of checks.
+/// SPT: type 1. SPT is above the three check bits.
 pub const EXTENDED_SPT_1: u8 = 0;
 /// SPT: type 2.
 pub const EXTENDED_SPT_2: u8 = 0x10;
 /// SPT: type 3.
 pub const EXTENDED_SPT_3: u8 = 0x20;
-/// V_SUP: there is a volatile cache.
+/// V_SUP: the device has a volatile cache.
 pub const EXTENDED_V_SUP: u8 = 0x01;
 /// RTD_SUP: MODE SELECT can revert to defaults.
 pub const EXTENDED_RTD_SUP: u8 = 0x08;
 
-/// Extended INQUIRY Data after its header (SPC-4 7.8.8; SPC-5 for what came later).
+/// Extended INQUIRY Data after its header (SPC-4 7.8.8; SPC-5 for later fields).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtendedInquiry {
@@ -166,24 +166,24 @@ pub struct ExtendedInquiry {
     pub extended_self_test_completion_minutes: U16,
     /// POA_SUP, HRA_SUP and VSA_SUP.
     pub flags_12: u8,
-    /// MAXIMUM SUPPORTED SENSE DATA LENGTH; 0 says 252.
+    /// MAXIMUM SUPPORTED SENSE DATA LENGTH; 0 means 252.
     pub maximum_sense_data_length: u8,
-    /// Reserved, or of what SPC-5 added.
+    /// Reserved bytes, and fields that SPC-5 added.
     pub reserved_14: [u8; 18],
     /// Reserved.
     pub reserved_32: [u8; 32],
 }
 
-/// The policy of shared mode parameters.
+/// The policy "shared" for mode parameters.
 pub const POLICY_SHARED: u8 = 0x00;
 
 /// A mode page policy descriptor (SPC-4 7.8.10).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ModePagePolicy {
-    /// POLICY PAGE CODE; 3Fh for all that are not named.
+    /// POLICY PAGE CODE; 3Fh for all pages without a descriptor of their own.
     pub page_code: u8,
-    /// POLICY SUBPAGE CODE; FFh for all that are not named.
+    /// POLICY SUBPAGE CODE; FFh for all subpages without a descriptor of their own.
     pub subpage_code: u8,
     /// MLUS and MODE PAGE POLICY.
     pub policy: u8,
@@ -191,9 +191,9 @@ pub struct ModePagePolicy {
     pub reserved: u8,
 }
 
-/// FUAB: FUA and SYNCHRONIZE CACHE are about volatile caches, as in SBC-3.
+/// FUAB: FUA and SYNCHRONIZE CACHE apply to volatile caches, as in SBC-3.
 pub const CHARACTERISTICS_FUAB: u8 = 0x02;
-/// VBULS: VERIFY compares deallocated blocks too.
+/// VBULS: VERIFY also compares deallocated blocks.
 pub const CHARACTERISTICS_VBULS: u8 = 0x01;
 
 /// Block Limits after its header (SBC-3 6.6.4).
@@ -222,15 +222,15 @@ pub struct BlockLimits {
     pub unmap_granularity_alignment: U32,
     /// MAXIMUM WRITE SAME LENGTH.
     pub maximum_write_same_length: U64,
-    /// MAXIMUM ATOMIC TRANSFER LENGTH (this and what follows: SBC-4 6.6.4).
+    /// MAXIMUM ATOMIC TRANSFER LENGTH (this field and the next ones: SBC-4 6.6.4).
     pub maximum_atomic_transfer_length: U32,
-    /// ATOMIC ALIGNMENT; 0 where any will do.
+    /// ATOMIC ALIGNMENT; 0 for any.
     pub atomic_alignment: U32,
-    /// ATOMIC TRANSFER LENGTH GRANULARITY; 0 where any will do.
+    /// ATOMIC TRANSFER LENGTH GRANULARITY; 0 for any.
     pub atomic_transfer_length_granularity: U32,
     /// MAXIMUM ATOMIC TRANSFER LENGTH WITH ATOMIC BOUNDARY.
     pub maximum_atomic_transfer_length_with_atomic_boundary: U32,
-    /// MAXIMUM ATOMIC BOUNDARY SIZE; 0 where writes cannot be divided.
+    /// MAXIMUM ATOMIC BOUNDARY SIZE; 0 where the device cannot divide writes.
     pub maximum_atomic_boundary_size: U32,
 }
 

@@ -10,24 +10,24 @@ pub const FLAGS_SAVE: u8 = 0x01;
 pub const FLAGS_RESET: u8 = 0x02;
 /// The bits of PAGE CODE.
 pub const PAGE_CODE: u8 = 0x3f;
-/// DS in a log page: it is not saved.
+/// DS in a log page: the page is not saved.
 pub const DISABLE_SAVE: u8 = 0x80;
-/// SPF in a log page: it has a subpage code.
+/// SPF in a log page: the page has a subpage code.
 pub const SUBPAGE_FORMAT: u8 = 0x40;
-/// TSD and FORMAT AND LINKING 11b: a binary list that is never saved.
+/// TSD and FORMAT AND LINKING 11b: a binary list that the device never saves.
 pub const CONTROL_BINARY_LIST: u8 = 0x20 | 0x03;
 
 /// Supported log pages.
 pub const PAGE_SUPPORTED: u8 = 0x00;
 /// Logical block provisioning.
 pub const PAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0x0c;
-/// Its parameter that counts what is available; thresholds name it as well.
+/// Parameter of that page: available resources. Thresholds use the same code.
 pub const AVAILABLE_RESOURCES: u16 = 0x0001;
-/// Its parameter that counts what is used.
+/// Parameter of that page: used resources.
 pub const USED_RESOURCES: u16 = 0x0002;
-/// SCOPE: the unit's alone.
+/// SCOPE: resources of this unit only.
 pub const SCOPE_DEDICATED: u8 = 0x01;
-/// SCOPE: others may use it up as well.
+/// SCOPE: resources that other units may also use.
 pub const SCOPE_NOT_DEDICATED: u8 = 0x02;
 /// Temperature.
 pub const PAGE_TEMPERATURE: u8 = 0x0d;
@@ -37,7 +37,7 @@ pub const PAGE_START_STOP: u8 = 0x0e;
 pub const PAGE_SELF_TEST_RESULTS: u8 = 0x10;
 /// Informational exceptions.
 pub const PAGE_INFORMATIONAL_EXCEPTIONS: u8 = 0x2f;
-/// The subpage of page 00h that lists subpages too.
+/// The subpage code of page 00h that lists subpages too.
 pub const SUBPAGE_ALL: u8 = 0xff;
 
 /// A parameter of the logical block provisioning page after its header (SBC-3 6.4.5.2).
@@ -124,7 +124,7 @@ pub struct ParameterHeader {
 pub struct SelfTestResult {
     /// SELF-TEST CODE in the high three bits, SELF-TEST RESULTS in the low four.
     pub code_and_result: u8,
-    /// SELF-TEST NUMBER: the segment that failed; 0 where it is not known.
+    /// SELF-TEST NUMBER: the segment that failed; 0 for unknown.
     pub number: u8,
     /// ACCUMULATED POWER ON HOURS.
     pub power_on_hours: U16,

@@ -1,5 +1,5 @@
-//! What keeps a disk in good order: defects, buffers, diagnostics, the timestamp, security protocols
-//! (SPC-4 6.15 to 6.18, 6.25, 6.28, 6.38, 6.42, 6.45, 6.49; SBC-3 5.17 to 5.19).
+//! Maintenance of a disk: defects, buffers, diagnostics, the timestamp, security protocols (SPC-4 6.15 to 6.18, 6.25,
+//! 6.28, 6.38, 6.42, 6.45, 6.49; SBC-3 5.17 to 5.19).
 
 use super::assert_sizes;
 use zerocopy::big_endian::{U16, U32};
@@ -68,7 +68,7 @@ pub struct DefectHeader12 {
     pub reserved: u8,
     /// PLISTV, GLISTV and DEFECT LIST FORMAT.
     pub flags: u8,
-    /// GENERATION CODE; 0 where changes are not counted.
+    /// GENERATION CODE; 0 where the device does not count changes.
     pub generation_code: U16,
     /// DEFECT LIST LENGTH: the bytes after this header.
     pub defect_list_length: U32,
@@ -99,7 +99,7 @@ pub const BUFFER_DESCRIPTOR: u8 = 0x03;
 pub const BUFFER_ECHO: u8 = 0x0a;
 /// MODE: echo descriptor.
 pub const BUFFER_ECHO_DESCRIPTOR: u8 = 0x0b;
-/// EBOS: what another nexus writes is never read as an echo.
+/// EBOS: an echo never returns data that another nexus wrote.
 pub const ECHO_EBOS: u8 = 0x01;
 
 /// READ BUFFER and WRITE BUFFER.
@@ -112,15 +112,15 @@ pub struct AccessBuffer {
     pub mode: u8,
     /// BUFFER ID.
     pub buffer_id: u8,
-    /// BUFFER OFFSET, of 24 bits.
+    /// BUFFER OFFSET, 24 bits.
     pub offset: [u8; 3],
-    /// ALLOCATION LENGTH or PARAMETER LIST LENGTH, of 24 bits.
+    /// ALLOCATION LENGTH or PARAMETER LIST LENGTH, 24 bits.
     pub length: [u8; 3],
     /// CONTROL.
     pub control: u8,
 }
 
-/// A number of 24 bits.
+/// Returns a 24-bit number.
 pub const fn u24(bytes: [u8; 3]) -> usize {
     u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]) as usize
 }
@@ -138,7 +138,7 @@ pub struct Diagnostic {
     pub operation_code: u8,
     /// SELF-TEST CODE, PF, SELFTEST, DEVOFFL and UNITOFFL; or PCV.
     pub flags: u8,
-    /// PAGE CODE, of RECEIVE DIAGNOSTIC RESULTS.
+    /// PAGE CODE of RECEIVE DIAGNOSTIC RESULTS.
     pub page_code: u8,
     /// PARAMETER LIST LENGTH or ALLOCATION LENGTH.
     pub length: U16,
@@ -152,14 +152,14 @@ pub struct Diagnostic {
 pub struct DiagnosticHeader {
     /// PAGE CODE.
     pub page_code: u8,
-    /// Of the page.
+    /// Page specific.
     pub page_specific: u8,
     /// PAGE LENGTH: the bytes after this header.
     pub page_length: U16,
 }
 
-/// Commands of twelve bytes with one length in bytes 6 to 9: REPORT and SET TIMESTAMP, REPORT and SET
-/// IDENTIFYING INFORMATION.
+/// Commands of twelve bytes with a length in bytes 6 to 9: REPORT and SET TIMESTAMP, REPORT and SET IDENTIFYING
+/// INFORMATION.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Maintenance12 {
@@ -177,7 +177,7 @@ pub struct Maintenance12 {
     pub control: u8,
 }
 
-/// REPORT TIMESTAMP parameter data; after its first four bytes also SET TIMESTAMP's list.
+/// REPORT TIMESTAMP parameter data; without its first four bytes also the parameter list of SET TIMESTAMP.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Timestamp {

@@ -1,5 +1,4 @@
-//! Commands that concern the whole medium, SANITIZE and FORMAT UNIT, and their parameter lists; and
-//! WRITE ATOMIC.
+//! Commands for the whole medium, SANITIZE and FORMAT UNIT, with their parameter lists; and WRITE ATOMIC.
 
 use super::assert_sizes;
 use zerocopy::big_endian::{U16, U32, U64};
@@ -7,9 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// IMMED of SANITIZE.
 pub const SANITIZE_IMMED: u8 = 0x80;
-/// The bit that SBC-3 reserves in SANITIZE; ZNR elsewhere.
+/// The bit of SANITIZE that SBC-3 reserves; ZNR in other standards.
 pub const SANITIZE_RESERVED: u8 = 0x40;
-/// AUSE of SANITIZE: a failure may be left without another sanitize operation.
+/// AUSE of SANITIZE: a host may exit a failure without another sanitize operation.
 pub const SANITIZE_AUSE: u8 = 0x20;
 /// INVERT of the OVERWRITE parameter list.
 pub const OVERWRITE_INVERT: u8 = 0x80;
@@ -21,17 +20,17 @@ pub const OVERWRITE_COUNT: u8 = 0x1f;
 pub const FORMAT_FMTPINFO: u8 = 0xc0;
 /// LONGLIST: the parameter list has the long header.
 pub const FORMAT_LONGLIST: u8 = 0x20;
-/// FMTDATA: there is a parameter list.
+/// FMTDATA: the command has a parameter list.
 pub const FORMAT_FMTDATA: u8 = 0x10;
-/// CMPLST: the list that comes replaces the grown defects.
+/// CMPLST: the new defect list replaces the grown defects.
 pub const FORMAT_CMPLST: u8 = 0x08;
 /// DEFECT LIST FORMAT.
 pub const FORMAT_DEFECT_LIST_FORMAT: u8 = 0x07;
-/// FFMT: how much of the medium need be written.
+/// FFMT: the part of the medium that must be written.
 pub const FORMAT_FFMT: u8 = 0x03;
-/// FOV: the other bits beside it mean something.
+/// FOV: the bits of [`LIST_NEEDS_FOV`] are valid.
 pub const LIST_FOV: u8 = 0x80;
-/// DPRY, DCRT, STPF and IP, which need FOV.
+/// DPRY, DCRT, STPF and IP, which require FOV.
 pub const LIST_NEEDS_FOV: u8 = 0x78;
 /// IP: an initialization pattern descriptor follows the header.
 pub const LIST_IP: u8 = 0x08;
@@ -136,7 +135,7 @@ pub struct WriteAtomic16 {
     pub flags: u8,
     /// LOGICAL BLOCK ADDRESS.
     pub lba: U64,
-    /// ATOMIC BOUNDARY; 0 where the write is one.
+    /// ATOMIC BOUNDARY; 0 where the whole write is atomic.
     pub atomic_boundary: U16,
     /// TRANSFER LENGTH.
     pub block_count: U16,

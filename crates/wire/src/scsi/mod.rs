@@ -1,5 +1,5 @@
-//! Byte layouts of SCSI: CDBs, sense data, and the parameter data of the commands that a block
-//! device answers. Declared structures alone; what they mean is decided in `sarsen-scsi`.
+//! Byte layouts of SCSI: CDBs, sense data, and parameter data of the commands that a block device supports. These are
+//! declarations only; `sarsen-scsi` interprets them.
 
 pub mod cdb;
 pub mod copy;
@@ -17,7 +17,7 @@ pub mod reservation;
 pub mod sense;
 pub mod target_port_groups;
 
-/// The byte of every CDB's CONTROL field that asks for auto contingent allegiance (SAM-5 5.2).
+/// The NACA bit of the CONTROL field in every CDB: it requests auto contingent allegiance (SAM-5 5.2).
 pub const CONTROL_NACA: u8 = 0x04;
 
 /// Asserts the size of declared layouts at compile time.

@@ -18,11 +18,11 @@ pub const SUBPAGE_CONTROL_EXTENSION: u8 = 0x01;
 pub const PAGE_POWER_CONDITION: u8 = 0x1a;
 /// The informational exceptions control mode page.
 pub const PAGE_INFORMATIONAL_EXCEPTIONS: u8 = 0x1c;
-/// The logical block provisioning page, a subpage of the one before.
+/// The logical block provisioning page, a subpage of the informational exceptions control page.
 pub const SUBPAGE_LOGICAL_BLOCK_PROVISIONING: u8 = 0x02;
-/// Asks for all pages.
+/// Page code that requests all pages.
 pub const PAGE_ALL: u8 = 0x3f;
-/// Asks for all subpages.
+/// Subpage code that requests all subpages.
 pub const SUBPAGE_ALL: u8 = 0xff;
 /// The bits of PAGE CODE.
 pub const PAGE_CODE: u8 = 0x3f;
@@ -145,19 +145,19 @@ pub struct SubpageHeader {
 pub struct ErrorRecoveryPage {
     /// 01h or 07h, and 0Ah.
     pub header: PageHeader,
-    /// AWRE, ARRE, TB, RC, EER, PER, DTE and DCR; the last four alone for VERIFY.
+    /// AWRE, ARRE, TB, RC, EER, PER, DTE and DCR; only the last four for VERIFY.
     pub flags: u8,
     /// READ RETRY COUNT or VERIFY RETRY COUNT.
     pub retry_count: u8,
     /// Obsolete.
     pub obsolete: [u8; 3],
-    /// LBPERE, for reads and writes.
+    /// LBPERE, only for reads and writes.
     pub provisioning: u8,
-    /// WRITE RETRY COUNT, for reads and writes.
+    /// WRITE RETRY COUNT, only for reads and writes.
     pub write_retry_count: u8,
     /// Reserved.
     pub reserved: u8,
-    /// RECOVERY TIME LIMIT or VERIFY RECOVERY TIME LIMIT, in milliseconds; 0 says nothing.
+    /// RECOVERY TIME LIMIT or VERIFY RECOVERY TIME LIMIT, in milliseconds; 0 for unspecified.
     pub recovery_time_limit_ms: U16,
 }
 
@@ -237,7 +237,7 @@ pub struct PowerConditionPage {
     pub flags_2: u8,
     /// IDLE_C, IDLE_B, IDLE_A and STANDBY_Z.
     pub flags_3: u8,
-    /// IDLE_A CONDITION TIMER, in tenths of a second, as are all.
+    /// IDLE_A CONDITION TIMER. All timers are in tenths of a second.
     pub idle_a: U32,
     /// STANDBY_Z CONDITION TIMER.
     pub standby_z: U32,
@@ -253,7 +253,7 @@ pub struct PowerConditionPage {
     pub flags_39: u8,
 }
 
-/// The logical block provisioning mode page (SBC-3 6.5.8), with the descriptors that there are.
+/// The logical block provisioning mode page (SBC-3 6.5.8) with its descriptors.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ProvisioningPage {

@@ -1,5 +1,4 @@
-//! CDs and DVDs (MMC-6): CDBs, mode pages and the data of the commands that tell what a drive is and
-//! what lies in it.
+//! CDs and DVDs (MMC-6): CDBs, mode pages and the data of the commands that describe a drive and its medium.
 
 use super::assert_sizes;
 use super::mode::PageHeader;
@@ -28,7 +27,7 @@ pub const PAGE_TIMEOUT_AND_PROTECT: u8 = 0x1d;
 /// The CD/DVD capabilities and mechanical status mode page.
 pub const PAGE_CAPABILITIES: u8 = 0x2a;
 
-/// An address on a CD: 75 frames in a second, counted from two seconds before block 0.
+/// An address on a CD, in 75 frames per second, from two seconds before block 0.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -58,7 +57,7 @@ pub struct ReadToc {
     pub track_or_session: u8,
     /// ALLOCATION LENGTH.
     pub allocation_length: U16,
-    /// CONTROL, whose two high bits were FORMAT in SFF-8020.
+    /// CONTROL; its two high bits were FORMAT in SFF-8020.
     pub control: u8,
 }
 
@@ -224,7 +223,7 @@ pub struct ReadCdMsf {
     pub reserved: u8,
     /// The first sector.
     pub start: Msf,
-    /// The sector behind the last one.
+    /// The sector after the last one.
     pub end: Msf,
     /// See [`ReadCd::selection`].
     pub selection: u8,
@@ -234,7 +233,7 @@ pub struct ReadCdMsf {
     pub control: u8,
 }
 
-/// The header of what READ TOC/PMA/ATIP gives.
+/// The header of READ TOC/PMA/ATIP data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TocHeader {
@@ -282,7 +281,7 @@ pub struct RawTocEntry {
     pub pointed: Msf,
 }
 
-/// The header of what GET CONFIGURATION gives.
+/// The header of GET CONFIGURATION data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ConfigurationHeader {
@@ -312,15 +311,15 @@ pub struct FeatureHeader {
 pub struct RandomReadable {
     /// LOGICAL BLOCK SIZE.
     pub block_size: U32,
-    /// BLOCKING: blocks that are read together.
+    /// BLOCKING: number of blocks that the drive reads together.
     pub blocking: U16,
-    /// PP: there is a read error recovery page.
+    /// PP: the drive has a read error recovery page.
     pub page_present: u8,
     /// Reserved.
     pub reserved: u8,
 }
 
-/// The header of what GET EVENT STATUS NOTIFICATION gives.
+/// The header of GET EVENT STATUS NOTIFICATION data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct EventHeader {
@@ -344,7 +343,7 @@ pub struct Event {
     pub parameters: U16,
 }
 
-/// What MECHANISM STATUS gives of a drive that is no changer.
+/// The MECHANISM STATUS data of a drive without a changer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct MechanismStatusHeader {
@@ -432,7 +431,7 @@ pub struct TrackInformation {
     pub reserved_34: [u8; 2],
 }
 
-/// The header of what READ DISC STRUCTURE gives.
+/// The header of READ DISC STRUCTURE data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StructureHeader {
@@ -442,7 +441,7 @@ pub struct StructureHeader {
     pub reserved: U16,
 }
 
-/// The known bytes of a DVD's physical format information (MMC-6 6.22.3.2.1), of 2,048.
+/// The known bytes of a DVD's physical format information (MMC-6 6.22.3.2.1). The whole is 2,048 bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PhysicalFormat {
@@ -454,17 +453,17 @@ pub struct PhysicalFormat {
     pub layers: u8,
     /// LINEAR DENSITY and TRACK DENSITY.
     pub densities: u8,
-    /// STARTING PHYSICAL SECTOR NUMBER OF DATA AREA, under a reserved byte.
+    /// STARTING PHYSICAL SECTOR NUMBER OF DATA AREA, after a reserved byte.
     pub first_sector: U32,
-    /// END PHYSICAL SECTOR NUMBER OF DATA AREA, under a reserved byte.
+    /// END PHYSICAL SECTOR NUMBER OF DATA AREA, after a reserved byte.
     pub last_sector: U32,
-    /// END SECTOR NUMBER IN LAYER 0, under a reserved byte.
+    /// END SECTOR NUMBER IN LAYER 0, after a reserved byte.
     pub last_sector_of_layer_0: U32,
     /// BCA.
     pub burst_cutting_area: u8,
 }
 
-/// A format that READ DISC STRUCTURE has (MMC-6 6.22.3.1.1).
+/// A supported format of READ DISC STRUCTURE (MMC-6 6.22.3.1.1).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct StructureListEntry {
@@ -476,7 +475,7 @@ pub struct StructureListEntry {
     pub length: U16,
 }
 
-/// The header of what GET PERFORMANCE gives.
+/// The header of GET PERFORMANCE data.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct PerformanceHeader {
@@ -494,7 +493,7 @@ pub struct PerformanceHeader {
 pub struct NominalPerformance {
     /// START LBA.
     pub start_lba: U32,
-    /// START PERFORMANCE, in kilobytes a second.
+    /// START PERFORMANCE, in kilobytes per second.
     pub start_performance: U32,
     /// END LBA.
     pub end_lba: U32,
@@ -512,7 +511,7 @@ pub struct ReadErrorRecoveryPage {
     pub parameter: u8,
     /// READ RETRY COUNT.
     pub read_retry_count: u8,
-    /// Reserved, EMCDR and the fields of writing.
+    /// Reserved, EMCDR and the fields for writing.
     pub reserved: [u8; 8],
 }
 
@@ -550,15 +549,15 @@ pub struct TimeoutAndProtectPage {
     pub group_2: U16,
 }
 
-/// The CD/DVD capabilities and mechanical status mode page (MMC-3 6.3.11, which all hosts know).
+/// The CD/DVD capabilities and mechanical status mode page (MMC-3 6.3.11, which all hosts support).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CapabilitiesPage {
     /// 2Ah and 1Eh.
     pub header: PageHeader,
-    /// What can be read.
+    /// Media that the drive reads.
     pub reads: u8,
-    /// What can be written.
+    /// Media that the drive writes.
     pub writes: u8,
     /// Sectors, sessions and analogue play.
     pub plays: u8,
@@ -568,7 +567,7 @@ pub struct CapabilitiesPage {
     pub mechanism: u8,
     /// Changer and volume levels.
     pub changer: u8,
-    /// Obsolete: MAXIMUM READ SPEED, in kilobytes a second.
+    /// Obsolete: MAXIMUM READ SPEED, in kilobytes per second.
     pub maximum_read_speed: U16,
     /// NUMBER OF VOLUME LEVELS SUPPORTED.
     pub volume_levels: U16,
@@ -576,11 +575,11 @@ pub struct CapabilitiesPage {
     pub buffer_size: U16,
     /// Obsolete: CURRENT READ SPEED.
     pub current_read_speed: U16,
-    /// Obsolete, reserved, and what a drive that writes says.
+    /// Obsolete and reserved bytes, and fields of drives that write.
     pub reserved: [u8; 6],
     /// COPY MANAGEMENT REVISION SUPPORTED.
     pub copy_management_revision: U16,
-    /// Reserved, ROTATION CONTROL SELECTED and the speeds of writing.
+    /// Reserved, ROTATION CONTROL SELECTED and write speeds.
     pub reserved_24: [u8; 8],
 }
 

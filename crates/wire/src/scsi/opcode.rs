@@ -1,5 +1,5 @@
-//! OPERATION CODE and SERVICE ACTION values (SPC-4 annex F, SBC-3 5.1). Open: a number that has
-//! no name here is still a number.
+//! OPERATION CODE and SERVICE ACTION values (SPC-4 annex F, SBC-3 5.1). The types are open: a number without a name
+//! stays representable.
 
 macro_rules! numbers {
     ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {
@@ -94,9 +94,9 @@ numbers! {
     PERSISTENT_RESERVE_OUT = 0x5f;
     /// Commands of variable length: their SERVICE ACTION is in bytes 8 and 9 (SPC-4 4.2.5.2).
     VARIABLE_LENGTH = 0x7f;
-    /// Third-party copy OUT: EXTENDED COPY and its like.
+    /// Third-party copy OUT: EXTENDED COPY and similar commands.
     THIRD_PARTY_COPY_OUT = 0x83;
-    /// Third-party copy IN: RECEIVE COPY RESULTS and its like.
+    /// Third-party copy IN: RECEIVE COPY RESULTS and similar commands.
     THIRD_PARTY_COPY_IN = 0x84;
     /// READ(16).
     READ_16 = 0x88;
@@ -216,8 +216,8 @@ numbers! {
     SA_REPORT_ALL_ROD_TOKENS = 0x08;
 }
 
-/// Bytes of a CDB with this OPERATION CODE, from its GROUP CODE (SPC-4 4.2.5.1); `None` where the
-/// group does not fix it.
+/// Returns the number of bytes in a CDB with this OPERATION CODE, from its GROUP CODE (SPC-4 4.2.5.1). Returns `None`
+/// where the group has no fixed length.
 pub const fn cdb_length(operation_code: u8) -> Option<usize> {
     match operation_code >> 5 {
         0 => Some(6),

@@ -4,9 +4,9 @@ use super::assert_sizes;
 use zerocopy::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// LBPME beside the lowest aligned address in READ CAPACITY(16).
+/// LBPME, next to the lowest aligned address in READ CAPACITY(16).
 pub const CAPACITY_LBPME: u16 = 0x8000;
-/// LBPRZ beside it.
+/// LBPRZ, next to LBPME.
 pub const CAPACITY_LBPRZ: u16 = 0x4000;
 
 /// READ CAPACITY(10) parameter data (SBC-3 5.15.2).
@@ -19,7 +19,7 @@ pub struct Capacity10 {
     pub block_length: U32,
 }
 
-/// PROT_EN in READ CAPACITY(16) data, under the three bits of P_TYPE.
+/// PROT_EN in READ CAPACITY(16) data, below the three bits of P_TYPE.
 pub const CAPACITY_PROT_EN: u8 = 0x01;
 
 /// READ CAPACITY(16) parameter data (SBC-3 5.16.2).
@@ -145,9 +145,9 @@ pub struct CommandTimeouts {
     pub reserved: u8,
     /// COMMAND SPECIFIC.
     pub command_specific: u8,
-    /// NOMINAL COMMAND PROCESSING TIMEOUT, in seconds; 0 says nothing.
+    /// NOMINAL COMMAND PROCESSING TIMEOUT, in seconds; 0 for unspecified.
     pub nominal_s: U32,
-    /// RECOMMENDED COMMAND TIMEOUT, in seconds; 0 says nothing.
+    /// RECOMMENDED COMMAND TIMEOUT, in seconds; 0 for unspecified.
     pub recommended_s: U32,
 }
 

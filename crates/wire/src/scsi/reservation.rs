@@ -35,7 +35,7 @@ pub const PERSIST_THROUGH_POWER_LOSS_ACTIVATED: u8 = 0x01;
 
 /// PROTOCOL IDENTIFIER of iSCSI (SPC-4 7.6.1).
 pub const PROTOCOL_ISCSI: u8 = 0x05;
-/// PROTOCOL IDENTIFIER, beside FORMAT CODE.
+/// The bits of PROTOCOL IDENTIFIER, next to FORMAT CODE.
 pub const TRANSPORT_ID_PROTOCOL: u8 = 0x0f;
 /// FORMAT CODE is bits 7 and 6.
 pub const TRANSPORT_ID_FORMAT_SHIFT: u32 = 6;
@@ -114,7 +114,7 @@ pub struct RegisterAndMoveList {
     pub transport_id_length: U32,
 }
 
-/// The head of what READ KEYS, READ RESERVATION and READ FULL STATUS answer.
+/// The header of READ KEYS, READ RESERVATION and READ FULL STATUS parameter data.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ReserveInHeader {
@@ -124,7 +124,7 @@ pub struct ReserveInHeader {
     pub additional_length: U32,
 }
 
-/// What READ RESERVATION tells of a reservation.
+/// The description of a reservation in READ RESERVATION parameter data.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ReservationDescriptor {
@@ -140,24 +140,23 @@ pub struct ReservationDescriptor {
     pub obsolete_14: [u8; 2],
 }
 
-/// What REPORT CAPABILITIES answers.
+/// REPORT CAPABILITIES parameter data.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ReserveCapabilities {
-    /// LENGTH of all of it.
+    /// LENGTH of the whole data.
     pub length: U16,
     /// RLR_C, CRH, SIP_C, ATP_C and PTPL_C.
     pub capable: u8,
     /// TMV, ALLOW COMMANDS and PTPL_A.
     pub flags: u8,
-    /// PERSISTENT RESERVATION TYPE MASK: the bit of type n is bit n of the first byte, from type 8
-    /// on bit n - 8 of the second.
+    /// PERSISTENT RESERVATION TYPE MASK: types 0 to 7 are bits 0 to 7 of the first byte, type 8 is bit 0 of the second.
     pub type_mask: [u8; 2],
     /// Reserved.
     pub reserved: [u8; 2],
 }
 
-/// What READ FULL STATUS tells of a registration. A TransportID follows.
+/// The description of a registration in READ FULL STATUS parameter data. A TransportID follows.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FullStatusDescriptor {
@@ -167,7 +166,7 @@ pub struct FullStatusDescriptor {
     pub reserved_8: [u8; 4],
     /// ALL_TG_PT and R_HOLDER.
     pub flags: u8,
-    /// SCOPE and TYPE, of a holder.
+    /// SCOPE and TYPE of a reservation holder.
     pub scope_and_type: u8,
     /// Reserved.
     pub reserved_14: [u8; 4],

@@ -1,4 +1,4 @@
-//! Sense data, fixed and descriptor format (SPC-4 4.5).
+//! Sense data in fixed and descriptor format (SPC-4 4.5).
 
 use super::assert_sizes;
 use zerocopy::big_endian::{U16, U32, U64};
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const RESPONSE_FIXED_CURRENT: u8 = 0x70;
 /// RESPONSE CODE of current errors in descriptor format.
 pub const RESPONSE_DESCRIPTOR_CURRENT: u8 = 0x72;
-/// VALID, beside the response code in fixed format and in the information descriptor.
+/// VALID, next to the response code in fixed format, and in the information descriptor.
 pub const VALID: u8 = 0x80;
 /// DESCRIPTOR TYPE of the information descriptor.
 pub const DESCRIPTOR_INFORMATION: u8 = 0x00;
@@ -16,21 +16,21 @@ pub const DESCRIPTOR_INFORMATION: u8 = 0x00;
 pub const DESCRIPTOR_COMMAND_SPECIFIC_INFORMATION: u8 = 0x01;
 /// DESCRIPTOR TYPE of the sense key specific descriptor.
 pub const DESCRIPTOR_SENSE_KEY_SPECIFIC: u8 = 0x02;
-/// SKSV: the sense key specific bytes mean something.
+/// SKSV: the sense key specific bytes are valid.
 pub const SKSV: u8 = 0x80;
-/// C/D: the field pointer points into the CDB, not into the parameter list.
+/// C/D: the field pointer refers to the CDB, not to the parameter list.
 pub const COMMAND_DATA: u8 = 0x40;
-/// BPV: the bit pointer means something.
+/// BPV: the bit pointer is valid.
 pub const BIT_POINTER_VALID: u8 = 0x08;
 
-/// The sense key specific bytes: the field pointer of an ILLEGAL REQUEST (SPC-4 4.5.2.4.2), or, in
-/// its place and shape, a PROGRESS INDICATION (4.5.2.4.4).
+/// The sense key specific bytes: the field pointer of an ILLEGAL REQUEST (SPC-4 4.5.2.4.2), or a PROGRESS INDICATION
+/// (4.5.2.4.4) with the same layout.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FieldPointer {
     /// SKSV, C/D, BPV and BIT POINTER.
     pub flags: u8,
-    /// FIELD POINTER: the byte.
+    /// FIELD POINTER: the number of the byte.
     pub field: U16,
 }
 

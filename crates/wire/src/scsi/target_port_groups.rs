@@ -46,7 +46,7 @@ pub struct SetDescriptor {
 pub const REPORT_FORMAT: u8 = 0xe0;
 /// PARAMETER DATA FORMAT: the extended header.
 pub const REPORT_FORMAT_EXTENDED: u8 = 0x20;
-/// RETURN DATA FORMAT: this is the extended header.
+/// RETURN DATA FORMAT: the extended header.
 pub const EXTENDED_RETURN_DATA_FORMAT: u8 = 0x10;
 
 /// The length only header of REPORT TARGET PORT GROUPS parameter data (SPC-4 6.37).
@@ -57,19 +57,19 @@ pub struct ReportHeader {
     pub return_data_length: U32,
 }
 
-/// What the extended header has behind [`ReportHeader`].
+/// The fields of the extended header after [`ReportHeader`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtendedHeader {
     /// RETURN DATA FORMAT.
     pub format: u8,
-    /// IMPLICIT TRANSITION TIME, in seconds; 0 says nothing.
+    /// IMPLICIT TRANSITION TIME, in seconds; 0 for unspecified.
     pub implicit_transition_time_s: u8,
     /// Reserved.
     pub reserved: [u8; 2],
 }
 
-/// PREF in a group descriptor, beside ASYMMETRIC ACCESS STATE.
+/// PREF in a group descriptor, next to ASYMMETRIC ACCESS STATE.
 pub const GROUP_PREF: u8 = 0x80;
 
 /// A target port group descriptor; its target port descriptors follow.
@@ -102,8 +102,8 @@ pub struct PortDescriptor {
     pub relative_target_port: U16,
 }
 
-/// A SCSI port descriptor of the SCSI Ports page without initiator port transport ID; its target
-/// port descriptors, which are designation descriptors, follow.
+/// A SCSI port descriptor of the SCSI Ports page without initiator port transport ID. Its target port descriptors,
+/// which are designation descriptors, follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ScsiPort {

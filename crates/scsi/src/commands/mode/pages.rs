@@ -1,7 +1,7 @@
-//! The mode pages: one row and two functions for each, its bytes and what a MODE SELECT of it means.
+//! The mode pages. Each page has one row and two functions: one builds its bytes, one applies a MODE SELECT.
 //!
-//! There is no disconnect-reconnect page (02h), whose bursts iSCSI negotiates by text keys, and there
-//! are no protocol specific pages (18h, 19h), since iSCSI defines none.
+//! There is no disconnect-reconnect page (02h), since iSCSI negotiates burst lengths by text keys. There are no
+//! protocol specific pages (18h, 19h), since iSCSI defines none.
 
 use crate::commands::provisioning::tells_space;
 use crate::modes::ModeParameters;
@@ -15,22 +15,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// BUSY TIMEOUT PERIOD: unlimited.
 const UNLIMITED: u16 = 0xffff;
-/// TCMOS and SCSIP: the world's clock is the clock, until an initiator sets another time.
+/// TCMOS and SCSIP: the host's clock sets the timestamp, until an initiator sets another time.
 const TCMOS_SCSIP: u8 = 0x04 | 0x02;
 
-/// A field of a page that cannot have the value that was selected, by its highest bit.
+/// A field of a page for which the selected value is invalid. The highest bit of the field identifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RefusedField {
     /// Offset in the page.
     pub(crate) byte: usize,
-    /// Which bit.
+    /// Number of the bit.
     pub(crate) bit: u8,
 }
 
-/// A page's bytes for some parameters.
+/// Returns the bytes of a page for the given parameters.
 type Bytes = fn(&ModeParameters) -> Vec<u8>;
-/// Takes what a page says into the parameters. The page is as long as its bytes are, and has
-/// unchangeable bits as they were.
+/// Applies a page to the parameters. The caller has checked its length and its unchangeable bits.
 type Accept = fn(&[u8], &mut ModeParameters) -> Result<(), RefusedField>;
 
 /// A mode page.
@@ -75,18 +74,18 @@ fn is_disk(unit: &LogicalUnit) -> bool {
     unit.device_type() == DeviceType::Disk
 }
 
-/// The pages that a unit has.
+/// Returns the pages that a unit supports.
 pub(crate) fn pages_of(unit: &LogicalUnit) -> impl Iterator<Item = &'static Page> {
     PAGES.iter().filter(|page| (page.condition)(unit))
 }
 
 impl Page {
-    /// Its bytes, PS left out.
+    /// Returns the bytes of the page, without PS.
     pub(crate) fn bytes(&self, parameters: &ModeParameters) -> Vec<u8> {
         (self.bytes)(parameters)
     }
 
-    /// Where its fields begin.
+    /// Returns the length of the page's header.
     pub(crate) const fn header_length(&self) -> usize {
         match self.subpage {
             0 => size_of::<PageHeader>(),
@@ -94,7 +93,7 @@ impl Page {
         }
     }
 
-    /// The bits that MODE SELECT may change, after a header that is no mask.
+    /// Returns a mask of the bits that MODE SELECT may change. The header in front of it is not a mask.
     pub(crate) fn changeable(&self, unit: &LogicalUnit) -> Vec<u8> {
         let [low, high] = ModeParameters::extremes(unit.characteristics());
         let mut mask = self.bytes(&low);
@@ -104,13 +103,13 @@ impl Page {
         mask
     }
 
-    /// Whether there is anything to change, and so to save.
+    /// Returns whether the page has any changeable bit. Only such a page can be saved.
     pub(crate) fn is_changeable(&self, unit: &LogicalUnit) -> bool {
         self.changeable(unit)[self.header_length()..].iter().any(|&byte| byte != 0)
     }
 
-    /// Takes what the page `wanted` says, which is as long as this page, into `parameters`. Only
-    /// what is changeable may differ from `before`.
+    /// Applies the page `wanted` to `parameters`. The caller has checked its length. Only changeable bits may differ
+    /// from `before`.
     pub(crate) fn accept(
         &self,
         unit: &LogicalUnit,
@@ -130,18 +129,18 @@ impl Page {
     }
 }
 
-/// What a page in a list says that it is.
+/// The header of a page in a parameter list.
 pub(super) struct Listed {
     /// PAGE CODE.
     pub(super) code: u8,
     /// SUBPAGE CODE, where the page has one (SPF).
     pub(super) subpage: Option<u8>,
-    /// Bytes of all of it.
+    /// Length of the whole page in bytes.
     pub(super) length: usize,
 }
 
 impl Listed {
-    /// The page that `bytes` begin with; `None` where they end within its header.
+    /// Returns the header of the first page in `bytes`; `None` if they end within it.
     pub(super) fn first_of(bytes: &[u8]) -> Option<Self> {
         let (header, _) = PageHeader::ref_from_prefix(bytes).ok()?;
         let code = header.page_code & page::PAGE_CODE;
@@ -154,7 +153,7 @@ impl Listed {
         Some(Self { code, subpage: Some(header.subpage_code), length })
     }
 
-    /// Whether it is `page`. A page with subpage code 00h is not one in page_0 format.
+    /// Returns whether this is the header of `page`. A page with subpage code 00h is not in page_0 format.
     pub(super) fn is(&self, page: &Page) -> bool {
         let subpage = (page.subpage != 0).then_some(page.subpage);
         (page.code, subpage) == (self.code, self.subpage)
@@ -169,7 +168,7 @@ const fn bit(set: bool, bit: u8) -> u8 {
     if set { bit } else { 0 }
 }
 
-/// The page as its layout: it is as long as that.
+/// Returns the page as its layout. The caller has checked the length.
 fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(wanted: &[u8]) -> &T {
     match T::ref_from_bytes(wanted) {
         Ok(layout) => layout,
@@ -177,12 +176,12 @@ fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(wanted: &[u8]) -> &T
     }
 }
 
-/// Of a page that cannot change.
+/// Accepts a page without changeable fields.
 fn nothing(_wanted: &[u8], _parameters: &mut ModeParameters) -> Result<(), RefusedField> {
     Ok(())
 }
 
-/// SBC-3 6.5.7: no retries and no reallocation here; what is below does its own.
+/// Reports no retries and no reallocations by the unit (SBC-3 6.5.7). The lower layers make their own.
 fn read_write_error_recovery(parameters: &ModeParameters) -> Vec<u8> {
     page::ErrorRecoveryPage {
         header: header(page::PAGE_READ_WRITE_ERROR_RECOVERY, 0x0a),
@@ -203,7 +202,7 @@ fn accept_read_write_error_recovery(
     Ok(())
 }
 
-/// SBC-3 6.5.9: as for reads and writes.
+/// Reports the same as for reads and writes (SBC-3 6.5.9).
 fn verify_error_recovery(_parameters: &ModeParameters) -> Vec<u8> {
     page::ErrorRecoveryPage {
         header: header(page::PAGE_VERIFY_ERROR_RECOVERY, 0x0a),
@@ -266,7 +265,7 @@ fn accept_control(wanted: &[u8], parameters: &mut ModeParameters) -> Result<(), 
     Ok(())
 }
 
-/// SPC-4 7.5.9. MAXIMUM SENSE DATA LENGTH 0: no limit.
+/// Returns the control extension page (SPC-4 7.5.9). MAXIMUM SENSE DATA LENGTH 0 means no limit.
 fn control_extension(_parameters: &ModeParameters) -> Vec<u8> {
     page::ControlExtensionPage {
         header: SubpageHeader {
@@ -283,7 +282,7 @@ fn control_extension(_parameters: &ModeParameters) -> Vec<u8> {
     .to_vec()
 }
 
-/// SPC-4 7.5.13: no timer leads to a power condition.
+/// Reports that no timer starts a power condition (SPC-4 7.5.13).
 fn power_condition(_parameters: &ModeParameters) -> Vec<u8> {
     page::PowerConditionPage {
         header: header(page::PAGE_POWER_CONDITION, 0x26),

@@ -1,15 +1,15 @@
-//! Saved mode parameters: the pages themselves are what is kept, so that a later version, which may
-//! have more of them, understands what an earlier one saved, and the other way round.
+//! Saved mode parameters. The record contains the mode pages themselves. Therefore a version with more pages reads the
+//! records of a version with fewer pages, and the reverse.
 
 use super::pages::{Listed, pages_of};
 use crate::modes::ModeParameters;
 use crate::{LogicalUnit, Record, Sense};
 use std::io;
 
-/// The first byte of the record: what follows is mode pages one after the other.
+/// The first byte of the record. The mode pages follow it, one after the other.
 const VERSION: u8 = 1;
 
-/// Keeps `parameters`, durably when this answers.
+/// Saves `parameters`. The record is durable when this function returns.
 pub(super) async fn save(unit: &LogicalUnit, parameters: &ModeParameters) -> Result<(), Sense> {
     let Some(keeper) = unit.keeper() else {
         return Err(Sense::saving_parameters_not_supported());
@@ -21,7 +21,7 @@ pub(super) async fn save(unit: &LogicalUnit, parameters: &ModeParameters) -> Res
     keeper.save(Record::ModePages, record).wait().await.map_err(|_| Sense::not_kept())
 }
 
-/// What was saved, for a unit that begins.
+/// Loads the saved parameters of a new unit.
 pub(crate) fn load(unit: &LogicalUnit) -> io::Result<Option<ModeParameters>> {
     let Some(keeper) = unit.keeper() else { return Ok(None) };
     let Some(record) = keeper.load(Record::ModePages)? else { return Ok(None) };
@@ -39,8 +39,8 @@ pub(crate) fn load(unit: &LogicalUnit) -> io::Result<Option<ModeParameters>> {
     Ok(Some(saved))
 }
 
-/// Takes the bits of a kept page that can still be changed; the others are as by default. A page
-/// that this version does not have, or has in another length, says nothing.
+/// Applies the changeable bits of a saved page. The other bits keep their defaults. A page is ignored if this version
+/// does not know it or knows it with another length.
 fn take_page(
     unit: &LogicalUnit,
     listed: &Listed,

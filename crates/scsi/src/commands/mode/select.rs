@@ -1,5 +1,5 @@
-//! MODE SELECT (SPC-4 6.9, 6.10): the whole list is checked, then all that it changes is changed,
-//! saved first where that is asked for.
+//! MODE SELECT (SPC-4 6.9, 6.10). The server checks the whole list, then saves the parameters if SP requests it, and
+//! then applies all changes.
 
 use super::super::Task;
 use super::pages::{Listed, pages_of};
@@ -12,7 +12,8 @@ use sarsen_wire::scsi::mode as page;
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// PF is required, since no vendor's format is known. RTD takes no list; SP needs a place to save.
+/// Checks PF, RTD and SP. PF is required, since there are no vendor specific pages. RTD excludes a list. SP needs a
+/// keeper.
 fn check_flags(flags: u8, length_field: u16, length: u16, unit: &LogicalUnit) -> Result<(), Sense> {
     let has = |flag| flags & flag != 0;
     if has(page::FLAGS_SAVE_PAGES) && unit.keeper().is_none() {
@@ -66,7 +67,7 @@ pub(crate) fn select_10(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(select(&task, list))
 }
 
-/// A mode parameter list whose header was understood.
+/// A mode parameter list with a valid header.
 struct List {
     bytes: Buffer,
     header_length: usize,
@@ -93,7 +94,7 @@ fn select(task: &Task<'_>, list: Option<List>) -> Io<Completion> {
             unit.change_modes(nexus, after, save);
             (before, after)
         };
-        // SBC-3 6.5.5: what is in the cache when it is switched off is written before GOOD.
+        // SBC-3 6.5.5: when the cache is disabled, its content is written before GOOD.
         match before.write_cache_enabled && !after.write_cache_enabled {
             true => unit.write_out_cache().await,
             false => Ok(Completion::good()),
@@ -102,7 +103,7 @@ fn select(task: &Task<'_>, list: Option<List>) -> Io<Completion> {
 }
 
 impl List {
-    /// The parameters that the list asks for.
+    /// Returns the parameters that the list requests.
     fn parameters(
         &self,
         unit: &LogicalUnit,
@@ -124,7 +125,7 @@ impl List {
     }
 }
 
-/// The medium cannot be formatted: a block descriptor may only say what is already so.
+/// Checks that a block descriptor contains only the current values, since MODE SELECT cannot format the medium.
 fn check_block_descriptor(unit: &LogicalUnit, descriptor: &[u8], long_lba: bool) -> Result<(), ()> {
     let geometry = unit.geometry();
     let (block_count, block_length, everything) = if descriptor.is_empty() {
@@ -142,7 +143,7 @@ fn check_block_descriptor(unit: &LogicalUnit, descriptor: &[u8], long_lba: bool)
     if same_count && same_length { Ok(()) } else { Err(()) }
 }
 
-/// Takes one page of the list, which begins at `offset`, into `after`; returns the bytes behind it.
+/// Applies the page at `offset` of the list to `after`. Returns the remaining bytes.
 fn select_page<'a>(
     unit: &LogicalUnit,
     pages: &'a [u8],

@@ -39,7 +39,7 @@ struct Request {
 
 impl Request {
     fn new(page: u8, subpage_code: u8, flags: u8, unit: &LogicalUnit) -> Result<Self, Sense> {
-        // A page that does not exist is refused before a PC that does not.
+        // An unsupported page is rejected before an unsupported PC.
         let request = Self {
             page_control: PageControl::Current,
             page_code: page & page::PAGE_CODE,
@@ -52,7 +52,8 @@ impl Request {
         Ok(Self { page_control: PageControl::of(page, unit)?, ..request })
     }
 
-    /// SPC-4 6.11.1: subpage FFh means all subpages, page 3Fh all pages, with subpage FFh of theirs.
+    /// Returns whether the request includes a page. Subpage FFh means all subpages; page 3Fh means all pages, with
+    /// subpage FFh also all their subpages (SPC-4 6.11.1).
     fn includes(&self, page: &Page) -> bool {
         let all_pages = self.page_code == page::PAGE_ALL;
         (all_pages || page.code == self.page_code)
@@ -61,7 +62,7 @@ impl Request {
 
     fn check(&self, unit: &LogicalUnit) -> Result<(), Sense> {
         if pages_of(unit).any(|page| self.includes(page)) {
-            // Page 3Fh has no other subpages than 00h and FFh.
+            // Page 3Fh has no subpages but 00h and FFh.
             let one_of_all = self.page_code == page::PAGE_ALL
                 && !matches!(self.subpage_code, 0 | page::SUBPAGE_ALL);
             return if one_of_all { Err(Sense::invalid_field_in_cdb(3)) } else { Ok(()) };
@@ -118,7 +119,7 @@ impl Request {
     }
 }
 
-/// WP and DPOFUA (SBC-3 6.5.1): the medium is protected if nobody may write now, or not this initiator.
+/// Returns WP and DPOFUA (SBC-3 6.5.1). The medium is write-protected if no initiator may write now, or not this one.
 fn device_specific(task: &Task<'_>) -> u8 {
     let is_protected = task.read_only || task.unit.check_writable().is_err();
     page::DEVICE_SPECIFIC_DPOFUA | if is_protected { page::DEVICE_SPECIFIC_WP } else { 0 }

@@ -1,5 +1,5 @@
-//! GET CONFIGURATION, GET PERFORMANCE and SET CD SPEED (MMC-6 6.6, 6.8, 6.37): what the drive can
-//! do, and what it can do with the disc that lies in it.
+//! GET CONFIGURATION, GET PERFORMANCE and SET CD SPEED (MMC-6 6.6, 6.8, 6.37): the features of the drive and of the
+//! disc in it.
 
 use super::Disc;
 use crate::commands::{Task, parameter_data};
@@ -13,24 +13,23 @@ const PROFILE_NONE: u16 = 0x0000;
 const PROFILE_CD_ROM: u16 = 0x0008;
 const PROFILE_DVD_ROM: u16 = 0x0010;
 
-/// PHYSICAL INTERFACE STANDARD: the SCSI family. DBE: device busy events are told.
+/// PHYSICAL INTERFACE STANDARD: the SCSI family. DBE: the drive reports device busy events.
 const CORE: [u8; 8] = [0, 0, 0, 1, 0x01, 0, 0, 0];
-/// OCEVENT: operational changes are told.
+/// OCEVENT: the drive reports operational changes.
 const MORPHING: [u8; 4] = [0x02, 0, 0, 0];
-/// A tray, which ejects, loads and locks.
+/// A tray that ejects, loads and locks.
 const REMOVABLE_MEDIUM: [u8; 4] = [0x20 | 0x10 | 0x08 | 0x01, 0, 0, 0];
-/// Blocks that a DVD has in one error correction block.
+/// Number of blocks in one error correction block of a DVD.
 const DVD_BLOCKING: u16 = 16;
 
-/// What the drive claims to be able to, in kilobytes a second: 40 times a CD's speed. Nothing waits
-/// for it.
+/// The reported speed in kilobytes per second: 40 times the speed of a CD. The server does not limit reads to it.
 pub(super) const SPEED: u16 = 7056;
 
 /// A feature (MMC-6 5.3).
 struct Feature {
     code: u16,
     version: u8,
-    /// It is always current, whatever lies in the drive.
+    /// True if the feature is always current, with any disc or none.
     persistent: bool,
     current: bool,
     data: Vec<u8>,
@@ -66,7 +65,7 @@ fn profile(disc: Option<Disc>) -> u16 {
     }
 }
 
-/// All features, by code.
+/// Returns all features, in ascending order of their codes.
 fn features(unit: &LogicalUnit) -> Vec<Feature> {
     let disc = Disc::of(unit);
     let (is_cd, is_dvd) = (disc == Some(Disc::Cd), disc == Some(Disc::Dvd));
@@ -95,7 +94,7 @@ fn features(unit: &LogicalUnit) -> Vec<Feature> {
     ]
 }
 
-/// The profiles that there are, the better one first.
+/// Returns the list of profiles, the better one first.
 fn profile_list(disc: Option<Disc>) -> [u8; 8] {
     let mut list = [0; 8];
     for (entry, listed) in list.chunks_exact_mut(4).zip([PROFILE_DVD_ROM, PROFILE_CD_ROM]) {
@@ -127,7 +126,7 @@ pub(crate) fn get_configuration(task: Task<'_>) -> Result<Io<Completion>, Sense>
     Ok(Io::Ready(parameter_data(&bytes, fields.allocation_length.get().into())))
 }
 
-/// TYPE of GET PERFORMANCE: performance, and write speeds, of which there are none.
+/// TYPE of GET PERFORMANCE: performance, and write speeds. The drive has no write speeds.
 const TYPE_PERFORMANCE: u8 = 0x00;
 const TYPE_WRITE_SPEED: u8 = 0x03;
 /// WRITE and EXCEPT in DATA TYPE.
@@ -139,7 +138,7 @@ pub(crate) fn get_performance(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let last_lba = super::block_count(task.unit).saturating_sub(1);
     let descriptors = match fields.performance_type {
         TYPE_PERFORMANCE if fields.data_type & DATA_TYPE_WRITE != 0 => Vec::new(),
-        // MMC-6 6.8.2.2: 01b and 10b ask for exceptions from the nominal, of which there are none.
+        // MMC-6 6.8.2.2: 01b and 10b request exceptions from the nominal performance. There are none.
         TYPE_PERFORMANCE if fields.data_type & DATA_TYPE_EXCEPT != 0 => Vec::new(),
         TYPE_PERFORMANCE => wire::NominalPerformance {
             start_lba: fields.starting_lba,
@@ -166,7 +165,7 @@ pub(crate) fn get_performance(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(&bytes, usize::MAX)))
 }
 
-/// Each disc is read as fast as it can be, whatever is wished.
+/// Ignores the requested speed: each disc is read as fast as possible.
 pub(crate) fn set_cd_speed(_task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(Completion::good()))
 }

@@ -8,9 +8,9 @@ use sarsen_block::Io;
 use sarsen_wire::scsi::multimedia::{self as wire, LEAD_OUT_TRACK, Msf};
 use zerocopy::IntoBytes;
 
-/// ADR 1h: the entry tells a position. CONTROL 4h: a data track.
+/// ADR 1h: the entry contains a position. CONTROL 4h: a data track.
 const ADR_AND_CONTROL: u8 = 0x14;
-/// A DVD has no such number, and a CD no more.
+/// The number of the only session and the only track.
 const ONLY: u8 = 1;
 /// POINTs of the raw table: the first track, the last one, the lead-out.
 const POINT_FIRST_TRACK: u8 = 0xa0;
@@ -19,7 +19,7 @@ const POINT_LEAD_OUT: u8 = 0xa2;
 
 pub(crate) fn read_toc(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::ReadToc>();
-    // SFF-8020 had FORMAT where CONTROL is now, and some hosts still do.
+    // SFF-8020 defined FORMAT in the bits of CONTROL, and some hosts still use them.
     let format = match fields.format & 0x0f {
         0 => fields.control >> 6,
         format => format,
@@ -36,7 +36,7 @@ pub(crate) fn read_toc(task: Task<'_>) -> Result<Io<Completion>, Sense> {
         1 => entry(ONLY, address(0)).as_bytes().to_vec(),
         2 if fields.track_or_session > ONLY => return Err(Sense::invalid_field_in_cdb(6)),
         2 => raw_entries(block_count(task.unit)),
-        // The program memory area, ATIP and CD-TEXT are of discs that are written or play.
+        // The program memory area, ATIP and CD-TEXT exist only on writable discs and audio discs.
         _ => return Err(Sense::invalid_bit_in_cdb(2, 3)),
     };
     let header =
@@ -49,7 +49,7 @@ fn entry(track: u8, start: [u8; 4]) -> wire::TocTrack {
     wire::TocTrack { reserved_0: 0, adr_and_control: ADR_AND_CONTROL, track, reserved_3: 0, start }
 }
 
-/// Format 0000b: the tracks from `first` on, and the lead-out.
+/// Returns format 0000b: the tracks from `first` on, and the lead-out.
 fn tracks(first: u8, lead_out: u32, address: fn(u32) -> [u8; 4]) -> Result<Vec<u8>, Sense> {
     if first > ONLY && first != LEAD_OUT_TRACK {
         return Err(Sense::invalid_field_in_cdb(6));
@@ -62,7 +62,7 @@ fn tracks(first: u8, lead_out: u32, address: fn(u32) -> [u8; 4]) -> Result<Vec<u
     Ok(entries.as_bytes().to_vec())
 }
 
-/// Format 0010b, the lead-in's own entries: always in minutes, seconds and frames.
+/// Returns format 0010b: the entries of the lead-in, always in minutes, seconds and frames.
 fn raw_entries(lead_out: u32) -> Vec<u8> {
     let zero = Msf { minute: 0, second: 0, frame: 0 };
     let of_track = Msf { minute: ONLY, ..zero };
@@ -88,7 +88,7 @@ fn raw_entries(lead_out: u32) -> Vec<u8> {
 const COMPLETE: u8 = 0x0c | 0x02;
 /// URU: the disc may be used without restriction.
 const UNRESTRICTED: u8 = 0x20;
-/// Of a complete disc.
+/// The value of addresses that a complete disc does not have.
 const NO_ADDRESS: u32 = u32::MAX;
 
 pub(crate) fn read_disc_information(task: Task<'_>) -> Result<Io<Completion>, Sense> {
@@ -117,7 +117,7 @@ pub(crate) fn read_disc_information(task: Task<'_>) -> Result<Io<Completion>, Se
     Ok(Io::Ready(parameter_data(information.as_bytes(), allocation_length)))
 }
 
-/// TRACK MODE: data that was recorded at once. DATA MODE: mode 1.
+/// TRACK MODE: uninterrupted data. DATA MODE: mode 1.
 const TRACK_MODE: u8 = 0x04;
 const DATA_MODE: u8 = 0x01;
 

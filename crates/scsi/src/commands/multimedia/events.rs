@@ -1,5 +1,5 @@
-//! GET EVENT STATUS NOTIFICATION and MECHANISM STATUS (MMC-6 6.7, 6.11). Each nexus is told of what
-//! happened to the medium once, however many others ask.
+//! GET EVENT STATUS NOTIFICATION and MECHANISM STATUS (MMC-6 6.7, 6.11). Each nexus receives each event of the medium
+//! once, independently of other nexuses.
 
 use crate::commands::{Task, parameter_data};
 use crate::medium::Event as MediumEvent;
@@ -8,7 +8,7 @@ use sarsen_block::Io;
 use sarsen_wire::scsi::multimedia as wire;
 use zerocopy::IntoBytes;
 
-/// Classes of events, of which the lowest is told first.
+/// Classes of events. The lowest class is reported first.
 const CLASS_OPERATIONAL_CHANGE: u8 = 1;
 const CLASS_POWER_MANAGEMENT: u8 = 2;
 const CLASS_MEDIA: u8 = 4;
@@ -19,7 +19,7 @@ const SUPPORTED: u8 = 1 << CLASS_OPERATIONAL_CHANGE
     | 1 << CLASS_POWER_MANAGEMENT
     | 1 << CLASS_MEDIA
     | 1 << CLASS_DEVICE_BUSY;
-/// NEA: none of the classes that were asked for is there.
+/// NEA: no requested class is supported.
 const NO_EVENT_AVAILABLE: u8 = 0x80;
 
 /// PERSISTENT PREVENTED in an operational change.
@@ -33,7 +33,7 @@ const TRAY_OPEN: u8 = 0x01;
 pub(crate) fn get_event_status_notification(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     let fields = task.cdb.view::<wire::GetEventStatus>();
     if fields.flags & wire::FLAGS_POLLED == 0 {
-        // Asynchronous: nothing is told by itself.
+        // Asynchronous operation is not supported.
         return Err(Sense::invalid_bit_in_cdb(1, 0));
     }
     let allocation_length = usize::from(fields.allocation_length.get());
@@ -46,8 +46,8 @@ pub(crate) fn get_event_status_notification(task: Task<'_>) -> Result<Io<Complet
         };
         return Ok(Io::Ready(parameter_data(header.as_bytes(), allocation_length)));
     };
-    // Only the medium has events; without one the first class says that nothing changed. One that
-    // does not fit stays for the next time.
+    // Only the medium has events. Without an event the first class reports that nothing changed. An event that does not
+    // fit stays pending.
     let fits = allocation_length > size_of::<wire::EventHeader>();
     let has_media = first == CLASS_MEDIA || classes.any(|class| class == CLASS_MEDIA);
     let medium_event = match has_media && fits {
@@ -65,7 +65,7 @@ pub(crate) fn get_event_status_notification(task: Task<'_>) -> Result<Io<Complet
     Ok(Io::Ready(parameter_data(&bytes, allocation_length)))
 }
 
-/// How things stand, whether or not that is news.
+/// Returns the current status of a class, whether or not it changed.
 fn status(unit: &LogicalUnit, class: u8) -> u8 {
     match class {
         CLASS_OPERATIONAL_CHANGE if unit.medium().is_persistently_prevented() => {

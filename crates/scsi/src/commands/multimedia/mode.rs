@@ -1,5 +1,5 @@
-//! MODE SENSE and MODE SELECT of a CD (MMC-6 6.12, 6.13, 7): pages that tell what the drive is. None
-//! of their fields can be changed, and there is no block descriptor.
+//! MODE SENSE and MODE SELECT of a CD (MMC-6 6.12, 6.13, 7): pages that describe the drive. Their fields cannot be
+//! changed, and there is no block descriptor.
 
 use super::configuration::SPEED;
 use crate::commands::{Task, parameter_data};
@@ -10,7 +10,7 @@ use sarsen_wire::scsi::mode::{self as page, PageHeader};
 use sarsen_wire::scsi::multimedia as layout;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The pages that exist, in order.
+/// The supported pages, in ascending order.
 const PAGES: [u8; 4] = [
     layout::PAGE_READ_ERROR_RECOVERY,
     layout::PAGE_POWER_CONDITION,
@@ -27,7 +27,7 @@ const READS: u8 = 0x08 | 0x02 | 0x01;
 const MECHANISM: u8 = 0x20 | 0x08 | 0x01;
 const LOCKED: u8 = 0x02;
 
-/// A page's bytes; `None` for a page that does not exist.
+/// Returns the bytes of a page; `None` for an unsupported page.
 fn page_bytes(page_code: u8, unit: &LogicalUnit) -> Option<Vec<u8>> {
     let header = |page_length| PageHeader { page_code, page_length };
     Some(match page_code {
@@ -80,7 +80,7 @@ fn page_bytes(page_code: u8, unit: &LogicalUnit) -> Option<Vec<u8>> {
     })
 }
 
-/// The pages that MODE SENSE asks for.
+/// Returns the pages that MODE SENSE requests.
 fn pages(page_byte: u8, subpage_code: u8, unit: &LogicalUnit) -> Result<Vec<u8>, Sense> {
     let page_control = page_byte >> 6;
     if page_control == SAVED {
@@ -133,7 +133,7 @@ pub(crate) fn sense_10(task: Task<'_>) -> Result<Io<Completion>, Sense> {
     Ok(Io::Ready(parameter_data(&bytes, fields.length.get().into())))
 }
 
-/// PF is required, since no vendor's format is known; nothing can be saved.
+/// Checks PF and SP. PF is required, since there are no vendor specific pages. Nothing can be saved.
 fn check_select_flags(flags: u8) -> Result<(), Sense> {
     match (flags & page::FLAGS_PAGE_FORMAT != 0, flags & page::FLAGS_SAVE_PAGES != 0) {
         (true, false) => Ok(()),
@@ -184,7 +184,7 @@ pub(crate) fn select_10(mut task: Task<'_>) -> Result<Io<Completion>, Sense> {
     }
 }
 
-/// Accepts what says only what is so already.
+/// Checks that the pages contain only the current values.
 fn check_pages(
     unit: &LogicalUnit,
     list: &[u8],

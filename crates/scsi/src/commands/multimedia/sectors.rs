@@ -1,5 +1,5 @@
-//! READ CD, READ CD MSF and SEEK(10) (MMC-6 6.19, 6.20): sectors of a track in mode 1, whose user
-//! data is what the image holds.
+//! READ CD, READ CD MSF and SEEK(10) (MMC-6 6.19, 6.20): sectors of a track in mode 1. The image contains their user
+//! data.
 
 use super::lba_of;
 use crate::commands::Task;
@@ -9,17 +9,17 @@ use sarsen_block::{Extent, Io};
 use sarsen_wire::scsi::multimedia as wire;
 use std::sync::Arc;
 
-/// EXPECTED SECTOR TYPE, in its place.
+/// EXPECTED SECTOR TYPE, at its bit position.
 const ANY_TYPE: u8 = 0 << 2;
 const MODE_1: u8 = 2 << 2;
-/// The fields of byte 9 of both CDBs, but for its reserved bit.
+/// The fields of byte 9 of both CDBs, without its reserved bit.
 const SELECTION: u8 = 0xfe;
-/// USER DATA alone.
+/// Only USER DATA.
 const USER_DATA: u8 = 0x10;
 /// SUB-CHANNEL SELECTION.
 const SUB_CHANNEL: u8 = 0x07;
 
-/// What both commands select, and where in the CDB it stands.
+/// The fields that select data in both commands, and their offset in the CDB.
 struct Selection {
     sector_type: u8,
     parts: u8,
@@ -27,11 +27,11 @@ struct Selection {
 }
 
 impl Selection {
-    /// Whether user data is to be transferred; nothing at all may be selected.
+    /// Returns whether user data is transferred. The selection may be empty.
     fn check(&self) -> Result<bool, Sense> {
         match self.sector_type & wire::FLAGS_SECTOR_TYPE {
             ANY_TYPE | MODE_1 => {}
-            // Audio, and what mode 2 has: no track here is of that kind.
+            // Audio and mode 2: the disc has no such track.
             _ => {
                 let additional = AdditionalSense::ILLEGAL_MODE_FOR_THIS_TRACK;
                 return Err(Sense::new(SenseKey::IllegalRequest, additional));
@@ -43,7 +43,7 @@ impl Selection {
         match self.parts & SELECTION {
             0 => Ok(false),
             USER_DATA => Ok(true),
-            // An image has neither headers nor error correction.
+            // An image contains neither headers nor error correction.
             _ => Err(Sense::invalid_bit_in_cdb(9, 7)),
         }
     }

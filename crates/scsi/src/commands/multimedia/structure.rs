@@ -1,4 +1,4 @@
-//! READ DISC STRUCTURE (MMC-6 6.22), as far as a pressed DVD without copy protection has any.
+//! READ DISC STRUCTURE (MMC-6 6.22), as far as it applies to a pressed DVD without copy protection.
 
 use super::{Disc, block_count};
 use crate::commands::{Task, parameter_data};
@@ -18,7 +18,7 @@ const STRUCTURE_LIST: u8 = 0xff;
 const READABLE: u8 = 0x40;
 /// The first data sector of every DVD.
 const FIRST_SECTOR: u32 = 0x03_0000;
-/// What DVDs keep in one sector.
+/// Size of a sector in bytes.
 const SECTOR_BYTES: usize = 2048;
 
 pub(crate) fn read_disc_structure(task: Task<'_>) -> Result<Io<Completion>, Sense> {
@@ -35,7 +35,7 @@ pub(crate) fn read_disc_structure(task: Task<'_>) -> Result<Io<Completion>, Sens
     }
     let structure = match fields.format {
         PHYSICAL_FORMAT => physical_format(task.unit),
-        // No protection system, all regions.
+        // No copy protection, all regions.
         COPYRIGHT => vec![0; 4],
         MANUFACTURING => vec![0; SECTOR_BYTES],
         STRUCTURE_LIST => structure_list(),

@@ -8,7 +8,7 @@ const WRITE_32: u8 = 0x0b;
 const WRITE_AND_VERIFY_32: u8 = 0x0c;
 const WRITE_SAME_32: u8 = 0x0d;
 
-/// What a CDB of 32 bytes expects of tags.
+/// The expected tags of a CDB of 32 bytes.
 #[derive(Clone, Copy)]
 struct Expect {
     reference: u32,
@@ -81,14 +81,14 @@ fn sbc3_5_11_commands_of_32_bytes_are_for_type_2_alone() {
     assert_eq!(long.unwrap().byte, 28);
     let beyond = fixture.run(&cdb_32(READ_32, 0, 0, u64::MAX, 2, ANY), &[]);
     assert_eq!(additional(&beyond), Some(0x2100));
-    // SAM-5 5.2: CONTROL is their second byte.
+    // SAM-5 5.2: CONTROL is the second byte of these commands.
     let mut naca = cdb_32(READ_32, 0, 0, u64::MAX, 2, ANY);
     naca[1] = 4;
     assert_eq!(additional(&fixture.run(&naca, &[])), Some(0x2100));
     assert_eq!(fixture.run(&[0; 6], &[]).status, Status::AcaActive);
 }
 
-/// With ATO or without, every field that is spoilt is found where its code checks it.
+/// With or without ATO, every corrupted field is detected if its code checks it.
 #[test]
 fn sbc3_5_11_and_5_35_expected_tags_are_checked_as_the_tables_say() {
     let expect = Expect { reference: 500, application: 0x1200, mask: 0xff00 };
@@ -124,7 +124,7 @@ fn sbc3_5_11_and_5_35_expected_tags_are_checked_as_the_tables_say() {
                 assert_eq!(&fixture.medium(7, 3), stored);
             }
         }
-        // Bits that the mask leaves out do not count.
+        // Bits outside the mask are ignored.
         let mut other = good.clone();
         spoil(&mut other[2], |tags| tags.application ^= 0x00ff);
         fixture.put_on_medium(7, &other);
@@ -141,7 +141,7 @@ fn sbc3_5_11_reference_tags_count_past_their_greatest_value() {
     assert_eq!(fixture.run_exactly(&write, &good.concat()).status, Status::Good);
     let read = fixture.run(&cdb_32(READ_32, 1, 0, 7, 4, expect), &[]);
     assert_eq!(bytes(read), good.concat());
-    // From the third block on the expected tag is another.
+    // From the third block on, another tag is expected.
     let expect = Expect { reference: 0, ..ANY };
     assert_eq!(fixture.run(&cdb_32(READ_32, 1, 0, 9, 2, expect), &[]).status, Status::Good);
     let read = fixture.run(&cdb_32(READ_32, 1, 0, 8, 2, expect), &[]);

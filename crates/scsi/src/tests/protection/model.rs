@@ -1,5 +1,4 @@
-//! Commands at random, with protection information and without, held against a copy of the medium
-//! that follows the rules by itself.
+//! Runs random commands, with and without protection information, and compares the medium with a model of the rules.
 
 use super::*;
 use proptest::prelude::*;
@@ -36,7 +35,7 @@ enum Step {
         count: u64,
         code: u8,
     },
-    /// The medium decays.
+    /// The medium corrupts a block.
     Decay {
         lba: u64,
         field: usize,
@@ -63,7 +62,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The medium as it should be.
+/// The expected content of the medium.
 struct Model {
     protection_type: ProtectionType,
     size: usize,
@@ -84,7 +83,7 @@ impl Model {
         with_tags(data, Tags { guard: crc(data), application: 0, reference })
     }
 
-    /// The first thing that is wrong about blocks.
+    /// Returns the first wrong field of the blocks.
     fn fault(&self, lba: u64, code: u8, blocks: &[Vec<u8>], read: bool) -> Option<(u16, u64)> {
         (lba..).zip(blocks).find_map(|(lba, block)| {
             let tags = tags_of(block);
@@ -104,7 +103,7 @@ impl Model {
         self.blocks[lba as usize..lba as usize + blocks.len()].clone_from_slice(blocks);
     }
 
-    /// Carries a step out on both; the outcomes must be the same.
+    /// Executes a step on both. The outcomes must be the same.
     fn step(&mut self, fixture: &mut Fixture, step: &Step) -> Result<(), TestCaseError> {
         let size = self.size;
         let data = |lba: u64, fill: u8| -> Vec<u8> {

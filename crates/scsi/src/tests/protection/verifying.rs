@@ -35,7 +35,7 @@ fn sbc3_5_29_vrprotect_without_comparison_checks_the_medium() {
     }
 }
 
-/// What is compared: with ATO the application tag too, and type 3's reference tag.
+/// Returns whether a field is compared. The application tag and type 3's reference tag are compared only with ATO.
 fn is_compared(code: u8, field: u16, protection_type: ProtectionType, owned: bool) -> bool {
     match field {
         GUARD => matches!(code, 1 | 3 | 4 | 5),
@@ -62,7 +62,7 @@ fn sbc3_5_29_vrprotect_with_comparison_checks_the_data_out_and_compares() {
             for (field, change) in SPOILT {
                 let mut spoilt = good.clone();
                 spoil(&mut spoilt[3], change);
-                // Wrong in the Data-Out: checked there, or else compared.
+                // A wrong field in the Data-Out: it is checked there, or else compared.
                 let sent = fixture.run_exactly(&cdb, &spoilt.concat());
                 let compared = is_compared(code, field, protection_type, owned);
                 let miscompare = (SenseKey::Miscompare, field, Some(3 * 520 + 512));
@@ -79,7 +79,7 @@ fn sbc3_5_29_vrprotect_with_comparison_checks_the_data_out_and_compares() {
                     expected,
                     "{code} {field:x} {protection_type:?} {owned}"
                 );
-                // Wrong on the medium: compared alone.
+                // A wrong field on the medium: it is only compared.
                 fixture.put_on_medium(10, &spoilt);
                 let stored = fixture.run_exactly(&cdb, &good.concat());
                 assert_eq!(reported(stored), compared.then_some(miscompare), "{code} {field:x}");
@@ -93,7 +93,7 @@ fn sbc3_5_29_vrprotect_with_comparison_checks_the_data_out_and_compares() {
             assert_eq!((sense.key(), sense.additional().0), (SenseKey::Miscompare, 0x1d00));
             assert_eq!(sense.information(), Some(520 + 100));
         }
-        // Without protection information in the Data-Out the medium is checked.
+        // Without protection information in the Data-Out, the medium is checked.
         let plain: Vec<u8> = good.iter().flat_map(|block| &block[..512]).copied().collect();
         let cdb = cdb_16(VERIFY, 0, COMPARE_EACH, 10, 5);
         assert_eq!(fixture.run_exactly(&cdb, &plain).status, Status::Good);
@@ -156,7 +156,7 @@ fn sbc3_5_2_compare_and_write_with_protection_information_on_both_sides() {
     let both = [old.concat(), new.concat()].concat();
     assert_eq!(outcome(&fixture.run_exactly(&cdb, &both)), Ok(()));
     assert_eq!(fixture.medium(10, 2), new);
-    // And without: the new blocks bring their own.
+    // Without protection information in the Data-Out: the server generates it for the new blocks.
     let mut plain = cdb_16(0x89, 0, 0, 10, 0);
     plain[13] = 1;
     let both = [&new[0][..512], &[6; 512]].concat();
@@ -181,7 +181,7 @@ fn sbc3_5_41_write_same_counts_the_reference_tag_on() {
         let mut spoilt = block.clone();
         spoil(&mut spoilt, SPOILT[0].1);
         assert_eq!(outcome(&fixture.run_exactly(&cdb, &spoilt)), Err((GUARD, Some(10))));
-        // More than one piece of memory holds, read back with every check.
+        // More blocks than fit in one piece. They are read back with every check.
         let mut fixture = super::large_fixture(protection_type, BlockSize::B512, 5000);
         let block = &blocks(512, 0, 1, 0, 0)[0];
         let all = cdb_16(WRITE_SAME, 1, 0, 0, 4999);

@@ -1,9 +1,9 @@
 //! Basic header segments (RFC 7143 §11.2 to §11.19), each declared once.
 //!
-//! A header arrives as [`RawHeader`]; its opcode says which of the types to view it as:
-//! all are 48 bytes and any bytes are a valid value.
+//! A header arrives as [`RawHeader`]. Its opcode selects the header type; all types are 48 bytes, and any bytes are a
+//! valid value.
 
-/// Declares a header: 48 bytes, viewed without a copy.
+/// Declares a header: a view of 48 bytes, without a copy.
 macro_rules! header {
     ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$doc])*
@@ -47,9 +47,9 @@ use super::{BASIC_HEADER_LENGTH, RESERVED_TAG, SerialNumber};
 
 /// The bit of the first byte that marks an immediate request.
 pub const IMMEDIATE: u8 = 0x40;
-/// The final bit of the second byte; the transit bit in a login.
+/// The final bit of the second byte; in a login, the transit bit.
 pub const FINAL: u8 = 0x80;
-/// The continue bit of text and login.
+/// The continue bit of text and login requests and responses.
 pub const CONTINUE: u8 = 0x40;
 
 /// 24 bits, big-endian: the length of a data segment.
@@ -63,14 +63,14 @@ impl U24 {
     /// The largest value.
     pub const MAX: u32 = 0x00ff_ffff;
 
-    /// Panics above [`Self::MAX`]: callers cut to a negotiated length first.
+    /// Creates the value. Panics above [`Self::MAX`]: callers limit lengths to a negotiated maximum first.
     pub const fn new(value: u32) -> Self {
         assert!(value <= Self::MAX);
         let [_, a, b, c] = value.to_be_bytes();
         Self([a, b, c])
     }
 
-    /// The value.
+    /// Returns the value.
     pub const fn value(self) -> u32 {
         let [a, b, c] = self.0;
         u32::from_be_bytes([0, a, b, c])
@@ -83,7 +83,7 @@ impl fmt::Debug for U24 {
     }
 }
 
-/// The six bytes with which an initiator names its end of a session (RFC 7143 §11.12.5).
+/// The six bytes that identify the initiator's end of a session (RFC 7143 §11.12.5).
 #[derive(
     Clone,
     Copy,
@@ -115,7 +115,7 @@ impl fmt::Display for Isid {
     }
 }
 
-/// 48 bytes whose opcode has not been looked at.
+/// The 48 bytes of a header with an unexamined opcode.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RawHeader(pub [u8; BASIC_HEADER_LENGTH]);
@@ -124,7 +124,7 @@ impl RawHeader {
     /// All bytes zero.
     pub const ZERO: Self = Self([0; BASIC_HEADER_LENGTH]);
 
-    /// The fields that all headers share.
+    /// Returns the fields that all headers share.
     pub fn basic(&self) -> &BasicHeader {
         BasicHeader::view(self)
     }
@@ -137,7 +137,7 @@ impl fmt::Debug for RawHeader {
 }
 
 header! {
-    /// What all headers share (RFC 7143 §11.2.1).
+    /// The fields that all headers share (RFC 7143 §11.2.1).
     BasicHeader {
         /// Immediate bit and opcode.
         opcode_byte: u8,
@@ -145,7 +145,7 @@ header! {
         flags: u8,
         /// Opcode-specific.
         specific: [u8; 2],
-        /// Additional header segments, in four-byte words.
+        /// Length of the additional header segments, in four-byte words.
         total_ahs_length: u8,
         /// Bytes of data, without padding.
         data_segment_length: U24,
@@ -159,35 +159,35 @@ header! {
 }
 
 impl BasicHeader {
-    /// The opcode.
+    /// Returns the opcode.
     pub const fn opcode(&self) -> Opcode {
         Opcode(self.opcode_byte & 0x3f)
     }
 
-    /// Whether the request is for immediate delivery.
+    /// Returns whether the request is for immediate delivery.
     pub const fn is_immediate(&self) -> bool {
         self.opcode_byte & IMMEDIATE != 0
     }
 
-    /// The final bit.
+    /// Returns the final bit.
     pub const fn is_final(&self) -> bool {
         self.flags & FINAL != 0
     }
 }
 
-/// The stage that the flags of a login name as the current one.
+/// Returns the current stage from the flags of a login.
 pub const fn current_stage(flags: u8) -> Stage {
     Stage(flags >> 2 & 3)
 }
 
-/// The stage that the flags of a login name as the next one.
+/// Returns the next stage from the flags of a login.
 pub const fn next_stage(flags: u8) -> Stage {
     Stage(flags & 3)
 }
 
 impl RawHeader {
-    /// A header of zeroes with an opcode, the final bit and the reserved tag as target transfer
-    /// tag: the start of every PDU that is built.
+    /// Creates a zeroed header with an opcode, the final bit, and the reserved tag as target transfer tag. Every new
+    /// PDU starts from it.
     pub fn with_opcode(opcode: Opcode) -> Self {
         let mut header = BasicHeader::from(Self::ZERO);
         header.opcode_byte = opcode.0;
@@ -199,7 +199,7 @@ impl RawHeader {
 
 /// A field that holds a serial number.
 pub trait SerialField {
-    /// Its value.
+    /// Returns the field's value.
     fn serial(&self) -> SerialNumber;
 }
 

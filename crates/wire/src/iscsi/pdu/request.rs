@@ -23,7 +23,7 @@ header! {
         lun: [u8; 8],
         /// The task's tag.
         initiator_task_tag: U32,
-        /// Bytes that the initiator expects to move.
+        /// Number of bytes that the initiator expects to transfer.
         expected_data_transfer_length: U32,
         /// CmdSN.
         cmd_sn: U32,
@@ -35,9 +35,9 @@ header! {
 }
 
 impl ScsiCommand {
-    /// R: data is expected from the target.
+    /// R: the initiator expects data from the target.
     pub const READ: u8 = 0x40;
-    /// W: data is to be sent to the target.
+    /// W: the initiator sends data to the target.
     pub const WRITE: u8 = 0x20;
     /// The task attribute's bits.
     pub const ATTRIBUTE: u8 = 0x07;
@@ -60,13 +60,13 @@ header! {
         lun: [u8; 8],
         /// Tag of this request.
         initiator_task_tag: U32,
-        /// Tag of the task that is meant.
+        /// Tag of the referenced task.
         referenced_task_tag: U32,
         /// CmdSN.
         cmd_sn: U32,
         /// ExpStatSN.
         exp_stat_sn: U32,
-        /// CmdSN of the task that is meant.
+        /// CmdSN of the referenced task.
         ref_cmd_sn: U32,
         /// ExpDataSN, for reassignment.
         exp_data_sn: U32,
@@ -76,7 +76,7 @@ header! {
 }
 
 impl TaskManagementRequest {
-    /// The function.
+    /// Returns the function.
     pub const fn function(&self) -> TaskManagementFunction {
         TaskManagementFunction(self.flags & 0x7f)
     }
@@ -99,7 +99,7 @@ header! {
         lun: [u8; 8],
         /// The task's tag.
         initiator_task_tag: U32,
-        /// Tag of the R2T that this answers, or the reserved tag for unsolicited data.
+        /// Tag of the R2T that requested the data, or the reserved tag for unsolicited data.
         target_transfer_tag: U32,
         /// Zero.
         reserved_cmd_sn: U32,
@@ -109,7 +109,7 @@ header! {
         reserved_max_cmd_sn: U32,
         /// DataSN.
         data_sn: U32,
-        /// Where the data belongs.
+        /// Offset of the data in the task's buffer.
         buffer_offset: U32,
         /// Zero.
         reserved_tail: U32,
@@ -133,7 +133,7 @@ header! {
         lun: [u8; 8],
         /// Tag of the negotiation.
         initiator_task_tag: U32,
-        /// The target's tag of a negotiation that goes on.
+        /// The target's tag of a continued negotiation.
         target_transfer_tag: U32,
         /// CmdSN.
         cmd_sn: U32,
@@ -159,7 +159,7 @@ header! {
         total_ahs_length: u8,
         /// Keys.
         data_segment_length: U24,
-        /// The initiator's name for its end.
+        /// The initiator's identifier of its end of the session.
         isid: Isid,
         /// The session to join, or zero.
         tsih: U16,
@@ -195,7 +195,7 @@ header! {
         reserved_lun: [u8; 8],
         /// Tag of the request.
         initiator_task_tag: U32,
-        /// The connection that is meant.
+        /// The connection to close.
         cid: U16,
         /// Zero.
         reserved_cid: U16,
@@ -209,7 +209,7 @@ header! {
 }
 
 impl LogoutRequest {
-    /// The reason.
+    /// Returns the reason.
     pub const fn reason(&self) -> LogoutReason {
         LogoutReason(self.flags & 0x7f)
     }
@@ -262,9 +262,9 @@ header! {
         data_segment_length: U24,
         /// Logical unit, as in the NOP-In.
         lun: [u8; 8],
-        /// Tag, or the reserved tag if no answer is wanted.
+        /// Tag, or the reserved tag where the initiator expects no response.
         initiator_task_tag: U32,
-        /// Tag of the NOP-In that this answers, or the reserved tag.
+        /// Tag of the NOP-In that this PDU responds to, or the reserved tag.
         target_transfer_tag: U32,
         /// CmdSN.
         cmd_sn: U32,

@@ -35,7 +35,7 @@ header! {
         exp_cmd_sn: U32,
         /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Data-In and R2T PDUs that the target sent for the task.
+        /// Number of Data-In and R2T PDUs that the target sent for the task.
         exp_data_sn: U32,
         /// Residual of the read half of a bidirectional command.
         bidirectional_read_residual: U32,
@@ -49,9 +49,9 @@ impl ScsiResponse {
     pub const COMPLETED: u8 = 0;
     /// The target failed.
     pub const TARGET_FAILURE: u8 = 1;
-    /// O: more data would have moved than was expected.
+    /// O: the command had more data than the initiator expected.
     pub const OVERFLOW: u8 = 0x04;
-    /// U: less data moved than was expected.
+    /// U: the command transferred less data than the initiator expected.
     pub const UNDERFLOW: u8 = 0x02;
 }
 
@@ -88,7 +88,7 @@ header! {
 }
 
 impl TaskManagementResponsePdu {
-    /// The response.
+    /// Returns the response.
     pub const fn response(&self) -> TaskManagementResponse {
         TaskManagementResponse(self.response)
     }
@@ -123,7 +123,7 @@ header! {
         max_cmd_sn: U32,
         /// DataSN.
         data_sn: U32,
-        /// Where the data belongs.
+        /// Offset of the data in the task's buffer.
         buffer_offset: U32,
         /// Residual, with S.
         residual_count: U32,
@@ -133,7 +133,7 @@ header! {
 impl DataIn {
     /// S: this PDU carries the status.
     pub const STATUS: u8 = 0x01;
-    /// A: the initiator is to acknowledge.
+    /// A: the target requests an acknowledgement.
     pub const ACKNOWLEDGE: u8 = 0x40;
 }
 
@@ -154,7 +154,7 @@ header! {
         lun: [u8; 8],
         /// The task's tag.
         initiator_task_tag: U32,
-        /// The tag that the data is to carry.
+        /// The tag for the Data-Out PDUs.
         target_transfer_tag: U32,
         /// The next StatSN.
         stat_sn: U32,
@@ -164,9 +164,9 @@ header! {
         max_cmd_sn: U32,
         /// R2TSN.
         r2t_sn: U32,
-        /// First byte wanted.
+        /// Offset of the first requested byte.
         buffer_offset: U32,
-        /// Bytes wanted.
+        /// Number of requested bytes.
         desired_data_transfer_length: U32,
     }
 }
@@ -212,7 +212,7 @@ header! {
 }
 
 impl AsyncMessage {
-    /// The event.
+    /// Returns the event.
     pub const fn event(&self) -> AsyncEvent {
         AsyncEvent(self.event)
     }
@@ -235,7 +235,7 @@ header! {
         lun: [u8; 8],
         /// Tag of the negotiation.
         initiator_task_tag: U32,
-        /// Tag with which the initiator fetches the rest.
+        /// Tag with which the initiator requests the rest.
         target_transfer_tag: U32,
         /// StatSN.
         stat_sn: U32,
@@ -263,7 +263,7 @@ header! {
         total_ahs_length: u8,
         /// Keys.
         data_segment_length: U24,
-        /// As in the request.
+        /// ISID of the request.
         isid: Isid,
         /// The session.
         tsih: U16,
@@ -285,7 +285,7 @@ header! {
 }
 
 impl LoginResponse {
-    /// Class and detail.
+    /// Returns the class and the detail.
     pub const fn status(&self) -> LoginStatus {
         LoginStatus(self.status.get())
     }
@@ -320,9 +320,9 @@ header! {
         max_cmd_sn: U32,
         /// Zero.
         reserved_data_sn: U32,
-        /// Seconds to wait before recovery.
+        /// Minimum seconds before recovery.
         time2wait: U16,
-        /// Seconds within which recovery is possible.
+        /// Maximum seconds until recovery, after the minimum.
         time2retain: U16,
         /// Zero.
         reserved_tail: U32,
@@ -330,7 +330,7 @@ header! {
 }
 
 impl LogoutResponsePdu {
-    /// The response.
+    /// Returns the response.
     pub const fn response(&self) -> LogoutResponse {
         LogoutResponse(self.response)
     }
@@ -371,7 +371,7 @@ header! {
 }
 
 impl Reject {
-    /// The reason.
+    /// Returns the reason.
     pub const fn reason(&self) -> RejectReason {
         RejectReason(self.reason)
     }
@@ -392,9 +392,9 @@ header! {
         data_segment_length: U24,
         /// Logical unit.
         lun: [u8; 8],
-        /// Tag of the NOP-Out that this answers, or the reserved tag.
+        /// Tag of the NOP-Out that this PDU responds to, or the reserved tag.
         initiator_task_tag: U32,
-        /// Tag, if an answer is wanted.
+        /// Tag, or the reserved tag where the target expects no response.
         target_transfer_tag: U32,
         /// StatSN.
         stat_sn: U32,

@@ -1,4 +1,4 @@
-//! Commands that the store does not end: they are written off, and block the unit until they end.
+//! Commands that the store does not end: the transport writes them off, and they block the unit until they end.
 
 use crate::testing::*;
 use crate::{
@@ -14,7 +14,7 @@ fn write_of(lba: u8, mark: u8) -> Command {
     command(&[0x2a, 0, 0, 0, 0, lba, 0, 0, 1, 0], &[mark; 512])
 }
 
-/// Begins a command that the store does not end for a while.
+/// Begins a command that the store does not end for some time.
 fn stuck(fixture: &mut Fixture, command: Command) -> UnderWay {
     fixture.store.delay_polls.store(1000, Ordering::Relaxed);
     let begun = fixture.nexus.begin(Some(Lun(0)), command);

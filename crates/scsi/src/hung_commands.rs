@@ -1,10 +1,10 @@
-//! Commands that a store does not end: the unit's responses meanwhile, and the fence that prevents their late effects
-//! after later commands.
+//! Commands that a store does not end: the responses of the unit meanwhile, and the fence that prevents their late
+//! effects after later commands.
 //!
-//! A task that was aborted ends when its command has. Where the store does not end the command in time, the transport
-//! writes it off: the task ends, and the command, with its buffers, goes on outside the task set. Until the last of
-//! them has ended, the unit is not ready: no command that uses the medium begins, so that the unit acknowledges no
-//! command whose effect a late write could undo.
+//! An aborted task ends when its command has ended. If the store does not end the command in time, the transport writes
+//! it off: the task ends, and the command continues with its buffers outside the task set. Until the last of them has
+//! ended, the unit is not ready and begins no command that uses the medium. Therefore the unit acknowledges no command
+//! whose effect a late write could undo.
 
 use crate::execution::{Held, UnderWay};
 use crate::task_set::TaskSet;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll};
 
-/// The number of such commands of a unit. See the module.
+/// The numbers of stalled and of written off commands of a unit. See the module.
 #[derive(Default)]
 pub(crate) struct UnfinishedCommands {
     stalled: AtomicU32,
@@ -24,7 +24,7 @@ pub(crate) struct UnfinishedCommands {
 }
 
 impl UnfinishedCommands {
-    /// Whether a command that uses the medium may begin.
+    /// Checks whether a command that uses the medium may begin.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Sense> {
         match self.written_off.load(Ordering::Acquire) {
@@ -33,7 +33,7 @@ impl UnfinishedCommands {
         }
     }
 
-    /// Whether a command may begin that a real device carries out.
+    /// Checks whether a command to a real device may begin.
     pub(crate) fn check_device(&self, cdb: &Cdb) -> Result<(), Sense> {
         match cdb.operation_code() {
             opcode::INQUIRY | opcode::REPORT_LUNS | opcode::REQUEST_SENSE => Ok(()),
@@ -52,10 +52,9 @@ fn not_ready() -> Sense {
 }
 
 impl LogicalUnit {
-    /// Whether the store ends its commands: false while a [`Stall`] or a [`WrittenOff`] of this unit
-    /// exists.
+    /// Returns whether the store ends its commands: false while a [`Stall`] or a [`WrittenOff`] of this unit exists.
     pub fn responds(&self) -> bool {
-        self.tasks().unended().are_none()
+        self.tasks().unfinished().are_none()
     }
 }
 
@@ -64,12 +63,12 @@ pub struct Stall(Arc<TaskSet>);
 
 impl Drop for Stall {
     fn drop(&mut self) {
-        self.0.unended().stalled.fetch_sub(1, Ordering::AcqRel);
+        self.0.unfinished().stalled.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// A command without its task. It has to be driven to its end: dropping it earlier releases its fence, and is only
-/// for the end of the program.
+/// A command without its task. The transport must poll it to its end. Dropping it earlier releases its fence, which is
+/// permitted only at the end of the program.
 pub struct WrittenOff {
     /// Declared before the fence, so that its resources are released first.
     answer: LocalFuture<Completion>,
@@ -80,7 +79,7 @@ struct Fence(Arc<TaskSet>);
 
 impl Drop for Fence {
     fn drop(&mut self) {
-        self.0.unended().written_off.fetch_sub(1, Ordering::AcqRel);
+        self.0.unfinished().written_off.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -101,21 +100,21 @@ impl UnderWay {
         }
     }
 
-    /// Reports that the command takes too long. `None` if the command has ended.
+    /// Reports that the command takes too long. Returns `None` if the command has ended.
     pub fn stall(&self) -> Option<Stall> {
         let set = self.set()?;
-        set.unended().stalled.fetch_add(1, Ordering::AcqRel);
+        set.unfinished().stalled.fetch_add(1, Ordering::AcqRel);
         Some(Stall(set.clone()))
     }
 
-    /// Takes the command out of its task, which ends now and was aborted before with
-    /// [`NexusHandle::abort`](crate::NexusHandle::abort): a command that only waits for its turn would not end
-    /// otherwise. From now on the unit is not ready, until the command has ended. `None` if the command has ended.
+    /// Removes the command from its task, which ends now. The caller has aborted it before with
+    /// [`NexusHandle::abort`](crate::NexusHandle::abort), since otherwise a queued command would not end. From now on
+    /// the unit is not ready, until the command has ended. Returns `None` if the command has ended.
     pub fn write_off(self) -> Option<WrittenOff> {
         let set = self.set()?.clone();
-        set.unended().written_off.fetch_add(1, Ordering::AcqRel);
+        set.unfinished().written_off.fetch_add(1, Ordering::AcqRel);
         let fence = Fence(set);
-        // The fence is raised before the task leaves the set, which lets other commands begin.
+        // The fence is raised before the task leaves the set, since other commands may begin then.
         drop(self.place);
         Some(WrittenOff { answer: self.answer, _fence: fence })
     }

@@ -1,27 +1,27 @@
-//! What a logical unit keeps beyond the life of the program: small records beside its data.
+//! The records that a logical unit stores durably beside its data.
 
 use sarsen_block::Io;
 use std::io;
 
-/// What is kept. Each record is replaced whole.
+/// The kinds of records. Each record is replaced as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Record {
     /// Persistent reservations and registrations (APTPL, SPC-4 5.12.5).
     Reservations,
     /// Saved mode pages (SPC-4 6.11).
     ModePages,
-    /// An operation on the whole medium that has begun: SANITIZE, FORMAT UNIT.
+    /// An operation on the whole medium in progress: SANITIZE, FORMAT UNIT.
     Operation,
     /// Identifying information (SPC-4 5.7).
     IdentifyingInformation,
-    /// An atomic write that is on its way to its place (SBC-4 4.29).
+    /// An atomic write that is not yet on the medium (SBC-4 4.29).
     AtomicWrite,
-    /// The key that its blocks are encrypted with. Saving one destroys the one before.
+    /// The key that encrypts the unit's blocks. Saving a key destroys the previous one.
     Key,
 }
 
 impl Record {
-    /// All there are.
+    /// All kinds.
     pub const ALL: [Self; 6] = [
         Self::Reservations,
         Self::ModePages,
@@ -31,7 +31,7 @@ impl Record {
         Self::Key,
     ];
 
-    /// The name under which it is kept.
+    /// Returns the name under which the record is stored.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reservations => "reservations",
@@ -44,15 +44,15 @@ impl Record {
     }
 }
 
-/// Keeps the records of one logical unit.
+/// Stores the records of one logical unit.
 pub trait Keeper: Send + Sync {
-    /// A record as it was saved last; `None` where it never was, or was removed. Blocks: it is
-    /// asked when a unit is made, never on the way of a command. A record that is damaged is an
-    /// error, which is told to the operator: the unit does not start.
+    /// Returns the last saved record; `None` if it was never saved, or was removed. This function blocks. It is called
+    /// at the creation of a unit, never during a command. A damaged record is an error, which is reported to the
+    /// administrator: the unit does not start.
     fn load(&self, record: Record) -> io::Result<Option<Vec<u8>>>;
 
-    /// Replaces a record, durably when this answers; an empty one removes it. After a crash
-    /// the record is the old one or the new one, whole. Of two saves under way together the later
-    /// call wins. Dropping the answer does not undo it.
+    /// Replaces a record. The record is durable when the result arrives. An empty record removes it. After a crash the
+    /// record is either the old one or the new one, complete. If two saves overlap, the later call wins. Dropping the
+    /// result does not undo the save.
     fn save(&self, record: Record, content: Vec<u8>) -> Io<io::Result<()>>;
 }
