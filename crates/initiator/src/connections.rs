@@ -1,10 +1,10 @@
-//! The connections of a session beside its first one: they join, and at level 2 those that are lost
-//! are recovered while their commands wait (RFC 7143 §7.2.2, §6.3.4).
+//! The connections of a session after its first one. They join the session. At level 2 the session recovers lost
+//! connections while their commands wait (RFC 7143 §7.2.2, §6.3.4).
 //!
-//! A lost connection is removed over another one where there is one, and its commands go on there
-//! at once; else a new connection takes its place. Either way the session has as many connections
-//! again soon after. What cannot be recovered in the time that the target keeps tasks for ends the
-//! session, and whether another one takes its place is `reconnect.rs`'s to say.
+//! The session removes a lost connection over another connection if it has one, and the commands continue there at
+//! once. Otherwise a new connection replaces the lost one. In both cases the session soon has its number of connections
+//! again. A connection that cannot be recovered within the target's time to retain tasks ends the session.
+//! `reconnect.rs` decides whether a new session replaces it.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -21,17 +21,17 @@ use crate::reconnect::{FIRST_PAUSE, LONGEST_PAUSE};
 use crate::shared::{Loss, Shared};
 use crate::url::Portal;
 
-/// The way to the target that the session's first connection went.
+/// The route of the session's first connection to the target.
 pub(crate) struct Route {
     pub(crate) portal: Portal,
     pub(crate) identity: Option<Identity>,
-    /// With which the identity was proved.
+    /// The algorithms that authenticated the identity.
     pub(crate) algorithms: Vec<Algorithm>,
     pub(crate) answer_limit: Duration,
 }
 
-/// Opens connections until there are `wanted`, or as many as the target takes, and from then on
-/// replaces those that are lost.
+/// Opens connections until there are `wanted`, or as many as the target permits, and from then on replaces lost
+/// connections.
 pub(crate) async fn keep(shared: &Rc<Shared>, way: Route, wanted: u32) {
     let (most, level) = {
         let machine = shared.machine.borrow();
@@ -40,7 +40,7 @@ pub(crate) async fn keep(shared: &Rc<Shared>, way: Route, wanted: u32) {
     };
     let wanted = wanted.min(most) as usize;
     while count(shared) < wanted {
-        // With fewer the session serves as well.
+        // The session also works with fewer connections.
         if let Err(error) = join(shared, &way).await {
             tracing::warn!(portal = %way.portal, %error, "the target takes no further connection");
             break;
@@ -69,7 +69,7 @@ async fn recover_all(shared: &Rc<Shared>, way: &Route, wanted: usize) {
             }
             pause = FIRST_PAUSE;
         } else if count(shared) < wanted {
-            // It replaces one whose commands have gone on elsewhere: there is time.
+            // It replaces a connection whose commands continue on another one, so there is no hurry.
             if let Err(error) = join(shared, way).await {
                 tracing::debug!(%error, "no further connection yet");
                 let later = time::sleep_until(time::now() + pause);
@@ -86,7 +86,7 @@ async fn recover_all(shared: &Rc<Shared>, way: &Route, wanted: usize) {
     }
 }
 
-/// Has the target let a lost connection go, and its commands go on.
+/// Lets the target remove a lost connection, and continues its commands.
 async fn recover(shared: &Rc<Shared>, way: &Route, loss: &Loss) -> Result<(), SessionError> {
     let seconds = |count: u32| Duration::from_secs(count.into());
     let (wait, retain) = {
@@ -125,7 +125,7 @@ fn left_until(latest: Instant) -> Duration {
     latest.saturating_duration_since(time::now())
 }
 
-/// Until a removal that was asked for has ended, well or not.
+/// Waits until a requested removal has ended, successfully or not.
 async fn removal(shared: &Shared, connection: Cid) -> Result<(), SessionError> {
     while shared.machine.borrow().is_being_removed(connection) {
         if let Some(error) = shared.ended() {
@@ -148,7 +148,7 @@ async fn reinstate(shared: &Rc<Shared>, way: &Route, lost: Cid) -> Result<(), Se
     .await
 }
 
-/// Connects, then begins a login and brings it to its end.
+/// Connects, begins a login and completes it.
 async fn log_in(
     shared: &Rc<Shared>,
     way: &Route,
@@ -169,7 +169,7 @@ async fn log_in(
     Ok(())
 }
 
-/// A login that the machine forgets unless it came to its end.
+/// A login that the machine forgets unless it is completed.
 struct Attempt<'a> {
     shared: &'a Shared,
     connection: Cid,

@@ -9,17 +9,16 @@ use crate::session::SessionOptions;
 use crate::shared::Shared;
 use crate::url::Portal;
 
-/// A target that a portal knows.
+/// A target that a portal reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveredTarget {
     /// iSCSI name.
     pub name: String,
-    /// `address:port,portal group tag`, as the target gives them; none means the portal that was
-    /// asked.
+    /// `address:port,portal group tag`, as the target reports them; none means the portal that was queried.
     pub addresses: Vec<String>,
 }
 
-/// Asks a portal which targets this initiator may use, as the user of the options if there is one.
+/// Asks a portal for the targets that this initiator may use, as the user of the options if there is one.
 pub async fn discover(
     portal: &Portal,
     options: &SessionOptions,
@@ -31,13 +30,13 @@ pub async fn discover(
     let shared = &live.shared;
     let result = in_time(&portal, limit, send_targets(shared)).await;
     if result.is_ok() {
-        // The answer is here: how the target takes leave changes nothing.
+        // The answer is complete: an error at the logout does not matter.
         let _ = in_time(&portal, limit, shared.leave()).await;
     }
     result
 }
 
-/// Asks, in a discovery session.
+/// Sends SendTargets in a discovery session.
 pub(crate) async fn send_targets(shared: &Shared) -> Result<Vec<DiscoveredTarget>, SessionError> {
     let token = shared.token();
     let send = |shared: &Shared| {
@@ -55,7 +54,7 @@ fn targets(answer: &[u8]) -> Result<Vec<DiscoveredTarget>, SessionError> {
     let mut targets: Vec<DiscoveredTarget> = Vec::new();
     for pair in text::pairs(answer) {
         let (key, value) = pair.map_err(ConnectionError::from)?;
-        // No name or address has them, and a terminal would obey.
+        // No name or address has control characters, and a terminal would interpret them.
         if value.contains(char::is_control) {
             return Err(malformed());
         }

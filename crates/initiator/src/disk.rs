@@ -15,26 +15,26 @@ use crate::error::{SenseKey, SessionError};
 use crate::reconnect::Unflushed;
 use crate::session::{Command, Session, TransferRequest};
 
-/// How much a logical unit holds.
+/// The size of a logical unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Logical blocks.
+    /// Number of logical blocks.
     pub blocks: u64,
     /// Bytes of a block.
     pub block_length: u32,
 }
 
 impl Capacity {
-    /// Bytes in all.
+    /// Returns the size in bytes.
     pub const fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_length as u64)
     }
 }
 
-/// Who a logical unit says it is.
+/// The identification of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inquiry {
-    /// PERIPHERAL QUALIFIER and DEVICE TYPE; 0 is a disk that is there.
+    /// PERIPHERAL QUALIFIER and DEVICE TYPE; 0 is a connected disk.
     pub peripheral: u8,
     /// VERSION.
     pub version: u8,
@@ -51,22 +51,22 @@ fn words(bytes: &[u8]) -> String {
 }
 
 impl Session {
-    /// TEST UNIT READY.
+    /// Sends TEST UNIT READY.
     pub async fn test_unit_ready(&self) -> Result<(), SessionError> {
         let cdb = [opcode::TEST_UNIT_READY, 0, 0, 0, 0, 0];
         self.command(Command::repeated(&cdb, TransferRequest::None)).await?;
         Ok(())
     }
 
-    /// Carries a command out that gives at most `length` bytes.
+    /// Carries out a command that returns a maximum of `length` bytes.
     pub(crate) async fn fetch(&self, cdb: &[u8], length: u32) -> Result<Buffer, SessionError> {
         let completion =
             self.command(Command::repeated(cdb, TransferRequest::Read(length))).await?;
         Ok(completion.data.unwrap_or_else(|| Buffer::zeroed(0)))
     }
 
-    /// The target's logical units, as commands carry their numbers (SAM-5 4.7); of more than 2047
-    /// the first ones.
+    /// Returns the target's logical unit numbers in the form that commands carry (SAM-5 4.7). If there are more than
+    /// 2047, it returns the first ones.
     pub async fn report_luns(&self) -> Result<Vec<[u8; 8]>, SessionError> {
         const LENGTH: u32 = 16 * 1024;
         let cdb = cdb::ReportLuns {
@@ -85,7 +85,7 @@ impl Session {
         Ok(list[..length].as_chunks().0.to_vec())
     }
 
-    /// Standard INQUIRY data.
+    /// Returns the standard INQUIRY data.
     pub async fn inquiry(&self) -> Result<Inquiry, SessionError> {
         let data = self.inquiry_data(None).await?;
         // At least 36 bytes are mandatory (SPC-4 6.6.2); version descriptors may be missing.
@@ -104,7 +104,7 @@ impl Session {
         })
     }
 
-    /// A page of vital product data, or the standard data, as they are.
+    /// Returns a page of vital product data, or the standard data, unparsed.
     pub async fn inquiry_data(&self, page: Option<u8>) -> Result<Buffer, SessionError> {
         const LENGTH: u16 = 255;
         let cdb = cdb::Inquiry {
@@ -117,7 +117,7 @@ impl Session {
         self.fetch(cdb.as_bytes(), LENGTH.into()).await
     }
 
-    /// READ CAPACITY(16), or (10) where the unit does not know that.
+    /// Returns the capacity by READ CAPACITY(16), or by READ CAPACITY(10) if the unit does not support (16).
     pub async fn read_capacity(&self) -> Result<Capacity, SessionError> {
         let capacity = match self.read_capacity_16().await {
             Ok(capacity) => Capacity {
@@ -138,7 +138,7 @@ impl Session {
         Ok(capacity)
     }
 
-    /// READ CAPACITY(16), as it is.
+    /// Returns the data of READ CAPACITY(16).
     pub(crate) async fn read_capacity_16(&self) -> Result<Capacity16, SessionError> {
         let length = size_of::<Capacity16>() as u32;
         let cdb = ServiceActionIn16 {
@@ -150,7 +150,7 @@ impl Session {
             control: 0,
         };
         let data = self.fetch(cdb.as_bytes(), length).await?;
-        // Twelve bytes carry what is needed; targets differ in how many follow.
+        // Only the first twelve bytes are needed; targets differ in how many follow.
         let mut capacity = Capacity16::new_zeroed();
         let length = data.len().min(size_of::<Capacity16>());
         capacity.as_mut_bytes()[..length].copy_from_slice(&data[..length]);
@@ -186,8 +186,7 @@ impl Session {
         Ok(data)
     }
 
-    /// Writes whole blocks from `lba` on, by WRITE(16); with `fua` they are on stable storage
-    /// when this ends.
+    /// Writes whole blocks from `lba` on, by WRITE(16). With `fua` they are on stable storage when this returns.
     pub async fn write(&self, lba: u64, data: Buffer, fua: bool) -> Result<(), SessionError> {
         let block_length = self.capacity().block_length;
         let blocks = data.len() as u64 / u64::from(block_length.max(1));
@@ -202,15 +201,15 @@ impl Session {
         let length = data.len() as u32;
         let (wanted, moved) = match self.change(&cdb_of(&cdb), data, (lba, end), fua).await? {
             Residual::None | Residual::Underflow(0) | Residual::Overflow(0) => return Ok(()),
-            // RFC 7143 §11.4.5: with GOOD, too, a target may have left a part out.
+            // RFC 7143 §11.4.5: even with GOOD a target may have skipped a part.
             Residual::Underflow(count) => (length, length.saturating_sub(count)),
             Residual::Overflow(count) => (length.saturating_add(count), length),
         };
         Err(SessionError::ShortTransfer { wanted, moved })
     }
 
-    /// Writes one block's data to each of `blocks` blocks from `lba` on, by WRITE SAME(16). With
-    /// `unmap` the unit may give their space back instead, if they then read as that data.
+    /// Writes one block's data to each of `blocks` blocks from `lba` on, by WRITE SAME(16). With `unmap` the unit may
+    /// deallocate the blocks instead, if they then read as that data.
     pub async fn write_same(
         &self,
         lba: u64,
@@ -220,13 +219,13 @@ impl Session {
     ) -> Result<(), SessionError> {
         let flags = if unmap { FLAGS_UNMAP } else { 0 };
         let cdb = block_16(opcode::WRITE_SAME_16, flags, lba, blocks);
-        // None means all that follow (SBC-4 5.50).
+        // Zero blocks means all blocks that follow (SBC-4 5.50).
         let end = if blocks == 0 { u64::MAX } else { lba.saturating_add(blocks.into()) };
         self.change(&cdb_of(&cdb), block, (lba, end), false).await?;
         Ok(())
     }
 
-    /// Brings everything written to stable storage, by SYNCHRONIZE CACHE(10).
+    /// Brings all written data to stable storage, by SYNCHRONIZE CACHE(10).
     pub async fn flush(&self) -> Result<(), SessionError> {
         let kept = self.reconnection.as_ref().map(|reconnection| &reconnection.unflushed);
         let answered = kept.map(Unflushed::answered).unwrap_or_default();
@@ -238,7 +237,7 @@ impl Session {
         Ok(())
     }
 
-    /// Gives back the space of these runs of blocks: pairs of first block and number.
+    /// Deallocates these runs of blocks: pairs of first block and number of blocks.
     pub async fn unmap(&self, extents: &[(u64, u32)]) -> Result<(), SessionError> {
         let too_long = SessionError::TooLong { blocks: extents.len() as u64, block_length: 16 };
         let descriptors = extents.len() * size_of::<UnmapDescriptor>();
@@ -270,7 +269,7 @@ impl Session {
     }
 }
 
-/// A CDB filled up with zeroes.
+/// Returns a CDB, padded with zeroes.
 fn cdb_of(cdb: &(impl IntoBytes + Immutable)) -> [u8; 16] {
     let mut whole = [0; 16];
     whole[..cdb.as_bytes().len()].copy_from_slice(cdb.as_bytes());

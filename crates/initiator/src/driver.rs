@@ -1,4 +1,4 @@
-//! Moves bytes between a socket and its connection of a session machine.
+//! Moves bytes between a socket and its connection in a session machine.
 
 use std::io;
 use std::rc::Rc;
@@ -10,15 +10,14 @@ use sarsen_proto::iscsi::initiator::{Cid, Event, LEADING, LoginOptions, Session 
 use crate::error::SessionError;
 use crate::shared::{Shared, lost};
 
-/// Received bytes that do not land in their buffers pass through here.
+/// Length of the scratch memory, for received bytes that are not read directly into their buffers.
 const SCRATCH_LENGTH: usize = 64 * 1024;
-/// Receptions in a row, so that a target that never stops sending does not keep timers, and those
-/// who wait, from their turn.
+/// Maximum of receptions in a row, so that a target that sends without pause does not delay timers and waiting callers.
 const RECEIVE_LIMIT: u32 = 64;
-/// Pieces of one vectored send.
+/// Maximum of pieces in one vectored send.
 const PIECE_LIMIT: usize = 256;
 
-/// A socket with its scratch memory, and which of the session's connections it is.
+/// A socket with its scratch memory, and its number among the session's connections.
 pub(crate) struct Link {
     stream: Stream,
     connection: Cid,
@@ -30,8 +29,7 @@ impl Link {
         Self { stream, connection, scratch: vec![0; SCRATCH_LENGTH] }
     }
 
-    /// Logs a session in over its leading connection. Gives the time at which the security stage
-    /// was over, too.
+    /// Logs a session in over its leading connection. Also returns the time at which the security stage ended.
     pub(crate) async fn log_in(
         &mut self,
         options: LoginOptions,
@@ -55,7 +53,7 @@ impl Link {
         }
     }
 
-    /// Logs a further connection in, whose login the machine has begun.
+    /// Logs a further connection in. The machine has begun its login already.
     pub(crate) async fn join(&mut self, shared: &Shared) -> Result<(), SessionError> {
         loop {
             if let Some(error) = shared.ended() {
@@ -74,7 +72,7 @@ impl Link {
         }
     }
 
-    /// Serves a connection to its end.
+    /// Serves a connection until it ends.
     pub(crate) async fn serve(mut self, shared: Rc<Shared>) {
         let wake = shared.wake_of(self.connection);
         let error = loop {
@@ -97,12 +95,12 @@ impl Link {
             }
         };
         let connection = self.connection;
-        // Closed first: what the target still sends here is not to be waited for.
+        // The socket is closed first: the initiator does not wait for data that the target still sends here.
         drop(self);
         shared.note_end(connection, error);
     }
 
-    /// Sends and receives until both would block. Whether sending does.
+    /// Sends and receives until both would block. Returns whether sending would block.
     fn serve_once(&mut self, shared: &Shared) -> Result<bool, SessionError> {
         loop {
             if let Some(error) = shared.ended() {
@@ -135,7 +133,7 @@ impl Link {
         result.map(drop).map_err(lost)
     }
 
-    /// Sends what is ready. True if the socket is full.
+    /// Sends the data that is ready. Returns true if the socket is full.
     fn send(&self, machine: &mut Machine) -> Result<bool, SessionError> {
         let Some(output) = machine.output(self.connection) else { return Ok(false) };
         while !output.is_empty() {
@@ -152,7 +150,7 @@ impl Link {
         Ok(false)
     }
 
-    /// Receives until there is nothing, or enough for now: what is left is readable still.
+    /// Receives until no data is left, or up to the limit: the rest stays readable.
     fn receive(&mut self, machine: &mut Machine) -> Result<(), SessionError> {
         for _ in 0..RECEIVE_LIMIT {
             let landing = machine.landing(self.connection).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What goes wrong in a session.
+//! Errors of a session.
 
 use std::fmt;
 use std::io;
@@ -21,9 +21,9 @@ pub struct SenseKey(pub u8);
 
 #[allow(non_upper_case_globals)]
 impl SenseKey {
-    /// Nothing to say.
+    /// No sense data to report.
     pub const NoSense: Self = Self(0);
-    /// Done, with some effort.
+    /// Completed with a recovery action.
     pub const RecoveredError: Self = Self(1);
     /// Not accessible now.
     pub const NotReady: Self = Self(2);
@@ -31,7 +31,7 @@ impl SenseKey {
     pub const MediumError: Self = Self(3);
     /// The device failed.
     pub const HardwareError: Self = Self(4);
-    /// A request that the device cannot take.
+    /// A request that the device does not support.
     pub const IllegalRequest: Self = Self(5);
     /// Something happened to the unit since the last command.
     pub const UnitAttention: Self = Self(6);
@@ -61,7 +61,7 @@ impl fmt::Debug for SenseKey {
     }
 }
 
-/// What sense data says.
+/// The contents of sense data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     /// SENSE KEY.
@@ -75,23 +75,23 @@ pub struct Sense {
 }
 
 impl Sense {
-    /// The sense data of a command that ended with CHECK CONDITION.
+    /// Returns the sense data of a command that ended with CHECK CONDITION.
     pub fn of(completion: &Completion) -> Option<Self> {
         const CHECK_CONDITION: u8 = 2;
         let has_sense = completion.response == 0 && completion.status == CHECK_CONDITION;
         has_sense.then(|| Self::parse(&completion.sense)).flatten()
     }
 
-    /// Whether a write failed because the storage below a thin volume is full (SBC-4 4.7.3.6).
+    /// Returns whether a write failed because the lower-layer storage of a thin volume is full (SBC-4 4.7.3.6).
     pub fn is_out_of_space(&self) -> bool {
         (self.key, self.asc, self.ascq) == (SenseKey::DataProtect, 0x27, 0x07)
     }
 
-    /// Takes sense data apart, fixed or descriptor format; `None` if it is neither.
+    /// Parses sense data of the fixed or the descriptor format; returns `None` if it is neither.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         match bytes.first()? & 0x7f {
             0x70 | 0x71 => {
-                // Targets may cut the last bytes off; what is missing is zero.
+                // Targets may omit the last bytes; missing bytes are zero.
                 let mut whole = [0; size_of::<FixedSense>()];
                 let length = bytes.len().min(whole.len());
                 whole[..length].copy_from_slice(&bytes[..length]);
@@ -138,15 +138,15 @@ impl fmt::Display for Sense {
     }
 }
 
-/// Why a session or a command failed.
+/// The reason why a session or a command failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SessionError {
     /// The host's name has no address, or no address of it answers.
     #[error("cannot connect to {portal}: {source}")]
     Connect {
-        /// Where to.
+        /// The portal.
         portal: Portal,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -155,31 +155,31 @@ pub enum SessionError {
     Tls {
         /// The portal.
         portal: Portal,
-        /// What is wrong.
+        /// The error.
         #[source]
         source: Arc<TlsError>,
     },
     /// No answer in time to a login, a discovery or a logout.
     #[error("no answer from {portal} within {after:?}")]
     TimedOut {
-        /// Where.
+        /// The portal.
         portal: Portal,
-        /// The time that was given.
+        /// The time limit.
         after: Duration,
     },
-    /// The target sends elsewhere, and from there elsewhere again.
-    #[error("{portal} redirects, after too many redirections already")]
+    /// The target redirects too many times in a row.
+    #[error("{portal} redirected too many times")]
     RedirectedTooOften {
         /// The last address.
         portal: Portal,
     },
-    /// The target redirects to something that is no address.
-    #[error("redirected to {address:?}, which is no address")]
+    /// The target redirects to an invalid address.
+    #[error("redirected to {address:?}, which is not an address")]
     RedirectedNowhere {
-        /// What it says.
+        /// The target's text.
         address: String,
     },
-    /// The URL's user, or the target's, cannot be one.
+    /// The URL's user or the target's user is invalid.
     #[error(transparent)]
     Identity(#[from] UrlError),
     /// The login failed or the target broke the protocol.
@@ -188,15 +188,15 @@ pub enum SessionError {
     /// The connection was lost.
     #[error("connection lost: {0}")]
     Lost(#[source] Arc<io::Error>),
-    /// The target did not end a command in the time that it had, and was told to abort it.
-    #[error("the command with operation code {operation_code:02X}h had no end within {after:?}")]
+    /// The target did not end a command within its time limit, so the initiator asked it to abort the command.
+    #[error("the command with operation code {operation_code:02X}h did not end within {after:?}")]
     CommandTimedOut {
         /// The first byte of the CDB.
         operation_code: u8,
-        /// The time that was given.
+        /// The time limit.
         after: Duration,
     },
-    /// After a new login there is another unit at the same place.
+    /// After a new login the LUN is another unit.
     #[error(
         "the connection was lost, and what is there now is another disk: its size, serial number \
          or identifier has changed"
@@ -220,21 +220,21 @@ pub enum SessionError {
     /// A task management function ended the command.
     #[error("the command was aborted")]
     Aborted,
-    /// The command ended well with less data than asked for.
-    #[error("{moved} bytes were moved where {wanted} were to be")]
+    /// The command ended with GOOD but moved less data than the initiator asked for.
+    #[error("{moved} bytes were transferred instead of {wanted}")]
     ShortTransfer {
         /// Bytes asked for.
         wanted: u32,
         /// Bytes that were moved.
         moved: u32,
     },
-    /// The target's data make no sense.
-    #[error("the answer to {command} makes no sense")]
+    /// The target's data is malformed.
+    #[error("the response to {command} is invalid")]
     MalformedAnswer {
         /// The command.
         command: &'static str,
     },
-    /// More blocks than a command can ask for or than the memory has.
+    /// More blocks than one command or the memory can hold.
     #[error("{blocks} blocks of {block_length} bytes do not fit a command")]
     TooLong {
         /// Blocks.
@@ -244,13 +244,13 @@ pub enum SessionError {
     },
 }
 
-/// SAM-5 5.3.1: nothing was done, and the command may be tried again.
+/// SAM-5 5.3.1: the target did not carry out the command, and the initiator may try it again.
 const BUSY: u8 = 0x08;
-/// The same, for want of room.
+/// The same, because the task set is full.
 const TASK_SET_FULL: u8 = 0x28;
 
 impl SessionError {
-    /// The sense data, if the target sent some.
+    /// Returns the sense data, if the target sent any.
     pub const fn sense(&self) -> Option<Sense> {
         match self {
             Self::CheckCondition(sense) => Some(*sense),
@@ -258,12 +258,12 @@ impl SessionError {
         }
     }
 
-    /// Whether another login may succeed a little later.
+    /// Returns whether another login may succeed a little later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::TimedOut { .. } | Self::Lost(_) | Self::LoggedOut => true,
             Self::Tls { source, .. } => matches!(**source, TlsError::Lost(_)),
-            // A target that starts may listen before it has its units.
+            // A target that starts may listen before its units are available.
             Self::Connection(ConnectionError::Login(login)) => {
                 matches!(login, LoginError::Unavailable { .. } | LoginError::NotFound { .. })
             }
@@ -276,7 +276,7 @@ impl SessionError {
         }
     }
 
-    /// Whether the connection is gone, so that only a new session helps.
+    /// Returns whether the connection is lost, so that only a new session helps.
     pub const fn is_connection_lost(&self) -> bool {
         matches!(self, Self::Connection(_) | Self::Lost(_) | Self::LoggedOut)
     }

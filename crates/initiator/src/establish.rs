@@ -1,4 +1,4 @@
-//! From a portal to a session that is logged in.
+//! Connecting to a portal and logging a session in.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::shared::{Live, Shared};
 use crate::tls::{self, TlsError};
 use crate::url::Portal;
 
-/// A target may send elsewhere this often in a row.
+/// Maximum of redirections in a row.
 const REDIRECTION_LIMIT: u32 = 4;
 
 /// Starts the task that serves a session's first connection.
@@ -31,7 +31,7 @@ pub(crate) fn spawn(link: Link, machine: Machine) -> Live {
     Live { shared }
 }
 
-/// Gives up on `answer` after `limit`.
+/// Waits for `answer`, up to `limit`.
 pub(crate) async fn in_time<T>(
     portal: &Portal,
     limit: Duration,
@@ -42,10 +42,10 @@ pub(crate) async fn in_time<T>(
         .unwrap_or_else(|_| Err(SessionError::TimedOut { portal: portal.clone(), after: limit }))
 }
 
-/// How long the steps of a login took, the last one if there were several.
+/// How long the steps of a login took; after redirections, those of the last login.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LoginTimes {
-    /// Until TCP was connected.
+    /// Time until TCP was connected.
     pub(crate) connect: Duration,
     /// The security stage.
     pub(crate) security: Duration,
@@ -57,9 +57,9 @@ pub(crate) struct LoginTimes {
 pub(crate) struct Established {
     pub(crate) link: Link,
     pub(crate) machine: Machine,
-    /// Where, after redirections.
+    /// The portal, after redirections.
     pub(crate) portal: Portal,
-    /// Those that the target takes for an authentication.
+    /// The CHAP algorithms that the target accepts.
     pub(crate) algorithms: Vec<Algorithm>,
     pub(crate) times: LoginTimes,
 }
@@ -92,11 +92,11 @@ pub(crate) async fn establish(
                 let elsewhere: Portal = place
                     .parse()
                     .map_err(|_| SessionError::RedirectedNowhere { address: address.clone() })?;
-                // Who was to be met by TLS is not left for somebody in the clear.
+                // A redirection never replaces TLS with plain TCP.
                 portal = Portal { tls: portal.tls, ..elsewhere };
             }
-            // Some targets, tgt among them, take 7 for SHA1, as was usual before the number was
-            // given to SHA-256: with one of them no secret is right, so it is not offered again.
+            // Some targets, tgt among them, take 7 for SHA1, its meaning before the number was assigned to SHA-256. No
+            // secret is right for such a target, so 7 is not offered again.
             Err(SessionError::Connection(ConnectionError::Login(LoginError::Denied {
                 algorithm: Some(Algorithm::Sha256),
                 ..
@@ -140,7 +140,7 @@ pub(crate) async fn dial(portal: &Portal) -> Result<Stream, SessionError> {
     Err(failed(last))
 }
 
-/// Shakes hands where that is asked for.
+/// Performs the TLS handshake if the portal uses TLS.
 async fn encrypt(portal: &Portal, stream: Stream) -> Result<Stream, SessionError> {
     let Some(tls) = &portal.tls else { return Ok(stream) };
     tls.shake_hands(portal, stream).await.map_err(|source| no_tls(portal, source))
@@ -150,7 +150,7 @@ fn no_tls(portal: &Portal, source: TlsError) -> SessionError {
     SessionError::Tls { portal: portal.clone(), source: Arc::new(source) }
 }
 
-/// What the end of a connection in its login means.
+/// Returns the error for a connection that ended during its login.
 fn refusal(portal: &Portal, error: SessionError) -> SessionError {
     match (&error, &portal.tls) {
         (SessionError::Lost(source), Some(options)) if tls::is_refusal(source) => {

@@ -1,4 +1,4 @@
-//! Who logs in, and whom he wants to meet: CHAP's names and secrets, and where they come from.
+//! CHAP names and secrets, of the initiator and of the target, and their sources.
 
 use sarsen_proto::iscsi::chap::{Algorithm, CHALLENGE_LENGTH, Challenge, Credentials, Secret};
 use sarsen_proto::iscsi::initiator::{Authentication, TargetProof};
@@ -6,17 +6,17 @@ use sarsen_wire::iscsi::text::MAX_VALUE_LENGTH;
 
 use crate::url::UrlError;
 
-/// The user of a session, and what he demands of the target.
+/// The user of a session, and the user that the target must authenticate as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Who logs in.
+    /// The user that logs in.
     pub user: Credentials,
-    /// Whom the target has to prove to be (mutual CHAP).
+    /// The user that the target must authenticate as (mutual CHAP).
     pub target: Option<Credentials>,
 }
 
 impl Identity {
-    /// What one login offers. The challenge is a new one each time.
+    /// Returns the offer of one login. The challenge is new each time.
     pub fn authentication(&self, algorithms: &[Algorithm]) -> Authentication {
         let target = self.target.clone().map(|credentials| {
             let mut random = [0; 1 + CHALLENGE_LENGTH];
@@ -28,23 +28,23 @@ impl Identity {
     }
 }
 
-/// Names and secrets as a URL or the environment gives them, some of which may be missing.
+/// Names and secrets from a URL or the environment; some of them may be missing.
 ///
-/// The variables are libiscsi's, so that what works with its tools works here.
+/// The variables are those of libiscsi: settings for its tools work here, too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chap {
-    /// Who logs in: LIBISCSI_CHAP_USERNAME.
+    /// The user that logs in: LIBISCSI_CHAP_USERNAME.
     pub user: Option<String>,
     /// The user's secret: LIBISCSI_CHAP_PASSWORD.
     pub secret: Option<Secret>,
-    /// Who the target is to prove to be: LIBISCSI_CHAP_TARGET_USERNAME.
+    /// The user that the target must authenticate as: LIBISCSI_CHAP_TARGET_USERNAME.
     pub target_user: Option<String>,
     /// The target's secret: LIBISCSI_CHAP_TARGET_PASSWORD.
     pub target_secret: Option<Secret>,
 }
 
 impl Chap {
-    /// `user` or `user%secret`, as it stands before the host.
+    /// Parses `user` or `user%secret`, the text before the host.
     pub(crate) fn parse(text: &str) -> Self {
         let (user, secret) = match text.split_once('%') {
             Some((user, secret)) => (user, Some(Secret(secret.to_owned()))),
@@ -53,7 +53,7 @@ impl Chap {
         Self { user: Some(user.to_owned()), secret, ..Self::default() }
     }
 
-    /// Takes `target_user=U&target_password=P`, as it stands after the `?`.
+    /// Parses `target_user=U&target_password=P`, the text after the `?`.
     pub(crate) fn parse_query(&mut self, query: &str) -> Result<(), UrlError> {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
@@ -61,17 +61,17 @@ impl Chap {
                 Some(("target_password", secret)) => {
                     self.target_secret = Some(Secret(secret.to_owned()));
                 }
-                // Whatever stands behind the = may be a secret under a misspelt name.
+                // The text after the = may be a secret with a misspelt key.
                 Some((key, _)) => return Err(UrlError::Query(key.to_owned())),
-                // It may be the end of a secret that holds an &.
+                // This may be the end of a secret that contains an &.
                 None => return Err(UrlError::QueryValue),
             }
         }
         Ok(())
     }
 
-    /// Completes what is missing from the environment, which `variable` looks into. A secret of
-    /// the environment belongs to a name of its own, or to one that came without a secret.
+    /// Completes missing parts from the environment, by the function `variable`. A secret of the environment belongs to
+    /// the name in the environment, or to a name that was given without a secret.
     pub fn complete(&mut self, variable: impl Fn(&str) -> Option<String>) {
         let fill = |user: &mut Option<String>, secret: &mut Option<Secret>, names: [&str; 2]| {
             if user.is_none() {
@@ -83,17 +83,18 @@ impl Chap {
         };
         let names = ["LIBISCSI_CHAP_USERNAME", "LIBISCSI_CHAP_PASSWORD"];
         fill(&mut self.user, &mut self.secret, names);
-        // Without a user as well: `identity` says then that the proof would not be asked for.
+        // This also happens without a user: `identity` then returns an error, because the target would not be
+        // authenticated.
         let names = ["LIBISCSI_CHAP_TARGET_USERNAME", "LIBISCSI_CHAP_TARGET_PASSWORD"];
         fill(&mut self.target_user, &mut self.target_secret, names);
     }
 
-    /// What a session needs; `None` if nobody is named.
+    /// Returns the identity that a session needs; `None` if no user is named.
     pub fn identity(&self) -> Result<Option<Identity>, UrlError> {
         let target = credentials(&self.target_user, &self.target_secret)?;
         match (credentials(&self.user, &self.secret)?, target) {
             (Some(user), target) => Ok(Some(Identity { user, target })),
-            // Mutual authentication is asked for, and would silently not happen.
+            // Without this error, the requested mutual authentication would not happen.
             (None, Some(target)) => Err(UrlError::UserMissing { target: target.name }),
             (None, None) => Ok(None),
         }

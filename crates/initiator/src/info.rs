@@ -1,5 +1,5 @@
-//! What a logical unit says about itself beyond its name and its size: the optional pages. A unit
-//! that lacks one is not an error here.
+//! The optional pages of a logical unit: data beyond its identification and its size. Here a missing page is not an
+//! error.
 
 use sarsen_wire::scsi::inquiry::{
     self, LogicalBlockProvisioning, PAGE_BLOCK_LIMITS, PAGE_DEVICE_IDENTIFICATION,
@@ -24,31 +24,31 @@ const LBPU: u8 = 0x80;
 const LBPWS: u8 = 0x40;
 const LBPRZ: u8 = 0x1c;
 
-/// Whether and how space can be given back.
+/// Whether and how blocks can be deallocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Provisioning {
-    /// LBPME: not every block needs to have space.
+    /// LBPME: not every block is allocated.
     pub thin: bool,
-    /// LBPU: UNMAP gives space back.
+    /// LBPU: UNMAP deallocates blocks.
     pub unmap: bool,
-    /// LBPWS: WRITE SAME(16) gives space back.
+    /// LBPWS: WRITE SAME(16) deallocates blocks.
     pub write_same_unmaps: bool,
-    /// LBPRZ: blocks without space read as zero.
+    /// LBPRZ: deallocated blocks read as zero.
     pub reads_zero: bool,
 }
 
-/// How much one command takes (SBC-3 6.6.4).
+/// The limits of one command (SBC-3 6.6.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockLimits {
-    /// Blocks of a READ or WRITE; 0 if none is told.
+    /// Maximum blocks of a READ or WRITE; 0 if the unit reports none.
     pub transfer_blocks: u32,
-    /// Blocks of an UNMAP; 0 if there is no UNMAP.
+    /// Maximum blocks of an UNMAP; 0 if the unit does not support UNMAP.
     pub unmap_blocks: u32,
-    /// Blocks of a WRITE SAME; 0 if none is told.
+    /// Maximum blocks of a WRITE SAME; 0 if the unit reports none.
     pub write_same_blocks: u64,
 }
 
-/// The caching mode page and what comes with it.
+/// The caching mode page, and the write protection from its header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caching {
     /// WCE: a write may be acknowledged before it is on stable storage.
@@ -57,7 +57,7 @@ pub struct Caching {
     pub read_only: bool,
 }
 
-/// `None` for what the unit does not know.
+/// Returns `None` for a page that the unit does not support.
 fn optional<T>(result: Result<T, SessionError>) -> Result<Option<T>, SessionError> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -68,7 +68,7 @@ fn optional<T>(result: Result<T, SessionError>) -> Result<Option<T>, SessionErro
     }
 }
 
-/// The first bytes of `from`; what is missing is zero.
+/// Returns the first bytes of `from`, padded with zeroes.
 fn padded<T: FromBytes + IntoBytes>(from: &[u8]) -> T {
     let mut whole = T::new_zeroed();
     let length = from.len().min(size_of::<T>());
@@ -76,14 +76,14 @@ fn padded<T: FromBytes + IntoBytes>(from: &[u8]) -> T {
     whole
 }
 
-/// What follows a page's header, if it is that page.
+/// Returns the data after a page's header, if it is that page.
 fn page_body(page: u8, data: &[u8]) -> Option<&[u8]> {
     let (header, body) = VpdHeader::ref_from_prefix(data).ok()?;
     let length = usize::from(header.page_length.get()).min(body.len());
     (header.page_code == page).then(|| &body[..length])
 }
 
-/// The unit's NAA designator as hexadecimal digits.
+/// Returns the unit's NAA designator in hexadecimal digits.
 fn naa(mut designators: &[u8]) -> Option<String> {
     while let Ok((header, rest)) = inquiry::DesignationHeader::ref_from_prefix(designators) {
         let length = usize::from(header.designator_length);
@@ -96,7 +96,7 @@ fn naa(mut designators: &[u8]) -> Option<String> {
     None
 }
 
-/// The caching page in MODE SENSE(6) data.
+/// Returns the caching page from MODE SENSE(6) data.
 fn caching(data: &[u8]) -> Option<Caching> {
     let (header, rest) = Header6::ref_from_prefix(data).ok()?;
     let page = rest.get(usize::from(header.block_descriptor_length)..)?;
@@ -113,20 +113,20 @@ impl Session {
         Ok(data.and_then(|data| page_body(page, &data).map(<[u8]>::to_vec)))
     }
 
-    /// The unit serial number.
+    /// Returns the unit serial number.
     pub async fn serial(&self) -> Result<Option<String>, SessionError> {
         let page = self.page(PAGE_UNIT_SERIAL_NUMBER).await?;
         let serial = page.map(|text| String::from_utf8_lossy(&text).trim().to_owned());
         Ok(serial.filter(|serial| !serial.is_empty()))
     }
 
-    /// The unit's NAA identifier in hexadecimal digits.
+    /// Returns the unit's NAA identifier in hexadecimal digits.
     pub async fn naa(&self) -> Result<Option<String>, SessionError> {
         let page = self.page(PAGE_DEVICE_IDENTIFICATION).await?;
         Ok(page.and_then(|designators| naa(&designators)))
     }
 
-    /// The block limits page; what is not told is 0.
+    /// Returns the block limits page; a missing value is 0.
     pub async fn block_limits(&self) -> Result<BlockLimits, SessionError> {
         let page = self.page(PAGE_BLOCK_LIMITS).await?.unwrap_or_default();
         let page: inquiry::BlockLimits = padded(&page);
@@ -137,7 +137,7 @@ impl Session {
         })
     }
 
-    /// What READ CAPACITY(16) and the provisioning page say.
+    /// Returns the provisioning from READ CAPACITY(16) and the provisioning page.
     pub async fn provisioning(&self) -> Result<Provisioning, SessionError> {
         let Some(capacity) = optional(self.read_capacity_16().await)? else {
             return Ok(Provisioning::default());
@@ -156,7 +156,7 @@ impl Session {
         })
     }
 
-    /// The caching mode page; `None` if the unit has none.
+    /// Returns the caching mode page; `None` if the unit has none.
     pub async fn caching(&self) -> Result<Option<Caching>, SessionError> {
         const LENGTH: u8 = 255;
         let cdb = sarsen_wire::scsi::cdb::Short6 {

@@ -1,11 +1,10 @@
 //! A user-space initiator: iSCSI sessions of one connection or several, on a current-thread runtime.
 //!
-//! [`Session::connect`] logs in to the logical unit that a [`Url`] names; its methods take `&self`,
-//! and as many as one likes may wait at once: their commands share its connections. [`discover`]
-//! asks a portal which targets there are. The protocol itself is in `sarsen_proto::iscsi::initiator`;
-//! here are the socket, the futures, and what the common SCSI commands look like. [`transfer`] moves whole
-//! disks and files; [`signature`] tells what a device holds before something is written over it;
-//! [`nbd`] offers what an NBD server exports as a store.
+//! [`Session::connect`] logs in to the logical unit that a [`Url`] names. Its methods take `&self`, and any number of
+//! them may wait at once: their commands share the session's connections. [`discover`] asks a portal for its targets.
+//! The protocol itself is in `sarsen_proto::iscsi::initiator`; this crate holds the socket, the futures, and the common
+//! SCSI commands. [`transfer`] copies whole disks and files. [`signature`] reports the data on a device before a caller
+//! overwrites it. [`nbd`] offers an export of an NBD server as a store.
 
 mod connections;
 mod discovery;

@@ -1,8 +1,8 @@
 //! Exports of NBD servers, each offered as a [`Store`] over one connection.
 //!
-//! The protocol is in `sarsen_proto::nbd::client`; here are the socket, the futures, and how the
-//! requests of a store are said in NBD. [`Request::Unmap`] becomes WRITE_ZEROES that may punch
-//! holes, since nothing says what is read after a TRIM.
+//! The protocol is in `sarsen_proto::nbd::client`; this module holds the socket, the futures, and the translation of
+//! store requests to NBD. [`Request::Unmap`] becomes WRITE_ZEROES that may punch holes, because NBD does not define the
+//! data that is read after a TRIM.
 
 mod driver;
 mod url;
@@ -26,65 +26,65 @@ pub use self::url::{NbdPlace, NbdUrl, NbdUrlError};
 use driver::{Failure, Link, Shared};
 pub use sarsen_proto::nbd::ClientError;
 
-/// Zeroes are written in pieces of so many bytes, so that a server is not busy too long with one.
+/// Zeroes are written in pieces of this many bytes, so that one piece does not occupy a server for too long.
 const ZEROES_LENGTH: u64 = 1 << 30;
-/// The same where they are data to the server.
+/// The same for servers that receive zeroes as data.
 const WRITTEN_ZEROES_LENGTH: u64 = 1 << 20;
 
-/// What goes wrong with a connection to an NBD server.
+/// Errors of a connection to an NBD server.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum NbdError {
-    /// The host's name leads nowhere.
+    /// The host's name has no address.
     #[error("{place}: cannot find the host: {source}")]
     Resolve {
-        /// Which server.
+        /// The server.
         place: String,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
-    /// There is no server.
+    /// No server accepts the connection.
     #[error("{place}: cannot connect: {source}")]
     Connect {
-        /// Which server.
+        /// The server.
         place: String,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
     /// The server did not answer.
     #[error("{place}: no answer within {limit:?}")]
     TimedOut {
-        /// Which server.
+        /// The server.
         place: String,
-        /// How long it was waited for.
+        /// The time limit.
         limit: Duration,
     },
     /// The connection was lost.
     #[error("the connection was lost: {0}")]
     Lost(#[source] Arc<io::Error>),
-    /// The server broke the protocol, or refuses.
+    /// The server violated the protocol, or rejected the request.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The export cannot be a disk of 512 or 4,096 bytes a block.
+    /// The export cannot be used as a disk with blocks of 512 or 4,096 bytes.
     #[error(
-        "{url}: blocks of {minimum_block} bytes in an export of {bytes}: no disk can be made of it"
+        "{url}: blocks of {minimum_block} bytes in an export of {bytes}: this cannot be used as a disk"
     )]
     Unfit {
-        /// Which export.
+        /// The export.
         url: Box<NbdUrl>,
         /// The server's smallest block.
         minimum_block: u32,
         /// Size of the export.
         bytes: u64,
     },
-    /// It was closed from here.
+    /// The store itself closed the connection.
     #[error("the connection has been closed")]
     Closed,
 }
 
-/// An export over one connection. Dropping it takes leave of the server, as far as its runtime
-/// still runs; [`NbdStore::disconnect`] waits for that.
+/// An export over one connection. Dropping it disconnects from the server, if its runtime still runs;
+/// [`NbdStore::disconnect`] waits for that.
 ///
 /// It works on the current-thread runtime (a `LocalRuntime` or `LocalSet`) that connected it.
 pub struct NbdStore {
@@ -96,7 +96,7 @@ pub struct NbdStore {
 }
 
 impl NbdStore {
-    /// Connects and chooses the export, all within `limit`.
+    /// Connects and selects the export, all within `limit`.
     pub async fn connect(url: &NbdUrl, limit: Duration) -> Result<Self, NbdError> {
         let deadline = sarsen_io::time::now() + limit;
         let timed_out = || NbdError::TimedOut { place: url.to_string(), limit };
@@ -117,13 +117,12 @@ impl NbdStore {
         Ok(Self { shared, geometry, export, stopped: Arc::default() })
     }
 
-    /// What the server said of the export.
+    /// Returns the server's description of the export.
     pub const fn export(&self) -> &Export {
         &self.export
     }
 
-    /// Takes leave, when what is open has been answered, and waits for the end, at most for
-    /// `limit`. Requests that come later fail.
+    /// Disconnects after all open requests are answered, and waits for the end, up to `limit`. Later requests fail.
     pub async fn disconnect(&self, limit: Duration) {
         self.shared.close();
         let deadline = sarsen_io::time::now() + limit;
@@ -154,7 +153,7 @@ impl NbdStore {
         Ok(())
     }
 
-    /// A payload that the server takes.
+    /// Checks that the server accepts a payload of this length.
     fn check_length(&self, extent: Extent, direction: Direction) -> Result<u32, BlockError> {
         let length = extent.byte_count(self.geometry.block_size);
         let limit = self.export.maximum_payload;
@@ -206,7 +205,7 @@ impl NbdStore {
         }))
     }
 
-    /// How a durable write is made: by FUA, or by a flush behind it.
+    /// Returns how a write becomes durable: by FUA, or by a flush after it.
     fn durability(&self, durability: Durability) -> (bool, bool) {
         let durable = durability == Durability::Durable;
         let fua = durable && self.export.has(transmission::SEND_FUA);
@@ -217,7 +216,7 @@ impl NbdStore {
         if self.stopped.load(Ordering::Acquire) {
             return Err(BlockError::Stopped);
         }
-        // Without FLUSH, a server has nothing that could be lost.
+        // A server without FLUSH has no volatile cache.
         if !self.export.has(transmission::SEND_FLUSH) {
             return Ok(Io::Ready(Ok(Reply::Done)));
         }
@@ -228,8 +227,8 @@ impl NbdStore {
         Flushing { shared: self.shared.clone(), stopped: self.stopped.clone() }
     }
 
-    /// Zeroes, whose space may be given back if `may_punch`: as ordinary writes where the server
-    /// has no command for them.
+    /// Writes zeroes; the server may deallocate their space if `may_punch`. If the server has no command for zeroes,
+    /// they are ordinary writes.
     fn zero(
         &self,
         extent: Extent,
@@ -274,7 +273,7 @@ impl NbdStore {
     }
 }
 
-/// A flush that is about to be asked for.
+/// A flush that will be sent.
 struct Flushing {
     shared: Arc<Shared>,
     stopped: Arc<AtomicBool>,
@@ -317,7 +316,7 @@ async fn socket(url: &NbdUrl) -> Result<driver::Socket, NbdError> {
     }
 }
 
-/// The smallest blocks that the server takes; what is behind the last whole one is not used.
+/// Returns a geometry with the smallest blocks that the server accepts. Bytes after the last whole block are not used.
 fn geometry(url: &NbdUrl, export: &Export) -> Result<Geometry, NbdError> {
     let sizes = [BlockSize::B512, BlockSize::B4096];
     let fitting = sizes.into_iter().find(|size| size.bytes() >= export.minimum_block as usize);
@@ -328,7 +327,7 @@ fn geometry(url: &NbdUrl, export: &Export) -> Result<Geometry, NbdError> {
     };
     let block_size = fitting.ok_or_else(unfit)?;
     let block_count = export.bytes >> block_size.shift();
-    // Offsets beyond this are none of a file's (off_t).
+    // No file has offsets beyond this (off_t).
     if block_count == 0 || export.bytes > i64::MAX as u64 {
         return Err(unfit());
     }
@@ -343,7 +342,7 @@ fn block_error(failure: Failure, extent: Extent, direction: Direction) -> BlockE
         Failure::Refused(ErrorCode::NotPermitted) if direction == Direction::Write => {
             BlockError::ReadOnly
         }
-        // The numbers are Linux's; an unknown one is to be taken for EINVAL ("Error values").
+        // The numbers are those of Linux; an unknown number is treated as EINVAL ("Error values").
         Failure::Refused(
             code @ (ErrorCode::NotPermitted
             | ErrorCode::Io

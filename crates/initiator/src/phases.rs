@@ -1,8 +1,8 @@
-//! How long each step of setting a session up takes, for those who measure it: a discovery
-//! session, and a session with a unit that is found out about as a system does when it attaches.
+//! Measures how long each step of a session takes: of a discovery session, and of a session that examines a unit as a
+//! system does when it attaches the unit.
 //!
-//! Both want a core. On a plain thread `sarsen_io::cores::block_on` gives one for as long as it
-//! takes: `block_on(FileEngine::Pool, phases::normal(&url, &options))`.
+//! Both functions must run on a core. On a plain thread `sarsen_io::cores::block_on` provides one:
+//! `block_on(FileEngine::Pool, phases::normal(&url, &options))`.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,28 +23,28 @@ pub struct Phase {
     /// `connect` (TCP), `security` and `operational` (the stages of the login), the name of a
     /// command or of SendTargets, and `logout`.
     pub name: &'static str,
-    /// From the end of the step before to its own.
+    /// Time from the end of the previous step to the end of this step.
     pub duration: Duration,
 }
 
-/// A session from its beginning to its end.
+/// The steps of a session from its beginning to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Phases {
     /// The steps, in order.
     pub steps: Vec<Phase>,
     /// The operational parameters by the names of their keys (RFC 7143 §13).
     pub negotiated: BTreeMap<String, String>,
-    /// What a discovery session found; empty for a normal one.
+    /// The targets that a discovery session found; empty for a normal session.
     pub targets: Vec<DiscoveredTarget>,
 }
 
 impl Phases {
-    /// How long a step took; `None` if there is no such step.
+    /// Returns how long a step took; `None` if there is no such step.
     pub fn duration(&self, name: &str) -> Option<Duration> {
         self.steps.iter().find(|step| step.name == name).map(|step| step.duration)
     }
 
-    /// All steps together.
+    /// Returns the duration of all steps together.
     pub fn total(&self) -> Duration {
         self.steps.iter().map(|step| step.duration).sum()
     }
@@ -57,7 +57,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// A watch that begins with a login that is over now.
+    /// Creates a watch. Its first steps are those of a login that is complete.
     fn new(times: LoginTimes) -> Self {
         let steps = [
             ("connect", times.connect),
@@ -102,8 +102,8 @@ pub async fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Phas
     Ok(watch.finish(&parameters, targets))
 }
 
-/// Times a session with a unit: login, REPORT LUNS, INQUIRY, TEST UNIT READY (until the unit has
-/// told its attentions), READ CAPACITY, logout.
+/// Times a session with a unit: login, REPORT LUNS, INQUIRY, TEST UNIT READY (until the unit has reported its unit
+/// attentions), READ CAPACITY, logout.
 pub async fn normal(url: &Url, options: &SessionOptions) -> Result<Phases, SessionError> {
     let (session, times) = Session::open(url, options).await?;
     let mut watch = Watch::new(times);

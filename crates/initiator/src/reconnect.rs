@@ -1,22 +1,21 @@
-//! What a session keeps so that it can log in again and go on where it was.
+//! The state that a session keeps to log in again and continue after a lost connection.
 //!
-//! A command that had no answer is repeated. For a read that is harmless. For a write it is, too,
-//! and this is why: a repeated write may never land after a later write to the same blocks that
-//! was acknowledged.
+//! The session repeats a command that had no answer. For a read that is harmless. For a write it is harmless too,
+//! because a repeated write never overwrites a later write to the same blocks that was acknowledged:
 //!
-//! - No write is sent while another one to some of the same blocks waits for its answer
-//!   ([`Extents`]). So when a write is repeated, no later one to its blocks was sent yet.
-//! - The old session's copy of it cannot land later either: the new login has the same initiator
-//!   name and ISID, so the target ends the old session's tasks before it grants it (session
-//!   reinstatement, RFC 7143 §6.3.5). A target that was started anew has no old tasks.
-//! - Carried out twice, it leaves the same blocks. Commands for which that does not hold, such as
-//!   COMPARE AND WRITE, are not repeated: their callers are told of the loss.
+//! - The session sends no write while another write to some of the same blocks waits for its answer ([`Extents`]). So
+//!   when a write is repeated, no later write to its blocks was sent yet.
+//! - The old session's copy of the write cannot be carried out later either. The new login has the same initiator name
+//!   and ISID, so the target ends the old session's tasks before it grants the login (session reinstatement, RFC 7143
+//!   §6.3.5). A target that was restarted has no old tasks.
+//! - A write that is carried out twice leaves the same data in its blocks. Commands for which that is not true, such as
+//!   COMPARE AND WRITE, are not repeated: the session returns the loss to their callers.
 //!
-//! A target that lost its power may have forgotten what it acknowledged and had only in its cache.
-//! So what was written since the last flush is kept, and written again, in the order in which it
-//! was sent, before anything else goes on ([`Unflushed`]). Nothing that was acknowledged later may
-//! be undone by that: a write that is stable at once is kept, too, while an older one to its blocks
-//! is, and before a command that is none of ours changes blocks nothing is left to be kept.
+//! A target that lost power may have lost data that it acknowledged and had only in its cache. So the session keeps all
+//! writes since the last flush. After a new login it writes them again, in the order in which they were sent, before
+//! any other command ([`Unflushed`]). This must not undo a write that was acknowledged later. So a write that is stable
+//! at once is kept, too, while an older write to its blocks is kept. Before a command of another kind changes blocks,
+//! the session flushes all kept writes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -34,12 +33,12 @@ use crate::url::Url;
 pub(crate) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause between attempts.
 pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A command that loses this many connections is given up: it may be what breaks them.
+/// A command that loses this many connections fails: the command itself may break them.
 pub(crate) const REPEAT_LIMIT: u32 = 8;
-/// Memory that what is kept may take before it is flushed.
+/// Maximum memory of the kept writes before they are flushed.
 const UNFLUSHED_LIMIT: usize = 64 << 20;
 
-/// What a unit is known again by.
+/// The properties by which the session recognises a unit after a new login.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fingerprint {
     pub(crate) capacity: Capacity,
@@ -50,14 +49,14 @@ pub(crate) struct Fingerprint {
 /// See the module.
 pub(crate) struct Reconnection {
     pub(crate) url: Url,
-    /// Those of the first login, with its ISID.
+    /// Options of the first login, with its ISID.
     pub(crate) options: SessionOptions,
     pub(crate) limit: Duration,
-    /// One task logs in, the others wait.
+    /// One task logs in; the others wait.
     pub(crate) gate: Mutex<()>,
-    /// Logins so far.
+    /// Number of logins so far.
     pub(crate) generation: Cell<u64>,
-    /// Why there will be no further attempt.
+    /// The reason why there are no further attempts.
     pub(crate) gave_up: RefCell<Option<SessionError>>,
     pub(crate) unit: RefCell<Option<Fingerprint>>,
     pub(crate) extents: Extents,
@@ -80,7 +79,7 @@ impl Reconnection {
     }
 }
 
-/// The blocks that writes without an answer are about.
+/// The blocks of writes that have no answer yet.
 #[derive(Default)]
 pub(crate) struct Extents {
     held: RefCell<Vec<(u64, u64)>>,
@@ -94,8 +93,7 @@ pub(crate) struct LockedBlocks<'a> {
 }
 
 impl Extents {
-    /// Waits until no other write is about any of these blocks: the first, and the one after the
-    /// last.
+    /// Waits until no other write uses any of the blocks from `first` to before `end`.
     pub(crate) async fn claim(&self, first: u64, end: u64) -> LockedBlocks<'_> {
         while self.held.borrow().iter().any(|&(other, its_end)| first < its_end && other < end) {
             self.released.notified().await;
@@ -115,17 +113,17 @@ impl Drop for LockedBlocks<'_> {
     }
 }
 
-/// A write that a cache may still forget.
+/// A write that may still be only in the unit's cache.
 #[derive(Clone)]
 pub(crate) struct VolatileWrite {
     pub(crate) cdb: [u8; 16],
     pub(crate) payload: Payload,
     pub(crate) length: u32,
-    /// The first block, and the one after the last.
+    /// The first block, and the block after the last.
     pub(crate) extent: (u64, u64),
-    /// Bytes of memory that the payload takes: of a short one far more than its length.
+    /// Bytes of memory that the payload occupies: far more than its length if it is short.
     pub(crate) memory: usize,
-    /// [`UnansweredWrite::note_answer`] was told.
+    /// [`UnansweredWrite::note_answer`] was called.
     pub(crate) answered: bool,
 }
 
@@ -142,7 +140,7 @@ pub(crate) struct UnansweredWrite<'a> {
 }
 
 impl UnansweredWrite<'_> {
-    /// It was carried out. Unless that made it `stable`, a flush is what it waits for.
+    /// Notes that the write was carried out. Unless the write is `stable` now, it waits for a flush.
     pub(crate) fn note_answer(self, stable: bool) {
         let unflushed = self.unflushed;
         let stable = unflushed.stable.get() || (stable && !unflushed.has_older(self.number));
@@ -162,19 +160,18 @@ impl Drop for UnansweredWrite<'_> {
     }
 }
 
-/// What was written since the last flush, in order.
+/// The writes since the last flush, in order.
 #[derive(Default)]
 pub(crate) struct Unflushed {
     kept: RefCell<BTreeMap<u64, VolatileWrite>>,
     next: Cell<u64>,
     bytes: Cell<usize>,
-    /// The unit has no cache that forgets.
+    /// The unit has no volatile cache.
     stable: Cell<bool>,
 }
 
 impl Unflushed {
-    /// Whether what is acknowledged from now on is on stable storage. Then nothing is kept that
-    /// has its answer.
+    /// Sets whether acknowledged writes are on stable storage from now on. If they are, no answered write is kept.
     pub(crate) fn set_stable(&self, stable: bool) {
         self.stable.set(stable);
         if stable {
@@ -182,11 +179,11 @@ impl Unflushed {
         }
     }
 
-    /// Keeps a write that is about to be sent. It has to be there before its answer: the
-    /// connection may be lost between that and the moment at which anybody sees it.
+    /// Keeps a write that is about to be sent. It must be kept before its answer arrives: the connection may be lost
+    /// between the answer and the moment at which the session sees it.
     ///
-    /// A write that ends without [`UnansweredWrite::note_answer`] is forgotten: it failed, or its caller
-    /// has dropped it, and others may write there next.
+    /// A write that ends without [`UnansweredWrite::note_answer`] is forgotten: it failed, or its caller dropped it,
+    /// and other callers may write to its blocks next.
     pub(crate) fn keep(&self, kept: VolatileWrite) -> UnansweredWrite<'_> {
         let number = self.next.get();
         self.next.set(number + 1);
@@ -195,7 +192,7 @@ impl Unflushed {
         UnansweredWrite { unflushed: self, number }
     }
 
-    /// Whether an older write to some of the blocks of this one is kept.
+    /// Returns whether an older write to some of the same blocks is kept.
     fn has_older(&self, number: u64) -> bool {
         let kept = self.kept.borrow();
         let Some(&VolatileWrite { extent: (first, end), .. }) = kept.get(&number) else {
@@ -213,7 +210,7 @@ impl Unflushed {
         }
     }
 
-    /// Those that a flush which is sent now brings to stable storage.
+    /// Returns the writes that a flush sent now brings to stable storage.
     pub(crate) fn answered(&self) -> Vec<u64> {
         let kept = self.kept.borrow();
         kept.iter().filter(|(_, kept)| kept.answered).map(|(number, _)| *number).collect()
@@ -255,7 +252,7 @@ mod tests {
         assert!(across.now_or_never().is_some());
     }
 
-    /// A write of which the first byte of the CDB is `mark`.
+    /// Returns a write whose CDB begins with the byte `mark`.
     fn kept(mark: u8, length: u32, extent: (u64, u64)) -> VolatileWrite {
         let data = Buffer::zeroed(length as usize);
         let memory = data.memory();
@@ -301,7 +298,7 @@ mod tests {
         unflushed.set_stable(true);
         unflushed.keep(kept(3, 512, (3, 4))).note_answer(false);
         assert_eq!(marks(&unflushed), [2]);
-        // After a new login it may have one.
+        // After a new login the unit may have a volatile cache.
         unflushed.set_stable(false);
         open.note_answer(false);
         assert_eq!(marks(&unflushed), [2]);

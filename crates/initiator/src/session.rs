@@ -34,12 +34,12 @@ const MEDIUM_MAY_HAVE_CHANGED: u8 = 0x28;
 /// "Power on, reset, or bus device reset occurred" and "power on occurred", with their qualifiers.
 const POWER_ON_OR_RESET: (u8, u8) = (0x29, 0x00);
 const POWER_ON: (u8, u8) = (0x29, 0x01);
-/// The most connections that are asked for, which is that of the standard (RFC 7143 §13.2).
+/// The maximum of connections, which is that of the standard (RFC 7143 §13.2).
 const CONNECTION_LIMIT: u32 = 65535;
-/// Who we are unless told otherwise.
+/// The default name of the initiator.
 const DEFAULT_INITIATOR_NAME: &str = "iqn.2026-01.invalid.example:sarsen.initiator";
 
-/// How to log in.
+/// The options of a login.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
     /// The iSCSI name of the initiator.
@@ -48,25 +48,22 @@ pub struct SessionOptions {
     pub header_digest: DigestOffer,
     /// DataDigest.
     pub data_digest: DigestOffer,
-    /// The initiator port; a random one lets sessions stand beside each other.
+    /// The initiator port; random values permit several sessions at the same time.
     pub isid: Isid,
-    /// Who logs in where the URL does not say: [`crate::discover`] has none.
+    /// The user for URLs that name none: [`crate::discover`] has none.
     pub identity: Option<Identity>,
-    /// How long to try to log in again when the connection is lost, before what waits fails;
-    /// `None` never tries. Reads and writes of blocks are repeated then; writes to the same blocks
-    /// wait for each other, and what was written since the last flush is kept in memory, up to
-    /// 64 MiB, before a flush is made. After a new login it is written again, so this is only for
-    /// disks that nobody else writes to at the same time.
+    /// How long the session tries to log in again after a lost connection, before waiting commands fail; `None` never
+    /// tries. The session then repeats reads and writes of blocks, and writes to the same blocks wait for each other.
+    /// It keeps all writes since the last flush in memory, up to 64 MiB, before it flushes them. After a new login it
+    /// writes them again, so use this only for disks to which no other initiator writes at the same time.
     pub reconnect_limit: Option<Duration>,
-    /// The most connections that a session may have; a target may grant fewer. Commands go over
-    /// all of them.
+    /// The maximum of connections of a session; a target may grant fewer. The session sends commands over all of them.
     pub connections: u32,
-    /// The highest level of error recovery, up to 2; a target may grant a lower one. At level 1
-    /// what a digest finds damaged is sent again. At level 2 a connection that is lost is
-    /// recovered, and nobody is told. Below, or when that fails, the session is lost with it, and
-    /// `reconnect_limit` says what then.
+    /// The highest level of error recovery, up to 2; a target may grant a lower one. At level 1 the sender repeats data
+    /// that fails its digest. At level 2 the session recovers a lost connection, and commands do not fail. At level 0,
+    /// or when recovery fails, the session is lost, too, and `reconnect_limit` applies.
     pub error_recovery_level: u8,
-    /// How long connection and login may take in all, and then each of discovery and logout.
+    /// The time limit of connection and login together, and then of each discovery and logout.
     pub answer_limit: Duration,
 }
 
@@ -112,7 +109,7 @@ impl SessionOptions {
 pub enum TransferRequest {
     /// None.
     None,
-    /// From the target, at most so many bytes.
+    /// From the target, with this maximum of bytes.
     Read(u32),
     /// To the target.
     Write(Buffer),
@@ -121,22 +118,21 @@ pub enum TransferRequest {
 /// A SCSI command of any kind.
 #[derive(Debug)]
 pub struct Command {
-    /// CDB, filled up with zeroes.
+    /// CDB, padded with zeroes.
     pub cdb: [u8; 16],
     /// Data.
     pub transfer: TransferRequest,
-    /// Ordering.
+    /// Task attribute, which sets the order.
     pub attribute: TaskAttribute,
-    /// Carried out twice it does the same, so that it may be repeated when the connection is lost.
+    /// The command has the same effect when it is carried out twice, so it may be repeated after a lost connection.
     pub repeatable: bool,
-    /// How long it may take once it is asked for. When that has passed it is aborted, and ends
-    /// with [`SessionError::CommandTimedOut`].
+    /// Maximum duration, counted from the request. After that the command is aborted and ends with
+    /// [`SessionError::CommandTimedOut`].
     pub time_limit: Option<Duration>,
 }
 
 impl Command {
-    /// A command that may run in any order. A CDB of more than 16 bytes is a mistake of the
-    /// caller's, and cut.
+    /// Creates a command that may run in any order. A CDB of more than 16 bytes is an error of the caller, and is cut.
     pub fn new(cdb: &[u8], transfer: TransferRequest) -> Self {
         let mut whole = [0; 16];
         let length = cdb.len().min(whole.len());
@@ -145,14 +141,14 @@ impl Command {
         Self { cdb: whole, transfer, attribute, repeatable: false, time_limit: None }
     }
 
-    /// The same, to be repeated when the connection is lost.
+    /// Creates a command that is repeated after a lost connection.
     pub(crate) fn repeated(cdb: &[u8], transfer: TransferRequest) -> Self {
         Self { repeatable: true, ..Self::new(cdb, transfer) }
     }
 }
 
-/// A session with one logical unit. Dropping it closes the connection; [`Session::logout`] takes
-/// leave first. A future that is dropped gives up the answer, not the command.
+/// A session with one logical unit. Dropping it closes the connection; [`Session::logout`] logs out first. A future
+/// that is dropped discards the answer, not the command.
 ///
 /// It lives on the current-thread runtime (a `LocalRuntime` or `LocalSet`) that connected it.
 pub struct Session {
@@ -162,13 +158,12 @@ pub struct Session {
     target: String,
     lun: [u8; 8],
     capacity: Cell<Capacity>,
-    /// For what no disk delays: the logout.
+    /// Time limit of commands that no disk delays: the logout.
     answer_limit: Duration,
 }
 
 impl Session {
-    /// Logs in, following redirections, takes the unit attentions that a new session is told,
-    /// and asks for the capacity.
+    /// Logs in, follows redirections, clears the unit attentions that a new session gets, and asks for the capacity.
     pub async fn connect(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
         let session = Self::connect_unit(url, options).await?;
         session.settle().await?;
@@ -177,13 +172,13 @@ impl Session {
         Ok(session)
     }
 
-    /// Logs in without a command: what the unit tells first, its attentions, is left to see.
-    /// Reads and writes want [`Session::read_capacity`] before them.
+    /// Logs in without a command: the caller sees the first unit attentions of the unit. Reads and writes need a
+    /// [`Session::read_capacity`] before them.
     pub async fn connect_unit(url: &Url, options: &SessionOptions) -> Result<Self, SessionError> {
         Ok(Self::open(url, options).await?.0)
     }
 
-    /// Logs in, and tells how long that took.
+    /// Logs in, and returns how long that took.
     pub(crate) async fn open(
         url: &Url,
         options: &SessionOptions,
@@ -210,7 +205,7 @@ impl Session {
         Ok((session, times))
     }
 
-    /// Takes all pending unit attentions, whatever they report: the session has sent no command before.
+    /// Clears all pending unit attentions, whatever they report: the session has sent no command before.
     pub(crate) async fn settle(&self) -> Result<(), SessionError> {
         let mut result = Ok(());
         for _ in 0..UNIT_ATTENTION_LIMIT {
@@ -227,17 +222,17 @@ impl Session {
         self.live.borrow().shared.clone()
     }
 
-    /// Where the session was connected, after redirections.
+    /// Returns the portal of the session, after redirections.
     pub const fn portal(&self) -> &Portal {
         &self.portal
     }
 
-    /// The target's name.
+    /// Returns the target's name.
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// The capacity that the unit had when it was connected or last asked.
+    /// Returns the unit's capacity at the login or at the last query.
     pub const fn capacity(&self) -> Capacity {
         self.capacity.get()
     }
@@ -246,24 +241,24 @@ impl Session {
         self.capacity.set(capacity);
     }
 
-    /// What was negotiated.
+    /// Returns the negotiated parameters.
     pub fn parameters(&self) -> Parameters {
         self.shared().machine.borrow().parameters().clone()
     }
 
-    /// Why the session is over, if it is.
+    /// Returns the reason why the session ended, if it has ended.
     pub fn ended(&self) -> Option<SessionError> {
         self.shared().ended()
     }
 
-    /// Carries a command out and gives its end, whatever the status. Waits while the target's
-    /// window is full.
+    /// Carries a command out and returns its completion, whatever the status. Waits while the target's window is full.
     pub async fn execute(&self, command: Command) -> Result<Completion, SessionError> {
         let (order, _alone) = self.order(command).await?;
         self.carry_out(&order).await
     }
 
-    /// The command as it is sent, and the guard that holds back writes meanwhile if the command may change blocks.
+    /// Returns the command in the form that is sent. The guard delays writes meanwhile if the command may change
+    /// blocks.
     async fn order(
         &self,
         command: Command,
@@ -289,19 +284,19 @@ impl Session {
         Ok((Order { cdb, transfer, attribute, repeatable, time_limit }, alone))
     }
 
-    /// The data of a write, which repetitions share.
+    /// Returns the data of a write, which its repetitions share.
     pub(crate) fn payload(&self, buffer: Buffer) -> Result<(Payload, u32), SessionError> {
         let length = u32::try_from(buffer.len())
             .map_err(|_| SessionError::TooLong { blocks: buffer.len() as u64, block_length: 1 })?;
         Ok((self.shared().machine.borrow().payload(buffer), length))
     }
 
-    /// Carries a command out, over as many connections as it takes.
+    /// Carries a command out, over as many connections as it needs.
     pub(crate) async fn carry_out(&self, order: &Order) -> Result<Completion, SessionError> {
         for attempt in 1.. {
             let generation = self.reconnection.as_ref().map(|all| all.generation.get());
             let shared = self.shared();
-            // One that was not sent may be sent anew whatever it does.
+            // A command that was not sent may always be sent again.
             let unsent = shared.ended().is_some();
             let error = match self.attempt(&shared, order).await {
                 Err(error) if error.is_connection_lost() => error,
@@ -314,13 +309,13 @@ impl Session {
             if attempt == REPEAT_LIMIT || !(order.repeatable || unsent) {
                 return Err(error);
             }
-            // Boxed, since the new login carries commands out, too.
+            // Boxed, because the new login carries commands out, too.
             Box::pin(self.reconnect(reconnection, generation, &error)).await?;
         }
         unreachable!("the attempts are counted")
     }
 
-    /// Does the same; a command that ended with a unit attention is sent again (SAM-5 5.14: the unit did not carry it
+    /// Does the same, but sends a command again that ended with a unit attention (SAM-5 5.14: the unit did not carry it
     /// out).
     async fn carry_out_attentively(&self, order: &Order) -> Result<Completion, SessionError> {
         for _ in 0..UNIT_ATTENTION_LIMIT {
@@ -337,8 +332,8 @@ impl Session {
         self.carry_out(order).await
     }
 
-    /// Whether commands have the same meaning after this unit attention. Another medium is another disk. A unit that
-    /// was switched on may have lost writes that this session retains to send again after a new login.
+    /// Returns whether commands have the same meaning after this unit attention. Another medium is another disk. A unit
+    /// that was switched on may have lost writes that this session keeps to send again after a new login.
     fn goes_on_after(&self, attention: Sense) -> bool {
         let keeps_writes = || {
             let reconnection = self.reconnection.as_ref();
@@ -378,7 +373,7 @@ impl Session {
         {
             let asked = manage(shared, request);
             match tokio::time::timeout(self.answer_limit, asked).await {
-                // The command's own end was told before, whichever it was.
+                // The completion of the command was delivered before, whatever it was.
                 Ok(Ok(response)) if ended_by(request, response) => {
                     return match answer.await? {
                         Event::Completed(completion) => Ok(completion),
@@ -389,7 +384,7 @@ impl Session {
                 _ => {}
             }
         }
-        // Nothing that the target could still do with the command may reach this session.
+        // Later actions of the target on the command must not reach this session.
         shared.abandon();
         Err(timed_out)
     }
@@ -410,7 +405,7 @@ impl Session {
         self.task_management(TaskManagement::AbortTaskSet(self.lun)).await
     }
 
-    /// For functions on whole units, which are always sent.
+    /// Sends a task management function on a whole unit, which needs no open command.
     async fn task_management(
         &self,
         request: TaskManagement,
@@ -418,7 +413,7 @@ impl Session {
         manage(&self.shared(), request).await
     }
 
-    /// Asks whether the target is there.
+    /// Checks that the target responds.
     pub async fn ping(&self) -> Result<(), SessionError> {
         let shared = self.shared();
         let token = shared.token();
@@ -426,14 +421,14 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session in good order. Commands that wait end with [`SessionError::LoggedOut`].
+    /// Logs the session out. Commands that wait end with [`SessionError::LoggedOut`].
     pub async fn logout(self) -> Result<(), SessionError> {
         let shared = self.shared();
         in_time(&self.portal, self.answer_limit, shared.leave()).await
     }
 }
 
-/// A command as it is repeated.
+/// A command that can be repeated.
 pub(crate) struct Order {
     pub(crate) cdb: [u8; 16],
     pub(crate) transfer: Moved,
@@ -442,7 +437,7 @@ pub(crate) struct Order {
     pub(crate) time_limit: Option<Duration>,
 }
 
-/// Its data, and how many bytes.
+/// The data of an order, and its number of bytes.
 pub(crate) enum Moved {
     None,
     Read(u32),
@@ -457,7 +452,7 @@ fn completion(event: Event) -> Result<Completion, SessionError> {
     }
 }
 
-/// Asks for a function on something that is there.
+/// Requests a task management function on an object that exists.
 async fn manage(
     shared: &Shared,
     request: TaskManagement,
@@ -473,16 +468,16 @@ async fn manage(
     }
 }
 
-/// Whether the command that a function was about is over.
+/// Returns whether the command of a task management function has ended.
 fn ended_by(request: TaskManagement, response: TaskManagementResponse) -> bool {
     response == TaskManagementResponse::FunctionComplete
         || (response == TaskManagementResponse::TaskDoesNotExist
             && matches!(request, TaskManagement::AbortTask(_)))
 }
 
-/// What is done when the connection is lost; see `reconnect.rs`.
+/// The handling of a lost connection; see `reconnect.rs`.
 impl Session {
-    /// Asks who the unit is, to know it again.
+    /// Reads the unit's identity, to recognise the unit again.
     async fn remember(&self) -> Result<(), SessionError> {
         let Some(reconnection) = &self.reconnection else { return Ok(()) };
         let unit = self.fingerprint().await?;
@@ -491,7 +486,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether the unit says that what it acknowledges is on stable storage.
+    /// Returns whether the unit reports that acknowledged data is on stable storage.
     async fn is_stable(&self) -> Result<bool, SessionError> {
         Ok(self.caching().await?.is_some_and(|caching| !caching.write_cache))
     }
@@ -517,8 +512,7 @@ impl Session {
         }
         tracing::warn!(portal = %self.portal, %lost, "logging in again");
         let deadline = time::now() + reconnection.limit;
-        // RFC 7143 §13.15: so long a target may still keep the connection for alive. It may say an
-        // hour.
+        // RFC 7143 §13.15: for this long a target may still treat the connection as alive. The value may be an hour.
         let first = Duration::from_secs(self.parameters().default_time2wait.into());
         let first = first.min(reconnection.limit);
         let (mut wait, mut pause) = (first, FIRST_PAUSE);
@@ -564,8 +558,8 @@ impl Session {
         Ok(())
     }
 
-    /// Carries out a command that changes the blocks from `first` to before `end`. Gives how the
-    /// target's count of the data differs from ours.
+    /// Carries out a command that changes the blocks from `first` to before `end`. Returns the difference between the
+    /// target's count of bytes and the initiator's.
     pub(crate) async fn change(
         &self,
         cdb: &[u8; 16],
@@ -603,15 +597,15 @@ impl Session {
         Ok(residual)
     }
 
-    /// Lets no write be under way or kept until what it gives is dropped. A command of any kind may
-    /// change blocks, and a write to them that was acknowledged before is not to undo that.
+    /// Waits for all writes, flushes the kept ones, and delays new ones until the returned guard is dropped. Any
+    /// command may change blocks, and repeating an earlier write to them must not undo that change.
     async fn write_alone<'a>(
         &self,
         reconnection: &'a Reconnection,
     ) -> Result<LockedBlocks<'a>, SessionError> {
         let held = reconnection.extents.claim(0, u64::MAX).await;
         if !reconnection.unflushed.is_empty() {
-            // Boxed, since a flush is a command, too.
+            // Boxed, because a flush is a command, too.
             Box::pin(self.flush_kept(reconnection)).await?;
         }
         Ok(held)
@@ -629,7 +623,7 @@ impl Session {
     }
 }
 
-/// Any status but GOOD is an error.
+/// Returns an error for any status but GOOD.
 fn judge(completion: Completion) -> Result<Completion, SessionError> {
     if completion.response != 0 {
         return Err(SessionError::TargetFailure(completion.response));

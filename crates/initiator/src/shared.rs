@@ -1,4 +1,4 @@
-//! What a session, the tasks that serve its connections and those who wait for answers share.
+//! The state that a session, the tasks of its connections and the waiting callers share.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 
 use crate::error::SessionError;
 
-/// The token of what waits for the end of the session.
+/// The token of the caller that waits for the end of the session.
 const LOGOUT: Token = Token(0);
 
-/// A connection that was lost, and when.
+/// A lost connection, and the time of the loss.
 #[derive(Clone)]
 pub(crate) struct Loss {
     pub(crate) connection: Cid,
@@ -31,17 +31,17 @@ pub(crate) struct Loss {
 pub(crate) struct Shared {
     pub(crate) machine: RefCell<Machine>,
     waiters: RefCell<HashMap<Token, oneshot::Sender<Event>>>,
-    /// Commands for which the window was full.
+    /// Commands that wait because the window is full.
     queue: RefCell<VecDeque<(CommandRequest, Token)>>,
     next_token: Cell<u64>,
-    /// There is something to send over a connection.
+    /// Notifies each connection that there is data to send.
     wakes: RefCell<Vec<(Cid, Rc<Notify>)>>,
-    /// Losses that nobody has dealt with.
+    /// Losses that no task has handled yet.
     pub(crate) losses: RefCell<VecDeque<Loss>>,
-    /// A connection was lost, or came, or was let go.
+    /// A connection was lost, opened or removed.
     pub(crate) changed: Notify,
     leaving: Cell<bool>,
-    /// Why the session is over.
+    /// The reason why the session ended.
     ended: RefCell<Option<SessionError>>,
     tasks: RefCell<Vec<JoinHandle<()>>>,
 }
@@ -86,12 +86,12 @@ impl Shared {
         Token(token)
     }
 
-    /// The session's end, if it is over.
+    /// Returns the session's end, if it has ended.
     pub(crate) fn ended(&self) -> Option<SessionError> {
         self.ended.borrow().clone()
     }
 
-    /// What tells that there is something to send over this connection.
+    /// Returns the notification that there is data to send over this connection.
     pub(crate) fn wake_of(&self, connection: Cid) -> Rc<Notify> {
         let mut wakes = self.wakes.borrow_mut();
         if let Some((_, wake)) = wakes.iter().find(|(of, _)| *of == connection) {
@@ -102,7 +102,7 @@ impl Shared {
         wake
     }
 
-    /// Wakes those that have something to send; `but` is awake.
+    /// Wakes the connections that have data to send; `but` is awake already.
     pub(crate) fn wake(&self, but: Option<Cid>) {
         let mut machine = self.machine.borrow_mut();
         for (connection, wake) in &*self.wakes.borrow() {
@@ -125,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// Waits for the event that has this token. What `start` asks of the session is sent.
+    /// Waits for the event with this token. Sends the requests that `start` adds to the session.
     pub(crate) async fn answer(
         &self,
         token: Token,
@@ -150,14 +150,14 @@ impl Shared {
     pub(crate) async fn leave(&self) -> Result<(), SessionError> {
         self.leaving.set(true);
         match self.answer(LOGOUT, |shared| shared.machine.borrow_mut().logout(LOGOUT)).await {
-            // A target that closes where it should answer, as istgt does at times, has let go all
-            // the same, and whoever waits for a command is told by that command.
+            // A target may close the connection without an answer, as istgt sometimes does. The session is logged out
+            // even so, and a caller that waits for a command gets the error from that command.
             Err(SessionError::Lost(source)) if source.kind() == ErrorKind::UnexpectedEof => Ok(()),
             ended => ended.map(drop),
         }
     }
 
-    /// Takes back a command that was not sent yet.
+    /// Removes a command that was not sent yet from the queue.
     pub(crate) fn withdraw(&self, token: Token) -> bool {
         let mut queue = self.queue.borrow_mut();
         let before = queue.len();
@@ -169,7 +169,7 @@ impl Shared {
         true
     }
 
-    /// Gives the session up: its connections are closed.
+    /// Ends the session and closes its connections.
     pub(crate) fn abandon(&self) {
         self.end(lost(io::ErrorKind::TimedOut.into()));
     }
@@ -182,13 +182,13 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// A connection has ended. At level 2 its commands wait for what becomes of it.
+    /// Notes that a connection has ended. At level 2 its commands wait for its recovery.
     pub(crate) fn note_end(&self, connection: Cid, error: SessionError) {
         self.deliver();
         let at = sarsen_io::time::now();
         self.wakes.borrow_mut().retain(|(of, _)| *of != connection);
         let mut machine = self.machine.borrow_mut();
-        // After its answer to a logout the target closes the connections: that is no loss.
+        // After its answer to a logout the target closes the connections: that is not a loss.
         let logged_out = machine.is_logged_out();
         let goes_on = !self.leaving.get() && is_the_line(&error) && machine.lose(connection);
         let is_lost = machine.is_lost(connection);
@@ -208,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Sends those commands that had to wait.
+    /// Sends the commands that had to wait.
     pub(crate) fn issue_queued(&self) {
         let (mut queue, mut machine) = (self.queue.borrow_mut(), self.machine.borrow_mut());
         while let Some((request, token)) = queue.pop_front() {
@@ -219,17 +219,17 @@ impl Shared {
         }
     }
 
-    /// Whether nothing waits to be sent over a connection.
+    /// Returns whether all data for a connection has been sent.
     pub(crate) fn has_sent(&self, connection: Cid) -> bool {
         self.machine.borrow_mut().output(connection).is_none_or(|output| output.is_empty())
     }
 
-    /// Whether commands wait that could be sent.
+    /// Returns whether queued commands can be sent now.
     pub(crate) fn may_issue(&self) -> bool {
         !self.queue.borrow().is_empty() && self.machine.borrow().window() > 0
     }
 
-    /// Tells those who wait what has happened.
+    /// Delivers events to the waiting callers.
     pub(crate) fn deliver(&self) {
         let mut machine = self.machine.borrow_mut();
         while let Some(event) = machine.poll_event() {
@@ -255,14 +255,14 @@ impl Shared {
                 }
                 Event::AsyncMessage { event: message, .. } => {
                     tracing::info!(event = ?message, "asynchronous message");
-                    // Each connection may be told: one answer is for all.
+                    // The target may notify each connection: one logout answers all.
                     if *message == AsyncEvent::LogoutRequest && !self.leaving.replace(true) {
                         machine.logout(LOGOUT);
                     }
                     continue;
                 }
             };
-            // One that no longer waits has dropped its future: its answer goes with it.
+            // A caller that no longer waits has dropped its future, and its answer is dropped, too.
             if let Some(waiter) = self.waiters.borrow_mut().remove(&token) {
                 let _ = waiter.send(event);
             }
@@ -270,10 +270,10 @@ impl Shared {
     }
 }
 
-/// Whether the line broke, not the protocol: over another one the target may be as good as any.
+/// Returns whether the connection failed, not the protocol: another connection to the target may work.
 const fn is_the_line(error: &SessionError) -> bool {
     match error {
-        // Its own end was agreed on, and the session's is looked at elsewhere.
+        // The end of a connection was agreed on, and the session's end is handled elsewhere.
         SessionError::Lost(_) | SessionError::LoggedOut => true,
         SessionError::Connection(error) => matches!(
             error,

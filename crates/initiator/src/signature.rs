@@ -1,10 +1,10 @@
-//! What a device holds already: file systems, partition tables, volume managers, RAID, swap, disk
-//! images. Before something is written over a device, one looks here ([`look`], [`look_by`], [`find`]), so that
-//! nobody's data are lost to a mistyped name.
+//! Detects the data that a device holds already: file systems, partition tables, volume managers, RAID, swap, disk
+//! images. Callers check a device ([`look`], [`look_by`], [`find`]) before they overwrite it, so that a mistyped name
+//! does not destroy data.
 //!
-//! Each of these leaves a signature at a place of its own, near the beginning or the end. The
-//! `signature/table.rs` has a row for each; nothing is concluded from anything else, so a device on which
-//! nothing is found may still hold something.
+//! Each of these formats has a signature at a known place, near the beginning or the end. The table in
+//! `signature/table.rs` has a row for each. Nothing else is checked, so a device without a known signature may still
+//! hold data.
 
 mod table;
 
@@ -16,17 +16,17 @@ use serde::Serialize;
 use crate::transfer::{Disk, TransferError};
 use table::{Base, Origin, Row};
 
-/// What is looked at: so much from the beginning, where the last thing is a VMFS at 2 MiB, …
+/// Bytes that are read from the beginning; the last signature there is that of a VMFS at 2 MiB, …
 const HEAD_LENGTH: u64 = (2 << 20) + 4096;
-/// … and so much before the end, where the first thing is a label of ZFS.
+/// … and bytes that are read before the end; the first signature there is a label of ZFS.
 const TAIL_LENGTH: u64 = 1 << 20;
 
-/// Something that a device holds.
+/// Data that a device holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Signature {
-    /// With its article, such as `an ext4 file system`.
+    /// The format with its article, such as `an ext4 file system`.
     pub what: &'static str,
-    /// The name that somebody gave it.
+    /// The label of the file system or volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
 }
@@ -40,18 +40,18 @@ impl fmt::Display for Signature {
     }
 }
 
-/// A device holds something, and nobody said that it may be lost.
+/// A device holds data, and the caller did not permit overwriting it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place} holds {}", list(found))]
 pub struct Occupied {
     /// The device: its URL or its path.
     pub place: String,
-    /// What was found, at least one.
+    /// The signatures that were found, one or more.
     pub found: Vec<Signature>,
 }
 
 impl Occupied {
-    /// `found`, if it is anything.
+    /// Returns an error if `found` is not empty.
     pub fn of(place: &str, found: Vec<Signature>) -> Option<Self> {
         (!found.is_empty()).then(|| Self { place: place.to_owned(), found })
     }
@@ -66,8 +66,8 @@ fn list(found: &[Signature]) -> String {
     }
 }
 
-/// Finds what a device of `length` bytes holds. `read` fills its buffer with the bytes from an
-/// offset on; offsets and lengths are whole blocks of 512 or 4096 bytes if `length` is.
+/// Detects the data on a device of `length` bytes. `read` fills its buffer with the bytes from an offset on. Offsets
+/// and lengths are whole blocks of 512 or 4096 bytes if `length` is.
 pub fn find<E>(
     length: u64,
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>,
@@ -81,7 +81,7 @@ pub fn find<E>(
     Ok(sample.holdings())
 }
 
-/// The same where reading takes its time: `read` gives as many bytes as it is asked for.
+/// Does the same with an asynchronous `read`, which returns exactly the number of bytes that was asked for.
 pub async fn look_by<E>(
     length: u64,
     mut read: impl AsyncFnMut(u64, usize) -> Result<Buffer, E>,
@@ -93,12 +93,12 @@ pub async fn look_by<E>(
     Ok(sample.holdings())
 }
 
-/// Finds what a disk holds.
+/// Detects the data on a disk.
 pub async fn look(disk: &Disk) -> Result<Vec<Signature>, TransferError> {
     look_by(disk.length(), async |offset, length| disk.read(offset, length).await).await
 }
 
-/// What is read of a device: offsets and lengths.
+/// Returns the offsets and lengths that are read from a device.
 fn parts(length: u64) -> Vec<(u64, usize)> {
     if length <= HEAD_LENGTH + TAIL_LENGTH {
         return vec![(0, length as usize)];
@@ -106,14 +106,14 @@ fn parts(length: u64) -> Vec<(u64, usize)> {
     vec![(0, HEAD_LENGTH as usize), (length - TAIL_LENGTH, TAIL_LENGTH as usize)]
 }
 
-/// What was read of a device.
+/// The parts of a device that were read.
 struct Sample {
     length: u64,
     parts: Vec<(u64, Vec<u8>)>,
 }
 
 impl Sample {
-    /// Bytes, if they are there and were read.
+    /// Returns bytes, if they exist and were read.
     fn at(&self, offset: u64, length: usize) -> Option<&[u8]> {
         self.parts.iter().find_map(|(start, bytes)| {
             let from = usize::try_from(offset.checked_sub(*start)?).ok()?;
@@ -135,7 +135,7 @@ impl Sample {
                 found.push(holding);
             }
         }
-        // A GPT brings an MBR with it, so that who does not know it sees a full disk.
+        // A GPT includes a protective MBR, so that tools that do not support GPT see a full disk.
         if found.iter().any(|holding| holding.what == table::GPT) {
             found.retain(|holding| holding.what != table::MBR);
         }
@@ -143,7 +143,7 @@ impl Sample {
     }
 }
 
-/// A sample as it is seen from where a structure begins. What was not read is zero.
+/// A sample from the start of a structure. Bytes that were not read are zero.
 #[derive(Clone, Copy)]
 struct View<'a> {
     sample: &'a Sample,
@@ -175,7 +175,7 @@ impl<'a> View<'a> {
         u32::from_le_bytes(self.array(offset))
     }
 
-    /// A text that ends with a zero, or with spaces.
+    /// Returns a text that ends with a zero, or with spaces.
     fn text(self, offset: u64, length: usize) -> Option<String> {
         let bytes = self.bytes(offset, length)?;
         let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -185,7 +185,7 @@ impl<'a> View<'a> {
 }
 
 impl Base {
-    /// Where the structure may begin on a device of `length` bytes.
+    /// Returns the possible start offsets of the structure on a device of `length` bytes.
     fn places(&self, length: u64) -> impl Iterator<Item = u64> {
         let origin = match self.origin {
             Origin::Start => Some(0),
@@ -202,7 +202,7 @@ impl Row {
     fn holds(&self, view: View<'_>) -> Option<Signature> {
         let there = view.bytes(self.offset, self.magic.len())? == self.magic && (self.check)(view);
         let label = self.label.and_then(|(offset, length)| view.text(offset, length));
-        // What mkfs.fat writes for none.
+        // mkfs.fat writes this when there is no label.
         let label = label.filter(|label| label != "NO NAME");
         there.then_some(Signature { what: self.what, label })
     }

@@ -1,4 +1,4 @@
-//! TLS to a portal: what a URL says of it, and the handshake.
+//! TLS to a portal: its options in a URL, and the handshake.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,57 +13,56 @@ use sarsen_io::tls::{Machine, cause};
 
 use crate::url::{Portal, UrlError};
 
-/// How to speak to a portal that is reached by TLS. The files are PEM and are read at every login,
-/// so that they can be renewed.
+/// The options of TLS to a portal. The files are PEM and are read at every login, so that an administrator can renew
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TlsOptions {
-    /// Who vouches for the portal.
+    /// The certificates of the authorities that sign portal certificates.
     pub ca: PathBuf,
-    /// Our own certificate, with the chain that leads to it, and its key; where portals want none,
-    /// none.
+    /// The initiator's certificate with its chain, and its key; `None` for portals that require none.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name that the portal's certificate has to hold for; the host's unless given.
+    /// The name that the portal's certificate must be valid for. Default: the host's name.
     pub server_name: Option<String>,
 }
 
-/// Why there is no TLS with a portal.
+/// The reason why there is no TLS with a portal.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be used.
+    /// A file is not usable.
     #[error(transparent)]
     Pem(#[from] PemError),
-    /// What is in the file is no certificate.
-    #[error("{0}: what it holds is not a certificate: make it anew")]
+    /// The file does not contain a certificate.
+    #[error("{0}: the file contains no valid certificate; create it again")]
     NotACertificate(PathBuf),
-    /// Our own certificate and key.
+    /// The initiator's certificate and key are not usable.
     #[error("{certificate} and {key} cannot be used: {source}")]
     Identity {
         /// The certificate's file.
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// What is wrong with them.
+        /// The error.
         #[source]
         source: rustls::Error,
     },
     /// Neither the name of a host nor an address.
-    #[error("{0:?} is no name that a certificate can hold for: give another server-name")]
+    #[error("{0:?} cannot be the name in a certificate; give another server-name")]
     Name(String),
-    /// The portal's certificate does not hold.
+    /// The portal's certificate is not valid.
     #[error("{0}")]
     Portal(String),
-    /// The portal does not take us.
+    /// The portal rejected the initiator.
     #[error("{0}")]
     Refused(String),
-    /// What came is not TLS 1.3.
-    #[error("{0}: is TLS spoken at this port?")]
+    /// The received data is not TLS 1.3.
+    #[error("{0}: check that this port speaks TLS")]
     Protocol(rustls::Error),
     /// The connection ended.
     #[error("the connection ended in the handshake: {0}")]
     Lost(String),
 }
 
-/// What a URL says after its `?` of TLS.
+/// The parameters of TLS after a URL's `?`.
 #[derive(Debug, Default)]
 pub(crate) struct TlsQuery {
     ca: Option<String>,
@@ -73,7 +72,7 @@ pub(crate) struct TlsQuery {
 }
 
 impl TlsQuery {
-    /// Takes `key=value` if it is about TLS; says whether it is.
+    /// Takes `key=value` if it belongs to TLS; returns whether it does.
     pub(crate) fn take(&mut self, key: &str, value: &str) -> Result<bool, UrlError> {
         let place = match key {
             "ca" => &mut self.ca,
@@ -89,7 +88,7 @@ impl TlsQuery {
         Ok(true)
     }
 
-    /// What there is to be for a URL that wants TLS, or does not.
+    /// Returns the options for a URL with or without TLS.
     pub(crate) fn options(self, is_wanted: bool) -> Result<Option<TlsOptions>, UrlError> {
         let Self { ca, certificate, key, server_name } = self;
         if !is_wanted {
@@ -108,7 +107,7 @@ impl TlsQuery {
 }
 
 impl TlsOptions {
-    /// As it stands after the `?`.
+    /// Returns the options as text for the part after the `?`.
     pub(crate) fn query(&self) -> String {
         let mut query = format!("ca={}", self.ca.display());
         if let Some((certificate, key)) = &self.identity {
@@ -120,7 +119,7 @@ impl TlsOptions {
         query
     }
 
-    /// Shakes hands on a connection to `portal`.
+    /// Performs the TLS handshake on a connection to `portal`.
     pub(crate) async fn shake_hands(
         &self,
         portal: &Portal,
@@ -130,7 +129,7 @@ impl TlsOptions {
         stream.connect_tls(config, name).await.map_err(|error| self.failure(portal, &error))
     }
 
-    /// Our end of a connection to `portal`, for who has a socket of his own.
+    /// Creates the initiator's end of a connection to `portal`, for callers with their own socket.
     pub fn machine(&self, portal: &Portal) -> Result<Machine, TlsError> {
         let machine = Machine::client(self.config()?, self.name(portal)?);
         machine.map_err(|error| self.failure(portal, &error))
@@ -169,7 +168,7 @@ impl TlsOptions {
         Ok(Arc::new(config))
     }
 
-    /// What an error of the stream means.
+    /// Converts an error of the stream.
     pub fn failure(&self, portal: &Portal, error: &io::Error) -> TlsError {
         let ca = self.ca.display();
         let certificate = match cause(error) {
@@ -186,7 +185,7 @@ impl TlsOptions {
                 "the portal's certificate does not hold yet: is this machine's clock right?"
                     .to_owned()
             }
-            // Two authorities of one name differ by their keys alone.
+            // Two authorities with the same name differ only by their keys.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 format!(
                     "the portal's certificate is not vouched for by {ca}: is that the right ca?"
@@ -204,7 +203,7 @@ impl TlsOptions {
     }
 }
 
-/// What the portal says when it breaks off, perhaps only after the login has begun.
+/// Returns the error for the portal's alert, which may arrive only after the login has begun.
 fn refused(alert: AlertDescription) -> TlsError {
     TlsError::Refused(match alert {
         AlertDescription::CertificateRequired => {
@@ -227,8 +226,8 @@ fn refused(alert: AlertDescription) -> TlsError {
     })
 }
 
-/// Whether an error of a stream is the portal's refusal: TLS 1.3 lets a client go on before its
-/// certificate has been looked at, so that the answer comes in the middle of the login.
+/// Returns whether an error of a stream is the portal's rejection. TLS 1.3 lets a client continue before its
+/// certificate is checked, so the answer arrives in the middle of the login.
 pub(crate) fn is_refusal(error: &io::Error) -> bool {
     matches!(cause(error), Some(rustls::Error::AlertReceived(_)))
 }

@@ -1,5 +1,5 @@
-//! Moves whole disks and files: a pipeline of reads and writes with a bounded number of pieces in
-//! flight. It knows neither terminal nor clock; who wants to show progress hands in a function.
+//! Copies whole disks and files: a pipeline of reads and writes with a bounded number of pieces in flight. It uses
+//! neither terminal nor clock; a caller that shows progress passes a function.
 //!
 //! Must run on a core (`sarsen_io::cores::block_on`), as sessions and files do.
 
@@ -17,35 +17,35 @@ use crate::signature::Occupied;
 
 pub use ends::{Disk, DiskFile, Sink, Source, Stream};
 
-/// Bytes of a piece, less what makes it a multiple of the blocks.
+/// Bytes of a piece, before it is rounded down to a multiple of the blocks.
 const PIECE_LENGTH: u64 = 1 << 20;
-/// Pieces that are in memory at once.
+/// Maximum of pieces in memory at once.
 const PIECES_IN_FLIGHT: usize = 16;
-/// Bytes that one step of an erasure covers, by WRITE SAME or plain writes.
+/// Bytes of one step of an erasure, by WRITE SAME or plain writes.
 const ERASE_LENGTH: u64 = 16 << 20;
-/// Bytes of one UNMAP at most, so that there is progress to see.
+/// Maximum bytes of one UNMAP, so that progress is visible.
 const UNMAP_LENGTH: u64 = 1 << 30;
-/// Steps of an erasure at once.
+/// Maximum steps of an erasure at once.
 const ERASES_IN_FLIGHT: usize = 8;
 
-/// Why bytes could not be moved.
+/// The reason why a transfer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
-    /// No session with a disk.
+    /// The session with a disk could not be opened.
     #[error("cannot open {place}: {source}")]
     Open {
         /// The disk's URL.
         place: String,
-        /// What the session says.
+        /// The session's error.
         #[source]
         source: SessionError,
     },
-    /// The session did not end well; what was moved is safe.
+    /// The logout failed; the data that was moved is safe.
     #[error("cannot log out of {place}: {source}")]
     Close {
         /// The disk's URL.
         place: String,
-        /// What the session says.
+        /// The session's error.
         #[source]
         source: SessionError,
     },
@@ -54,13 +54,13 @@ pub enum TransferError {
     Disk {
         /// The disk's URL.
         place: String,
-        /// What was to be done.
+        /// The operation.
         verb: &'static str,
         /// First byte.
         offset: u64,
         /// Bytes.
         length: u64,
-        /// What the session says.
+        /// The session's error.
         #[source]
         source: SessionError,
     },
@@ -69,31 +69,31 @@ pub enum TransferError {
     File {
         /// Its name.
         place: String,
-        /// What was to be done.
+        /// The operation.
         verb: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Another process has the file.
-    #[error("{place} is in use by another process: end that first")]
+    /// Another process uses the file.
+    #[error("{place} is in use by another process; end that process first")]
     InUse {
         /// Its name.
         place: String,
     },
-    /// More than there is, or more than there is room for.
+    /// The range is beyond the end of the source or of the sink.
     #[error("{length} bytes from byte {offset} on do not fit {place}, which has {size} bytes")]
     BeyondEnd {
-        /// What is too small.
+        /// The disk or file that is too small.
         place: String,
-        /// How large it is, in bytes.
+        /// Its size in bytes.
         size: u64,
         /// First byte.
         offset: u64,
         /// Bytes.
         length: u64,
     },
-    /// Writes begin with a block.
+    /// A write does not begin at the start of a block.
     #[error(
         "byte {offset} of {place} is not where a block begins: its blocks have {block_length} bytes, \
          take a multiple"
@@ -106,45 +106,45 @@ pub enum TransferError {
         /// Bytes of a block.
         block_length: u64,
     },
-    /// No number of bytes is whole blocks of both within a piece.
+    /// No piece has whole blocks of both disks.
     #[error(
         "the blocks of {source_place} ({source_length} bytes) and {sink_place} ({sink_length} \
          bytes) do not fit together: copy by way of a file"
     )]
     BlockLengths {
-        /// From.
+        /// The source.
         source_place: String,
         /// Bytes of its blocks.
         source_length: u64,
-        /// To.
+        /// The sink.
         sink_place: String,
         /// Bytes of its blocks.
         sink_length: u64,
     },
-    /// The disk has no UNMAP.
-    #[error("{place} does not give space back (no UNMAP): write zeroes instead")]
+    /// The disk does not support UNMAP.
+    #[error("{place} does not support UNMAP; write zeroes instead")]
     UnmapUnsupported {
         /// The disk's URL.
         place: String,
     },
-    /// The disk holds something, and nobody said that it may be lost.
+    /// The disk holds data, and the caller did not permit overwriting it.
     #[error(transparent)]
     Occupied(#[from] Occupied),
 }
 
-/// What went through.
+/// The result of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transferred {
     /// Bytes.
     pub bytes: u64,
-    /// SHA-256 of them, in order.
+    /// SHA-256 of the bytes, in order.
     pub sha256: [u8; 32],
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// The bytes that are equal, from the first on.
+    /// The number of equal bytes, from the first on.
     pub equal_bytes: u64,
     /// SHA-256 of the first side's bytes, if all are equal.
     pub sha256: Option<[u8; 32]>,
@@ -152,23 +152,23 @@ pub struct Comparison {
     pub first_difference: Option<u64>,
 }
 
-/// How a disk is emptied.
+/// How a disk is erased.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Erasure {
-    /// All blocks read as zero afterwards; space is given back where the disk promises that such
-    /// blocks do (WRITE SAME with UNMAP, else plain zeroes).
+    /// All blocks read as zero afterwards. They are deallocated if the disk guarantees that deallocated blocks read as
+    /// zero (WRITE SAME with UNMAP); otherwise plain zeroes are written.
     #[default]
     Best,
-    /// All blocks read as zero afterwards and keep their space.
+    /// All blocks read as zero afterwards and stay allocated.
     Zero,
-    /// Space is given back (UNMAP). What the blocks read as is the disk's to say.
+    /// Blocks are deallocated (UNMAP). The disk decides which data they return.
     Unmap,
 }
 
-/// Told how many bytes are through, each time there are more.
+/// A function that receives the number of bytes done so far, each time it grows.
 pub type Progress<'a> = &'a dyn Fn(u64);
 
-/// Bytes of a piece that is whole blocks of both sides; `None` if there is none.
+/// Returns the bytes of a piece that has whole blocks of both sides; `None` if there is no such piece.
 fn piece_length(left: u64, right: u64) -> Option<u64> {
     let (mut a, mut b) = (left, right);
     while b != 0 {
@@ -190,11 +190,11 @@ fn fitting_piece(
     })
 }
 
-/// Copies `length` bytes (or what there is) from byte `from` of `source` to byte `to` of `sink`,
-/// and flushes. On a disk `to` must be the beginning of a block; the end may be anywhere, and the
-/// rest of a last block stays as it is. Zeroes become holes in a file, and WRITE SAME on a disk.
+/// Copies `length` bytes (or all that exist) from byte `from` of `source` to byte `to` of `sink`, and flushes. On a
+/// disk `to` must be the beginning of a block. The end may be anywhere, and the rest of the last block keeps its data.
+/// Zeroes become holes in a file, and WRITE SAME on a disk.
 ///
-/// Dropping the future leaves the sink with some of the pieces.
+/// If the future is dropped, the sink has some of the pieces.
 pub async fn copy(
     source: &Source<'_>,
     from: u64,
@@ -231,7 +231,7 @@ pub async fn copy(
                 let data = data?;
                 let (offset, count) = (to + taken, data.len() as u64);
                 if count < wanted {
-                    // Only a stream ends early; nothing has been asked for behind this.
+                    // Only a stream ends early, and the pipeline has no read behind this one.
                     end = taken + count;
                 }
                 hash.update(&*data);
@@ -248,7 +248,7 @@ pub async fn copy(
             else => break,
         }
     }
-    // A stream that was to give more than it had.
+    // The stream had fewer bytes than requested.
     if let Some(length) = length.filter(|&length| length > done) {
         let place = source.place().to_owned();
         return Err(TransferError::BeyondEnd { place, size: from + done, offset: from, length });
@@ -299,7 +299,7 @@ pub async fn compare(
     Ok(Comparison { equal_bytes: done, sha256, first_difference: None })
 }
 
-/// Index of the first byte that differs; where one side ends counts as one.
+/// Returns the index of the first byte that differs; the end of a shorter side counts as a difference.
 fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
     if left == right {
         return None;
@@ -308,7 +308,7 @@ fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
     Some(both.take_while(|(left, right)| left == right).count())
 }
 
-/// Empties a whole disk, and flushes. Gives its length in bytes.
+/// Erases a whole disk, and flushes. Returns its length in bytes.
 pub async fn erase(
     disk: &Disk,
     how: Erasure,

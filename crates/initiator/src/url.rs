@@ -1,6 +1,7 @@
-//! `iscsi://[user[%secret]@]host[:port]/target name/lun[?target_user=U&target_password=P]`, as
-//! libiscsi has it, and `iscsis://` for TLS, with `ca=FILE` and, where the portal asks for them,
-//! `certificate=FILE&key=FILE` after the `?`, and `server-name=NAME`. A secret that holds a `/`, `?` or `&` goes into the environment ([`Chap`]).
+//! `iscsi://[user[%secret]@]host[:port]/target name/lun[?target_user=U&target_password=P]`, as in libiscsi, and
+//! `iscsis://` for TLS, with `ca=FILE` after the `?`. Portals that require a client certificate also need
+//! `certificate=FILE&key=FILE`; `server-name=NAME` is optional. A secret that contains a `/`, `?` or `&` must be given
+//! in the environment ([`Chap`]).
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,61 +12,59 @@ use sarsen_wire::iscsi::{DEFAULT_PORT, MAX_NAME_LENGTH};
 use crate::identity::Chap;
 use crate::tls::{TlsOptions, TlsQuery};
 
-/// The highest number that a LUN of flat space addressing can have (SAM-5 4.7.7.2).
+/// The maximum number of a LUN with flat space addressing (SAM-5 4.7.7.2).
 const MAX_LUN: u16 = 0x3fff;
 
-/// Why a URL or an address cannot be used.
+/// The reason why a URL or an address cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// Not `iscsi://`.
+    /// The text does not begin with `iscsi://` or `iscsis://`.
     #[error("{0:?} does not begin with iscsi:// or iscsis://")]
     Scheme(String),
-    /// There is no host, or something that cannot be one.
-    #[error("{0:?} names no host")]
+    /// The host is missing or invalid.
+    #[error("{0:?} has no host")]
     Host(String),
-    /// A `[` without `]`, or something between `]` and the port.
+    /// A `[` without `]`, or text between `]` and the port.
     #[error("{0:?} is not an IPv6 address in brackets")]
     Brackets(String),
-    /// Not a port.
+    /// The port is invalid.
     #[error("{0:?} is not a port (1 to 65535)")]
     Port(String),
-    /// No target's name, or one that cannot be one.
+    /// The target's name is missing or invalid.
     #[error("{0:?} is not an iSCSI name: iqn., eui. or naa. and at most 223 bytes")]
     Target(String),
-    /// Not a LUN.
+    /// The LUN is invalid.
     #[error("{0:?} is not a logical unit number (0 to 16383)")]
     Lun(String),
-    /// Too little or too much after the host.
-    #[error("{0:?}: after the host comes /target name/lun")]
+    /// The path after the host has too few or too many parts.
+    #[error("{0:?}: write /TARGET/LUN after the host")]
     Path(String),
-    /// Something after the `?` that is not known.
+    /// An unknown parameter after the `?`.
     #[error(
         "{0:?} is nothing that a URL may say after the ?: target_user and target_password are, and, \
          with iscsis://, ca, certificate, key and server-name"
     )]
     Query(String),
-    /// Something after the `?` that gives nothing a value.
+    /// A parameter without a value after the `?`.
     #[error(
         "after the ? comes target_user=U&target_password=P: a secret that holds an & goes into \
          LIBISCSI_CHAP_TARGET_PASSWORD"
     )]
     QueryValue,
-    /// Nothing, or something that no path or name has.
-    #[error("after {0}= comes the path of a file, or the name of a host")]
+    /// The value is empty, or no path and no name can have it.
+    #[error("write a file or a host name after {0}=")]
     TlsValue(String),
-    /// Who is to vouch for the portal?
-    #[error(
-        "iscsis:// wants ?ca=FILE, a PEM file with the certificate of who vouches for the portal"
-    )]
+    /// The `ca` parameter is missing.
+    #[error("iscsis:// needs ?ca=FILE, a PEM file with the certificate authority of the portal")]
     TlsCa,
-    /// A certificate without its key, or the other way round.
-    #[error("certificate=FILE and key=FILE go together: give both")]
+    /// A certificate without its key, or a key without its certificate.
+    #[error("certificate=FILE and key=FILE belong together; give both")]
     TlsHalf,
-    /// Files for TLS, but no TLS.
+    /// Files for TLS in a URL without TLS.
     #[error("ca, certificate, key and server-name are for TLS: write iscsis://")]
     TlsUnwanted,
-    /// A name that cannot be one.
-    #[error("{0:?} is not the name of a user: 1 to 255 bytes, without control characters")]
+    /// The user's name is invalid.
+    #[error("{0:?} is not a user name; write 1 to 255 bytes without control characters")]
     User(String),
     /// A user without a secret.
     #[error(
@@ -76,7 +75,7 @@ pub enum UrlError {
         /// The user, or the target.
         user: String,
     },
-    /// A target is to prove who it is to somebody who does not.
+    /// The target must authenticate itself, but the initiator does not.
     #[error(
         "{target:?} is to authenticate itself, but no user is named: name one before the host or in \
          LIBISCSI_CHAP_USERNAME"
@@ -87,14 +86,14 @@ pub enum UrlError {
     },
 }
 
-/// A host with a port: where a target listens.
+/// A host with a port on which a target listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Portal {
     /// A name or an address, without brackets.
     pub host: String,
     /// TCP port.
     pub port: u16,
-    /// It is spoken to by TLS.
+    /// The options of TLS; `None` means plain TCP.
     pub tls: Option<Arc<TlsOptions>>,
 }
 
@@ -111,7 +110,7 @@ impl fmt::Display for Portal {
 impl FromStr for Portal {
     type Err = UrlError;
 
-    /// `host`, `host:port`, `[address]` or `[address]:port`.
+    /// Parses `host`, `host:port`, `[address]` or `[address]:port`.
     fn from_str(text: &str) -> Result<Self, UrlError> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -124,7 +123,7 @@ impl FromStr for Portal {
                 }
             }
             None => match text.split_once(':') {
-                // More than one colon: an IPv6 address that lacks its brackets.
+                // More than one colon: an IPv6 address without its brackets.
                 Some((_, port)) if port.contains(':') => {
                     return Err(UrlError::Brackets(text.to_owned()));
                 }
@@ -151,28 +150,28 @@ impl FromStr for Portal {
 /// A logical unit on the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// Where the target listens.
+    /// The portal on which the target listens.
     pub portal: Portal,
     /// The target's iSCSI name.
     pub target: String,
     /// Logical unit number.
     pub lun: u16,
-    /// Who logs in, for targets that ask.
+    /// The CHAP user, for targets that require authentication.
     pub chap: Chap,
 }
 
 impl Url {
-    /// The logical unit number as commands carry it (SAM-5 4.7).
+    /// Returns the logical unit number as commands carry it (SAM-5 4.7).
     pub const fn lun_field(&self) -> [u8; 8] {
         let [high, low] = self.lun.to_be_bytes();
-        // Up to 255 by peripheral device addressing, above that by flat space addressing.
+        // Numbers up to 255 use peripheral device addressing, greater numbers use flat space addressing.
         let method = if self.lun > 255 { 0x40 } else { 0 };
         [high | method, low, 0, 0, 0, 0, 0, 0]
     }
 }
 
 impl fmt::Display for Url {
-    /// Without secrets, and without the target's user.
+    /// Writes the URL without secrets and without the target's user.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.portal.tls.is_some() { TLS_SCHEME } else { SCHEME })?;
         if let Some(user) = &self.chap.user {
@@ -212,14 +211,13 @@ impl FromStr for Url {
     }
 }
 
-/// Where to ask for targets:
-/// `[iscsi://][user[%secret]@]host[:port][/][?target_user=U&target_password=P]`, or with `iscsis://`
-/// and the files of TLS.
+/// The portal for a discovery session: `[iscsi://][user[%secret]@]host[:port][/][?target_user=U&target_password=P]`, or
+/// with `iscsis://` and the files of TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryUrl {
-    /// Whom to ask.
+    /// The portal to query.
     pub portal: Portal,
-    /// Who asks, for portals that want to know.
+    /// The CHAP user, for portals that require authentication.
     pub chap: Chap,
 }
 
@@ -228,7 +226,7 @@ impl FromStr for DiscoveryUrl {
 
     fn from_str(text: &str) -> Result<Self, UrlError> {
         let (rest, by_tls) = split_scheme(text).unwrap_or((text, false));
-        // What stands before an @ may hold a ? of its own.
+        // The text before an @ may contain a ?.
         let place = rest.rfind('@').unwrap_or(0);
         let (authority, query) = match rest[place..].find('?') {
             Some(mark) => (&rest[..place + mark], &rest[place + mark + 1..]),
@@ -243,13 +241,13 @@ impl FromStr for DiscoveryUrl {
 const SCHEME: &str = "iscsi://";
 const TLS_SCHEME: &str = "iscsis://";
 
-/// What follows the scheme, and whether that is the one of TLS.
+/// Returns the text after the scheme, and whether the scheme is that of TLS.
 fn split_scheme(text: &str) -> Option<(&str, bool)> {
     let plain = text.strip_prefix(SCHEME).map(|rest| (rest, false));
     plain.or_else(|| Some((text.strip_prefix(TLS_SCHEME)?, true)))
 }
 
-/// What stands after the `?`.
+/// Parses the text after the `?`.
 fn parse_query(
     query: &str,
     chap: &mut Chap,
@@ -272,7 +270,7 @@ fn split_authority(authority: &str) -> (&str, Chap) {
     }
 }
 
-/// A text without what stands before an `@` and after a `?`, where secrets are.
+/// Returns the text without the parts before an `@` and after a `?`, which contain secrets.
 fn shown(text: &str) -> String {
     let text = text.rsplit('@').next().unwrap_or_default();
     text.split('?').next().unwrap_or_default().to_owned()
@@ -387,7 +385,7 @@ mod tests {
         for wrong in [
             &text[1..],
             "iscsi://me%hidden@box?target_password=hidden",
-            // Secrets that would have to stand in the environment.
+            // Secrets that must be given in the environment.
             "iscsi://me%s/hidden@box/iqn.x/0",
             "iscsi://me%s/iqn.x/hidden@box/iqn.x/0",
             "iscsi://me%s@box/iqn.x/0?target_user=it&target_password=s&hidden",

@@ -1,5 +1,4 @@
-//! Core threads: each a current-thread runtime with its own ring for files, and one bounded pool
-//! behind them all.
+//! Core threads: each is a current-thread runtime with its own ring for files. All cores share one bounded pool.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,10 +20,10 @@ use crate::spin::{self, Spin};
 /// How file operations reach the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileEngine {
-    /// io_uring where the kernel allows it, else the pool.
+    /// io_uring if the kernel permits it, otherwise the pool.
     #[default]
     Auto,
-    /// io_uring; starting fails where it is forbidden.
+    /// io_uring; starting fails if it is forbidden.
     Uring,
     /// A bounded pool of threads.
     Pool,
@@ -40,14 +39,14 @@ pub struct Cores {
 
 struct Core {
     jobs: mpsc::UnboundedSender<Job>,
-    /// None of a core that a simulation drives.
+    /// `None` for a core that a simulation drives.
     thread: Option<JoinHandle<()>>,
-    /// Disconnected when the thread has ended except for its last steps. In a lock so that cores are shared.
+    /// Disconnected when the thread has ended except for its last steps. In a lock because the cores are shared.
     ended: Mutex<channel::Receiver<()>>,
 }
 
 impl Cores {
-    /// Starts `count` threads, or as many as the machine gives this process.
+    /// Starts `count` threads, or as many as the machine provides to this process.
     pub fn start(count: Option<NonZeroUsize>, engine: FileEngine, spin: Spin) -> io::Result<Self> {
         let count = match count {
             Some(count) => count,
@@ -56,7 +55,7 @@ impl Cores {
         let engine = choose(engine)?;
         let pool = Arc::new(Pool::new());
         Buffer::share_kept_bytes(count.get());
-        // An early return drops the cores that did start, which ends them.
+        // An early return drops the cores that started, which ends them.
         let mut cores = Self { engine, cores: Vec::with_capacity(count.get()) };
         for index in 0..count.get() {
             cores.cores.push(Core::start(index, engine, spin, pool.clone())?);
@@ -64,7 +63,7 @@ impl Cores {
         Ok(cores)
     }
 
-    /// One core without a thread: the future runs its jobs on the `LocalSet` that polls it, until the cores are
+    /// Creates one core without a thread: the future runs its jobs on the `LocalSet` that polls it, until the cores are
     /// dropped. Files cannot be used there.
     #[cfg(feature = "simulation")]
     pub fn simulated() -> (Self, impl Future<Output = ()> + 'static) {
@@ -79,14 +78,14 @@ impl Cores {
         (Self { engine: FileEngine::Pool, cores: vec![core] }, run)
     }
 
-    /// How many there are: at least one.
+    /// Returns the number of cores: one or more.
     #[allow(clippy::len_without_is_empty)] // there is always a core
     pub fn len(&self) -> usize {
         self.cores.len()
     }
 
-    /// Runs a future on core `index` until it ends or the cores shut down. It is made there, so
-    /// it need not be `Send`.
+    /// Runs a future on core `index` until it ends or the cores shut down. The future is created there, so it need not
+    /// be `Send`.
     pub fn spawn_on<F>(&self, index: usize, make: impl FnOnce() -> F + Send + 'static)
     where
         F: Future<Output = ()> + 'static,
@@ -95,8 +94,7 @@ impl Cores {
         let _ = self.cores[index].jobs.send(Box::new(move || Box::pin(make())));
     }
 
-    /// Ends when every core has carried out something that was asked of it now: none is stuck. False
-    /// if one is gone.
+    /// Waits until every core has run a job that is queued now, so no core is stuck. Returns false if a core has ended.
     pub async fn pulse(&self) -> bool {
         let beat = |index| {
             let (sender, answer) = oneshot::channel();
@@ -114,18 +112,18 @@ impl Cores {
         true
     }
 
-    /// Which engine is in use: never `Auto`.
+    /// Returns the engine in use: never `Auto`.
     pub fn file_engine(&self) -> FileEngine {
         self.engine
     }
 
-    /// Drops the futures that still run, lets the file operations in flight finish, and waits
-    /// for the threads to end. Who wants the futures to come to their own end tells them so and
-    /// waits for it before this. Not to be called on a core.
+    /// Drops the futures that still run, lets the file operations in flight finish, and waits for the threads to end.
+    /// A caller that wants the futures to complete must ask them to end, and wait for them, before this. Must not be
+    /// called on a core.
     pub fn shutdown(self) {}
 
-    /// Does the same for at most `limit`. Returns false if operations are still in the kernel, as with a disk that
-    /// does not respond. Their threads and buffers stay until the process ends.
+    /// Does the same with a time limit. Returns false if operations are still in the kernel, as with a disk that does
+    /// not respond. Their threads and buffers stay until the process ends.
     pub fn shutdown_within(mut self, limit: Duration) -> bool {
         let deadline = crate::time::now() + limit;
         let (threads, ends): (Vec<_>, Vec<_>) =
@@ -150,7 +148,7 @@ impl Drop for Cores {
     fn drop(&mut self) {
         let threads: Vec<_> = self.cores.drain(..).filter_map(|core| core.thread).collect();
         for thread in threads {
-            // A panic on a core has been reported there.
+            // The core has reported its panic.
             let _ = thread.join();
         }
     }
@@ -190,17 +188,16 @@ impl Core {
     }
 }
 
-/// Runs a future on the calling thread as if it were a core: for tests and tools. File
-/// operations in flight at its end are waited for.
+/// Runs a future on the calling thread as if it were a core: for tests and tools. At the end it waits for file
+/// operations in flight.
 ///
-/// # Panics
-/// If the thread is a core already.
+/// # Panics If the thread is a core already.
 pub fn block_on<F: Future>(engine: FileEngine, future: F) -> io::Result<F::Output> {
     let engine = choose(engine)?;
     Ok(Environment::enter(engine, Arc::new(Pool::new()))?.run(future))
 }
 
-/// Settles on an engine and says so.
+/// Selects an engine and logs it.
 fn choose(engine: FileEngine) -> io::Result<FileEngine> {
     match engine {
         FileEngine::Pool => {
@@ -237,26 +234,26 @@ thread_local! {
     static HERE: RefCell<Option<CoreContext>> = const { RefCell::new(None) };
 }
 
-/// What file operations on this thread use.
+/// The ring and the pool for file operations on this thread.
 pub(crate) struct CoreContext {
     pub(crate) ring: Option<Rc<Ring>>,
     pub(crate) pool: Arc<Pool>,
 }
 
 impl CoreContext {
-    /// Gives `with` the environment of the calling thread, if it is a core.
+    /// Passes the environment of the calling thread to `with`, if it is a core.
     pub(crate) fn with<T>(with: impl FnOnce(Option<&Self>) -> T) -> T {
         HERE.with_borrow(|here| with(here.as_ref()))
     }
 }
 
-/// A thread that is a core for as long as this lives.
+/// Makes the thread a core until this is dropped.
 struct Environment {
     runtime: tokio::runtime::LocalRuntime,
     _left: ContextGuard,
 }
 
-/// Takes the thread's ring away when the runtime is gone, which waits for what is in it.
+/// Removes the thread's ring after the runtime was dropped, and waits for the ring's operations.
 struct ContextGuard;
 
 impl Drop for ContextGuard {
@@ -383,8 +380,8 @@ mod tests {
         assert_eq!(ring(), None, "the thread is ordinary again");
     }
 
-    /// Makes io_uring_setup fail with EPERM on the calling thread and those that it starts, as
-    /// the default seccomp profile of container engines does.
+    /// Makes io_uring_setup fail with EPERM on the calling thread and on threads that it starts, as the default seccomp
+    /// profile of container engines does.
     #[allow(unsafe_code)]
     fn forbid_io_uring() {
         let statement = |code: u32, jt, k| libc::sock_filter { code: code as u16, jt, jf: 0, k };

@@ -1,10 +1,10 @@
-//! How many files and sockets this process may have open.
+//! The maximum number of open files and sockets of this process.
 
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the limit as far as the system lets this process, and gives what it is then.
+/// Raises the limit as far as the system permits, and returns the new limit.
 pub fn raise_limit() -> io::Result<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum {

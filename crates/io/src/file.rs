@@ -1,15 +1,14 @@
-//! Regular files and block devices: whole transfers at an offset, by the calling core's ring or
-//! pool.
+//! Regular files and block devices: whole transfers at an offset, by the calling core's ring or pool.
 //!
-//! An operation starts when its function is called, not when its answer is first polled. Buffers
-//! belong to the operation while the kernel may use them, so an answer can be dropped at any
-//! time. Interrupted and short transfers are continued here. On a thread that is no core the call
-//! itself blocks and the answer is ready; so it is for reads and writes of a file on tmpfs.
+//! An operation starts when its function is called, not when its answer is first polled. Buffers belong to the
+//! operation while the kernel may use them, so a caller may drop an answer at any time. This module continues
+//! interrupted and short transfers. On a thread that is not a core, the call itself blocks and the answer is ready. The
+//! same is true for reads and writes of a file on tmpfs.
 //!
 //! The ring gets operations that the kernel can carry out without a waiting thread: direct I/O (RWF_NOWAIT), reads
-//! through the page cache, and buffered writes where the file system copies them at once. The file's lane of the pool
-//! gets the other operations. The workers of io_uring itself are not used: all files of a ring share them, so that
-//! one disk that does not respond would stop the others.
+//! through the page cache, and buffered writes if the file system copies them at once. The file's lane of the pool gets
+//! the other operations. The workers of io_uring itself are not used: all files of a ring share them, so one disk that
+//! does not respond would stop the others.
 
 mod extents;
 mod standing;
@@ -36,32 +35,32 @@ use crate::cores::CoreContext;
 use crate::pool::Lane;
 use crate::ring::{Completion, Operation, OperationKind};
 
-/// How often a lock that somebody else holds is asked for again: nothing announces its end.
+/// Interval of the attempts to take a lock that another process holds: the kernel does not announce its release.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What statfs(2) calls tmpfs.
+/// The type of tmpfs in statfs(2).
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-/// File systems whose buffered writes are tried without waiting (RWF_NOWAIT): XFS and btrfs. Other file systems
-/// refuse every such write, and io_uring reports that as if the write would have had to wait.
+/// File systems whose buffered writes are tried without waiting (RWF_NOWAIT): XFS and btrfs. Other file systems reject
+/// every such write, and io_uring reports that as if the write had to wait.
 const WRITE_WITHOUT_WAITING: [rustix::fs::FsWord; 2] = [0x5846_5342, 0x9123_683E];
 
 /// Maximum of reads through the page cache that one file has in rings at once; its lane gets further ones. Starting a
-/// read may wait for room in the device's queue, and a device that does not respond never makes room.
+/// read may wait for space in the device's queue, and a device that does not respond never frees space.
 const RING_READS_MAX: u32 = 64;
 
-/// Zeroes are written in pieces of so many bytes where the file system cannot make them.
+/// Length of the pieces in which zeroes are written if the file system cannot create them.
 const ZEROES_AT_ONCE: u64 = 1 << 20;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// Only to read. A block device that is opened to be written is opened exclusively (O_EXCL),
-    /// which a mounted one refuses.
+    /// Open only for reading. A block device that is opened for writing is opened exclusively (O_EXCL); the kernel
+    /// rejects this for a mounted device.
     pub read_only: bool,
-    /// Create it (with access for its owner alone) if it is missing.
+    /// Create the file (with access only for its owner) if it is missing.
     pub create: bool,
-    /// Go past the page cache (O_DIRECT).
+    /// Bypass the page cache (O_DIRECT).
     pub direct: bool,
 }
 
@@ -72,20 +71,20 @@ pub struct File {
     block_device: bool,
 }
 
-/// What operations in flight hold on to.
+/// The state that operations in flight keep alive.
 pub(crate) struct Opened {
     pub(crate) fd: OwnedFd,
-    /// Through the page cache.
+    /// I/O uses the page cache.
     buffered: bool,
-    /// Reads from the page cache without waiting are worth a try.
+    /// It is useful to try reads from the page cache without waiting.
     try_cached: AtomicBool,
-    /// The file system takes RWF_DSYNC.
+    /// The file system supports RWF_DSYNC.
     durable_writes: AtomicBool,
-    /// Direct I/O, or a buffered write, is worth a try without waiting.
+    /// It is useful to try direct I/O, or a buffered write, without waiting.
     try_without_waiting: AtomicBool,
-    /// It is memory: reads and writes are copies, which nothing waits for.
+    /// The file is in memory: reads and writes are copies that never wait.
     in_memory: bool,
-    /// Buffered reads that are in rings.
+    /// Number of buffered reads in rings.
     ring_reads: AtomicU32,
     /// The lane in which its operations wait for threads.
     lane: Arc<Lane>,
@@ -93,7 +92,7 @@ pub(crate) struct Opened {
 
 impl Opened {
     pub(crate) fn new(fd: OwnedFd, buffered: bool) -> Self {
-        // Device files are on a separate tmpfs, which has no properties of the device.
+        // Device files are on a separate tmpfs, which does not have the properties of the device.
         let is_regular = rustix::fs::fstat(&fd).is_ok_and(|reported| {
             FileType::from_raw_mode(reported.st_mode) == FileType::RegularFile
         });
@@ -114,10 +113,9 @@ impl Opened {
     }
 }
 
-/// Locks an open file or folder, exclusively or shared, and tries for `timeout` before it gives
-/// up. A process that is killed lets go of its files only when the kernel has ended what was in its
-/// rings, a moment after the process is gone; and one that was just forked holds what its parent
-/// had open until it becomes another program. Blocks the thread.
+/// Locks an open file or folder, exclusively or shared, and retries for `timeout`. The kernel closes the files of a
+/// killed process only when it has ended the operations in its rings, a moment after the process has ended. A process
+/// that was just forked keeps its parent's open files until it executes another program. Blocks the thread.
 pub fn lock_within(fd: impl AsFd, exclusive: bool, timeout: Duration) -> io::Result<bool> {
     let operation = match exclusive {
         true => FlockOperation::NonBlockingLockExclusive,
@@ -141,8 +139,8 @@ fn try_lock(fd: BorrowedFd<'_>, operation: FlockOperation) -> io::Result<bool> {
     }
 }
 
-/// Opens a regular file or a block device to read it, without ever waiting for another program as who opens a
-/// pipe does. Other kinds of file are InvalidInput.
+/// Opens a regular file or a block device to read it. Never waits for another program, as opening a pipe would. Other
+/// kinds of file are InvalidInput.
 pub fn open_to_read(path: &Path) -> io::Result<fs::File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     let file = fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -158,21 +156,21 @@ fn unfit() -> io::Error {
 }
 
 impl File {
-    /// Opens a regular file or a block device; blocks the thread while it does. Other kinds of
-    /// file are InvalidInput, as is a file system that refuses O_DIRECT.
+    /// Opens a regular file or a block device; blocks the thread meanwhile. Other kinds of file are InvalidInput, and
+    /// so is a file system that rejects O_DIRECT.
     pub fn open(path: &Path, options: OpenOptions) -> io::Result<Self> {
         let mut flags = OFlags::CLOEXEC;
         flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::CREATE, options.create);
         flags.set(OFlags::DIRECT, options.direct);
-        // O_EXCL means exclusive use for block devices alone.
+        // O_EXCL means exclusive use only for block devices.
         let is_device = |metadata: &fs::Metadata| metadata.file_type().is_block_device();
         let expect_device = fs::metadata(path).is_ok_and(|metadata| is_device(&metadata));
         if expect_device {
             flags.remove(OFlags::CREATE);
             flags.set(OFlags::EXCL, !options.read_only);
         }
-        // A pipe without a writer would hold up the opening for ever.
+        // Opening a pipe without a writer would block for ever.
         let fd = rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::fcntl_setfl(&fd, flags & OFlags::DIRECT)?;
         let file = fs::File::from(fd);
@@ -184,13 +182,13 @@ impl File {
         Ok(Self { opened: Arc::new(opened), block_device: expect_device })
     }
 
-    /// Takes the lock that only one open file can hold; false when another has it or a shared
-    /// one. It is held until the file is closed.
+    /// Takes the exclusive lock; returns false if another open file has an exclusive or a shared lock. The lock is held
+    /// until the file is closed.
     pub fn try_lock_exclusive(&self) -> io::Result<bool> {
         self.try_lock(FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Takes a lock that others may share; false when someone holds it exclusively.
+    /// Takes a shared lock; returns false if another open file has the exclusive lock.
     pub fn try_lock_shared(&self) -> io::Result<bool> {
         self.try_lock(FlockOperation::NonBlockingLockShared)
     }
@@ -204,12 +202,12 @@ impl File {
         try_lock(self.opened.fd.as_fd(), operation)
     }
 
-    /// Whether it is a block device.
+    /// Returns whether it is a block device.
     pub fn is_block_device(&self) -> bool {
         self.block_device
     }
 
-    /// Bytes in the file or on the device, as of now.
+    /// Returns the current bytes of the file or the device.
     pub fn length(&self) -> io::Result<u64> {
         if self.block_device {
             Ok(rustix::fs::seek(&self.opened.fd, SeekFrom::End(0))?)
@@ -218,7 +216,7 @@ impl File {
         }
     }
 
-    /// The unit in which the file system or the device allocates, in bytes.
+    /// Returns the unit in which the file system or the device allocates, in bytes.
     pub fn allocation_unit(&self) -> io::Result<u64> {
         match self.discard_limits()? {
             Some((granularity, _)) => Ok(granularity.max(512)),
@@ -226,7 +224,7 @@ impl File {
         }
     }
 
-    /// The sizes of a block device's logical and physical blocks in bytes; `None` for files.
+    /// Returns the sizes of a block device's logical and physical blocks in bytes; `None` for files.
     pub fn device_block_sizes(&self) -> io::Result<Option<(u32, u32)>> {
         if !self.block_device {
             return Ok(None);
@@ -236,8 +234,8 @@ impl File {
         Ok(Some((logical, physical.max(logical))))
     }
 
-    /// Whether [`File::punch_hole`] gives space back: tried on a file beyond its end, looked up
-    /// for a device.
+    /// Returns whether [`File::punch_hole`] deallocates space: tries it beyond the end of a file, or reads the limits
+    /// of a device.
     pub fn can_punch_holes(&self) -> io::Result<bool> {
         if let Some((_, most)) = self.discard_limits()? {
             return Ok(most > 0);
@@ -256,8 +254,8 @@ impl File {
         }
     }
 
-    /// A device's granularity of a discard, and the most bytes that it discards and zeroes at
-    /// once: punching a hole into a device does both, or fails. Zero where it cannot.
+    /// Returns a device's granularity of a discard, and the maximum bytes that it discards and zeroes at once: punching
+    /// a hole into a device does both, or fails. The maximum is zero if the device supports neither.
     fn discard_limits(&self) -> io::Result<Option<(u64, u64)>> {
         if !self.block_device {
             return Ok(None);
@@ -265,7 +263,7 @@ impl File {
         let device = fs::File::from(self.opened.fd.try_clone()?).metadata()?.rdev();
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let limit = |name: &str| {
-            // A partition's limits are those of the disk above it.
+            // A partition has the limits of its disk.
             ["queue", "../queue"].iter().find_map(|queue| {
                 let path = format!("/sys/dev/block/{major}:{minor}/{queue}/{name}");
                 fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -277,8 +275,7 @@ impl File {
         Ok(Some((granularity, most[0].min(most[1]))))
     }
 
-    /// The multiple that offsets and lengths must have when the file is opened with
-    /// [`OpenOptions::direct`].
+    /// Returns the multiple that offsets and lengths must have if the file was opened with [`OpenOptions::direct`].
     pub fn direct_alignment(&self) -> io::Result<u32> {
         let reported = rustix::fs::statx(
             &self.opened.fd,
@@ -295,7 +292,7 @@ impl File {
         if let Some((logical, _)) = self.device_block_sizes()? {
             return Ok(logical);
         }
-        // Kernels before 6.1 do not tell: a read of the smallest block does.
+        // Kernels before 6.1 do not report it, so read the smallest block.
         let mut sector = Buffer::for_overwrite(512);
         match rustix::io::pread(&self.opened.fd, &mut sector[..], 0) {
             Ok(_) => Ok(512),
@@ -304,8 +301,8 @@ impl File {
         }
     }
 
-    /// Reads `length` bytes. Bytes beyond the end of the file are an UnexpectedEof: a disk whose
-    /// file has shrunk has lost them.
+    /// Reads `length` bytes. Bytes beyond the end of the file are an UnexpectedEof: a disk whose file was truncated has
+    /// lost them.
     pub fn read_at(&self, offset: u64, length: usize) -> Io<io::Result<Buffer>> {
         let mut buffer = Buffer::for_overwrite(length);
         let mut done = 0;
@@ -328,7 +325,7 @@ impl File {
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                     self.opened.try_cached.store(false, Ordering::Relaxed);
                 }
-                // Not in the cache; other errors come again, and are reported from there.
+                // The data is not in the cache. Other errors occur again in the operation, which reports them.
                 Err(_) => {}
             }
         }
@@ -360,11 +357,11 @@ impl File {
         Io::pending(answer)
     }
 
-    /// Writes the whole buffer; when `durable`, it has survived a loss of power when this ends.
+    /// Writes the whole buffer. If `durable`, the data survives a loss of power after this returns.
     ///
-    /// An error of kind StorageFull or QuotaExceeded means that no room was found for this write
-    /// and says nothing about earlier ones. Any other failure of a durable write may be that of
-    /// earlier writes on their way to the disk.
+    /// An error of kind StorageFull or QuotaExceeded means that there was no space for this write, and does not affect
+    /// earlier writes. Any other failure of a durable write may be the failure of earlier writes on their way to the
+    /// disk.
     pub fn write_at(&self, offset: u64, buffer: Buffer, durable: bool) -> Io<io::Result<()>> {
         if buffer.is_empty() {
             return if durable { self.sync_data() } else { Io::Ready(Ok(())) };
@@ -388,8 +385,8 @@ impl File {
                     file.sync_data().wait().await
                 }
                 Err(error) if at_once && is_full(&error) => {
-                    // Was there no room for this write, or for what was cached before it? The
-                    // same write without the wish for durability fails only for the former.
+                    // Was there no space for this write, or for data that was cached before it? The same write without
+                    // durability fails only in the first case.
                     let Some(operation) = operation else { return Err(error) };
                     match write_all(Started::new(operation.volatile())).await.1 {
                         Ok(()) => Err(of_cached_data(error)),
@@ -401,21 +398,20 @@ impl File {
         })
     }
 
-    /// Makes everything that was written so far durable, with the file's size. Its errors are
-    /// those of data that was written already: none is of kind StorageFull or QuotaExceeded.
+    /// Makes all written data durable, with the file's size. Its errors are those of data that was written already:
+    /// none is of kind StorageFull or QuotaExceeded.
     pub fn sync_data(&self) -> Io<io::Result<()>> {
         self.simple(OperationKind::SyncData).map(|synced| synced.map_err(of_cached_data))
     }
 
-    /// Gives the space of a range back; it reads as zero. Unsupported where the file system or
-    /// the device cannot.
+    /// Deallocates the space of a range; it then reads as zero. Unsupported if the file system or the device cannot do
+    /// it.
     pub fn punch_hole(&self, offset: u64, length: u64) -> Io<io::Result<()>> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.simple(OperationKind::Allocate { mode: mode.bits() as i32, offset, length })
     }
 
-    /// Makes a range read as zero and keeps its space, by writing zeroes where there is no
-    /// quicker way.
+    /// Makes a range read as zero and keeps its space. Writes zeroes if there is no faster method.
     pub fn zero_range(&self, offset: u64, length: u64) -> Io<io::Result<()>> {
         if length == 0 {
             return Io::Ready(Ok(()));
@@ -440,18 +436,18 @@ impl File {
         })
     }
 
-    /// Makes a file longer with zeroes that take no room, or shorter.
+    /// Extends a file with zeroes that occupy no space, or truncates it.
     pub fn set_length(&self, length: u64) -> Io<io::Result<()>> {
         let file = self.clone();
         blocking(&self.opened.lane, move || file.set_length_now(length))
     }
 
-    /// [`File::set_length`] on the calling thread, which waits for it: for opening a store.
+    /// Does [`File::set_length`] on the calling thread, which waits for it: for opening a store.
     pub fn set_length_now(&self, length: u64) -> io::Result<()> {
         Ok(rustix::fs::ftruncate(&self.opened.fd, length)?)
     }
 
-    /// Has what was written, and the length, on the disk, as [`sync_data`](Self::sync_data) does. Blocks the thread.
+    /// Writes the data and the length to the disk, as [`sync_data`](Self::sync_data) does. Blocks the thread.
     pub fn sync_data_now(&self) -> io::Result<()> {
         Ok(rustix::fs::fdatasync(&self.opened.fd)?)
     }
@@ -466,9 +462,8 @@ impl File {
     }
 }
 
-/// The error of a flush. Where data that was written already found no room (a thin device, a
-/// network file system), it is lost as on any other failure: that is not the want of room that a
-/// new write may meet.
+/// Converts the error of a flush. If there was no space for data that was written already (a thin device, a network
+/// file system), the data is lost, as on any other failure. That is not the lack of space that a new write may meet.
 fn of_cached_data(error: io::Error) -> io::Error {
     match is_full(&error) {
         true => {
@@ -478,18 +473,17 @@ fn of_cached_data(error: io::Error) -> io::Error {
     }
 }
 
-/// Whether an error says that the file system has no room for more.
+/// Returns whether an error means that the file system has no space left.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Whether an error says that the file system or device cannot do this at all.
+/// Returns whether an error means that the file system or device does not support this.
 pub fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV))
 }
 
-/// An operation and the count or error that it ended with; the operation is lost only when its
-/// thread is.
+/// An operation and the count or error that it ended with. The operation is lost only if its thread is lost.
 type Outcome = (Option<Operation>, io::Result<u32>);
 
 /// An operation under way.
@@ -562,15 +556,15 @@ impl Started {
             let number = result.as_ref().err().and_then(io::Error::raw_os_error);
             self = match (operation, number) {
                 (Some(operation), Some(libc::EINTR)) => Self::new(operation),
-                // The operation would have had to wait.
+                // The operation would block.
                 (Some(operation), Some(libc::EAGAIN)) if was_in_ring => {
                     CoreContext::with(|here| Self::in_pool(here, operation))
                 }
                 (Some(operation), Some(libc::EOPNOTSUPP))
                     if was_in_ring && operation.avoids_waiting() =>
                 {
-                    // The file system or the device always waits; or it does not support RWF_DSYNC, which the same
-                    // operation without RWF_NOWAIT shows.
+                    // The file system or the device always waits, or it does not support RWF_DSYNC. The same operation
+                    // without RWF_NOWAIT shows which.
                     operation.file.try_without_waiting.store(false, Ordering::Relaxed);
                     CoreContext::with(|here| Self::in_pool(here, operation))
                 }
@@ -618,7 +612,7 @@ impl Operation {
         Self { file, kind, ring_read: None }
     }
 
-    /// Whether the operation is given to the ring with RWF_NOWAIT.
+    /// Returns whether the ring gets the operation with RWF_NOWAIT.
     pub(crate) fn avoids_waiting(&self) -> bool {
         match self.kind {
             OperationKind::Read { .. } => !self.file.buffered,
@@ -629,7 +623,7 @@ impl Operation {
         }
     }
 
-    /// Whether the ring may be able to carry out the operation without a waiting thread.
+    /// Returns whether the ring may be able to carry out the operation without a waiting thread.
     fn suits_ring(&self) -> bool {
         let is_worth_a_try = || self.file.try_without_waiting.load(Ordering::Relaxed);
         match self.kind {
@@ -653,7 +647,7 @@ impl Operation {
         }
     }
 
-    /// The same from the start, without the wish for durability.
+    /// Returns the same operation from the start, without durability.
     fn volatile(mut self) -> Self {
         if let OperationKind::Write { done, durable, .. } = &mut self.kind {
             *done = 0;
@@ -662,7 +656,7 @@ impl Operation {
         self
     }
 
-    /// Moves all of the buffer on the calling thread.
+    /// Moves the whole buffer on the calling thread.
     fn perform_whole(&mut self) -> io::Result<()> {
         loop {
             let moved = match self.perform() {
@@ -690,7 +684,7 @@ impl Operation {
         }
     }
 
-    /// Does it on the calling thread.
+    /// Carries the operation out on the calling thread.
     fn perform(&mut self) -> io::Result<u32> {
         let fd = &self.file.fd;
         match &mut self.kind {

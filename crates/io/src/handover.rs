@@ -1,9 +1,8 @@
-//! Listening sockets that outlive a program: those that the service manager, or the program before
-//! this one, hands over, and those that are handed on. Connections that come in between wait in
-//! their backlog.
+//! Listening sockets that outlive a program. This process receives them from the service manager or from its
+//! predecessor, and passes them to its successor. Connections that arrive in between wait in the backlog.
 //!
-//! Sockets come as systemd passes them (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES), and once in the life
-//! of a process: that is why this module keeps them, and nobody has to carry them about.
+//! Sockets arrive in systemd's format (LISTEN_FDS, LISTEN_PID, LISTEN_FDNAMES), once in the life of a process. So this
+//! module keeps them, and callers need not pass them on.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -23,9 +22,9 @@ static STATE: Mutex<HandoverState> =
     Mutex::new(HandoverState { received: None, listening: Vec::new() });
 
 struct HandoverState {
-    /// What this process was given and nobody has taken; none until it was looked for.
+    /// Sockets that this process received and that were not taken yet; `None` until the first look.
     received: Option<Vec<Received>>,
-    /// What is listened on by sockets that may be handed on.
+    /// Listening sockets that may be handed over.
     listening: Vec<Weak<TcpListener>>,
 }
 
@@ -35,15 +34,15 @@ struct Received {
     socket: TcpListener,
 }
 
-/// A socket of this process that the next one is to have.
+/// A socket of this process for its successor.
 pub struct HandoverSocket {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
     socket: OwnedFd,
 }
 
 impl HandoverSocket {
-    /// The socket.
+    /// Returns the socket.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -55,20 +54,19 @@ fn state() -> MutexGuard<'static, HandoverState> {
     state
 }
 
-/// The names and addresses of the listening sockets that this process was given and nobody has
-/// taken yet.
+/// Returns the names and addresses of the listening sockets that this process received and that were not taken yet.
 pub fn received() -> Vec<(String, SocketAddr)> {
     let state = state();
     let received = state.received.iter().flatten();
     received.map(|received| (received.name.clone(), received.address)).collect()
 }
 
-/// Closes those that nobody has taken: who connected to them would wait for ever.
+/// Closes the sockets that were not taken: their clients would wait for ever.
 pub fn close_the_rest() {
     state().received = Some(Vec::new());
 }
 
-/// The one that listens at `address`, if this process was given it.
+/// Returns the socket that listens at `address`, if this process received it.
 pub(crate) fn take(address: SocketAddr) -> Option<TcpListener> {
     let mut state = state();
     let received = state.received.as_mut()?;
@@ -76,14 +74,14 @@ pub(crate) fn take(address: SocketAddr) -> Option<TcpListener> {
     Some(received.swap_remove(index).socket)
 }
 
-/// Remembers a socket as long as it lives, to be handed on.
+/// Remembers a socket for a handover, as long as it exists.
 pub(crate) fn remember(socket: &Arc<TcpListener>) {
     let listening = &mut state().listening;
     listening.retain(|socket| socket.strong_count() > 0);
     listening.push(Arc::downgrade(socket));
 }
 
-/// What is listened on now. From here on it is open until what this gives is dropped.
+/// Returns the sockets that listen now. They stay open until the result is dropped.
 pub fn keep() -> io::Result<Vec<HandoverSocket>> {
     let living: Vec<_> = state().listening.iter().filter_map(Weak::upgrade).collect();
     let keep = |socket: &Arc<TcpListener>| {
@@ -92,7 +90,7 @@ pub fn keep() -> io::Result<Vec<HandoverSocket>> {
     living.iter().map(keep).collect()
 }
 
-/// What the service manager or the program before us has given.
+/// Returns the sockets from the service manager or the predecessor.
 fn receive() -> Vec<Received> {
     let reported = match sd_notify::listen_fds_with_names() {
         Ok(reported) => reported.collect::<Vec<_>>(),
@@ -102,8 +100,8 @@ fn receive() -> Vec<Received> {
         }
     };
     let take = |(descriptor, name): (RawFd, String)| {
-        // SAFETY: who started this process opened the descriptor for it and says so by its process
-        // id. It is taken here alone, and once: the caller keeps the result.
+        // SAFETY: the parent of this process opened the descriptor for it, and confirms that by the process id. The
+        // descriptor is taken only here and only once: the caller keeps the result.
         #[allow(unsafe_code)]
         let socket = unsafe { TcpListener::from_raw_fd(descriptor) };
         let listens = SockRef::from(&socket).is_listener().unwrap_or(false);
@@ -118,12 +116,12 @@ fn receive() -> Vec<Received> {
     reported.into_iter().filter_map(take).collect()
 }
 
-/// Asks a server to become the program that is installed now, with the sockets that it has (SIGUSR2).
+/// Asks a server to become the program that is installed now, with its sockets (SIGUSR2).
 pub fn ask(process: u32) -> io::Result<()> {
     Ok(rustix::process::kill_process(pid(process)?, Signal::USR2)?)
 }
 
-/// Whether a process is there.
+/// Returns whether a process exists.
 pub fn is_alive(process: u32) -> bool {
     pid(process).is_ok_and(|pid| rustix::process::test_kill_process(pid).is_ok())
 }
@@ -133,8 +131,8 @@ fn pid(process: u32) -> io::Result<Pid> {
     number.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Becomes another program with these sockets, under the same process id. Returns only if that fails.
-/// Nothing of this process may still run that cares.
+/// Replaces this process by another program with these sockets, under the same process id. Returns only if that fails.
+/// The caller must have stopped all work that the replacement would interrupt.
 pub fn become_program(mut command: Command, kept: Vec<HandoverSocket>) -> io::Error {
     let names: Vec<_> = kept.iter().map(|_| "portal").collect();
     match place(&kept) {
@@ -147,16 +145,16 @@ pub fn become_program(mut command: Command, kept: Vec<HandoverSocket>) -> io::Er
     }
 }
 
-/// Copies the sockets to the descriptors where the next program looks for them. What was there is
+/// Copies the sockets to the descriptors where the next program looks for them. Files that had these descriptors are
 /// closed.
 fn place(kept: &[HandoverSocket]) -> io::Result<()> {
-    // Out of the way first: one may lie where another is to be.
+    // The copies get higher numbers first: one socket may have the number that another needs.
     let free = FIRST + kept.len() as RawFd;
     let copies = kept.iter().map(|kept| fcntl_dupfd_cloexec(&kept.socket, free));
     let copies = copies.collect::<Result<Vec<_>, _>>()?;
     for (place, copy) in (FIRST..).zip(&copies) {
-        // SAFETY: only numbers go to the kernel. The process is about to become another program, and
-        // what loses its descriptor by this is never used again; the caller promises that.
+        // SAFETY: only numbers go to the kernel. This process is about to become another program. Objects that lose
+        // their descriptor here are never used again; the caller promises that.
         #[allow(unsafe_code)]
         let placed = unsafe { libc::dup2(copy.as_raw_fd(), place) };
         if placed < 0 {

@@ -1,8 +1,8 @@
-//! The allocator: glibc's, set up to return memory to the system after use.
+//! The allocator: that of glibc, configured to return memory to the system after use.
 //!
-//! Long blocks are mapped one by one and unmapped when they are freed; short ones come from heaps, whose free pages
-//! [`give_back`] returns. Another allocator would bring little: a layer above recycles the data of commands, so the
-//! allocator's speed hardly matters, and glibc's needs no dependency.
+//! Long blocks are mapped one by one and unmapped when they are freed. Short blocks come from heaps, whose free pages
+//! [`give_back`] returns. Another allocator would help little: a layer above recycles the data of commands, so the
+//! allocator's speed hardly matters. The allocator of glibc needs no dependency.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -12,8 +12,8 @@ use sarsen_block::Buffer;
 
 use crate::{threads, time};
 
-/// Blocks from this length on are mapped one by one. By default glibc raises this length to the longest block that
-/// was ever freed (32 MiB at most), and keeps blocks up to it in its heaps.
+/// Blocks from this length on are mapped one by one. By default glibc raises this length to the longest block that was
+/// ever freed (maximum 32 MiB), and keeps shorter blocks in its heaps.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 << 10;
 
@@ -44,7 +44,7 @@ pub fn give_back_soon() {
         time::sleep_until(time::now() + DELAY).await;
         IS_DUE.set(false);
         Buffer::free_kept();
-        // Takes each heap's lock for a moment: not on this thread, where others wait for the core.
+        // This locks each heap for a moment, so it runs on another thread: tasks wait for the core.
         let _ = threads::aside(async { give_back() }).await;
     });
 }

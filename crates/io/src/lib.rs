@@ -1,10 +1,9 @@
-//! Everything that talks to the kernel, and the only clock: core threads, sockets, files (by
-//! io_uring, or by a pool of threads where that is forbidden), shared memory, timers, randomness.
+//! The only crate that communicates with the kernel, and the only clock: core threads, sockets, files (by io_uring, or
+//! by a pool of threads if that is forbidden), shared memory, timers, randomness.
 //!
-//! Each core is a thread with a current-thread runtime, a ring and a share of the pool
-//! ([`cores`]); sockets work by readiness ([`net`]), files by completion ([`mod@file`]), and
-//! small ones are replaced whole ([`record`]). Nothing above
-//! this crate contains unsafe code or reads a clock, so a simulation can stand in for all of it.
+//! Each core is a thread with a current-thread runtime and a ring; all cores share the pool ([`cores`]). Sockets use
+//! readiness ([`net`]), files use completion ([`mod@file`]), and small files are replaced whole ([`record`]). The
+//! crates above this one contain no unsafe code and read no clock, so a simulation can replace all of it.
 
 pub mod cores;
 pub mod descriptors;

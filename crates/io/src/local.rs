@@ -1,5 +1,5 @@
-//! Sockets of this machine (AF_UNIX): connections used as those of [`crate::net`] are, and a
-//! listener that nobody but its owner reaches.
+//! Sockets of this machine (AF_UNIX): connections with the interface of those of [`crate::net`], and a listener that
+//! only its owner can reach.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -13,12 +13,12 @@ use tokio::net::UnixStream;
 
 use crate::net::{self, Watched};
 
-/// Connections that wait to be accepted.
+/// Maximum of connections that wait to be accepted.
 const BACKLOG: i32 = 64;
-/// Who may connect: the owner, and root.
+/// The permissions to connect: the owner, and root.
 const OWNER_ALONE: u32 = 0o600;
 
-/// A connection as byte streams are usually used, on the runtime that made it.
+/// A connection as an ordinary byte stream, on the runtime that created it.
 pub type LocalSocket = UnixStream;
 
 /// Connects to the socket at `path`.
@@ -26,7 +26,7 @@ pub async fn connect(path: &Path) -> io::Result<LocalSocket> {
     UnixStream::connect(path).await
 }
 
-/// A connection on the core that made it.
+/// A connection on the core that created it.
 pub struct LocalStream {
     socket: UnixStream,
 }
@@ -47,7 +47,7 @@ impl LocalStream {
         Ok(Self { socket: UnixStream::connect(path).await? })
     }
 
-    /// The process that listens at the other end, if the kernel says.
+    /// Returns the process that listens at the other end, if the kernel reports it.
     pub fn peer_process(&self) -> Option<u32> {
         u32::try_from(self.socket.peer_cred().ok()?.pid()?).ok()
     }
@@ -90,23 +90,22 @@ impl LocalStream {
 pub struct LocalListener {
     socket: std::os::unix::net::UnixListener,
     path: PathBuf,
-    /// Device and inode of the socket's file: another's that has taken its place stays.
+    /// Device and inode of the socket's file: a file of another process that replaced it stays.
     identity: (u64, u64),
 }
 
 impl LocalListener {
-    /// Listens at `path`, for the owner of this process alone.
+    /// Listens at `path`, for the owner of this process only.
     ///
-    /// What a server that is gone has left there is replaced. A server that lives has the path
-    /// ([`io::ErrorKind::AddrInUse`]), and so has any file that is no socket
-    /// ([`io::ErrorKind::AlreadyExists`]).
+    /// The file of a server that has ended is replaced. If a server still listens at the path, the result is
+    /// [`io::ErrorKind::AddrInUse`]; if the file is not a socket, it is [`io::ErrorKind::AlreadyExists`].
     pub fn bind(path: &Path) -> io::Result<Self> {
         let address = SockAddr::unix(path)?;
         remove_stale(path, &address)?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         socket.set_nonblocking(true)?;
         socket.bind(&address)?;
-        // Nobody can connect before it listens, whatever the umask has left open until here.
+        // No process can connect before the socket listens, whatever permissions the umask left until here.
         fs::set_permissions(path, Permissions::from_mode(OWNER_ALONE))?;
         socket.listen(BACKLOG)?;
         let file = fs::symlink_metadata(path)?;
@@ -114,7 +113,7 @@ impl LocalListener {
         Ok(Self { socket: socket.into(), path: path.to_owned(), identity })
     }
 
-    /// The connections that come, on the runtime that this is called on.
+    /// Returns the incoming connections, on the calling runtime.
     pub fn connections(&self) -> io::Result<LocalConnections> {
         let socket = tokio::net::UnixListener::from_std(self.socket.try_clone()?)?;
         Ok(LocalConnections { socket })
@@ -137,13 +136,13 @@ pub struct LocalConnections {
 }
 
 impl LocalConnections {
-    /// The next connection, as a socket of the calling runtime.
+    /// Returns the next connection, as a socket of the calling runtime.
     pub async fn accept(&self) -> io::Result<LocalSocket> {
         Ok(self.socket.accept().await?.0)
     }
 }
 
-/// Removes a socket that nobody listens at.
+/// Removes a socket file without a listener.
 fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     let file = match fs::symlink_metadata(path) {
         Ok(file) => file,
@@ -157,7 +156,7 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
         ));
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A full backlog is a living server's, too, and not to be waited for.
+    // A running server may have a full backlog, too, and the probe must not wait for it.
     probe.set_nonblocking(true)?;
     match probe.connect(address) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),

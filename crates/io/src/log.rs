@@ -1,5 +1,5 @@
 //! Standard error as the log of a server. The server never waits for the reader of the log, and does not end because
-//! of it: if a pipe is full, its reader has ended, or a disk has no room.
+//! of it: if a pipe is full, its reader has ended, or a disk has no space.
 //!
 //! A bounded queue passes lines to a thread. Lines that do not fit, or cannot be written, are dropped and counted. As
 //! soon as lines can be written again, a line reports the number of dropped lines.
@@ -32,7 +32,7 @@ thread_local! {
 
 static STANDARD_ERROR: OnceLock<Log> = OnceLock::new();
 
-/// The log that a thread writes to standard error. Each write is a line, and none fails.
+/// Returns the log that a thread writes to standard error. Each write is one line, and no write fails.
 pub fn standard_error() -> io::Result<&'static Log> {
     if let Some(log) = STANDARD_ERROR.get() {
         return Ok(log);
@@ -42,7 +42,7 @@ pub fn standard_error() -> io::Result<&'static Log> {
     Ok(log)
 }
 
-/// Waits until the lines of [`standard_error`] are written, for a second at most.
+/// Waits until the lines of [`standard_error`] are written, for a maximum of one second.
 pub fn flush() {
     if let Some(log) = STANDARD_ERROR.get()
         && !IS_WRITER.get()
@@ -51,7 +51,7 @@ pub fn flush() {
     }
 }
 
-/// Lines on their way. See the module.
+/// Lines that wait to be written. See the module.
 #[derive(Default)]
 pub struct Log {
     queue: Mutex<Queue>,
@@ -83,7 +83,7 @@ impl Log {
         self.filled.notify_one();
     }
 
-    /// The next line, when there is one.
+    /// Waits for the next line and returns it.
     fn next(&self) -> Vec<u8> {
         let mut queue = self.queue();
         queue.is_writing = false;
@@ -98,7 +98,7 @@ impl Log {
         }
     }
 
-    /// Writes line after line, for ever.
+    /// Writes lines for ever.
     fn write_to(&self, out: BorrowedFd<'_>) {
         IS_WRITER.set(true);
         loop {
@@ -134,7 +134,7 @@ impl io::Write for &Log {
     }
 }
 
-/// Waits while the other end of a non-blocking pipe has no room.
+/// Writes all bytes; waits while a non-blocking pipe is full.
 fn write_whole(mut bytes: &[u8], out: BorrowedFd<'_>) -> rustix::io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(out, bytes) {
@@ -196,7 +196,7 @@ mod tests {
         fn exit(&self, _: &tracing::span::Id) {}
     }
 
-    /// A log on this descriptor. Its thread never ends.
+    /// Creates a log on this descriptor. Its thread never ends.
     fn log_on(out: impl AsFd + Send + 'static) -> &'static Log {
         let log: &'static Log = Box::leak(Box::default());
         threads::spawn("log", move || {
@@ -214,7 +214,7 @@ mod tests {
         fcntl_setfl(&writer, flags | OFlags::NONBLOCK).unwrap();
         let log = log_on(writer);
         let line = [&[b'x'; 999][..], b"\n"].concat();
-        // A pipe's buffer, the queue, and what is lost.
+        // The bytes of a pipe's buffer, the queue, and lines that are dropped.
         let given = 3 * QUEUE_BYTES / line.len();
         for _ in 0..given {
             (&mut &*log).write_all(&line).unwrap();

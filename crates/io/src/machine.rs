@@ -1,25 +1,25 @@
-//! What a machine tells of itself: how its clock is kept, the room on a disk, the way to a peer.
+//! Properties of the machine: the state of its clock, the space on a disk, the path to a peer.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
-/// How the system's clock is kept.
+/// The state of the system's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// The kernel believes it to be right: something (NTP, PTP) keeps it so.
+    /// The kernel considers the clock correct: a service (NTP, PTP) synchronises it.
     pub synchronised: bool,
-    /// The most that it may be off, as that something says.
+    /// The maximum error of the clock, as that service reports it.
     pub maximum_error: Duration,
 }
 
-/// Asks the kernel how its clock is kept (adjtimex(2)); changes nothing.
+/// Asks the kernel for the state of its clock (adjtimex(2)); changes nothing.
 pub fn clock() -> io::Result<Clock> {
-    // SAFETY: all zeroes is a valid timex: it has numbers alone, and no mode to change anything.
+    // SAFETY: all zeroes is a valid timex: it has only numbers, and no mode that changes anything.
     #[allow(unsafe_code)]
     let mut reported: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel reads and writes one timex, which is ours for the time of the call.
+    // SAFETY: the kernel reads and writes one timex, which belongs to this function during the call.
     #[allow(unsafe_code)]
     let state = unsafe { libc::adjtimex(&mut reported) };
     if state < 0 {
@@ -31,28 +31,28 @@ pub fn clock() -> io::Result<Clock> {
     })
 }
 
-/// The number of the user whose rights this program has.
+/// Returns the number of the user whose rights this program has.
 pub fn effective_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Bytes of a file system: those that we may still take, and all.
+/// Bytes of a file system: available to this process, and in total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Free for us.
+    /// Available to this process.
     pub free: u64,
-    /// In all.
+    /// In total.
     pub size: u64,
 }
 
-/// The space of the file system that has `path`.
+/// Returns the space of the file system that contains `path`.
 pub fn space(path: &Path) -> io::Result<Space> {
     let reported = rustix::fs::statvfs(path)?;
     let bytes = |blocks: u64| blocks.saturating_mul(reported.f_frsize);
     Ok(Space { free: bytes(reported.f_bavail), size: bytes(reported.f_blocks) })
 }
 
-/// The longest packet that goes to `peer` in one piece, as far as the kernel knows. Sends nothing.
+/// Returns the maximum packet length to `peer` without fragmentation, as far as the kernel knows. Sends nothing.
 pub fn path_mtu(peer: SocketAddr) -> io::Result<u32> {
     match peer {
         SocketAddr::V4(_) => {

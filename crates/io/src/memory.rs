@@ -1,8 +1,8 @@
 //! Memory of a store that many cores read, write and send from at once.
 //!
-//! A region is address space that is reserved once and filled page by page when it is written.
-//! There is never a Rust reference to its bytes: they change under whoever looks. Everything is
-//! copied in and out through raw pointers, or handed to the kernel by address.
+//! A region is address space that is reserved once. The kernel allocates each page when it is written. There is never a
+//! Rust reference to the region's bytes, because they may change at any time. All data is copied in and out through raw
+//! pointers, or the kernel gets its address.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,47 +13,46 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use sarsen_block::SharedMemory;
 
-/// The unit in which memory is given back.
+/// The unit in which memory is returned to the system.
 pub const PAGE: usize = 4096;
 
-/// What of a region this large is written stays in the processor's caches until it is read, perhaps.
-/// Of larger ones it only pushes other things out of them: it goes past the caches, which saves
-/// reading each line before it is overwritten.
+/// Data in a region up to this size may stay in the processor's caches until it is read. In a larger region it would
+/// only evict other data, so writes bypass the caches. That also saves reading each line before it is overwritten.
 const CACHED: usize = 64 << 20;
 
-/// Sparse anonymous memory. Pages that were never written read as zero and take no room.
+/// Sparse anonymous memory. Pages that were never written read as zero and occupy no memory.
 ///
-/// Concurrent access to the same bytes is allowed: each byte that is read is one that was there
-/// before or after each write in flight. Who needs order makes it above.
+/// Concurrent access to the same bytes is permitted: each byte that is read is the byte before or after each write in
+/// flight. A caller that needs order must provide it.
 pub struct Region {
     base: NonNull<u8>,
-    /// Bytes that may be used, at most `room`; grows only.
+    /// Number of usable bytes, up to `room`; only grows.
     length: AtomicUsize,
-    /// Bytes of address space that are reserved.
+    /// Bytes of reserved address space.
     room: usize,
 }
 
-// SAFETY: the region owns its mapping until it is dropped; its address is only used for raw
-// copies within bounds, which any thread may do at any time (see `write`).
+// SAFETY: the region owns its mapping until it is dropped. Its address is only used for raw copies within bounds, which
+// any thread may do at any time (see `write`).
 unsafe impl Send for Region {}
-// SAFETY: as above; no method hands out a reference to the bytes.
+// SAFETY: as above; no method returns a reference to the bytes.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A region of `bytes` that cannot grow.
+    /// Creates a region of `bytes` that cannot grow.
     pub fn new(bytes: usize) -> io::Result<Arc<Self>> {
         Self::with_room(bytes, bytes)
     }
 
-    /// A region of `bytes` with address space to grow to `room` in place. The room costs no
-    /// memory, only addresses.
+    /// Creates a region of `bytes` with address space to grow to `room` in place. The room costs only addresses, no
+    /// memory.
     pub fn with_room(bytes: usize, room: usize) -> io::Result<Arc<Self>> {
         let room = room
             .max(bytes)
             .max(1)
             .checked_next_multiple_of(PAGE)
             .ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: a new mapping at an address of the kernel's choice affects no other memory of this process.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -64,8 +63,8 @@ impl Region {
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let region = Self { base, length: AtomicUsize::new(0), room };
-        // Volumes do not belong into core dumps. Kernels without the advice dump them.
-        // SAFETY: the range is exactly our mapping and the advice does not change its bytes.
+        // Core dumps must not contain volumes. Kernels without this advice dump them.
+        // SAFETY: the range is exactly this mapping, and the advice does not change its bytes.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), room, Advice::LinuxDontDump) };
         region.grow(bytes)?;
         Ok(Arc::new(region))
@@ -77,8 +76,7 @@ impl Region {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         let length = bytes.next_multiple_of(PAGE);
-        // SAFETY: the range starts at our mapping and ends within it; pages that were accessible
-        // stay so.
+        // SAFETY: the range starts at this mapping and ends within it; accessible pages stay accessible.
         unsafe {
             rustix::mm::mprotect(
                 self.base.as_ptr().cast(),
@@ -90,30 +88,29 @@ impl Region {
         Ok(())
     }
 
-    /// Bytes to which the region can grow in place.
+    /// Returns the bytes to which the region can grow in place.
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// The address of a range that lies within the region.
+    /// Returns the address of a range within the region.
     pub(crate) fn address(&self, offset: usize, length: usize) -> *mut u8 {
         let end = offset.checked_add(length);
         assert!(
             end.is_some_and(|end| end <= self.length.load(Ordering::Acquire)),
             "{length} bytes at {offset} lie outside the region"
         );
-        // SAFETY: the offset was just held against the length, so it stays in the mapping.
+        // SAFETY: the offset was just compared with the length, so the address is in the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
     /// Copies `bytes` to `offset`.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.address(offset, bytes.len());
-        // SAFETY: `to` is valid for this length and no Rust reference to these bytes exists
-        // anywhere, so `bytes` cannot overlap them and no assumption of the compiler about them
-        // can break. Others may copy the same bytes at the same moment: the copy is of plain
-        // bytes whose value nothing here branches on, and a mix of old and new is what the
-        // region promises.
+        // SAFETY: `to` is valid for this length. No Rust reference to these bytes exists, so `bytes` cannot overlap
+        // them and no assumption of the compiler about them can break. Other threads may copy the same bytes at the
+        // same moment. The copy is of plain bytes, no code here branches on their values, and the region promises a mix
+        // of old and new bytes.
         unsafe {
             if bytes.len() >= PAGE && self.length() > CACHED {
                 copy_past_caches(bytes, to);
@@ -130,7 +127,7 @@ impl Region {
         unsafe { std::ptr::write_bytes(to, 0, length) };
     }
 
-    /// Sets `length` bytes at `offset` to zero and gives whole pages among them back.
+    /// Sets `length` bytes at `offset` to zero, and returns the whole pages among them to the system.
     pub fn discard(&self, offset: usize, length: usize) -> io::Result<()> {
         let to = self.address(offset, length);
         let first = offset.next_multiple_of(PAGE);
@@ -141,8 +138,8 @@ impl Region {
         }
         self.zero(offset, first - offset);
         self.zero(end, offset + length - end);
-        // SAFETY: the pages lie within our private anonymous mapping (the base is aligned to a
-        // page), where DONTNEED means that the next access finds zeroes; nobody holds a reference.
+        // SAFETY: the pages are within this private anonymous mapping (the base is aligned to a page), where DONTNEED
+        // means that the next access finds zeroes. No reference to them exists.
         unsafe {
             rustix::mm::madvise(to.add(first - offset).cast(), end - first, Advice::LinuxDontNeed)?;
         }
@@ -150,10 +147,9 @@ impl Region {
     }
 }
 
-/// Copies with stores that leave the caches alone; what they wrote is in memory when it returns.
+/// Copies with stores that bypass the caches; the data is in memory when this returns.
 ///
-/// # Safety
-/// As of `copy_nonoverlapping`.
+/// # Safety As for `copy_nonoverlapping`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_past_caches(bytes: &[u8], to: *mut u8) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -162,9 +158,9 @@ unsafe fn copy_past_caches(bytes: &[u8], to: *mut u8) {
     let from = bytes.as_ptr();
     let head = to.align_offset(LINE).min(bytes.len());
     let tail = (bytes.len() - head) % LINE;
-    // SAFETY: head, lines and tail are the caller's range in pieces. The stores are to addresses
-    // that `head` has aligned; SSE2 is part of x86-64. The fence keeps the stores, which are not
-    // ordered by themselves, before whatever tells others about them.
+    // SAFETY: head, lines and tail are the pieces of the caller's range. The stores are to addresses that `head` has
+    // aligned; SSE2 is part of x86-64. These stores are not ordered by themselves; the fence orders them before any
+    // later store that makes the data known to other threads.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         for line in (head..bytes.len() - tail).step_by(LINE) {
@@ -179,13 +175,12 @@ unsafe fn copy_past_caches(bytes: &[u8], to: *mut u8) {
     }
 }
 
-/// Without such stores it is a copy like any other.
+/// Without such stores this is an ordinary copy.
 ///
-/// # Safety
-/// As of `copy_nonoverlapping`.
+/// # Safety As for `copy_nonoverlapping`.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_past_caches(bytes: &[u8], to: *mut u8) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
 }
 
@@ -196,15 +191,15 @@ impl SharedMemory for Region {
 
     fn copy_out(&self, offset: usize, into: &mut [u8]) {
         let from = self.address(offset, into.len());
-        // SAFETY: as in `write`; `into` is held exclusively and cannot be part of the region.
+        // SAFETY: as in `write`; `into` is borrowed exclusively and cannot be part of the region.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and whole; with the last owner gone, nobody uses its
-        // addresses: what the kernel sends from it, it copied or pinned during the call.
+        // SAFETY: this is the whole mapping, and the last owner is dropping it, so no code uses its addresses. The
+        // kernel copied or pinned the data that it sends from it during the call.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.room) };
         debug_assert!(unmapped.is_ok(), "{unmapped:?}");
     }

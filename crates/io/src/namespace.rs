@@ -1,5 +1,5 @@
-//! Network namespaces without a name: they end when nothing is in them and nobody holds them, even
-//! if this process is killed.
+//! Network namespaces without a name: they end when they are empty and no process holds them, even if this process is
+//! killed.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +16,13 @@ pub struct NetworkNamespace {
 }
 
 impl NetworkNamespace {
-    /// Makes one with nothing but a loopback interface that is down. It takes the right to
-    /// administer the system (CAP_SYS_ADMIN): PermissionDenied without it.
+    /// Creates a namespace with only a loopback interface, which is down. This needs the capability to administer the
+    /// system (CAP_SYS_ADMIN); without it the result is PermissionDenied.
     pub fn new() -> io::Result<Self> {
-        // The thread that leaves its namespace ends, so that nobody goes on in the wrong one.
+        // The thread that leaves its namespace ends, so that no other work runs in the wrong namespace.
         let namespace = on_thread("namespace", || {
-            // SAFETY: of what can be unshared only the network is, which changes what sockets of
-            // this thread reach and nothing that memory safety depends on.
+            // SAFETY: only the network is unshared. That changes which addresses the sockets of this thread reach, and
+            // nothing that memory safety depends on.
             #[allow(unsafe_code)]
             unsafe {
                 rustix::thread::unshare_unsafe(UnshareFlags::NEWNET)?;
@@ -32,17 +32,16 @@ impl NetworkNamespace {
         Ok(Self { namespace })
     }
 
-    /// A path by which other programs find it while this process lives: for
-    /// `nsenter --net=PATH` and `ip link … netns PATH`.
+    /// Returns a path by which other programs find it while this process runs: for `nsenter --net=PATH` and `ip link …
+    /// netns PATH`.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.namespace.as_raw_fd())
     }
 
-    /// Does `work` on a thread within it. Sockets that are made there, and threads that are started
-    /// there, belong to it for life.
+    /// Runs `work` on a thread in the namespace. Sockets that are created there, and threads that are started there,
+    /// belong to it permanently.
     ///
-    /// # Panics
-    /// If there is no thread to be had, if the right that made the namespace was given up since, or
+    /// # Panics If no thread can be started, if this process has dropped the capability that created the namespace, or
     /// if `work` panics.
     pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         on_thread("namespace", || {

@@ -1,4 +1,4 @@
-//! Sockets by readiness: wait, then move as much as there is in one call.
+//! Sockets by readiness: wait, then move as much data as possible in one call.
 
 use std::any::Any;
 use std::io::{self, IoSliceMut};
@@ -22,19 +22,19 @@ use crate::spin;
 use crate::tls::Machine;
 use crate::tls::stream::Encrypted;
 
-/// The kernel's limit of pieces in one call (IOV_MAX).
+/// The kernel's maximum of pieces in one call (IOV_MAX).
 pub const PIECES_MAX: usize = 1024;
-/// Connections that may wait to be accepted.
+/// Maximum of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// How long accepting pauses when the process or the system is out of descriptors or memory.
 const STARVED_PAUSE: Duration = Duration::from_millis(50);
-/// Probes that a silent connection leaves unanswered before it is given up.
+/// Number of unanswered probes before a silent connection is closed.
 const PROBES: u32 = 3;
-/// Measured against the other algorithms that kernels default to: bbr costs half as much again on
-/// large reads over a short path.
+/// Measured against the other algorithms that kernels use by default: bbr costs 50 % more on large reads over a
+/// short path.
 const CONGESTION: &[u8] = b"cubic";
 
-/// What accepts connections for the program.
+/// The program's listeners.
 #[cfg(not(feature = "simulation"))]
 pub type Listener = SocketListener;
 #[cfg(feature = "simulation")]
@@ -43,14 +43,14 @@ pub use crate::simulation::Listener;
 /// Accepts connections.
 pub struct SocketListener {
     socket: Arc<TcpListener>,
-    /// The same socket as the accepting core watches it.
+    /// The same socket, as the accepting core watches it.
     watched: OnceLock<AsyncFd<TcpListener>>,
-    /// Out of descriptors or memory, and it was said.
+    /// Descriptors or memory are exhausted, and that was logged.
     starved: AtomicBool,
 }
 
 impl SocketListener {
-    /// Listens on `address`; port 0 takes a free one. An IPv6 address takes IPv6 alone.
+    /// Listens on `address`; port 0 selects a free port. An IPv6 address accepts only IPv6.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
         if address.is_ipv6() {
@@ -61,8 +61,8 @@ impl SocketListener {
         Self::listen(socket)
     }
 
-    /// Takes the socket that listens at `address` from who started this program, or binds one. Either
-    /// can be handed on ([`handover::keep`]).
+    /// Takes the socket that listens at `address` from the process that started this program, or binds one. Both can be
+    /// handed over ([`handover::keep`]).
     pub fn inherit_or_bind(address: SocketAddr) -> io::Result<Self> {
         let listener = match handover::take(address) {
             Some(socket) => Self::listen(socket.into())?,
@@ -73,11 +73,11 @@ impl SocketListener {
     }
 
     fn listen(socket: Socket) -> io::Result<Self> {
-        // Accepted sockets inherit both.
+        // Accepted sockets inherit both settings.
         socket.set_tcp_nodelay(true)?;
         let _ = socket.set_tcp_congestion(CONGESTION);
         socket.set_nonblocking(true)?;
-        // On one that listens it sets the backlog alone.
+        // For a socket that listens already, this only sets the backlog.
         socket.listen(BACKLOG)?;
         Ok(Self {
             socket: Arc::new(socket.into()),
@@ -86,12 +86,12 @@ impl SocketListener {
         })
     }
 
-    /// Connections that are accepted from here on are probed after `keepalive` of silence (three times,
-    /// a third of `user_timeout` apart), and given up when the peer acknowledges nothing for
-    /// `user_timeout`.
+    /// Sets when silent connections are closed, for connections that are accepted from now on. The kernel probes them
+    /// after `keepalive` of silence (three times, a third of `user_timeout` apart). It closes them if the peer
+    /// acknowledges nothing for `user_timeout`.
     pub fn give_up_after(&self, keepalive: Duration, user_timeout: Duration) -> io::Result<()> {
         let socket = socket2::SockRef::from(&*self.socket);
-        // The kernel counts whole seconds; accepted sockets inherit all of it (tcp(7)).
+        // The kernel counts whole seconds; accepted sockets inherit all of this (tcp(7)).
         let second = Duration::from_secs(1);
         let interval = (user_timeout / PROBES).max(second);
         let keepalive = socket2::TcpKeepalive::new()
@@ -102,22 +102,22 @@ impl SocketListener {
         socket.set_tcp_user_timeout(Some(user_timeout))
     }
 
-    /// Where it listens, with the port that was taken.
+    /// Returns its address, with the selected port.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// The next connection, to be given to any core. The first call ties the listener to its core.
+    /// Returns the next connection, for use on any core. The first call binds the listener to its core.
     ///
-    /// Connections that ended before they were taken are skipped. Without descriptors or memory
-    /// for one it waits a moment and tries again; the client waits in the backlog meanwhile.
+    /// Connections that ended before they were accepted are skipped. If descriptors or memory are exhausted, this waits
+    /// a moment and tries again; meanwhile the client waits in the backlog.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let watched = match self.watched.get() {
             Some(watched) => watched,
             None => {
                 let socket = self.socket.try_clone()?;
-                // SAFETY: the descriptor that is watched is owned by what watches it, which
-                // never gives it away: it is closed only with the registration.
+                // SAFETY: the watcher owns the watched descriptor and never passes it on: the descriptor is closed only
+                // with the registration.
                 #[allow(unsafe_code)]
                 let watched =
                     unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE)? };
@@ -161,13 +161,13 @@ impl SocketListener {
     }
 }
 
-/// The connections that the program has.
+/// The program's connections.
 #[cfg(not(feature = "simulation"))]
 pub type Stream = SocketStream;
 #[cfg(feature = "simulation")]
 pub use crate::simulation::Stream;
 
-/// A TCP connection on the core that made it, plain or encrypted.
+/// A TCP connection on the core that created it, plain or encrypted.
 pub struct SocketStream {
     socket: tokio::net::TcpStream,
     peer: SocketAddr,
@@ -175,7 +175,7 @@ pub struct SocketStream {
 }
 
 impl SocketStream {
-    /// Takes a connection over to the calling core.
+    /// Moves a connection to the calling core.
     pub fn from_std(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
@@ -191,14 +191,14 @@ impl SocketStream {
         Ok(Self { socket, peer: address, encrypted: None })
     }
 
-    /// Encrypts a connection that was accepted and not used yet: the TLS handshake. The caller
-    /// limits how long it may take. [`crate::tls::cause`] knows what was wrong with a peer.
+    /// Encrypts an accepted connection that was not used yet: the TLS handshake. The caller limits how long it may
+    /// take. [`crate::tls::cause`] returns the peer's error.
     pub async fn accept_tls(mut self, config: Arc<ServerConfig>) -> io::Result<Self> {
         self.encrypt(Machine::server(config)?).await?;
         Ok(self)
     }
 
-    /// The same on a connection that was made, to who has a certificate for `name`.
+    /// Does the same on an outgoing connection. The server must have a certificate for `name`.
     pub async fn connect_tls(
         mut self,
         config: Arc<ClientConfig>,
@@ -214,27 +214,27 @@ impl SocketStream {
         Ok(())
     }
 
-    /// Whether it is encrypted.
+    /// Returns whether the connection is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.encrypted.is_some()
     }
 
-    /// What the other end showed in the TLS handshake, its own certificate first.
+    /// Returns the peer's certificates from the TLS handshake, its own certificate first.
     pub fn peer_certificates(&self) -> Vec<CertificateDer<'static>> {
         self.encrypted.as_ref().map(|tls| tls.peer_certificates()).unwrap_or_default()
     }
 
-    /// The other end.
+    /// Returns the address of the other end.
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// This end.
+    /// Returns the address of this end.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// Waits until there may be something to receive, or the end of it.
+    /// Waits until there may be data, or the end of the stream, to receive.
     pub async fn readable(&self) -> io::Result<()> {
         match &self.encrypted {
             None => self.socket.readable().await,
@@ -242,7 +242,7 @@ impl SocketStream {
         }
     }
 
-    /// Waits until there may be room to send.
+    /// Waits until there may be space to send.
     pub async fn writable(&self) -> io::Result<()> {
         match &self.encrypted {
             None => self.socket.writable().await,
@@ -250,9 +250,9 @@ impl SocketStream {
         }
     }
 
-    /// Receives into `landing` first, then `scratch`: how many bytes came. Zero is the peer's
-    /// end of the stream (or no room was offered); WouldBlock means to wait for
-    /// [`SocketStream::readable`]. An encrypted stream that was cut before its end is UnexpectedEof.
+    /// Receives into `landing` first, then `scratch`, and returns the number of bytes. Zero means that the peer ended
+    /// the stream (or that both buffers are empty). WouldBlock means to wait for [`SocketStream::readable`]. An
+    /// encrypted stream that was cut before its end is UnexpectedEof.
     pub fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize> {
         match &self.encrypted {
             None => receive(&self.socket, landing, scratch),
@@ -260,11 +260,11 @@ impl SocketStream {
         }
     }
 
-    /// Sends from the front of `pieces`, at most [`PIECES_MAX`] of them, in one call: how many
-    /// bytes went. WouldBlock means to wait for [`SocketStream::writable`]. What an encrypted stream
-    /// took and could not send goes on while somebody waits on it, and in [`SocketStream::close`].
+    /// Sends from the front of `pieces`, a maximum of [`PIECES_MAX`], in one call, and returns the number of bytes.
+    /// WouldBlock means to wait for [`SocketStream::writable`]. An encrypted stream may take data that it cannot send
+    /// yet: it sends the rest while a task waits on the stream, and in [`SocketStream::close`].
     ///
-    /// A store's memory that is a [`Region`] goes by address; other shared memory is copied.
+    /// A store's memory that is a [`Region`] is sent by address; other shared memory is copied.
     pub fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize> {
         match &self.encrypted {
             None => send(&self.socket, pieces),
@@ -272,7 +272,7 @@ impl SocketStream {
         }
     }
 
-    /// Ends one direction, or both. What an encrypted stream still keeps is lost.
+    /// Shuts down one direction, or both. Data that an encrypted stream has not sent yet is lost.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         if let Some(tls) = &self.encrypted
             && how != Shutdown::Read
@@ -282,8 +282,8 @@ impl SocketStream {
         socket2::SockRef::from(&self.socket).shutdown(how)
     }
 
-    /// Waits until an encrypted stream has sent what it took, and that this was the end: at most a
-    /// second. Of a plain one the kernel takes care.
+    /// Waits until an encrypted stream has sent all its data and its end, for a maximum of one second. For a plain
+    /// stream the kernel does this.
     pub async fn close(&self) {
         if let Some(tls) = &self.encrypted {
             tls.close(&self.socket).await;
@@ -291,7 +291,7 @@ impl SocketStream {
     }
 }
 
-/// Who drops an encrypted stream ends it: its peer would take it for one that was cut.
+/// Dropping an encrypted stream sends its end. Otherwise its peer would report a cut stream.
 impl Drop for SocketStream {
     fn drop(&mut self) {
         if let Some(tls) = &self.encrypted {
@@ -302,7 +302,7 @@ impl Drop for SocketStream {
 
 /// A socket that the runtime watches.
 pub(crate) trait Watched: AsFd {
-    /// Does `io` if the socket may be ready; remembers that it is not if that is WouldBlock.
+    /// Runs `io` if the socket may be ready. If the result is WouldBlock, the runtime marks the socket as not ready.
     fn try_io(
         &self,
         interest: Interest,
@@ -342,7 +342,7 @@ pub(crate) fn receive(
 /// See [`SocketStream::try_send`].
 pub(crate) fn send(socket: &impl Watched, pieces: &[Piece<'_>]) -> io::Result<usize> {
     let mut vectors = Vectors::new();
-    // The copies live until the call has ended.
+    // The copies must exist until the call has ended.
     let copies = foreign_copies(pieces);
     let mut copied = copies.iter();
     for piece in pieces.iter().take(PIECES_MAX) {
@@ -360,9 +360,9 @@ pub(crate) fn send(socket: &impl Watched, pieces: &[Piece<'_>]) -> io::Result<us
     attempt(socket, Interest::WRITABLE, vectors.total, || vectors.send(socket))
 }
 
-/// Runs `transfer`; one that moved less than `wanted` has emptied (or filled) the socket, so
-/// the next wait is for a new edge and saves the call that would find nothing. The end of a
-/// stream is remembered apart by the runtime and is not lost by this.
+/// Runs `transfer`. A transfer of less than `wanted` bytes has emptied (or filled) the socket, so the next wait is for
+/// a new edge; that saves a call that would find nothing. The runtime records the end of a stream separately, so it is
+/// not lost.
 fn attempt(
     socket: &impl Watched,
     interest: Interest,
@@ -388,7 +388,7 @@ fn as_region(memory: &dyn sarsen_block::SharedMemory) -> Option<&Region> {
     (memory as &dyn Any).downcast_ref()
 }
 
-/// Copies of the pieces whose memory is not ours, in order. Usually none.
+/// Returns copies of the pieces whose memory is not a [`Region`], in order. Usually there are none.
 fn foreign_copies(pieces: &[Piece<'_>]) -> Vec<Buffer> {
     let mut copies = Vec::new();
     for piece in pieces.iter().take(PIECES_MAX) {
@@ -403,7 +403,7 @@ fn foreign_copies(pieces: &[Piece<'_>]) -> Vec<Buffer> {
     copies
 }
 
-/// The addresses for one vectored send. They are only given to the kernel, never read here.
+/// The addresses for one vectored send. The kernel gets them; this code never reads them.
 struct Vectors {
     entries: [MaybeUninit<libc::iovec>; PIECES_MAX],
     count: usize,
@@ -432,9 +432,9 @@ impl Vectors {
         message.msg_iovlen = self.count as _;
         let socket = socket.as_fd().as_raw_fd();
         loop {
-            // SAFETY: the first `count` entries are initialised, and what they point to is
-            // borrowed by the caller of `try_send` or owned by it until after this call. The
-            // kernel only reads. Shared memory may change meanwhile, which is its nature.
+            // SAFETY: the first `count` entries are initialised. Their memory is borrowed or owned by the caller of
+            // `try_send` until after this call. The kernel only reads. Shared memory may change meanwhile, which its
+            // users expect.
             let sent = unsafe { libc::sendmsg(socket, &message, libc::MSG_NOSIGNAL) };
             if let Ok(sent) = usize::try_from(sent) {
                 return Ok(sent);

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// Maximum of threads that work on one file at once. Further operations wait in the file's lane. The command windows
-/// of the sessions above limit their number.
+/// Maximum of threads that work on one file at once. Further operations wait in the file's lane. The command windows of
+/// the sessions limit their number.
 pub(crate) const LANE_THREADS_MAX: usize = 16;
 /// Above this number of threads, a lane gets a thread only if it has none.
 const THREADS_MANY: usize = 1024;
@@ -33,7 +33,7 @@ struct Shared {
     state: Mutex<PoolState>,
     /// Signalled when there is work, or when the pool is closed.
     work: Condvar,
-    /// The last thread has ended.
+    /// Signalled when the last thread has ended.
     ended: Condvar,
 }
 
@@ -43,7 +43,7 @@ struct PoolState {
     ready: VecDeque<(Arc<Lane>, Job)>,
     idle: usize,
     threads: usize,
-    /// Threads that were ever started, for their names.
+    /// Number of threads ever started, for their names.
     started: usize,
     closed: bool,
 }
@@ -72,7 +72,7 @@ impl Lane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the next job for a thread that works on this lane; without one the thread leaves the lane.
+    /// Returns the next job for a thread that works on this lane; without a job the thread leaves the lane.
     fn next(&self) -> Option<Job> {
         let mut state = self.state();
         let job = state.waiting.pop_front();
@@ -123,7 +123,7 @@ impl Shared {
 }
 
 impl Pool {
-    /// A pool without threads yet.
+    /// Creates a pool without threads.
     pub(crate) fn new() -> Self {
         let (work, ended) = (Condvar::new(), Condvar::new());
         Self { shared: Arc::new(Shared { state: Mutex::default(), work, ended }) }
@@ -141,7 +141,7 @@ impl Pool {
         F: FnOnce() -> io::Result<T> + Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
-        // The receiver is gone when nobody waits any more.
+        // The receiver was dropped if its caller no longer waits.
         let queued = self.push(lane, Box::new(move || drop(sender.send(job()))));
         async move {
             queued?;

@@ -7,13 +7,13 @@ use std::time::Duration;
 use rustix::fs::Mode;
 use rustix::process::{DumpableBehavior, Resource};
 
-/// Keeps this process's memory out of core dumps, and from other processes of the same user
-/// (PR_SET_DUMPABLE of prctl(2)). It holds until another program takes this one's place.
+/// Excludes this process's memory from core dumps, and denies other processes of the same user access to it
+/// (PR_SET_DUMPABLE of prctl(2)). It holds until this process executes another program.
 pub fn keep_memory_private() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// From here on, files and folders that are created are their owner's alone (umask(2)).
+/// Makes all files and folders that are created from here on private to their owner (umask(2)).
 pub fn keep_files_private() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }

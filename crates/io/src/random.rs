@@ -1,9 +1,8 @@
 //! Random bytes from the kernel.
 
-/// Fills `into` with bytes that nobody can predict.
+/// Fills `into` with unpredictable bytes.
 ///
-/// # Panics
-/// If the kernel has no random source, which a Linux that runs this program always has.
+/// # Panics If the kernel has no random source, which a Linux that runs this program always has.
 #[allow(unsafe_code)]
 pub fn fill(into: &mut [u8]) {
     #[cfg(feature = "simulation")]
@@ -13,7 +12,7 @@ pub fn fill(into: &mut [u8]) {
     let mut filled = 0;
     while filled < into.len() {
         let rest = &mut into[filled..];
-        // SAFETY: the pointer and length are those of a slice that we hold exclusively.
+        // SAFETY: the pointer and length are those of a slice that this function borrows exclusively.
         let got = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
         match usize::try_from(got) {
             Ok(count) => filled += count,
@@ -28,7 +27,7 @@ pub fn fill(into: &mut [u8]) {
     }
 }
 
-/// A random number of 64 bits.
+/// Returns a random number of 64 bits.
 pub fn number() -> u64 {
     let mut bytes = [0; 8];
     fill(&mut bytes);

@@ -1,8 +1,8 @@
-//! A small file that is always replaced whole and durably: what it holds after a crash is what
-//! one call gave it, and the latest one that was answered or a later one.
+//! A small file that is always replaced whole and durably. After a crash it has the whole content of one call: of the
+//! last call that was answered, or of a later one.
 //!
-//! The work is begun by the call, not by the first poll of its answer, on the calling core's pool;
-//! on a thread that is no core the call itself blocks and the answer is ready.
+//! The call itself starts the work, not the first poll of its answer. The work runs on the calling core's pool. On a
+//! thread that is not a core, the call itself blocks and the answer is ready.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -17,13 +17,13 @@ use sarsen_block::Io;
 use crate::file::blocking;
 use crate::pool::Lane;
 
-/// What the new content is called until it is durable: the file's name and this.
+/// Suffix of the file with the new content until it is durable, appended to the file's name.
 const TEMPORARY_SUFFIX: &str = ".new";
-/// For the owner alone.
+/// Access only for the owner.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// The file; a clone is the same file. One of it (with its clones) is to be the only writer.
+/// The file; a clone is the same file. One `RecordFile` (with its clones) must be the only writer.
 #[derive(Clone)]
 pub struct RecordFile {
     shared: Arc<Shared>,
@@ -31,27 +31,27 @@ pub struct RecordFile {
 
 struct Shared {
     path: PathBuf,
-    /// Calls so far.
+    /// Number of calls so far.
     calls: AtomicU64,
-    /// Held while the file is replaced: the call whose content it has.
+    /// Locked while the file is replaced. The value is the call whose content the file has.
     written: Mutex<u64>,
     lane: Arc<Lane>,
 }
 
 impl RecordFile {
-    /// A file at this path, which need not be there.
+    /// Creates a record file for this path. The file may be missing.
     pub fn new(path: PathBuf) -> Self {
         let (calls, written) = (AtomicU64::new(0), Mutex::new(0));
         Self { shared: Arc::new(Shared { path, calls, written, lane: Arc::default() }) }
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// Its content; `None` where it is not there. A file of more than `limit` bytes is FileTooLarge.
-    /// Blocks the thread.
+    /// Returns its content; `None` if the file is missing. A file of more than `limit` bytes is FileTooLarge. Blocks
+    /// the thread.
     pub fn read_now(&self, limit: usize) -> io::Result<Option<Vec<u8>>> {
         let file = match fs::File::open(&self.shared.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -65,9 +65,9 @@ impl RecordFile {
         }
     }
 
-    /// Replaces the content, or removes the file where it is `None`, durably when this answers. The
-    /// folder is made where it is missing (the one that it lies in must be there). Of two calls
-    /// under way together the later one wins; a call whose answer is dropped still happens.
+    /// Replaces the content, or removes the file for `None`; the change is durable when this answers. Creates the
+    /// folder if it is missing (its parent must exist). Of two concurrent calls the later one wins. A call whose answer
+    /// is dropped is still carried out.
     pub fn replace(&self, content: Option<Vec<u8>>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
@@ -76,10 +76,9 @@ impl RecordFile {
         })
     }
 
-    /// The same with new content for old, whose bytes are overwritten, durably, once the new ones
-    /// are durable. Where the file system or the device writes elsewhere than where the old bytes
-    /// lie (copies on write, snapshots, a flash disk's), they stay there; so they do after a crash
-    /// between the two.
+    /// Replaces the content like [`replace`](Self::replace), and overwrites the old bytes, durably, once the new ones
+    /// are durable. The old bytes remain if the file system or the device writes to another place (copy on write,
+    /// snapshots, flash disks), or after a crash between the two steps.
     pub fn replace_and_destroy(&self, content: Vec<u8>) -> Io<io::Result<()>> {
         let call = self.shared.calls.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = self.shared.clone();
@@ -89,16 +88,16 @@ impl RecordFile {
     }
 }
 
-/// What becomes of the bytes that are replaced.
+/// The treatment of the bytes that are replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReplacedBytes {
-    /// The file system may use their room again.
+    /// The file system may reuse their space.
     Freed,
     /// They are overwritten first.
     Destroyed,
 }
 
-/// Writes zeroes over all that a file holds.
+/// Overwrites a whole file with zeroes.
 fn overwrite(mut file: fs::File) -> io::Result<()> {
     let length = file.metadata()?.len();
     io::copy(&mut io::repeat(0).take(length), &mut file)?;
@@ -108,7 +107,7 @@ fn overwrite(mut file: fs::File) -> io::Result<()> {
 impl Shared {
     fn replace(&self, call: u64, content: Option<&[u8]>, old: ReplacedBytes) -> io::Result<()> {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        // The pool's threads may take two calls up in either order.
+        // The pool's threads may start two calls in either order.
         if *written > call {
             return Ok(());
         }
@@ -124,7 +123,7 @@ impl Shared {
         old.map_or(Ok(()), overwrite)
     }
 
-    /// The file as it is, which stays what it is when its name goes to another one.
+    /// Opens the current file. It stays the same file when its name is given to another one.
     fn open_old(&self) -> io::Result<Option<fs::File>> {
         match OpenOptions::new().write(true).open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -142,7 +141,7 @@ impl Shared {
         let mut temporary = OsString::from(self.path.as_os_str());
         temporary.push(TEMPORARY_SUFFIX);
         let temporary = Path::new(&temporary);
-        // What a crash left there, or somebody's link to elsewhere: neither is written to.
+        // A file that a crash left there, or a link to another file: neither is written to.
         remove_if_there(temporary)?;
         let replaced = OpenOptions::new()
             .write(true)
@@ -155,7 +154,7 @@ impl Shared {
             })
             .and_then(|()| fs::rename(temporary, &self.path));
         if let Err(error) = replaced {
-            // It may take room that is missing elsewhere.
+            // The file may occupy space that is needed elsewhere.
             let _ = remove_if_there(temporary);
             return Err(error);
         }
@@ -163,7 +162,7 @@ impl Shared {
     }
 
     fn remove(&self) -> io::Result<()> {
-        // A call that failed may have left a removal behind that is not durable yet.
+        // A call that failed may have left a removal that is not durable yet.
         remove_if_there(&self.path)?;
         match sync_folder(self.folder()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -176,7 +175,7 @@ impl Shared {
     }
 }
 
-/// The folder that a path lies in.
+/// Returns the folder of a path.
 fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -191,7 +190,7 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes names durable, which the files behind them are by themselves (fsync(2)).
+/// Makes the names in a folder durable; fsync(2) of a file does not include its name.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
 }
@@ -218,7 +217,7 @@ mod tests {
         wait(file.replace(None)).expect("what is not there is removed");
         assert!(!folder.path().join("state").exists(), "a removal makes nothing");
         for content in [vec![1; 700], vec![2; 3], Vec::new()] {
-            // As after a crash.
+            // The file that a crash leaves.
             let _ = fs::write(folder.path().join("state").join("record.new"), "half");
             wait(file.replace(Some(content.clone()))).expect("replaces");
             assert_eq!(file.read_now(LIMIT).expect("reads"), Some(content));
@@ -273,7 +272,7 @@ mod tests {
             assert_eq!(content, Some(vec![10; 100]));
         }
         cores::block_on(FileEngine::Pool, async { drop(file.replace(None)) }).expect("a core");
-        // The pool's threads end when they have done what they were given.
+        // The pool's threads end when they have done their jobs.
         assert_eq!(file.read_now(LIMIT).expect("reads"), None);
     }
 
@@ -290,11 +289,11 @@ mod tests {
         assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![2; 3]));
         assert_eq!(fs::read(&old).expect("reads"), [0; 700]);
 
-        // What came too late destroys nothing.
+        // A call that came too late destroys nothing.
         file.shared.replace(1, Some(&[9]), ReplacedBytes::Destroyed).expect("is superseded");
         assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![2; 3]));
 
-        // What cannot be replaced is not destroyed.
+        // Content that cannot be replaced is not destroyed.
         fs::create_dir(folder.path().join("record.new")).expect("makes");
         assert!(wait(file.replace_and_destroy(vec![3])).is_err());
         assert_eq!(file.read_now(LIMIT).expect("reads"), Some(vec![2; 3]));

@@ -1,14 +1,14 @@
-//! One io_uring a core, for files.
+//! One io_uring per core, for files.
 //!
-//! An operation lives in a slot of the ring from its start until its completion was taken, with
-//! the buffer and the file that the kernel uses: dropping the future that waits for it leaves
-//! both in place. Operations that start in one turn of the event loop go to the kernel in one
-//! call. Completions signal an eventfd, whose edge wakes the core's [`drive`] task; the ring's own
-//! descriptor would not, since deferred completions are only posted when their thread asks.
+//! An operation stays in a slot of the ring from its start until its completion is taken, with the buffer and the file
+//! that the kernel uses. Dropping the future that waits for it changes neither. Operations that start in one turn of
+//! the event loop go to the kernel in one call. Completions signal an eventfd, whose edge wakes the core's [`drive`]
+//! task. The ring's own descriptor would not, because the kernel posts deferred completions only when their thread asks
+//! for them.
 //!
-//! If the kernel refuses a call temporarily, the ring tries again. If the kernel refuses it permanently, the ring is
-//! broken: the pool carries out the operations that the kernel has not taken. Operations that it has taken end with
-//! an error and keep their buffers. The core then works without a ring.
+//! If the kernel rejects a call temporarily, the ring tries again. If the kernel rejects it permanently, the ring is
+//! broken: the pool carries out the operations that the kernel has not taken. Operations that it has taken end with an
+//! error and keep their buffers. The core then works without a ring.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -30,19 +30,19 @@ use tokio::io::unix::AsyncFd;
 
 use crate::file::{Opened, RingRead};
 
-/// Entries of the submission queue: the most that one call hands over.
+/// Entries of the submission queue: the maximum of one call.
 const SUBMISSIONS: u32 = 256;
 /// The size of the completion queue. The kernel keeps completions beyond it (IORING_FEAT_NODROP, in all kernels that
-/// have the operations used here), so that operations of a disk that does not respond leave room for others.
+/// have the operations used here), so operations of a disk that does not respond do not block others.
 const COMPLETIONS: u32 = 1024;
-/// After this number of temporary refusals in a row, the ring waits for [`RETRY_PAUSE`] before each further call.
+/// After this number of temporary rejections in a row, the ring waits for [`RETRY_PAUSE`] before each further call.
 const RETRIES_AT_ONCE: u32 = 16;
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
-/// The longest transfer in one entry; longer ones continue in another.
+/// The maximum transfer of one entry; longer transfers continue in another entry.
 const TRANSFER_MAX: usize = 1 << 30;
 const IORING_ENTER_GETEVENTS: u32 = 1;
 
-/// What the kernel is to do, with everything it touches.
+/// An operation for the kernel, with all objects that it uses.
 pub(crate) struct Operation {
     pub(crate) file: Arc<Opened>,
     pub(crate) kind: OperationKind,
@@ -50,7 +50,7 @@ pub(crate) struct Operation {
     pub(crate) ring_read: Option<RingRead>,
 }
 
-/// The kinds of operation. `done` counts the bytes of the buffer that were moved earlier.
+/// The kinds of operation. `done` is the number of bytes of the buffer that were moved earlier.
 pub(crate) enum OperationKind {
     Read { buffer: Buffer, done: usize, offset: u64 },
     Write { buffer: Buffer, done: usize, offset: u64, durable: bool },
@@ -119,12 +119,12 @@ struct OperationState {
     queued: VecDeque<usize>,
     /// Entries in the submission queue or the kernel.
     in_kernel: u32,
-    /// Number of temporary refusals in a row.
+    /// Number of temporary rejections in a row.
     refusals: u32,
     is_broken: bool,
-    /// Wakers of what a turn finished; kept for its memory.
+    /// Wakers of the operations that a turn finished; kept to reuse its memory.
     finished: Vec<Waker>,
-    /// The answer that a test has the kernel give instead of taking entries.
+    /// The error codes that the kernel returns in a test instead of taking entries.
     #[cfg(test)]
     refuse_with: VecDeque<i32>,
 }
@@ -134,7 +134,7 @@ struct OperationState {
 enum Exchanged {
     /// All entries have been handed over.
     All,
-    /// The kernel takes no more entries for the moment.
+    /// The kernel temporarily takes no more entries.
     Refused,
     /// The ring is broken.
     Broken,
@@ -144,13 +144,13 @@ enum Exchanged {
 pub(crate) struct Ring {
     state: RefCell<OperationState>,
     signal: OwnedFd,
-    /// The driver task, to be woken when there is something to submit.
+    /// The driver task, which is woken when there are entries to submit.
     driver: RefCell<Option<Waker>>,
     unsubmitted: Cell<bool>,
 }
 
 impl Ring {
-    /// A ring for the calling thread.
+    /// Creates a ring for the calling thread.
     pub(crate) fn new() -> io::Result<Self> {
         let ring = build()?;
         let mut probe = Probe::new();
@@ -189,7 +189,7 @@ impl Ring {
         })
     }
 
-    /// Whether a ring can be made and does something.
+    /// Checks that a ring can be created and works.
     pub(crate) fn probe() -> io::Result<()> {
         let ring = Rc::new(Self::new()?);
         let file = Arc::new(Opened::new(rustix::io::dup(&ring.signal)?, false));
@@ -201,7 +201,7 @@ impl Ring {
         }
     }
 
-    /// Whether the ring accepts operations.
+    /// Returns whether the ring accepts operations.
     pub(crate) fn is_usable(&self) -> bool {
         !self.state.borrow().is_broken
     }
@@ -233,7 +233,7 @@ impl Ring {
         }
     }
 
-    /// Submits what waits and takes what has completed.
+    /// Submits waiting operations and takes completions.
     fn turn(&self) -> Exchanged {
         self.unsubmitted.set(false);
         let exchanged = self.state.borrow_mut().exchange(0);
@@ -244,7 +244,7 @@ impl Ring {
         exchanged
     }
 
-    /// Time to wait before the next call of the kernel.
+    /// Returns the time to wait before the next call of the kernel.
     fn pause(&self) -> Option<Duration> {
         (self.state.borrow().refusals > RETRIES_AT_ONCE).then_some(RETRY_PAUSE)
     }
@@ -255,21 +255,21 @@ impl Ring {
         self.wake_finished();
     }
 
-    /// Whether completions may still arrive after the ring broke.
+    /// Returns whether completions may still arrive after the ring broke.
     fn has_lost(&self) -> bool {
         self.state.borrow().in_kernel > 0
     }
 
     fn wake_finished(&self) {
         let mut finished = std::mem::take(&mut self.state.borrow_mut().finished);
-        // Woken outside the borrow: a waker may drop a future that waits in here.
+        // The wakers run outside the borrow: a waker may drop a future that waits on this ring.
         finished.drain(..).for_each(Waker::wake);
         self.state.borrow_mut().finished = finished;
     }
 }
 
-/// A ring with the best flags that this kernel takes: completions run when the core asks for
-/// them rather than by interrupting it (6.1), else without an interrupt to other cores (5.19).
+/// Creates a ring with the best flags that this kernel supports: completions run when the core asks for them, without
+/// an interrupt (6.1), or at least without an interrupt to other cores (5.19).
 fn build() -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(COMPLETIONS).setup_clamp();
@@ -283,7 +283,7 @@ fn build() -> io::Result<IoUring> {
 }
 
 impl OperationState {
-    /// Submits entries and takes completions until neither is possible, waiting for `wanted` completions.
+    /// Submits entries and takes completions until neither is possible, and waits for `wanted` completions.
     fn exchange(&mut self, wanted: u32) -> Exchanged {
         if self.is_broken {
             self.take_completions();
@@ -297,7 +297,7 @@ impl OperationState {
             match entered {
                 Ok(()) => self.refusals = 0,
                 Err(error) => match error.raw_os_error() {
-                    // Out of memory or of room for the moment, or a signal.
+                    // The kernel temporarily lacks memory or space, or a signal arrived.
                     Some(libc::EAGAIN | libc::EBUSY | libc::EINTR | libc::ENOMEM) => {
                         self.refusals = self.refusals.saturating_add(1);
                         return Exchanged::Refused;
@@ -323,13 +323,13 @@ impl OperationState {
             return Err(io::Error::from_raw_os_error(number));
         }
         let submitter = self.ring.submitter();
-        // SAFETY: no argument is passed; the entries in the queue point into slots, which keep
-        // their buffers until the completion was taken.
+        // SAFETY: no argument is passed. The entries in the queue point into slots, which keep their buffers until the
+        // completion is taken.
         unsafe { submitter.enter::<libc::sigset_t>(entries, wanted, IORING_ENTER_GETEVENTS, None) }
             .map(drop)
     }
 
-    /// The number of entries that the kernel is to take.
+    /// Fills the submission queue. Returns the number of entries that the kernel must take.
     fn fill_submission_queue(&mut self) -> u32 {
         let mut queue = self.ring.submission();
         while !queue.is_full()
@@ -339,8 +339,8 @@ impl OperationState {
                 unreachable!("slot {index} waits but is not busy");
             };
             let entry = operation.entry().user_data(index as u64);
-            // SAFETY: the entry's file and buffer belong to the slot, which neither drops nor
-            // touches them before the completion with this index was taken.
+            // SAFETY: the entry's file and buffer belong to the slot. The slot neither drops nor touches them before
+            // the completion with this index is taken.
             let pushed = unsafe { queue.push(&entry) };
             assert!(pushed.is_ok(), "the submission queue was not full");
             self.queued.push_back(index);
@@ -350,7 +350,7 @@ impl OperationState {
         queue.len() as u32
     }
 
-    /// The kernel has taken entries from the front of the submission queue.
+    /// Notes that the kernel has taken entries from the front of the submission queue.
     fn note_taken(&mut self) {
         let left = self.ring.submission().len();
         let taken = self.queued.len().saturating_sub(left);
@@ -360,7 +360,7 @@ impl OperationState {
     fn take_completions(&mut self) {
         for completion in self.ring.completion() {
             let index = completion.user_data() as usize;
-            // The kernel gives back the numbers that it was given.
+            // The kernel returns the numbers of the entries.
             let Some(slot) = self.slots.get_mut(index) else { continue };
             self.in_kernel = self.in_kernel.saturating_sub(1);
             match std::mem::replace(slot, Slot::Free) {
@@ -381,8 +381,8 @@ impl OperationState {
         }
     }
 
-    /// The kernel takes no more entries. The pool can carry out the entries that the kernel has not taken. The others
-    /// are lost, with the buffers that the kernel may still use.
+    /// Marks the ring as broken: the kernel takes no more entries. The pool can carry out the entries that the kernel
+    /// has not taken. The others are lost, with the buffers that the kernel may still use.
     #[cold]
     fn break_down(&mut self, error: &io::Error) {
         if self.is_broken {
@@ -399,7 +399,7 @@ impl OperationState {
         for index in 0..self.slots.len() {
             let slot = std::mem::replace(&mut self.slots[index], Slot::Free);
             self.slots[index] = match slot {
-                // The future hands it to the pool.
+                // The future passes it to the pool.
                 Slot::Busy { operation, waker, abandoned: false } if untaken.contains(&index) => {
                     self.finished.extend(waker);
                     Slot::Finished { operation, result: -libc::EAGAIN }
@@ -419,7 +419,7 @@ impl OperationState {
 }
 
 impl Drop for Ring {
-    /// Waits for what the kernel still has: it writes into our buffers until then.
+    /// Waits for the operations that the kernel still has: until then it writes into their buffers.
     fn drop(&mut self) {
         let state = self.state.get_mut();
         while !state.is_broken && (!state.waiting.is_empty() || state.in_kernel > 0) {
@@ -439,7 +439,7 @@ impl Drop for Ring {
 /// when the ring breaks, the operation is not returned.
 pub(crate) struct Completion {
     ring: Rc<Ring>,
-    /// None once the answer was given.
+    /// `None` after the answer was returned.
     slot: Option<usize>,
 }
 
@@ -490,7 +490,7 @@ impl Drop for Completion {
     }
 }
 
-/// The eventfd as the runtime registers it; the ring owns it.
+/// The eventfd for the runtime's registration; the ring owns it.
 struct Signal(Rc<Ring>);
 
 impl AsRawFd for Signal {
@@ -499,10 +499,10 @@ impl AsRawFd for Signal {
     }
 }
 
-/// Submits and completes for as long as the core runs.
+/// Submits operations and takes completions as long as the core runs.
 pub(crate) async fn drive(ring: Rc<Ring>) {
-    // SAFETY: the descriptor belongs to the ring, which the watcher keeps alive: it is closed only
-    // after the registration.
+    // SAFETY: the descriptor belongs to the ring, which the watcher keeps alive: the descriptor is closed only after
+    // the registration ends.
     let registered =
         unsafe { AsyncFd::register_with_interest(Signal(ring.clone()), Interest::READABLE) };
     let signal = match registered {
@@ -513,15 +513,14 @@ pub(crate) async fn drive(ring: Rc<Ring>) {
     poll_fn(|context| {
         ring.driver.replace(Some(context.waker().clone()));
         loop {
-            // The runtime watches edges, so the eventfd's counter need not be read: each
-            // completion is an edge of its own.
+            // The runtime watches edges, so the eventfd's counter need not be read: each completion is a separate edge.
             let signalled = match signal.poll_read_ready(context) {
                 Poll::Ready(Ok(mut guard)) => {
                     guard.clear_ready();
                     true
                 }
                 Poll::Ready(Err(error)) => {
-                    // The runtime ends, or completions are no longer announced.
+                    // The runtime ends, or the kernel no longer signals completions.
                     ring.give_up(&error);
                     return Poll::Ready(());
                 }
@@ -540,7 +539,7 @@ pub(crate) async fn drive(ring: Rc<Ring>) {
                 return Poll::Ready(());
             }
             if ring.unsubmitted.get() {
-                // The kernel is short of something: let the others run first.
+                // The kernel lacks a resource: let the other tasks run first.
                 match ring.pause() {
                     Some(length) => {
                         let until = crate::time::now() + length;
@@ -566,7 +565,7 @@ mod tests {
     use crate::cores::{CoreContext, FileEngine, block_on};
     use crate::file::{File, OpenOptions};
 
-    /// Makes the kernel refuse the next calls of this core's ring.
+    /// Makes the kernel reject the next calls of this core's ring.
     fn refuse_with(numbers: &[i32]) {
         CoreContext::with(|here| {
             let Some(ring) = here.and_then(|here| here.ring.as_ref()) else { return };
@@ -578,7 +577,7 @@ mod tests {
         CoreContext::with(|here| here.unwrap().ring.as_ref().unwrap().is_usable())
     }
 
-    /// A file whose blocks are not in the page cache.
+    /// Returns a file whose blocks are not in the page cache.
     fn file(folder: &tempfile::TempDir, marks: &[u8]) -> File {
         let path = folder.path().join("file");
         let content: Vec<u8> = marks.iter().flat_map(|&mark| [mark; 4096]).collect();

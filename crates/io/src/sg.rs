@@ -26,7 +26,7 @@ const INTERFACE: libc::c_int = b'S' as libc::c_int;
 const NO_DATA: libc::c_int = -1;
 const TO_DEVICE: libc::c_int = -2;
 const FROM_DEVICE: libc::c_int = -3;
-/// The longest sense data there is (SPC-4 4.5.1).
+/// The maximum length of sense data (SPC-4 4.5.1).
 const SENSE_LENGTH_MAX: u8 = 252;
 /// `host_status`, of the kernel's SCSI drivers.
 const DID_NO_CONNECT: u16 = 1;
@@ -63,29 +63,29 @@ struct Header {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Header>() == 88);
 
-/// What a command transfers.
+/// The data transfer of a command.
 #[derive(Debug)]
 pub enum Transfer {
-    /// Nothing.
+    /// No data.
     None,
-    /// So many bytes from the device, at most.
+    /// Up to this number of bytes from the device.
     In(usize),
     /// These bytes to the device.
     Out(Buffer),
 }
 
-/// How the device ended a command.
+/// The device's completion of a command.
 #[derive(Debug)]
 pub struct Ended {
     /// SCSI status.
     pub status: u8,
-    /// What came from the device.
+    /// Data from the device.
     pub data_in: Buffer,
-    /// Sense data, as it came.
+    /// Sense data, unparsed.
     pub sense: Vec<u8>,
 }
 
-/// A SCSI device that is open for this program alone.
+/// A SCSI device that is open exclusively.
 #[derive(Clone, Debug)]
 pub struct Device {
     file: Arc<File>,
@@ -93,10 +93,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens `/dev/sg0` or its like. An error of the kind `ResourceBusy` says that somebody else has
-    /// it, one of the kind `InvalidInput` that it is no SCSI device.
+    /// Opens `/dev/sg0` or a similar device. An error of the kind `ResourceBusy` means that another program has the
+    /// device open; `InvalidInput` means that it is not a SCSI device.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // With NONBLOCK, EXCL does not wait for whoever has it.
+        // With NONBLOCK, EXCL does not wait for the other program.
         let flags = OFlags::RDWR | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
         let mut version: libc::c_int = 0;
@@ -109,9 +109,9 @@ impl Device {
         Ok(Self { file: Arc::new(file), lane: Arc::default() })
     }
 
-    /// Has the device carry out a command. Errors are the way's, not the device's: `TimedOut`,
-    /// `NotConnected`, `ResourceBusy`, or `InvalidInput` for what the way does not take. Dropping the
-    /// answer does not undo the command.
+    /// Lets the device carry out a command. Errors are those of the transport, not of the device: `TimedOut`,
+    /// `NotConnected`, `ResourceBusy`, or `InvalidInput` for a command that the transport does not support. Dropping
+    /// the answer does not undo the command.
     pub fn execute(
         &self,
         cdb: Vec<u8>,
@@ -126,7 +126,7 @@ impl Device {
 fn perform(file: &File, cdb: &[u8], transfer: Transfer, timeout: Duration) -> io::Result<Ended> {
     let (direction, mut data) = match transfer {
         Transfer::None | Transfer::In(0) => (NO_DATA, Buffer::zeroed(0)),
-        // Zeroed: what the device does not fill shows nothing of ours.
+        // Zeroed: bytes that the device does not fill must not expose this process's memory.
         Transfer::In(length) => (FROM_DEVICE, Buffer::zeroed(length)),
         Transfer::Out(data) if data.is_empty() => (NO_DATA, data),
         Transfer::Out(data) => (TO_DEVICE, data),
@@ -159,8 +159,8 @@ fn perform(file: &File, cdb: &[u8], transfer: Transfer, timeout: Duration) -> io
         duration: 0,
         info: 0,
     };
-    // SAFETY: the header has the kernel's layout. It points to `cdb`, `sense` and `data`, which have
-    // the lengths that it tells and outlive the call, which waits until the command has ended.
+    // SAFETY: the header has the kernel's layout. It points to `cdb`, `sense` and `data`, which have the declared
+    // lengths and outlive the call. The call waits until the command has ended.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), SG_IO, &raw mut header) };
     if done != 0 {
         return Err(io::Error::last_os_error());

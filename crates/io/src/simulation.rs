@@ -1,8 +1,8 @@
-//! What a simulation puts in the place of the world: byte streams that it makes, randomness from a
-//! seed, and the time of a runtime whose clock stands still ([`crate::time::now`]). How streams
-//! behave is the simulation's business; here is only where they are plugged in.
+//! Replacements for the kernel in a simulation: byte streams that the simulation creates, randomness from a seed, and
+//! the time of a runtime whose clock is paused ([`crate::time::now`]). The simulation defines how streams behave; this
+//! module only connects them to the program.
 //!
-//! A thread that uses none of it has the real world, as without this module.
+//! A thread that uses none of these has the real kernel, as without this module.
 
 use std::cell::RefCell;
 use std::io;
@@ -16,21 +16,21 @@ use sarsen_block::{LocalFuture, Piece};
 
 use crate::net::{SocketListener, SocketStream};
 
-/// One end of a connection that a simulation makes. The functions are those of [`SocketStream`].
+/// One end of a connection that a simulation creates. The functions are those of [`SocketStream`].
 pub trait SimulatedStream {
-    /// The other end's address.
+    /// Returns the other end's address.
     fn peer_addr(&self) -> SocketAddr;
-    /// This end's address.
+    /// Returns this end's address.
     fn local_addr(&self) -> SocketAddr;
-    /// Waits until there may be something to receive.
+    /// Waits until there may be data to receive.
     fn readable(&self) -> LocalFuture<io::Result<()>>;
-    /// Waits until there may be room to send.
+    /// Waits until there may be space to send.
     fn writable(&self) -> LocalFuture<io::Result<()>>;
-    /// Receives what has come.
+    /// Receives the available data.
     fn try_receive(&self, landing: &mut [u8], scratch: &mut [u8]) -> io::Result<usize>;
-    /// Sends what there is room for.
+    /// Sends as much as there is space for.
     fn try_send(&self, pieces: &[Piece<'_>]) -> io::Result<usize>;
-    /// Ends one direction, or both.
+    /// Shuts down one direction, or both.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 }
 
@@ -49,7 +49,7 @@ impl From<SocketStream> for Stream {
 }
 
 impl Stream {
-    /// A simulated one.
+    /// Creates a simulated connection.
     pub fn simulated(end: impl SimulatedStream + 'static) -> Self {
         Self(Kind::Simulated(Box::new(end)))
     }
@@ -162,8 +162,8 @@ impl Stream {
     }
 }
 
-/// What accepts connections: a socket, or, on a thread whose randomness has a seed, only an address. The functions
-/// are those of [`SocketListener`].
+/// A listener: a socket, or only an address on a thread whose randomness has a seed. The functions are those of
+/// [`SocketListener`].
 pub struct Listener(Listening);
 
 enum Listening {
@@ -218,12 +218,12 @@ impl Listener {
 }
 
 thread_local! {
-    /// The state of splitmix64, where the thread's randomness has a seed.
+    /// The state of splitmix64, if the thread's randomness has a seed.
     static SEEDED: RefCell<Option<u64>> = const { RefCell::new(None) };
 }
 
-/// From here on the thread's [`crate::random`] follows from `seed`, and nobody is safe from who
-/// knows that.
+/// Makes the thread's [`crate::random`] follow from `seed` from here on. It is then not secure: anyone with the seed
+/// can predict it.
 pub fn seed_randomness(seed: u64) {
     SEEDED.set(Some(seed));
 }

@@ -1,9 +1,8 @@
 //! A busy core looks for more work for a moment before it sleeps.
 //!
-//! Where requests come one after the other, most of a round trip is the wake-up of the thread that
-//! answers. So each core has a task that keeps its event loop turning, without sleeping, while
-//! what came last came quickly. A core to which nothing comes sleeps, and so does one whose
-//! processor somebody else wants.
+//! When requests arrive one after the other, most of a round trip is the wake-up of the thread that answers. So each
+//! core has a task that keeps its event loop running, without sleeping, while requests arrive in quick succession. A
+//! core without requests sleeps. A core also sleeps if another thread needs its processor.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::time;
 
-/// How a core waited for what came to it.
+/// How a core waited for its next event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// It spun.
@@ -24,22 +23,22 @@ pub enum Wait {
 /// Whether cores spin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Spin {
-    /// While requests follow each other so quickly that it pays.
+    /// Cores spin while requests follow each other so quickly that spinning pays.
     #[default]
     Auto,
-    /// They sleep whenever there is nothing to do.
+    /// Cores sleep whenever they have no work.
     Never,
 }
 
-/// What comes within so long of what came before is worth waiting for. Wake-ups cost tens of
-/// microseconds; networks between machines take about as long.
+/// An event within this time after the previous one is worth spinning for. Wake-ups cost tens of microseconds; networks
+/// between machines have about the same latency.
 const WINDOW: Duration = Duration::from_micros(100);
-/// So many arrivals in a row, each within the window, before a core spins.
+/// Number of arrivals in a row, each within the window, before a core spins.
 const QUICK_ENOUGH: u32 = 4;
-/// More than these are not remembered.
+/// Maximum of quick arrivals that are counted.
 const QUICK_MOST: u32 = 16;
-/// A core that was interrupted while it spun sleeps for so long whenever it can; twice as long if that
-/// happens again soon, up to [`BACKOFF_MAX`].
+/// A core that was interrupted while it spun sleeps for this long whenever it can. The time doubles if that happens
+/// again soon, up to [`BACKOFF_MAX`].
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
@@ -51,13 +50,13 @@ thread_local! {
 
 struct Core {
     note_activity: Cell<bool>,
-    /// There was nothing to do until now.
+    /// The core had no work until now.
     waited: Cell<Option<Wait>>,
     /// The spinning task, while it waits for the first arrival.
     asleep: Cell<Option<Waker>>,
 }
 
-/// Something came to the calling thread.
+/// Notes an event for the calling thread.
 pub(crate) fn note_activity() {
     CORE.with(|core| {
         core.note_activity.set(true);
@@ -67,18 +66,17 @@ pub(crate) fn note_activity() {
     });
 }
 
-/// The calling core falls asleep.
+/// Notes that the calling core sleeps.
 pub(crate) fn sleeps() {
     CORE.with(|core| core.waited.set(Some(Wait::Asleep)));
 }
 
-/// How the calling core waited, if it had nothing to do until now. Says so once: who asks goes to
-/// work.
+/// Returns how the calling core waited, if it had no work until now. Returns it once: the caller then starts to work.
 pub fn take_wait() -> Option<Wait> {
     CORE.with(|core| core.waited.take())
 }
 
-/// Keeps the calling core awake while that pays; never ends.
+/// Keeps the calling core awake while that pays; never returns.
 pub(crate) async fn drive() {
     let mut policy = Policy::new(time::now());
     loop {
@@ -103,8 +101,8 @@ async fn spin(policy: &mut Policy) {
             core.waited.set((!came).then_some(Wait::Awake));
             came
         });
-        // A turn may be long with work; without any, the processor was somewhere else. The kernel
-        // is asked seldom: it is a system call.
+        // A turn may take long because of its work. A long turn without work means that another thread had the
+        // processor. The kernel is asked rarely, because that is a system call.
         if took_long && (!came || interruption_count() != interruptions) {
             return policy.interrupted(now);
         }
@@ -115,7 +113,7 @@ async fn spin(policy: &mut Policy) {
     }
 }
 
-/// Ends when something has come.
+/// Waits for the next event.
 async fn arrival() {
     poll_fn(|context| {
         CORE.with(|core| {
@@ -129,7 +127,7 @@ async fn arrival() {
     .await;
 }
 
-/// How often the kernel gave the processor to another thread though this one wanted to go on.
+/// Returns how often the kernel gave the processor to another thread although this thread could run.
 #[allow(unsafe_code)]
 fn interruption_count() -> i64 {
     // SAFETY: all zeroes is a valid rusage, which the call fills.
@@ -140,16 +138,16 @@ fn interruption_count() -> i64 {
     }
 }
 
-/// When it pays.
+/// Decides when spinning pays.
 struct Policy {
     last_arrival: Instant,
-    /// Quick arrivals lately; from [`QUICK_ENOUGH`] on it spins.
+    /// Recent quick arrivals; from [`QUICK_ENOUGH`] on the core spins.
     quick: u32,
-    /// It has waited long enough since the last arrival.
+    /// The core has waited long enough since the last arrival.
     idle_expired: bool,
-    /// Until then it sleeps whenever it can.
+    /// Until this time the core sleeps whenever it can.
     backoff_until: Instant,
-    /// How long that was for.
+    /// Length of that backoff.
     backoff: Duration,
 }
 
@@ -176,13 +174,13 @@ impl Policy {
     fn nothing_came(&mut self, now: Instant) {
         self.idle_expired = now - self.last_arrival > WINDOW;
         if self.idle_expired {
-            // One pause is forgiven while arrivals were quick for long.
+            // After many quick arrivals one pause does not stop the spinning.
             self.quick /= 2;
         }
     }
 
-    /// Somebody else needs the processor: a thread that never sleeps only keeps him waiting, and
-    /// waits itself for its next turn.
+    /// Another thread needs the processor. A thread that never sleeps only delays the other one, and then waits for its
+    /// own next turn.
     fn interrupted(&mut self, now: Instant) {
         self.backoff = match now < self.backoff_until + 2 * self.backoff {
             true => (2 * self.backoff).min(BACKOFF_MAX),
@@ -204,7 +202,7 @@ mod tests {
     const QUICK: Duration = Duration::from_micros(20);
     const SLOW: Duration = Duration::from_millis(1);
 
-    /// So many arrivals, one every `apart`; the time of the last.
+    /// Notes `count` arrivals, one every `apart`; returns the time of the last.
     fn arrivals(policy: &mut Policy, mut now: Instant, count: u32, apart: Duration) -> Instant {
         for _ in 0..count {
             now += apart;

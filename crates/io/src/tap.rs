@@ -1,20 +1,20 @@
-//! TAP devices: network interfaces whose other end is a file descriptor of ours.
+//! TAP devices: network interfaces whose other end is a file descriptor of this process.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 
-/// A TAP device. A read takes one Ethernet frame that the kernel sends, a write gives it one to
-/// receive; neither blocks. It ends when this is dropped.
+/// A TAP device. A read takes one Ethernet frame that the kernel sends; a write passes one frame to the kernel. Neither
+/// blocks. Dropping it removes the device.
 #[derive(Debug)]
 pub struct Tap {
     device: File,
 }
 
 impl Tap {
-    /// Makes one of this name, which no interface may have yet, in the network namespace of the
-    /// calling thread. It takes the right to administer that network (CAP_NET_ADMIN).
+    /// Creates a device in the network namespace of the calling thread. No interface may have this name yet. This needs
+    /// the capability to administer that network (CAP_NET_ADMIN).
     pub fn new(name: &str) -> io::Result<Self> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains(['%', '\0']) {
             return Err(io::Error::new(
@@ -35,8 +35,8 @@ impl Tap {
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = from as libc::c_char;
         }
-        // SAFETY: the request is the structure that this ioctl reads and writes; its name ends
-        // with a zero, being shorter than the field; the descriptor is open.
+        // SAFETY: the request is the structure that this ioctl reads and writes. Its name ends with a zero, because it
+        // is shorter than the field. The descriptor is open.
         #[allow(unsafe_code)]
         let result = unsafe {
             libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, std::ptr::from_mut(&mut request))

@@ -1,5 +1,5 @@
-//! Threads beside the cores: for tools that wait in system calls of their own, and for what is
-//! never to take a core's time.
+//! Threads in addition to the cores: for tools that wait in their own system calls, and for work that must never occupy
+//! a core.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -8,7 +8,7 @@ use std::thread::{Builder, JoinHandle, scope};
 use tokio::runtime::Handle;
 use tokio::task::JoinError;
 
-/// Starts a thread; `name` is what the system's tools show, of which the kernel keeps 15 bytes.
+/// Starts a thread. System tools show `name`, of which the kernel keeps 15 bytes.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -16,8 +16,8 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.into()).spawn(work)
 }
 
-/// Starts a thread with a runtime of its own for sockets and timers, and runs there what `make`
-/// makes. What that has spawned is dropped when it ends.
+/// Starts a thread with its own runtime for sockets and timers, and runs the future of `make` there. Tasks that the
+/// future has spawned are dropped when it ends.
 pub fn spawn_runtime<F: Future<Output = ()>>(
     name: &str,
     make: impl FnOnce() -> F + Send + 'static,
@@ -26,8 +26,8 @@ pub fn spawn_runtime<F: Future<Output = ()>>(
     spawn(name, move || runtime.block_on(async move { make().await }))
 }
 
-/// Does `work`, which may block, on a thread of its own, where the runtime's other tasks do not wait for it; also
-/// when who waits for it here goes away. An error is its panic, or the runtime's end.
+/// Runs `work`, which may block, on a separate thread, so that the runtime's other tasks do not wait for it. The work
+/// continues if the caller is dropped. An error is its panic, or the end of the runtime.
 pub async fn aside<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, JoinError> {
@@ -35,8 +35,8 @@ pub async fn aside<T: Send + 'static>(
     tokio::task::spawn_blocking(move || runtime.block_on(work)).await
 }
 
-/// Does `aside` on a thread of its own while the caller does `here`, and gives what both gave. A
-/// panic of either is the caller's.
+/// Runs `aside` on a separate thread while the caller runs `here`, and returns both results. A panic of either panics
+/// the caller.
 pub fn beside<A: Send, H>(
     name: &str,
     aside: impl FnOnce() -> A + Send,

@@ -1,9 +1,8 @@
-//! TLS on a connection: rustls's machine ([`Machine`]) between the caller's plain bytes and any
-//! socket, and what [`crate::net::Stream`] does with one (`stream`). Certificates and keys come
-//! from PEM files ([`pem`]).
+//! TLS on a connection: the machine of rustls ([`Machine`]) between the caller's plain bytes and any socket, and its
+//! use by [`crate::net::Stream`] (`stream`). Certificates and keys come from PEM files ([`pem`]).
 //!
-//! What is kept for a peer is bounded: towards him [`SEND_LIMIT`] and its records' frames, from him
-//! one record that is not whole and one that had no room.
+//! The data that is kept for a peer is bounded: outgoing, [`SEND_LIMIT`] and the frames of its records; incoming, one
+//! incomplete record and one record that did not fit into the caller's buffers.
 
 pub mod pem;
 pub(crate) mod stream;
@@ -18,38 +17,38 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection};
 use sarsen_block::{Buffer, Piece};
 
-/// Plain bytes that are encrypted at once, and no more before all of them have gone.
+/// Maximum of plain bytes that are encrypted at once; further bytes wait until all of them were sent.
 pub const SEND_LIMIT: usize = 128 * 1024;
-/// Encrypted bytes that one call to the socket takes.
+/// Maximum of encrypted bytes that one call takes from the socket.
 const RECEIVE_LENGTH: usize = 64 * 1024;
-/// The same until the handshake has ended. What follows it in the same bytes is kept.
+/// The same until the handshake has ended. Later data in the same bytes is kept.
 const HANDSHAKE_RECEIVE_LENGTH: usize = 4096;
-/// Receptions in a row that bring nothing for the caller (RFC 8446 §5.1 allows empty records, §4.6
-/// messages after the handshake), so that a peer that sends only such does not keep the core.
+/// Maximum of receptions in a row without data for the caller (RFC 8446 §5.1 allows empty records, §4.6 messages after
+/// the handshake), so that a peer that sends only those does not occupy the core.
 const EMPTY_LIMIT: u32 = 4;
 
 thread_local! {
     static ENCRYPTED: RefCell<Box<[u8]>> = RefCell::new(vec![0; RECEIVE_LENGTH].into());
 }
 
-/// What rustls found wrong, if that is what an error of a stream is about.
+/// Returns the error of rustls, if the error of a stream contains one.
 pub fn cause(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// One end of a TLS connection. The functions that it is handed read from and write to the socket
-/// beneath as a socket that does not block does, or as one that does.
+/// One end of a TLS connection. The caller passes functions that read from and write to the socket in the lower layer;
+/// they may block or return WouldBlock.
 pub struct Machine {
     connection: Connection,
 }
 
 impl Machine {
-    /// The end that was connected to.
+    /// Creates the end that accepted the connection.
     pub fn server(config: Arc<ServerConfig>) -> io::Result<Self> {
         Ok(Self::new(ServerConnection::new(config).map_err(wrong)?))
     }
 
-    /// The end that connects; the other has to show a certificate for `name`.
+    /// Creates the end that connects; the other end must present a certificate for `name`.
     pub fn client(config: Arc<ClientConfig>, name: ServerName<'static>) -> io::Result<Self> {
         Ok(Self::new(ClientConnection::new(config, name).map_err(wrong)?))
     }
@@ -60,23 +59,23 @@ impl Machine {
         Self { connection }
     }
 
-    /// Whether nothing of the caller's may be sent yet.
+    /// Returns whether the caller's data cannot be sent yet.
     pub fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
     }
 
-    /// What the peer showed, its own certificate first. Whether that was verified is a matter of
-    /// the configuration.
+    /// Returns the peer's certificates, its own certificate first. The configuration decides whether they were
+    /// verified.
     pub fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.connection.peer_certificates()
     }
 
-    /// Whether something waits for the socket.
+    /// Returns whether data waits for the socket.
     pub fn has_output(&self) -> bool {
         self.connection.wants_write()
     }
 
-    /// Whether [`Machine::receive`] has something without the socket, the end included.
+    /// Returns whether [`Machine::receive`] has data, or the end, without the socket.
     pub fn has_input(&mut self) -> bool {
         match self.connection.reader().into_first_chunk() {
             Err(error) => error.kind() != io::ErrorKind::WouldBlock,
@@ -84,8 +83,8 @@ impl Machine {
         }
     }
 
-    /// Goes on with the handshake as far as the socket allows, which is WouldBlock, or to its end.
-    /// An error has been told to the peer, if the socket took it.
+    /// Continues the handshake to its end, or until the socket would block (WouldBlock). On an error the peer got an
+    /// alert, if the socket took it.
     pub fn shake_hands(
         &mut self,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
@@ -112,8 +111,8 @@ impl Machine {
         }
     }
 
-    /// See [`crate::net::Stream::try_receive`]. A stream that ends without the peer's word that
-    /// it is to end has been cut, which is UnexpectedEof.
+    /// See [`crate::net::Stream::try_receive`]. A stream that ends without the peer's close_notify was cut, which is
+    /// UnexpectedEof.
     pub fn receive(
         &mut self,
         landing: &mut [u8],
@@ -128,7 +127,7 @@ impl Machine {
             return Ok(room.filled);
         }
         let mut empty = 0;
-        // Never more than there is room for: what finds none is the rest of one record.
+        // Never more than fits: the rest of one record is the only data that may not fit.
         while room.left() > 0 && empty < EMPTY_LIMIT {
             let filled = room.filled;
             let wanted = room.left().min(RECEIVE_LENGTH);
@@ -150,8 +149,7 @@ impl Machine {
         }
     }
 
-    /// See [`crate::net::Stream::try_send`]. What it says has gone may wait for
-    /// [`Machine::flush`].
+    /// See [`crate::net::Stream::try_send`]. Bytes that it reports as sent may wait for [`Machine::flush`].
     pub fn send(
         &mut self,
         pieces: &[Piece<'_>],
@@ -176,7 +174,7 @@ impl Machine {
         Ok(taken)
     }
 
-    /// Sends what waits. False if the socket takes no more.
+    /// Sends the waiting data. Returns false if the socket takes no more.
     pub fn flush(
         &mut self,
         write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
@@ -192,12 +190,12 @@ impl Machine {
         Ok(true)
     }
 
-    /// Nothing more will be sent (RFC 8446 §6.1); that is said with the next flush.
+    /// Ends the outgoing stream (RFC 8446 §6.1); the next flush sends that.
     pub fn close(&mut self) {
         self.connection.send_close_notify();
     }
 
-    /// Receives once from the socket: how many encrypted bytes; zero is its end.
+    /// Receives once from the socket. Returns the number of encrypted bytes; zero is the end.
     fn pull(
         &mut self,
         limit: usize,
@@ -211,7 +209,7 @@ impl Machine {
             loop {
                 let taken = self.connection.read_tls(&mut rest)?;
                 self.connection.process_new_packets().map_err(wrong)?;
-                // At the peer's own end whatever comes behind it is not looked at.
+                // After the peer's own end, further data is ignored.
                 if rest.is_empty() || taken == 0 {
                     return Ok(count);
                 }
@@ -225,7 +223,7 @@ fn wrong(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// Where received bytes go: into `landing` first.
+/// The buffers for received bytes: `landing` is filled first.
 #[derive(Default)]
 struct ReceiveBuffers<'a> {
     landing: &'a mut [u8],
@@ -238,7 +236,7 @@ impl ReceiveBuffers<'_> {
         self.landing.len() + self.scratch.len() - self.filled
     }
 
-    /// Takes what was decrypted. Whether there is something to tell: bytes, or the end.
+    /// Takes the decrypted data. Returns whether there is a result: bytes, or the end.
     fn take(&mut self, connection: &mut Connection) -> io::Result<bool> {
         while self.left() > 0 {
             let into = match self.landing.get_mut(self.filled..) {
@@ -249,7 +247,7 @@ impl ReceiveBuffers<'_> {
                 Ok(0) => return Ok(true),
                 Ok(count) => self.filled += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // Told again when all that came before it has been.
+                // The error is reported again after all data before it.
                 Err(_) if self.filled > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -261,7 +259,7 @@ impl ReceiveBuffers<'_> {
 /// Bytes to be encrypted.
 enum Part<'a> {
     Lent(&'a [u8]),
-    /// Memory that may change meanwhile is not encrypted in its place.
+    /// Shared memory that may change meanwhile is copied before encryption.
     Copied(Buffer),
 }
 
@@ -285,7 +283,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// The socket as rustls writes to it.
+/// The socket, as rustls writes to it.
 struct Socket<W>(W);
 
 impl<W: FnMut(&[IoSlice<'_>]) -> io::Result<usize>> io::Write for Socket<W> {

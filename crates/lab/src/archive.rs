@@ -115,7 +115,7 @@ pub enum ArchiveError {
         id: i64,
     },
     /// Somebody is at it.
-    #[error("run {id} of the archive {} is being made by another process: wait until it has ended", path.display())]
+    #[error("run {id} of the archive {} is in progress in another process; wait until it has ended", path.display())]
     Held {
         /// The file.
         path: PathBuf,

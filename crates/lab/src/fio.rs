@@ -9,8 +9,8 @@ mod values;
 
 use std::time::Duration;
 
+use crate::distribution::Distribution;
 use crate::mix::Mix;
-use crate::places::Distribution;
 
 /// Jobs of one file.
 const JOB_LIMIT: usize = 1000;

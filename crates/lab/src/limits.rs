@@ -69,7 +69,7 @@ impl MediumPath {
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
     /// The link could not be made.
-    #[error("the link was not made: {0}")]
+    #[error("the network link was not created: {0}")]
     NoLink(String),
     /// There is too little room for a file.
     #[error("{folder} has room for {free} bytes, and {needed} are needed")]

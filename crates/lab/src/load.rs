@@ -39,9 +39,9 @@ use sarsen_node::stores::StoreError;
 use sarsen_proto::iscsi::initiator::ConnectionError;
 
 use crate::access::Access;
+use crate::distribution::Distribution;
 use crate::fio::Amount;
 use crate::mix::Mix;
-use crate::places::Distribution;
 use crate::trace::TraceError;
 pub use endpoint::{Endpoint, EndpointError, OpenStore};
 pub use guard::look;
@@ -225,7 +225,7 @@ pub enum LoadError {
         block_length: u32,
     },
     /// The unit is smaller than [`LoadOptions::least`].
-    #[error("it has {bytes} bytes, and {least} are wanted of it: a smaller one is no match")]
+    #[error("it has {bytes} bytes, but at least {least} are needed for a comparison")]
     TooSmall {
         /// Its size.
         bytes: u64,

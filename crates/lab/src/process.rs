@@ -74,7 +74,7 @@ pub enum ProcessError {
         output: String,
     },
     /// It did not end in time.
-    #[error("it ran past its limit; until then it said:\n{output}")]
+    #[error("it timed out; its output was:\n{output}")]
     PastLimit {
         /// What it said.
         output: String,

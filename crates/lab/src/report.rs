@@ -41,7 +41,7 @@ pub enum Format {
 
 /// A name that is no format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no format of reports: write html, markdown, csv, json or latex")]
+#[error("{text:?} is not a report format; write html, markdown, csv, json or latex")]
 pub struct FormatError {
     text: String,
 }

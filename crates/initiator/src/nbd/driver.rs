@@ -1,4 +1,4 @@
-//! Moves bytes between a socket and a client machine, and answers to those who wait for them.
+//! Moves bytes between a socket and a client machine, and sends answers to the waiting callers.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,40 +13,40 @@ use tokio::sync::{Notify, oneshot};
 
 use super::NbdError;
 
-/// Received bytes that do not land in their buffers pass through here.
+/// Length of the scratch memory, for received bytes that are not read directly into their buffers.
 const SCRATCH_LENGTH: usize = 64 * 1024;
-/// Pieces of one vectored send.
+/// Maximum of pieces in one vectored send.
 const PIECE_LIMIT: usize = 256;
 
-/// Why a request was not carried out.
+/// The reason why a request was not carried out.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The server says so.
+    /// The server returned an error.
     Refused(ErrorCode),
-    /// The connection is over.
+    /// The connection has ended.
     Ended(NbdError),
 }
 
 type Answer = Result<Buffer, Failure>;
 type Machine = Client<oneshot::Sender<Answer>>;
 
-/// What a store and its driver share.
+/// The state that a store and its driver share.
 pub(super) struct Shared {
     state: Mutex<DriverState>,
-    /// There is something to send, or the end was asked for.
+    /// There is data to send, or the end was requested.
     wake: Notify,
     ended: AtomicBool,
-    /// Told once, at the end.
+    /// Notified once, at the end.
     end: Notify,
 }
 
 struct DriverState {
     client: Machine,
-    /// No more requests are taken.
+    /// No more requests are accepted.
     closing: bool,
-    /// Leave was taken.
+    /// The disconnect request was sent.
     left: bool,
-    /// Why the connection is over.
+    /// The reason why the connection ended.
     over: Option<NbdError>,
 }
 
@@ -64,7 +64,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks now; the future waits for the answer.
+    /// Sends the request now; the future waits for the answer.
     pub(super) fn request(&self, request: Request) -> impl Future<Output = Answer> + use<> {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state();
@@ -81,13 +81,13 @@ impl Shared {
         async move {
             match over {
                 Some(error) => Err(Failure::Ended(error)),
-                // A driver that is gone has taken its runtime with it.
+                // A driver that does not exist any more ended with its runtime.
                 None => receiver.await.unwrap_or(Err(Failure::Ended(NbdError::Closed))),
             }
         }
     }
 
-    /// No more requests: what is open is answered, then leave is taken.
+    /// Accepts no more requests: open requests are answered, then the store disconnects.
     pub(super) fn close(&self) {
         self.state().closing = true;
         self.wake.notify_one();
@@ -102,7 +102,7 @@ impl Shared {
     }
 }
 
-/// A connection on one transport or the other.
+/// A connection over TCP or a local socket.
 pub(super) enum Socket {
     Tcp(Stream),
     Local(LocalStream),
@@ -149,7 +149,7 @@ impl Link {
         Self { socket, scratch: vec![0; SCRATCH_LENGTH] }
     }
 
-    /// Until an export is chosen.
+    /// Performs the handshake until an export is selected.
     pub(super) async fn shake_hands(
         &mut self,
         mut client: Machine,
@@ -179,7 +179,7 @@ impl Link {
         result.map_err(lost)
     }
 
-    /// Sends what is ready. True if the socket is full.
+    /// Sends the data that is ready. Returns true if the socket is full.
     fn send(&self, client: &mut Machine) -> Result<bool, NbdError> {
         let output = client.output();
         while !output.is_empty() {
@@ -196,7 +196,7 @@ impl Link {
         Ok(false)
     }
 
-    /// Receives until there is nothing.
+    /// Receives until no data is left.
     fn receive(&mut self, client: &mut Machine) -> Result<(), NbdError> {
         loop {
             let landing = client.landing().unwrap_or_default();
@@ -214,14 +214,14 @@ impl Link {
         }
     }
 
-    /// Sends and receives what there is. Whether the socket is full; `None` is the end.
+    /// Sends and receives all available data. Returns whether the socket is full; `None` is the end.
     fn serve_once(&mut self, shared: &Shared) -> Result<Option<bool>, NbdError> {
         let mut state = shared.state();
         let mut blocked = self.send(&mut state.client)?;
         let received = self.receive(&mut state.client);
         while let Some(event) = state.client.poll_event() {
             if let Event::Completed { token, result } = event {
-                // One that no longer waits has dropped its future: its answer goes with it.
+                // A caller that no longer waits has dropped its future, and its answer is dropped, too.
                 let _ = token.send(result.map_err(Failure::Refused));
             }
         }
@@ -240,7 +240,7 @@ impl Link {
     }
 }
 
-/// Serves a connection to its end.
+/// Serves a connection until it ends.
 pub(super) async fn serve(mut link: Link, shared: Arc<Shared>) {
     let error = loop {
         match link.serve_once(&shared) {
@@ -261,7 +261,7 @@ pub(super) async fn serve(mut link: Link, shared: Arc<Shared>) {
     end(&shared, error);
 }
 
-/// Those that wait are told, and those that come later.
+/// Returns the error to all waiting requests, and to later ones.
 fn end(shared: &Shared, error: NbdError) {
     let mut state = shared.state();
     for waiter in state.client.abandon() {

@@ -13,7 +13,7 @@ use super::*;
 const LIMIT: Duration = Duration::from_secs(20);
 const BLOCKS: u64 = 64;
 
-/// A server's answer to the choice of an export: its size and these flags, and that is it.
+/// Returns a server's complete answer to the choice of an export: its size and these flags.
 fn hello(flags: u16) -> Vec<u8> {
     let mut bytes = b"NBDMAGICIHAVEOPT\x00\x03".to_vec();
     let answer = |reply: u32, data: &[u8]| {
@@ -35,11 +35,11 @@ fn hello(flags: u16) -> Vec<u8> {
     bytes
 }
 
-/// The other end of a connection: no thread, it reads what has come by now.
+/// The other end of a connection. It has no thread: it reads the data that has arrived by now.
 struct Peer(UnixStream);
 
 impl Peer {
-    /// The next request, when it has come; `None` at the end.
+    /// Returns the next request; `None` at the end.
     async fn request(&mut self) -> Option<nbd::Request> {
         let mut request = nbd::Request::new_zeroed();
         let bytes = request.as_mut_bytes();
@@ -67,7 +67,7 @@ impl Peer {
     }
 }
 
-/// A store and its server's end.
+/// Connects a store, and passes it to `then` with the server's end.
 fn connected<F: Future<Output = ()>>(flags: u16, then: impl FnOnce(Rc<NbdStore>, Peer) -> F) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -75,7 +75,7 @@ fn connected<F: Future<Output = ()>>(flags: u16, then: impl FnOnce(Rc<NbdStore>,
     let url = NbdUrl { place: NbdPlace::Socket(path), export: "x".into() };
     block_on(FileEngine::Pool, async {
         let serve = async {
-            // The connection is in the backlog before anything waits.
+            // The connection is in the backlog before any task waits.
             let mut socket = loop {
                 listener.set_nonblocking(true).unwrap();
                 match listener.accept() {

@@ -9,49 +9,49 @@ use sarsen_wire::nbd::{DEFAULT_PORT, MAX_NAME_LENGTH};
 
 use crate::url::Portal;
 
-/// Why a URL of an export cannot be used.
+/// The reason why a URL of an export cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdUrlError {
     /// Neither `nbd://` nor `nbd+unix://`.
     #[error("{0:?} does not begin with nbd:// or nbd+unix://")]
     Scheme(String),
-    /// There is no host or port that could be one.
+    /// The host or the port is missing or invalid.
     #[error("{text:?}: {reason}")]
     Host {
-        /// What stands there.
+        /// The text of the URL.
         text: String,
-        /// Why it is none.
+        /// The reason why it is invalid.
         reason: String,
     },
-    /// Somebody is to log in, which NBD without TLS does not know.
-    #[error("NBD has no users here: leave what stands before the @ out")]
+    /// The URL names a user, which NBD without TLS does not support.
+    #[error("NBD URLs have no users; remove the part before the @")]
     User,
-    /// Not `?socket=PATH` alone.
+    /// A query other than `?socket=PATH`.
     #[error("{0:?}: a socket is written nbd+unix:///EXPORT?socket=PATH, and a host has no query")]
     Query(String),
-    /// A `%` without two hexadecimal digits, or something that is no text.
-    #[error("{0:?} is not text with %XX for what is special")]
+    /// A `%` without two hexadecimal digits, or bytes that are not text.
+    #[error("{0:?} is not text with %XX for special characters")]
     Encoding(String),
-    /// The export's name.
+    /// The export's name is too long.
     #[error("the name of the export has {0} bytes; at most 4096 are possible")]
     NameTooLong(usize),
 }
 
-/// Where an NBD server listens.
+/// The address on which an NBD server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NbdPlace {
-    /// On TCP.
+    /// A TCP address.
     Host(Portal),
-    /// On a socket of this machine.
+    /// A socket of this machine.
     Socket(PathBuf),
 }
 
 /// An export of an NBD server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUrl {
-    /// Where the server is.
+    /// The server's address.
     pub place: NbdPlace,
-    /// The export's name; the empty one is the server's default.
+    /// The export's name; the empty name is the server's default.
     pub export: String,
 }
 
@@ -175,7 +175,7 @@ mod tests {
     fn mistakes_are_told() {
         for (text, reported) in [
             ("iscsi://h", "nbd://"),
-            ("nbd://", "names no host"),
+            ("nbd://", "has no host"),
             ("nbd://h:0", "not a port"),
             ("nbd://user@h/", "no users"),
             ("nbd://h/?socket=/x", "?socket=PATH"),

@@ -1,20 +1,20 @@
-//! Who leaves which bytes where. Facts from the on-disk formats' own documentation; a magic number
-//! of few bytes is not believed without a look at its neighbours.
+//! The signatures of the on-disk formats, from their own documentation. For a short magic number, other fields are
+//! checked, too.
 
 use super::View;
 
-/// What places count from.
+/// The point from which offsets count.
 #[derive(Clone, Copy)]
 pub(super) enum Origin {
     /// The first byte.
     Start,
-    /// Behind the last byte.
+    /// The end of the device.
     End,
-    /// The last multiple of this that is not behind the end.
+    /// The last multiple of this up to the end.
     AlignedEnd(u64),
 }
 
-/// Where a structure begins, or may begin: `count` places, `step` bytes apart.
+/// The possible start offsets of a structure: `count` places, `step` bytes apart.
 #[derive(Clone, Copy)]
 pub(super) struct Base {
     pub(super) origin: Origin,
@@ -42,16 +42,16 @@ impl Base {
     }
 }
 
-/// One thing that a device may hold.
+/// The signature of one format.
 pub(super) struct Row {
     pub(super) what: &'static str,
     pub(super) bases: &'static [Base],
-    /// Where the magic number is, from the base on.
+    /// Offset of the magic number from the base.
     pub(super) offset: u64,
     pub(super) magic: &'static [u8],
-    /// What else must hold.
+    /// An additional check.
     pub(super) check: fn(View<'_>) -> bool,
-    /// Where a label is, from the base on, and its length.
+    /// Offset of a label from the base, and its length.
     pub(super) label: Option<(u64, usize)>,
 }
 
@@ -69,7 +69,7 @@ impl Row {
     }
 }
 
-/// Swap says so at the end of its first page.
+/// Returns the row for swap space, whose signature is at the end of its first page.
 const fn swap(page: u64) -> Row {
     const MAGIC: &[u8] = b"SWAPSPACE2";
     row("swap space", FIRST, page - MAGIC.len() as u64, MAGIC).label(1052, 16)
@@ -93,7 +93,7 @@ const UBERBLOCKS: &[Base] = &[
 ];
 const UFS_BASES: &[Base] = &[start(8192), start(65536), start(0), start(262_144)];
 
-/// All of them.
+/// All signatures.
 pub(super) const ROWS: &[Row] = &[
     // Partition tables.
     row(GPT, &[start(512), start(4096), end(512), end(4096)], 0, b"EFI PART"),
@@ -166,12 +166,12 @@ pub(super) const ROWS: &[Row] = &[
     // Encryption and integrity.
     row("a LUKS1 volume", FIRST, 0, LUKS).if_also(|view| view.be16(6) == 1),
     row("a LUKS2 volume", FIRST, 0, LUKS).if_also(|view| view.be16(6) != 1).label(24, 48),
-    // The second header is what is left when the first was overwritten.
+    // The second header remains when the first was overwritten.
     row("a LUKS2 volume", &[start(0x4000)], 0, b"SKUL\xba\xbe"),
     row("a BitLocker volume", FIRST, 3, b"-FVE-FS-"),
     row("a dm-integrity device", FIRST, 0, b"integrt\0"),
     row("a dm-verity device", FIRST, 0, b"verity\0\0"),
-    // RAID and replication. Of md, 0.90 is as the machine was that made it, the rest little-endian.
+    // RAID and replication. md 0.90 uses the byte order of its machine; the others are little-endian.
     row(
         "a member of an md RAID",
         &[start(0), start(4096), aligned_end(4096, 8192)],
@@ -188,7 +188,7 @@ pub(super) const ROWS: &[Row] = &[
     row("a member of an Intel Matrix RAID", &[end(1024)], 0, b"Intel Raid ISM Cfg Sig. "),
     row("a backing device of DRBD", &[end(4096)], 60, &[0x83, 0x74, 0x02])
         .if_also(|view| (0x67..=0x6d).contains(&view.byte(63))),
-    // Swap, by the size of a page.
+    // Swap, by page size.
     swap(4 << 10),
     swap(8 << 10),
     swap(16 << 10),
@@ -211,8 +211,8 @@ const MD_OLD: &[Base] = &[aligned_end(65536, 65536)];
 const BCACHE: &[u8] = b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81";
 const BCACHEFS: &[u8] = b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef";
 
-/// Four entries of 16 bytes: a flag that is 0 or 80h, a type, where and how long. The same two
-/// bytes end the first sector of other things.
+/// Checks four entries of 16 bytes: a flag that is 0 or 80h, a type, a start and a length. Other formats end their
+/// first sector with the same two bytes.
 fn has_partitions(view: View<'_>) -> bool {
     let entries = [446, 462, 478, 494];
     let valid = entries.iter().all(|&at| view.byte(at) & 0x7f == 0);
@@ -221,13 +221,13 @@ fn has_partitions(view: View<'_>) -> bool {
     valid && entries.into_iter().any(used)
 }
 
-/// The 16-bit words of the label cancel out.
+/// Checks that the XOR of the label's 16-bit words is zero.
 fn sun_sum_is_right(view: View<'_>) -> bool {
     let words = (0..512).step_by(2).map(|at| view.be16(at));
     words.fold(0, |sum, word| sum ^ word) == 0
 }
 
-/// Inodes, blocks, a block size up to 64 KiB and a revision that exists.
+/// Checks inodes, blocks, a block size up to 64 KiB and a known revision.
 fn is_ext(view: View<'_>) -> bool {
     view.le32(0) != 0 && view.le32(4) != 0 && view.le32(24) <= 6 && view.le32(76) <= 1
 }
@@ -237,7 +237,7 @@ fn has_journal(view: View<'_>) -> bool {
     view.le32(92) & COMPATIBLE_HAS_JOURNAL != 0
 }
 
-/// Features that ext3 does not know.
+/// Checks for features that ext3 does not have.
 fn is_ext_4(view: View<'_>) -> bool {
     // Recovery, journal device, meta_bg and file types are as old as ext3.
     const INCOMPATIBLE_EXT_3: u32 = 0x2 | 0x4 | 0x8 | 0x10;
@@ -247,7 +247,8 @@ fn is_ext_4(view: View<'_>) -> bool {
     incompatible & !INCOMPATIBLE_EXT_3 != 0 || read_only & !READ_ONLY_EXT_3 != 0
 }
 
-/// Sector and cluster size are powers of two, there are one or two tables, the medium is known.
+/// Checks that sector and cluster sizes are powers of two, that there are one or two tables, and that the medium is
+/// known.
 fn is_fat(view: View<'_>) -> bool {
     let sector = view.le16(11);
     (512..=4096).contains(&sector)

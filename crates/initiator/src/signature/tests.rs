@@ -2,12 +2,12 @@ use std::convert::Infallible;
 
 use super::*;
 
-/// Golden bytes: where, and what is there.
+/// Golden bytes: offsets and contents.
 type Bytes<'a> = &'a [(u64, &'a [u8])];
 
 const MIB: u64 = 1 << 20;
 
-/// What is found on a device of so many zeroes but for these bytes.
+/// Returns the signatures on a device of `length` zeroes except for these bytes.
 fn found(length: u64, bytes: Bytes<'_>) -> Vec<String> {
     let read = |offset: u64, into: &mut [u8]| {
         for (byte, at) in into.iter_mut().zip(offset..) {
@@ -77,7 +77,7 @@ fn what_is_known_is_found_where_it_is() {
         ("a GPT partition table", &[(4096, b"EFI PART\0\0\x01\0")]),
         ("a GPT partition table", &[(at_end(512), b"EFI PART\0\0\x01\0")]),
         ("an LVM2 physical volume", &[(512, b"LABELONE"), (536, b"LVM2 001")]),
-        // Of the first label the 45th uberblock; of the last label the last, by a big-endian machine.
+        // The 45th uberblock of the first label; the last uberblock of the last label, from a big-endian machine.
         ("a member of a ZFS pool", &[(131_072 + 1024 * 44, &[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0])]),
         ("a member of a ZFS pool", &[(at_end(1024), &[0, 0, 0, 0, 0, 0xba, 0xb1, 0x0c])]),
         (
@@ -109,11 +109,11 @@ fn what_is_known_is_found_where_it_is() {
 fn what_only_resembles_something_is_not_taken_for_it() {
     let cases: &[Bytes<'_>] = &[
         &[],
-        // A boot sector without partitions; entries of which none has a length; a wrong flag.
+        // A boot sector without partitions; entries without a length; a wrong flag.
         &[(510, &[0x55, 0xaa])],
         &[(450, &[0x83, 0, 0, 0, 1]), (510, &[0x55, 0xaa])],
         &[(446, &[0x33]), MBR[0], MBR[1], (462, &[0x33])],
-        // The two bytes of ext alone, LVM2's label of another kind, a LUKS that is none.
+        // The two bytes of ext alone, an LVM2 label of another kind, an incomplete LUKS header.
         &[EXT_2[1]],
         &[(0, b"LABELONE"), (24, b"LVM9 001")],
         &[(0, b"LUKS\0\0")],
@@ -137,7 +137,7 @@ fn several_things_are_all_told_and_a_gpts_own_mbr_is_not() {
     assert_eq!(Occupied::of("disk", Vec::new()), None);
 }
 
-/// Every place of every row lies within what is read, on a large device and on a small one.
+/// Every place of every row is within the bytes that are read, on a large device and on a small one.
 #[test]
 fn what_is_looked_for_is_read() {
     for length in [8 * MIB, 10 * MIB + 512, 1 << 40, (1 << 40) + 3 * 4096] {

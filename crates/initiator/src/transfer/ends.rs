@@ -1,4 +1,4 @@
-//! Where bytes come from and where they go: disks, files, streams.
+//! The sources and sinks of bytes: disks, files, streams.
 
 use std::cell::Cell;
 use std::fs;
@@ -18,24 +18,24 @@ use crate::session::{Session, SessionOptions};
 use crate::signature::{self, Occupied};
 use crate::url::Url;
 
-/// Blocks longer than this are no disk's.
+/// The maximum block length of a disk.
 const BLOCK_LENGTH_LIMIT: u32 = 1 << 20;
-/// A file keeps no space for zeroes of this length.
+/// A run of zeroes of this length becomes a hole in a file.
 const HOLE_LENGTH: usize = 64 * 1024;
 
-/// A disk on the network, with what it takes in one command.
+/// A disk on the network, with the limits of its commands.
 pub struct Disk {
     session: Session,
     place: String,
     block_length: u64,
     limits: BlockLimits,
     provisioning: Provisioning,
-    /// WRITE SAME has not been refused.
+    /// The unit has not rejected WRITE SAME.
     write_same: Cell<bool>,
 }
 
 impl Disk {
-    /// Logs in and asks for limits and provisioning.
+    /// Logs in and reads limits and provisioning.
     pub async fn open(url: &Url, options: &SessionOptions) -> Result<Self, TransferError> {
         let place = url.to_string();
         let failed = |source| TransferError::Open { place: place.clone(), source };
@@ -56,37 +56,37 @@ impl Disk {
         })
     }
 
-    /// The session.
+    /// Returns the session.
     pub const fn session(&self) -> &Session {
         &self.session
     }
 
-    /// Its URL without a secret, for messages.
+    /// Returns its URL without a secret, for messages.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// Bytes in all.
+    /// Returns the size in bytes.
     pub fn length(&self) -> u64 {
         self.session.capacity().bytes()
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub const fn block_length(&self) -> u64 {
         self.block_length
     }
 
-    /// What it takes in one command.
+    /// Returns the limits of one command.
     pub const fn limits(&self) -> BlockLimits {
         self.limits
     }
 
-    /// Whether and how it gives space back.
+    /// Returns whether and how it deallocates blocks.
     pub const fn provisioning(&self) -> Provisioning {
         self.provisioning
     }
 
-    /// Ends the session in good order.
+    /// Logs the session out.
     pub async fn close(self) -> Result<(), TransferError> {
         let Self { session, place, .. } = self;
         session.logout().await.map_err(|source| TransferError::Close { place, source })
@@ -102,12 +102,12 @@ impl Disk {
         move |source| TransferError::Disk { place: place.clone(), verb, offset, length, source }
     }
 
-    /// Whether `length` bytes from `offset` are there.
+    /// Checks that `length` bytes from `offset` exist.
     pub(super) fn check_room(&self, offset: u64, length: u64) -> Result<(), TransferError> {
         check_room(&self.place, self.length(), offset, length)
     }
 
-    /// Blocks that one READ or WRITE moves.
+    /// Returns the number of blocks that one READ or WRITE moves.
     fn piece_blocks(&self) -> u64 {
         let blocks = (PIECE_LENGTH / self.block_length).max(1);
         match self.limits.transfer_blocks {
@@ -120,13 +120,13 @@ impl Disk {
         self.session.read(lba, blocks as u32).await
     }
 
-    /// An error if it holds something that [`signature::look`] knows.
+    /// Returns an error if the disk holds data that [`signature::look`] knows.
     pub async fn check_vacant(&self) -> Result<(), TransferError> {
         let found = signature::look(self).await?;
         Occupied::of(&self.place, found).map_or(Ok(()), |occupied| Err(occupied.into()))
     }
 
-    /// Bytes from anywhere, by whole blocks.
+    /// Reads bytes from any offset, by whole blocks.
     pub(crate) async fn read(&self, offset: u64, length: usize) -> Result<Buffer, TransferError> {
         self.check_room(offset, length as u64)?;
         let failed = self.failed("read", offset, length as u64);
@@ -152,8 +152,7 @@ impl Disk {
         Ok(whole)
     }
 
-    /// Writes from the beginning of a block on. Of a last block that is not whole, the rest stays
-    /// as it is.
+    /// Writes from the beginning of a block on. If the last block is not whole, its rest keeps its data.
     async fn write(&self, offset: u64, mut data: Buffer) -> Result<(), TransferError> {
         let length = data.len() as u64;
         self.check_room(offset, length)?;
@@ -186,13 +185,13 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether a WRITE SAME of zeroes may give space back.
+    /// Returns whether a WRITE SAME of zeroes may deallocate blocks.
     pub(super) const fn zeroes_by_unmap(&self) -> bool {
         self.provisioning.write_same_unmaps && self.provisioning.reads_zero
     }
 
-    /// Makes blocks read as zero: by WRITE SAME, which costs no bandwidth, or by plain writes
-    /// where the unit does not know it.
+    /// Makes blocks read as zero: by WRITE SAME, which needs no bandwidth, or by plain writes if the unit does not
+    /// support it.
     pub(super) async fn zero(
         &self,
         lba: u64,
@@ -234,10 +233,10 @@ impl Disk {
         self.session.unmap(&[(lba, blocks)]).await.map_err(failed)
     }
 
-    /// Brings what was written to stable storage.
+    /// Brings written data to stable storage.
     pub(super) async fn flush(&self) -> Result<(), TransferError> {
         match self.session.flush().await {
-            // A unit without the command has no cache to bring anything from.
+            // A unit without the command has no cache to flush.
             Err(SessionError::CheckCondition(sense)) if sense.key == SenseKey::IllegalRequest => {
                 Ok(())
             }
@@ -261,9 +260,9 @@ fn check_room(place: &str, size: u64, offset: u64, length: u64) -> Result<(), Tr
     }
 }
 
-/// Whether all bytes are zero.
+/// Returns whether all bytes are zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
-    // By pieces that the compiler turns into vectors.
+    // The compiler vectorises these pieces.
     bytes.chunks(256).all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
@@ -285,17 +284,17 @@ fn file_failed(place: &str, verb: &'static str) -> impl Fn(io::Error) -> Transfe
     move |source| TransferError::File { place: place.clone(), verb, source }
 }
 
-/// A pipe, a terminal, or whatever else can only be read or written in order.
+/// A pipe, a terminal, or another file that supports only sequential access.
 pub struct Stream {
     file: Arc<fs::File>,
-    /// The reading end of a pipe, which is waited for without a thread: one that waits for a
-    /// writer who says nothing would hold up the end of the program.
+    /// The reading end of a pipe, which needs no thread to wait: a thread that waits for a silent writer would delay
+    /// the end of the program.
     pipe: Option<pipe::Receiver>,
     place: String,
 }
 
 impl Stream {
-    /// To be read; `place` is its name in messages. A pipe becomes non-blocking.
+    /// Creates a stream to read; `place` is its name in messages. A pipe becomes non-blocking.
     pub fn reading(file: fs::File, place: &str) -> Result<Self, TransferError> {
         let failed = file_failed(place, "read");
         let is_pipe = file.metadata().map_err(&failed)?.file_type().is_fifo();
@@ -308,12 +307,12 @@ impl Stream {
         Ok(Self { file: Arc::new(file), pipe, place: place.to_owned() })
     }
 
-    /// To be written; `place` is its name in messages.
+    /// Creates a stream to write; `place` is its name in messages.
     pub fn writing(file: fs::File, place: &str) -> Self {
         Self { file: Arc::new(file), pipe: None, place: place.to_owned() }
     }
 
-    /// Reads until `length` bytes are there or the stream ends.
+    /// Reads until it has `length` bytes or the stream ends.
     async fn read(&self, length: usize) -> Result<Buffer, TransferError> {
         let failed = file_failed(&self.place, "read");
         let mut buffer = Buffer::for_overwrite(length);
@@ -337,7 +336,7 @@ impl Stream {
         Ok(buffer)
     }
 
-    /// Writes everything, on a thread that may wait for the reader.
+    /// Writes all bytes, on a thread that may wait for the reader.
     async fn write(&self, data: Buffer) -> Result<(), TransferError> {
         let file = self.file.clone();
         let written = tokio::task::spawn_blocking(move || (&*file).write_all(&data)).await;
@@ -345,7 +344,7 @@ impl Stream {
     }
 }
 
-/// Fills a buffer, or as much of it as there is.
+/// Fills a buffer up to its length or the end of the data.
 fn fill(
     mut buffer: Buffer,
     mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
@@ -363,13 +362,13 @@ fn fill(
     Ok(buffer)
 }
 
-/// Whether the file can be read and written anywhere.
+/// Returns whether the file supports random access.
 fn is_disk_file(path: &Path) -> io::Result<bool> {
     let kind = fs::metadata(path)?.file_type();
     Ok(kind.is_file() || kind.is_block_device())
 }
 
-/// Where bytes come from.
+/// A source of bytes.
 pub enum Source<'a> {
     /// A disk.
     Disk(&'a Disk),
@@ -397,7 +396,7 @@ impl Source<'_> {
         Ok(Self::File(DiskFile { file, place, length }))
     }
 
-    /// Its name in messages.
+    /// Returns its name in messages.
     pub fn place(&self) -> &str {
         match self {
             Self::Disk(disk) => &disk.place,
@@ -406,7 +405,7 @@ impl Source<'_> {
         }
     }
 
-    /// Bytes, where that is known before the end.
+    /// Returns the number of bytes, if it is known before the end.
     pub fn length(&self) -> Option<u64> {
         match self {
             Self::Disk(disk) => Some(disk.length()),
@@ -422,18 +421,18 @@ impl Source<'_> {
         }
     }
 
-    /// Reads may not overtake each other.
+    /// Returns whether reads must be in order.
     pub(super) const fn is_ordered(&self) -> bool {
         matches!(self, Self::Stream(_))
     }
 
-    /// Whether so many bytes are there; of a stream that is not known.
+    /// Checks that this range exists; for a stream the size is unknown.
     pub fn check_room(&self, offset: u64, length: u64) -> Result<(), TransferError> {
         let size = self.length().unwrap_or(u64::MAX);
         check_room(self.place(), size, offset, length)
     }
 
-    /// `length` bytes; fewer only at the end of a stream.
+    /// Reads `length` bytes; fewer only at the end of a stream.
     pub(super) async fn read(&self, offset: u64, length: usize) -> Result<Buffer, TransferError> {
         match self {
             Self::Disk(disk) => disk.read(offset, length).await,
@@ -445,7 +444,7 @@ impl Source<'_> {
     }
 }
 
-/// Where bytes go.
+/// A sink for bytes.
 pub enum Sink<'a> {
     /// A disk.
     Disk(&'a Disk),
@@ -456,7 +455,7 @@ pub enum Sink<'a> {
 }
 
 impl Sink<'_> {
-    /// Opens a file of any kind; a regular one is made if it is missing, and emptied.
+    /// Opens a file of any kind; a regular file is created if it is missing, and truncated.
     pub fn create(path: &Path) -> Result<Self, TransferError> {
         let place = path.display().to_string();
         let failed = file_failed(&place, "open");
@@ -470,7 +469,7 @@ impl Sink<'_> {
         }
         let options = OpenOptions { create: true, ..OpenOptions::default() };
         let file = match File::open(path, options) {
-            // A device that is mounted, or opened by someone else for himself alone.
+            // A mounted device, or a device that another process opened exclusively.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 return Err(TransferError::InUse { place });
             }
@@ -488,7 +487,7 @@ impl Sink<'_> {
         Ok(Self::File(DiskFile { file, place, length }))
     }
 
-    /// Its name in messages.
+    /// Returns its name in messages.
     pub fn place(&self) -> &str {
         match self {
             Self::Disk(disk) => &disk.place,
@@ -504,12 +503,12 @@ impl Sink<'_> {
         }
     }
 
-    /// Writes may not overtake each other.
+    /// Returns whether writes must be in order.
     pub(super) const fn is_ordered(&self) -> bool {
         matches!(self, Self::Stream(_))
     }
 
-    /// Whether so many bytes can go there.
+    /// Checks that this range can be written.
     pub(super) fn check_room(&self, offset: u64, length: u64) -> Result<(), TransferError> {
         match self {
             Self::Disk(disk) => {
@@ -529,7 +528,7 @@ impl Sink<'_> {
         }
     }
 
-    /// After the last write: `end` is where the data ends.
+    /// Completes the transfer after the last write; `end` is the end of the data.
     pub(super) async fn finish(&self, end: u64) -> Result<(), TransferError> {
         match self {
             Self::Disk(disk) => disk.flush().await,
@@ -544,7 +543,7 @@ impl Sink<'_> {
     }
 }
 
-/// Leaves holes in a new file for long runs of zeroes; a device gets its zeroes.
+/// Writes data, and leaves holes in a new file for long runs of zeroes; a device gets the zeroes.
 async fn write_sparsely(file: &DiskFile, offset: u64, data: Buffer) -> Result<(), TransferError> {
     let failed = file.failed("write");
     let device = file.file.is_block_device();

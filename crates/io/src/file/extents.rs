@@ -1,4 +1,4 @@
-//! How a file is stored: which parts of it have data, room, or nothing, and how much room there is.
+//! The allocation of a file: which parts of it have data, reserved space or nothing, and how much space there is.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,37 +10,37 @@ use sarsen_block::Io;
 
 use super::{File, blocking};
 
-/// A part of a file that is stored in one way.
+/// A part of a file with one allocation state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Bytes from the offset that was asked for.
+    /// Bytes from the requested offset.
     pub length: u64,
-    /// How.
+    /// The allocation state.
     pub state: RunState,
 }
 
-/// How a part of a file is stored.
+/// The allocation state of a part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunState {
-    /// There is data.
+    /// The part has data.
     Data,
-    /// There is room for it alone; it reads as zero.
+    /// The part has space but no data; it reads as zero.
     Reserved,
-    /// There is nothing; it reads as zero.
+    /// The part has no space; it reads as zero.
     Hole,
 }
 
-/// The room that a file takes and may take.
+/// The space that a file uses, and the space that is available to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes that its file system has allocated to it.
+    /// Bytes that the file system has allocated to the file.
     pub used: u64,
-    /// Bytes that are left in its file system, for it and for others.
+    /// Bytes that are free in the file system, for this file and for others.
     pub available: u64,
 }
 
 impl File {
-    /// The longest run from `offset`, at most `length` bytes, that is stored in one way.
+    /// Returns the longest run from `offset` with one allocation state, up to `length` bytes.
     pub fn allocation(&self, offset: u64, length: u64) -> Io<io::Result<Run>> {
         if self.block_device || length == 0 {
             return Io::Ready(Ok(Run { length, state: RunState::Data }));
@@ -58,8 +58,8 @@ impl File {
                 Err(Errno::INVAL) => return Ok(Run { length, state: RunState::Data }),
                 Err(error) => return Err(error.into()),
             };
-            // What has no data may have room. The extent map alone would not do: what waits in the
-            // page cache for its room to be filled is told there as room without data.
+            // A part without data may have space. The extent map alone is not enough: it reports data in the page cache
+            // that was not written yet as space without data.
             Ok(match file.first_extent(offset, hole_length) {
                 Ok(Some((start, length))) if start <= offset => {
                     let length = (start + length).saturating_sub(offset).clamp(1, hole_length);
@@ -73,12 +73,12 @@ impl File {
         })
     }
 
-    /// Whether the file system tells room without data from holes.
+    /// Returns whether the file system distinguishes reserved space from holes.
     pub fn tells_reserved_room(&self) -> bool {
         !self.block_device && self.first_extent(0, 1).is_ok()
     }
 
-    /// The room that a regular file takes and may take; `None` for a device.
+    /// Returns the space that a regular file uses and that is available to it; `None` for a device.
     pub fn space(&self) -> Io<io::Result<Option<Space>>> {
         /// The unit of st_blocks (stat(2)).
         const STAT_BLOCK: u64 = 512;
@@ -97,12 +97,12 @@ impl File {
         })
     }
 
-    /// First byte and length of the first extent that has room in a range.
+    /// Returns the first byte and the length of the first extent with space in a range.
     fn first_extent(&self, offset: u64, length: u64) -> io::Result<Option<(u64, u64)>> {
         let mut map = Fiemap { start: offset, length, extent_count: 1, ..Fiemap::default() };
         #[allow(unsafe_code)]
-        // SAFETY: the request is FS_IOC_FIEMAP, whose argument is the header and room for as many
-        // extents as it says there are: one, which follows it.
+        // SAFETY: the request is FS_IOC_FIEMAP. Its argument is the header, followed by space for the number of extents
+        // that the header declares: one.
         let reported =
             unsafe { ioctl::ioctl(&self.opened.fd, Updater::<FS_IOC_FIEMAP, _>::new(&mut map)) };
         reported?;
@@ -110,7 +110,7 @@ impl File {
     }
 }
 
-/// The length in the request's number is that of the header alone (linux/fiemap.h).
+/// The length in the request's number is that of the header only (linux/fiemap.h).
 const FS_IOC_FIEMAP: ioctl::Opcode = opcode::from_components(
     ioctl::Direction::ReadWrite,
     b'f',
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn room_without_data_is_told_from_data_and_from_holes() {
-        // Not on a file system in memory, which keeps no room.
+        // Not on a file system in memory, which does not reserve space.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let options = OpenOptions { create: true, ..OpenOptions::default() };
         let file = File::open(&folder.path().join("data"), options).unwrap();
@@ -179,7 +179,7 @@ mod tests {
             assert_eq!(run, Run { length: PIECE, state: RunState::Hole });
             let run = file.allocation(2 * PIECE + 4096, 2 * PIECE).wait().await.unwrap();
             assert_eq!(run, Run { length: PIECE - 4096, state: RunState::Reserved });
-            // Data that only the page cache has is data.
+            // Data that is only in the page cache is data.
             file.write_at(2 * PIECE, Buffer::zeroed(4096), false).wait().await.unwrap();
             assert_eq!(state(2).await, RunState::Data);
             let space = file.space().wait().await.unwrap().unwrap();

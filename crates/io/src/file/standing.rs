@@ -1,4 +1,4 @@
-//! Whether an open file is still the one that its path names, and still as long as it was.
+//! Checks whether an open file is still the file that its path names, and whether its length has changed.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, RawFd};

@@ -5,7 +5,7 @@ use crate::cores::{FileEngine, block_on};
 
 const ENGINES: [FileEngine; 2] = [FileEngine::Auto, FileEngine::Pool];
 
-/// Not in /tmp, which may be in memory and know no direct I/O.
+/// Returns a folder outside /tmp, which may be in memory and may not support direct I/O.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/var/tmp").unwrap()
 }
@@ -69,10 +69,10 @@ fn an_answer_that_nobody_waits_for_harms_nobody() {
         let folder = folder();
         block_on(engine, async {
             let file = file(&folder, true);
-            // An operation whose caller has stopped waiting need not be carried out.
+            // An operation whose caller has stopped waiting may be skipped.
             file.write_at(0, block(0), false).wait().await.unwrap();
             for round in 0..100 {
-                // Half of them are polled once, so that they are with the kernel.
+                // Half of the operations are polled once, so that the kernel has them.
                 let mut write = Box::pin(file.write_at(0, block(round), false).wait());
                 let mut read = Box::pin(file.read_at(0, 4096).wait());
                 if round % 2 == 0 {
@@ -84,7 +84,7 @@ fn an_answer_that_nobody_waits_for_harms_nobody() {
                     .await;
                 }
                 drop((read, write));
-                // Recycled memory would show what the kernel still writes into it.
+                // Recycled memory would show data that the kernel still writes into it.
                 let probe = Buffer::zeroed(4096);
                 file.sync_data().wait().await.unwrap();
                 assert!(probe.iter().all(|&byte| byte == 0), "round {round}");
@@ -179,7 +179,7 @@ fn a_lock_that_is_let_go_in_time_is_taken() {
     });
 }
 
-/// /dev, where device files are, is a tmpfs.
+/// /dev, the folder of the device files, is a tmpfs.
 #[test]
 fn a_device_is_not_memory_though_its_file_lies_in_memory() {
     let device = fs::File::open("/dev/zero").unwrap();

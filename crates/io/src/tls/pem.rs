@@ -1,4 +1,4 @@
-//! Certificates and private keys in PEM files, with what is wrong with them told as one sentence.
+//! Certificates and private keys in PEM files. Each error is one sentence.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -10,59 +10,59 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::file::open_to_read;
 
-/// Many times the longest chain, and a bundle of a system's roots.
+/// Many times the length of the longest chain, and of a bundle of a system's roots.
 const LENGTH_LIMIT: u64 = 4 << 20;
-/// Permissions of others than the owner and the group.
+/// Permissions of users other than the owner and the group.
 const OTHERS: u32 = 0o007;
 
-/// Why a file was not taken. Nothing of a key's file is in it.
+/// The reason why a file was rejected. It contains no part of a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum PemError {
-    /// The system does not give it.
+    /// The system cannot read the file.
     #[error("cannot read {path}: {source}")]
     Unreadable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// It is far longer than any such file.
-    #[error("{path} is longer than {LENGTH_LIMIT} bytes: is it the right file?")]
+    /// The file is far longer than any such file.
+    #[error("{path} is longer than {LENGTH_LIMIT} bytes: check the name of the file")]
     TooLong {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// There is something like PEM in it that is none.
-    #[error("{path} is not well-formed PEM: make it anew")]
+    /// The file contains malformed PEM.
+    #[error("{path} is not valid PEM; create it again")]
     Malformed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// There is no certificate in it.
-    #[error("{path} holds no certificate: it is to be PEM, with -----BEGIN CERTIFICATE-----")]
+    /// The file contains no certificate.
+    #[error("{path} contains no certificate; write PEM with -----BEGIN CERTIFICATE-----")]
     NoCertificate {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// There is no private key in it that can be used.
+    /// The file contains no usable private key.
     #[error(
         "{path} holds no private key without a passphrase: it is to be PEM, with -----BEGIN PRIVATE \
          KEY-----"
     )]
     NoKey {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
-    /// Anybody on this machine may read or replace the key.
-    #[error("the private key {path} is open to everybody on this machine: chmod o= {path}")]
+    /// Every user of this machine may read or replace the key.
+    #[error("the private key {path} is readable by every user; run chmod o= {path}")]
     Exposed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
 }
 
-/// The certificates of a file, in its order: at least one. Blocks the thread.
+/// Returns the certificates of a file, in its order: one or more. Blocks the thread.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemError> {
     let text = read(&open(path)?, path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
@@ -73,10 +73,10 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
     }
 }
 
-/// The first private key of a file, which must be nobody else's. Blocks the thread.
+/// Returns the first private key of a file, which must be private to its owner and group. Blocks the thread.
 pub fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, PemError> {
     let file = open(path)?;
-    // The file that is read, whatever the path names a moment later.
+    // The mode of the open file, even if the path names another file a moment later.
     let mode = file.metadata().map_err(unreadable(path))?.mode();
     if mode & OTHERS != 0 {
         return Err(PemError::Exposed { path: path.to_owned() });
@@ -137,7 +137,7 @@ mod tests {
         put("-----BEGIN PRIVATE KEY-----\nnot base64 at all!\n-----END PRIVATE KEY-----\n", 0o600);
         let error = private_key(&path).unwrap_err();
         assert!(!format!("{error:?}").contains("base64"), "{error:?}");
-        assert!(reported(error).contains("not well-formed"));
+        assert!(reported(error).contains("not valid PEM"));
         put("nothing", 0o600);
         assert!(reported(private_key(&path).unwrap_err()).contains("no private key"));
         let long = fs::File::options().write(true).open(&path).unwrap();
@@ -146,7 +146,7 @@ mod tests {
         let folder = folder.path().join("file.pem.d");
         fs::create_dir(&folder).unwrap();
         assert!(reported(certificates(&folder).unwrap_err()).contains("cannot read"));
-        // Who opens a pipe would wait for ever for who writes there.
+        // Opening a pipe would wait for ever for a writer.
         let pipe = folder.join("pipe");
         let mode = rustix::fs::Mode::RUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();

@@ -1,7 +1,7 @@
 //! TLS over a socket that a core watches.
 //!
-//! What was encrypted and found no room waits in the machine. Whoever waits on the stream, for
-//! either direction, sends it on meanwhile.
+//! Encrypted data that the socket cannot take waits in the machine. Any task that waits on the stream, for either
+//! direction, sends it meanwhile.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -14,19 +14,18 @@ use tokio::net::TcpStream;
 use super::{Machine, cause};
 use crate::{net, time};
 
-/// How long a peer has to take the last bytes, and to say that it has them.
+/// Time limit for a peer to receive the last bytes, and to acknowledge them.
 const LINGER: Duration = Duration::from_secs(1);
-/// Bytes of a peer that was refused, which are thrown away for so long.
+/// Maximum bytes of a rejected peer that are read and discarded.
 const REFUSED_LIMIT: usize = 64 * 1024;
 
-/// The machine of one stream, whose socket is handed to each call.
+/// The machine of one stream; each call gets its socket.
 pub(crate) struct Encrypted {
     machine: RefCell<Machine>,
 }
 
 impl Encrypted {
-    /// Shakes hands. A peer that is refused is told why: its connection is not cut before it can
-    /// have seen that.
+    /// Performs the handshake. A rejected peer gets an alert: its connection stays open until it could read the alert.
     pub(crate) async fn shake_hands(mut machine: Machine, socket: &TcpStream) -> io::Result<Self> {
         loop {
             match machine.shake_hands(reading(socket), writing(socket)) {
@@ -83,7 +82,7 @@ impl Encrypted {
         let mut machine = self.machine.borrow_mut();
         let result = machine.receive(landing, scratch, reading(socket));
         if result.as_ref().is_err_and(|error| cause(error).is_some()) {
-            // The peer is told what was wrong, if it listens.
+            // The peer gets the alert, if it still receives.
             let _ = machine.flush(writing(socket));
         }
         result
@@ -93,18 +92,18 @@ impl Encrypted {
         self.machine.borrow_mut().send(pieces, writing(socket))
     }
 
-    /// Sends what waits. Whether that is all.
+    /// Sends the waiting data. Returns whether all of it was sent.
     fn flush(&self, socket: &TcpStream) -> io::Result<bool> {
         self.machine.borrow_mut().flush(writing(socket))
     }
 
-    /// Says that nothing more will come, as far as there is room for it.
+    /// Sends the end of the stream, if the socket has space for it.
     pub(crate) fn say_end(&self, socket: &TcpStream) {
         self.machine.borrow_mut().close();
         let _ = self.flush(socket);
     }
 
-    /// The same, and waits until all has gone, or a moment.
+    /// Does the same, and waits until all data is sent, for a limited time.
     pub(crate) async fn close(&self, socket: &TcpStream) {
         self.machine.borrow_mut().close();
         tokio::select! {
@@ -118,8 +117,8 @@ impl Encrypted {
     }
 }
 
-/// Takes and forgets what the peer still sends, so that the kernel does not cut it off before it
-/// has read what it was told.
+/// Reads and discards the peer's data, so that the kernel does not reset the connection before the peer has read the
+/// alert.
 async fn refuse(socket: &TcpStream) {
     let _ = socket2::SockRef::from(socket).shutdown(std::net::Shutdown::Write);
     let deadline = time::now() + LINGER;

@@ -1,4 +1,4 @@
-//! Two ends over the loopback, and what others may do to them.
+//! Two ends over the loopback, and errors of the peer.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -46,7 +46,7 @@ impl Authority {
         Arc::new(roots)
     }
 
-    /// One that wants a certificate of `clients`, if there are such.
+    /// Returns a server that requires a certificate from `clients`, if given.
     fn server(&self, clients: Option<&Self>) -> Arc<ServerConfig> {
         let builder = ServerConfig::builder_with_protocol_versions(&[&version::TLS13]);
         let builder = match clients {
@@ -57,7 +57,7 @@ impl Authority {
         };
         let (chain, key) = self.issue("127.0.0.1");
         let mut config = builder.with_single_cert(chain, key).unwrap();
-        // What a client has not read when it closes makes its end a reset.
+        // Unread tickets at a client's close would turn its end into a reset.
         config.send_tls13_tickets = 0;
         Arc::new(config)
     }
@@ -97,7 +97,7 @@ async fn pair() -> (Stream, Stream) {
     (client.unwrap(), server.unwrap())
 }
 
-/// A server, and a client whose socket is in the test's hands.
+/// Connects a server with a client whose socket belongs to the test.
 async fn pair_with_machine() -> (Machine, TcpStream, Stream) {
     let authority = Authority::new("ours");
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -142,7 +142,7 @@ fn on_a_core(test: impl Future<Output = ()>) {
 
 const TOTAL: usize = 4 << 20;
 
-/// Sends the pattern in pieces of every kind and odd lengths.
+/// Sends the pattern in pieces of all kinds and odd lengths.
 async fn send_all(stream: &Stream) {
     let region = Region::new(TOTAL).unwrap();
     let data: Vec<u8> = (0..TOTAL).map(pattern).collect();
@@ -166,11 +166,11 @@ async fn send_all(stream: &Stream) {
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
         }
     }
-    // The last of it, too.
+    // Sends the rest that still waits, too.
     stream.writable().await.unwrap();
 }
 
-/// Receives to the end into rooms of these lengths, by turns.
+/// Receives to the end into buffers of these lengths, in turn.
 async fn receive_all(stream: &Stream, rooms: &[(usize, usize)]) -> usize {
     let (mut landing, mut scratch) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     let mut position = 0;
@@ -242,7 +242,7 @@ fn what_was_decrypted_is_readable_at_once() {
             assert_eq!(receive(&server, &mut byte, &mut []).await.unwrap(), 1);
             assert_eq!(byte, [expected]);
             let is_ready = pin!(server.readable()).poll(&mut context).is_ready();
-            // The socket has been emptied, so it is the machine that knows.
+            // The socket is empty, so only the machine has the data.
             assert!(is_ready || expected == b'c');
         }
         let mut scratch = [0; 8];
@@ -266,7 +266,7 @@ fn a_slow_reader_is_waited_for_and_what_was_taken_goes_on_behind_the_back() {
             let error = server.try_send(&[Piece::Bytes(&data)]).expect_err("it keeps ever more");
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         }
-        // The server waits for requests alone from here on.
+        // From here on the server waits only for requests.
         let collect = async {
             let (mut scratch, mut received) = (vec![0; 65_536], 0);
             while received < taken {
@@ -318,7 +318,7 @@ fn rfc8446_4_6_3_new_keys_are_followed() {
             assert_eq!(scratch[..5], [round; 5]);
             server.try_send(&[Piece::Bytes(&[round; 9])]).unwrap();
             let mut own = [0; 64];
-            // What comes before the answer is a message of the handshake's, with no bytes.
+            // Before the answer there are only messages of the handshake, without data.
             let count = loop {
                 match machine.receive(&mut own, &mut [], reading(&socket)) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -388,7 +388,7 @@ fn each_end_knows_why_the_other_is_refused() {
             (None, AlertDescription::CertificateRequired),
             (Some(theirs.issue("client")), AlertDescription::UnknownCA),
         ] {
-            // The client has done its part before the server has looked at it.
+            // The client completes its part before the server has checked it.
             let refused = async |client: Stream| {
                 client.try_send(&[Piece::Bytes(&[0; 48])]).unwrap();
                 receive(&client, &mut [], &mut [0; 64]).await.unwrap_err()

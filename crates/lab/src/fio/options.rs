@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::values::{amount, block_size, count, percent, size, switch, time};
 use super::{Amount, Job};
+use crate::distribution::Distribution;
 use crate::mix::{Mix, Part};
-use crate::places::Distribution;
 
 /// Block sizes that a range may stand for.
 const RANGE_LIMIT: u32 = 256;

@@ -289,7 +289,7 @@ mod tests {
         let link =
             Link { profile: LinkProfile::plain("jumbo", 9000), address: Err("not allowed".into()) };
         let error = network(&place, &link, Duration::from_millis(1)).unwrap_err();
-        assert_eq!(error.to_string(), "the link was not made: not allowed");
+        assert_eq!(error.to_string(), "the network link was not created: not allowed");
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub enum EndpointError {
     )]
     Scheme(String),
     /// Nothing at all.
-    #[error("an endpoint is wanted: iscsi://…, nbd://…, or the path of a file or block device")]
+    #[error("not an endpoint; write iscsi://…, nbd://…, or the path of a file or block device")]
     Empty,
 }
 

@@ -9,9 +9,9 @@ use super::replay::Feed;
 use super::{LoadError, LoadOptions};
 use crate::access::Access;
 use crate::dice::Dice;
+use crate::distribution::Places;
 use crate::fio::Amount;
 use crate::mix::Mix;
-use crate::places::Places;
 
 /// One I/O.
 #[derive(Clone, Copy)]

@@ -84,14 +84,14 @@ pub enum LundenError {
         source: io::Error,
     },
     /// A file is longer than bonnie++'s could be.
-    #[error("{}: longer than {} MiB, so that it is hardly bonnie++'s", path.display(), FILE_LIMIT >> 20)]
+    #[error("{}: longer than {} MiB, too long for an output of bonnie++", path.display(), FILE_LIMIT >> 20)]
     TooLong {
         /// The file.
         path: PathBuf,
     },
     /// A file holds no run.
     #[error(
-        "{}: no run of bonnie++'s in it{}; what is wanted is what `bonnie++ -q` prints",
+        "{}: it has no result of bonnie++{}; use the output of `bonnie++ -q`",
         path.display(),
         first.as_ref().map(|first| format!(" ({first})")).unwrap_or_default()
     )]
@@ -110,13 +110,13 @@ pub enum LundenError {
         source: io::Error,
     },
     /// bonnie++ does not start.
-    #[error("bonnie++ cannot be started ({source}): `apt-get install bonnie++` brings it")]
+    #[error("bonnie++ cannot be started ({source}): install it with `apt-get install bonnie++`")]
     Start {
         /// Why not.
         source: io::Error,
     },
     /// bonnie++ gave no figures.
-    #[error("run {repetition} in {}: bonnie++ ended with {status} and not with its figures:\n{said}", folder.display())]
+    #[error("run {repetition} in {}: bonnie++ ended with {status} and without figures:\n{said}", folder.display())]
     Failed {
         /// Where.
         folder: PathBuf,

@@ -54,13 +54,13 @@ pub enum RunError {
     #[error(transparent)]
     Archive(#[from] ArchiveError),
     /// The study takes its figures from elsewhere.
-    #[error("{study} measures nothing itself")]
+    #[error("{study} does not run loads itself")]
     NoPlan {
         /// The study.
         study: &'static str,
     },
     /// No cell has the labels that were asked for.
-    #[error("no cell of this run has {only}; there are {known}")]
+    #[error("no cell of this run has {only}; the cells have {known}")]
     NoCell {
         /// What was asked for.
         only: String,
@@ -68,13 +68,13 @@ pub enum RunError {
         known: String,
     },
     /// Two targets under test have one name.
-    #[error("{name} takes part twice, and its cells could not be told apart")]
+    #[error("{name} is given twice; name each target once")]
     Twice {
         /// The name.
         name: String,
     },
     /// There is nothing to resume.
-    #[error("no run of {study} ({scale}) with these targets under test is unfinished")]
+    #[error("there is no interrupted run of {study} ({scale}) with these targets")]
     NothingToResume {
         /// The study.
         study: &'static str,

@@ -5,13 +5,13 @@
 //! [`initiator`] are the two ends.
 
 pub mod chap;
+mod command_memory;
 pub mod digest;
 pub mod framer;
 pub mod initiator;
 pub mod keys;
 pub mod name;
 pub mod output;
-mod room;
 pub mod target;
 
 pub use framer::{Frame, Framer, FramingError, Landing, Segment};

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use sarsen_block::{Data, Piece};
 use sarsen_wire::iscsi::{BasicHeader, DIGEST_LENGTH, RawHeader, U24, padding};
 
+use super::command_memory::Charge;
 use super::digest;
-use super::room::Charge;
 
 /// Payloads up to this many bytes are copied: cheaper than an iovec each (29 % less CPU at 512 B).
 const COPY_LIMIT: usize = 1024;

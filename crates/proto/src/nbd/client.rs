@@ -30,7 +30,7 @@ const LANDING_LENGTH: usize = 16 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
     /// The name of the export cannot be sent.
-    #[error("the name of the export has {length} bytes: an NBD server takes at most {limit}")]
+    #[error("the name of the export has {length} bytes: the maximum is {limit}")]
     NameTooLong {
         /// Bytes of it.
         length: usize,
@@ -38,7 +38,7 @@ pub enum ClientError {
         limit: usize,
     },
     /// The first bytes are none of NBD's.
-    #[error("this is no NBD server")]
+    #[error("the server does not speak NBD")]
     NotNbd,
     /// The server has but one export and no negotiation.
     #[error(
@@ -46,7 +46,7 @@ pub enum ClientError {
     )]
     OldStyle,
     /// The bytes that begin a message are others.
-    #[error("{what} begins with {found:#x}: the server is out of step")]
+    #[error("{what} begins with {found:#x}: the stream is out of sync")]
     Magic {
         /// Which message.
         what: &'static str,
@@ -54,10 +54,10 @@ pub enum ClientError {
         found: u64,
     },
     /// An answer to an option that is not open.
-    #[error("the server answers option {0}, which was not asked")]
+    #[error("the server answered option {0}, which was not requested")]
     UnexpectedOption(u32),
     /// A message is longer than it may be.
-    #[error("an answer of {length} bytes to an option: at most {limit} are taken")]
+    #[error("a response of {length} bytes to an option; the maximum is {limit}")]
     TooLong {
         /// What the server says.
         length: u32,
@@ -65,7 +65,7 @@ pub enum ClientError {
         limit: u32,
     },
     /// Too many answers to one option.
-    #[error("more than {0} answers to an option")]
+    #[error("more than {0} responses to an option")]
     TooManyAnswers(u32),
     /// The contents of an answer are not what they should be.
     #[error("the server's {0} is malformed")]

@@ -145,7 +145,7 @@ fn files_without_runs_are_refused_with_what_they_hold() {
     let folder = tempfile::tempdir().unwrap();
     let empty = write(folder.path(), "empty.csv", "");
     let error = run_from_files(&[empty]).unwrap_err().to_string();
-    assert!(error.contains("empty.csv: no run of bonnie++'s in it; what is wanted"), "{error}");
+    assert!(error.contains("empty.csv: it has no result of bonnie++; use the output"), "{error}");
     let other = write(folder.path(), "other.csv", "a,b\n");
     let error = run_from_files(&[other]).unwrap_err().to_string();
     assert!(error.contains("other.csv:1: 2 fields"), "{error}");

@@ -253,5 +253,8 @@ fn cells_are_chosen_by_any_of_the_values_of_every_dimension() {
     assert_eq!(chosen(&[("test", "a"), ("test", "c"), ("target", "1")]), 2);
     assert_eq!(chosen(&[("test", "a"), ("tset", "a")]), 0);
     let error = no_cell(&points, &[pair(&("test", "d"))]).to_string();
-    assert_eq!(error, "no cell of this run has test d; there are target (0, 1); test (a, b, c)");
+    assert_eq!(
+        error,
+        "no cell of this run has test d; the cells have target (0, 1); test (a, b, c)"
+    );
 }

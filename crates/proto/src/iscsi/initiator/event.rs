@@ -161,7 +161,7 @@ pub enum LoginError {
         status: LoginStatus,
     },
     /// Nothing: the two do not fit together.
-    #[error("the target does not take this login ({status:?})")]
+    #[error("the target refuses this login ({status:?})")]
     Refused {
         /// The target's words.
         status: LoginStatus,
@@ -170,7 +170,7 @@ pub enum LoginError {
     #[error("authentication failed: {0}")]
     Authentication(#[from] AuthenticationError),
     /// Nothing: no agreement over a key.
-    #[error("no agreement over {key}: the target answered {value:?}")]
+    #[error("no agreement about {key}: the target answered {value:?}")]
     NoAgreement {
         /// The key.
         key: String,
@@ -183,7 +183,7 @@ pub enum LoginError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthenticationError {
     /// CHAP was asked for, and the target wants something else.
-    #[error("the target does not take CHAP (AuthMethod={answered:?}): it knows no user")]
+    #[error("the target does not accept CHAP (AuthMethod={answered:?}); it has no account")]
     Method {
         /// Its words.
         answered: String,
@@ -201,22 +201,22 @@ pub enum AuthenticationError {
         key: &'static str,
     },
     /// A value that cannot be one, or a key that came twice.
-    #[error("the target's {key} is no value of that key")]
+    #[error("the target sent an invalid value of {key}")]
     Malformed {
         /// The key.
         key: &'static str,
     },
     /// The target's challenge is ours: somebody wants us to answer it for him.
-    #[error("the target sent our own challenge back")]
+    #[error("the target sent the initiator's challenge back")]
     Reflection,
     /// RFC 7143 §12.1.3: with one secret for both sides, either could answer for the other.
-    #[error("the initiator and the target have the same secret: give them different ones")]
+    #[error("the initiator and the target have the same secret; give them different ones")]
     SameSecret,
     /// The target was to prove who it is, and says nothing.
-    #[error("the target did not authenticate itself, as was demanded")]
+    #[error("the target did not authenticate itself (mutual CHAP)")]
     TargetSilent,
     /// The target does not know the secret, or goes by another name.
-    #[error("the target, {name:?}, is not the one whose name and secret were given")]
+    #[error("the target, {name:?}, is not the one that was configured")]
     Target {
         /// What it calls itself.
         name: String,
@@ -233,7 +233,7 @@ impl From<AuthenticationError> for ConnectionError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// A PDU that has no place in this phase.
-    #[error("{0:?} has no place in this phase")]
+    #[error("unexpected {0:?} in this phase")]
     UnexpectedOpcode(Opcode),
     /// An answer to something that was not asked.
     #[error("{opcode:?} for tag {tag:#x}, which has no such task")]
@@ -278,10 +278,10 @@ pub enum ProtocolError {
     #[error("login stages out of order")]
     LoginStage,
     /// A login that does not come to an end.
-    #[error("no end of the login after {0} answers")]
+    #[error("the login did not end after {0} responses")]
     LoginTooLong(u32),
     /// More of what it sent is missing than anybody can keep track of.
-    #[error("too many of its PDUs are missing")]
+    #[error("too many PDUs are missing")]
     TooManyMissing,
     /// Pings faster than answers can be sent.
     #[error("{0} pings without reading an answer")]
@@ -298,13 +298,13 @@ pub enum RecoveryError {
         level: u32,
     },
     /// The target does not let the connection go.
-    #[error("the target answers its removal with {response:?}")]
+    #[error("the target answered the removal of the connection with {response:?}")]
     Removal {
         /// Its answer.
         response: LogoutResponse,
     },
     /// The target does not take a request that recovery needs.
-    #[error("the target rejects what it takes ({reason:?})")]
+    #[error("the target rejects a request that it supports ({reason:?})")]
     Rejected {
         /// Why.
         reason: RejectReason,
@@ -327,19 +327,19 @@ pub enum ConnectionError {
     #[error("login failed: {0}")]
     Login(#[from] LoginError),
     /// The stream cannot be followed.
-    #[error("cannot follow the target's stream: {0}")]
+    #[error("the target's stream is malformed: {0}")]
     Framing(#[from] FramingError),
     /// The target broke the protocol.
-    #[error("the target broke the protocol: {0}")]
+    #[error("the target violated the protocol: {0}")]
     Protocol(#[from] ProtocolError),
     /// Data changed on the way (RFC 7143 §7.8: at level 0 the session starts anew).
     #[error("data digest error in {0:?}")]
     DataDigest(Opcode),
     /// The target does not send again what was damaged or lost.
-    #[error("the target does not repeat what was lost on the way")]
+    #[error("the target did not send the lost data again")]
     NotRepeated,
     /// The connection was lost, and its tasks cannot go on over another (RFC 7143 §7.2.2).
-    #[error("a connection was lost, and its tasks cannot go on over another: {0}")]
+    #[error("a connection was lost, and its tasks cannot continue on another one: {0}")]
     Unrecoverable(#[from] RecoveryError),
 }
 

@@ -8,7 +8,7 @@ use super::Completion;
 use super::link::Link;
 use super::recovery::SentData;
 use super::tasks::{Fault, Task};
-use crate::iscsi::room::Charge;
+use crate::iscsi::command_memory::Charge;
 
 /// SCSI status codes that this layer knows.
 const GOOD: u8 = 0x00;

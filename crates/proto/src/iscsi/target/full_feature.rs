@@ -27,8 +27,8 @@ use super::{
     Admission, Cdb, CloseReason, Command, Completion, Environment, Event, Logout, Settings,
     data_in, data_out,
 };
+use crate::iscsi::command_memory::Grant;
 use crate::iscsi::keys::SessionType;
-use crate::iscsi::room::Grant;
 use crate::iscsi::{DigestKind, Landing, Segment};
 
 /// A data segment that is collected in its own memory is charged if it is longer than this: pings and text always

@@ -9,7 +9,7 @@ use sarsen_wire::iscsi::{
 use super::recovery::{SentData, UnacknowledgedPdus};
 use super::session::SharedHold;
 use super::window::CmdSnPosition;
-use crate::iscsi::room::{CommandMemory, Grant};
+use crate::iscsi::command_memory::{CommandMemory, Grant};
 use crate::iscsi::{Output, Parameters};
 
 /// Headers and short payloads that wait to be sent are charged above this size.

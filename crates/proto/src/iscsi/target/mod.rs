@@ -45,9 +45,9 @@ pub use self::refusal::{Refusal, RefusalReason};
 pub use self::session::{MemberId, Session};
 pub use self::tasks::{Ending, TaskId};
 use super::chap::{Algorithm, Credentials, Secret};
+pub use super::command_memory::Budget;
+use super::command_memory::CommandMemory;
 use super::keys::{SessionType, TargetOffer};
-pub use super::room::Budget;
-use super::room::CommandMemory;
 use super::{Frame, Framer, FramingError, Landing, Output, Parameters, Segment};
 
 /// What a target's connections are set up with.
@@ -261,10 +261,10 @@ pub struct Completion<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CloseReason {
     /// The initiator logged out, or the login was refused and the answer says why.
-    #[error("closed in good order")]
+    #[error("logged out")]
     InGoodOrder,
     /// A login took too long.
-    #[error("the login was not done within its time")]
+    #[error("the login timed out")]
     LoginTimeout,
     /// A ping was not answered.
     #[error("the initiator stopped answering")]

@@ -13,8 +13,8 @@ use super::data_out;
 use super::full_feature::FullFeature;
 use super::link::Link;
 use super::tasks::Progress;
+use crate::iscsi::command_memory::{Charge, CommandMemory};
 use crate::iscsi::output::Payload;
-use crate::iscsi::room::{Charge, CommandMemory};
 
 /// Answers that are kept before the initiator is asked for a sign of what it has.
 const KEPT_BEFORE_PING: usize = 256;

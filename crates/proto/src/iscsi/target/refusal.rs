@@ -23,10 +23,10 @@ impl From<RefusalReason> for Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 pub enum RefusalReason {
     /// The target is elsewhere for now.
-    #[error("the target is elsewhere for now")]
+    #[error("the target moved temporarily")]
     MovedTemporarily,
     /// The target is elsewhere for good.
-    #[error("the target is elsewhere for good")]
+    #[error("the target moved permanently")]
     MovedPermanently,
     /// The requests break the rules of the login.
     #[error("the login is malformed")]
@@ -35,13 +35,13 @@ pub enum RefusalReason {
     #[error("a name in the login is not an iSCSI name")]
     InvalidName,
     /// No AuthMethod, or no CHAP algorithm, suits both sides.
-    #[error("no common way of authentication")]
+    #[error("no common authentication method")]
     NoCommonMethod,
     /// The initiator requires CHAP, and the target has no accounts to check it with.
     #[error("the initiator requires CHAP, and no account is configured here")]
     ChapNotConfigured,
     /// The initiator wanted to go on without the proof that is demanded.
-    #[error("the login does not prove who it is")]
+    #[error("the initiator did not authenticate")]
     ProofMissing,
     /// CHAP_N names nobody.
     #[error("unknown account")]
@@ -50,26 +50,26 @@ pub enum RefusalReason {
     #[error("wrong secret")]
     WrongSecret,
     /// The initiator's challenge is one that we made (RFC 7143 §9.2.1).
-    #[error("our own challenge was sent back")]
+    #[error("the initiator sent the server's challenge back")]
     ReflectedChallenge,
     /// The initiator asks for our proof, and we have nothing to prove it with.
-    #[error("there are no credentials of the target's own")]
+    #[error("the target has no credentials of its own")]
     NoOwnCredentials,
     /// The initiator's secret is our own (RFC 7143 §9.2.1).
-    #[error("the target's own secret is the account's")]
+    #[error("the account and the target have the same secret")]
     SameSecret,
     /// No rule lets this initiator name in. For him there is no such target: who is told more can find
     /// out by trying names which targets there are.
-    #[error("this initiator name has no access")]
+    #[error("this initiator name is not permitted")]
     InitiatorNotAllowed,
     /// No rule lets this initiator name in from this address, which is answered in the same way.
-    #[error("this address has no access")]
+    #[error("this address is not permitted")]
     AddressNotAllowed,
     /// No rule lets this account in.
-    #[error("this account has no access")]
+    #[error("this account is not permitted")]
     AccountNotAllowed,
     /// No rule lets this client certificate, or its lack, in.
-    #[error("this client certificate has no access")]
+    #[error("this client certificate is not permitted")]
     CertificateNotAllowed,
     /// It was let in until the rules were changed, and so knows of the target.
     #[error("its access was revoked")]
@@ -87,7 +87,7 @@ pub enum RefusalReason {
     #[error("a key is missing")]
     MissingParameter,
     /// The connection does not fit the session that it wants to join.
-    #[error("not a connection for this session")]
+    #[error("the connection does not fit the session")]
     CannotIncludeInSession,
     /// SessionType is neither Normal nor Discovery.
     #[error("unknown type of session")]
@@ -96,13 +96,13 @@ pub enum RefusalReason {
     #[error("no such session")]
     NoSuchSession,
     /// A request that has no place in a login.
-    #[error("a request that is none of a login's")]
+    #[error("the request is not allowed during login")]
     InvalidDuringLogin,
     /// The target takes no sessions now.
-    #[error("the target is not in service")]
+    #[error("the target is out of service")]
     NotInService,
     /// There is no room for the session.
-    #[error("no room for a session")]
+    #[error("no resources for another session")]
     OutOfResources,
 }
 

@@ -9,7 +9,7 @@ use sarsen_block::Buffer;
 use sarsen_wire::iscsi::ScsiCommand;
 
 use super::Cdb;
-use crate::iscsi::room::Grant;
+use crate::iscsi::command_memory::Grant;
 
 /// Whatever length an initiator expects, the layer above reads at most this much at once. Longer data is charged when
 /// it exists.

@@ -159,12 +159,12 @@ fn what_a_server_may_not_say_in_the_handshake_ends_it() {
     magic[0] = 1;
     let oldstyle = [&b"NBDMAGIC"[..], &OLDSTYLE_MAGIC.to_be_bytes(), &[0; 2]].concat();
     let cases: Vec<(Vec<u8>, &str)> = vec![
-        (b"HTTP/1.1 400 Bad Request\r\n".to_vec(), "no NBD server"),
+        (b"HTTP/1.1 400 Bad Request\r\n".to_vec(), "does not speak NBD"),
         (oldstyle, "oldstyle"),
         ([&fixed[..], &refused].concat(), "(Unknown): no such[31m export"),
         ([&fixed[..], long.as_bytes()].concat(), "4294967295 bytes"),
         ([&fixed[..], &other].concat(), "option 3"),
-        ([&fixed[..], &magic].concat(), "out of step"),
+        ([&fixed[..], &magic].concat(), "out of sync"),
         ([&fixed[..], &answer(ReplyCode::Ack, &[])].concat(), "without a size"),
         ([&fixed[..], &answer(ReplyCode::Info, &[0])].concat(), "malformed"),
         ([&fixed[..], &answer(ReplyCode::Info, &[0; 11])].concat(), "size of the export"),

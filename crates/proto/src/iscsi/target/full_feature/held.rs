@@ -10,7 +10,7 @@ use super::super::window::CmdSnPosition;
 use super::super::{CloseReason, Environment, Event};
 use super::{FullFeature, Incoming};
 use crate::iscsi::Segment;
-use crate::iscsi::room::Grant;
+use crate::iscsi::command_memory::Grant;
 
 /// Requests above a gap in CmdSN hold at most this much immediate data together.
 const HELD_BYTES_LIMIT: usize = 4 << 20;
